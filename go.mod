@@ -1,6 +1,6 @@
 module example.com/botapi
 
-go 1.26
+go 1.26.0
 
 require (
 	github.com/invopop/validation v0.8.0

@@ -1,0 +1,961 @@
+package botapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/invopop/validation"
+)
+
+// A chat is a chat that has its place. The engine's goroutine uses it too, and
+// may do so after the handler has returned.
+type chat struct {
+	*handler
+	account string
+	request ChatRequest
+}
+
+// chat answers POST /v1/chat.
+func (x *exchange) chat() error {
+	body, err := x.readBody()
+	if err != nil {
+		return err
+	}
+	asked, err := decodeChat(body)
+	if err != nil {
+		return err
+	}
+	bot, err := x.findBot(asked.botUID, asked.botSlug)
+	if err != nil {
+		return err
+	}
+	if err := x.places.take(x.account); err != nil {
+		return err
+	}
+	x.converse(&chat{
+		handler: x.handler,
+		account: x.account,
+		request: ChatRequest{
+			Bot:      bot,
+			Messages: asked.messages,
+			UserID:   asked.userID,
+			Stream:   asked.stream,
+			Extra:    asked.extra,
+		},
+	})
+	return nil
+}
+
+// readBody reads the body to its end: only then does net/http notice that a
+// client left.
+func (x *exchange) readBody() (string, error) {
+	if x.r.ContentLength > x.maxBodyBytes {
+		return "", errBodyTooLarge
+	}
+	buffer := bodies.Get().(*bytes.Buffer)
+	defer freeBody(buffer)
+	buffer.Reset()
+	if _, err := buffer.ReadFrom(http.MaxBytesReader(x.w, x.r.Body, x.maxBodyBytes)); err != nil {
+		return "", bodyError(err)
+	}
+	x.bodyRead = true
+	return buffer.String(), nil
+}
+
+var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
+// freeBody keeps no buffer that only a rare, large body needs.
+func freeBody(buffer *bytes.Buffer) {
+	if buffer.Cap() <= 64<<10 {
+		bodies.Put(buffer)
+	}
+}
+
+func bodyError(err error) error {
+	var tooLarge *http.MaxBytesError
+	refusal := errBodyBroken
+	switch {
+	case errors.As(err, &tooLarge):
+		refusal = errBodyTooLarge
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		refusal = errBodyTooSlow
+	}
+	refusal.Err = err
+	return refusal
+}
+
+// findBot finds the bot that both names name, where both are given.
+func (x *exchange) findBot(uid, slug string) (Bot, error) {
+	if uid == "" {
+		return x.bots.BotBySlug(x.ctx, slug)
+	}
+	bot, err := x.bots.BotByUID(x.ctx, uid)
+	if err != nil || slug == "" {
+		return bot, err
+	}
+	same, err := x.bots.BotBySlug(x.ctx, slug)
+	if err == nil && same.UID != bot.UID {
+		err = errNoSuchBot
+	}
+	return bot, err
+}
+
+// converse lets the engine answer, ends the answer, and reports it: every chat
+// that has its place ends here.
+func (x *exchange) converse(c *chat) {
+	ctx, cancel := x.chatContext()
+	defer cancel()
+	report := ChatReport{
+		RequestID: x.identified.requestID,
+		Account:   x.account,
+		UserID:    c.request.UserID,
+		Bot:       c.request.Bot,
+		Stream:    c.request.Stream,
+	}
+	if report.Stream {
+		x.stream(ctx, c, &report)
+	} else {
+		x.answerWhole(ctx, c, &report)
+	}
+	cancel()
+	x.report(&report)
+}
+
+func (x *exchange) chatContext() (context.Context, context.CancelFunc) {
+	if x.chatTimeout < 0 {
+		return context.WithCancel(x.ctx)
+	}
+	return context.WithTimeoutCause(x.ctx, x.chatTimeout, errTooLong)
+}
+
+// endOf says why the context of a chat has ended. A host that cancels the
+// contexts of its requests may give a cause, which then decides the answer.
+func endOf(ctx context.Context) error {
+	switch cause := context.Cause(ctx); cause {
+	case context.Canceled:
+		return errClientLeft
+	case context.DeadlineExceeded: // set by the host's middleware
+		return errTooLong
+	default:
+		return cause
+	}
+}
+
+func (x *exchange) report(r *ChatReport) {
+	if x.onChat == nil {
+		return
+	}
+	r.Duration = time.Since(x.began)
+	ctx := context.WithoutCancel(x.ctx)
+	defer func() {
+		if v := recover(); v != nil {
+			x.logError(ctx, "OnChat panicked", recovered("calling OnChat", v))
+		}
+	}()
+	x.onChat(ctx, *r)
+}
+
+func (x *exchange) stream(ctx context.Context, c *chat, r *ChatReport) {
+	s := newStream(x)
+	go c.run(ctx, s)
+	r.Err = s.deliver(ctx)
+	s.report(r)
+	if r.Err != nil && r.Status == 0 {
+		r.Status = x.refuse(r.Err)
+	}
+}
+
+// answerWhole answers with one JSON body.
+func (x *exchange) answerWhole(ctx context.Context, c *chat, r *ChatReport) {
+	w := &wholeAnswer{done: make(chan struct{})}
+	conn := newConnection(x)
+	go c.run(ctx, w)
+	select {
+	case <-w.done:
+	case <-ctx.Done():
+		w.end(endOf(ctx))
+	}
+	w.deliver(&conn, r)
+	if !w.first.IsZero() {
+		r.FirstFragment = w.first.Sub(x.began)
+	}
+}
+
+// A wholeAnswer gathers the fragments of an answer that is sent at its end.
+type wholeAnswer struct {
+	mu        sync.Mutex
+	body      []byte
+	text      textEncoder
+	fragments int
+	first     time.Time // when the first fragment with text came
+	over      bool      // no more fragments are taken
+	err       error     // why it is over; nil if the answer is whole
+	done      chan struct{}
+}
+
+var _ answer = (*wholeAnswer)(nil)
+
+// maxWhole bounds an answer that is held in memory until it is whole.
+const maxWhole = 64 << 20
+
+var errAnswerTooLarge = errors.New("the engine's answer is larger than one body may be")
+
+const (
+	wholeStart = `{"content":"`
+	wholeEnd   = `"}`
+)
+
+func (w *wholeAnswer) fragment(text string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.over {
+		return false
+	}
+	if len(w.body)+len(text) > maxWhole {
+		w.stop(errAnswerTooLarge)
+		return false
+	}
+	if w.body == nil {
+		w.body = append(make([]byte, 0, len(wholeStart)+len(text)+64), wholeStart...)
+	}
+	if w.first.IsZero() && text != "" {
+		w.first = time.Now()
+	}
+	w.fragments++
+	w.body, _ = w.text.append(w.body, text, math.MaxInt)
+	return true
+}
+
+func (w *wholeAnswer) end(err error) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.stop(err)
+}
+
+func (w *wholeAnswer) stop(err error) (first bool) {
+	if w.over {
+		return false
+	}
+	w.over, w.err = true, err
+	close(w.done)
+	return true
+}
+
+// deliver sends the answer, or says why there is none.
+func (w *wholeAnswer) deliver(conn *connection, r *ChatReport) {
+	w.mu.Lock() // an engine that does not stop may still be calling
+	defer w.mu.Unlock()
+	if r.Err = w.err; r.Err != nil {
+		r.Status = conn.x.refuse(r.Err)
+		return
+	}
+	if w.body == nil {
+		w.body = []byte(wholeStart)
+	}
+	w.body = append(w.text.appendHeld(w.body), wholeEnd...)
+	r.Status, r.Fragments, r.Bytes = http.StatusOK, w.fragments, w.text.bytes
+	r.Err = conn.sendWhole(w.body)
+}
+
+// A chatBody is a request body that has passed every rule.
+type chatBody struct {
+	botUID, botSlug string // at least one of them
+	messages        []ChatMessage
+	userID          string
+	stream          bool
+	extra           map[string]json.RawMessage
+}
+
+// decodeChat reads a body as the interface's reference does. The error is an
+// HTTPValidationError that lists every problem.
+//
+// Strings are cut out of the body where they can be: the body stays in memory
+// as long as any of them.
+func decodeChat(body string) (chatBody, error) {
+	if body == "" {
+		return chatBody{}, HTTPValidationError{problems{}.add(errMissing, "body")}
+	}
+	d := decoder{parser: parser{body: body}}
+	d.decode()
+	if d.parser.err != nil {
+		return chatBody{}, d.parser.err
+	}
+	if found := d.check(); len(found) > 0 {
+		return chatBody{}, HTTPValidationError{found}
+	}
+	return d.result(), nil
+}
+
+// The fields of a body, in the order in which their problems are listed.
+const (
+	fieldBotUID = iota
+	fieldBotSlug
+	fieldPrompt
+	fieldMessages
+	fieldStream
+	fieldUserID
+	bodyFields
+)
+
+// The fields of a message, likewise.
+const (
+	fieldRole = iota
+	fieldContent
+	messageFields
+)
+
+// A field is a member that the interface defines, with what must hold for its
+// value. Its first rule that fails is its problem.
+type field struct {
+	name  string
+	rules []validation.Rule
+}
+
+// The rules of a body: this table, and nothing else, says what a chat request
+// must look like. Codes and messages are the interface's types and texts.
+var (
+	bodyRules = [bodyFields]field{
+		fieldBotUID:   {"bot_uid", []validation.Rule{isIdentifierOrNull}},
+		fieldBotSlug:  {"bot_slug", []validation.Rule{isIdentifierOrNull}},
+		fieldPrompt:   {"prompt", []validation.Rule{isTextOrNull}},
+		fieldMessages: {"messages", []validation.Rule{isListOrNull}},
+		fieldStream:   {"stream", []validation.Rule{isPresent, isNotNull, isBoolean}},
+		fieldUserID:   {"user_id", []validation.Rule{isIdentifierOrNull}},
+	}
+	messageRules = [messageFields]field{
+		fieldRole:    {"role", []validation.Rule{isPresent, isNotNull, isRole}},
+		fieldContent: {"content", []validation.Rule{isPresent, isNotNull, isText}},
+	}
+	elementRules = []validation.Rule{isNotNull, isObject}
+	wholeRules   = []validation.Rule{namesABot, saysSomething}
+)
+
+// The rules by themselves, for a *value.
+var (
+	isPresent          = rule(errMissing, func(v *value) bool { return v.kind != absent })
+	isNotNull          = rule(errNull, func(v *value) bool { return v.kind != null })
+	isBoolean          = rule(errNotBoolean, func(v *value) bool { return v.kind == boolean })
+	isText             = rule(errNotText, func(v *value) bool { return v.kind == text })
+	isTextOrNull       = rule(errNotText, func(v *value) bool { return v.kind <= null || v.kind == text })
+	isIdentifierOrNull = rule(errNotText, func(v *value) bool { return v.kind <= null || v.kind == text || v.kind == integer })
+	isListOrNull       = rule(errNotList, func(v *value) bool { return v.kind <= null || v.kind == list })
+	isObject           = rule(errNotObject, func(v *value) bool { return v.kind == object })
+	isRole             = rule(errNotRole, func(v *value) bool { return v.kind == text && roleOf(v.text) != "" })
+)
+
+// The rules for a *decoder, whose fields have been checked.
+var (
+	namesABot     = rule(errNoBot, func(d *decoder) bool { return d.says(fieldBotUID) || d.says(fieldBotSlug) })
+	saysSomething = rule(errNoInput, func(d *decoder) bool { return d.says(fieldPrompt) || d.says(fieldMessages) })
+)
+
+var (
+	errMissing    = validation.NewError("value_error.missing", "field required")
+	errNull       = validation.NewError("type_error.none.not_allowed", "none is not an allowed value")
+	errNotBoolean = validation.NewError("type_error.bool", "value could not be parsed to a boolean")
+	errNotText    = validation.NewError("type_error.str", "str type expected")
+	errNotList    = validation.NewError("type_error.list", "value is not a valid list")
+	errNotObject  = validation.NewError("type_error.dict", "value is not a valid dict")
+	errNotRole    = validation.NewError("type_error.enum", "value is not a valid enumeration member; permitted: 'system', 'user', 'assistant'")
+	errNoBot      = validation.NewError("value_error", `Either "bot_uid" or "bot_slug" is required`)
+	errNoInput    = validation.NewError("value_error", `Either "prompt" or "messages" is required`)
+)
+
+// rule makes a validation rule of a test that needs no allocation.
+func rule[T any](problem validation.Error, holds func(*T) bool) validation.Rule {
+	return validation.By(func(v any) error {
+		if holds(v.(*T)) {
+			return nil
+		}
+		return problem
+	})
+}
+
+// roleOf returns the constant for a role, so that no message holds on to the
+// body for its role alone, or "".
+func roleOf(s string) Role {
+	switch role := Role(s); role {
+	case RoleSystem:
+		return RoleSystem
+	case RoleUser:
+		return RoleUser
+	case RoleAssistant:
+		return RoleAssistant
+	}
+	return ""
+}
+
+// firstProblem returns the first rule's error that does not hold, or nil.
+func firstProblem(rules []validation.Rule, v any) error {
+	for _, rule := range rules {
+		if err := rule.Validate(v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// problems is the list of a 422 answer.
+type problems []ValidationError
+
+// maxProblems bounds the list: a small body must not buy a huge answer.
+const maxProblems = 100
+
+func (p problems) add(err error, loc ...any) problems {
+	if len(p) >= maxProblems {
+		return p
+	}
+	problem := err.(validation.Error)
+	return append(p, ValidationError{Loc: loc, Msg: problem.Message(), Type: problem.Code()})
+}
+
+// A decoder reads one body: first everything that stands in it, the last of a
+// repeated member replacing the earlier ones; then the rules are applied.
+type decoder struct {
+	parser   parser
+	document value
+	fields   [bodyFields]value
+	messages messageList
+	unknown  []member
+	failed   [bodyFields]bool // did not pass its own rules
+
+	// The message that is being read, here so that the rules can be given a
+	// pointer to it without an allocation.
+	element value
+	message [messageFields]value
+}
+
+// A messageList is what has been read of the last member called messages.
+type messageList struct {
+	good     []ChatMessage
+	problems problems // none: all elements are good
+}
+
+// A member is one that the interface does not define.
+type member struct {
+	name       string
+	start, end int // of its value, in the body
+}
+
+func (d *decoder) decode() {
+	p := &d.parser
+	p.skipByteOrderMark()
+	p.space()
+	if p.peek() == '{' {
+		d.document.kind = object
+		d.decodeBody()
+	} else {
+		d.document = p.value()
+	}
+	p.end()
+}
+
+func (d *decoder) decodeBody() {
+	p := &d.parser
+	p.enter()
+	for first := true; p.next('}', first); first = false {
+		name := p.name()
+		start := p.at
+		known := fieldNamed(bodyRules[:], name)
+		switch {
+		case known == fieldMessages && p.peek() == '[':
+			d.fields[fieldMessages] = value{kind: list}
+			d.decodeMessages()
+		case known >= 0:
+			d.fields[known] = p.value()
+		default:
+			p.value()
+			d.unknown = append(d.unknown, member{name, start, p.at})
+		}
+	}
+}
+
+func (d *decoder) decodeMessages() {
+	p := &d.parser
+	d.messages = messageList{good: d.messages.good[:0]}
+	p.enter()
+	for i := 0; p.next(']', i == 0); i++ {
+		d.decodeMessage(i)
+	}
+}
+
+// decodeMessage reads and checks one message. A bad one leaves nothing but its
+// problems, so that a list of bad elements costs no memory.
+func (d *decoder) decodeMessage(i int) {
+	m := &d.messages
+	d.readMessage()
+	if len(m.problems) >= maxProblems {
+		return
+	}
+	before := len(m.problems)
+	if err := firstProblem(elementRules, &d.element); err != nil {
+		m.problems = m.problems.add(err, "body", "messages", i)
+		return
+	}
+	for f := range messageRules {
+		if err := firstProblem(messageRules[f].rules, &d.message[f]); err != nil {
+			m.problems = m.problems.add(err, "body", "messages", i, messageRules[f].name)
+		}
+	}
+	if len(m.problems) == before {
+		m.good = append(m.good, ChatMessage{roleOf(d.message[fieldRole].text), d.message[fieldContent].text})
+	}
+}
+
+func (d *decoder) readMessage() {
+	p := &d.parser
+	if p.peek() != '{' {
+		d.element = p.value()
+		return
+	}
+	d.element = value{kind: object}
+	d.message = [messageFields]value{}
+	p.enter()
+	for first := true; p.next('}', first); first = false {
+		known := fieldNamed(messageRules[:], p.name())
+		v := p.value()
+		if known >= 0 {
+			d.message[known] = v
+		}
+	}
+}
+
+// fieldNamed returns the index of the field with exactly this name, or -1.
+func fieldNamed(fields []field, name string) int {
+	for i := range fields {
+		if fields[i].name == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// check lists the problems of what was read, in the interface's order.
+func (d *decoder) check() problems {
+	var found problems
+	switch d.document.kind {
+	case null:
+		return found.add(errMissing, "body")
+	case object:
+	default:
+		return found.add(errNotObject, "body")
+	}
+	for f := range bodyRules {
+		if err := firstProblem(bodyRules[f].rules, &d.fields[f]); err != nil {
+			found = found.add(err, "body", bodyRules[f].name)
+			d.failed[f] = true
+		}
+		if f == fieldMessages && d.fields[f].kind == list && len(d.messages.problems) > 0 {
+			found = append(found, d.messages.problems...)
+			d.failed[f] = true
+		}
+	}
+	for _, rule := range wholeRules {
+		if err := rule.Validate(d); err != nil {
+			found = found.add(err, "body", "__root__")
+		}
+	}
+	return found[:min(len(found), maxProblems)]
+}
+
+// says reports whether a field counts as present: it passed its own rules and
+// is neither null nor empty.
+func (d *decoder) says(f int) bool {
+	v := &d.fields[f]
+	switch {
+	case d.failed[f]:
+		return false
+	case v.kind == list:
+		return len(d.messages.good) > 0
+	}
+	return v.text != ""
+}
+
+// result is what an engine needs of a body without problems.
+func (d *decoder) result() chatBody {
+	b := chatBody{
+		botUID:  d.fields[fieldBotUID].text,
+		botSlug: d.fields[fieldBotSlug].text,
+		userID:  d.fields[fieldUserID].text,
+		stream:  d.fields[fieldStream].text == "true",
+		extra:   d.extra(),
+	}
+	if d.says(fieldMessages) {
+		b.messages = d.messages.good
+	}
+	if d.says(fieldPrompt) {
+		b.messages = append(b.messages, ChatMessage{RoleUser, d.fields[fieldPrompt].text})
+	}
+	return b
+}
+
+// extra copies the values once, all together: an engine may change them.
+func (d *decoder) extra() map[string]json.RawMessage {
+	if len(d.unknown) == 0 {
+		return nil
+	}
+	body := []byte(d.parser.body)
+	extra := make(map[string]json.RawMessage, len(d.unknown))
+	for _, m := range d.unknown {
+		extra[m.name] = body[m.start:m.end:m.end]
+	}
+	return extra
+}
+
+// A value is one JSON value, as far as the rules look at it.
+type value struct {
+	kind kind
+	text string // a text's characters; an integer's or a boolean's own text
+}
+
+type kind uint8
+
+const (
+	absent kind = iota
+	null
+	boolean
+	integer
+	number // with a fraction or an exponent
+	text
+	list
+	object
+)
+
+// A parser reads RFC 8259 JSON in UTF-8, and stops for good at the first byte
+// that cannot be part of it.
+type parser struct {
+	body  string
+	at    int
+	depth int
+	err   error
+}
+
+const maxDepth = 10_000
+
+// fail keeps the first error, with the place as the interface's reference
+// writes it. What is left of the body is not read.
+func (p *parser) fail(what string) {
+	if p.err != nil {
+		return
+	}
+	read := p.body[:p.at]
+	line := 1 + strings.Count(read, "\n")
+	column := p.at - strings.LastIndexByte(read, '\n')
+	p.err = HTTPValidationError{Detail: []ValidationError{{
+		Loc:  []any{"body", p.at},
+		Msg:  fmt.Sprintf("%s: line %d column %d (char %d)", what, line, column, p.at),
+		Type: "value_error.jsondecode",
+	}}}
+	p.body = read
+}
+
+// peek returns the byte that comes next, or 0, which is never part of JSON.
+func (p *parser) peek() byte {
+	if p.at < len(p.body) {
+		return p.body[p.at]
+	}
+	return 0
+}
+
+func (p *parser) skipByteOrderMark() {
+	if strings.HasPrefix(p.body, "\uFEFF") {
+		p.at = len("\uFEFF")
+	}
+}
+
+func (p *parser) space() {
+	for p.at < len(p.body) {
+		switch p.body[p.at] {
+		case ' ', '\n', '\r', '\t':
+			p.at++
+		default:
+			return
+		}
+	}
+}
+
+// end makes sure that nothing but space is left.
+func (p *parser) end() {
+	p.space()
+	if p.at < len(p.body) {
+		p.fail("Extra data")
+	}
+}
+
+// enter steps into the object or array that begins here.
+func (p *parser) enter() {
+	if p.depth++; p.depth > maxDepth {
+		p.fail("Too many levels")
+		return
+	}
+	p.at++
+	p.space()
+}
+
+// next steps to the next element of the object or array that the closing
+// bracket belongs to, or behind the bracket.
+func (p *parser) next(closing byte, first bool) bool {
+	if !first {
+		p.space()
+	}
+	switch c := p.peek(); {
+	case p.err != nil:
+		return false
+	case c == closing:
+		p.at++
+		p.depth--
+		return false
+	case first:
+		return true
+	case c != ',':
+		p.fail("Expecting ',' delimiter")
+		return false
+	}
+	p.at++
+	p.space()
+	return true
+}
+
+// name reads the name of a member, up to where its value begins.
+func (p *parser) name() string {
+	if p.peek() != '"' {
+		p.fail("Expecting property name enclosed in double quotes")
+		return ""
+	}
+	name := p.string()
+	p.space()
+	if p.peek() != ':' {
+		p.fail("Expecting ':' delimiter")
+		return ""
+	}
+	p.at++
+	p.space()
+	return name
+}
+
+// value reads one value. What stands inside objects and arrays is checked but
+// not kept.
+func (p *parser) value() value {
+	switch c := p.peek(); {
+	case c == '{':
+		p.skip()
+		return value{kind: object}
+	case c == '[':
+		p.skip()
+		return value{kind: list}
+	default:
+		return p.scalar()
+	}
+}
+
+// skip reads an object or array without recursion: a hostile body is nested
+// deeply.
+func (p *parser) skip() {
+	var few [64]byte
+	open := few[:0] // the closing brackets that are still to come
+	for p.err == nil {
+		c := p.peek()
+		entered := c == '{' || c == '['
+		if entered {
+			p.enter()
+			open = append(open, c+2) // in ASCII, the closing one
+		} else {
+			p.scalar()
+		}
+		for !p.next(open[len(open)-1], entered) {
+			if open = open[:len(open)-1]; len(open) == 0 {
+				return
+			}
+			entered = false
+		}
+		if open[len(open)-1] == '}' {
+			p.name()
+		}
+	}
+}
+
+func (p *parser) scalar() value {
+	switch c := p.peek(); {
+	case c == '"':
+		return value{text, p.string()}
+	case c == '-' || isDigit(c):
+		return p.number()
+	case c == 't':
+		return p.literal("true", boolean)
+	case c == 'f':
+		return p.literal("false", boolean)
+	case c == 'n':
+		return p.literal("null", null)
+	}
+	p.fail("Expecting value")
+	return value{}
+}
+
+func (p *parser) literal(word string, k kind) value {
+	for i := range len(word) {
+		if p.peek() != word[i] {
+			p.fail("Expecting value")
+			return value{}
+		}
+		p.at++
+	}
+	if k == null {
+		word = ""
+	}
+	return value{k, word}
+}
+
+func (p *parser) number() value {
+	start, k := p.at, integer
+	if p.peek() == '-' {
+		p.at++
+	}
+	if p.peek() == '0' {
+		p.at++
+	} else {
+		p.digits()
+	}
+	if p.peek() == '.' {
+		k = number
+		p.at++
+		p.digits()
+	}
+	if c := p.peek(); c == 'e' || c == 'E' {
+		k = number
+		p.at++
+		if c := p.peek(); c == '+' || c == '-' {
+			p.at++
+		}
+		p.digits()
+	}
+	return value{k, p.body[start:p.at]}
+}
+
+// digits reads one digit or more.
+func (p *parser) digits() {
+	if !isDigit(p.peek()) {
+		p.fail("Expecting a digit")
+	}
+	for isDigit(p.peek()) {
+		p.at++
+	}
+}
+
+func isDigit(c byte) bool { return '0' <= c && c <= '9' }
+
+// string reads a string. One without escapes is cut out of the body.
+func (p *parser) string() string {
+	p.at++
+	start := p.at
+	p.characters()
+	if p.peek() == '"' {
+		p.at++
+		return p.body[start : p.at-1]
+	}
+	decoded := make([]byte, 0, 2*(p.at-start)+32)
+	for p.err == nil {
+		decoded = append(decoded, p.body[start:p.at]...)
+		if p.peek() == '"' {
+			p.at++
+			return string(decoded)
+		}
+		decoded = p.escape(decoded)
+		start = p.at
+		p.characters()
+	}
+	return ""
+}
+
+// characters reads up to a quote or a backslash, which must come.
+func (p *parser) characters() {
+	for p.at < len(p.body) {
+		p.at += plainPrefix(p.body[p.at:])
+		switch c := p.peek(); {
+		case p.at == len(p.body):
+		case c == '"' || c == '\\':
+			return
+		case c == '[':
+			p.at++
+		case c < 0x20:
+			p.fail("Invalid control character at")
+			return
+		default:
+			_, size := utf8.DecodeRuneInString(p.body[p.at:])
+			if size == 1 {
+				p.fail("Not UTF-8")
+				return
+			}
+			p.at += size
+		}
+	}
+	p.fail("Unterminated string")
+}
+
+// escape decodes the escape that begins here. Surrogates count in pairs only.
+func (p *parser) escape(dst []byte) []byte {
+	p.at++
+	c := p.peek()
+	if c == 'u' {
+		return utf8.AppendRune(dst, p.unicodeEscape())
+	}
+	i := strings.IndexByte(`"\/bfnrt`, c)
+	if i < 0 {
+		p.fail("Invalid \\escape")
+		return dst
+	}
+	p.at++
+	return append(dst, "\"\\/\b\f\n\r\t"[i])
+}
+
+// unicodeEscape reads u and four digits, and a second such escape where both
+// together are one character. Half a pair is U+FFFD.
+func (p *parser) unicodeEscape() rune {
+	r := p.hexDigits()
+	if !utf16.IsSurrogate(r) || !strings.HasPrefix(p.body[p.at:], `\u`) {
+		return r
+	}
+	second := *p
+	second.at++
+	if pair := utf16.DecodeRune(r, second.hexDigits()); pair != utf8.RuneError {
+		p.at = second.at
+		return pair
+	}
+	return r
+}
+
+func (p *parser) hexDigits() (r rune) {
+	p.at++
+	for range 4 {
+		digit, ok := hexDigit(p.peek())
+		if !ok {
+			p.fail("Invalid \\uXXXX escape")
+			return 0
+		}
+		r = r<<4 | digit
+		p.at++
+	}
+	return r
+}
+
+func hexDigit(c byte) (digit rune, ok bool) {
+	switch {
+	case isDigit(c):
+		return rune(c - '0'), true
+	case 'a' <= c && c <= 'f':
+		return rune(c-'a') + 10, true
+	case 'A' <= c && c <= 'F':
+		return rune(c-'A') + 10, true
+	}
+	return 0, false
+}

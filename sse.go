@@ -1,0 +1,638 @@
+package botapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+)
+
+const (
+	// maxEvent bounds one event: the published asynchronous client parses each
+	// network read by itself, and clients that read by line stop at 64 KiB.
+	maxEvent = 4 << 10
+	// maxWrite bounds what is queued for a stream, and so one write.
+	maxWrite = 16 << 10
+
+	eventStart = `data: {"content":"`
+	eventEnd   = "\"}\n\n"
+	doneEvent  = "data: [DONE]\n\n"
+	errorStart = "event: error\ndata: "
+	// A keep-alive has no blank line of its own: widely used clients choke on
+	// an event without data.
+	keepAliveLine = ": keep-alive\n"
+)
+
+// A stream is one streamed answer on its way to the client. Two goroutines
+// share it: the engine's, which calls fragment and end, and the handler's,
+// which is in deliver and is the last to touch the ResponseWriter.
+//
+// Fragments that come slower than the connection takes them are written in
+// place, by the engine's goroutine: waking another one for each costs more
+// than the write. When several in a row came on the heels of a write, the
+// handler's goroutine takes over the writing, and everything that is ready
+// leaves together.
+//
+// The right to write is a token, writing, that is passed under the mutex; the
+// mutex itself is not held during a write.
+type stream struct {
+	x    *exchange
+	conn connection
+	text textEncoder // used with mu held
+
+	committed bool // this and warned are used by who has the right to write
+	warned    bool
+
+	mu        sync.Mutex
+	room      sync.Cond // there is room in the queue again, or the answer is over
+	queue     *batch    // whole events that wait for the writer; nil if there are none
+	writing   bool      // somebody has the right to write
+	handed    bool      // it is the handler's, which has yet to wake up
+	rapid     int       // fragments in a row that came on the heels of a write
+	wrote     time.Time // when the last write ended
+	over      bool      // no more fragments are taken
+	err       error     // why it is over; nil if the answer is whole
+	fragments int       // handed to the connection, as bytes
+	bytes     int64
+	first     time.Time // when the first fragment with text came
+
+	wake chan struct{} // tells the handler's goroutine to look again
+}
+
+var _ answer = (*stream)(nil)
+
+const (
+	// A fragment is rapid when it comes this soon after the write of the last.
+	rapidGap = 50 * time.Microsecond
+	// After so many in a row, the handler's goroutine writes.
+	rapidFragments = 3
+)
+
+// newStream also lifts the server's own deadlines, since an answer may take
+// longer than either.
+func newStream(x *exchange) *stream {
+	s := &stream{
+		x:     x,
+		conn:  newConnection(x),
+		wrote: time.Now(),
+		wake:  make(chan struct{}, 1),
+	}
+	s.room.L = &s.mu
+	return s
+}
+
+// fragment queues the events of one fragment and sees that they leave. It
+// waits while the queue is full: a client that does not read holds its engine
+// back.
+func (s *stream) fragment(text string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.first.IsZero() && text != "" {
+		s.first = time.Now()
+	}
+	for piece := 0; piece == 0 || text != ""; piece++ {
+		for s.queue.full() && !s.over {
+			s.room.Wait()
+		}
+		if s.over {
+			return false
+		}
+		text = s.enqueue(text)
+		if piece == 0 {
+			s.queue.fragments++
+		}
+		if text == "" || s.queue.full() {
+			s.push()
+		}
+	}
+	return !s.over
+}
+
+// enqueue appends one event with as much of the text as fits, and returns the
+// rest.
+func (s *stream) enqueue(text string) (rest string) {
+	if s.queue == nil {
+		s.queue = newBatch()
+	}
+	before := s.text.bytes
+	s.queue.data, rest = s.text.appendEvent(s.queue.data, text)
+	s.queue.bytes += s.text.bytes - before
+	return rest
+}
+
+// push has the queue written, by this goroutine or by the handler's. Whoever
+// is writing already takes it along.
+func (s *stream) push() {
+	if s.writing {
+		return
+	}
+	s.writing = true
+	if time.Since(s.wrote) > rapidGap {
+		s.rapid = 0
+	}
+	if s.rapid++; s.rapid <= rapidFragments {
+		s.drain()
+		return
+	}
+	s.handed = true
+	s.notify()
+}
+
+// drain writes until nothing is queued, and gives the right to write back.
+func (s *stream) drain() {
+	for s.queue != nil {
+		b := s.queue
+		s.queue = nil
+		s.fragments += b.fragments
+		s.bytes += b.bytes
+		s.room.Signal()
+
+		s.mu.Unlock()
+		err := s.write(b.data)
+		b.free()
+		s.mu.Lock()
+
+		if err != nil {
+			s.stop(err)
+			s.dropQueue()
+		}
+	}
+	s.writing = false
+	s.wrote = time.Now()
+	if s.over {
+		s.notify()
+	}
+}
+
+func (s *stream) dropQueue() {
+	if s.queue != nil {
+		s.queue.free()
+		s.queue = nil
+	}
+}
+
+// write hands whole events to the client, after the headers if they are the
+// first. It is called by who has the right to write.
+func (s *stream) write(events []byte) error {
+	if !s.committed {
+		s.committed = true
+		s.setHeaders()
+	}
+	err := s.conn.write(events, true)
+	if s.conn.unflushing && !s.warned {
+		s.warned = true
+		s.x.log(s.x.ctx, slog.LevelWarn, "the ResponseWriter cannot flush: the stream is delivered whole at its end")
+	}
+	return err
+}
+
+func (s *stream) setHeaders() {
+	header := s.x.w.Header()
+	header.Set("Content-Type", "text/event-stream")
+	header.Set("Cache-Control", "no-cache, no-transform")
+	header.Set("X-Accel-Buffering", "no")
+}
+
+// end is called by the engine's goroutine when the engine has finished or
+// failed, and by the handler's when the context has ended.
+func (s *stream) end(err error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stop(err)
+}
+
+func (s *stream) stop(err error) (first bool) {
+	if s.over {
+		return false
+	}
+	s.over, s.err = true, err
+	s.room.Signal()
+	s.notify()
+	return true
+}
+
+// notify never blocks: one token is enough for any number of changes.
+func (s *stream) notify() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// deliver is the handler's part of a stream: it writes when that was handed to
+// it, keeps a silent stream alive, and ends the answer. It returns when nobody
+// will touch the ResponseWriter any more. The error is why the answer is not
+// whole, and still to be told to the client if nothing has been sent.
+func (s *stream) deliver(ctx context.Context) error {
+	silence := time.NewTimer(s.x.keepAlive)
+	defer silence.Stop()
+	ended := ctx.Done()
+	for {
+		select {
+		case <-s.wake:
+		case <-silence.C:
+			silence.Reset(s.keepAlive())
+		case <-ended:
+			ended = nil
+			s.abandon(endOf(ctx))
+		}
+		if s.settle() {
+			return s.conclude()
+		}
+	}
+}
+
+// keepAlive sends a comment if the stream has been silent for long enough, and
+// returns when to look again.
+func (s *stream) keepAlive() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	interval := s.x.keepAlive
+	if s.writing || s.over {
+		return interval
+	}
+	if silent := time.Since(s.wrote); silent < interval {
+		return interval - silent
+	}
+	s.queue = newBatch()
+	s.queue.data = append(s.queue.data, keepAliveLine...)
+	s.writing = true
+	s.drain()
+	return interval
+}
+
+// abandon ends the answer because its context has ended. A write to a client
+// that left is broken off.
+func (s *stream) abandon(err error) {
+	s.end(err)
+	if errors.Is(err, errClientLeft) {
+		s.conn.breakOff()
+	}
+}
+
+// settle does the writing that was handed to this goroutine, and reports
+// whether the answer is over and nobody writes any more.
+func (s *stream) settle() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.handed {
+		s.handed = false
+		s.drain()
+	}
+	return s.over && !s.writing
+}
+
+// conclude sends what belongs at the end of the answer. Nobody else writes any
+// more, and nothing more is queued.
+func (s *stream) conclude() error {
+	if s.err == nil {
+		s.err = s.finish()
+		return s.err
+	}
+	if !s.committed {
+		return s.err
+	}
+	s.x.cut = true
+	if !isLost(s.err) {
+		s.breakVisibly()
+	}
+	return s.err
+}
+
+// finish sends the rest of the text, if the last character was cut off, and
+// the terminator.
+func (s *stream) finish() error {
+	b := newBatch()
+	defer b.free()
+	if s.text.holds() {
+		b.data = s.text.appendLastEvent(b.data)
+		s.bytes = s.text.bytes
+	}
+	b.data = append(b.data, doneEvent...)
+	return s.write(b.data)
+}
+
+// breakVisibly sends an error event. The connection is cut behind it: most
+// clients know neither sign, and none must take the answer for a whole one.
+func (s *stream) breakVisibly() {
+	s.x.logError(s.x.ctx, "stream broken off", s.err)
+	event := append([]byte(errorStart), statusOf(s.err).body()...)
+	_ = s.write(append(event, "\n\n"...)) // the cut says it too
+}
+
+// report adds what only the stream knows.
+func (s *stream) report(r *ChatReport) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r.Fragments, r.Bytes = s.fragments, s.bytes
+	if !s.first.IsZero() {
+		r.FirstFragment = s.first.Sub(s.x.began)
+	}
+	if s.committed {
+		r.Status = http.StatusOK
+	}
+}
+
+// A batch is whole events that leave together.
+type batch struct {
+	data      []byte
+	fragments int
+	bytes     int64 // of text
+}
+
+// Batches are pooled, so that a silent stream holds none.
+var batches = sync.Pool{New: func() any { return new(batch) }}
+
+func newBatch() *batch {
+	b := batches.Get().(*batch)
+	b.data, b.fragments, b.bytes = b.data[:0], 0, 0
+	return b
+}
+
+func (b *batch) free() { batches.Put(b) }
+
+// full is whether there is no room for another event of any size.
+func (b *batch) full() bool {
+	return b != nil && len(b.data) > maxWrite-maxEvent
+}
+
+// A connection writes to one client, each write within WriteTimeout. One
+// goroutine at a time uses it, but for breakOff.
+type connection struct {
+	x       *exchange
+	timeout time.Duration // of one write; not above zero: no limit
+	until   time.Time     // the deadline that is set, zero if none is
+	// brief is set where a deadline that passes between two writes would end
+	// the answer, as on HTTP/2: there it is lifted after each write.
+	brief      bool
+	unflushing bool // the writer cannot flush: everything leaves at the end
+}
+
+// newConnection lifts the server's ReadTimeout and WriteTimeout, which are
+// meant for requests, not for answers that a model is still writing.
+func newConnection(x *exchange) connection {
+	_ = x.control.SetReadDeadline(time.Time{}) // unsupported: then the host's writer has none to lift
+	_ = x.control.SetWriteDeadline(time.Time{})
+	return connection{x: x, timeout: x.writeTimeout, brief: x.r.ProtoMajor != 1}
+}
+
+// write hands p to the writer; with flush, it is on its way to the client when
+// write returns. A write that fails, or whose writer panics, is the end of the
+// connection: the error says whether the client left or stopped reading.
+func (c *connection) write(p []byte, flush bool) (err error) {
+	start := time.Now()
+	c.arm(start)
+	defer func() {
+		if v := recover(); v != nil {
+			err = recovered("writing to the client", v)
+			c.x.logError(c.x.ctx, "the ResponseWriter panicked", err)
+		}
+		if err != nil {
+			c.x.cut = true
+			err = c.lost(err, start)
+		} else if c.brief {
+			_ = c.x.control.SetWriteDeadline(time.Time{})
+		}
+	}()
+	if _, err = c.x.w.Write(p); err != nil || !flush {
+		return err
+	}
+	return c.flush() // a write may fail only now, though Write has returned nil
+}
+
+// arm sees that a write that begins now has its whole timeout, and little
+// more. On HTTP/1 the deadline is moved only once in a while, since moving it
+// costs.
+func (c *connection) arm(now time.Time) {
+	if c.timeout <= 0 {
+		return
+	}
+	if least := now.Add(c.timeout); c.brief || c.until.Before(least) {
+		c.until = least.Add(min(c.timeout/8, time.Second))
+		_ = c.x.control.SetWriteDeadline(c.until) // unsupported: the host's writer has its own bounds
+	}
+}
+
+// sendWhole sends a JSON body in writes of bounded size, each with its own
+// timeout. It is on its way when OnChat is called, which may take long.
+func (c *connection) sendWhole(body []byte) error {
+	c.x.setJSONHeaders(http.StatusOK, len(body))
+	for len(body) > maxWrite {
+		if err := c.write(body[:maxWrite], false); err != nil {
+			return err
+		}
+		body = body[maxWrite:]
+	}
+	return c.write(body, c.x.onChat != nil)
+}
+
+func (c *connection) flush() error {
+	if c.unflushing {
+		return nil
+	}
+	err := c.x.control.Flush()
+	if errors.Is(err, http.ErrNotSupported) {
+		c.unflushing = true
+		return nil
+	}
+	return err
+}
+
+// lost explains a failed write.
+func (c *connection) lost(err error, start time.Time) error {
+	if c.timeout > 0 && time.Since(start) >= c.timeout {
+		return fmt.Errorf("%w for %v: %w", errClientStalled, c.timeout, err)
+	}
+	return fmt.Errorf("%w: %w", errClientLeft, err)
+}
+
+// breakOff makes a write in progress fail, and every later one. Any goroutine
+// may call it, as long as the handler has not returned.
+func (c *connection) breakOff() {
+	_ = c.x.control.SetWriteDeadline(time.Unix(1, 0))
+}
+
+// errClientStalled is why a chat ended whose client did not read.
+var errClientStalled = errors.New("the client did not read")
+
+// isLost tells the ends after which there is nobody to write to.
+func isLost(err error) bool {
+	return errors.Is(err, errClientLeft) || errors.Is(err, errClientStalled)
+}
+
+// A textEncoder writes an engine's text as the inside of JSON strings, in as
+// many pieces as it comes in. A character that is cut at the end of a piece is
+// held back until its rest has come. The zero value is ready.
+type textEncoder struct {
+	held  [utf8.UTFMax - 1]byte // the start of a character
+	count int                   // bytes of it
+	bytes int64                 // of text written, as a client decodes it
+}
+
+// appendEvent writes one event with as much of the text as it has room for.
+func (e *textEncoder) appendEvent(dst []byte, text string) (_ []byte, rest string) {
+	limit := len(dst) + maxEvent - len(eventEnd)
+	dst = append(dst, eventStart...)
+	dst, rest = e.append(dst, text, limit)
+	return append(dst, eventEnd...), rest
+}
+
+// appendLastEvent writes what is held back, which will never be a character.
+func (e *textEncoder) appendLastEvent(dst []byte) []byte {
+	dst = append(dst, eventStart...)
+	dst = e.appendHeld(dst)
+	return append(dst, eventEnd...)
+}
+
+func (e *textEncoder) holds() bool { return e.count > 0 }
+
+// append writes as much of the text as leaves dst at most limit long, cut
+// between characters. Room for one character more than is held back must be
+// there.
+func (e *textEncoder) append(dst []byte, text string, limit int) (_ []byte, rest string) {
+	if e.count > 0 {
+		dst, text = e.complete(dst, text)
+	}
+	for text != "" {
+		run := plainPrefix(text[:min(len(text), limit-len(dst))])
+		dst = append(dst, text[:run]...)
+		e.bytes += int64(run)
+		if text = text[run:]; text == "" {
+			break
+		}
+		if limit-len(dst) < longestEscape {
+			return dst, text
+		}
+		if text[0] >= utf8.RuneSelf && !utf8.FullRuneInString(text) {
+			e.count = copy(e.held[:], text)
+			return dst, ""
+		}
+		dst, text = e.appendSpecial(dst, text)
+	}
+	return dst, ""
+}
+
+// complete joins the held bytes with what the text begins with.
+func (e *textEncoder) complete(dst []byte, text string) (_ []byte, rest string) {
+	for e.count > 0 {
+		var joined [2 * utf8.UTFMax]byte
+		held := copy(joined[:], e.held[:e.count])
+		taken := copy(joined[held:], text[:min(len(text), utf8.UTFMax)])
+		start := joined[:held+taken]
+		if !utf8.FullRune(start) {
+			e.count = copy(e.held[:], start)
+			return dst, ""
+		}
+		r, size := utf8.DecodeRune(start)
+		dst = e.appendRune(dst, r)
+		if size >= held {
+			e.count = 0
+			return dst, text[size-held:]
+		}
+		e.count = copy(e.held[:], joined[size:held])
+	}
+	return dst, text
+}
+
+// appendHeld gives up on what is held back: no rest will come.
+func (e *textEncoder) appendHeld(dst []byte) []byte {
+	for ; e.count > 0; e.count-- {
+		dst = e.appendRune(dst, utf8.RuneError)
+	}
+	return dst
+}
+
+// appendSpecial writes the first character of the text, which plainPrefix left.
+func (e *textEncoder) appendSpecial(dst []byte, text string) (_ []byte, rest string) {
+	if text[0] >= utf8.RuneSelf {
+		r, size := utf8.DecodeRuneInString(text)
+		return e.appendRune(dst, r), text[size:]
+	}
+	e.bytes++
+	return appendEscaped(dst, text), text[1:]
+}
+
+// appendRune writes a character that is not ASCII. Python's str.splitlines,
+// by which published clients read, ends a line at three of them.
+func (e *textEncoder) appendRune(dst []byte, r rune) []byte {
+	e.bytes += int64(utf8.RuneLen(r))
+	switch r {
+	case '\u0085':
+		return append(dst, `\u0085`...)
+	case '\u2028':
+		return append(dst, `\u2028`...)
+	case '\u2029':
+		return append(dst, `\u2029`...)
+	}
+	return utf8.AppendRune(dst, r)
+}
+
+const longestEscape = len(`\u0000`)
+
+// appendEscaped writes the first character of the text, which is ASCII, as
+// JSON wants it within a string. Published clients stop at the first line with
+// [DONE] in it, wherever it stands: in a text its bracket is escaped.
+func appendEscaped(dst []byte, text string) []byte {
+	const hex = "0123456789abcdef"
+	switch c := text[0]; c {
+	case '"', '\\':
+		return append(dst, '\\', c)
+	case '\n':
+		return append(dst, '\\', 'n')
+	case '\r':
+		return append(dst, '\\', 'r')
+	case '\t':
+		return append(dst, '\\', 't')
+	case '[':
+		if strings.HasPrefix(text, "[DONE]") {
+			return append(dst, `\u005b`...)
+		}
+		return append(dst, c)
+	default:
+		return append(dst, '\\', 'u', '0', '0', hex[c>>4], hex[c&0xF])
+	}
+}
+
+// appendString writes s as a JSON string.
+func appendString(dst []byte, s string) []byte {
+	var e textEncoder
+	dst = append(dst, '"')
+	dst, _ = e.append(dst, s, math.MaxInt)
+	return append(e.appendHeld(dst), '"')
+}
+
+// plainPrefix returns how many bytes at the start of s stand in a JSON string
+// as they are: ASCII from 0x20 on, but for the quote, the backslash, and the
+// bracket that could begin a [DONE].
+func plainPrefix(s string) int {
+	i := 0
+	for ; i+8 <= len(s); i += 8 {
+		if !plain8(s[i : i+8]) {
+			break
+		}
+	}
+	for i < len(s) && plainByte(s[i]) {
+		i++
+	}
+	return i
+}
+
+func plainByte(c byte) bool {
+	return c >= 0x20 && c < utf8.RuneSelf && c != '"' && c != '\\' && c != '['
+}
+
+// plain8 is plainByte for eight bytes at once: in each test, the high bit of a
+// byte is set where the byte is not plain (or above one that is not).
+func plain8(s string) bool {
+	const ones, highs = 0x0101010101010101, 0x8080808080808080
+	v := uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
+		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
+	quote, backslash, bracket := v^ones*'"', v^ones*'\\', v^ones*'['
+	return (v|(v-ones*0x20)&^v|(quote-ones)&^quote|(backslash-ones)&^backslash|(bracket-ones)&^bracket)&highs == 0
+}
