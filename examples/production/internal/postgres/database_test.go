@@ -1,0 +1,143 @@
+package postgres_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/production/internal/postgres"
+	"example.com/botapi/examples/production/internal/postgrestest"
+	"github.com/jackc/pgx/v5"
+	"github.com/matryer/is"
+)
+
+// open returns the database at url with its schema.
+func open(t *testing.T, url string) *postgres.Database {
+	t.Helper()
+	d := openWith(t, url, postgres.Options{})
+	if _, err := d.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func openWith(t *testing.T, url string, o postgres.Options) *postgres.Database {
+	t.Helper()
+	o.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
+	d, err := postgres.Open(url, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	return d
+}
+
+// connect returns a connection beside the pool, to look at what is stored.
+func connect(t *testing.T, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(context.Background()) })
+	return conn
+}
+
+// serve returns a handler in front of the database, with an engine that echoes.
+func serve(t *testing.T, d *postgres.Database) http.Handler {
+	t.Helper()
+	return botapi.New(botapi.Options{
+		Bots:   d,
+		Keys:   d,
+		Engine: botapi.ChatEngineFunc(echo),
+		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	})
+}
+
+// send sends a request with a key and returns the answer's status, headers
+// and body.
+func send(t *testing.T, h http.Handler, key, method, path, body string) (int, http.Header, string) {
+	t.Helper()
+	r := httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader(body))
+	r.Header.Set("Authorization", "Bearer "+key)
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	answer, _ := io.ReadAll(w.Body)
+	return w.Code, w.Header(), string(answer)
+}
+
+func TestDatabaseDown(t *testing.T) {
+	is := is.New(t)
+	server := postgrestest.NewServer(t)
+	d := open(t, server.URL)
+	is.NoErr(d.ImportBots(t.Context(), []postgres.ImportedBot{published("u1", "helper")}))
+	key, _, err := d.CreateKey(t.Context(), "acme", "")
+	is.NoErr(err)
+	h := serve(t, d)
+
+	status, _, _ := send(t, h, key, "GET", "/v1/bots", "")
+	is.Equal(status, http.StatusOK)
+
+	server.Stop(t)
+	for range 3 {
+		status, header, body := send(t, h, key, "GET", "/v1/bots", "")
+		is.Equal(status, http.StatusServiceUnavailable)
+		is.Equal(header.Get("Retry-After"), "2")
+		is.Equal(body, `{"detail":"The service is unavailable for the moment"}`)
+	}
+
+	server.Start(t)
+	status, _, body := send(t, h, key, "POST", "/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":false}`)
+	is.Equal(status, http.StatusOK) // nothing was restarted but the database
+	is.Equal(body, `{"content":"Hi"}`)
+}
+
+func TestDatabaseThatDoesNotAnswerIsUnavailable(t *testing.T) {
+	is := is.New(t)
+	url := postgrestest.Database(t)
+	open(t, url)
+	d := openWith(t, url, postgres.Options{QueryTimeout: 50 * time.Millisecond})
+
+	lock, err := connect(t, url).Begin(t.Context())
+	is.NoErr(err)
+	_, err = lock.Exec(t.Context(), `LOCK TABLE bots, api_keys`)
+	is.NoErr(err)
+
+	calls := map[string]func(context.Context) error{
+		"Bots":      func(ctx context.Context) error { _, err := d.Bots(ctx); return err },
+		"BotBySlug": func(ctx context.Context) error { _, err := d.BotBySlug(ctx, "helper"); return err },
+		"Settings":  func(ctx context.Context) error { _, err := d.Settings(ctx, "u1"); return err },
+		"VerifyKey": func(ctx context.Context) error { _, err := d.VerifyKey(ctx, "bot_key"); return err },
+		"Keys":      func(ctx context.Context) error { _, err := d.Keys(ctx, ""); return err },
+		"RevokeKey": func(ctx context.Context) error { return d.RevokeKey(ctx, 1) },
+		"Publish":   func(ctx context.Context) error { return d.SetPublished(ctx, "helper", true) },
+	}
+	for name, call := range calls {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			answer, ok := errors.AsType[*botapi.StatusError](call(t.Context()))
+			is.True(ok) // the deadline is the database's, so the answer is a 503
+			is.Equal(answer.Status, http.StatusServiceUnavailable)
+			is.Equal(answer.RetryAfter, 2*time.Second)
+			is.True(errors.Is(answer.Err, context.DeadlineExceeded))
+
+			left, leave := context.WithCancel(t.Context())
+			leave()
+			is.True(errors.Is(call(left), context.Canceled)) // a client that left is no outage
+		})
+	}
+}
+
+func TestOpenSaysWhatIsWrongWithTheURL(t *testing.T) {
+	is := is.New(t)
+	_, err := postgres.Open("postgres://127.0.0.1:port/test", postgres.Options{})
+	is.True(err != nil)
+	is.True(strings.HasPrefix(err.Error(), "reading the database URL: "))
+}

@@ -1,0 +1,62 @@
+package postgres_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"example.com/botapi/examples/production/internal/postgres"
+	"example.com/botapi/examples/production/internal/postgrestest"
+	"github.com/matryer/is"
+	"golang.org/x/sync/errgroup"
+)
+
+func TestMigrateFromManyReplicasAtOnce(t *testing.T) {
+	is := is.New(t)
+	url := postgrestest.Database(t)
+	applied := make([][]string, 4)
+
+	var replicas errgroup.Group
+	for i := range applied {
+		replica := openWith(t, url, postgres.Options{})
+		replicas.Go(func() (err error) {
+			applied[i], err = replica.Migrate(t.Context())
+			return err
+		})
+	}
+	is.NoErr(replicas.Wait())
+	is.Equal(slices.Concat(applied...), []string{"00001_bots.sql", "00002_api_keys.sql", "00003_usage.sql"}) // each once
+}
+
+func TestMigrateTwice(t *testing.T) {
+	is := is.New(t)
+	d := open(t, postgrestest.Database(t))
+	is.NoErr(d.ImportBots(t.Context(), []postgres.ImportedBot{published("u1", "helper")}))
+
+	applied, err := d.Migrate(t.Context())
+	is.NoErr(err)
+	is.Equal(len(applied), 0)
+	bots, err := d.Bots(t.Context())
+	is.NoErr(err)
+	is.Equal(len(bots), 1)
+}
+
+func TestSchemaReady(t *testing.T) {
+	is := is.New(t)
+	url := postgrestest.Database(t)
+	d := openWith(t, url, postgres.Options{})
+	is.True(errors.Is(d.SchemaReady(t.Context()), postgres.ErrSchema)) // an empty database
+
+	_, err := d.Migrate(t.Context())
+	is.NoErr(err)
+	is.NoErr(d.SchemaReady(t.Context()))
+
+	conn := connect(t, url)
+	_, err = conn.Exec(t.Context(), `INSERT INTO goose_db_version (version_id, is_applied) VALUES (1000, true)`)
+	is.NoErr(err)
+	is.NoErr(d.SchemaReady(t.Context())) // newer than this program
+
+	_, err = conn.Exec(t.Context(), `DELETE FROM goose_db_version WHERE version_id > 1`)
+	is.NoErr(err)
+	is.True(errors.Is(d.SchemaReady(t.Context()), postgres.ErrSchema)) // older than this program
+}

@@ -1,0 +1,180 @@
+package usage_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/production/internal/usage"
+	"github.com/matryer/is"
+)
+
+// store is a Store whose answers a test decides. It stands in for a database
+// only to say when a database fails; the tests of package postgres have the
+// real one.
+type store func(ctx context.Context, records []usage.Record) error
+
+var _ usage.Store = store(nil)
+
+func (s store) InsertUsage(ctx context.Context, records []usage.Record) error { return s(ctx, records) }
+
+// kept is a store that takes everything.
+type kept struct {
+	mu     sync.Mutex
+	stored [][]usage.Record
+}
+
+func (k *kept) InsertUsage(_ context.Context, records []usage.Record) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.stored = append(k.stored, records)
+	return nil
+}
+
+func (k *kept) batches() [][]usage.Record {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Clone(k.stored)
+}
+
+func (k *kept) requests() (ids []string) {
+	for _, batch := range k.batches() {
+		for _, r := range batch {
+			ids = append(ids, r.RequestID)
+		}
+	}
+	return ids
+}
+
+func report(id string) botapi.ChatReport {
+	return botapi.ChatReport{RequestID: id, Account: "acme", UserID: "42", Status: http.StatusOK}
+}
+
+func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+var errAway = &botapi.StatusError{Status: http.StatusServiceUnavailable, Err: errors.New("connection refused")}
+
+func TestChatsAreStoredInBatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		kept := new(kept)
+		w := usage.NewWriter(kept, discard())
+		defer w.Close(t.Context())
+
+		for i := range 3 {
+			w.OnChat(t.Context(), report(fmt.Sprint(i)))
+		}
+		synctest.Wait()
+		is.Equal(len(kept.batches()), 0) // more may come
+
+		time.Sleep(usage.FlushInterval)
+		synctest.Wait()
+		is.Equal(len(kept.batches()), 1)
+		is.Equal(kept.requests(), []string{"0", "1", "2"})
+	})
+}
+
+func TestCleanShutdownLosesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		kept := new(kept)
+		w := usage.NewWriter(kept, discard())
+		for i := range 1234 {
+			w.OnChat(t.Context(), report(fmt.Sprint(i)))
+		}
+		w.Close(t.Context())
+		w.Close(t.Context()) // again
+		is.Equal(len(kept.requests()), 1234)
+		is.True(len(kept.batches()) < 5)
+	})
+}
+
+func TestStoreThatIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		kept := new(kept)
+		tries := 0
+		w := usage.NewWriter(store(func(ctx context.Context, records []usage.Record) error {
+			if tries++; tries < 5 {
+				return errAway
+			}
+			return kept.InsertUsage(ctx, records)
+		}), discard())
+		w.OnChat(t.Context(), report("r1"))
+		w.Close(t.Context()) // waits until the store is back
+		is.Equal(tries, 5)
+		is.Equal(kept.requests(), []string{"r1"})
+	})
+}
+
+func TestRecordsThatCannotBeStoredAreInTheLog(t *testing.T) {
+	for name, c := range map[string]struct {
+		failure error
+		reason  string
+	}{
+		"the store is away until the end": {errAway, "connection refused"},
+		"the store refuses them":          {errors.New("no such column"), "no such column"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				var log bytes.Buffer
+				w := usage.NewWriter(store(func(context.Context, []usage.Record) error { return c.failure }),
+					slog.New(slog.NewJSONHandler(&log, nil)))
+				w.OnChat(t.Context(), report("r1"))
+				grace, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+				defer cancel()
+				w.Close(grace)
+				w.OnChat(t.Context(), report("r2")) // a chat that outlived the grace time
+
+				lines := spilled(log.String())
+				is.Equal(len(lines), 2)
+				is.True(strings.Contains(lines[0], c.reason))
+				is.True(strings.Contains(lines[0], `"request_id":"r1","account":"acme","user_id":"42"`))
+				is.True(strings.Contains(lines[1], `"request_id":"r2"`))
+			})
+		})
+	}
+}
+
+func TestQueueIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		var log bytes.Buffer
+		release := make(chan struct{})
+		stored := 0
+		w := usage.NewWriter(store(func(_ context.Context, records []usage.Record) error {
+			<-release
+			stored += len(records)
+			return nil
+		}), slog.New(slog.NewJSONHandler(&log, nil)))
+
+		const chats = 2 * usage.QueueSize
+		for i := range chats {
+			w.OnChat(t.Context(), report(fmt.Sprint(i))) // never waits for the store
+		}
+		close(release)
+		w.Close(t.Context())
+		is.True(stored >= usage.QueueSize)
+		is.Equal(stored+len(spilled(log.String())), chats) // each is in the store or in the log
+	})
+}
+
+func spilled(log string) (lines []string) {
+	for line := range strings.Lines(log) {
+		if strings.Contains(line, `"usage not stored"`) {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
