@@ -506,14 +506,17 @@ func (e *textEncoder) append(dst []byte, text string, limit int) (_ []byte, rest
 		if text = text[run:]; text == "" {
 			break
 		}
-		if limit-len(dst) < longestEscape {
-			return dst, text
-		}
 		if text[0] >= utf8.RuneSelf && !utf8.FullRuneInString(text) {
 			e.count = copy(e.held[:], text)
 			return dst, ""
 		}
-		dst, text = e.appendSpecial(dst, text)
+		written := e.bytes
+		longer, next := e.appendSpecial(dst, text)
+		if len(longer) > limit {
+			e.bytes = written
+			return dst, text
+		}
+		dst, text = longer, next
 	}
 	return dst, ""
 }
@@ -572,8 +575,6 @@ func (e *textEncoder) appendRune(dst []byte, r rune) []byte {
 	}
 	return utf8.AppendRune(dst, r)
 }
-
-const longestEscape = len(`\u0000`)
 
 // appendEscaped writes the first character of the text, which is ASCII, as
 // JSON wants it within a string. Published clients stop at the first line with
