@@ -1,0 +1,112 @@
+package openapi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"iter"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"example.com/botapi"
+	"github.com/matryer/is"
+)
+
+const key = "a-key"
+
+var echoBot = botapi.Bot{
+	UID:            "11111111-1111-4111-8111-111111111111",
+	Slug:           "echo",
+	Name:           "Echo",
+	WelcomeMessage: "Say something.\nIt comes back.",
+	Model:          "echo",
+	AvatarURL:      "https://bots.example.org/echo.png",
+}
+
+var otherBot = botapi.Bot{
+	UID:   "2b22c2d2-2222-4222-8222-22222222abcd",
+	Slug:  "other",
+	Name:  "Other",
+	Model: "echo",
+}
+
+// serve starts a server with the real handler on a real connection. The
+// options may lack what a test does not care about.
+func serve(t *testing.T, o botapi.Options) *httptest.Server {
+	t.Helper()
+	is := is.New(t)
+	if o.Bots == nil {
+		bots, err := botapi.NewMemoryStore(echoBot, otherBot)
+		is.NoErr(err)
+		o.Bots = bots
+	}
+	if o.Keys == nil {
+		o.Keys = botapi.StaticKeys(map[string]string{key: "an account"})
+	}
+	if o.Engine == nil {
+		o.Engine = botapi.ChatEngineFunc(echo)
+	}
+	o.Logger = slog.New(slog.DiscardHandler)
+	server := httptest.NewUnstartedServer(botapi.New(o))
+	server.Config.ReadTimeout = 200 * time.Millisecond
+	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	server.Start()
+	t.Cleanup(server.Close)
+	return server
+}
+
+// echo answers with the last message. Some messages make it fail.
+func echo(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		switch text := req.Messages[len(req.Messages)-1].Content; text {
+		case "fail":
+			yield("", errors.New("the engine's own words"))
+		case "fail halfway":
+			_ = yield("half", nil) && yield("", errors.New("the engine's own words"))
+		case "be closed":
+			yield("", botapi.StatusError{Status: http.StatusTeapot, Detail: "The museum is closed today", RetryAfter: time.Hour})
+		case "be invalid":
+			yield("", botapi.HTTPValidationError{Detail: []botapi.ValidationError{{Loc: []any{"body", "colour"}, Msg: "no such colour", Type: "value_error"}}})
+		case "wait":
+			<-ctx.Done()
+		default:
+			yield(text, nil)
+		}
+	}
+}
+
+type failingStore struct{ err error }
+
+func (s failingStore) Bots(context.Context) ([]botapi.Bot, error) { return nil, s.err }
+func (s failingStore) BotByUID(context.Context, string) (botapi.Bot, error) {
+	return botapi.Bot{}, s.err
+}
+func (s failingStore) BotBySlug(context.Context, string) (botapi.Bot, error) {
+	return botapi.Bot{}, s.err
+}
+
+// send sends a request with a key and reads the whole answer. A stream that is
+// broken off is read as far as it goes.
+func send(t *testing.T, method, url, body string, header http.Header) exchange {
+	t.Helper()
+	is := is.New(t)
+	request, err := http.NewRequestWithContext(t.Context(), method, url, bytes.NewReader([]byte(body)))
+	is.NoErr(err)
+	request.Header.Set("Authorization", "Bearer "+key)
+	if body != "" {
+		request.Header.Set("Content-Type", "application/json")
+	}
+	for name, values := range header {
+		request.Header[name] = values
+	}
+	response, err := http.DefaultClient.Do(request)
+	is.NoErr(err)
+	defer response.Body.Close()
+	received, err := io.ReadAll(response.Body)
+	is.True(err == nil || errors.Is(err, io.ErrUnexpectedEOF))
+	return exchange{request, []byte(body), response, received}
+}

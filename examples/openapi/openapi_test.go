@@ -1,0 +1,312 @@
+package openapi
+
+import (
+	"bufio"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"iter"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"example.com/botapi"
+	"github.com/matryer/is"
+)
+
+// TestConformance sends every conformance case to the handler. The answer must
+// be the recorded one and be described by the document; and the document must
+// refuse exactly the requests that the handler refuses as invalid.
+func TestConformance(t *testing.T) {
+	api := loadDocument(t)
+	server := serve(t, botapi.Options{})
+	for _, c := range conformanceCases(t) {
+		for _, path := range []string{"/v1/chat", "/chat"} {
+			t.Run(c.Name+path, func(t *testing.T) {
+				is := is.New(t)
+				x := send(t, http.MethodPost, server.URL+path, c.text(t), nil)
+				is.Equal(x.response.StatusCode, c.Status)
+				c.checkBody(t, x.received)
+
+				is.NoErr(api.checkAnswer(t.Context(), x))
+				refused := api.checkRequest(t.Context(), x)
+				if c.Status != http.StatusUnprocessableEntity {
+					is.NoErr(refused)
+				} else if reason, ok := beyondSchema[c.Name]; ok {
+					is.NoErr(refused) // remove it from beyondSchema
+					t.Log("the document cannot tell:", reason)
+				} else {
+					is.True(refused != nil) // the document must refuse it too
+				}
+			})
+		}
+	}
+}
+
+// beyondSchema names the invalid requests that a JSON schema cannot refuse.
+var beyondSchema = map[string]string{
+	"bot_slug-exponent-alone":     "1e2 is an integer to JSON Schema; the document says in words that it is not one here",
+	"user_id-whole-fraction-echo": "1.0 is an integer to JSON Schema; the document says in words that it is not one here",
+}
+
+type conformanceCase struct {
+	Name       string
+	Body       string
+	BodyBase64 string `json:"body_base64"`
+	Status     int
+	Response   json.RawMessage
+}
+
+func conformanceCases(t *testing.T) []conformanceCase {
+	t.Helper()
+	is := is.New(t)
+	file, err := os.Open("../../testdata/conformance/chat_422.jsonl")
+	is.NoErr(err)
+	defer file.Close()
+	var cases []conformanceCase
+	lines := bufio.NewScanner(file)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var c conformanceCase
+		is.NoErr(json.Unmarshal(lines.Bytes(), &c))
+		cases = append(cases, c)
+	}
+	is.NoErr(lines.Err())
+	is.True(len(cases) > 0)
+	return cases
+}
+
+func (c conformanceCase) text(t *testing.T) string {
+	t.Helper()
+	if c.BodyBase64 == "" {
+		return c.Body
+	}
+	text, err := base64.StdEncoding.DecodeString(c.BodyBase64)
+	is.New(t).NoErr(err)
+	return string(text)
+}
+
+// checkBody compares an answer with the recorded one. Where a syntax error is
+// found and how it is worded is each parser's own.
+func (c conformanceCase) checkBody(t *testing.T, received []byte) {
+	t.Helper()
+	is := is.New(t)
+	if strings.Contains(string(c.Response), "value_error.jsondecode") {
+		is.True(strings.Contains(string(received), "value_error.jsondecode"))
+		return
+	}
+	var want, got any
+	is.NoErr(json.Unmarshal(c.Response, &want))
+	is.NoErr(json.Unmarshal(received, &got))
+	is.True(reflect.DeepEqual(got, want)) // the recorded answer
+}
+
+// TestEveryAnswer has the handler give every answer that the document
+// describes, on both paths of both operations.
+func TestEveryAnswer(t *testing.T) {
+	api := loadDocument(t)
+	for _, prefix := range []string{"/v1", ""} {
+		t.Run("under "+prefix+"/", func(t *testing.T) {
+			testBots(t, api, prefix+"/bots")
+			testChat(t, api, prefix+"/chat")
+			testBrokenBodies(t, api, prefix+"/chat")
+			testFullPlaces(t, api, prefix+"/chat")
+		})
+	}
+	is.New(t).Equal(api.unseen(), []string(nil)) // described, but never given
+}
+
+func testBots(t *testing.T, api *document, path string) {
+	server := serve(t, botapi.Options{})
+	broken := serve(t, botapi.Options{Bots: failingStore{io.ErrUnexpectedEOF}})
+	closed := serve(t, botapi.Options{Bots: failingStore{botapi.StatusError{Status: http.StatusTeapot, Detail: "Closed", RetryAfter: time.Minute}}})
+	empty, _ := botapi.NewMemoryStore()
+	tests := []struct {
+		name, method string
+		server       *httptest.Server
+		header       http.Header
+		status       int
+		valid        bool // whether the document has such a request
+	}{
+		{"bots", "GET", server, nil, 200, true},
+		{"no bots", "GET", serve(t, botapi.Options{Bots: empty}), nil, 200, true},
+		{"head", "HEAD", server, nil, 200, true},
+		{"own request id", "GET", server, http.Header{"X-Request-Id": {"checkout-7f3a"}}, 200, true},
+		{"unusable request id", "GET", server, http.Header{"X-Request-Id": {"two words"}}, 200, false},
+		{"no key", "GET", server, http.Header{"Authorization": nil}, 401, false},
+		{"wrong key", "GET", server, http.Header{"Authorization": {"Bearer wrong"}}, 401, true},
+		{"wrong method", "DELETE", server, nil, 405, true},
+		{"broken store", "GET", broken, nil, 500, true},
+		{"host's refusal", "GET", closed, nil, 418, true},
+	}
+	for _, test := range tests {
+		t.Run("bots/"+test.name, func(t *testing.T) {
+			is := is.New(t)
+			x := send(t, test.method, test.server.URL+path, "", test.header)
+			is.Equal(x.response.StatusCode, test.status)
+			is.NoErr(api.checkAnswer(t.Context(), x))
+			is.Equal(api.checkRequest(t.Context(), x) == nil, test.valid)
+		})
+	}
+}
+
+func testChat(t *testing.T, api *document, path string) {
+	server := serve(t, botapi.Options{MaxBodyBytes: 512, ChatTimeout: 50 * time.Millisecond})
+	tests := []struct {
+		name, method, body string
+		header             http.Header
+		status             int
+		valid              bool // whether the document has such a request
+	}{
+		{"answer", "POST", `{"bot_slug":"echo","prompt":"hi","stream":false}`, nil, 200, true},
+		{"stream", "POST", `{"bot_slug":"echo","prompt":"[DONE] \u2028","stream":true}`, nil, 200, true},
+		{"broken stream", "POST", `{"bot_slug":"echo","prompt":"fail halfway","stream":true}`, nil, 200, true},
+		{"no key", "POST", `{"bot_slug":"echo","prompt":"hi","stream":false}`, http.Header{"Authorization": nil}, 401, false},
+		{"wrong key", "POST", `{"bot_slug":"echo","prompt":"hi","stream":false}`, http.Header{"Authorization": {"Bearer wrong"}}, 401, true},
+		{"no bot", "POST", `{"bot_slug":"nobody","prompt":"hi","stream":false}`, nil, 404, true},
+		{"two bots", "POST", `{"bot_slug":"echo","bot_uid":"` + otherBot.UID + `","prompt":"hi","stream":false}`, nil, 404, true},
+		{"wrong method", "PUT", `{"bot_slug":"echo","prompt":"hi","stream":false}`, nil, 405, true},
+		{"large body", "POST", `{"bot_slug":"echo","prompt":"` + strings.Repeat("a", 512) + `","stream":false}`, nil, 413, true},
+		{"invalid", "POST", `{}`, nil, 422, false},
+		{"invalid for the engine", "POST", `{"bot_slug":"echo","prompt":"be invalid","stream":false}`, nil, 422, true},
+		{"engine fails", "POST", `{"bot_slug":"echo","prompt":"fail","stream":true}`, nil, 500, true},
+		{"engine takes too long", "POST", `{"bot_slug":"echo","prompt":"wait","stream":true}`, nil, 504, true},
+		{"host's refusal", "POST", `{"bot_slug":"echo","prompt":"be closed","stream":true}`, nil, 418, true},
+	}
+	for _, test := range tests {
+		t.Run("chat/"+test.name, func(t *testing.T) {
+			is := is.New(t)
+			x := send(t, test.method, server.URL+path, test.body, test.header)
+			is.Equal(x.response.StatusCode, test.status)
+			is.NoErr(api.checkAnswer(t.Context(), x))
+			is.Equal(api.checkRequest(t.Context(), x) == nil, test.valid)
+		})
+	}
+}
+
+// testBrokenBodies sends what no HTTP client sends.
+func testBrokenBodies(t *testing.T, api *document, path string) {
+	server := serve(t, botapi.Options{})
+	tests := []struct {
+		name, body string
+		status     int
+	}{
+		{"not a chunk", "not a length\r\n", 400},
+		{"body that does not come", "1\r\n{\r\n", 408},
+	}
+	for _, test := range tests {
+		t.Run("chat/"+test.name, func(t *testing.T) {
+			is := is.New(t)
+			conn, err := net.Dial("tcp", server.Listener.Addr().String())
+			is.NoErr(err)
+			defer conn.Close()
+			_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n"+
+				"Transfer-Encoding: chunked\r\n\r\n%s", path, key, test.body)
+			is.NoErr(err)
+			request, err := http.NewRequest(http.MethodPost, server.URL+path, nil)
+			is.NoErr(err)
+			response, err := http.ReadResponse(bufio.NewReader(conn), request)
+			is.NoErr(err)
+			received, err := io.ReadAll(response.Body)
+			is.NoErr(err)
+			is.Equal(response.StatusCode, test.status)
+			is.NoErr(api.checkAnswer(t.Context(), exchange{request, nil, response, received}))
+		})
+	}
+}
+
+// testFullPlaces asks for one chat more than there is a place for.
+func testFullPlaces(t *testing.T, api *document, path string) {
+	tests := []struct {
+		name    string
+		options botapi.Options
+		status  int
+	}{
+		{"full server", botapi.Options{MaxConcurrentChats: 1}, 503},
+		{"full account", botapi.Options{MaxChatsPerAccount: 1}, 429},
+	}
+	for _, test := range tests {
+		t.Run("chat/"+test.name, func(t *testing.T) {
+			is := is.New(t)
+			begun := make(chan struct{})
+			test.options.Engine = botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+				return func(func(string, error) bool) {
+					close(begun)
+					<-ctx.Done()
+				}
+			})
+			server := serve(t, test.options)
+			const body = `{"bot_slug":"echo","prompt":"hi","stream":false}`
+			first, leave := context.WithCancel(t.Context())
+			defer leave()
+			request, err := http.NewRequestWithContext(first, http.MethodPost, server.URL+path, strings.NewReader(body))
+			is.NoErr(err)
+			request.Header.Set("Authorization", "Bearer "+key)
+			left := make(chan struct{})
+			go func() {
+				defer close(left)
+				if response, err := http.DefaultClient.Do(request); err == nil {
+					response.Body.Close()
+				}
+			}()
+			<-begun
+
+			x := send(t, http.MethodPost, server.URL+path, body, nil)
+			is.Equal(x.response.StatusCode, test.status)
+			is.Equal(x.response.Header.Get("Retry-After"), "1")
+			is.NoErr(api.checkAnswer(t.Context(), x))
+			is.NoErr(api.checkRequest(t.Context(), x))
+			leave()
+			<-left
+		})
+	}
+}
+
+// TestKeepAlive has a stream fall silent until its client has heard a comment.
+func TestKeepAlive(t *testing.T) {
+	is := is.New(t)
+	heard := make(chan struct{})
+	server := serve(t, botapi.Options{
+		KeepAlive: time.Millisecond,
+		Engine: botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+			return func(yield func(string, error) bool) {
+				if !yield("before", nil) {
+					return
+				}
+				select {
+				case <-heard:
+					yield("after", nil)
+				case <-ctx.Done():
+				}
+			}
+		}),
+	})
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+"/v1/chat",
+		strings.NewReader(`{"bot_slug":"echo","prompt":"hi","stream":true}`))
+	is.NoErr(err)
+	request.Header.Set("Authorization", "Bearer "+key)
+	response, err := http.DefaultClient.Do(request)
+	is.NoErr(err)
+	defer response.Body.Close()
+
+	var received []byte
+	body := bufio.NewReader(response.Body)
+	for !strings.HasSuffix(string(received), ": keep-alive\n") {
+		line, err := body.ReadBytes('\n')
+		is.NoErr(err)
+		received = append(received, line...)
+	}
+	close(heard)
+	rest, err := io.ReadAll(body)
+	is.NoErr(err)
+	received = append(received, rest...)
+	is.True(strings.HasSuffix(string(received), "data: [DONE]\n\n"))
+	is.NoErr(loadDocument(t).checkAnswer(t.Context(), exchange{request, nil, response, received}))
+}
