@@ -66,6 +66,9 @@ func (x *exchange) readBody() (string, error) {
 	buffer := bodies.Get().(*bytes.Buffer)
 	defer freeBody(buffer)
 	buffer.Reset()
+	if n := x.r.ContentLength; n > 0 { // a claim: what it may cost is bounded
+		buffer.Grow(int(min(n, DefaultMaxBodyBytes)) + bytes.MinRead)
+	}
 	if _, err := buffer.ReadFrom(http.MaxBytesReader(x.w, x.r.Body, x.maxBodyBytes)); err != nil {
 		return "", bodyError(err)
 	}
