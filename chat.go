@@ -1,14 +1,15 @@
 package botapi
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -18,12 +19,14 @@ import (
 	"github.com/invopop/validation"
 )
 
-// A chat is a chat that has its place. The engine's goroutine uses it too, and
-// may do so after the handler has returned.
+// A chat is one chat that has its place. The engine's goroutine uses it too,
+// and may do so after the handler has returned.
 type chat struct {
 	*handler
+	context chatContext // the engine's
 	account string
-	request ChatRequest
+	request ChatRequest // the engine's
+	report  ChatReport  // the handler's
 }
 
 // chat answers POST /v1/chat.
@@ -43,46 +46,77 @@ func (x *exchange) chat() error {
 	if err := x.places.take(x.account); err != nil {
 		return err
 	}
-	x.converse(&chat{
-		handler: x.handler,
-		account: x.account,
-		request: ChatRequest{
-			Bot:      bot,
-			Messages: asked.messages,
-			UserID:   asked.userID,
-			Stream:   asked.stream,
-			Extra:    asked.extra,
-		},
-	})
+	request := ChatRequest{
+		Bot:      bot,
+		Messages: asked.messages,
+		UserID:   asked.userID,
+		Stream:   asked.stream,
+		Extra:    asked.extra,
+	}
+	if request.Stream {
+		x.stream(request)
+	} else {
+		x.answerWhole(request)
+	}
 	return nil
 }
 
+func (x *exchange) newChat(request ChatRequest) chat {
+	return chat{
+		handler: x.handler,
+		context: chatContext{requestContext: &x.admitted, limit: x.chatTimeout, began: time.Now()},
+		account: x.account,
+		request: request,
+		report: ChatReport{
+			RequestID: x.identified.requestID,
+			Account:   x.account,
+			UserID:    request.UserID,
+			Bot:       request.Bot,
+			Stream:    request.Stream,
+		},
+	}
+}
+
 // readBody reads the body to its end: only then does net/http notice that a
-// client left.
+// client left. What a body announces of its length is believed only when some
+// of it has come.
 func (x *exchange) readBody() (string, error) {
 	if x.r.ContentLength > x.maxBodyBytes {
 		return "", errBodyTooLarge
 	}
-	buffer := bodies.Get().(*bytes.Buffer)
-	defer freeBody(buffer)
-	buffer.Reset()
-	if n := x.r.ContentLength; n > 0 { // a claim: what it may cost is bounded
-		buffer.Grow(int(min(n, DefaultMaxBodyBytes)) + bytes.MinRead)
+	chunk := bodyChunks.Get().(*[bodyChunk]byte)
+	defer bodyChunks.Put(chunk)
+	from := http.MaxBytesReader(x.w, x.r.Body, x.maxBodyBytes)
+	var body strings.Builder
+	for {
+		n, err := fill(chunk[:], from)
+		if n == bodyChunk {
+			body.Grow(max(n, int(x.r.ContentLength)-body.Len()))
+		}
+		body.Write(chunk[:n])
+		if err == io.EOF {
+			x.bodyRead = true
+			return body.String(), nil
+		}
+		if err != nil {
+			return "", bodyError(err)
+		}
 	}
-	if _, err := buffer.ReadFrom(http.MaxBytesReader(x.w, x.r.Body, x.maxBodyBytes)); err != nil {
-		return "", bodyError(err)
-	}
-	x.bodyRead = true
-	return buffer.String(), nil
 }
 
-var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+const bodyChunk = 8 << 10
 
-// freeBody keeps no buffer that only a rare, large body needs.
-func freeBody(buffer *bytes.Buffer) {
-	if buffer.Cap() <= 64<<10 {
-		bodies.Put(buffer)
+var bodyChunks = sync.Pool{New: func() any { return new([bodyChunk]byte) }}
+
+// fill reads until p is full or an error ends it. Unlike io.ReadFull, it leaves
+// the error as it is: one is a body that was cut short.
+func fill(p []byte, from io.Reader) (n int, err error) {
+	for n < len(p) && err == nil {
+		var read int
+		read, err = from.Read(p[n:])
+		n += read
 	}
+	return n, err
 }
 
 func bodyError(err error) error {
@@ -114,89 +148,150 @@ func (x *exchange) findBot(uid, slug string) (Bot, error) {
 	return bot, err
 }
 
-// converse lets the engine answer, ends the answer, and reports it: every chat
-// that has its place ends here.
-func (x *exchange) converse(c *chat) {
-	ctx, cancel := x.chatContext()
-	defer cancel()
-	report := ChatReport{
-		RequestID: x.identified.requestID,
-		Account:   x.account,
-		UserID:    c.request.UserID,
-		Bot:       c.request.Bot,
-		Stream:    c.request.Stream,
-	}
-	if report.Stream {
-		x.stream(ctx, c, &report)
-	} else {
-		x.answerWhole(ctx, c, &report)
-	}
-	cancel()
-	x.report(&report)
-}
-
-func (x *exchange) chatContext() (context.Context, context.CancelFunc) {
-	if x.chatTimeout < 0 {
-		return context.WithCancel(x.ctx)
-	}
-	return context.WithTimeoutCause(x.ctx, x.chatTimeout, errTooLong)
-}
-
-// endOf says why the context of a chat has ended. A host that cancels the
-// contexts of its requests may give a cause, which then decides the answer.
-func endOf(ctx context.Context) error {
-	switch cause := context.Cause(ctx); cause {
-	case context.Canceled:
-		return errClientLeft
-	case context.DeadlineExceeded: // set by the host's middleware
-		return errTooLong
-	default:
-		return cause
-	}
-}
-
-func (x *exchange) report(r *ChatReport) {
+// reportEnd is called once for each chat, when its answer has ended.
+func (x *exchange) reportEnd(c *chat) {
+	c.context.end()
 	if x.onChat == nil {
 		return
 	}
-	r.Duration = time.Since(x.began)
+	c.report.Duration = time.Since(x.began)
 	ctx := context.WithoutCancel(x.ctx)
 	defer func() {
 		if v := recover(); v != nil {
 			x.logError(ctx, "OnChat panicked", recovered("calling OnChat", v))
 		}
 	}()
-	x.onChat(ctx, *r)
+	x.onChat(ctx, c.report)
 }
 
-func (x *exchange) stream(ctx context.Context, c *chat, r *ChatReport) {
-	s := newStream(x)
-	go c.run(ctx, s)
-	r.Err = s.deliver(ctx)
-	s.report(r)
-	if r.Err != nil && r.Status == 0 {
-		r.Status = x.refuse(r.Err)
+// A chatContext is the context of one engine. The context that really ends is
+// made when somebody asks for it: an engine that answers at once never does,
+// and making one is dear.
+type chatContext struct {
+	*requestContext
+	began time.Time
+	limit time.Duration // from began; not above zero: no limit
+
+	mu     sync.Mutex
+	made   context.Context
+	cancel context.CancelFunc
+	over   bool
+}
+
+func (c *chatContext) Deadline() (time.Time, bool) { return c.ending().Deadline() }
+func (c *chatContext) Done() <-chan struct{}       { return c.ending().Done() }
+func (c *chatContext) Err() error                  { return c.ending().Err() }
+
+func (c *chatContext) Value(key any) any {
+	if key == (requestContextKey{}) {
+		return c.requestContext
 	}
+	return c.ending().Value(key) // also what package context asks for, to end contexts derived from this one
+}
+
+// ending is the context that really ends.
+func (c *chatContext) ending() context.Context {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.made == nil {
+		c.made, c.cancel = c.make()
+		if c.over {
+			c.cancel()
+		}
+	}
+	return c.made
+}
+
+func (c *chatContext) make() (context.Context, context.CancelFunc) {
+	if c.limit <= 0 {
+		return context.WithCancel(c.requestContext)
+	}
+	return context.WithDeadlineCause(c.requestContext, c.began.Add(c.limit), errTooLong)
+}
+
+// end ends the context because the answer is over.
+func (c *chatContext) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.over = true
+	if c.made != nil {
+		c.cancel()
+	}
+}
+
+// cause says why the context has ended before the answer was over; nil if it
+// has not. A host that cancels the contexts of its requests may give a cause,
+// which then decides the answer.
+func (c *chatContext) cause() error {
+	switch cause := context.Cause(c.requestContext); {
+	case cause == context.Canceled:
+		return errClientLeft
+	case cause == context.DeadlineExceeded: // set by the host's middleware
+		return errTooLong
+	case cause != nil:
+		return cause
+	case c.limit > 0 && time.Since(c.began) >= c.limit:
+		return errTooLong
+	}
+	return nil
+}
+
+func (x *exchange) stream(request ChatRequest) {
+	s := newStream(x, request)
+	go s.chat.run(s)
+	err := s.deliver()
+	s.report(&s.chat.report)
+	if s.chat.report.Err = err; err != nil && !s.committed {
+		s.chat.report.Status = x.refuse(err)
+	}
+	x.reportEnd(&s.chat)
 }
 
 // answerWhole answers with one JSON body.
-func (x *exchange) answerWhole(ctx context.Context, c *chat, r *ChatReport) {
-	w := &wholeAnswer{done: make(chan struct{})}
-	conn := newConnection(x)
-	go c.run(ctx, w)
-	select {
-	case <-w.done:
-	case <-ctx.Done():
-		w.end(endOf(ctx))
+//
+// The engine runs in this goroutine where that can be afforded: a second one
+// for an answer that is often there at once would be the dearest part of it.
+// Then it is the end of the context that answers for an engine that hangs, and
+// takes the connection from under it, which leaves nothing waiting but the
+// engine. On HTTP/2 an answer is not complete until the handler returns, and a
+// writer that cannot flush sends nothing until then: there the engine has its
+// own goroutine.
+func (x *exchange) answerWhole(request ChatRequest) {
+	w := newWholeAnswer(x, request)
+	stop := w.watch()
+	defer stop()
+	if w.inline {
+		w.chat.run(w)
+	} else {
+		go w.chat.run(w)
+		<-w.done
 	}
-	w.deliver(&conn, r)
-	if !w.first.IsZero() {
-		r.FirstFragment = w.first.Sub(x.began)
+	stop()
+	w.concluded.Do(w.conclude)
+}
+
+// canFlush looks behind middleware as http.ResponseController does.
+func canFlush(w http.ResponseWriter) bool {
+	for {
+		switch t := w.(type) {
+		case http.Flusher, interface{ FlushError() error }:
+			return true
+		case interface{ Unwrap() http.ResponseWriter }:
+			w = t.Unwrap()
+		default:
+			return false
+		}
 	}
 }
 
 // A wholeAnswer gathers the fragments of an answer that is sent at its end.
 type wholeAnswer struct {
+	x         *exchange
+	chat      chat
+	conn      connection
+	inline    bool      // the engine runs in the handler's goroutine
+	concluded sync.Once // by that goroutine, or by the end of the context
+
 	mu        sync.Mutex
 	body      []byte
 	text      textEncoder
@@ -208,6 +303,15 @@ type wholeAnswer struct {
 }
 
 var _ answer = (*wholeAnswer)(nil)
+
+func newWholeAnswer(x *exchange, request ChatRequest) *wholeAnswer {
+	w := &wholeAnswer{x: x, chat: x.newChat(request), conn: newConnection(x)}
+	w.inline = x.r.ProtoMajor == 1 && canFlush(x.w)
+	if !w.inline {
+		w.done = make(chan struct{})
+	}
+	return w
+}
 
 // maxWhole bounds an answer that is held in memory until it is whole.
 const maxWhole = 64 << 20
@@ -251,16 +355,71 @@ func (w *wholeAnswer) stop(err error) (first bool) {
 		return false
 	}
 	w.over, w.err = true, err
-	close(w.done)
+	if w.done != nil {
+		close(w.done)
+	}
 	return true
 }
 
-// deliver sends the answer, or says why there is none.
-func (w *wholeAnswer) deliver(conn *connection, r *ChatReport) {
+// watch has the answer ended when its context ends. What it returns is to be
+// called before the handler returns, more than once if need be.
+func (w *wholeAnswer) watch() (stop func()) {
+	var timeout *time.Timer
+	if w.chat.context.limit > 0 {
+		timeout = time.AfterFunc(w.chat.context.limit, w.endEarly)
+	}
+	stopWaiting := context.AfterFunc(w.x.r.Context(), w.endEarly)
+	return func() {
+		stopWaiting()
+		if timeout != nil {
+			timeout.Stop()
+		}
+	}
+}
+
+// endEarly ends the answer because its context has ended. It runs in a goroutine
+// of its own, and if the engine runs in the handler's, it may hang there: then
+// the client is answered from here.
+func (w *wholeAnswer) endEarly() {
+	defer func() {
+		if v := recover(); v != nil {
+			w.x.logError(w.x.ctx, "request failed", recovered("ending the answer", v))
+		}
+	}()
+	if w.end(w.chat.context.cause()) && w.inline {
+		w.concluded.Do(w.concludeAndDetach)
+	}
+}
+
+// conclude sends the answer, or says why there is none, and reports it.
+func (w *wholeAnswer) conclude() {
+	w.deliver(&w.chat.report)
+	w.x.reportEnd(&w.chat)
+}
+
+// concludeAndDetach also takes the connection from the server and closes it, so
+// that neither the client nor http.Server.Shutdown waits for an engine that
+// does not return.
+func (w *wholeAnswer) concludeAndDetach() {
+	w.x.w.Header().Set("Connection", "close")
+	w.conclude()
+	if !w.x.cut {
+		_ = w.x.control.Flush()
+	}
+	// Where this is not supported, the engine's return must be waited for.
+	if conn, _, err := w.x.control.Hijack(); err == nil {
+		_ = conn.Close()
+	}
+}
+
+func (w *wholeAnswer) deliver(r *ChatReport) {
 	w.mu.Lock() // an engine that does not stop may still be calling
 	defer w.mu.Unlock()
+	if !w.first.IsZero() {
+		r.FirstFragment = w.first.Sub(w.x.began)
+	}
 	if r.Err = w.err; r.Err != nil {
-		r.Status = conn.x.refuse(r.Err)
+		r.Status = w.x.refuse(r.Err)
 		return
 	}
 	if w.body == nil {
@@ -268,7 +427,7 @@ func (w *wholeAnswer) deliver(conn *connection, r *ChatReport) {
 	}
 	w.body = append(w.text.appendHeld(w.body), wholeEnd...)
 	r.Status, r.Fragments, r.Bytes = http.StatusOK, w.fragments, w.text.bytes
-	r.Err = conn.sendWhole(w.body)
+	r.Err = w.conn.sendWhole(w.body)
 }
 
 // A chatBody is a request body that has passed every rule.
@@ -512,8 +671,18 @@ func (d *decoder) decodeMessage(i int) {
 		}
 	}
 	if len(m.problems) == before {
-		m.good = append(m.good, ChatMessage{roleOf(d.message[fieldRole].text), d.message[fieldContent].text})
+		m.good = append(d.withRoom(m.good), ChatMessage{roleOf(d.message[fieldRole].text), d.message[fieldContent].text})
 	}
+}
+
+// withRoom makes room for one message more, and for no more than the rest of
+// the body can hold.
+func (d *decoder) withRoom(messages []ChatMessage) []ChatMessage {
+	if len(messages) < cap(messages) {
+		return messages
+	}
+	rest := (len(d.parser.body) - d.parser.at) / len(`{"role":"user","content":""},`)
+	return slices.Grow(messages, 1+min(max(len(messages), 3), rest))
 }
 
 func (d *decoder) readMessage() {

@@ -134,7 +134,7 @@ var (
 // run lets the engine of the chat speak until it has really returned, and only
 // then gives the chat's place back. Whatever the engine does ends in a.end: it
 // must never take the process down.
-func (c *chat) run(ctx context.Context, a answer) {
+func (c *chat) run(a answer) {
 	err := errEngineExited
 	defer func() {
 		if v := recover(); v != nil {
@@ -142,12 +142,12 @@ func (c *chat) run(ctx context.Context, a answer) {
 		}
 		c.places.release(c.account)
 		if first := a.end(err); !first && isPanic(err) {
-			c.logError(ctx, "the engine panicked after its answer had ended", err)
+			c.logError(&c.context, "the engine panicked after its answer had ended", err)
 		}
 	}()
-	err = c.speak(ctx, a)
-	if ctx.Err() != nil {
-		err = endOf(ctx)
+	err = c.speak(a)
+	if cause := c.context.cause(); cause != nil {
+		err = cause
 	}
 }
 
@@ -156,8 +156,8 @@ func (c *chat) run(ctx context.Context, a answer) {
 //
 // The iterator is called directly, not by a range statement, because range
 // would panic in an engine that goes on yielding after it was told to stop.
-func (c *chat) speak(ctx context.Context, a answer) (failure error) {
-	fragments := c.engine.Chat(ctx, &c.request)
+func (c *chat) speak(a answer) (failure error) {
+	fragments := c.engine.Chat(&c.context, &c.request)
 	if fragments == nil {
 		return errNilIterator
 	}
@@ -168,8 +168,8 @@ func (c *chat) speak(ctx context.Context, a answer) (failure error) {
 		if err == nil {
 			return a.fragment(text)
 		}
-		if failure = err; ctx.Err() != nil {
-			failure = endOf(ctx)
+		if failure = c.context.cause(); failure == nil {
+			failure = err
 		}
 		a.end(failure)
 		return false

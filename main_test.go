@@ -75,9 +75,11 @@ func testOptions(t testing.TB, log io.Writer) Options {
 		t.Fatal(err)
 	}
 	return Options{
-		Bots:   store,
-		Keys:   StaticKeys(map[string]string{testKey: testAccount}),
-		Engine: engineOf(func(ctx context.Context, req *ChatRequest, yield func(string, error) bool) { yield(lastContent(req), nil) }),
+		Bots: store,
+		Keys: StaticKeys(map[string]string{testKey: testAccount}),
+		Engine: engineOf(func(ctx context.Context, req *ChatRequest, yield func(string, error) bool) {
+			yield(lastContent(req), nil)
+		}),
 		Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 }

@@ -1,7 +1,6 @@
 package botapi
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -43,6 +42,7 @@ const (
 // mutex itself is not held during a write.
 type stream struct {
 	x    *exchange
+	chat chat
 	conn connection
 	text textEncoder // used with mu held
 
@@ -76,9 +76,10 @@ const (
 
 // newStream also lifts the server's own deadlines, since an answer may take
 // longer than either.
-func newStream(x *exchange) *stream {
+func newStream(x *exchange, request ChatRequest) *stream {
 	s := &stream{
 		x:     x,
+		chat:  x.newChat(request),
 		conn:  newConnection(x),
 		wrote: time.Now(),
 		wake:  make(chan struct{}, 1),
@@ -229,10 +230,10 @@ func (s *stream) notify() {
 // it, keeps a silent stream alive, and ends the answer. It returns when nobody
 // will touch the ResponseWriter any more. The error is why the answer is not
 // whole, and still to be told to the client if nothing has been sent.
-func (s *stream) deliver(ctx context.Context) error {
+func (s *stream) deliver() error {
 	silence := time.NewTimer(s.x.keepAlive)
 	defer silence.Stop()
-	ended := ctx.Done()
+	ended := s.chat.context.Done()
 	for {
 		select {
 		case <-s.wake:
@@ -240,7 +241,7 @@ func (s *stream) deliver(ctx context.Context) error {
 			silence.Reset(s.keepAlive())
 		case <-ended:
 			ended = nil
-			s.abandon(endOf(ctx))
+			s.abandon(s.chat.context.cause())
 		}
 		if s.settle() {
 			return s.conclude()
@@ -611,29 +612,29 @@ func appendString(dst []byte, s string) []byte {
 // plainPrefix returns how many bytes at the start of s stand in a JSON string
 // as they are: ASCII from 0x20 on, but for the quote, the backslash, and the
 // bracket that could begin a [DONE].
+//
+// It looks at eight bytes at once. Each term then has a high bit set if a byte
+// is not plain: v for what is not ASCII, the others because their subtraction
+// goes below zero. Flipping bit 1 puts the quote right above the control
+// characters, so that one term is enough for both.
 func plainPrefix(s string) int {
+	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	i := 0
-	for ; i+8 <= len(s); i += 8 {
-		if !plain8(s[i : i+8]) {
+	for ; i <= len(s)-8; i += 8 {
+		t := s[i : i+8]
+		v := uint64(t[0]) | uint64(t[1])<<8 | uint64(t[2])<<16 | uint64(t[3])<<24 |
+			uint64(t[4])<<32 | uint64(t[5])<<40 | uint64(t[6])<<48 | uint64(t[7])<<56
+		low, backslash, bracket := v^ones*0x02, v^ones*'\\', v^ones*'['
+		if (v|(low-ones*0x21)|(backslash-ones)|(bracket-ones))&highs != 0 {
 			break
 		}
 	}
-	for i < len(s) && plainByte(s[i]) {
+	for i < len(s) && isPlain(s[i]) {
 		i++
 	}
 	return i
 }
 
-func plainByte(c byte) bool {
+func isPlain(c byte) bool {
 	return c >= 0x20 && c < utf8.RuneSelf && c != '"' && c != '\\' && c != '['
-}
-
-// plain8 is plainByte for eight bytes at once: in each test, the high bit of a
-// byte is set where the byte is not plain (or above one that is not).
-func plain8(s string) bool {
-	const ones, highs = 0x0101010101010101, 0x8080808080808080
-	v := uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
-		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
-	quote, backslash, bracket := v^ones*'"', v^ones*'\\', v^ones*'['
-	return (v|(v-ones*0x20)&^v|(quote-ones)&^quote|(backslash-ones)&^backslash|(bracket-ones)&^bracket)&highs == 0
 }

@@ -166,13 +166,13 @@ func newBotSet(bots []Bot) (*botSet, error) {
 	return set, nil
 }
 
-// Bots returns a copy of the listing.
+// Bots returns the listing. The slice is shared: it must not be changed.
 func (s *MemoryStore) Bots(context.Context) ([]Bot, error) {
 	set := s.bots.Load()
 	if set == nil {
 		return nil, nil
 	}
-	return slices.Clone(set.listed), nil
+	return slices.Clip(set.listed), nil
 }
 
 // BotByUID returns the bot with this uid, or ErrBotNotFound.
