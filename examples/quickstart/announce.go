@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+
+	"example.com/botapi"
+)
+
+const announcement = `Serving %d bots at %s with the key %s
+
+List the bots:
+%s
+
+Ask the first one:
+%s
+
+Ask it for a stream:
+%s
+`
+
+// announce prints where the service is, and commands to try it with.
+func (s settings) announce(w io.Writer, address net.Addr, store botapi.BotStore) error {
+	bots, err := store.Bots(context.Background())
+	if err != nil {
+		return err
+	}
+	base := "http://" + reachable(address)
+	key := "-H " + quote("Authorization: Bearer "+s.key)
+	_, err = fmt.Fprintf(w, announcement, len(bots), base, s.key,
+		"curl "+base+"/v1/bots "+key,
+		"curl "+base+"/v1/chat "+key+" -d "+quote(chatBody(bots[0].Slug, false)),
+		"curl -N "+base+"/v1/chat "+key+" -d "+quote(chatBody(bots[0].Slug, true)))
+	return err
+}
+
+// reachable returns the address by which this machine reaches the listener.
+func reachable(address net.Addr) string {
+	tcp, ok := address.(*net.TCPAddr)
+	if ok && tcp.IP.IsUnspecified() {
+		return net.JoinHostPort("localhost", strconv.Itoa(tcp.Port))
+	}
+	return address.String()
+}
+
+func chatBody(slug string, stream bool) string {
+	body, _ := json.Marshal(struct { // always has a JSON form
+		BotSlug string `json:"bot_slug"`
+		Prompt  string `json:"prompt"`
+		Stream  bool   `json:"stream"`
+	}{slug, "I am worried about my exam", stream})
+	return string(body)
+}
+
+// quote makes one word of the shell.
+func quote(text string) string {
+	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+}
