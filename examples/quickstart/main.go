@@ -189,6 +189,7 @@ func serveUntil(stop <-chan os.Signal, server *http.Server, listener net.Listene
 	go func() { ended <- server.Shutdown(context.Background()) }()
 	select {
 	case err := <-ended:
+		<-served // it said that the server is closed
 		return err
 	case <-stop:
 		_ = server.Close() // the process ends here in any case

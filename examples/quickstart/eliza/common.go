@@ -15,20 +15,21 @@ const (
 // danger comes before everything else, in every script: here a game with words
 // would do harm.
 var danger = keyword{
-	words: "suicide suicidal myself die dead life", rank: 100, rules: []rule{
-		on("* suicide|suicidal *", danger1, danger2),
-		on("* kill|killing|hurt|hurting|harm|harming myself *", danger1, danger2),
-		on("* want|wish|going to die *", danger1, danger2),
-		on("* wish|wished I was|were dead *", danger1, danger2),
-		on("* want to be dead *", danger1, danger2),
-		on("* end|ending|take|taking my own|whole life *", danger1, danger2),
-		on("* end|ending my life *", danger1, danger2),
+	words: "suicide suicidal myself die dead life live", rank: 100, rules: []rule{
+		on("* suicide|suicidal *", seekHelp...),
+		on("* kill|killing|hurt|hurting|harm|harming myself *", seekHelp...),
+		on("* want|wish|going to die *", seekHelp...),
+		on("* wish|wished I was|were dead *", seekHelp...),
+		on("* want to be dead *", seekHelp...),
+		on("* not want to live *", seekHelp...),
+		on("* end|ending|take|taking my own|whole life *", seekHelp...),
+		on("* end|ending my life *", seekHelp...),
 	},
 }
 
-const (
-	danger1 = "I am a small program and cannot help with this, but people can. " +
-		"If you are in danger, please call your local emergency number now, or tell someone near you."
-	danger2 = "Please do not stay alone with this. Call your local emergency number or a crisis line, " +
-		"or go to someone you trust; I am only a program that turns words around."
-)
+var seekHelp = lines{
+	"I am a small program and cannot help with this, but people can. " +
+		"If you are in danger, please call your local emergency number now, or tell someone near you.",
+	"Please do not stay alone with this. Call your local emergency number or a crisis line, " +
+		"or go to someone you trust; I am only a program that turns words around.",
+}

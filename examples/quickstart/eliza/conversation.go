@@ -20,8 +20,8 @@ const maxMemories = 16
 // the client sent, so that the same history always gets the same answer.
 type conversation struct {
 	script   *script
-	bot      string         // its name
-	said     map[*lines]int // how often each group of lines had its turn
+	bot      string          // its name
+	said     map[*string]int // how many of some lines have been said, by the first of them
 	memories []string
 	name     string // of the user
 	topic    string // to lead to
@@ -32,7 +32,7 @@ type conversation struct {
 // through all of them, as it would have heard them, to know whose turn it is
 // among its lines and what it has to remember.
 func (s *script) answer(bot string, messages []botapi.ChatMessage) string {
-	c := conversation{script: s, bot: bot, said: make(map[*lines]int)}
+	c := conversation{script: s, bot: bot, said: make(map[*string]int)}
 	reply := ""
 	for _, m := range messages {
 		switch m.Role {
@@ -44,9 +44,9 @@ func (s *script) answer(bot string, messages []botapi.ChatMessage) string {
 	}
 	switch {
 	case reply == "":
-		reply = c.say(&s.opening, nil)
+		reply = c.say(s.opening, nil)
 	case messages[len(messages)-1].Role == botapi.RoleAssistant:
-		reply = c.say(&s.silence, nil)
+		reply = c.say(s.silence, nil)
 	}
 	if c.brief {
 		return firstSentence(reply)
@@ -64,42 +64,28 @@ func (c *conversation) reply(message string) string {
 
 func (c *conversation) replyTo(clauses []clause) string {
 	if len(clauses) == 0 {
-		return c.say(&c.script.silence, nil)
+		return c.say(c.script.silence, nil)
 	}
 	for _, h := range c.script.listen(clauses) {
 		if rule, parts := firstFit(h.keyword.rules, h.words); rule != nil {
-			return c.say(&rule.answers, parts)
+			return c.say(rule.answers, parts)
 		}
 	}
 	return c.replyToUnknown(clauses)
 }
 
-// listen returns the keywords in the clauses, the most important first.
-func (s *script) listen(clauses []clause) []heard {
-	var found []heard
-	for _, clause := range clauses {
-		for _, word := range clause.words {
-			if k := s.index[strings.ToLower(word)]; k != nil {
-				found = append(found, heard{k, clause.words})
-			}
-		}
-	}
-	slices.SortStableFunc(found, func(a, b heard) int { return b.keyword.rank - a.keyword.rank })
-	return found
-}
-
 func (c *conversation) replyToUnknown(clauses []clause) string {
 	switch {
 	case slices.ContainsFunc(clauses, func(c clause) bool { return c.question }):
-		return c.say(&c.script.questions, nil)
+		return c.say(c.script.questions, nil)
 	case len(c.memories) > 0:
 		memory := c.memories[0]
 		c.memories = c.memories[1:]
 		return memory
 	case c.topic != "":
-		return c.say(&c.script.steering, nil)
+		return c.say(c.script.steering, nil)
 	}
-	return c.say(&c.script.unknown, nil)
+	return c.say(c.script.unknown, nil)
 }
 
 // remember keeps what the script wants to come back to, at most one thing of
@@ -108,16 +94,16 @@ func (c *conversation) remember(clauses []clause) {
 	for _, clause := range clauses {
 		rule, parts := firstFit(c.script.memories, clause.words)
 		if rule != nil && len(rule.answers) > 0 {
-			c.memories = append(c.memories, c.say(&rule.answers, parts))
+			c.memories = append(c.memories, c.say(rule.answers, parts))
 		}
 	}
 	c.memories = c.memories[max(0, len(c.memories)-maxMemories):]
 }
 
 // say returns the line whose turn it is, filled in.
-func (c *conversation) say(l *lines, parts [][]string) string {
-	line := (*l)[c.said[l]%len(*l)]
-	c.said[l]++
+func (c *conversation) say(l lines, parts [][]string) string {
+	line := l[c.said[&l[0]]%len(l)]
+	c.said[&l[0]]++
 	return capitalized(os.Expand(line, func(name string) string {
 		switch name {
 		case "bot":
@@ -137,86 +123,6 @@ func (c *conversation) address() string {
 		return ""
 	}
 	return ", " + c.name
-}
-
-// hearName learns the user's name when the user says it.
-func (c *conversation) hearName(clauses []clause) {
-	for _, clause := range clauses {
-		if words, ok := lastPart(userNames, clause.words); ok {
-			c.learnName(words)
-		}
-	}
-}
-
-func (c *conversation) learnName(words []string) {
-	if name := properName(words); name != "" {
-		c.name = name
-	}
-}
-
-// heed takes from a system message what a script can follow: the user's name,
-// a topic to lead to, and whether to be brief. It knows a few plain wordings
-// of each; a clause that forbids something is not one of them.
-func (c *conversation) heed(message string) {
-	for _, clause := range read(message) {
-		if _, ok := lastPart(prohibitions, clause.words); ok {
-			continue
-		}
-		if words, ok := lastPart(systemNames, clause.words); ok {
-			c.learnName(words)
-		}
-		if topic, ok := lastPart(topics, clause.words); ok {
-			c.topic = mirror(topic)
-		}
-		if _, ok := lastPart(brevity, clause.words); ok {
-			c.brief = true
-		}
-	}
-}
-
-var (
-	userNames    = patterns("* my name is +")
-	systemNames  = patterns("* user's name is +", "* user is called|named +", "call the user +")
-	topics       = patterns("* talk about +", "* speak about +", "* topic is +", "* ask about +", "* lead|bring|steer + to|towards +")
-	brevity      = patterns("* brief|briefly|concise|concisely|short *")
-	prohibitions = patterns("* not|never|avoid|without|no *")
-)
-
-func patterns(forms ...string) []pattern {
-	var all []pattern
-	for _, form := range forms {
-		all = append(all, parsePattern(form))
-	}
-	return all
-}
-
-// lastPart returns the last part of the first pattern that fits.
-func lastPart(patterns []pattern, words []string) (part []string, ok bool) {
-	for _, p := range patterns {
-		if parts, ok := p.match(words); ok {
-			return parts[len(parts)-1], true
-		}
-	}
-	return nil, false
-}
-
-// properName returns the name that words begin with: its words have capitals,
-// or it is the only word. Names have up to three words here; "my name is
-// nobody's business" holds none.
-func properName(words []string) string {
-	if len(words) == 1 {
-		return capitalized(words[0])
-	}
-	end := 0
-	for end < min(len(words), 3) && startsUpper(words[end]) {
-		end++
-	}
-	return strings.Join(words[:end], " ")
-}
-
-func startsUpper(word string) bool {
-	first, _ := utf8.DecodeRuneInString(word)
-	return unicode.IsUpper(first)
 }
 
 func capitalized(text string) string {

@@ -76,6 +76,11 @@ var conversations = []struct {
 		"You spoke of your garden before. What stands in it now?",
 	},
 	{
+		"two memories do not come back in the same words", "eliza-listener",
+		[]botapi.ChatMessage{user("My sister is ill"), user("I lost my keys"), user("hm"), user("hm")},
+		"I keep thinking of what you said about your keys. How does it fit in here?",
+	},
+	{
 		"what the bot said itself is nothing to remember", "eliza-listener",
 		[]botapi.ChatMessage{assistant("My sister is ill"), user("it rained yesterday")},
 		"Tell me more about that.",

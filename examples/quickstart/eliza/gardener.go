@@ -245,9 +245,11 @@ var gardener = newScript(script{
 		}},
 		{words: "i", rank: 1, rules: []rule{
 			on("* I do not know *", "Then we wait until it has two more leaves. What do you guess it is?"),
+			on("what should|can I do *", "Look first, for three days, and then do half of it. What have you seen so far?", "Less than you think. What happens if you leave it to grow?"),
 			on("* should|must|can I +", "Try it in a corner first. What happens if you $3 and it goes wrong?"),
 			on("* I am not +", "Nor is the cherry tree, in February. What would make you $2?"),
 			on("* I am +", "Some years one is $2. What was the season before like?", "Being $2: annual, or does it come back every year?"),
+			on("* I was +", "That was last year's bed, then. And what stands in it now?", "When you were $2, what did you hope would come up?"),
 			on("* I feel +", "So does the garden before a storm. What would let you stop feeling $2?"),
 			on("* I have +", "Do you look after it well?", "Since how many summers?"),
 			on("* I think about|of +", "Thinking of $3, are you? I do mine while hoeing. Where does it lead?"),

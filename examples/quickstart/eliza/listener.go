@@ -205,7 +205,9 @@ var listener = newScript(script{
 			on("*", "Let us stay with you rather than with me."),
 		}},
 		{words: "i", rank: 1, rules: []rule{
-			on("* I do not know *", "Leave knowing aside. What would you guess?", "What part of it do you know?"),
+			on("* I do not know", notKnowing...),
+			on("* I do not know what|how|why|if|whether|where|who|which *", notKnowing...),
+			on("what should|can I do *", "What have you thought of so far?", "What would you do if nobody minded?"),
 			on("* am I +", "What would it mean for you to be $2?", "Who says that you are $2?"),
 			on("* should|must|can I +", "What would you advise a friend who asked whether to $3?"),
 			on("* I should|must +", "Whose voice is it that says you $2 $3?", "And if you did not?"),
@@ -234,6 +236,11 @@ var listener = newScript(script{
 		}},
 	},
 })
+
+var notKnowing = lines{
+	"Leave knowing aside. What would you guess?",
+	"What part of it do you know?",
+}
 
 // aboutYour comes back to something that the user calls "my ...".
 var aboutYour = lines{

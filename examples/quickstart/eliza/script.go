@@ -1,6 +1,9 @@
 package eliza
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // A script is the character of a bot: what it listens for, and what it says.
 type script struct {
@@ -49,6 +52,7 @@ func firstFit(rules []rule, words []string) (*rule, [][]string) {
 	return nil, nil
 }
 
+// on says what to answer to a clause of this form.
 func on(form string, answers ...string) rule {
 	return rule{parsePattern(form), answers}
 }
@@ -68,4 +72,18 @@ func newScript(s script) *script {
 type heard struct {
 	keyword *keyword
 	words   []string
+}
+
+// listen returns the keywords in the clauses, the most important first.
+func (s *script) listen(clauses []clause) []heard {
+	var found []heard
+	for _, clause := range clauses {
+		for _, word := range clause.words {
+			if k := s.index[strings.ToLower(word)]; k != nil {
+				found = append(found, heard{k, clause.words})
+			}
+		}
+	}
+	slices.SortStableFunc(found, func(a, b heard) int { return b.keyword.rank - a.keyword.rank })
+	return found
 }
