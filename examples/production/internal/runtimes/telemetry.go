@@ -1,0 +1,178 @@
+package runtimes
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"strconv"
+	"time"
+
+	"example.com/botapi"
+	"github.com/openai/openai-go/v3"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/metric"
+	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
+	"go.opentelemetry.io/otel/semconv/v1.41.0/genaiconv"
+	"go.opentelemetry.io/otel/trace"
+)
+
+const scope = "example.com/botapi/examples/production/internal/runtimes"
+
+// The buckets that the GenAI semantic conventions ask for.
+var (
+	durationBuckets   = []float64{0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92}
+	firstChunkBuckets = []float64{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10}
+	tokenBuckets      = []float64{1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864}
+)
+
+// instruments measure chats under the names of the GenAI semantic conventions.
+// Those have no name for the chats in progress; that one is ours.
+type instruments struct {
+	tracer     trace.Tracer
+	inProgress metric.Int64UpDownCounter
+	duration   genaiconv.ClientOperationDuration
+	firstChunk genaiconv.ClientOperationTimeToFirstChunk
+	tokens     genaiconv.ClientTokenUsage
+}
+
+func newInstruments(traces trace.TracerProvider, metrics metric.MeterProvider) (*instruments, error) {
+	meter := metrics.Meter(scope, metric.WithSchemaURL(semconv.SchemaURL))
+	i := &instruments{tracer: traces.Tracer(scope, trace.WithSchemaURL(semconv.SchemaURL))}
+	var errs [4]error
+	i.inProgress, errs[0] = meter.Int64UpDownCounter("botapi.chats.in_progress",
+		metric.WithDescription("Chats that are being answered."), metric.WithUnit("{chat}"))
+	i.duration, errs[1] = genaiconv.NewClientOperationDuration(meter, metric.WithExplicitBucketBoundaries(durationBuckets...))
+	i.firstChunk, errs[2] = genaiconv.NewClientOperationTimeToFirstChunk(meter, metric.WithExplicitBucketBoundaries(firstChunkBuckets...))
+	i.tokens, errs[3] = genaiconv.NewClientTokenUsage(meter, metric.WithExplicitBucketBoundaries(tokenBuckets...))
+	return i, errors.Join(errs[:]...)
+}
+
+// An observation is what is seen of one chat. It never holds any text of it.
+type observation struct {
+	*instruments
+	span     trace.Span
+	start    time.Time
+	model    string
+	endpoint *endpoint // the last one that was asked; nil before that
+	response openai.ChatCompletionChunk
+}
+
+// begin starts the span of a chat; the context it returns carries it.
+func (i *instruments) begin(ctx context.Context, model string) (context.Context, *observation) {
+	ctx, span := i.tracer.Start(ctx, "chat "+model, trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
+		semconv.GenAIOperationNameChat,
+		semconv.GenAIProviderNameOpenAI, // the protocol's name, whoever speaks it
+		semconv.GenAIRequestModel(model),
+	))
+	i.inProgress.Add(ctx, 1)
+	return ctx, &observation{instruments: i, span: span, start: time.Now(), model: model}
+}
+
+func (o *observation) asks(params openai.ChatCompletionNewParams) {
+	if params.Temperature.Valid() {
+		o.span.SetAttributes(semconv.GenAIRequestTemperature(params.Temperature.Value))
+	}
+	if params.MaxTokens.Valid() {
+		o.span.SetAttributes(semconv.GenAIRequestMaxTokens(int(params.MaxTokens.Value)))
+	}
+}
+
+func (o *observation) askedAt(e *endpoint) { o.endpoint = e }
+
+// firstFragment notes the first text, not the first chunk: chunks without
+// text tell a user nothing.
+func (o *observation) firstFragment(ctx context.Context) {
+	elapsed := time.Since(o.start).Seconds()
+	o.span.SetAttributes(semconv.GenAIResponseTimeToFirstChunk(elapsed))
+	o.firstChunk.Record(ctx, elapsed, genaiconv.OperationNameChat, genaiconv.ProviderNameOpenAI, o.attributes()...)
+}
+
+// saw notes what a chunk says of the answer besides its text.
+func (o *observation) saw(chunk openai.ChatCompletionChunk) {
+	if chunk.ID != "" {
+		o.response.ID, o.response.Model = chunk.ID, chunk.Model
+	}
+	for _, choice := range chunk.Choices {
+		if choice.FinishReason != "" {
+			o.span.SetAttributes(semconv.GenAIResponseFinishReasons(choice.FinishReason))
+		}
+	}
+	if chunk.Usage.TotalTokens > 0 {
+		o.response.Usage = chunk.Usage
+	}
+}
+
+func (o *observation) end(ctx context.Context, err error) {
+	defer o.span.End()
+	o.inProgress.Add(ctx, -1)
+	o.span.SetAttributes(o.attributes()...)
+	if o.response.ID != "" {
+		o.span.SetAttributes(semconv.GenAIResponseID(o.response.ID), semconv.GenAIResponseModel(o.response.Model))
+	}
+	o.endTokens(ctx)
+	attributes := o.attributes()
+	if err != nil {
+		failed := semconv.ErrorTypeKey.String(errorType(err))
+		attributes = append(attributes, failed)
+		o.span.SetAttributes(failed)
+		o.span.SetStatus(codes.Error, "")
+	}
+	o.duration.Record(ctx, time.Since(o.start).Seconds(), genaiconv.OperationNameChat, genaiconv.ProviderNameOpenAI, attributes...)
+}
+
+func (o *observation) endTokens(ctx context.Context) {
+	used := o.response.Usage
+	if used.TotalTokens == 0 {
+		return // the runtime does not count, or the answer was cut short
+	}
+	o.span.SetAttributes(
+		semconv.GenAIUsageInputTokens(int(used.PromptTokens)),
+		semconv.GenAIUsageOutputTokens(int(used.CompletionTokens)))
+	o.tokens.Record(ctx, used.PromptTokens, genaiconv.OperationNameChat, genaiconv.ProviderNameOpenAI,
+		genaiconv.TokenTypeInput, o.attributes()...)
+	o.tokens.Record(ctx, used.CompletionTokens, genaiconv.OperationNameChat, genaiconv.ProviderNameOpenAI,
+		genaiconv.TokenTypeOutput, o.attributes()...)
+}
+
+// attributes says which model was asked, and where.
+func (o *observation) attributes() []attribute.KeyValue {
+	attributes := []attribute.KeyValue{semconv.GenAIRequestModel(o.model)}
+	if o.endpoint != nil {
+		attributes = append(attributes, semconv.ServerAddress(o.endpoint.host), semconv.ServerPort(o.endpoint.port))
+	}
+	return attributes
+}
+
+// errorType names the kind of an error, one of a few.
+func errorType(err error) string {
+	if answer, ok := errors.AsType[*botapi.StatusError](err); ok {
+		return strconv.Itoa(answer.Status)
+	}
+	if _, ok := errors.AsType[*botapi.HTTPValidationError](err); ok {
+		return "422"
+	}
+	switch {
+	case errors.Is(err, errUnwanted), errors.Is(err, context.Canceled):
+		return "canceled"
+	case errors.Is(err, context.DeadlineExceeded):
+		return "timeout"
+	default:
+		return semconv.ErrorTypeOther.Value.AsString()
+	}
+}
+
+// address splits a URL into the host and the port that it leads to.
+func address(rawURL string) (host string, port int) {
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		return "", 0
+	}
+	if port, err = strconv.Atoi(u.Port()); err == nil {
+		return u.Hostname(), port
+	}
+	if u.Scheme == "https" {
+		return u.Hostname(), 443
+	}
+	return u.Hostname(), 80
+}
