@@ -137,11 +137,13 @@ var (
 func (c *chat) run(a answer) {
 	err := errEngineExited
 	defer func() {
-		if v := recover(); v != nil {
+		v := recover()
+		panicked := v != nil
+		if panicked {
 			err = recovered("running the engine", v)
 		}
 		c.places.release(c.account)
-		if first := a.end(err); !first && isPanic(err) {
+		if first := a.end(err); !first && panicked {
 			c.logError(&c.context, "the engine panicked after its answer had ended", err)
 		}
 	}()
@@ -169,7 +171,7 @@ func (c *chat) speak(a answer) (failure error) {
 			return a.fragment(text)
 		}
 		if failure = c.context.cause(); failure == nil {
-			failure = err
+			failure = sound(err)
 		}
 		a.end(failure)
 		return false

@@ -161,7 +161,7 @@ type handler struct {
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := newExchange(h, w, r)
 	if err := x.serve(); err != nil {
-		x.refuse(err)
+		x.refuse(sound(err))
 	}
 	if x.cut {
 		panic(http.ErrAbortHandler)
@@ -408,6 +408,20 @@ func (e StatusError) answerable() StatusError {
 	return e
 }
 
+// sound returns err itself unless its own methods panic, as those of a nil
+// *StatusError in an error do: that is a panic of the host's, here and not
+// wherever the error is looked at later.
+func sound(err error) (checked error) {
+	defer func() {
+		if v := recover(); v != nil {
+			checked = recovered("reading an error", v)
+		}
+	}()
+	_ = err.Error()
+	_ = errors.As(err, new(*panicError)) // asks the whole chain
+	return err
+}
+
 // asEither finds an E or a *E in the chain of err.
 func asEither[E error, P interface {
 	*E
@@ -541,9 +555,4 @@ func (e *panicError) Error() string {
 
 func (e *panicError) Is(target error) bool {
 	return target == http.ErrAbortHandler && e.value == any(target)
-}
-
-func isPanic(err error) bool {
-	var p *panicError
-	return errors.As(err, &p)
 }
