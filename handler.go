@@ -408,6 +408,11 @@ func (e StatusError) answerable() StatusError {
 	return e
 }
 
+// hidesCause tells a cause worth logging from one that the answer itself says.
+func (e StatusError) hidesCause() bool {
+	return e.Err != nil && !errors.Is(e.Err, ErrInvalidKey) && !errors.Is(e.Err, ErrBotNotFound)
+}
+
 // sound returns err itself unless its own methods panic, as those of a nil
 // *StatusError in an error do: that is a panic of the host's, here and not
 // wherever the error is looked at later.
@@ -445,12 +450,19 @@ func (x *exchange) refuse(err error) (status int) {
 	}
 	x.drain()
 	if invalid, ok := asEither[HTTPValidationError](err); ok {
-		x.sendError(http.StatusUnprocessableEntity, invalid.body())
-		return http.StatusUnprocessableEntity
+		body, noJSON := invalid.body()
+		if noJSON == nil {
+			x.sendError(http.StatusUnprocessableEntity, body)
+			return http.StatusUnprocessableEntity
+		}
+		err = fmt.Errorf("encoding a validation error: %w", noJSON)
 	}
 	answer := statusOf(err)
-	if answer.Status >= 500 {
+	switch {
+	case answer.Status >= 500:
 		x.logError(x.ctx, "request failed", err)
+	case answer.hidesCause():
+		x.log(x.ctx, slog.LevelInfo, "request refused", slog.String("error", err.Error()))
 	}
 	x.setErrorHeaders(answer)
 	x.sendError(answer.Status, answer.body())
@@ -474,7 +486,7 @@ func (x *exchange) setErrorHeaders(answer StatusError) {
 		header.Set("WWW-Authenticate", challenge(answer))
 	}
 	if answer.RetryAfter > 0 {
-		seconds := (answer.RetryAfter + time.Second - 1) / time.Second
+		seconds := 1 + (answer.RetryAfter-1)/time.Second
 		header.Set("Retry-After", strconv.FormatInt(int64(seconds), 10))
 	}
 }
@@ -492,16 +504,12 @@ func (e StatusError) body() []byte {
 }
 
 // body is the 422 form, with a list even where it is empty. A Loc that has no
-// JSON form is a mistake of the host's engine: the rest is still worth sending.
-func (e HTTPValidationError) body() []byte {
+// JSON form is a mistake of the host's engine.
+func (e HTTPValidationError) body() ([]byte, error) {
 	if e.Detail == nil {
 		e.Detail = []ValidationError{}
 	}
-	body, err := json.Marshal(e)
-	if err != nil {
-		return errInternal.body()
-	}
-	return body
+	return json.Marshal(e)
 }
 
 const (
