@@ -175,13 +175,17 @@ type memoryServer struct {
 	served chan struct{}
 }
 
-// serveInMemory serves h until the test (or the bubble) ends.
-func serveInMemory(t testing.TB, h http.Handler) *memoryServer {
+// serveInMemory serves h until the test (or the bubble) ends, from a server
+// that is configured before it starts.
+func serveInMemory(t testing.TB, h http.Handler, configure ...func(*http.Server)) *memoryServer {
 	s := &memoryServer{
 		Server: &http.Server{Handler: h, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)},
 		conns:  make(chan net.Conn),
 		closed: make(chan struct{}),
 		served: make(chan struct{}),
+	}
+	for _, configure := range configure {
+		configure(s.Server)
 	}
 	go func() {
 		defer close(s.served)
