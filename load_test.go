@@ -1,0 +1,503 @@
+package botapi
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"runtime"
+	"runtime/debug"
+	"runtime/pprof"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// The load benchmarks compare three servers over loopback, each in a process of
+// its own, in one run:
+//
+//	go test -run '^$' -bench Load -benchtime 5x .
+//
+// plain is what one writes by hand (plainHandler), bound writes and flushes
+// bytes that were encoded before and does nothing else, botapi is the package.
+// Each round measures all three, one after the other; the figures are medians
+// of the rounds' ratios. Processor time is the server's own, as its operating
+// system counts it.
+//
+// With BOTAPI_LOAD_PROFILE=FILE, each server writes a processor profile to
+// FILE.plain, FILE.bound and FILE.botapi.
+const (
+	loadServerVariable  = "BOTAPI_LOAD_SERVER"
+	loadProfileVariable = "BOTAPI_LOAD_PROFILE"
+)
+
+var loadKinds = []string{"plain", "bound", "botapi"}
+
+// A loadPlan says what an answer looks like. It travels as the prompt of a
+// chat, and for the bound, which reads no JSON, as a header.
+//
+//	fast COUNT            fragments of 12 bytes, as fast as they are taken
+//	paced RATE COUNT      fragments with the time of their yield, RATE a second
+//	late RATE COUNT       the same with the time when they were due
+//	silent                one fragment, then nothing until the client leaves
+//	whole                 one fragment of 1 KB
+type loadPlan []string
+
+func (p loadPlan) number(i int) int {
+	n, err := strconv.Atoi(p[i])
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+const stampLength = 19 // digits of a time in nanoseconds
+
+func (p loadPlan) speak(ctx context.Context, yield func(string) bool) {
+	switch p[0] {
+	case "fast":
+		for range p.number(1) {
+			if !yield("twelve bytes") {
+				return
+			}
+		}
+	case "paced", "late":
+		p.speakPaced(yield)
+	case "silent":
+		yield("twelve bytes")
+		<-ctx.Done()
+	default:
+		yield(answerOf1KB)
+	}
+}
+
+func (p loadPlan) speakPaced(yield func(string) bool) {
+	interval := time.Second / time.Duration(p.number(1))
+	due := time.Now().Add(rand.N(interval))
+	for range p.number(2) {
+		time.Sleep(time.Until(due))
+		stamp := due
+		if p[0] == "paced" {
+			stamp = time.Now()
+		}
+		if !yield(strconv.FormatInt(stamp.UnixNano(), 10)) {
+			return
+		}
+		due = due.Add(interval)
+	}
+}
+
+// boundHandler is the least that net/http can do.
+func boundHandler(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	plan := loadPlan(strings.Fields(r.Header.Get("X-Load")))
+	if plan[0] == "whole" {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, wholeStart+answerOf1KB+wholeEnd)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	long := []byte(eventStart + strings.Repeat("0", stampLength) + eventEnd)
+	short := []byte(eventStart + "twelve bytes" + eventEnd)
+	flusher := w.(http.Flusher)
+	plan.speak(r.Context(), func(text string) bool {
+		event := short
+		if len(text) == stampLength {
+			event = long
+		}
+		copy(event[len(eventStart):], text)
+		_, err := w.Write(event)
+		flusher.Flush()
+		return err == nil
+	})
+	_, _ = io.WriteString(w, doneEvent)
+}
+
+// serveLoad is the main function of a server process. It prints its address,
+// and its counts for each line that it reads.
+func serveLoad(kind string) {
+	engine := engineOf(func(ctx context.Context, req *ChatRequest, yield func(string, error) bool) {
+		plan := loadPlan(strings.Fields(lastContent(req)))
+		plan.speak(ctx, func(text string) bool { return yield(text, nil) })
+	})
+	store, _ := NewMemoryStore(echoBot)
+	keys := map[string]string{testKey: testAccount}
+	handlers := map[string]http.Handler{
+		"plain":  &plainHandler{bots: []Bot{echoBot}, keys: keys, engine: engine},
+		"bound":  http.HandlerFunc(boundHandler),
+		"botapi": New(Options{Bots: store, Keys: StaticKeys(keys), Engine: engine}),
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	if name := os.Getenv(loadProfileVariable); name != "" {
+		profile, err := os.Create(name + "." + kind)
+		if err != nil {
+			panic(err)
+		}
+		_ = pprof.StartCPUProfile(profile)
+		defer pprof.StopCPUProfile()
+	}
+	counting := &countingListener{Listener: listener}
+	go func() { panic(http.Serve(counting, handlers[kind])) }()
+	fmt.Println(listener.Addr())
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		_ = json.NewEncoder(os.Stdout).Encode(countLoad(&counting.writes, lines.Text() == "collect"))
+	}
+}
+
+// loadCounts are what a server process has used since it started.
+type loadCounts struct {
+	CPU        time.Duration
+	Mallocs    uint64
+	Writes     int64
+	Resident   int64 // bytes
+	Goroutines int
+}
+
+func countLoad(writes *atomic.Int64, collect bool) loadCounts {
+	if collect {
+		debug.FreeOSMemory()
+	}
+	var memory runtime.MemStats
+	runtime.ReadMemStats(&memory)
+	var usage syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
+	statm, _ := os.ReadFile("/proc/self/statm")
+	var size, resident int64
+	_, _ = fmt.Sscan(string(statm), &size, &resident)
+	return loadCounts{
+		CPU:        time.Duration(usage.Utime.Nano() + usage.Stime.Nano()),
+		Mallocs:    memory.Mallocs,
+		Writes:     writes.Load(),
+		Resident:   resident * int64(os.Getpagesize()),
+		Goroutines: runtime.NumGoroutine(),
+	}
+}
+
+type countingListener struct {
+	net.Listener
+	writes atomic.Int64
+}
+
+type countingConn struct {
+	net.Conn
+	writes *atomic.Int64
+}
+
+func (l *countingListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	return &countingConn{conn, &l.writes}, err
+}
+
+func (c *countingConn) Write(p []byte) (int, error) {
+	c.writes.Add(1)
+	return c.Conn.Write(p)
+}
+
+// A loadServer is a server process, seen from the benchmark.
+type loadServer struct {
+	b      testing.TB
+	addr   string
+	stdin  io.WriteCloser
+	stdout *bufio.Reader
+}
+
+func startLoadServer(b testing.TB, kind string) *loadServer {
+	command := exec.Command(os.Args[0])
+	command.Env = append(os.Environ(), loadServerVariable+"="+kind)
+	command.Stderr = os.Stderr
+	stdin, err := command.StdinPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	stdout, err := command.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		b.Fatal(err)
+	}
+	s := &loadServer{b: b, stdin: stdin, stdout: bufio.NewReader(stdout)}
+	b.Cleanup(func() {
+		_ = stdin.Close()
+		_ = command.Wait()
+	})
+	s.addr = strings.TrimSpace(s.line())
+	return s
+}
+
+func (s *loadServer) line() string {
+	line, err := s.stdout.ReadString('\n')
+	if err != nil {
+		s.b.Fatal(err)
+	}
+	return line
+}
+
+func (s *loadServer) counts(order string) (c loadCounts) {
+	fmt.Fprintln(s.stdin, order)
+	if err := json.Unmarshal([]byte(s.line()), &c); err != nil {
+		s.b.Fatal(err)
+	}
+	return c
+}
+
+// request is the bytes of a chat; body is the JSON, made from the plan if empty.
+func (s *loadServer) request(plan, body string) []byte {
+	if body == "" {
+		body = chatBodyJSON(plan, true)
+	}
+	return fmt.Appendf(nil, "POST /v1/chat HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nX-Load: %s\r\n"+
+		"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", s.addr, testKey, plan, len(body), body)
+}
+
+func (s *loadServer) dial() net.Conn {
+	conn, err := net.Dial("tcp", s.addr)
+	if err != nil {
+		s.b.Error(err)
+		runtime.Goexit()
+	}
+	return conn
+}
+
+// stream reads one stream, calls seen for each event with its text, and returns
+// at the terminator, or when the connection is closed.
+func (s *loadServer) stream(conn net.Conn, plan string, seen func(text []byte)) {
+	if _, err := conn.Write(s.request(plan, "")); err != nil {
+		return
+	}
+	marker, done := []byte(`"content":"`), []byte(doneEvent)
+	buffer, filled := make([]byte, 64<<10), 0
+	for {
+		n, err := conn.Read(buffer[filled:])
+		if err != nil {
+			return
+		}
+		read := buffer[:filled+n]
+		for {
+			start := bytes.Index(read, marker)
+			end := bytes.Index(read[max(start, 0):], []byte(eventEnd))
+			if start < 0 || end < 0 {
+				break
+			}
+			seen(read[start+len(marker) : start+end])
+			read = read[start+end+len(eventEnd):]
+		}
+		if bytes.Contains(read, done) {
+			return
+		}
+		filled = copy(buffer, read)
+	}
+}
+
+// streams runs many streams at once and waits for them.
+func (s *loadServer) streams(count int, plan string, seen func(stream int, text []byte)) {
+	var all sync.WaitGroup
+	for i := range count {
+		all.Go(func() {
+			conn := s.dial()
+			defer conn.Close()
+			s.stream(conn, plan, func(text []byte) { seen(i, text) })
+		})
+	}
+	all.Wait()
+}
+
+// A loadFigure is one measured number of one round.
+type loadFigures map[string]float64
+
+// compareLoad runs rounds of a case, and reports for each figure the median of
+// botapi's ratio to plain and to the bound, and botapi's own median.
+func compareLoad(b *testing.B, kinds []string, measure func(s *loadServer) loadFigures) {
+	servers := make(map[string]*loadServer)
+	for _, kind := range kinds {
+		servers[kind] = startLoadServer(b, kind)
+	}
+	found := make(map[string][]float64)
+	for b.Loop() {
+		round := make(map[string]loadFigures)
+		for _, kind := range kinds {
+			round[kind] = measure(servers[kind])
+		}
+		for name, own := range round["botapi"] {
+			found[name] = append(found[name], own)
+			for _, kind := range kinds {
+				if kind != "botapi" {
+					found[name+"/"+kind] = append(found[name+"/"+kind], own/round[kind][name])
+				}
+			}
+		}
+	}
+	b.ReportMetric(0, "ns/op")
+	for name, values := range found {
+		slices.Sort(values)
+		b.ReportMetric(values[len(values)/2], name)
+	}
+}
+
+func BenchmarkLoadFast(b *testing.B) {
+	const clients, fragments = 8, 20_000
+	compareLoad(b, loadKinds, func(s *loadServer) loadFigures {
+		before, start := s.counts(""), time.Now()
+		var events atomic.Int64
+		s.streams(clients, fmt.Sprint("fast ", fragments), func(int, []byte) { events.Add(1) })
+		elapsed, after := time.Since(start), s.counts("")
+		if events.Load() != clients*fragments {
+			b.Errorf("%d events", events.Load())
+		}
+		n := float64(events.Load())
+		return loadFigures{
+			"events/s":     n / elapsed.Seconds(),
+			"cpu/event":    float64(after.CPU-before.CPU) / n,
+			"allocs/event": float64(after.Mallocs-before.Mallocs) / n,
+			"writes/event": float64(after.Writes-before.Writes) / n,
+		}
+	})
+}
+
+func BenchmarkLoadPaced(b *testing.B) {
+	const streams, rate, seconds = 500, 50, 2
+	compareLoad(b, loadKinds, func(s *loadServer) loadFigures {
+		before := s.counts("")
+		delays := s.delays(streams, fmt.Sprintf("paced %d %d", rate, rate*seconds), 0)
+		after := s.counts("")
+		return loadFigures{
+			"cpu/event": float64(after.CPU-before.CPU) / float64(len(delays)),
+			"delay-p50": percentile(delays, 0.50),
+			"delay-p99": percentile(delays, 0.99),
+			"events":    float64(len(delays)),
+		}
+	})
+}
+
+func BenchmarkLoadOverload(b *testing.B) {
+	for _, rate := range []int{100, 400} {
+		b.Run(fmt.Sprint(rate), func(b *testing.B) {
+			compareLoad(b, loadKinds, func(s *loadServer) loadFigures {
+				const streams, window = 2000, 4 * time.Second
+				before := s.counts("collect")
+				var after loadCounts
+				timer := time.AfterFunc(window-500*time.Millisecond, func() { after = s.counts("") })
+				delays := s.delays(streams, fmt.Sprintf("late %d %d", rate, 1_000_000), window)
+				timer.Stop()
+				return loadFigures{
+					"events":     float64(len(delays)),
+					"late-p99":   percentile(delays, 0.99),
+					"cpu/event":  float64(after.CPU-before.CPU) / float64(len(delays)),
+					"KiB/stream": float64(after.Resident-before.Resident) / streams / 1024,
+				}
+			})
+		})
+	}
+}
+
+// delays runs streams whose fragments carry a time, for at most a while if one
+// is given, and returns how much later each event was read.
+func (s *loadServer) delays(streams int, plan string, atMost time.Duration) []time.Duration {
+	each := make([][]time.Duration, streams)
+	var all sync.WaitGroup
+	for i := range streams {
+		all.Go(func() {
+			conn := s.dial()
+			defer conn.Close()
+			if atMost > 0 {
+				_ = conn.SetReadDeadline(time.Now().Add(atMost))
+			}
+			s.stream(conn, plan, func(text []byte) {
+				stamp, _ := strconv.ParseInt(string(text), 10, 64)
+				each[i] = append(each[i], time.Duration(time.Now().UnixNano()-stamp))
+			})
+		})
+	}
+	all.Wait()
+	return slices.Concat(each...)
+}
+
+func percentile[T cmp.Ordered](values []T, p float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	slices.Sort(values)
+	return float64(any(values[int(float64(len(values)-1)*p)]).(time.Duration))
+}
+
+func BenchmarkLoadOneAnswer(b *testing.B) {
+	const clients, requests = 4, 2_000
+	body := chatOf1KB
+	compareLoad(b, loadKinds, func(s *loadServer) loadFigures {
+		request := s.request("whole", body)
+		before := s.counts("")
+		var all sync.WaitGroup
+		for range clients {
+			all.Go(func() {
+				conn := s.dial()
+				defer conn.Close()
+				reader := bufio.NewReader(conn)
+				for range requests {
+					_, _ = conn.Write(request)
+					res, err := http.ReadResponse(reader, nil)
+					if err != nil || res.StatusCode != http.StatusOK {
+						b.Errorf("%v, %v", res, err)
+						return
+					}
+					_, _ = io.Copy(io.Discard, res.Body)
+				}
+			})
+		}
+		all.Wait()
+		after := s.counts("")
+		const n = clients * requests
+		return loadFigures{
+			"cpu/request":    float64(after.CPU-before.CPU) / n,
+			"allocs/request": float64(after.Mallocs-before.Mallocs) / n,
+			"writes/request": float64(after.Writes-before.Writes) / n,
+		}
+	})
+}
+
+func BenchmarkLoadSilent(b *testing.B) {
+	const streams = 9_000 // what 20,000 descriptors allow here, with room
+	compareLoad(b, []string{"bound", "botapi"}, func(s *loadServer) loadFigures {
+		before := s.counts("collect")
+		conns := make([]net.Conn, 0, streams)
+		for range streams {
+			conn := s.dial()
+			_, _ = conn.Write(s.request("silent", ""))
+			conns = append(conns, conn)
+		}
+		for _, conn := range conns {
+			if _, err := conn.Read(make([]byte, 1024)); err != nil {
+				b.Error(err)
+			}
+		}
+		open := s.counts("collect")
+		for _, conn := range conns {
+			_ = conn.Close()
+		}
+		closed := s.counts("collect")
+		for closed.Goroutines > before.Goroutines+10 {
+			time.Sleep(50 * time.Millisecond)
+			closed = s.counts("collect")
+		}
+		return loadFigures{
+			"KiB/stream":        float64(open.Resident-before.Resident) / streams / 1024,
+			"goroutines/stream": float64(open.Goroutines-before.Goroutines) / streams,
+			"KiB-left":          float64(closed.Resident-before.Resident) / streams / 1024,
+		}
+	})
+}
