@@ -344,7 +344,17 @@ func (w *wholeAnswer) fragment(text string) bool {
 	return true
 }
 
+// end answers at once where the engine has failed: it may take long to return,
+// or end the handler's goroutine if it runs there.
 func (w *wholeAnswer) end(err error) bool {
+	first := w.endFirst(err)
+	if first && err != nil && w.inline {
+		w.concluded.Do(w.concludeNow)
+	}
+	return first
+}
+
+func (w *wholeAnswer) endFirst(err error) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.stop(err)
@@ -386,7 +396,7 @@ func (w *wholeAnswer) endEarly() {
 			w.x.logError(w.x.ctx, "request failed", recovered("ending the answer", v))
 		}
 	}()
-	if w.end(w.chat.context.cause()) && w.inline {
+	if w.endFirst(w.chat.context.cause()) && w.inline {
 		w.concluded.Do(w.concludeAndDetach)
 	}
 }
@@ -397,15 +407,20 @@ func (w *wholeAnswer) conclude() {
 	w.x.reportEnd(&w.chat)
 }
 
+// concludeNow does not leave it to the handler's return to send the answer.
+func (w *wholeAnswer) concludeNow() {
+	w.conclude()
+	if !w.x.cut {
+		_ = w.x.control.Flush()
+	}
+}
+
 // concludeAndDetach also takes the connection from the server and closes it, so
 // that neither the client nor http.Server.Shutdown waits for an engine that
 // does not return.
 func (w *wholeAnswer) concludeAndDetach() {
 	w.x.w.Header().Set("Connection", "close")
-	w.conclude()
-	if !w.x.cut {
-		_ = w.x.control.Flush()
-	}
+	w.concludeNow()
 	// Where this is not supported, the engine's return must be waited for.
 	if conn, _, err := w.x.control.Hijack(); err == nil {
 		_ = conn.Close()
