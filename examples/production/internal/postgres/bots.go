@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"example.com/botapi"
+	"github.com/invopop/validation"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -127,22 +128,31 @@ type ImportedBot struct {
 	Published *bool
 }
 
+// ErrSlugTaken is what ImportBots returns, wrapped, when two bots would have the
+// same slug.
+var ErrSlugTaken = errors.New("two bots would have the same slug")
+
 // ImportBots adds these bots, or replaces those with the same uid, all at once
-// or none. Their listing order becomes that of the slice. Bots that are not
+// or none. A bot that is not valid is a validation.Errors. Their listing order becomes that of the slice. Bots that are not
 // named stay as they are.
 func (d *Database) ImportBots(ctx context.Context, bots []ImportedBot) error {
+	for i, bot := range bots {
+		if err := bot.validate(); err != nil {
+			return fmt.Errorf("importing bots: bot %d (slug %q): %w", i+1, bot.Slug, err)
+		}
+	}
 	query, cancel := d.bounded(ctx)
 	defer cancel()
 	err := pgx.BeginFunc(query, d.pool, func(tx pgx.Tx) error {
 		for i, bot := range bots {
 			if err := importBot(query, tx, i+1, bot); err != nil {
-				return fmt.Errorf("bot %d (slug %q): %w", i+1, bot.Slug, err)
+				return err
 			}
 		}
 		return nil
 	})
 	if isSlugTaken(err) {
-		return fmt.Errorf("importing bots: two bots would have the same slug: %w", err)
+		return fmt.Errorf("importing bots: %w: %w", ErrSlugTaken, err)
 	}
 	if err != nil {
 		return failed(ctx, "importing bots", err)
@@ -150,10 +160,15 @@ func (d *Database) ImportBots(ctx context.Context, bots []ImportedBot) error {
 	return nil
 }
 
-func importBot(ctx context.Context, tx pgx.Tx, position int, bot ImportedBot) error {
-	if err := bot.Validate(); err != nil {
+func (b ImportedBot) validate() error {
+	if err := b.Bot.Validate(); err != nil {
 		return err
 	}
+	return validation.ValidateStruct(&b.Settings,
+		validation.Field(&b.Temperature, validation.Min(0.0), validation.Max(2.0)))
+}
+
+func importBot(ctx context.Context, tx pgx.Tx, position int, bot ImportedBot) error {
 	_, err := tx.Exec(ctx, `
 		INSERT INTO bots (`+wireColumns+`, position, instructions, runtime, temperature, published)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, coalesce($12, false))

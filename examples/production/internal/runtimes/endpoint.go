@@ -70,6 +70,7 @@ func newClient(o Options) *http.Client {
 	}
 	return &http.Client{
 		Transport: otelhttp.NewTransport(o.Transport,
+			otelhttp.WithPropagators(o.Propagator),
 			otelhttp.WithTracerProvider(o.TracerProvider),
 			otelhttp.WithMeterProvider(o.MeterProvider)),
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

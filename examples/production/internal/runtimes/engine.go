@@ -17,6 +17,7 @@ import (
 	"github.com/openai/openai-go/v3"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 )
 
@@ -46,10 +47,11 @@ type Options struct {
 	FirstFragment time.Duration // 0 means DefaultFirstFragment
 	Stall         time.Duration // 0 means DefaultStall
 
-	Transport      http.RoundTripper    // nil means NewTransport()
-	TracerProvider trace.TracerProvider // nil means the global one
-	MeterProvider  metric.MeterProvider // nil means the global one
-	Logger         *slog.Logger         // nil means slog.Default()
+	Transport      http.RoundTripper             // nil means NewTransport()
+	Propagator     propagation.TextMapPropagator // hands traces on to runtimes; nil means the global one
+	TracerProvider trace.TracerProvider          // nil means the global one
+	MeterProvider  metric.MeterProvider          // nil means the global one
+	Logger         *slog.Logger                  // nil means slog.Default()
 }
 
 // Engine is a botapi.ChatEngine. Its upstream request is always a stream, also
@@ -71,6 +73,9 @@ var _ botapi.ChatEngine = (*Engine)(nil)
 func New(o Options) (*Engine, error) {
 	if len(o.Endpoints) == 0 {
 		return nil, errors.New("no runtime is configured")
+	}
+	if o.Propagator == nil {
+		o.Propagator = otel.GetTextMapPropagator()
 	}
 	if o.TracerProvider == nil {
 		o.TracerProvider = otel.GetTracerProvider()

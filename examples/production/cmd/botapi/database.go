@@ -1,0 +1,256 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"text/tabwriter"
+	"time"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/production/internal/postgres"
+	"github.com/invopop/validation"
+)
+
+type migrateCommand struct{}
+
+func (c *migrateCommand) Run(ctx context.Context, p *program) error {
+	return p.with(func(d *postgres.Database) error {
+		applied, err := d.Migrate(ctx)
+		if err != nil {
+			return err
+		}
+		for _, name := range applied {
+			fmt.Println("applied", name)
+		}
+		if len(applied) == 0 {
+			fmt.Println("nothing to do")
+		}
+		return nil
+	})
+}
+
+// with opens the database for one command.
+func (p *program) with(do func(*postgres.Database) error) error {
+	database, err := p.open()
+	if err != nil {
+		return err
+	}
+	defer database.Close()
+	return do(database)
+}
+
+type botsCommands struct {
+	Import    importCommand    `cmd:"" help:"Add the bots of a JSON file, or replace those with the same uid."`
+	List      listBotsCommand  `cmd:"" help:"List all bots in their order, those that are not published too."`
+	Publish   publishCommand   `cmd:"" help:"Show a bot to clients."`
+	Unpublish unpublishCommand `cmd:"" help:"Hide a bot from clients. Chats in progress go on."`
+}
+
+type importCommand struct {
+	File string `arg:"" help:"The file, or - for standard input."`
+}
+
+func (c *importCommand) Help() string {
+	return `The file is a JSON array of bots, in listing order:
+
+  [{
+    "uid": "5b6c0a52-4f43-4a36-8b6c-5c0c7f0f6c11", "slug": "helper",
+    "name": "Helper", "description": "Answers questions.",
+    "welcome_message": "Hello!", "model": "llama3.2", "avatar_url": null,
+    "published": true,
+    "instructions": "You are a kind assistant.", "runtime": "local", "temperature": 0.7
+  }]
+
+uid, slug, name and model are required. instructions (the system prompt),
+runtime and temperature never reach a client. Where published is missing, a bot
+keeps what it has, and a new one is hidden. All bots are imported or none.
+Bots that the file does not name stay as they are.`
+}
+
+// botFile is a bot as it stands in a file.
+type botFile struct {
+	UID            string   `json:"uid"`
+	Slug           string   `json:"slug"`
+	Name           string   `json:"name"`
+	Description    string   `json:"description"`
+	WelcomeMessage string   `json:"welcome_message"`
+	Model          string   `json:"model"`
+	AvatarURL      string   `json:"avatar_url"`
+	Published      *bool    `json:"published"`
+	Instructions   string   `json:"instructions"`
+	Runtime        string   `json:"runtime"`
+	Temperature    *float64 `json:"temperature"`
+}
+
+func (f botFile) bot() postgres.ImportedBot {
+	return postgres.ImportedBot{
+		Bot: botapi.Bot{UID: f.UID, Slug: f.Slug, Name: f.Name, Description: f.Description,
+			WelcomeMessage: f.WelcomeMessage, Model: f.Model, AvatarURL: f.AvatarURL},
+		Settings:  postgres.Settings{Instructions: f.Instructions, Runtime: f.Runtime, Temperature: f.Temperature},
+		Published: f.Published,
+	}
+}
+
+func (c *importCommand) Run(ctx context.Context, p *program) error {
+	bots, err := readBots(c.File)
+	if err != nil {
+		return mistake{err}
+	}
+	return p.with(func(d *postgres.Database) error {
+		err := d.ImportBots(ctx, bots)
+		if _, invalid := errors.AsType[validation.Errors](err); invalid || errors.Is(err, postgres.ErrSlugTaken) {
+			return mistake{err}
+		}
+		if err != nil {
+			return err
+		}
+		fmt.Printf("imported %d bots\n", len(bots))
+		return nil
+	})
+}
+
+func readBots(name string) ([]postgres.ImportedBot, error) {
+	file := os.Stdin
+	if name != "-" {
+		var err error
+		if file, err = os.Open(name); err != nil {
+			return nil, err
+		}
+		defer file.Close()
+	}
+	var files []botFile
+	decoder := json.NewDecoder(file)
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&files); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: something follows the array of bots", name)
+	}
+	var bots []postgres.ImportedBot
+	for _, f := range files {
+		bots = append(bots, f.bot())
+	}
+	return bots, nil
+}
+
+type listBotsCommand struct{}
+
+func (c *listBotsCommand) Run(ctx context.Context, p *program) error {
+	return p.with(func(d *postgres.Database) error {
+		bots, err := d.AllBots(ctx)
+		if err != nil {
+			return err
+		}
+		return table(func(w io.Writer) {
+			fmt.Fprintln(w, "SLUG\tUID\tPUBLISHED\tMODEL\tRUNTIME\tNAME")
+			for _, b := range bots {
+				fmt.Fprintf(w, "%s\t%s\t%t\t%s\t%s\t%s\n", b.Slug, b.UID, b.Published, b.Model, b.Runtime, b.Name)
+			}
+		})
+	})
+}
+
+type publishCommand struct {
+	Slug string `arg:"" help:"Which bot."`
+}
+
+func (c *publishCommand) Run(ctx context.Context, p *program) error {
+	return setPublished(ctx, p, c.Slug, true)
+}
+
+type unpublishCommand struct {
+	Slug string `arg:"" help:"Which bot."`
+}
+
+func (c *unpublishCommand) Run(ctx context.Context, p *program) error {
+	return setPublished(ctx, p, c.Slug, false)
+}
+
+func setPublished(ctx context.Context, p *program, slug string, published bool) error {
+	return p.with(func(d *postgres.Database) error {
+		err := d.SetPublished(ctx, slug, published)
+		if errors.Is(err, botapi.ErrBotNotFound) {
+			return mistakef("no bot has the slug %q", slug)
+		}
+		return err
+	})
+}
+
+type keysCommands struct {
+	Create createKeyCommand `cmd:"" help:"Make a key for an account and print it, this once."`
+	List   listKeysCommand  `cmd:"" help:"List the keys, without what makes them work."`
+	Revoke revokeKeyCommand `cmd:"" help:"End a key. Replicas that remember it take it for a few seconds more: see serve --key-cache."`
+}
+
+type createKeyCommand struct {
+	Account string `required:"" placeholder:"ACCOUNT" help:"Whose key it is; usage is counted under this name."`
+	Label   string `placeholder:"TEXT" help:"What it is for, to tell keys apart."`
+}
+
+func (c *createKeyCommand) Run(ctx context.Context, p *program) error {
+	if c.Account == "" {
+		return mistakef("--account must not be empty")
+	}
+	return p.with(func(d *postgres.Database) error {
+		key, id, err := d.CreateKey(ctx, c.Account, c.Label)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(os.Stderr, "key %d for %s; it is not shown again:\n", id, c.Account)
+		fmt.Println(key)
+		return nil
+	})
+}
+
+type listKeysCommand struct {
+	Account string `placeholder:"ACCOUNT" help:"Only the keys of this account."`
+}
+
+func (c *listKeysCommand) Run(ctx context.Context, p *program) error {
+	return p.with(func(d *postgres.Database) error {
+		keys, err := d.Keys(ctx, c.Account)
+		if err != nil {
+			return err
+		}
+		return table(func(w io.Writer) {
+			fmt.Fprintln(w, "ID\tACCOUNT\tLABEL\tCREATED\tLAST USED\tREVOKED")
+			for _, k := range keys {
+				fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\n", k.ID, k.Account, k.Label,
+					when(&k.CreatedAt), when(k.LastUsedAt), when(k.RevokedAt))
+			}
+		})
+	})
+}
+
+type revokeKeyCommand struct {
+	ID int64 `arg:"" help:"Which key: its number in keys list."`
+}
+
+func (c *revokeKeyCommand) Run(ctx context.Context, p *program) error {
+	return p.with(func(d *postgres.Database) error {
+		err := d.RevokeKey(ctx, c.ID)
+		if errors.Is(err, postgres.ErrKeyNotFound) {
+			return mistakef("no key has the number %d", c.ID)
+		}
+		return err
+	})
+}
+
+// table writes lines of cells that are separated by tabs.
+func table(write func(io.Writer)) error {
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	write(w)
+	return w.Flush()
+}
+
+func when(t *time.Time) string {
+	if t == nil {
+		return "-"
+	}
+	return t.UTC().Format(time.DateTime)
+}

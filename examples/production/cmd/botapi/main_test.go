@@ -1,0 +1,183 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"example.com/botapi/examples/production/internal/postgrestest"
+	"github.com/matryer/is"
+)
+
+// binary is the program, built once for all tests: what they run is what will
+// run in production.
+var binary string
+
+func TestMain(m *testing.M) {
+	os.Exit(buildAndRun(m))
+}
+
+func buildAndRun(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "botapi-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	binary = filepath.Join(dir, "botapi")
+	if out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "building the program: %v\n%s", err, out)
+		return 1
+	}
+	return m.Run()
+}
+
+// result is what a run of the program gave.
+type result struct {
+	code           int
+	stdout, stderr string
+}
+
+// command runs the program with an environment of its own.
+func command(t *testing.T, stdin string, env []string, args ...string) result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, binary, args...)
+	cmd.Env = append([]string{}, env...) // not nil: nothing comes from outside
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
+	err := cmd.Run()
+	if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited {
+		t.Fatal(err)
+	}
+	return result{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
+}
+
+// migrated returns the environment of a fresh database with its schema.
+func migrated(t *testing.T) []string {
+	t.Helper()
+	env := []string{"DATABASE_URL=" + postgrestest.Database(t)}
+	if r := command(t, "", env, "migrate"); r.code != 0 {
+		t.Fatal(r.stderr)
+	}
+	return env
+}
+
+const oneBot = `[{"uid":"u1","slug":"helper","name":"Helper","model":"m1","published":true,"instructions":"SECRET"}]`
+
+func TestFirstSteps(t *testing.T) {
+	is := is.New(t)
+	url := postgrestest.Database(t)
+	env := []string{"DATABASE_URL=" + url}
+
+	r := command(t, "", env, "migrate")
+	is.Equal(r, result{stdout: "applied 00001_bots.sql\napplied 00002_api_keys.sql\napplied 00003_usage.sql\n"})
+	is.Equal(command(t, "", nil, "--database", url, "migrate"), result{stdout: "nothing to do\n"}) // a flag will do as well
+
+	file := filepath.Join(t.TempDir(), "bots.json")
+	is.NoErr(os.WriteFile(file, []byte(oneBot), 0o600))
+	is.Equal(command(t, "", env, "bots", "import", file), result{stdout: "imported 1 bots\n"})
+	is.Equal(command(t, oneBot, env, "bots", "import", "-"), result{stdout: "imported 1 bots\n"})
+	is.Equal(command(t, "", env, "bots", "unpublish", "helper"), result{})
+	is.Equal(command(t, "", env, "bots", "list").stdout, ""+
+		"SLUG    UID  PUBLISHED  MODEL  RUNTIME  NAME\n"+
+		"helper  u1   false      m1              Helper\n")
+	is.Equal(command(t, "", env, "bots", "publish", "helper"), result{})
+
+	r = command(t, "", env, "keys", "create", "--account", "acme", "--label", "laptop")
+	is.Equal(r.code, 0)
+	key := strings.TrimSpace(r.stdout) // nothing else, for KEY=$(botapi keys create ...)
+	is.True(strings.HasPrefix(key, "bot_"))
+	is.True(!strings.Contains(r.stderr, key))
+
+	r = command(t, "", env, "keys", "list")
+	is.True(strings.Contains(r.stdout, "acme     laptop"))
+	is.True(!strings.Contains(r.stdout, key))
+	is.Equal(command(t, "", env, "keys", "revoke", "1"), result{})
+	is.Equal(command(t, "", env, "keys", "list", "--account", "other").stdout, "ID  ACCOUNT  LABEL  CREATED  LAST USED  REVOKED\n")
+}
+
+func TestMistakes(t *testing.T) {
+	env := migrated(t)
+	duplicate := strings.Replace(oneBot, "]", ","+strings.Trim(strings.Replace(oneBot, "u1", "u2", 1), "[]")+"]", 1)
+	for name, c := range map[string]struct {
+		env   []string
+		args  string
+		stdin string
+		want  string
+	}{
+		"no database":            {nil, "migrate", "", "missing flags: --database=URL (see botapi --help)"},
+		"a bad database":         {[]string{"DATABASE_URL=postgres://:port"}, "migrate", "", "reading the database URL"},
+		"a bad database, served": {[]string{"DATABASE_URL=postgres://:port"}, "serve --runtime a=http://b", "", "reading the database URL"},
+		"no command":             {env, "", "", `expected one of "serve"`},
+		"unknown command":        {env, "run", "", `unexpected argument run`},
+		"unknown flag":           {env, "migrate --force", "", `unknown flag --force`},
+		"no runtime":             {env, "serve", "", "missing flags: --runtime"},
+		"a runtime without name": {env, "serve --runtime http://127.0.0.1/v1", "", `is not NAME=URL`},
+		"a runtime that is none": {env, "serve --runtime a=127.0.0.1:80", "", `"127.0.0.1:80" is not an http or https URL`},
+		"a key of no runtime":    {env, "serve --runtime a=http://b --runtime-key c=sk", "", `a runtime key is for "c", but no runtime has that name`},
+		"a duration":             {env, "serve --runtime a=http://b --grace 10", "", `--grace`},
+		"a negative duration":    {env, "serve --runtime a=http://b --grace=-1s", "", `--grace is too small`},
+		"no patience":            {env, "serve --runtime a=http://b --stall-timeout 0s", "", `--stall-timeout is too small`},
+		"an address":             {env, "serve --runtime a=http://b --listen nowhere", "", `--listen: address nowhere: missing port in address`},
+		"a log level":            {env, "migrate --log-level loud", "", `--log-level`},
+		"no file":                {env, "bots import missing.json", "", "open missing.json: no such file or directory"},
+		"no JSON":                {env, "bots import -", "[", "unexpected EOF"},
+		"a misspelt member":      {env, "bots import -", `[{"uuid":"u1"}]`, `unknown field "uuid"`},
+		"two files":              {env, "bots import -", oneBot + oneBot, "something follows the array of bots"},
+		"a bot without a name":   {env, "bots import -", strings.Replace(oneBot, `"Helper"`, `""`, 1), `bot 1 (slug "helper"): name: cannot be blank`},
+		"a hot bot":              {env, "bots import -", strings.Replace(oneBot, `"published"`, `"temperature":3,"published"`, 1), `must be no greater than 2`},
+		"one slug twice":         {env, "bots import -", duplicate, "two bots would have the same slug"},
+		"an unknown bot":         {env, "bots publish nobody", "", `no bot has the slug "nobody"`},
+		"no account":             {env, "keys create", "", "missing flags: --account"},
+		"an empty account":       {env, "keys create --account=", "", "--account must not be empty"},
+		"a key by name":          {env, "keys revoke laptop", "", "laptop"},
+		"an unknown key":         {env, "keys revoke 7", "", "no key has the number 7"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			r := command(t, c.stdin, c.env, strings.Fields(c.args)...)
+			is.Equal(r.code, 2)
+			is.Equal(r.stdout, "")
+			is.Equal(strings.Count(r.stderr, "\n"), 1) // one line
+			is.True(strings.HasPrefix(r.stderr, "botapi: "))
+			if !strings.Contains(r.stderr, c.want) {
+				t.Errorf("%q does not say %q", r.stderr, c.want)
+			}
+		})
+	}
+}
+
+func TestFailureIsNoMistake(t *testing.T) {
+	is := is.New(t)
+	env := []string{fmt.Sprintf("DATABASE_URL=postgres://postgres@127.0.0.1:%d/postgres", postgrestest.FreePort(t))}
+	for _, args := range []string{"migrate", "bots list", "keys create --account acme"} {
+		r := command(t, "", env, strings.Fields(args)...)
+		is.Equal(r.code, 1)
+		is.Equal(r.stdout, "")
+		is.Equal(strings.Count(r.stderr, "\n"), 1)
+		is.True(strings.Contains(r.stderr, "connection refused"))
+	}
+}
+
+func TestHelp(t *testing.T) {
+	is := is.New(t)
+	for args, want := range map[string]string{
+		"--help":             "botapi keys create --account acme",
+		"serve --help":       "($BOTAPI_RUNTIMES)",
+		"bots import --help": `"instructions": "You are a kind assistant."`,
+	} {
+		r := command(t, "", nil, strings.Fields(args)...)
+		is.Equal(r.code, 0)
+		is.Equal(r.stderr, "")
+		is.True(strings.Contains(r.stdout, want))
+	}
+}

@@ -1,0 +1,222 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"example.com/botapi/examples/production/internal/postgrestest"
+)
+
+// patience is how long a test waits for what must come. It decides nothing but
+// when a broken test ends.
+const patience = 30 * time.Second
+
+// A process is a running replica.
+type process struct {
+	url  string
+	env  []string
+	args []string
+	log  buffer
+	cmd  *exec.Cmd
+	exit chan error
+}
+
+// serve starts a replica on a free port. It is ended with the test.
+func serve(t *testing.T, env []string, args ...string) *process {
+	t.Helper()
+	address := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
+	p := &process{
+		url:  "http://" + address,
+		env:  append([]string{}, env...),
+		args: append([]string{"serve", "--listen", address, "--drain-delay", "0s"}, args...),
+	}
+	p.start(t)
+	t.Cleanup(func() {
+		p.cmd.Process.Kill()
+		<-p.exit
+	})
+	return p
+}
+
+// start starts the replica, again after it has ended, at the same address.
+func (p *process) start(t *testing.T) {
+	t.Helper()
+	p.cmd = exec.Command(binary, p.args...)
+	p.cmd.Env, p.cmd.Stderr = p.env, &p.log
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	exit := make(chan error, 1)
+	p.exit = exit
+	go func() {
+		exit <- p.cmd.Wait()
+		close(exit)
+	}()
+}
+
+func (p *process) terminate(t *testing.T) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wait waits for the end of the replica, which must be a clean one.
+func (p *process) wait(t *testing.T) {
+	t.Helper()
+	select {
+	case err := <-p.exit:
+		if err != nil {
+			t.Fatalf("the replica ended with %v\n%s", err, p.log.String())
+		}
+	case <-time.After(patience):
+		t.Fatalf("the replica did not end\n%s", p.log.String())
+	}
+}
+
+// ready waits until the replica is ready.
+func (p *process) ready(t *testing.T) {
+	t.Helper()
+	eventually(t, p.url+" is ready", func() bool { return p.status("/readyz") == http.StatusOK })
+}
+
+// status is the status of an answer, 0 if there was none.
+func (p *process) status(path string) int {
+	response, err := http.Get(p.url + path)
+	if err != nil {
+		return 0
+	}
+	defer response.Body.Close()
+	io.Copy(io.Discard, response.Body)
+	return response.StatusCode
+}
+
+// logged returns the log lines with this message.
+func (p *process) logged(t *testing.T, message string) (lines []map[string]any) {
+	t.Helper()
+	for text := range strings.Lines(p.log.String()) {
+		var line map[string]any
+		if err := json.Unmarshal([]byte(text), &line); err != nil {
+			t.Fatalf("a log line is not JSON: %q", text)
+		}
+		if line["msg"] == message {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// eventually waits until something is so, for as long as the patience lasts.
+func eventually(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for !so() {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("not so after %v: %s", patience, what)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// buffer is a bytes.Buffer for two goroutines.
+type buffer struct {
+	mu sync.Mutex
+	bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.String()
+}
+
+// createKey makes a key with the command that is there for it.
+func createKey(t *testing.T, env []string) string {
+	t.Helper()
+	r := command(t, "", env, "keys", "create", "--account", "acme")
+	if r.code != 0 {
+		t.Fatal(r.stderr)
+	}
+	return strings.TrimSpace(r.stdout)
+}
+
+// importBots puts bots into the database with the command that is there for it.
+func importBots(t *testing.T, env []string, bots string) {
+	t.Helper()
+	if r := command(t, bots, env, "bots", "import", "-"); r.code != 0 {
+		t.Fatal(r.stderr)
+	}
+}
+
+// request sends a request with a key.
+func request(ctx context.Context, client *http.Client, key, method, url, body string) (*http.Response, error) {
+	r, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Authorization", "Bearer "+key)
+	return client.Do(r)
+}
+
+// ask sends a request and returns the whole answer.
+func ask(t *testing.T, key, method, url, body string) (status int, answer string) {
+	t.Helper()
+	response, err := request(t.Context(), http.DefaultClient, key, method, url, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, string(text)
+}
+
+// A stream is a chat whose answer is read event by event.
+type stream struct {
+	lines *bufio.Scanner
+	body  io.Closer
+}
+
+func openStream(t *testing.T, key, url string) stream {
+	t.Helper()
+	response, err := request(t.Context(), http.DefaultClient, key, "POST", url+"/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":true,"user_id":"u-42"}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { response.Body.Close() })
+	if response.StatusCode != http.StatusOK {
+		t.Fatalf("status %d", response.StatusCode)
+	}
+	return stream{bufio.NewScanner(response.Body), response.Body}
+}
+
+// next returns the data of the next event, empty at the end.
+func (s stream) next() string {
+	for s.lines.Scan() {
+		if data, ok := strings.CutPrefix(s.lines.Text(), "data: "); ok {
+			return data
+		}
+	}
+	return ""
+}

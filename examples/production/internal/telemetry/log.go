@@ -1,0 +1,48 @@
+package telemetry
+
+import (
+	"context"
+	"io"
+	"log/slog"
+
+	"example.com/botapi"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// NewLogger returns a logger that writes JSON lines. A line that is logged with
+// a request's context has its request_id, trace_id and span_id.
+func NewLogger(w io.Writer, level slog.Leveler) *slog.Logger {
+	return slog.New(identified{slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})})
+}
+
+// identified adds the ids that a context knows.
+type identified struct{ slog.Handler }
+
+func (h identified) Handle(ctx context.Context, record slog.Record) error {
+	record = record.Clone()
+	if id := botapi.RequestIDFrom(ctx); id != "" && !has(record, "request_id") {
+		record.AddAttrs(slog.String("request_id", id))
+	}
+	if span := trace.SpanContextFromContext(ctx); span.IsValid() {
+		record.AddAttrs(slog.String("trace_id", span.TraceID().String()), slog.String("span_id", span.SpanID().String()))
+	}
+	return h.Handler.Handle(ctx, record)
+}
+
+// has reports whether a line has an attribute already: botapi itself names the
+// request in its own lines.
+func has(record slog.Record, key string) (found bool) {
+	record.Attrs(func(a slog.Attr) bool {
+		found = a.Key == key
+		return !found
+	})
+	return found
+}
+
+func (h identified) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return identified{h.Handler.WithAttrs(attrs)}
+}
+
+func (h identified) WithGroup(name string) slog.Handler {
+	return identified{h.Handler.WithGroup(name)}
+}

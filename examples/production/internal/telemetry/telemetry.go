@@ -1,0 +1,75 @@
+// Package telemetry makes the service visible from outside: traces, metrics
+// and logs.
+package telemetry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	otelprometheus "go.opentelemetry.io/otel/exporters/prometheus"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/resource"
+	"go.opentelemetry.io/otel/sdk/trace"
+	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
+)
+
+// Telemetry is what the parts of the service report to.
+type Telemetry struct {
+	Traces     *trace.TracerProvider
+	Metrics    *metric.MeterProvider
+	Propagator propagation.TextMapPropagator
+	Prometheus http.Handler // serves /metrics
+}
+
+// New sets telemetry up. Metrics are there to be scraped. Traces are sent only
+// where the standard variables say so (OTEL_EXPORTER_OTLP_ENDPOINT or
+// OTEL_EXPORTER_OTLP_TRACES_ENDPOINT); the OTEL_TRACES_SAMPLER and
+// OTEL_RESOURCE_ATTRIBUTES variables count too.
+func New(ctx context.Context, service string) (*Telemetry, error) {
+	described, err := resource.New(ctx,
+		resource.WithAttributes(semconv.ServiceName(service)),
+		resource.WithTelemetrySDK(),
+		resource.WithHost(),
+		resource.WithFromEnv())
+	if err != nil && !errors.Is(err, resource.ErrPartialResource) {
+		return nil, fmt.Errorf("describing the service to OpenTelemetry: %w", err)
+	}
+	t := &Telemetry{Propagator: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})}
+
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry))
+	if err != nil {
+		return nil, fmt.Errorf("preparing the metrics: %w", err)
+	}
+	t.Metrics = metric.NewMeterProvider(metric.WithReader(exporter), metric.WithResource(described))
+	t.Prometheus = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
+
+	options := []trace.TracerProviderOption{trace.WithResource(described)}
+	if tracesWanted() {
+		exporter, err := otlptracehttp.New(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("preparing the traces: %w", err)
+		}
+		options = append(options, trace.WithBatcher(exporter))
+	}
+	t.Traces = trace.NewTracerProvider(options...)
+	return t, nil
+}
+
+func tracesWanted() bool {
+	return os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != ""
+}
+
+// Close sends what has not been sent yet, as long as ctx lasts.
+func (t *Telemetry) Close(ctx context.Context) error {
+	return errors.Join(t.Traces.Shutdown(ctx), t.Metrics.Shutdown(ctx))
+}
