@@ -133,20 +133,20 @@ func eventually(t *testing.T, what string, so func() bool) {
 
 // buffer is a bytes.Buffer for two goroutines.
 type buffer struct {
-	mu sync.Mutex
-	bytes.Buffer
+	mu   sync.Mutex
+	text bytes.Buffer
 }
 
 func (b *buffer) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.Buffer.Write(p)
+	return b.text.Write(p)
 }
 
 func (b *buffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.Buffer.String()
+	return b.text.String()
 }
 
 // createKey makes a key with the command that is there for it.
