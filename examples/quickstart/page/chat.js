@@ -73,8 +73,8 @@ async function listBots() {
     bots = await client.bots();
   } catch (error) {
     if (error.status === 401) return askForKey("The server did not accept this key.");
-    const { title, advice } = explain(error);
-    return note([title, advice].join(" "), "Try again", listBots);
+    const { title, advice = "" } = explain(error);
+    return note(`${title} ${advice}`, "Try again", listBots);
   }
   note(bots.length === 0 ? "No bot is published here yet." : "");
   $("bots").replaceChildren(...bots.map(botItem));
@@ -96,7 +96,7 @@ function note(text, action, act) {
   const place = $("bots-note");
   place.hidden = !text;
   place.textContent = text;
-  if (text) announce(text);
+  announce(text);
   if (!action) return;
   const button = document.createElement("button");
   button.type = "button";

@@ -115,9 +115,12 @@ export async function* serverSentEvents(stream) {
 // network cuts its chunks anywhere: inside a line, between CR and LF, and
 // inside a character, which the decoder holds back until it is whole.
 async function* lines(stream) {
+  const decoder = new TextDecoder();
   let rest = "";
   let afterCR = false;
-  for await (let text of chunks(stream.pipeThrough(new TextDecoderStream()))) {
+  for await (const chunk of chunks(stream)) {
+    let text = decoder.decode(chunk, { stream: true });
+    if (text === "") continue;
     if (afterCR && text.startsWith("\n")) text = text.slice(1);
     afterCR = text.endsWith("\r");
     const parts = (rest + text).split(/\r\n|\r|\n/);

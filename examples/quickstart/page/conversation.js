@@ -4,6 +4,8 @@ import { explain } from "./words.js";
 
 const template = (id) => document.getElementById(id).content.firstElementChild.cloneNode(true);
 
+const unanswered = "This message has no answer yet.";
+
 export class Conversation {
   #page;
   #messages; // {role, content}, as the interface has them
@@ -102,13 +104,13 @@ export class Conversation {
 
   #fail(item, error) {
     if (error.status === 401) {
-      item.remove();
+      item.append(this.#failure(item, unanswered));
       this.#page.keyRefused();
       return;
     }
-    const { title, advice } = explain(error);
+    const { title, advice = "" } = explain(error);
     item.append(this.#failure(item, title, advice, error.requestID));
-    this.#page.announce([title, advice].join(" "));
+    this.#page.announce(`${title} ${advice}`.trim());
   }
 
   // draw shows the welcome and the messages so far. The answer to the last of
@@ -119,7 +121,7 @@ export class Conversation {
     this.element.append(...this.#messages.map(({ role, content }) => this.#item(role, content)));
     if (this.#messages.at(-1)?.role !== "user") return;
     const item = this.#item("assistant", "");
-    item.append(this.#failure(item, "This message has no answer yet."));
+    item.append(this.#failure(item, unanswered));
     this.element.append(item);
   }
 
