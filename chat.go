@@ -27,6 +27,8 @@ type chat struct {
 	account string
 	request ChatRequest // the engine's
 	report  ChatReport  // the handler's
+	answer  answer      // this and failure are used by run
+	failure error       // what the engine has yielded
 }
 
 // chat answers POST /v1/chat.
@@ -258,15 +260,14 @@ func (x *exchange) stream(request ChatRequest) {
 // own goroutine.
 func (x *exchange) answerWhole(request ChatRequest) {
 	w := newWholeAnswer(x, request)
-	stop := w.watch()
-	defer stop()
+	w.watch()
+	defer w.unwatch()
 	if w.inline {
 		w.chat.run(w)
 	} else {
 		go w.chat.run(w)
 		<-w.done
 	}
-	stop()
 	w.concluded.Do(w.conclude)
 }
 
@@ -292,8 +293,11 @@ type wholeAnswer struct {
 	inline    bool      // the engine runs in the handler's goroutine
 	concluded sync.Once // by that goroutine, or by the end of the context
 
+	timeout *time.Timer // these two watch the context; nil: no limit
+	leaving func() bool
+
 	mu        sync.Mutex
-	body      []byte
+	body      *batch // nil before the first fragment
 	text      textEncoder
 	fragments int
 	first     time.Time // when the first fragment with text came
@@ -329,23 +333,26 @@ func (w *wholeAnswer) fragment(text string) bool {
 	if w.over {
 		return false
 	}
-	if len(w.body)+len(text) > maxWhole {
+	w.begin()
+	if len(w.body.data)+len(text) > maxWhole {
 		w.stop(errAnswerTooLarge)
 		return false
-	}
-	if w.body == nil {
-		w.body = append(make([]byte, 0, len(wholeStart)+len(text)+64), wholeStart...)
 	}
 	if w.first.IsZero() && text != "" {
 		w.first = time.Now()
 	}
 	w.fragments++
-	w.body, _ = w.text.append(w.body, text, math.MaxInt)
+	w.body.data, _ = w.text.append(w.body.data, text, math.MaxInt)
 	return true
 }
 
-// end answers at once where the engine has failed: it may take long to return,
-// or end the handler's goroutine if it runs there.
+func (w *wholeAnswer) begin() {
+	if w.body == nil {
+		w.body = newBatch()
+		w.body.data = append(w.body.data, wholeStart...)
+	}
+}
+
 func (w *wholeAnswer) end(err error) bool {
 	first := w.endFirst(err)
 	if first && err != nil && w.inline {
@@ -371,19 +378,19 @@ func (w *wholeAnswer) stop(err error) (first bool) {
 	return true
 }
 
-// watch has the answer ended when its context ends. What it returns is to be
-// called before the handler returns, more than once if need be.
-func (w *wholeAnswer) watch() (stop func()) {
-	var timeout *time.Timer
-	if w.chat.context.limit > 0 {
-		timeout = time.AfterFunc(w.chat.context.limit, w.endEarly)
+// watch has the answer ended when its context ends.
+func (w *wholeAnswer) watch() {
+	early := w.endEarly
+	if limit := w.chat.context.limit; limit > 0 {
+		w.timeout = time.AfterFunc(limit, early)
 	}
-	stopWaiting := context.AfterFunc(w.x.r.Context(), w.endEarly)
-	return func() {
-		stopWaiting()
-		if timeout != nil {
-			timeout.Stop()
-		}
+	w.leaving = context.AfterFunc(w.x.r.Context(), early)
+}
+
+func (w *wholeAnswer) unwatch() {
+	w.leaving()
+	if w.timeout != nil {
+		w.timeout.Stop()
 	}
 }
 
@@ -437,12 +444,11 @@ func (w *wholeAnswer) deliver(r *ChatReport) {
 		r.Status = w.x.refuse(r.Err)
 		return
 	}
-	if w.body == nil {
-		w.body = []byte(wholeStart)
-	}
-	w.body = append(w.text.appendHeld(w.body), wholeEnd...)
+	w.begin()
+	w.body.data = append(w.text.appendHeld(w.body.data), wholeEnd...)
 	r.Status, r.Fragments, r.Bytes = http.StatusOK, w.fragments, w.text.bytes
-	r.Err = w.conn.sendWhole(w.body)
+	r.Err = w.conn.sendWhole(w.body.data)
+	w.body.free()
 }
 
 // A chatBody is a request body that has passed every rule.
@@ -463,7 +469,9 @@ func decodeChat(body string) (chatBody, error) {
 	if body == "" {
 		return chatBody{}, HTTPValidationError{problems{}.add(errMissing, "body")}
 	}
-	d := decoder{parser: parser{body: body}}
+	d := decoders.Get().(*decoder)
+	defer d.free()
+	d.parser.body = body
 	d.decode()
 	if d.parser.err != nil {
 		return chatBody{}, d.parser.err
@@ -611,6 +619,15 @@ type decoder struct {
 	// pointer to it without an allocation.
 	element value
 	message [messageFields]value
+}
+
+// Decoders are pooled: the rules get pointers into them, so they cannot stand
+// on the stack.
+var decoders = sync.Pool{New: func() any { return new(decoder) }}
+
+func (d *decoder) free() {
+	*d = decoder{}
+	decoders.Put(d)
 }
 
 // A messageList is what has been read of the last member called messages.

@@ -147,36 +147,38 @@ func (c *chat) run(a answer) {
 			c.logError(&c.context, "the engine panicked after its answer had ended", err)
 		}
 	}()
-	err = c.speak(a)
+	c.answer = a
+	err = c.speak()
 	if cause := c.context.cause(); cause != nil {
 		err = cause
 	}
 }
 
-// speak hands the engine's fragments to a, and its error as soon as it comes:
-// an engine may take long to return after that.
-//
-// The iterator is called directly, not by a range statement, because range
-// would panic in an engine that goes on yielding after it was told to stop.
-func (c *chat) speak(a answer) (failure error) {
+// speak calls the iterator directly: a range statement would panic in an engine
+// that goes on yielding after it was told to stop.
+func (c *chat) speak() error {
 	fragments := c.engine.Chat(&c.context, &c.request)
 	if fragments == nil {
 		return errNilIterator
 	}
-	fragments(func(text string, err error) bool {
-		if failure != nil {
-			return false
-		}
-		if err == nil {
-			return a.fragment(text)
-		}
-		if failure = c.context.cause(); failure == nil {
-			failure = sound(err)
-		}
-		a.end(failure)
+	fragments(c.yield)
+	return c.failure
+}
+
+// yield hands a fragment on, and an error as soon as it comes: an engine may
+// take long to return after that.
+func (c *chat) yield(text string, err error) bool {
+	if c.failure != nil {
 		return false
-	})
-	return failure
+	}
+	if err == nil {
+		return c.answer.fragment(text)
+	}
+	if c.failure = c.context.cause(); c.failure == nil {
+		c.failure = sound(err)
+	}
+	c.answer.end(c.failure)
+	return false
 }
 
 // places are what MaxConcurrentChats and MaxChatsPerAccount count. A chat has

@@ -214,7 +214,7 @@ type exchange struct {
 	*handler
 	w       http.ResponseWriter
 	r       *http.Request
-	control *http.ResponseController
+	control http.ResponseController
 	began   time.Time
 	account string
 	ctx     context.Context
@@ -232,7 +232,7 @@ func newExchange(h *handler, w http.ResponseWriter, r *http.Request) *exchange {
 		handler: h,
 		w:       w,
 		r:       r,
-		control: http.NewResponseController(w),
+		control: *http.NewResponseController(w),
 		began:   time.Now(),
 	}
 	id := requestID(r.Header)

@@ -356,7 +356,12 @@ func newBatch() *batch {
 	return b
 }
 
-func (b *batch) free() { batches.Put(b) }
+// free keeps no buffer that only a rare, large answer needs.
+func (b *batch) free() {
+	if cap(b.data) <= 2*maxWrite {
+		batches.Put(b)
+	}
+}
 
 // full is whether there is no room for another event of any size.
 func (b *batch) full() bool {
