@@ -1,0 +1,455 @@
+package botapi_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"time"
+
+	"example.com/botapi"
+)
+
+// A server with one bot, two routes of this package and one of its own. In a
+// program, http.ListenAndServe("127.0.0.1:8080", mux) would stand at the end.
+func ExampleNew() {
+	bots, err := botapi.NewMemoryStore(botapi.Bot{
+		UID: "6f1c0c5e-7a50-4d6c-9f0e-1f4b8c1c6a11", Slug: "parrot", Name: "Parrot", Model: "parrot-1",
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	parrot := func(_ context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			said := req.Messages[len(req.Messages)-1].Content
+			for _, word := range strings.SplitAfter(said, " ") {
+				if !yield(word, nil) {
+					return // the client has left
+				}
+			}
+		}
+	}
+	api := botapi.New(botapi.Options{
+		Bots:   bots,
+		Keys:   botapi.StaticKeys(map[string]string{"my-key": "me"}),
+		Engine: botapi.ChatEngineFunc(parrot),
+	})
+	mux := http.NewServeMux()
+	mux.Handle("/v1/", api)
+	mux.HandleFunc("GET /health-check", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"status":"ok"}`)
+	})
+
+	call(mux, "POST", "/v1/chat", "my-key", `{"bot_slug":"parrot","prompt":"Pretty Polly","stream":true}`)
+	// Output:
+	// 200
+	// data: {"content":"Pretty "}
+	//
+	// data: {"content":"Polly"}
+	//
+	// data: [DONE]
+}
+
+// call sends a request to a handler and prints the answer.
+func call(h http.Handler, method, path, key, body string) {
+	server := httptest.NewServer(h)
+	defer server.Close()
+	request, err := http.NewRequest(method, server.URL+path, strings.NewReader(body))
+	if err != nil {
+		log.Fatal(err)
+	}
+	request.Header.Set("Authorization", "Bearer "+key)
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer response.Body.Close()
+	answer, err := io.ReadAll(response.Body)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(response.StatusCode)
+	fmt.Println(strings.TrimSpace(string(answer)))
+}
+
+// newOptions are the parts that an example is not about: one bot, one key, and
+// an engine that says what it hears.
+func newOptions() botapi.Options {
+	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "parrot", Name: "Parrot", Model: "parrot-1"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	return botapi.Options{
+		Bots:   bots,
+		Keys:   botapi.StaticKeys(map[string]string{"my-key": "me"}),
+		Engine: says(func(req *botapi.ChatRequest) string { return req.Messages[len(req.Messages)-1].Content }),
+		Logger: slog.New(slog.DiscardHandler),
+	}
+}
+
+// says makes an engine of a function that knows its answer at once.
+func says(answer func(*botapi.ChatRequest) string) botapi.ChatEngine {
+	return botapi.ChatEngineFunc(func(_ context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) { yield(answer(req), nil) }
+	})
+}
+
+const hello = `{"bot_slug":"parrot","prompt":"hello","stream":false}`
+
+// Mounted as a subtree of a mux, the handler leaves all other paths to the
+// host.
+func ExampleNew_mux() {
+	mux := http.NewServeMux()
+	mux.Handle("/v1/", botapi.New(newOptions()))
+	mux.HandleFunc("GET /about", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "the host's own page") })
+
+	call(mux, "POST", "/v1/chat", "my-key", hello)
+	call(mux, "GET", "/about", "", "")
+	// Output:
+	// 200
+	// {"content":"hello"}
+	// 200
+	// the host's own page
+}
+
+// Behind a prefix, clients use it as their base address.
+func ExampleNew_prefix() {
+	mux := http.NewServeMux()
+	mux.Handle("/bots-api/", http.StripPrefix("/bots-api", botapi.New(newOptions())))
+
+	call(mux, "POST", "/bots-api/v1/chat", "my-key", hello)
+	// Output:
+	// 200
+	// {"content":"hello"}
+}
+
+// Middleware that recovers panics must pass http.ErrAbortHandler on: it cuts
+// the connection of a stream that broke. Middleware that wraps the
+// ResponseWriter needs an Unwrap method, or streams cannot be flushed.
+func ExampleNew_middleware() {
+	recovering := func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			defer func() {
+				v := recover()
+				if v == http.ErrAbortHandler {
+					panic(v)
+				}
+				if v != nil {
+					http.Error(w, "sorry", http.StatusInternalServerError)
+				}
+			}()
+			next.ServeHTTP(w, r)
+		})
+	}
+	allowingOrigins := func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Access-Control-Allow-Origin", "*")
+			w.Header().Set("Access-Control-Allow-Headers", "Authorization, Content-Type")
+			if r.Method == http.MethodOptions {
+				w.WriteHeader(http.StatusNoContent)
+				return
+			}
+			next.ServeHTTP(w, r)
+		})
+	}
+	h := recovering(allowingOrigins(botapi.New(newOptions())))
+
+	call(h, "OPTIONS", "/v1/chat", "", "")
+	call(h, "POST", "/v1/chat", "my-key", hello)
+	// Output:
+	// 204
+	//
+	// 200
+	// {"content":"hello"}
+}
+
+// Shutdown lets streams that have begun finish. A program calls it when a
+// signal comes, and closes the server when its patience ends.
+func ExampleNew_shutdown() {
+	begun, draining := make(chan struct{}), make(chan struct{})
+	o := newOptions()
+	o.Engine = botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			yield("I am ", nil)
+			close(begun)
+			<-draining // an engine may listen to it, and hurry
+			yield("done.", nil)
+		}
+	})
+	server := &http.Server{Handler: botapi.New(o), ReadHeaderTimeout: 10 * time.Second}
+	server.RegisterOnShutdown(func() { close(draining) })
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+
+	answer := make(chan string, 1)
+	go func() {
+		request, _ := http.NewRequest("POST", "http://"+listener.Addr().String()+"/v1/chat",
+			strings.NewReader(`{"bot_slug":"parrot","prompt":"Are you there?","stream":true}`))
+		request.Header.Set("Authorization", "Bearer my-key")
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer response.Body.Close()
+		text, _ := io.ReadAll(response.Body)
+		answer <- strings.TrimSpace(string(text))
+	}()
+
+	<-begun // in a program: <-ctx.Done(), of signal.NotifyContext
+	patience, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := server.Shutdown(patience); err != nil {
+		_ = server.Close() // ends the contexts of the engines that still speak
+	}
+	fmt.Println(<-answer)
+	fmt.Println(<-served)
+	// Output:
+	// data: {"content":"I am "}
+	//
+	// data: {"content":"done."}
+	//
+	// data: [DONE]
+	// http: Server closed
+}
+
+// OnChat meters every chat that reached the engine, however it ended.
+func ExampleOptions_onChat() {
+	o := newOptions()
+	o.OnChat = func(_ context.Context, r botapi.ChatReport) {
+		fmt.Printf("%s said %d bytes in %d fragments to user %q of %s: status %d, error %v\n",
+			r.Bot.Slug, r.Bytes, r.Fragments, r.UserID, r.Account, r.Status, r.Err)
+	}
+
+	call(botapi.New(o), "POST", "/v1/chat", "my-key", `{"bot_slug":"parrot","prompt":"hello","stream":false,"user_id":42}`)
+	// Output:
+	// parrot said 5 bytes in 1 fragments to user "42" of me: status 200, error <nil>
+	// 200
+	// {"content":"hello"}
+}
+
+// A host's own keys, with their accounts.
+func ExampleKeyVerifierFunc() {
+	o := newOptions()
+	o.Keys = botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
+		account, ok := strings.CutPrefix(key, "sk-") // a real one asks its database
+		if !ok {
+			return "", botapi.ErrInvalidKey
+		}
+		return account, nil
+	})
+	h := botapi.New(o)
+
+	call(h, "POST", "/v1/chat", "sk-alice", hello)
+	call(h, "POST", "/v1/chat", "guessed", hello)
+	// Output:
+	// 200
+	// {"content":"hello"}
+	// 401
+	// {"detail":"Invalid API key"}
+}
+
+// A slow verifier is asked once for each key and minute.
+func ExampleCacheKeys() {
+	o := newOptions()
+	o.Keys = botapi.CacheKeys(botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
+		fmt.Println("asking the database")
+		return "alice", nil
+	}), time.Minute)
+	h := botapi.New(o)
+
+	call(h, "POST", "/v1/chat", "sk-1", hello)
+	call(h, "POST", "/v1/chat", "sk-1", hello)
+	// Output:
+	// asking the database
+	// 200
+	// {"content":"hello"}
+	// 200
+	// {"content":"hello"}
+}
+
+// privateBots shows each account its own bot: a store gets the context of the
+// request, and so knows whose it is.
+type privateBots map[string]botapi.Bot // by account
+
+func (s privateBots) Bots(ctx context.Context) ([]botapi.Bot, error) {
+	bot, ok := s[botapi.AccountFrom(ctx)]
+	if !ok {
+		return nil, nil
+	}
+	return []botapi.Bot{bot}, nil
+}
+
+func (s privateBots) BotByUID(ctx context.Context, uid string) (botapi.Bot, error) {
+	return s.find(ctx, func(bot botapi.Bot) bool { return bot.UID == uid })
+}
+
+func (s privateBots) BotBySlug(ctx context.Context, slug string) (botapi.Bot, error) {
+	return s.find(ctx, func(bot botapi.Bot) bool { return bot.Slug == slug })
+}
+
+func (s privateBots) find(ctx context.Context, matches func(botapi.Bot) bool) (botapi.Bot, error) {
+	bot, ok := s[botapi.AccountFrom(ctx)]
+	if !ok || !matches(bot) {
+		return botapi.Bot{}, botapi.ErrBotNotFound
+	}
+	return bot, nil
+}
+
+func ExampleBotStore() {
+	o := newOptions()
+	o.Keys = botapi.StaticKeys(map[string]string{"key-a": "alice", "key-b": "bob"})
+	o.Bots = privateBots{
+		"alice": {UID: "u1", Slug: "parrot", Name: "Parrot", Description: "Alice's", Model: "parrot-1"},
+	}
+	h := botapi.New(o)
+
+	call(h, "GET", "/v1/bots", "key-a", "")
+	call(h, "GET", "/v1/bots", "key-b", "")
+	call(h, "POST", "/v1/chat", "key-b", hello)
+	// Output:
+	// 200
+	// [{"uid":"u1","slug":"parrot","name":"Parrot","description":"Alice's","welcome_message":"","model":"parrot-1","avatar_url":null}]
+	// 200
+	// []
+	// 404
+	// {"detail":"Bot not found"}
+}
+
+// An engine stops when yield returns false, and gives its context to whatever
+// it waits for.
+func ExampleChatEngineFunc() {
+	o := newOptions()
+	o.Engine = botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			for _, token := range []string{"Ready", ", ", "steady", ", ", "go!"} {
+				select {
+				case <-ctx.Done(): // the client has left, or the time is up
+					yield("", ctx.Err())
+					return
+				case <-time.After(time.Millisecond): // a model at work
+				}
+				if !yield(token, nil) {
+					return
+				}
+			}
+		}
+	})
+
+	call(botapi.New(o), "POST", "/v1/chat", "my-key", hello)
+	// Output:
+	// 200
+	// {"content":"Ready, steady, go!"}
+}
+
+// Replace publishes another set of bots at once, or nothing of it.
+func ExampleMemoryStore() {
+	store, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "parrot", Name: "Parrot", Model: "parrot-1"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(store.Replace(botapi.Bot{UID: "u2", Slug: "my owl", Name: "Owl", Model: "owl-1"}))
+	fmt.Println(store.Replace(botapi.Bot{UID: "u2", Slug: "owl", Name: "Owl", Model: "owl-1"}))
+	_, err = store.BotBySlug(context.Background(), "parrot")
+	fmt.Println(err)
+	// Output:
+	// botapi: bot 0 (slug "my owl"): slug: must not contain white space or control characters.
+	// <nil>
+	// botapi: bot not found
+}
+
+// A StatusError chooses what the client is told. Its cause is for the log.
+func ExampleStatusError() {
+	o := newOptions()
+	o.Engine = botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			yield("", botapi.StatusError{
+				Status:     http.StatusServiceUnavailable,
+				Detail:     "The model is loading",
+				RetryAfter: 20 * time.Second,
+				Err:        errors.New("dial tcp 10.1.2.3:8000: connection refused"),
+			})
+		}
+	})
+
+	call(botapi.New(o), "POST", "/v1/chat", "my-key", hello)
+	// Output:
+	// 503
+	// {"detail":"The model is loading"}
+}
+
+// Members of the body that the interface does not define reach the engine, and
+// what is wrong with them is told like anything else.
+func ExampleChatRequest_extra() {
+	o := newOptions()
+	o.Engine = botapi.ChatEngineFunc(func(_ context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			temperature := 1.0
+			if raw, ok := req.Extra["temperature"]; ok && json.Unmarshal(raw, &temperature) != nil {
+				yield("", botapi.HTTPValidationError{Detail: []botapi.ValidationError{{
+					Loc: []any{"body", "temperature"}, Msg: "value is not a valid float", Type: "type_error.float",
+				}}})
+				return
+			}
+			yield(fmt.Sprintf("at %.1f degrees", temperature), nil)
+		}
+	})
+	h := botapi.New(o)
+
+	call(h, "POST", "/v1/chat", "my-key", `{"bot_slug":"parrot","prompt":"hello","stream":false,"temperature":0.2}`)
+	call(h, "POST", "/v1/chat", "my-key", `{"bot_slug":"parrot","prompt":"hello","stream":true,"temperature":"hot"}`)
+	// Output:
+	// 200
+	// {"content":"at 0.2 degrees"}
+	// 422
+	// {"detail":[{"loc":["body","temperature"],"msg":"value is not a valid float","type":"type_error.float"}]}
+}
+
+// An engine knows whose chat it answers.
+func ExampleAccountFrom() {
+	o := newOptions()
+	o.Engine = botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) { yield("Hello, "+botapi.AccountFrom(ctx), nil) }
+	})
+
+	call(botapi.New(o), "POST", "/v1/chat", "my-key", hello)
+	// Output:
+	// 200
+	// {"content":"Hello, me"}
+}
+
+// The id of a request goes on to the services that an engine asks, so that one
+// id finds the request in all logs.
+func ExampleRequestIDFrom() {
+	o := newOptions()
+	o.Engine = botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			upstream, err := http.NewRequestWithContext(ctx, "POST", "http://model.internal/generate", nil)
+			if err != nil {
+				yield("", err)
+				return
+			}
+			upstream.Header.Set("X-Request-Id", botapi.RequestIDFrom(ctx))
+			yield(upstream.Header.Get("X-Request-Id"), nil)
+		}
+	})
+	recorder := httptest.NewRecorder()
+	request := httptest.NewRequest("POST", "/v1/chat", strings.NewReader(hello))
+	request.Header.Set("Authorization", "Bearer my-key")
+	request.Header.Set("X-Request-Id", "checkout-7")
+	botapi.New(o).ServeHTTP(recorder, request)
+	fmt.Println(recorder.Header().Get("X-Request-Id"), recorder.Body)
+	// Output:
+	// checkout-7 {"content":"checkout-7"}
+}
