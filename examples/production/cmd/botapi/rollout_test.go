@@ -1,0 +1,352 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"example.com/botapi/examples/production/internal/postgrestest"
+	"example.com/botapi/examples/production/internal/runtimetest"
+	"github.com/matryer/is"
+)
+
+const (
+	replicas = 3
+	streams  = 200
+
+	words     = 15 // of each answer, one in each wordPause
+	wordPause = 150 * time.Millisecond
+)
+
+// answerText is what the runtime of these tests says to everybody.
+var answerText = func() string {
+	var text strings.Builder
+	for i := range words {
+		fmt.Fprintf(&text, "word %d ", i)
+	}
+	return text.String()
+}()
+
+// speaking is a runtime that takes its time, as models do.
+func speaking(t *testing.T) *runtimetest.Server {
+	return runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+		pace := time.NewTicker(wordPause)
+		defer pace.Stop()
+		s.Role()
+		for i := range words {
+			select {
+			case <-pace.C:
+				s.Text(fmt.Sprintf("word %d ", i))
+			case <-r.Context().Done():
+				return
+			}
+		}
+		s.Stop()
+		s.Done()
+	})
+}
+
+// A proxy is HAProxy with the configuration that is beside this program.
+type proxy struct {
+	url, stats string
+}
+
+func startProxy(t *testing.T, replicas []*process) proxy {
+	t.Helper()
+	haproxy, err := exec.LookPath("haproxy")
+	if err != nil {
+		t.Skip("haproxy was not found: this test puts it in front of three replicas (Debian: apt-get install haproxy)")
+	}
+	bind := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
+	stats := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
+	cmd := exec.Command(haproxy, "-db", "-f", "../../haproxy.cfg")
+	cmd.Env = []string{"BIND=" + bind, "STATS=" + stats}
+	for i, replica := range replicas {
+		cmd.Env = append(cmd.Env, fmt.Sprintf("REPLICA_%d=%s", i+1, strings.TrimPrefix(replica.url, "http://")))
+	}
+	var log buffer
+	cmd.Stdout, cmd.Stderr = &log, &log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+		if t.Failed() {
+			t.Logf("haproxy:\n%s", log.String())
+		}
+	})
+	p := proxy{url: "http://" + bind, stats: "http://" + stats}
+	for i := range replicas {
+		p.waitFor(t, i, "UP")
+	}
+	return p
+}
+
+// waitFor waits until the proxy sees a replica in this state.
+func (p proxy) waitFor(t *testing.T, replica int, state string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("replica %d is %s", replica+1, state), func() bool {
+		response, err := http.Get(p.stats + "/;csv")
+		if err != nil {
+			return false
+		}
+		defer response.Body.Close()
+		table, _ := io.ReadAll(response.Body)
+		for line := range strings.Lines(string(table)) {
+			if cells := strings.Split(line, ","); cells[0] == "replicas" && cells[1] == fmt.Sprintf("replica%d", replica+1) {
+				return cells[17] == state
+			}
+		}
+		return false
+	})
+}
+
+// A crowd is clients that ask again as soon as they have their answer, until
+// they are told to stop.
+type crowd struct {
+	client  *http.Client
+	url     string
+	key     string
+	stop    chan struct{}
+	clients sync.WaitGroup
+
+	whole    atomic.Int64 // streams that came whole
+	requests atomic.Int64 // other requests that were answered
+	mu       sync.Mutex
+	failures []string
+}
+
+// gather starts a crowd.
+func gather(url, key string) *crowd {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.MaxIdleConnsPerHost = 2 * streams
+	c := &crowd{client: &http.Client{Transport: transport}, url: url, key: key, stop: make(chan struct{})}
+	for range streams {
+		c.repeat(c.stream, &c.whole)
+	}
+	for range 5 {
+		c.repeat(c.list, &c.requests)
+		c.repeat(c.oneBody, &c.requests)
+	}
+	return c
+}
+
+// repeat runs a request over and over in a goroutine.
+func (c *crowd) repeat(request func() error, answered *atomic.Int64) {
+	c.clients.Go(func() {
+		for {
+			if err := request(); err != nil {
+				c.fails(err)
+			} else {
+				answered.Add(1)
+			}
+			select {
+			case <-c.stop:
+				return
+			default:
+			}
+		}
+	})
+}
+
+func (c *crowd) fails(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.failures = append(c.failures, err.Error())
+}
+
+// leave lets every client have its last answer.
+func (c *crowd) leave() {
+	close(c.stop)
+	c.clients.Wait()
+	c.client.CloseIdleConnections()
+}
+
+func (c *crowd) ask(method, path, body string) (string, error) {
+	response, err := request(context.Background(), c.client, c.key, method, c.url+path, body)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	answer, err := io.ReadAll(response.Body)
+	if err != nil {
+		return "", fmt.Errorf("%s %s: cut after %d bytes: %w", method, path, len(answer), err)
+	}
+	if response.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("%s %s: %d %s", method, path, response.StatusCode, answer)
+	}
+	return string(answer), nil
+}
+
+func (c *crowd) stream() error {
+	answer, err := c.ask("POST", "/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":true}`)
+	if err != nil {
+		return err
+	}
+	var text strings.Builder
+	for event := range strings.SplitSeq(strings.TrimSuffix(answer, "data: [DONE]\n\n"), "\n") {
+		var fragment struct{ Content string }
+		if data, ok := strings.CutPrefix(event, "data: "); ok && json.Unmarshal([]byte(data), &fragment) == nil {
+			text.WriteString(fragment.Content)
+		}
+	}
+	if text.String() != answerText || !strings.HasSuffix(answer, "data: [DONE]\n\n") {
+		return fmt.Errorf("a stream is not whole: %q", answer)
+	}
+	return nil
+}
+
+func (c *crowd) oneBody() error {
+	answer, err := c.ask("POST", "/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":false}`)
+	if err == nil && answer != `{"content":"`+answerText+`"}` {
+		err = fmt.Errorf("an answer is not whole: %q", answer)
+	}
+	return err
+}
+
+func (c *crowd) list() error {
+	time.Sleep(wordPause) // clients list now and then
+	answer, err := c.ask("GET", "/v1/bots", "")
+	if err == nil && !strings.Contains(answer, `"slug":"helper"`) {
+		err = fmt.Errorf("a listing has no helper: %s", answer)
+	}
+	return err
+}
+
+// TestRollout restarts three replicas one after another under 200 streams. All
+// parts are real, PostgreSQL, HAProxy and replicas; only the model is a test's.
+func TestRollout(t *testing.T) {
+	is := is.New(t)
+	database := postgrestest.NewServer(t)
+	env := []string{"DATABASE_URL=" + database.URL}
+	is.Equal(command(t, "", env, "migrate").code, 0)
+	importBots(t, env, oneBot)
+	key := createKey(t, env)
+	runtime := speaking(t)
+
+	var running []*process
+	for range replicas {
+		p := serve(t, env, "--runtime", "local="+runtime.URL, "--drain-delay", "2s", "--key-cache", "1s")
+		p.ready(t)
+		running = append(running, p)
+	}
+	proxy := startProxy(t, running)
+	crowd := gather(proxy.url, key)
+	eventually(t, "all streams run", func() bool { return len(runtime.Requests()) >= streams })
+
+	for i, p := range running {
+		p.terminate(t)
+		proxy.waitFor(t, i, "DOWN")
+		changesAreSeen(t, env, fmt.Sprintf("bot%d", i), others(running, i))
+		p.wait(t)
+		p.start(t)
+		p.ready(t)
+		proxy.waitFor(t, i, "UP")
+		changesAreSeen(t, env, fmt.Sprintf("bot%d-again", i), running)
+	}
+	crowd.leave()
+
+	is.Equal(crowd.failures, nil) // no stream was cut, no request failed
+	t.Logf("%d whole streams, %d other requests", crowd.whole.Load(), crowd.requests.Load())
+	is.True(crowd.whole.Load() >= 2*streams) // each client had several
+	for _, p := range running {
+		p.terminate(t)
+		p.wait(t)
+	}
+	is.Equal(int64(len(usageOf(t, env))), int64(len(runtime.Requests()))) // every chat has its record
+}
+
+func others(all []*process, but int) (rest []*process) {
+	for i, p := range all {
+		if i != but {
+			rest = append(rest, p)
+		}
+	}
+	return rest
+}
+
+// changesAreSeen changes bots and keys, and looks for that in each replica.
+func changesAreSeen(t *testing.T, env []string, slug string, replicas []*process) {
+	t.Helper()
+	is := is.New(t)
+	importBots(t, env, `[{"uid":"`+slug+`","slug":"`+slug+`","name":"New","model":"m1","published":true}]`)
+	created := command(t, "", env, "keys", "create", "--account", slug)
+	key := strings.TrimSpace(created.stdout)
+	for _, p := range replicas {
+		status, listing := ask(t, key, "GET", p.url+"/v1/bots", "")
+		is.Equal(status, http.StatusOK)                         // the new key, at once
+		is.True(strings.Contains(listing, `"slug":"`+slug+`"`)) // the new bot, at once
+	}
+	is.Equal(command(t, "", env, "bots", "unpublish", slug).code, 0)
+	id := strings.Fields(created.stderr)[1] // "key 7 for ..."
+	is.Equal(command(t, "", env, "keys", "revoke", id).code, 0)
+	for _, p := range replicas {
+		eventually(t, "the key is refused", func() bool {
+			status, listing := ask(t, key, "GET", p.url+"/v1/bots", "")
+			is.True(!strings.Contains(listing, `"slug":"`+slug+`"`)) // hidden at once
+			return status == http.StatusUnauthorized
+		})
+	}
+}
+
+// TestProxy checks what a client sees of the service through the proxy.
+func TestProxy(t *testing.T) {
+	is := is.New(t)
+	env := migrated(t)
+	importBots(t, env, oneBot)
+	key := createKey(t, env)
+	stopped := make(chan struct{}, 1)
+	asked := make(chan struct{}, 1)
+	runtime := runtimetest.New(t, func(_ *runtimetest.Stream, r *runtimetest.Request) {
+		asked <- struct{}{}
+		<-r.Context().Done() // it thinks, and thinks
+		stopped <- struct{}{}
+	})
+	p := serve(t, env, "--runtime", "local="+runtime.URL)
+	p.ready(t)
+	proxy := startProxy(t, []*process{p, p, p})
+
+	for path, want := range map[string]int{
+		"/health-check": http.StatusOK,
+		"/v1/bots":      http.StatusOK,
+		"/metrics":      http.StatusNotFound, // for the inside only
+		"/readyz":       http.StatusNotFound,
+	} {
+		status, _ := ask(t, key, "GET", proxy.url+path, "")
+		is.Equal(status, want)
+	}
+
+	ctx, leave := context.WithCancel(t.Context())
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		if response, err := request(ctx, http.DefaultClient, key, "POST", proxy.url+"/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":true}`); err == nil {
+			response.Body.Close()
+		}
+	}()
+	<-asked
+	leave() // before the first fragment
+	<-stopped
+	<-gone
+
+	p.terminate(t)
+	p.wait(t)
+	for i := range replicas {
+		proxy.waitFor(t, i, "DOWN")
+	}
+	response, err := request(t.Context(), http.DefaultClient, key, "GET", proxy.url+"/v1/bots", "")
+	is.NoErr(err)
+	defer response.Body.Close()
+	is.Equal(response.StatusCode, http.StatusServiceUnavailable)
+	is.Equal(response.Header.Get("Retry-After"), "2")
+	is.Equal(response.Header.Get("Content-Type"), "application/json")
+}
