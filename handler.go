@@ -31,13 +31,13 @@ package botapi
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"math"
+	"math/rand/v2"
 	"net/http"
 	"runtime/debug"
 	"strconv"
@@ -311,14 +311,21 @@ func RequestIDFrom(ctx context.Context) string {
 func requestID(header http.Header) string {
 	id := header.Get("X-Request-Id")
 	if id == "" || len(id) > 128 {
-		return rand.Text()
+		return newRequestID()
 	}
 	for i := range len(id) {
 		if id[i] < 0x21 || id[i] > 0x7E {
-			return rand.Text()
+			return newRequestID()
 		}
 	}
 	return id
+}
+
+// newRequestID returns 128 random bits. They tell requests apart and guard
+// nothing, so the kernel is not asked for them.
+func newRequestID() string {
+	id := strconv.AppendUint(make([]byte, 0, 32), rand.Uint64(), 36)
+	return string(strconv.AppendUint(id, rand.Uint64(), 36))
 }
 
 // StatusError lets a store, a verifier or an engine choose the answer: return
