@@ -1,6 +1,7 @@
 package botapi
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -231,17 +232,14 @@ func (s *stream) notify() {
 // will touch the ResponseWriter any more. The error is why the answer is not
 // whole, and still to be told to the client if nothing has been sent.
 func (s *stream) deliver() error {
+	defer s.watch()()
 	silence := time.NewTimer(s.x.keepAlive)
 	defer silence.Stop()
-	ended := s.chat.context.Done()
 	for {
 		select {
 		case <-s.wake:
 		case <-silence.C:
 			silence.Reset(s.keepAlive())
-		case <-ended:
-			ended = nil
-			s.abandon(s.chat.context.cause())
 		}
 		if s.settle() {
 			return s.conclude()
@@ -268,13 +266,32 @@ func (s *stream) keepAlive() time.Duration {
 	return interval
 }
 
+// watch has the answer abandoned when its context ends, also while this
+// goroutine is in a write that does not end. What it returns waits until that
+// will not happen any more.
+func (s *stream) watch() (stop func()) {
+	var abandoned sync.WaitGroup
+	abandoned.Add(1)
+	unwatch := context.AfterFunc(&s.chat.context, func() {
+		defer abandoned.Done()
+		s.abandon(s.chat.context.cause())
+	})
+	return func() {
+		if !unwatch() {
+			abandoned.Wait()
+		}
+	}
+}
+
 // abandon ends the answer because its context has ended. A write to a client
 // that left is broken off.
 func (s *stream) abandon(err error) {
-	s.end(err)
-	if errors.Is(err, errClientLeft) {
-		s.conn.breakOff()
+	if !errors.Is(err, errClientLeft) {
+		s.end(err)
+		return
 	}
+	s.end(s.conn.whyLeft(err))
+	s.conn.breakOff()
 }
 
 // settle does the writing that was handed to this goroutine, and reports
@@ -378,6 +395,9 @@ type connection struct {
 	// the answer, as on HTTP/2: there it is lifted after each write.
 	brief      bool
 	unflushing bool // the writer cannot flush: everything leaves at the end
+
+	mu     sync.Mutex // held while a deadline is set
+	broken bool       // by breakOff, for good
 }
 
 // newConnection lifts the server's ReadTimeout and WriteTimeout, which are
@@ -393,7 +413,6 @@ func newConnection(x *exchange) connection {
 // connection: the error says whether the client left or stopped reading.
 func (c *connection) write(p []byte, flush bool) (err error) {
 	start := time.Now()
-	c.arm(start)
 	defer func() {
 		if v := recover(); v != nil {
 			err = recovered("writing to the client", v)
@@ -403,9 +422,10 @@ func (c *connection) write(p []byte, flush bool) (err error) {
 			c.x.cut = true
 			err = c.lost(err, start)
 		} else if c.brief {
-			_ = c.x.control.SetWriteDeadline(time.Time{})
+			c.setDeadline(time.Time{})
 		}
 	}()
+	c.arm(start)
 	if _, err = c.x.w.Write(p); err != nil || !flush {
 		return err
 	}
@@ -420,9 +440,20 @@ func (c *connection) arm(now time.Time) {
 		return
 	}
 	if least := now.Add(c.timeout); c.brief || c.until.Before(least) {
-		c.until = least.Add(min(c.timeout/8, time.Second))
-		_ = c.x.control.SetWriteDeadline(c.until) // unsupported: the host's writer has its own bounds
+		c.setDeadline(least.Add(min(c.timeout/8, time.Second)))
 	}
+}
+
+// setDeadline has no effect on a connection that was broken off, nor on a
+// writer of the host's that has no deadlines, but bounds of its own.
+func (c *connection) setDeadline(t time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.broken {
+		return
+	}
+	c.until = t
+	_ = c.x.control.SetWriteDeadline(t)
 }
 
 // sendWhole sends a JSON body in writes of bounded size, each with its own
@@ -461,7 +492,21 @@ func (c *connection) lost(err error, start time.Time) error {
 // breakOff makes a write in progress fail, and every later one. Any goroutine
 // may call it, as long as the handler has not returned.
 func (c *connection) breakOff() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.broken = true
 	_ = c.x.control.SetWriteDeadline(time.Unix(1, 0))
+}
+
+// whyLeft is err, which says that the client left, unless it is the write
+// deadline that has ended the request's context, as it does on HTTP/2.
+func (c *connection) whyLeft(err error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.brief && !c.until.IsZero() && !time.Now().Before(c.until) {
+		return fmt.Errorf("%w for %v", errClientStalled, c.timeout)
+	}
+	return err
 }
 
 // errClientStalled is why a chat ended whose client did not read.
