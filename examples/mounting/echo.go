@@ -1,0 +1,20 @@
+package mounting
+
+import (
+	"net/http"
+
+	"github.com/labstack/echo/v5"
+	"github.com/labstack/echo/v5/middleware"
+)
+
+// Echo mounts h in an echo instance.
+//
+// Recover passes http.ErrAbortHandler on, so it may stand in front. Gzip
+// compresses streams too, unless a Skipper keeps it away from them.
+func Echo(h http.Handler) http.Handler {
+	e := echo.New()
+	e.Use(middleware.Recover())
+	e.Any("/v1/*", echo.WrapHandler(h))
+	e.GET("/health-check", func(c *echo.Context) error { return c.String(http.StatusOK, "ok") })
+	return e
+}

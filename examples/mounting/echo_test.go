@@ -1,0 +1,33 @@
+package mounting
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/labstack/echo/v5"
+	"github.com/labstack/echo/v5/middleware"
+	"github.com/matryer/is"
+)
+
+func TestEchoGzipCompressesStreamsAndHoldsNoneBack(t *testing.T) {
+	is := is.New(t)
+	stream := streamAtAPace(t, mountedBy(behindEcho(middleware.Gzip())))
+	is.True(stream.compressed)
+}
+
+func TestEchoContextTimeoutEndsAnswers(t *testing.T) {
+	is := is.New(t)
+	timeout := behindEcho(middleware.ContextTimeout(time.Millisecond))
+	got := mountedBy(timeout)(t, newPacedEngine()).do(t, "POST", "/v1/chat", oneAnswer)
+	is.Equal(got.status, http.StatusGatewayTimeout)
+	is.Equal(got.body, `{"detail":"The answer took too long"}`)
+}
+
+func behindEcho(m echo.MiddlewareFunc) func(http.Handler) http.Handler {
+	return func(h http.Handler) http.Handler {
+		e := echo.New()
+		e.Any("/v1/*", echo.WrapHandler(h), m)
+		return e
+	}
+}

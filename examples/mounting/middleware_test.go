@@ -1,0 +1,104 @@
+package mounting
+
+import (
+	"log/slog"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"example.com/botapi"
+	"github.com/matryer/is"
+)
+
+func TestMiddlewareLogsAStreamThatBroke(t *testing.T) {
+	is := is.New(t)
+	log := make(logLines, 8)
+	got := serve(t, Middleware(newHandler(t, breaking), log.logger())).do(t, "POST", "/v1/chat", oneStream)
+	is.True(got.err != nil)
+	line := receive(t, log) // the first one: nobody took http.ErrAbortHandler for a failure
+	is.True(strings.Contains(line, "msg=request method=POST path=/v1/chat status=200 "))
+	is.True(strings.HasSuffix(line, " request_id="+got.header.Get("X-Request-Id")+"\n"))
+}
+
+func TestMiddlewareAnswersForAPanicOfTheHost(t *testing.T) {
+	is := is.New(t)
+	log := make(logLines, 8)
+	panicking := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("no such shelf") })
+	mounted := logRequests(log.logger(), recoverPanics(log.logger(), panicking))
+	got := serve(t, mounted).do(t, "GET", "/shelf", "")
+	is.Equal(got.status, http.StatusInternalServerError)
+	is.True(strings.Contains(receive(t, log), `msg="handler panicked" panic="no such shelf"`))
+	is.True(strings.Contains(receive(t, log), "msg=request method=GET path=/shelf status=500 "))
+}
+
+// A length in the header shows that the whole stream was there when the first
+// byte of it left.
+func TestAWriterThatCannotFlushHoldsTheStreamBack(t *testing.T) {
+	tests := []struct {
+		name  string
+		mount func(http.Handler) http.Handler
+	}{
+		{"http.TimeoutHandler", func(h http.Handler) http.Handler { return http.TimeoutHandler(h, time.Minute, "") }},
+		{"a wrapper without Unwrap", func(h http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				h.ServeHTTP(struct{ http.ResponseWriter }{w}, r)
+			})
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			is := is.New(t)
+			log := make(logLines, 8)
+			h := botapi.New(options(t, echoing, log))
+			got := serve(t, tt.mount(h)).do(t, "POST", "/v1/chat", oneStream)
+			is.Equal(got.body, "data: {\"content\":\"Hello?\"}\n\ndata: [DONE]\n\n")
+			is.Equal(got.header.Get("Content-Length"), strconv.Itoa(len(got.body)))
+			is.True(strings.Contains(receive(t, log), "level=WARN msg=\"the ResponseWriter cannot flush"))
+		})
+	}
+}
+
+func TestCORSAnswersForTheHandler(t *testing.T) {
+	is := is.New(t)
+	server := serve(t, CORS(newHandler(t, echoing), pageOrigin))
+
+	got := server.do(t, "OPTIONS", "/v1/chat", "",
+		"Authorization", "",
+		"Origin", pageOrigin,
+		"Access-Control-Request-Method", "POST",
+		"Access-Control-Request-Headers", "authorization,content-type")
+	is.Equal(got.status, http.StatusNoContent)
+	is.Equal(got.header.Get("Access-Control-Allow-Origin"), pageOrigin)
+	is.Equal(got.header.Get("Access-Control-Allow-Methods"), "POST")
+	is.Equal(got.header.Get("Access-Control-Allow-Headers"), "authorization,content-type")
+
+	got = server.do(t, "POST", "/v1/chat", oneAnswer, "Origin", pageOrigin)
+	is.Equal(got.body, `{"content":"Hello?"}`)
+	is.Equal(got.header.Get("Access-Control-Allow-Origin"), pageOrigin)
+	is.Equal(got.header.Get("Access-Control-Expose-Headers"), "X-Request-Id, Retry-After")
+
+	got = server.do(t, "POST", "/v1/chat", oneAnswer, "Origin", "https://elsewhere.example.com")
+	is.Equal(got.header.Get("Access-Control-Allow-Origin"), "")
+}
+
+// A refusal without CORS headers is one that the page cannot read.
+func TestCORSCoversRefusals(t *testing.T) {
+	is := is.New(t)
+	got := serve(t, CORS(newHandler(t, echoing), pageOrigin)).do(t, "POST", "/v1/chat", oneAnswer,
+		"Authorization", "",
+		"Origin", pageOrigin)
+	is.Equal(got.status, http.StatusUnauthorized)
+	is.Equal(got.header.Get("Access-Control-Allow-Origin"), pageOrigin)
+}
+
+// logLines gets what is logged, line by line.
+type logLines chan string
+
+func (l logLines) Write(line []byte) (int, error) {
+	l <- string(line)
+	return len(line), nil
+}
+
+func (l logLines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
