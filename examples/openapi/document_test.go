@@ -8,12 +8,12 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
+	"example.com/botapi"
 	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/getkin/kin-openapi/openapi3filter"
 	"github.com/getkin/kin-openapi/routers"
@@ -34,9 +34,7 @@ type document struct {
 func loadDocument(t *testing.T) *document {
 	is := is.New(t)
 	t.Helper()
-	text, err := os.ReadFile("../../openapi.json")
-	is.NoErr(err)
-	text, err = closeSchemas(text, "Bot", "BotResponse", "Error", "HTTPValidationError", "ValidationError")
+	text, err := closeSchemas(botapi.OpenAPI, "Bot", "BotResponse", "Error", "HTTPValidationError", "ValidationError")
 	is.NoErr(err)
 	api, err := openapi3.NewLoader().LoadFromData(text)
 	is.NoErr(err)
@@ -46,9 +44,9 @@ func loadDocument(t *testing.T) *document {
 	return &document{T: api, router: router, seen: map[string]bool{}}
 }
 
-func closeSchemas(text []byte, names ...string) ([]byte, error) {
+func closeSchemas(text string, names ...string) ([]byte, error) {
 	var api map[string]any
-	if err := json.Unmarshal(text, &api); err != nil {
+	if err := json.Unmarshal([]byte(text), &api); err != nil {
 		return nil, err
 	}
 	schemas := api["components"].(map[string]any)["schemas"].(map[string]any)
