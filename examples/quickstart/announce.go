@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"strconv"
 	"strings"
 
@@ -13,6 +14,9 @@ import (
 )
 
 const announcement = `Serving %d bots at %s with the key %s
+
+Talk to them in a browser:
+%s
 
 List the bots:
 %s
@@ -24,7 +28,8 @@ Ask it for a stream:
 %s
 `
 
-// announce prints where the service is, and commands to try it with.
+// announce prints where the service is, a link to its page, and commands to try
+// it with. The page takes the key out of the link, which no server ever sees.
 func (s settings) announce(w io.Writer, address net.Addr, store botapi.BotStore) error {
 	bots, err := store.Bots(context.Background())
 	if err != nil {
@@ -33,6 +38,7 @@ func (s settings) announce(w io.Writer, address net.Addr, store botapi.BotStore)
 	base := "http://" + reachable(address)
 	key := "-H " + quote("Authorization: Bearer "+s.key)
 	_, err = fmt.Fprintf(w, announcement, len(bots), base, s.key,
+		base+"/#key="+url.QueryEscape(s.key),
 		"curl "+base+"/v1/bots "+key,
 		"curl "+base+"/v1/chat "+key+" -d "+quote(chatBody(bots[0].Slug, false)),
 		"curl -N "+base+"/v1/chat "+key+" -d "+quote(chatBody(bots[0].Slug, true)))

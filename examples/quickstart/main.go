@@ -128,6 +128,7 @@ func (s settings) routes(store botapi.BotStore, logger *slog.Logger) http.Handle
 	mux.Handle("/bots", handler)
 	mux.Handle("/chat", handler)
 	mux.HandleFunc("GET /health-check", checkHealth)
+	handlePages(mux, store)
 	return mux
 }
 

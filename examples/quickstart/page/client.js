@@ -68,7 +68,7 @@ export class BotClient {
 // The other fields are empty where they do not apply.
 export class BotError extends Error {
   constructor(kind, { status = 0, detail = "", retryAfter = 0, requestID = "", cause } = {}) {
-    super(`${kind} ${status || ""} ${JSON.stringify(detail)}`, { cause });
+    super([kind, status, detail && JSON.stringify(detail)].filter(Boolean).join(" "), { cause });
     this.name = "BotError";
     this.kind = kind;
     this.status = status;
