@@ -1,0 +1,393 @@
+package browser
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"example.com/botapi"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	"github.com/matryer/is"
+)
+
+func TestFirstVisit(t *testing.T) {
+	is := is.New(t)
+	q := startQuickstart(t)
+	tab := newTab(t)
+	tab.open(q.address)
+	tab.wait(`document.activeElement.id === "key"`)
+	tab.write("not the key")
+	tab.enter()
+	is.True(evaluate[bool](tab, `document.querySelector("#key").validity.patternMismatch`)) // a key has no spaces
+	evaluate[any](tab, `document.querySelector("#key").value = ""`)
+	tab.write("wrong")
+	tab.enter()
+	tab.see("#key-problem")
+	is.Equal(tab.text("#key-problem"), "The server did not accept this key.")
+	tab.write(key)
+	tab.enter()
+
+	tab.see(".bot")
+	is.Equal(tab.texts(".bot-name"), []string{"Mira", "Juniper"})
+	is.Equal(tab.texts(".bot-description"), []string{"Listens, and asks back.", "Gardens, and sees a garden in everything."})
+	is.Equal(tab.texts(".bot .avatar"), []string{"M", "J"})
+	is.Equal(tab.text(".conversation .text"), "Hello, I am Mira.\nWhat has been on your mind lately?")
+	is.Equal(evaluate[string](tab, "document.title"), "Mira · Bots")
+}
+
+func TestKeyInAddress(t *testing.T) {
+	is := is.New(t)
+	q := startQuickstart(t)
+	tab := newTab(t)
+	tab.open(q.address + "/#key=" + key + "&bot=juniper")
+	tab.see(".bot")
+	is.Equal(tab.text("#chat-name"), "Juniper")
+	is.Equal(evaluate[string](tab, "location.href"), q.address+"/#bot=juniper")
+	is.Equal(evaluate[int](tab, "history.length"), 2) // the empty tab and the page: the key is in neither
+	is.Equal(evaluate[bool](tab, "document.cookie === '' && localStorage.length === 0"), true)
+
+	tab.do(chromedp.Reload())
+	tab.see(".bot")
+
+	tab.click("#forget-key")
+	tab.see("#key")
+	is.Equal(evaluate[int](tab, "sessionStorage.length"), 0)
+}
+
+// TestChat talks to the quickstart's own bot and watches the answer grow.
+func TestChat(t *testing.T) {
+	is := is.New(t)
+	q := startQuickstart(t, "-pace", "20ms")
+	tab := newTab(t)
+	tab.open(q.address + "/#key=" + key)
+	tab.see(".bot")
+	evaluate[any](tab, `
+		window.seen = [];
+		new MutationObserver(() => {
+			const text = document.querySelector(".conversation > :last-child.assistant .text")?.textContent;
+			if (text !== undefined && text !== seen.at(-1)) seen.push(text);
+		}).observe(document.querySelector("#scroller"), { subtree: true, childList: true, characterData: true });
+		null`)
+	tab.say("I am worried about my exam")
+	tab.waitForAnswer()
+
+	is.Equal(tab.text(".user .text"), "I am worried about my exam")
+	grown := evaluate[[]string](tab, "seen")
+	is.True(len(grown) > 3) // the answer comes in parts
+	for i := range len(grown) - 1 {
+		is.True(strings.HasPrefix(grown[i+1], grown[i])) // and only ever grows
+	}
+	is.Equal(tab.texts(".assistant .text")[1], grown[len(grown)-1])
+	is.True(strings.Contains(q.log.wait(t, "msg=chat"), "outcome=whole"))
+	is.Equal(evaluate[string](tab, "document.activeElement.id"), "message")
+	is.Equal(evaluate[string](tab, "document.activeElement.value"), "")
+}
+
+// TestConversation has the page send what was said before.
+func TestConversation(t *testing.T) {
+	is := is.New(t)
+	requests := make(chan *botapi.ChatRequest, 2)
+	h := startHost(t, botapi.Options{Engine: botapi.ChatEngineFunc(
+		func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+			requests <- req
+			return echo(ctx, req)
+		})}, nil)
+	tab := newTab(t)
+	tab.open(h.URL + "/#key=" + key)
+	tab.see(".bot")
+	is.Equal(tab.text(".conversation .text"), "Hello.\n\nI am <b>Ada</b>.") // text, not markup
+
+	tab.say("one")
+	tab.waitForAnswer()
+	is.Equal((<-requests).Messages, []botapi.ChatMessage{{Role: botapi.RoleUser, Content: "one"}})
+	tab.do(chromedp.Reload())
+	tab.see(".bot")
+	is.Equal(tab.texts(".conversation .text"), []string{"Hello.\n\nI am <b>Ada</b>.", "one", "one"})
+
+	tab.write("two")
+	tab.enter(kb.ModifierShift)
+	tab.write("lines")
+	tab.enter()
+	tab.waitForAnswer()
+	is.Equal((<-requests).Messages, []botapi.ChatMessage{
+		{Role: botapi.RoleUser, Content: "one"},
+		{Role: botapi.RoleAssistant, Content: "one"},
+		{Role: botapi.RoleUser, Content: "two\nlines"},
+	})
+
+	tab.click("#start-over")
+	is.Equal(len(tab.texts(".conversation .text")), 1)
+	tab.do(chromedp.Reload())
+	tab.see(".bot")
+	is.Equal(len(tab.texts(".conversation .text")), 1)
+}
+
+// TestStop has the quickstart's engine notice that it is to stop.
+func TestStop(t *testing.T) {
+	ways := map[string]func(*tab){
+		"button": func(tab *tab) { tab.click("#stop") },
+		"Escape": func(tab *tab) { tab.do(chromedp.KeyEvent(kb.Escape)) },
+	}
+	for way, stop := range ways {
+		t.Run(way, func(t *testing.T) {
+			is := is.New(t)
+			q := startQuickstart(t, "-pace", "1h")
+			tab := newTab(t)
+			tab.open(q.address + "/#key=" + key)
+			tab.say("I am worried about my exam")
+			tab.wait(`document.querySelector(".arriving .text")?.textContent.length > 0`)
+			stop(tab)
+			tab.see(".stopped")
+			is.True(tab.text(".stopped .text") != "") // what has come stays
+			is.Equal(tab.texts(".failure"), []string{})
+			is.True(!strings.Contains(q.log.wait(t, "msg=chat"), "outcome=whole"))
+			is.Equal(evaluate[string](tab, "document.activeElement.id"), "message")
+		})
+	}
+}
+
+// TestFailures makes chats fail in every way, and reads what a person reads.
+func TestFailures(t *testing.T) {
+	const fragment = "data: {\"content\":\"Well,\"}\n\n"
+	tests := []struct {
+		name          string
+		options       botapi.Options
+		answer        http.HandlerFunc
+		cut           bool   // when the text has come
+		text          string // of the answer
+		title, advice string
+	}{
+		{
+			name:    "engine fails",
+			options: botapi.Options{Engine: fails("", nil, errors.New("the engine's own words"))},
+			title:   "Something went wrong on the server.",
+			advice:  "It is not your fault. Try again; if it goes on, tell whoever runs the server.",
+		}, {
+			name:   "error event",
+			answer: stream(fragment+"event: error\r\ndata: {\"detail\":\"Internal Server Error\"}\r\n\r\n", true),
+			text:   "Well,",
+			title:  "The bot stopped in the middle of its answer.",
+			advice: "Something went wrong on the server. This answer is incomplete.",
+		}, {
+			name:   "error event with the host's words",
+			answer: stream(fragment+"event: error\ndata: {\"detail\":\"The model went to sleep\"}\n\n", true),
+			text:   "Well,",
+			title:  "The bot stopped in the middle of its answer.",
+			advice: "The model went to sleep. This answer is incomplete.",
+		}, {
+			name:    "engine takes too long",
+			options: botapi.Options{ChatTimeout: time.Millisecond, Engine: botapi.ChatEngineFunc(silent)},
+			title:   "The bot took too long to answer.",
+			advice:  "Try again, perhaps with a simpler question.",
+		}, {
+			name: "invalid for the engine",
+			options: botapi.Options{Engine: fails("", nil, botapi.HTTPValidationError{Detail: []botapi.ValidationError{
+				{Loc: []any{"body", "messages", 0, "content"}, Msg: "is too rude", Type: "value_error"},
+			}})},
+			title:  "The server could not use this message.",
+			advice: "body › messages › 0 › content: is too rude",
+		}, {
+			name:    "host's words",
+			options: botapi.Options{Engine: fails("", nil, botapi.StatusError{Status: http.StatusPaymentRequired, Detail: "Your trial has ended", RetryAfter: 2 * time.Hour})},
+			title:   "Your trial has ended.",
+			advice:  "Try again in 2 hours.",
+		}, {
+			name:    "large body",
+			options: botapi.Options{MaxBodyBytes: 64},
+			title:   "The conversation has become too long for this server.",
+			advice:  "Start a new one, or send a shorter message.",
+		}, {
+			name: "a proxy's page",
+			answer: func(w http.ResponseWriter, _ *http.Request) {
+				http.Error(w, "<h1>Bad Gateway</h1>", http.StatusBadGateway)
+			},
+			title: "The server answered with an error (status 502).",
+		}, {
+			name:   "cut stream",
+			answer: stream(fragment+"data: {\"con", true),
+			cut:    true,
+			text:   "Well,",
+			title:  "The connection broke off.",
+			advice: "This answer is incomplete.",
+		}, {
+			name:   "stream without an end",
+			answer: stream(fragment, false),
+			text:   "Well,",
+			title:  "The connection broke off.",
+			advice: "This answer is incomplete.",
+		},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			is := is.New(t)
+			h := startHost(t, test.options, test.answer)
+			tab := newTab(t)
+			tab.open(h.URL + "/#key=" + key)
+			tab.say("Hello")
+			tab.wait(fmt.Sprintf(`document.querySelector(".user + .assistant .text")?.textContent === %q`, test.text))
+			if test.cut {
+				h.CloseClientConnections()
+			}
+			tab.see(".failure")
+			is.Equal(tab.text(".failure-title"), test.title)
+			is.Equal(tab.text(".failure-advice"), test.advice)
+			is.Equal(tab.texts(".assistant .text")[1], test.text)
+			is.Equal(evaluate[string](tab, `document.querySelector("#announcement").textContent`), strings.TrimSpace(test.title+" "+test.advice))
+			if test.answer == nil {
+				is.True(strings.HasPrefix(tab.text(".request-id"), "Request ")) // to name in a report
+			}
+		})
+	}
+}
+
+// TestEngineFailsHalfway has the handler send its error event and cut the
+// connection behind it. A browser may throw away what it has not read when the
+// connection breaks, so the page sees either the event or the cut.
+func TestEngineFailsHalfway(t *testing.T) {
+	is := is.New(t)
+	gate := make(chan struct{})
+	h := startHost(t, botapi.Options{Engine: fails("Well,", gate, errors.New("the engine's own words"))}, nil)
+	tab := newTab(t)
+	tab.open(h.URL + "/#key=" + key)
+	tab.say("Hello")
+	tab.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
+	close(gate)
+	tab.see(".failure")
+	is.Equal(tab.texts(".assistant .text")[1], "Well,")
+	is.True(slices.Contains([]string{"The bot stopped in the middle of its answer.", "The connection broke off."}, tab.text(".failure-title")))
+	is.True(strings.HasSuffix(tab.text(".failure-advice"), "This answer is incomplete."))
+}
+
+// silent says nothing until its time is up.
+func silent(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+	return func(func(string, error) bool) { <-ctx.Done() }
+}
+
+// TestFullPlaces talks to two bots at once where there is a place for one.
+func TestFullPlaces(t *testing.T) {
+	tests := []struct {
+		name          string
+		options       botapi.Options
+		title, advice string
+	}{
+		{
+			"server", botapi.Options{MaxConcurrentChats: 1},
+			"The server is busy with other conversations.", "Try again in a second.",
+		}, {
+			"account", botapi.Options{MaxChatsPerAccount: 1},
+			"Too many conversations are going on with your key.", "Wait for another answer to end, or stop it. Try again in a second.",
+		},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			is := is.New(t)
+			test.options.Engine = botapi.ChatEngineFunc(waits)
+			tab := newTab(t)
+			tab.open(startHost(t, test.options, nil).URL + "/#key=" + key)
+			tab.say("Hello")
+			tab.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
+			tab.click(`.bot[href="#bot=bo"]`)
+			tab.say("Hello")
+			tab.see(".failure")
+			is.Equal(tab.text(".failure-title"), test.title)
+			is.Equal(tab.text(".failure-advice"), test.advice)
+
+			tab.click(`.bot[href="#bot=ada"]`) // whose answer is still arriving
+			tab.click("#stop")
+			tab.see(".stopped")
+		})
+	}
+}
+
+func TestTryAgain(t *testing.T) {
+	is := is.New(t)
+	var tries atomic.Int32
+	h := startHost(t, botapi.Options{Engine: botapi.ChatEngineFunc(
+		func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+			if tries.Add(1) == 1 {
+				return fails("", nil, errors.New("once")).Chat(ctx, req)
+			}
+			return echo(ctx, req)
+		})}, nil)
+	tab := newTab(t)
+	tab.open(h.URL + "/#key=" + key)
+	tab.say("Hello")
+	tab.see(".failure")
+	tab.click(".again")
+	tab.wait(`!document.querySelector(".failure")`)
+	tab.waitForAnswer()
+	is.Equal(tab.texts(".conversation .text")[1:], []string{"Hello", "Hello"})
+	is.Equal(evaluate[string](tab, "document.activeElement.id"), "message")
+}
+
+func TestBotGone(t *testing.T) {
+	is := is.New(t)
+	h := startHost(t, botapi.Options{}, nil)
+	tab := newTab(t)
+	tab.open(h.URL + "/#key=" + key)
+	tab.see(".bot")
+	is.NoErr(h.bots.Replace(bo))
+	tab.say("Hello")
+	tab.see(".failure")
+	is.Equal(tab.text(".failure-title"), "This bot is not available any more.")
+	is.Equal(tab.text(".failure-advice"), "Choose another one.")
+}
+
+func TestKeyRevoked(t *testing.T) {
+	is := is.New(t)
+	var revoked atomic.Bool
+	h := startHost(t, botapi.Options{Keys: botapi.KeyVerifierFunc(func(context.Context, string) (string, error) {
+		if revoked.Load() {
+			return "", botapi.ErrInvalidKey
+		}
+		return "an account", nil
+	})}, nil)
+	tab := newTab(t)
+	tab.open(h.URL + "/#key=" + key)
+	tab.see(".bot")
+	revoked.Store(true)
+	tab.say("Hello")
+	tab.see("#key")
+	is.Equal(tab.text("#key-problem"), "The server does not accept this key any more.")
+
+	revoked.Store(false)
+	tab.write(key)
+	tab.enter()
+	tab.see(".failure")
+	is.Equal(tab.text(".failure-title"), "This message has no answer yet.")
+	tab.click(".again")
+	tab.wait(`!document.querySelector(".failure")`)
+	tab.waitForAnswer()
+	is.Equal(tab.texts(".conversation .text")[1:], []string{"Hello", "Hello"})
+}
+
+func TestServerGone(t *testing.T) {
+	is := is.New(t)
+	h := startHost(t, botapi.Options{}, nil)
+	tab := newTab(t)
+	tab.open(h.URL + "/#key=" + key)
+	tab.see(".bot")
+	h.CloseClientConnections()
+	h.Close()
+	tab.say("Hello")
+	tab.see(".failure")
+	is.Equal(tab.text(".failure-title"), "The server cannot be reached.")
+}
+
+func TestNoBots(t *testing.T) {
+	is := is.New(t)
+	h := startHost(t, botapi.Options{}, nil)
+	is.NoErr(h.bots.Replace())
+	tab := newTab(t)
+	tab.open(h.URL + "/#key=" + key)
+	tab.wait(`document.querySelector("#bots-note").textContent === "No bot is published here yet."`)
+	is.True(!evaluate[bool](tab, `document.querySelector("#composer").checkVisibility()`))
+}
