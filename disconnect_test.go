@@ -282,7 +282,7 @@ func TestAChatOutlivesTheServersDeadlines(t *testing.T) {
 					o.KeepAlive = -1
 					o.Engine = pacedEngine(0, time.Minute, time.Minute)
 					client := clientInMemory(t, protocol, New(o), func(s *http.Server) {
-						s.ReadTimeout, s.WriteTimeout = time.Second, time.Second
+						s.ReadTimeout, s.WriteTimeout, s.IdleTimeout = time.Second, time.Second, time.Hour
 					})
 					for range 2 {
 						got := doAt(t, client, "http://memory", "POST", "/v1/chat", chatBodyJSON("hi", stream))
@@ -293,6 +293,7 @@ func TestAChatOutlivesTheServersDeadlines(t *testing.T) {
 						} else {
 							is.Equal(got.body, `{"content":"xxx"}`)
 						}
+						time.Sleep(10 * time.Minute) // no deadline of the chat's is left on the connection
 					}
 				})
 			})
@@ -411,4 +412,3 @@ func handlerThatKnowsItsServer(h http.Handler, server **http.Server) http.Handle
 		h.ServeHTTP(w, r)
 	})
 }
-

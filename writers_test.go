@@ -1,0 +1,395 @@
+package botapi
+
+import (
+	"bufio"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/matryer/is"
+)
+
+// A lockstep engine yields the next fragment only when its client has read the
+// one before: a stream that is held back anywhere never ends.
+type lockstep struct{ read chan struct{} }
+
+const lockstepFragments = 20
+
+func newLockstep() lockstep { return lockstep{make(chan struct{})} }
+
+func (l lockstep) engine() ChatEngine {
+	return engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+		for i := range lockstepFragments {
+			if !yield(fmt.Sprint(i, " "), nil) {
+				return
+			}
+			select {
+			case <-l.read:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+}
+
+// follow reads a stream fragment by fragment, to its end.
+func (l lockstep) follow(t testing.TB, body io.Reader) {
+	t.Helper()
+	lines := bufio.NewScanner(body)
+	next := 0
+	for lines.Scan() {
+		switch line := lines.Text(); line {
+		case "", ": keep-alive":
+		case "data: [DONE]":
+			if next != lockstepFragments {
+				t.Errorf("the stream ended after %d fragments", next)
+			}
+			return
+		default:
+			if want := fmt.Sprintf(`data: {"content":"%d "}`, next); line != want {
+				t.Fatalf("read %q, want %q", line, want)
+			}
+			next++
+			select {
+			case l.read <- struct{}{}:
+			case <-time.After(10 * time.Second):
+				t.Fatal("the engine has given up")
+			}
+		}
+	}
+	t.Fatalf("the stream broke after %d fragments: %v", next, lines.Err())
+}
+
+// hangLimit bounds a request of a test whose stream may hang.
+func hangLimit(t testing.TB, r *http.Request) *http.Request {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	t.Cleanup(cancel)
+	return r.WithContext(ctx)
+}
+
+func TestFragmentsArriveOneByOne(t *testing.T) {
+	middleware := map[string]func(http.Handler) http.Handler{
+		"nothing around it": func(h http.Handler) http.Handler { return h },
+		"writers that only unwrap, three deep": func(h http.Handler) http.Handler {
+			return wrapped(wrapped(wrapped(h)))
+		},
+		"compression that flushes": compressed,
+		"recovery that passes http.ErrAbortHandler on": func(h http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				defer func() {
+					if v := recover(); v != nil {
+						panic(v)
+					}
+				}()
+				h.ServeHTTP(w, r)
+			})
+		},
+	}
+	for _, protocol := range protocols {
+		for name, middleware := range middleware {
+			t.Run(protocol+", "+name, func(t *testing.T) {
+				is := is.New(t)
+				steps := newLockstep()
+				o := testOptions(t, io.Discard)
+				o.Engine = steps.engine()
+				base, client := serveOver(t, protocol, middleware(New(o)))
+				res, err := client.Do(hangLimit(t, chatRequest(t, base, "hi", true))) // net/http's client decompresses
+				is.NoErr(err)
+				defer res.Body.Close()
+				is.Equal(res.Uncompressed, name == "compression that flushes")
+				steps.follow(t, res.Body)
+			})
+		}
+	}
+}
+
+// wrapped hides everything of a writer but its methods and Unwrap.
+func wrapped(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(unwrapper{w}, r) })
+}
+
+type unwrapper struct{ http.ResponseWriter }
+
+func (w unwrapper) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// compressed is gzip middleware as there is much of it.
+func compressed(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		zipped := gzipWriter{w, gzip.NewWriter(w)}
+		defer zipped.to.Close()
+		w.Header().Set("Content-Encoding", "gzip")
+		h.ServeHTTP(zipped, r)
+	})
+}
+
+type gzipWriter struct {
+	http.ResponseWriter
+	to *gzip.Writer
+}
+
+func (w gzipWriter) WriteHeader(status int) {
+	w.Header().Del("Content-Length")
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w gzipWriter) Write(p []byte) (int, error) { return w.to.Write(p) }
+
+func (w gzipWriter) FlushError() error {
+	if err := w.to.Flush(); err != nil {
+		return err
+	}
+	return http.NewResponseController(w.ResponseWriter).Flush()
+}
+
+func (w gzipWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// A stream that breaks is cut behind every middleware that passes
+// http.ErrAbortHandler on, even one that ends its own format properly.
+func TestABrokenStreamIsCutBehindCompression(t *testing.T) {
+	for _, protocol := range protocols {
+		t.Run(protocol, func(t *testing.T) {
+			is := is.New(t)
+			o := testOptions(t, io.Discard)
+			o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+				yield("a", nil)
+				yield("", errors.New("died"))
+			})
+			base, client := serveOver(t, protocol, compressed(New(o)))
+			got := doAt(t, client, base, "POST", "/v1/chat", chatBodyJSON("hi", true))
+			is.Equal(got.body, data("a")+broken("Internal Server Error"))
+			is.True(got.err != nil)
+		})
+	}
+}
+
+// unflushable hides all of a writer's optional methods.
+func unflushable(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(struct{ http.ResponseWriter }{w}, r)
+	})
+}
+
+func timeLimited(h http.Handler) http.Handler {
+	return http.TimeoutHandler(h, 30*time.Second, "too slow")
+}
+
+// Where the writer cannot flush, a stream comes whole at its end, and one
+// warning says why.
+func TestAWriterThatCannotFlush(t *testing.T) {
+	for name, middleware := range map[string]func(http.Handler) http.Handler{"no Flusher": unflushable, "http.TimeoutHandler": timeLimited} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			var log testLog
+			o := testOptions(t, &log)
+			o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+				for range 1000 {
+					yield("some text ", nil)
+				}
+			})
+			h := middleware(New(o))
+			whole := do(t, h, "POST", "/v1/chat", chatBodyJSON("hi", false))
+			is.Equal(whole.status, 200)
+			is.Equal(whole.body, `{"content":"`+strings.Repeat("some text ", 1000)+`"}`)
+			is.Equal(log.String(), "")
+
+			stream := do(t, h, "POST", "/v1/chat", chatBodyJSON("hi", true))
+			is.Equal(stream.status, 200)
+			is.Equal(stream.header.Get("Content-Type"), "text/event-stream")
+			is.NoErr(stream.err)
+			is.Equal(stream.body, strings.Repeat(data("some text "), 1000)+terminator)
+			is.Equal(strings.Count(log.String(), "\n"), 1)
+			is.True(strings.Contains(log.String(), "level=WARN"))
+			is.True(strings.Contains(log.String(), "cannot flush"))
+			is.True(strings.Contains(log.String(), "request_id="+stream.header.Get("X-Request-Id")))
+		})
+	}
+}
+
+// http.TimeoutHandler ends the request's context: the engine hears of it, and
+// nothing is written behind the handler's back.
+func TestATimeoutHandlerThatFires(t *testing.T) {
+	for _, stream := range []bool{false, true} {
+		t.Run(fmt.Sprint("stream ", stream), func(t *testing.T) {
+			is := is.New(t)
+			reports := make(chan ChatReport, 1)
+			o := testOptions(t, io.Discard)
+			o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+				yield("a", nil)
+				<-ctx.Done()
+				yield("too late", nil)
+			})
+			o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
+			got := do(t, http.TimeoutHandler(New(o), 50*time.Millisecond, "too slow"), "POST", "/v1/chat", chatBodyJSON("hi", stream))
+			is.Equal(got.status, 503)
+			is.Equal(got.body, "too slow")
+			is.True(errors.Is(received(t, reports, "OnChat").Err, context.DeadlineExceeded))
+		})
+	}
+}
+
+func TestAResponseRecorder(t *testing.T) {
+	is := is.New(t)
+	o := testOptions(t, io.Discard)
+	o.Engine = fragmentsOf("a", "b")
+	stream, whole := serveInProcess(t, New(o), true), serveInProcess(t, New(o), false)
+	is.Equal(stream.Code, 200)
+	is.True(stream.Flushed)
+	is.Equal(stream.Body.String(), data("a")+data("b")+terminator)
+	is.Equal(whole.Body.String(), `{"content":"ab"}`)
+}
+
+// A faultyWriter works until one of its methods is called the given number of
+// times.
+type faultyWriter struct {
+	*httptest.ResponseRecorder
+	method string
+	after  int
+	fault  func() error
+}
+
+func (w *faultyWriter) call(method string) error {
+	if method != w.method {
+		return nil
+	}
+	if w.after--; w.after >= 0 {
+		return nil
+	}
+	return w.fault()
+}
+
+func (w *faultyWriter) Write(p []byte) (int, error) {
+	if err := w.call("Write"); err != nil {
+		return 0, err
+	}
+	return w.ResponseRecorder.Write(p)
+}
+
+func (w *faultyWriter) WriteHeader(status int) {
+	_ = w.call("WriteHeader")
+	w.ResponseRecorder.WriteHeader(status)
+}
+
+func (w *faultyWriter) FlushError() error                  { return w.call("Flush") }
+func (w *faultyWriter) SetReadDeadline(time.Time) error    { return w.call("SetReadDeadline") }
+func (w *faultyWriter) SetWriteDeadline(t time.Time) error { return w.call("SetWriteDeadline") }
+
+// A writer that fails or panics, whichever goroutine calls it, ends its own
+// chat and nothing else.
+func TestAFaultyWriter(t *testing.T) {
+	faults := map[string]func() error{
+		"fails":  func() error { return errors.New("broken pipe") },
+		"panics": func() error { panic("a bug in the writer") },
+	}
+	for _, method := range []string{"Write", "Flush"} {
+		for verb, fault := range faults {
+			for after := range 10 { // the first few are the engine's goroutine's, the others the handler's
+				t.Run(fmt.Sprintf("%s %s after %d", method, verb, after), func(t *testing.T) {
+					is := is.New(t)
+					ended := make(chan struct{})
+					o := testOptions(t, io.Discard)
+					o.MaxConcurrentChats = 1
+					o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+						for yield("some text", nil) {
+						}
+						<-ctx.Done()
+						close(ended)
+					})
+					var reports []ChatReport
+					o.OnChat = func(_ context.Context, r ChatReport) { reports = append(reports, r) }
+					h := New(o)
+					w := &faultyWriter{httptest.NewRecorder(), method, after, fault}
+					is.True(serveOn(w, h, chatBodyJSON("hi", true)))
+					is.Equal(len(reports), 1)
+					is.True(reports[0].Err != nil)
+					is.True(!readStream(t, w.Body.String()).done)
+					received(t, ended, "the engine to end")
+				})
+			}
+		}
+	}
+}
+
+// Deadlines are more than a writer need have.
+func TestAWriterWhoseDeadlinesPanic(t *testing.T) {
+	for _, method := range []string{"SetReadDeadline", "SetWriteDeadline"} {
+		for after := range 3 {
+			is := is.New(t)
+			var log testLog
+			o := testOptions(t, &log)
+			o.Engine = fragmentsOf("a", "b", "c", "d", "e")
+			w := &faultyWriter{httptest.NewRecorder(), method, after, func() error { panic("a bug in the writer") }}
+			is.True(!serveOn(w, asHTTP2(New(o)), chatBodyJSON("hi", true)))
+			is.Equal(readStream(t, w.Body.String()).text(), "abcde")
+			is.True(strings.Count(log.String(), "\n") <= 2) // once for each kind of deadline
+		}
+	}
+}
+
+// asHTTP2 has h believe that its requests came over HTTP/2.
+func asHTTP2(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0
+		h.ServeHTTP(w, r)
+	})
+}
+
+// A chat whose writer panics before anything is sent is reported, and gives its
+// place back, whether it had an answer or an error to send.
+func TestAFaultyWriterHoldsNoPlace(t *testing.T) {
+	for _, method := range []string{"WriteHeader", "Write"} {
+		for _, stream := range []bool{false, true} {
+			for prompt, engine := range map[string]ChatEngine{
+				"an answer": fragmentsOf("a"),
+				"an error":  engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) { yield("", errors.New("died")) }),
+			} {
+				if method == "WriteHeader" && stream && prompt == "an answer" {
+					continue // it begins with a Write
+				}
+				t.Run(fmt.Sprint(method, " panics, stream ", stream, ", ", prompt), func(t *testing.T) {
+					is := is.New(t)
+					o := testOptions(t, io.Discard)
+					o.MaxConcurrentChats = 1
+					o.Engine = engine
+					var reports []ChatReport
+					o.OnChat = func(_ context.Context, r ChatReport) { reports = append(reports, r) }
+					h := New(o)
+					w := &faultyWriter{httptest.NewRecorder(), method, 0, func() error { panic("a bug in the writer") }}
+					cut := serveOn(w, h, chatBodyJSON(prompt, stream))
+					is.Equal(len(reports), 1)
+					is.True(cut)
+					is.True(reports[0].Err != nil)
+					again := serveInProcess(t, h, false)
+					is.True(again.Code != 503)
+				})
+			}
+		}
+	}
+}
+
+// An error is not sent for ever either, to a client that does not read: the
+// server's own deadline, which was lifted for the chat, would have ended it.
+func TestARefusalThatIsNotRead(t *testing.T) {
+	for _, stream := range []bool{false, true} {
+		t.Run(fmt.Sprint("stream ", stream), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				o := testOptions(t, io.Discard)
+				o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) { yield("", errors.New("died")) })
+				conn := serveInMemory(t, New(o), func(s *http.Server) { s.WriteTimeout = time.Second }).dial()
+				defer conn.Close()
+				is.NoErr(chatRequest(t, "http://memory", "hi", stream).Write(conn))
+				time.Sleep(time.Minute)
+				_, err := conn.Read(make([]byte, 1))
+				is.Equal(err, io.EOF) // closed long ago
+			})
+		})
+	}
+}
