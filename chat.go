@@ -244,6 +244,7 @@ func (x *exchange) stream(request ChatRequest) {
 	err := s.deliver()
 	s.report(&s.chat.report)
 	if s.chat.report.Err = err; err != nil && !s.committed {
+		s.conn.arm(time.Now())
 		s.chat.report.Status = x.refuse(err)
 	}
 	x.reportEnd(&s.chat)
@@ -441,6 +442,7 @@ func (w *wholeAnswer) deliver(r *ChatReport) {
 		r.FirstFragment = w.first.Sub(w.x.began)
 	}
 	if r.Err = w.err; r.Err != nil {
+		w.conn.arm(time.Now())
 		r.Status = w.x.refuse(r.Err)
 		return
 	}

@@ -482,9 +482,24 @@ func (x *exchange) clientLeft(err error) bool {
 	return errors.Is(err, context.Canceled) && context.Cause(x.ctx) == context.Canceled
 }
 
-// sendError ignores a failed write: the client is gone, and was to be refused.
+// sendError does not tell of a failed write: the client is gone, and was to be
+// refused.
 func (x *exchange) sendError(status int, body []byte) {
-	_ = x.send(status, body)
+	if x.attempt(func() error { return x.send(status, body) }) != nil {
+		x.cut = true
+	}
+}
+
+// attempt calls the host's ResponseWriter, and makes an error of its panic: a
+// chat is to end properly all the same, in whichever goroutine this is.
+func (x *exchange) attempt(call func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = recovered("calling the ResponseWriter", v)
+			x.logError(x.ctx, "the ResponseWriter panicked", err)
+		}
+	}()
+	return call()
 }
 
 func (x *exchange) setErrorHeaders(answer StatusError) {

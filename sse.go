@@ -396,15 +396,15 @@ type connection struct {
 	brief      bool
 	unflushing bool // the writer cannot flush: everything leaves at the end
 
-	mu     sync.Mutex // held while a deadline is set
-	broken bool       // by breakOff, for good
+	mu    sync.Mutex // held while a deadline is set
+	fixed bool       // no deadline is set any more: by breakOff, or since the writer cannot
 }
 
 // newConnection lifts the server's ReadTimeout and WriteTimeout, which are
 // meant for requests, not for answers that a model is still writing.
 func newConnection(x *exchange) connection {
-	_ = x.control.SetReadDeadline(time.Time{}) // unsupported: then the host's writer has none to lift
-	_ = x.control.SetWriteDeadline(time.Time{})
+	_ = x.attempt(func() error { return x.control.SetReadDeadline(time.Time{}) }) // unsupported: then the host's writer has none to lift
+	_ = x.attempt(func() error { return x.control.SetWriteDeadline(time.Time{}) })
 	return connection{x: x, timeout: x.writeTimeout, brief: x.r.ProtoMajor != 1}
 }
 
@@ -413,23 +413,21 @@ func newConnection(x *exchange) connection {
 // connection: the error says whether the client left or stopped reading.
 func (c *connection) write(p []byte, flush bool) (err error) {
 	start := time.Now()
-	defer func() {
-		if v := recover(); v != nil {
-			err = recovered("writing to the client", v)
-			c.x.logError(c.x.ctx, "the ResponseWriter panicked", err)
-		}
-		if err != nil {
-			c.x.cut = true
-			err = c.lost(err, start)
-		} else if c.brief {
-			c.setDeadline(time.Time{})
-		}
-	}()
 	c.arm(start)
-	if _, err = c.x.w.Write(p); err != nil || !flush {
-		return err
+	err = c.x.attempt(func() error {
+		if _, err := c.x.w.Write(p); err != nil || !flush {
+			return err
+		}
+		return c.flush() // a write may fail only now, though Write has returned nil
+	})
+	if err != nil {
+		c.x.cut = true
+		return c.lost(err, start)
 	}
-	return c.flush() // a write may fail only now, though Write has returned nil
+	if c.brief {
+		c.setDeadline(time.Time{})
+	}
+	return nil
 }
 
 // arm sees that a write that begins now has its whole timeout, and little
@@ -445,21 +443,28 @@ func (c *connection) arm(now time.Time) {
 }
 
 // setDeadline has no effect on a connection that was broken off, nor on a
-// writer of the host's that has no deadlines, but bounds of its own.
+// writer of the host's that has no deadlines: it has bounds of its own.
 func (c *connection) setDeadline(t time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.broken {
+	if c.fixed {
 		return
 	}
 	c.until = t
-	_ = c.x.control.SetWriteDeadline(t)
+	c.fixed = c.x.attempt(func() error { return c.x.control.SetWriteDeadline(t) }) != nil
 }
 
 // sendWhole sends a JSON body in writes of bounded size, each with its own
 // timeout. It is on its way when OnChat is called, which may take long.
 func (c *connection) sendWhole(body []byte) error {
-	c.x.setJSONHeaders(http.StatusOK, len(body))
+	err := c.x.attempt(func() error {
+		c.x.setJSONHeaders(http.StatusOK, len(body))
+		return nil
+	})
+	if err != nil {
+		c.x.cut = true
+		return err
+	}
 	for len(body) > maxWrite {
 		if err := c.write(body[:maxWrite], false); err != nil {
 			return err
@@ -494,8 +499,8 @@ func (c *connection) lost(err error, start time.Time) error {
 func (c *connection) breakOff() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.broken = true
-	_ = c.x.control.SetWriteDeadline(time.Unix(1, 0))
+	c.fixed = true
+	_ = c.x.attempt(func() error { return c.x.control.SetWriteDeadline(time.Unix(1, 0)) })
 }
 
 // whyLeft is err, which says that the client left, unless it is the write
