@@ -41,6 +41,17 @@ func TestAListToTheByte(t *testing.T) {
 	}
 }
 
+// net/http would drop a body that answers HEAD; middleware may not.
+func TestHEADIsAnsweredWithoutABody(t *testing.T) {
+	is := is.New(t)
+	recorder := httptest.NewRecorder()
+	request := httptest.NewRequest("HEAD", "/v1/bots", nil)
+	request.Header.Set("Authorization", "Bearer "+testKey)
+	New(testOptions(t, t.Output())).ServeHTTP(recorder, request)
+	is.Equal(recorder.Code, 200)
+	is.Equal(recorder.Body.Len(), 0)
+}
+
 // bots returns options with a store that lists what list returns.
 func bots(t testing.TB, list func(context.Context) ([]Bot, error)) Options {
 	o := testOptions(t, t.Output())

@@ -18,6 +18,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 	"unicode/utf8"
 
 	"github.com/matryer/is"
@@ -488,6 +490,58 @@ func TestAnAnswerTooLargeForOneBodyIsAFailure(t *testing.T) {
 	got := postChat(New(o), chatBodyJSON("hi", false))
 	is.Equal(got.Code, http.StatusInternalServerError)
 	is.Equal(wanted, false)
+}
+
+func TestAClientThatDoesNotTakeItsAnswer(t *testing.T) {
+	const size = 1 << 20
+	for _, c := range []struct {
+		name           string
+		timeout        time.Duration
+		leaves, stalls bool
+		waits          time.Duration // before it reads or leaves
+	}{
+		{"reads in time", 0, false, false, DefaultWriteTimeout - time.Second},
+		{"does not read", 0, false, true, time.Hour},
+		{"leaves", 0, true, false, time.Second},
+		{"reads at last, where nothing bounds a write", -1, false, false, time.Hour},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				reports := make(chan ChatReport, 1)
+				o := testOptions(t, t.Output())
+				o.WriteTimeout, o.ChatTimeout = c.timeout, -1
+				o.Engine = fragmentsOf(strings.Repeat("x", size))
+				o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
+				server := serveInMemory(t, New(o))
+				conn := server.dial()
+				defer conn.Close()
+				body := chatBodyJSON("hi", false)
+				_, err := fmt.Fprintf(conn, "POST /v1/chat HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", testKey, len(body), body)
+				is.NoErr(err)
+				time.Sleep(c.waits)
+				if c.leaves {
+					is.NoErr(conn.Close())
+				} else {
+					read, err := io.ReadAll(io.LimitReader(conn, size))
+					is.Equal(err == nil && len(read) == size, !c.stalls)
+					go io.Copy(io.Discard, conn)
+				}
+				report := <-reports
+				is.Equal(report.Status, 200)
+				is.Equal(report.Bytes, int64(size)) // handed over, though not all received
+				switch {
+				case c.leaves:
+					is.True(errors.Is(report.Err, context.Canceled))
+				case c.stalls:
+					is.True(errors.Is(report.Err, errClientStalled))
+					is.True(report.Duration >= DefaultWriteTimeout && report.Duration <= DefaultWriteTimeout+time.Second)
+				default:
+					is.NoErr(report.Err)
+				}
+			})
+		})
+	}
 }
 
 func TestTheBodysHeadersAreNotLookedAt(t *testing.T) {

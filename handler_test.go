@@ -31,6 +31,11 @@ func sendRaw(t testing.TB, server *httptest.Server, request string) answered {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return sendOver(t, conn, request)
+}
+
+func sendOver(t testing.TB, conn net.Conn, request string) answered {
+	t.Helper()
 	defer conn.Close()
 	if _, err := io.WriteString(conn, request); err != nil {
 		t.Fatalf("not everything was taken: %v", err)
@@ -302,7 +307,8 @@ func TestTheBodyLimit(t *testing.T) {
 }
 
 // Many clients read nothing before they have sent everything. A refusal that
-// does not take what they send is lost to a reset.
+// does not take what they send is lost to a reset. Here no buffer of the system
+// takes it in the handler's stead.
 func TestARefusalReachesAClientThatSendsEverythingFirst(t *testing.T) {
 	body := strings.Repeat("x", 7<<19) // 3.5 MiB
 	for _, c := range []struct {
@@ -315,18 +321,50 @@ func TestARefusalReachesAClientThatSendsEverythingFirst(t *testing.T) {
 		{"wrong method", "PUT /v1/bots", testKey, 405},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			is := is.New(t)
-			server := httptest.NewServer(New(testOptions(t, t.Output())))
-			defer server.Close()
-			head := c.line + " HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer " + c.key + "\r\n"
-			got := sendRaw(t, server, fmt.Sprintf("%sContent-Length: %d\r\n\r\n%s", head, len(body), body))
-			is.NoErr(got.err)
-			is.Equal(got.status, c.status)
-			got = sendRaw(t, server, fmt.Sprintf("%sTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", head, len(body), body))
-			is.NoErr(got.err)
-			is.Equal(got.status, c.status)
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				server := serveInMemory(t, New(testOptions(t, t.Output())))
+				head := c.line + " HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer " + c.key + "\r\n"
+				for _, framed := range []string{
+					fmt.Sprintf("Content-Length: %d\r\n\r\n%s", len(body), body),
+					fmt.Sprintf("Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(body), body),
+				} {
+					got := sendOver(t, server.dial(), head+framed)
+					is.NoErr(got.err)
+					is.Equal(got.status, c.status)
+				}
+				time.Sleep(time.Second) // net/http waits before it closes a connection on an unread body
+			})
 		})
 	}
+}
+
+// What a refused client may send is bounded, in size and in time.
+func TestARefusedClientIsNotTakenForEver(t *testing.T) {
+	const head = "POST /v1/chat HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer wrong\r\nContent-Length: 999999999\r\n\r\n"
+	t.Run("one that sends too much", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			is := is.New(t)
+			conn := serveInMemory(t, New(testOptions(t, t.Output()))).dial()
+			defer conn.Close()
+			go func() { _, _ = io.WriteString(conn, head+strings.Repeat("x", 5<<20)) }()
+			is.Equal(readAnswer(t, bufio.NewReader(conn), "POST").status, 401)
+			time.Sleep(time.Second)
+		})
+	})
+	t.Run("one that sends too slowly", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			is := is.New(t)
+			conn := serveInMemory(t, New(testOptions(t, t.Output()))).dial()
+			defer conn.Close()
+			start := time.Now()
+			_, err := io.WriteString(conn, head+"x")
+			is.NoErr(err)
+			is.Equal(readAnswer(t, bufio.NewReader(conn), "POST").status, 401)
+			is.Equal(time.Since(start), 5*time.Second)
+			time.Sleep(time.Second)
+		})
+	})
 }
 
 // A client that waits for 100 Continue is spared the sending of a body that
