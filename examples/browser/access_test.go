@@ -32,6 +32,7 @@ func TestKeyboard(t *testing.T) {
 	tab.waitForAnswer()
 	is.Equal(tab.texts(".conversation .text"), []string{"three", "three"}) // Bo has no welcome
 
+	tab.tabTo("#scroller") // which the arrow keys scroll
 	tab.tabTo("#start-over")
 	tab.enter()
 	tab.wait(`document.querySelectorAll(".message").length === 0`)
