@@ -4,8 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -60,6 +64,33 @@ func TestKeyInAddress(t *testing.T) {
 	tab.click("#forget-key")
 	tab.see("#key")
 	is.Equal(evaluate[int](tab, "sessionStorage.length"), 0)
+}
+
+// TestAvatars shows the bots' pictures, from wherever they are, and an initial
+// for a picture that does not come.
+func TestAvatars(t *testing.T) {
+	is := is.New(t)
+	pictures := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/ada.svg" {
+			http.NotFound(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "image/svg+xml")
+		_, _ = io.WriteString(w, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"><path d="M0 0h1v1H0z"/></svg>`)
+	}))
+	defer pictures.Close()
+	bots := filepath.Join(t.TempDir(), "bots.json")
+	is.NoErr(os.WriteFile(bots, fmt.Appendf(nil, `[
+		{"uid": "1", "slug": "ada", "name": "Ada", "model": "eliza-listener", "avatar_url": "%[1]s/ada.svg"},
+		{"uid": "2", "slug": "bo", "name": "bo", "model": "eliza-listener", "avatar_url": "%[1]s/missing.svg"}
+	]`, pictures.URL), 0o600))
+	q := startQuickstart(t, "-bots", bots)
+	tab := newTab(t)
+	tab.pictures = pictures.Listener.Addr().String()
+	tab.open(q.address + "/#key=" + key)
+	tab.wait(`document.querySelector("#chat-avatar img")?.naturalWidth > 0`)
+	tab.wait(`document.querySelector("[href='#bot=ada'] .avatar img")?.naturalWidth > 0`)
+	is.Equal(tab.text("[href='#bot=bo'] .avatar"), "B")
 }
 
 // TestChat talks to the quickstart's own bot and watches the answer grow.
