@@ -19,18 +19,6 @@ import (
 	"github.com/invopop/validation"
 )
 
-// A chat is one chat that has its place. The engine's goroutine uses it too,
-// and may do so after the handler has returned.
-type chat struct {
-	*handler
-	context chatContext // the engine's
-	account string
-	request ChatRequest // the engine's
-	report  ChatReport  // the handler's
-	answer  answer      // this and failure are used by run
-	failure error       // what the engine has yielded
-}
-
 // chat answers POST /v1/chat.
 func (x *exchange) chat() error {
 	body, err := x.readBody()
@@ -48,35 +36,16 @@ func (x *exchange) chat() error {
 	if err := x.places.take(x.account); err != nil {
 		return err
 	}
-	request := ChatRequest{
+	c := &chat{exchange: x}
+	c.begin(ChatRequest{
 		Bot:      bot,
 		Messages: asked.messages,
 		UserID:   asked.userID,
 		Stream:   asked.stream,
 		Extra:    asked.extra,
-	}
-	if request.Stream {
-		x.stream(request)
-	} else {
-		x.answerWhole(request)
-	}
+	})
+	c.converse()
 	return nil
-}
-
-func (x *exchange) newChat(request ChatRequest) chat {
-	return chat{
-		handler: x.handler,
-		context: chatContext{requestContext: &x.admitted, limit: x.chatTimeout, began: time.Now()},
-		account: x.account,
-		request: request,
-		report: ChatReport{
-			RequestID: x.identified.requestID,
-			Account:   x.account,
-			UserID:    request.UserID,
-			Bot:       request.Bot,
-			Stream:    request.Stream,
-		},
-	}
 }
 
 // readBody reads the body to its end: only then does net/http notice that a
@@ -150,20 +119,217 @@ func (x *exchange) findBot(uid, slug string) (Bot, error) {
 	return bot, err
 }
 
-// reportEnd is called once for each chat, when its answer has ended.
-func (x *exchange) reportEnd(c *chat) {
-	c.context.end()
-	if x.onChat == nil {
+// A chat is one chat that has its place, up to the report of how it went.
+//
+// The engine runs in the handler's goroutine where that can be afforded: a
+// second one costs a silent stream a stack, a paced one a wake-up for each
+// fragment, and is the dearest part of an answer that is there at once. Then it
+// is the end of the context, in a goroutine of its own, that answers for an
+// engine that hangs, and takes the connection from under it. On HTTP/2 an
+// answer is not complete until the handler returns, and a writer that cannot
+// flush sends nothing until then: there the engine has its own goroutine, and
+// may outlive the handler.
+type chat struct {
+	*exchange
+	context chatContext // the engine's
+	request ChatRequest // the engine's
+	answer  answer
+	failure error // what the engine has yielded; used in its goroutine
+
+	ended     chan struct{} // closed when the answer has; nil if the engine runs in the handler's goroutine
+	concluded sync.Once     // with report
+	report    ChatReport
+
+	timeout *time.Timer // these two watch the context
+	leaving func() bool
+
+	mu       sync.Mutex
+	returned bool // the handler has, or is about to
+	hanging  *time.Timer
+}
+
+// An answer takes an engine's fragments to the client.
+type answer interface {
+	// fragment takes the next fragment and reports whether more are wanted. It
+	// is called in the goroutine of the engine.
+	fragment(text string) bool
+
+	// stop says that there will be no more, and why; nil if the answer is
+	// whole. Only the first call counts: stop reports whether it was that.
+	stop(err error) (first bool)
+
+	// conclude sends what comes at the end of the answer, and completes the
+	// report. It is called once, after stop, and is the last to touch the
+	// ResponseWriter.
+	conclude(r *ChatReport)
+}
+
+func (c *chat) begin(request ChatRequest) {
+	c.context = chatContext{requestContext: &c.admitted, limit: c.chatTimeout, began: time.Now()}
+	c.request = request
+	c.report = ChatReport{
+		RequestID: c.identified.requestID,
+		Account:   c.account,
+		UserID:    request.UserID,
+		Bot:       request.Bot,
+		Stream:    request.Stream,
+	}
+	if c.r.ProtoMajor != 1 || !canFlush(c.w) {
+		c.ended = make(chan struct{})
+	}
+	if request.Stream {
+		c.answer = newStream(c)
+	} else {
+		c.answer = newWholeAnswer(c)
+	}
+}
+
+// converse lets the engine answer. When it returns, nobody will touch the
+// ResponseWriter any more.
+func (c *chat) converse() {
+	c.watch()
+	defer c.leave()
+	defer c.conclude() // also when the engine ends this goroutine
+	if c.ended == nil {
+		c.run()
 		return
 	}
-	c.report.Duration = time.Since(x.began)
-	ctx := context.WithoutCancel(x.ctx)
+	go c.run()
+	<-c.ended
+}
+
+// stopped is called by the answer, once, when it takes no more fragments.
+func (c *chat) stopped() {
+	if c.ended != nil {
+		close(c.ended)
+	}
+}
+
+// endEarly ends the answer before the engine has returned.
+func (c *chat) endEarly(err error) {
+	if c.answer.stop(err) {
+		c.concludeEarly()
+	}
+}
+
+// concludeEarly does not leave it to the handler's goroutine to conclude an
+// answer that has stopped, if the engine is there and may stay.
+func (c *chat) concludeEarly() {
 	defer func() {
 		if v := recover(); v != nil {
-			x.logError(ctx, "OnChat panicked", recovered("calling OnChat", v))
+			c.logError(c.ctx, "request failed", recovered("ending the answer", v))
 		}
 	}()
-	x.onChat(ctx, c.report)
+	if c.ended != nil {
+		return
+	}
+	c.conclude()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.returned {
+		c.hanging = time.AfterFunc(detachAfter, c.detach)
+	}
+}
+
+// conclude ends the answer for the client, and reports it.
+func (c *chat) conclude() {
+	c.concluded.Do(func() {
+		c.answer.conclude(&c.report)
+		c.context.end()
+		c.reportEnd()
+	})
+}
+
+// fail answers with an error instead of what the engine said, and does not wait
+// for the handler to return: the engine may still hold its goroutine, and then
+// the connection can serve nothing else.
+func (c *chat) fail(err error) (status int) {
+	if c.ended == nil && c.context.cause() != nil {
+		_ = c.attempt(func() error { c.w.Header().Set("Connection", "close"); return nil })
+	}
+	status = c.refuse(err)
+	if c.ended == nil && !c.cut {
+		_ = c.attempt(c.control.Flush) // failed: the client is gone
+	}
+	return status
+}
+
+func (c *chat) reportEnd() {
+	if c.onChat == nil {
+		return
+	}
+	c.report.Duration = time.Since(c.began)
+	ctx := context.WithoutCancel(c.ctx)
+	defer func() {
+		if v := recover(); v != nil {
+			c.logError(ctx, "OnChat panicked", recovered("calling OnChat", v))
+		}
+	}()
+	c.onChat(ctx, c.report)
+}
+
+// watch has the answer ended when its context ends.
+func (c *chat) watch() {
+	over := func() { c.endEarly(c.context.cause()) }
+	if c.context.limit > 0 {
+		c.timeout = time.AfterFunc(c.context.limit, over)
+	}
+	c.leaving = context.AfterFunc(c.r.Context(), over)
+}
+
+// leave is called before the handler returns: nothing here will touch the
+// ResponseWriter after it.
+func (c *chat) leave() {
+	c.leaving()
+	if c.timeout != nil {
+		c.timeout.Stop()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.returned = true
+	if c.hanging != nil {
+		c.hanging.Stop()
+	}
+}
+
+// detachAfter is how long an engine may take to return when its answer has
+// ended, before its connection is taken from it.
+const detachAfter = 250 * time.Millisecond
+
+// detach takes the connection from the server and closes it, so that neither
+// the client nor http.Server.Shutdown waits for an engine that does not return.
+// An answer that middleware has encoded anew is left alone: its end is still to
+// be written.
+func (c *chat) detach() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.returned {
+		return
+	}
+	_ = c.attempt(func() error {
+		if !c.cut && c.w.Header().Get("Content-Length") == "" {
+			return nil
+		}
+		conn, _, err := c.control.Hijack()
+		if err != nil {
+			return err
+		}
+		return conn.Close()
+	})
+}
+
+// canFlush looks behind middleware as http.ResponseController does.
+func canFlush(w http.ResponseWriter) bool {
+	for {
+		switch t := w.(type) {
+		case http.Flusher, interface{ FlushError() error }:
+			return true
+		case interface{ Unwrap() http.ResponseWriter }:
+			w = t.Unwrap()
+		default:
+			return false
+		}
+	}
 }
 
 // A chatContext is the context of one engine. The context that really ends is
@@ -238,64 +404,10 @@ func (c *chatContext) cause() error {
 	return nil
 }
 
-func (x *exchange) stream(request ChatRequest) {
-	s := newStream(x, request)
-	go s.chat.run(s)
-	err := s.deliver()
-	s.report(&s.chat.report)
-	if s.chat.report.Err = err; err != nil && !s.committed {
-		s.conn.arm(time.Now())
-		s.chat.report.Status = x.refuse(err)
-	}
-	x.reportEnd(&s.chat)
-}
-
-// answerWhole answers with one JSON body.
-//
-// The engine runs in this goroutine where that can be afforded: a second one
-// for an answer that is often there at once would be the dearest part of it.
-// Then it is the end of the context that answers for an engine that hangs, and
-// takes the connection from under it, which leaves nothing waiting but the
-// engine. On HTTP/2 an answer is not complete until the handler returns, and a
-// writer that cannot flush sends nothing until then: there the engine has its
-// own goroutine.
-func (x *exchange) answerWhole(request ChatRequest) {
-	w := newWholeAnswer(x, request)
-	w.watch()
-	defer w.unwatch()
-	if w.inline {
-		w.chat.run(w)
-	} else {
-		go w.chat.run(w)
-		<-w.done
-	}
-	w.concluded.Do(w.conclude)
-}
-
-// canFlush looks behind middleware as http.ResponseController does.
-func canFlush(w http.ResponseWriter) bool {
-	for {
-		switch t := w.(type) {
-		case http.Flusher, interface{ FlushError() error }:
-			return true
-		case interface{ Unwrap() http.ResponseWriter }:
-			w = t.Unwrap()
-		default:
-			return false
-		}
-	}
-}
-
 // A wholeAnswer gathers the fragments of an answer that is sent at its end.
 type wholeAnswer struct {
-	x         *exchange
-	chat      chat
-	conn      connection
-	inline    bool      // the engine runs in the handler's goroutine
-	concluded sync.Once // by that goroutine, or by the end of the context
-
-	timeout *time.Timer // these two watch the context; nil: no limit
-	leaving func() bool
+	chat *chat
+	conn connection
 
 	mu        sync.Mutex
 	body      *batch // nil before the first fragment
@@ -304,18 +416,12 @@ type wholeAnswer struct {
 	first     time.Time // when the first fragment with text came
 	over      bool      // no more fragments are taken
 	err       error     // why it is over; nil if the answer is whole
-	done      chan struct{}
 }
 
 var _ answer = (*wholeAnswer)(nil)
 
-func newWholeAnswer(x *exchange, request ChatRequest) *wholeAnswer {
-	w := &wholeAnswer{x: x, chat: x.newChat(request), conn: newConnection(x)}
-	w.inline = x.r.ProtoMajor == 1 && canFlush(x.w)
-	if !w.inline {
-		w.done = make(chan struct{})
-	}
-	return w
+func newWholeAnswer(c *chat) *wholeAnswer {
+	return &wholeAnswer{chat: c, conn: newConnection(c.exchange)}
 }
 
 // maxWhole bounds an answer that is held in memory until it is whole.
@@ -336,7 +442,8 @@ func (w *wholeAnswer) fragment(text string) bool {
 	}
 	w.begin()
 	if len(w.body.data)+len(text) > maxWhole {
-		w.stop(errAnswerTooLarge)
+		w.stopLocked(errAnswerTooLarge)
+		go w.chat.concludeEarly() // it takes the mutex
 		return false
 	}
 	if w.first.IsZero() && text != "" {
@@ -354,96 +461,32 @@ func (w *wholeAnswer) begin() {
 	}
 }
 
-func (w *wholeAnswer) end(err error) bool {
-	first := w.endFirst(err)
-	if first && err != nil && w.inline {
-		w.concluded.Do(w.concludeNow)
-	}
-	return first
-}
-
-func (w *wholeAnswer) endFirst(err error) bool {
+func (w *wholeAnswer) stop(err error) (first bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.stop(err)
+	return w.stopLocked(err)
 }
 
-func (w *wholeAnswer) stop(err error) (first bool) {
+func (w *wholeAnswer) stopLocked(err error) (first bool) {
 	if w.over {
 		return false
 	}
 	w.over, w.err = true, err
-	if w.done != nil {
-		close(w.done)
-	}
+	w.chat.stopped()
 	return true
 }
 
-// watch has the answer ended when its context ends.
-func (w *wholeAnswer) watch() {
-	early := w.endEarly
-	if limit := w.chat.context.limit; limit > 0 {
-		w.timeout = time.AfterFunc(limit, early)
-	}
-	w.leaving = context.AfterFunc(w.x.r.Context(), early)
-}
-
-func (w *wholeAnswer) unwatch() {
-	w.leaving()
-	if w.timeout != nil {
-		w.timeout.Stop()
-	}
-}
-
-// endEarly ends the answer because its context has ended. It runs in a goroutine
-// of its own, and if the engine runs in the handler's, it may hang there: then
-// the client is answered from here.
-func (w *wholeAnswer) endEarly() {
-	defer func() {
-		if v := recover(); v != nil {
-			w.x.logError(w.x.ctx, "request failed", recovered("ending the answer", v))
-		}
-	}()
-	if w.endFirst(w.chat.context.cause()) && w.inline {
-		w.concluded.Do(w.concludeAndDetach)
-	}
-}
-
-// conclude sends the answer, or says why there is none, and reports it.
-func (w *wholeAnswer) conclude() {
-	w.deliver(&w.chat.report)
-	w.x.reportEnd(&w.chat)
-}
-
-// concludeNow does not leave it to the handler's return to send the answer.
-func (w *wholeAnswer) concludeNow() {
-	w.conclude()
-	if !w.x.cut {
-		_ = w.x.control.Flush()
-	}
-}
-
-// concludeAndDetach also takes the connection from the server and closes it, so
-// that neither the client nor http.Server.Shutdown waits for an engine that
-// does not return.
-func (w *wholeAnswer) concludeAndDetach() {
-	w.x.w.Header().Set("Connection", "close")
-	w.concludeNow()
-	// Where this is not supported, the engine's return must be waited for.
-	if conn, _, err := w.x.control.Hijack(); err == nil {
-		_ = conn.Close()
-	}
-}
-
-func (w *wholeAnswer) deliver(r *ChatReport) {
+// conclude sends the answer, or says why there is none.
+func (w *wholeAnswer) conclude(r *ChatReport) {
 	w.mu.Lock() // an engine that does not stop may still be calling
 	defer w.mu.Unlock()
 	if !w.first.IsZero() {
-		r.FirstFragment = w.first.Sub(w.x.began)
+		r.FirstFragment = w.first.Sub(w.chat.began)
 	}
 	if r.Err = w.err; r.Err != nil {
 		w.conn.arm(time.Now())
-		r.Status = w.x.refuse(r.Err)
+		w.conn.arm(time.Now())
+		r.Status = w.chat.fail(r.Err)
 		return
 	}
 	w.begin()

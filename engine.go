@@ -116,25 +116,15 @@ type ChatReport struct {
 	Err error
 }
 
-// An answer takes an engine's fragments to the client. Its methods are called
-// in the goroutine of the engine.
-type answer interface {
-	// fragment takes the next fragment and reports whether more are wanted.
-	fragment(text string) bool
-	// end says that there will be no more, and why; nil if the answer is
-	// whole. Only the first call counts: end reports whether it was that.
-	end(err error) bool
-}
-
 var (
 	errNilIterator  = errors.New("the engine returned a nil iterator")
 	errEngineExited = errors.New("the engine ended its goroutine with runtime.Goexit")
 )
 
 // run lets the engine of the chat speak until it has really returned, and only
-// then gives the chat's place back. Whatever the engine does ends in a.end: it
-// must never take the process down.
-func (c *chat) run(a answer) {
+// then gives the chat's place back. Whatever the engine does stops the answer:
+// it must never take the process down.
+func (c *chat) run() {
 	err := errEngineExited
 	defer func() {
 		v := recover()
@@ -143,11 +133,10 @@ func (c *chat) run(a answer) {
 			err = recovered("running the engine", v)
 		}
 		c.places.release(c.account)
-		if first := a.end(err); !first && panicked {
+		if first := c.answer.stop(err); !first && panicked {
 			c.logError(&c.context, "the engine panicked after its answer had ended", err)
 		}
 	}()
-	c.answer = a
 	err = c.speak()
 	if cause := c.context.cause(); cause != nil {
 		err = cause
@@ -177,7 +166,7 @@ func (c *chat) yield(text string, err error) bool {
 	if c.failure = c.context.cause(); c.failure == nil {
 		c.failure = sound(err)
 	}
-	c.answer.end(c.failure)
+	c.endEarly(c.failure)
 	return false
 }
 

@@ -208,8 +208,9 @@ func (x *exchange) allow(allowed, method, orMethod string) error {
 	return errMethodNotAllowed
 }
 
-// An exchange is one request and its answer. It is used in the goroutine that
-// net/http serves the request in, and nowhere else.
+// An exchange is one request and its answer. One goroutine at a time uses it:
+// the one that net/http serves the request in, but for what a chat says of its
+// own.
 type exchange struct {
 	*handler
 	w       http.ResponseWriter

@@ -164,16 +164,19 @@ func serveLoad(kind string) {
 
 // loadCounts are what a server process has used since it started.
 type loadCounts struct {
-	CPU        time.Duration
-	Mallocs    uint64
-	Writes     int64
-	Resident   int64 // bytes
-	Goroutines int
+	CPU         time.Duration
+	Mallocs     uint64
+	Writes      int64
+	Resident    int64 // bytes
+	Goroutines  int
+	Heap, Stack int64 // bytes in use
 }
 
 func countLoad(writes *atomic.Int64, collect bool) loadCounts {
 	if collect {
-		debug.FreeOSMemory()
+		for range 3 { // each collection halves a stack that grew once
+			debug.FreeOSMemory()
+		}
 	}
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
@@ -188,6 +191,8 @@ func countLoad(writes *atomic.Int64, collect bool) loadCounts {
 		Writes:     writes.Load(),
 		Resident:   resident * int64(os.Getpagesize()),
 		Goroutines: runtime.NumGoroutine(),
+		Heap:       int64(memory.HeapInuse),
+		Stack:      int64(memory.StackInuse),
 	}
 }
 
@@ -498,6 +503,8 @@ func BenchmarkLoadSilent(b *testing.B) {
 		}
 		return loadFigures{
 			"KiB/stream":        float64(open.Resident-before.Resident) / streams / 1024,
+			"KiB-heap/stream":   float64(open.Heap-before.Heap) / streams / 1024,
+			"KiB-stack/stream":  float64(open.Stack-before.Stack) / streams / 1024,
 			"goroutines/stream": float64(open.Goroutines-before.Goroutines) / streams,
 			"KiB-left":          float64(closed.Resident-before.Resident) / streams / 1024,
 		}

@@ -1,7 +1,6 @@
 package botapi
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -29,41 +28,38 @@ const (
 	keepAliveLine = ": keep-alive\n"
 )
 
-// A stream is one streamed answer on its way to the client. Two goroutines
-// share it: the engine's, which calls fragment and end, and the handler's,
-// which is in deliver and is the last to touch the ResponseWriter.
+// A stream is one streamed answer on its way to the client.
 //
 // Fragments that come slower than the connection takes them are written in
 // place, by the engine's goroutine: waking another one for each costs more
-// than the write. When several in a row came on the heels of a write, the
-// handler's goroutine takes over the writing, and everything that is ready
-// leaves together.
+// than the write. When several in a row came on the heels of a write, a
+// goroutine is started that writes until it finds nothing more, and everything
+// that is ready leaves together.
 //
 // The right to write is a token, writing, that is passed under the mutex; the
 // mutex itself is not held during a write.
 type stream struct {
-	x    *exchange
-	chat chat
+	chat *chat
 	conn connection
 	text textEncoder // used with mu held
 
 	committed bool // this and warned are used by who has the right to write
 	warned    bool
 
-	mu        sync.Mutex
-	room      sync.Cond // there is room in the queue again, or the answer is over
-	queue     *batch    // whole events that wait for the writer; nil if there are none
-	writing   bool      // somebody has the right to write
-	handed    bool      // it is the handler's, which has yet to wake up
-	rapid     int       // fragments in a row that came on the heels of a write
-	wrote     time.Time // when the last write ended
-	over      bool      // no more fragments are taken
-	err       error     // why it is over; nil if the answer is whole
-	fragments int       // handed to the connection, as bytes
-	bytes     int64
-	first     time.Time // when the first fragment with text came
-
-	wake chan struct{} // tells the handler's goroutine to look again
+	mu          sync.Mutex
+	changed     sync.Cond // there is room in the queue again, nobody writes any more, or the answer is over
+	queue       *batch    // whole events that wait for the writer; nil if there are none
+	writing     bool      // somebody has the right to write
+	rapid       int       // fragments in a row that came on the heels of a write
+	rapidWriter func()
+	began       time.Time // when the last write did
+	wrote       time.Time // when it ended
+	over        bool      // no more fragments are taken
+	err         error     // why it is over; nil if the answer is whole
+	fragments   int       // handed to the connection, as bytes
+	bytes       int64
+	first       time.Time   // when the first fragment with text came
+	silence     *time.Timer // for the next keep-alive
 }
 
 var _ answer = (*stream)(nil)
@@ -71,21 +67,16 @@ var _ answer = (*stream)(nil)
 const (
 	// A fragment is rapid when it comes this soon after the write of the last.
 	rapidGap = 50 * time.Microsecond
-	// After so many in a row, the handler's goroutine writes.
+	// After so many in a row, a goroutine of their own writes them.
 	rapidFragments = 3
 )
 
-// newStream also lifts the server's own deadlines, since an answer may take
-// longer than either.
-func newStream(x *exchange, request ChatRequest) *stream {
-	s := &stream{
-		x:     x,
-		chat:  x.newChat(request),
-		conn:  newConnection(x),
-		wrote: time.Now(),
-		wake:  make(chan struct{}, 1),
-	}
-	s.room.L = &s.mu
+func newStream(c *chat) *stream {
+	s := &stream{chat: c, conn: newConnection(c.exchange), wrote: time.Now()}
+	s.changed.L = &s.mu
+	s.mu.Lock() // the timer may run at once
+	defer s.mu.Unlock()
+	s.silence = time.AfterFunc(c.keepAlive, s.breakSilence)
 	return s
 }
 
@@ -95,12 +86,15 @@ func newStream(x *exchange, request ChatRequest) *stream {
 func (s *stream) fragment(text string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.fragments == 0 && s.chat.context.cause() != nil {
+		return false // not to commit an answer that is about to end without
+	}
 	if s.first.IsZero() && text != "" {
 		s.first = time.Now()
 	}
 	for piece := 0; piece == 0 || text != ""; piece++ {
 		for s.queue.full() && !s.over {
-			s.room.Wait()
+			s.changed.Wait()
 		}
 		if s.over {
 			return false
@@ -128,8 +122,8 @@ func (s *stream) enqueue(text string) (rest string) {
 	return rest
 }
 
-// push has the queue written, by this goroutine or by the handler's. Whoever
-// is writing already takes it along.
+// push has the queue written, here or by a goroutine for rapid fragments.
+// Whoever is writing already takes it along.
 func (s *stream) push() {
 	if s.writing {
 		return
@@ -142,8 +136,18 @@ func (s *stream) push() {
 		s.drain()
 		return
 	}
-	s.handed = true
-	s.notify()
+	if s.rapidWriter == nil {
+		s.rapidWriter = s.writeRapid // once, so that starting it allocates nothing
+	}
+	go s.rapidWriter()
+}
+
+// writeRapid has the right to write. The answer does not conclude before it
+// has given it back.
+func (s *stream) writeRapid() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.drain()
 }
 
 // drain writes until nothing is queued, and gives the right to write back.
@@ -153,22 +157,33 @@ func (s *stream) drain() {
 		s.queue = nil
 		s.fragments += b.fragments
 		s.bytes += b.bytes
-		s.room.Signal()
+		s.began = time.Now()
+		s.changed.Broadcast()
 
 		s.mu.Unlock()
-		err := s.write(b.data)
+		err := s.write(b.data, s.began)
 		b.free()
 		s.mu.Lock()
 
 		if err != nil {
-			s.stop(err)
 			s.dropQueue()
+			s.lose(err)
 		}
 	}
 	s.writing = false
 	s.wrote = time.Now()
-	if s.over {
-		s.notify()
+	s.changed.Broadcast()
+}
+
+// lose ends an answer that nobody takes any more. Middleware that ends the
+// context may also be what makes a write fail.
+func (s *stream) lose(err error) {
+	if cause := s.chat.context.cause(); cause != nil && !errors.Is(cause, errClientLeft) {
+		err = cause
+	}
+	if s.stopLocked(err) {
+		s.chat.context.end()
+		go s.chat.concludeEarly() // it waits for the right to write
 	}
 }
 
@@ -181,146 +196,91 @@ func (s *stream) dropQueue() {
 
 // write hands whole events to the client, after the headers if they are the
 // first. It is called by who has the right to write.
-func (s *stream) write(events []byte) error {
+func (s *stream) write(events []byte, now time.Time) error {
 	if !s.committed {
 		s.committed = true
-		s.setHeaders()
+		if err := s.conn.attempt(s.commit, now); err != nil {
+			return err
+		}
 	}
-	err := s.conn.write(events, true)
+	err := s.conn.write(events, true, now)
 	if s.conn.unflushing && !s.warned {
 		s.warned = true
-		s.x.log(s.x.ctx, slog.LevelWarn, "the ResponseWriter cannot flush: the stream is delivered whole at its end")
+		s.chat.log(s.chat.ctx, slog.LevelWarn, "the ResponseWriter cannot flush: the stream is delivered whole at its end")
 	}
 	return err
 }
 
-func (s *stream) setHeaders() {
-	header := s.x.w.Header()
+func (s *stream) commit() error {
+	header := s.chat.w.Header()
 	header.Set("Content-Type", "text/event-stream")
 	header.Set("Cache-Control", "no-cache, no-transform")
 	header.Set("X-Accel-Buffering", "no")
-}
-
-// end is called by the engine's goroutine when the engine has finished or
-// failed, and by the handler's when the context has ended.
-func (s *stream) end(err error) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.stop(err)
+	s.chat.w.WriteHeader(http.StatusOK)
+	return nil
 }
 
 func (s *stream) stop(err error) (first bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if errors.Is(err, errClientLeft) && !s.over {
+		if s.writing { // net/http ends the context too when a write has timed out
+			err = s.conn.lost(err, s.began)
+		}
+		s.conn.breakOff()
+	}
+	return s.stopLocked(err)
+}
+
+func (s *stream) stopLocked(err error) (first bool) {
 	if s.over {
 		return false
 	}
 	s.over, s.err = true, err
-	s.room.Signal()
-	s.notify()
+	s.changed.Broadcast()
+	s.chat.stopped()
 	return true
 }
 
-// notify never blocks: one token is enough for any number of changes.
-func (s *stream) notify() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
-
-// deliver is the handler's part of a stream: it writes when that was handed to
-// it, keeps a silent stream alive, and ends the answer. It returns when nobody
-// will touch the ResponseWriter any more. The error is why the answer is not
-// whole, and still to be told to the client if nothing has been sent.
-func (s *stream) deliver() error {
-	defer s.watch()()
-	silence := time.NewTimer(s.x.keepAlive)
-	defer silence.Stop()
-	for {
-		select {
-		case <-s.wake:
-		case <-silence.C:
-			silence.Reset(s.keepAlive())
-		}
-		if s.settle() {
-			return s.conclude()
-		}
-	}
-}
-
-// keepAlive sends a comment if the stream has been silent for long enough, and
-// returns when to look again.
-func (s *stream) keepAlive() time.Duration {
+// breakSilence sends a comment if the stream has been silent for long enough,
+// and looks again when the next one may be due.
+func (s *stream) breakSilence() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	interval := s.x.keepAlive
-	if s.writing || s.over {
-		return interval
-	}
-	if silent := time.Since(s.wrote); silent < interval {
-		return interval - silent
-	}
-	s.queue = newBatch()
-	s.queue.data = append(s.queue.data, keepAliveLine...)
-	s.writing = true
-	s.drain()
-	return interval
-}
-
-// watch has the answer abandoned when its context ends, also while this
-// goroutine is in a write that does not end. What it returns waits until that
-// will not happen any more.
-func (s *stream) watch() (stop func()) {
-	var abandoned sync.WaitGroup
-	abandoned.Add(1)
-	unwatch := context.AfterFunc(&s.chat.context, func() {
-		defer abandoned.Done()
-		s.abandon(s.chat.context.cause())
-	})
-	return func() {
-		if !unwatch() {
-			abandoned.Wait()
-		}
-	}
-}
-
-// abandon ends the answer because its context has ended. A write to a client
-// that left is broken off.
-func (s *stream) abandon(err error) {
-	if !errors.Is(err, errClientLeft) {
-		s.end(err)
+	if s.over {
 		return
 	}
-	s.end(s.conn.whyLeft(err))
-	s.conn.breakOff()
+	next := s.chat.keepAlive
+	if silent := time.Since(s.wrote); !s.writing && silent >= next {
+		s.queue = newBatch()
+		s.queue.data = append(s.queue.data, keepAliveLine...)
+		s.writing = true
+		s.drain()
+	} else if !s.writing {
+		next -= silent
+	}
+	s.silence.Reset(next)
 }
 
-// settle does the writing that was handed to this goroutine, and reports
-// whether the answer is over and nobody writes any more.
-func (s *stream) settle() bool {
+// conclude sends what belongs at the end of the answer, when nobody writes any
+// more; nothing more is queued then.
+func (s *stream) conclude(r *ChatReport) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.handed {
-		s.handed = false
-		s.drain()
+	s.silence.Stop()
+	for s.writing {
+		s.changed.Wait()
 	}
-	return s.over && !s.writing
-}
-
-// conclude sends what belongs at the end of the answer. Nobody else writes any
-// more, and nothing more is queued.
-func (s *stream) conclude() error {
 	if s.err == nil {
 		s.err = s.finish()
-		return s.err
-	}
-	if !s.committed {
-		return s.err
-	}
-	s.x.cut = true
-	if !isLost(s.err) {
+	} else if s.committed {
 		s.breakVisibly()
 	}
-	return s.err
+	s.report(r)
+	if !s.committed {
+		s.conn.arm(time.Now())
+		r.Status = s.chat.fail(s.err)
+	}
 }
 
 // finish sends the rest of the text, if the last character was cut off, and
@@ -333,24 +293,26 @@ func (s *stream) finish() error {
 		s.bytes = s.text.bytes
 	}
 	b.data = append(b.data, doneEvent...)
-	return s.write(b.data)
+	return s.write(b.data, time.Now())
 }
 
-// breakVisibly sends an error event. The connection is cut behind it: most
-// clients know neither sign, and none must take the answer for a whole one.
+// breakVisibly sends an error event, if there is still somebody to read it, and
+// has the connection cut behind it: most clients know neither sign, and none
+// must take the answer for a whole one.
 func (s *stream) breakVisibly() {
-	s.x.logError(s.x.ctx, "stream broken off", s.err)
+	s.chat.cut = true
+	if isLost(s.err) {
+		return
+	}
+	s.chat.logError(s.chat.ctx, "stream broken off", s.err)
 	event := append([]byte(errorStart), statusOf(s.err).body()...)
-	_ = s.write(append(event, "\n\n"...)) // the cut says it too
+	_ = s.write(append(event, "\n\n"...), time.Now()) // the cut says it too
 }
 
-// report adds what only the stream knows.
 func (s *stream) report(r *ChatReport) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	r.Fragments, r.Bytes = s.fragments, s.bytes
+	r.Fragments, r.Bytes, r.Err = s.fragments, s.bytes, s.err
 	if !s.first.IsZero() {
-		r.FirstFragment = s.first.Sub(s.x.began)
+		r.FirstFragment = s.first.Sub(s.chat.began)
 	}
 	if s.committed {
 		r.Status = http.StatusOK
@@ -411,21 +373,27 @@ func newConnection(x *exchange) connection {
 // write hands p to the writer; with flush, it is on its way to the client when
 // write returns. A write that fails, or whose writer panics, is the end of the
 // connection: the error says whether the client left or stopped reading.
-func (c *connection) write(p []byte, flush bool) (err error) {
-	start := time.Now()
-	c.arm(start)
-	err = c.x.attempt(func() error {
+func (c *connection) write(p []byte, flush bool, now time.Time) error {
+	err := c.attempt(func() error {
 		if _, err := c.x.w.Write(p); err != nil || !flush {
 			return err
 		}
 		return c.flush() // a write may fail only now, though Write has returned nil
-	})
+	}, now)
+	if err == nil && c.brief {
+		c.setDeadline(time.Time{})
+	}
+	return err
+}
+
+// attempt is exchange.attempt within WriteTimeout. One that fails is the end of
+// the connection.
+func (c *connection) attempt(call func() error, now time.Time) error {
+	c.arm(now)
+	err := c.x.attempt(call)
 	if err != nil {
 		c.x.cut = true
-		return c.lost(err, start)
-	}
-	if c.brief {
-		c.setDeadline(time.Time{})
+		return c.lost(err, now)
 	}
 	return nil
 }
@@ -466,12 +434,12 @@ func (c *connection) sendWhole(body []byte) error {
 		return err
 	}
 	for len(body) > maxWrite {
-		if err := c.write(body[:maxWrite], false); err != nil {
+		if err := c.write(body[:maxWrite], false, time.Now()); err != nil {
 			return err
 		}
 		body = body[maxWrite:]
 	}
-	return c.write(body, c.x.onChat != nil)
+	return c.write(body, c.x.onChat != nil, time.Now())
 }
 
 func (c *connection) flush() error {
@@ -486,9 +454,9 @@ func (c *connection) flush() error {
 	return err
 }
 
-// lost explains a failed write.
-func (c *connection) lost(err error, start time.Time) error {
-	if c.timeout > 0 && time.Since(start) >= c.timeout {
+// lost explains the failure of a write that began then.
+func (c *connection) lost(err error, began time.Time) error {
+	if c.timeout > 0 && time.Since(began) >= c.timeout {
 		return fmt.Errorf("%w for %v: %w", errClientStalled, c.timeout, err)
 	}
 	return fmt.Errorf("%w: %w", errClientLeft, err)
@@ -501,17 +469,6 @@ func (c *connection) breakOff() {
 	defer c.mu.Unlock()
 	c.fixed = true
 	_ = c.x.attempt(func() error { return c.x.control.SetWriteDeadline(time.Unix(1, 0)) })
-}
-
-// whyLeft is err, which says that the client left, unless it is the write
-// deadline that has ended the request's context, as it does on HTTP/2.
-func (c *connection) whyLeft(err error) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.brief && !c.until.IsZero() && !time.Now().Before(c.until) {
-		return fmt.Errorf("%w for %v", errClientStalled, c.timeout)
-	}
-	return err
 }
 
 // errClientStalled is why a chat ended whose client did not read.
