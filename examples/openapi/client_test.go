@@ -41,6 +41,9 @@ func installClient(t *testing.T) {
 			t.Skipf("%s is not installed: neither the linter nor the generated client is tried", program)
 		}
 	}
+	if run(t, "node", "--print", newEnough) != "true\n" {
+		t.Skip("Node.js is older than 20.19: neither the linter nor the generated client is tried")
+	}
 	if !installed {
 		run(t, "npm", "ci")
 		installed = true
@@ -48,6 +51,8 @@ func installClient(t *testing.T) {
 }
 
 var installed bool
+
+const newEnough = `const [major, minor] = process.versions.node.split(".").map(Number); major > 20 || major === 20 && minor >= 19`
 
 // run runs a program in the client's directory and returns what it prints.
 func run(t *testing.T, program string, arguments ...string) string {

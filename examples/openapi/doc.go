@@ -7,5 +7,5 @@
 //   - a TypeScript client is generated from it, compiled, and run against the
 //     real handler.
 //
-// The last two need Node.js with npm, and are skipped without it.
+// The last two need Node.js 20.19 or newer with npm, and are skipped without it.
 package openapi
