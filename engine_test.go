@@ -567,11 +567,16 @@ func TestWhatIsReportedOfARequest(t *testing.T) {
 		t.Run(way.name, func(t *testing.T) {
 			is := is.New(t)
 			reported, returned := 0, false
+			var engine context.Context
 			o := testOptions(t, t.Output())
-			o.Engine = fragmentsOf("a\xff", "", "b\xe2\x82")
+			o.Engine = ChatEngineFunc(func(ctx context.Context, req *ChatRequest) iter.Seq2[string, error] {
+				engine = ctx
+				return fragmentsOf("a\xff", "", "b\xe2\x82").Chat(ctx, req)
+			})
 			o.OnChat = func(ctx context.Context, r ChatReport) {
 				reported++
 				is.Equal(returned, false)
+				is.Equal(engine.Err(), context.Canceled) // its answer is over
 				is.NoErr(ctx.Err())
 				is.Equal(RequestIDFrom(ctx), "r-1")
 				is.Equal(AccountFrom(ctx), testAccount)

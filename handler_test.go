@@ -347,8 +347,15 @@ func TestARefusedClientIsNotTakenForEver(t *testing.T) {
 			is := is.New(t)
 			conn := serveInMemory(t, New(testOptions(t, t.Output()))).dial()
 			defer conn.Close()
-			go func() { _, _ = io.WriteString(conn, head+strings.Repeat("x", 5<<20)) }()
+			_, err := io.WriteString(conn, head)
+			is.NoErr(err)
+			taken := make(chan int64)
+			go func() {
+				n, _ := io.Copy(conn, strings.NewReader(strings.Repeat("x", 64<<20)))
+				taken <- n
+			}()
 			is.Equal(readAnswer(t, bufio.NewReader(conn), "POST").status, 401)
+			is.True(<-taken < 5<<20)
 			time.Sleep(time.Second)
 		})
 	})
