@@ -137,14 +137,16 @@ type chat struct {
 	failure error // what the engine has yielded; used in its goroutine
 
 	ended     chan struct{} // closed when the answer has; nil if the engine runs in the handler's goroutine
-	concluded sync.Once     // with report
+	concluded sync.Once     // with report and broken
 	report    ChatReport
+	broken    bool // with an error event
 
 	timeout *time.Timer // these two watch the context
 	leaving func() bool
 
 	mu       sync.Mutex
 	returned bool // the handler has, or is about to
+	detached bool // the connection is closed already
 	hanging  *time.Timer
 }
 
@@ -189,6 +191,7 @@ func (c *chat) begin(request ChatRequest) {
 func (c *chat) converse() {
 	c.watch()
 	defer c.leave()
+	defer c.linger()
 	defer c.conclude() // also when the engine ends this goroutine
 	if c.ended == nil {
 		c.run()
@@ -277,6 +280,24 @@ func (c *chat) watch() {
 	c.leaving = context.AfterFunc(c.r.Context(), over)
 }
 
+// lingerTime is how long an answer that broke visibly stays uncut.
+const lingerTime = 250 * time.Millisecond
+
+// linger waits for the client to leave, as those do that know an error event.
+// Browsers drop what they have not read yet of an answer that is cut, and with
+// it the event that says why.
+func (c *chat) linger() {
+	if !c.broken || c.isDetached() {
+		return
+	}
+	timer := time.NewTimer(lingerTime)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-c.r.Context().Done():
+	}
+}
+
 // leave is called before the handler returns: nothing here will touch the
 // ResponseWriter after it.
 func (c *chat) leave() {
@@ -294,7 +315,7 @@ func (c *chat) leave() {
 
 // detachAfter is how long an engine may take to return when its answer has
 // ended, before its connection is taken from it.
-const detachAfter = 250 * time.Millisecond
+const detachAfter = lingerTime
 
 // detach takes the connection from the server and closes it, so that neither
 // the client nor http.Server.Shutdown waits for an engine that does not return.
@@ -314,8 +335,15 @@ func (c *chat) detach() {
 		if err != nil {
 			return err
 		}
+		c.detached = true
 		return conn.Close()
 	})
+}
+
+func (c *chat) isDetached() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.detached
 }
 
 // canFlush looks behind middleware as http.ResponseController does.

@@ -31,6 +31,7 @@ package botapi
 
 import (
 	"context"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -95,6 +96,15 @@ type Options struct {
 	// end. A panic is logged.
 	OnChat func(context.Context, ChatReport)
 }
+
+// OpenAPI describes the interface for tools: an OpenAPI 3.1 document in JSON,
+// with every operation, schema, status and header. The handler does not serve
+// it; a host that wants to sends it as application/json. Its paths are those of
+// a handler at the root of a server: a host that mounts the handler elsewhere
+// says so in the document's servers.
+//
+//go:embed openapi.json
+var OpenAPI string
 
 // New returns the handler that the options describe. It serves GET /v1/bots
 // and POST /v1/chat, each also without /v1. It panics, naming the field, when
@@ -330,7 +340,9 @@ func newRequestID() string {
 }
 
 // StatusError lets a store, a verifier or an engine choose the answer: return
-// it, or wrap it. Both StatusError and *StatusError will do.
+// it, or wrap it. Both StatusError and *StatusError will do. For a 422, whose
+// detail is a list in this interface, an [HTTPValidationError] is the better
+// choice.
 type StatusError struct {
 	Status     int           // 4xx or 5xx; anything else is answered 500, without the Detail
 	Detail     string        // sent to the client as {"detail": Detail}; empty means the status's own text
@@ -526,13 +538,17 @@ func (e StatusError) body() []byte {
 	return append(appendString([]byte(`{"detail":`), e.Detail), '}')
 }
 
-// body is the 422 form, with a list even where it is empty. A Loc that has no
+// body is the 422 form, with lists even where they are empty. A Loc that has no
 // JSON form is a mistake of the host's engine.
 func (e HTTPValidationError) body() ([]byte, error) {
-	if e.Detail == nil {
-		e.Detail = []ValidationError{}
+	detail := make([]ValidationError, len(e.Detail)) // a copy: the host's is not changed
+	for i, problem := range e.Detail {
+		if problem.Loc == nil {
+			problem.Loc = []any{}
+		}
+		detail[i] = problem
 	}
-	return json.Marshal(e)
+	return json.Marshal(HTTPValidationError{detail})
 }
 
 const (

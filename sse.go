@@ -306,7 +306,7 @@ func (s *stream) breakVisibly() {
 	}
 	s.chat.logError(s.chat.ctx, "stream broken off", s.err)
 	event := append([]byte(errorStart), statusOf(s.err).body()...)
-	_ = s.write(append(event, "\n\n"...), time.Now()) // the cut says it too
+	s.chat.broken = s.write(append(event, "\n\n"...), time.Now()) == nil
 }
 
 func (s *stream) report(r *ChatReport) {
