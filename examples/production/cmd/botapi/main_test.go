@@ -46,7 +46,7 @@ type result struct {
 }
 
 // command runs the program with an environment of its own.
-func command(t *testing.T, stdin string, env []string, args ...string) result {
+func command(t testing.TB, stdin string, env []string, args ...string) result {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -62,7 +62,7 @@ func command(t *testing.T, stdin string, env []string, args ...string) result {
 }
 
 // migrated returns the environment of a fresh database with its schema.
-func migrated(t *testing.T) []string {
+func migrated(t testing.TB) []string {
 	t.Helper()
 	env := []string{"DATABASE_URL=" + postgrestest.Database(t)}
 	if r := command(t, "", env, "migrate"); r.code != 0 {

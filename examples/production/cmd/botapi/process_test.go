@@ -33,7 +33,7 @@ type process struct {
 }
 
 // serve starts a replica on a free port. It is ended with the test.
-func serve(t *testing.T, env []string, args ...string) *process {
+func serve(t testing.TB, env []string, args ...string) *process {
 	t.Helper()
 	address := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
 	p := &process{
@@ -50,7 +50,7 @@ func serve(t *testing.T, env []string, args ...string) *process {
 }
 
 // start starts the replica, again after it has ended, at the same address.
-func (p *process) start(t *testing.T) {
+func (p *process) start(t testing.TB) {
 	t.Helper()
 	p.cmd = exec.Command(binary, p.args...)
 	p.cmd.Env, p.cmd.Stderr = p.env, &p.log
@@ -65,7 +65,7 @@ func (p *process) start(t *testing.T) {
 	}()
 }
 
-func (p *process) terminate(t *testing.T) {
+func (p *process) terminate(t testing.TB) {
 	t.Helper()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -73,7 +73,7 @@ func (p *process) terminate(t *testing.T) {
 }
 
 // wait waits for the end of the replica, which must be a clean one.
-func (p *process) wait(t *testing.T) {
+func (p *process) wait(t testing.TB) {
 	t.Helper()
 	select {
 	case err := <-p.exit:
@@ -86,7 +86,7 @@ func (p *process) wait(t *testing.T) {
 }
 
 // ready waits until the replica is ready.
-func (p *process) ready(t *testing.T) {
+func (p *process) ready(t testing.TB) {
 	t.Helper()
 	eventually(t, p.url+" is ready", func() bool { return p.status("/readyz") == http.StatusOK })
 }
@@ -103,7 +103,7 @@ func (p *process) status(path string) int {
 }
 
 // logged returns the log lines with this message.
-func (p *process) logged(t *testing.T, message string) (lines []map[string]any) {
+func (p *process) logged(t testing.TB, message string) (lines []map[string]any) {
 	t.Helper()
 	for text := range strings.Lines(p.log.String()) {
 		var line map[string]any
@@ -118,7 +118,7 @@ func (p *process) logged(t *testing.T, message string) (lines []map[string]any) 
 }
 
 // eventually waits until something is so, for as long as the patience lasts.
-func eventually(t *testing.T, what string, so func() bool) {
+func eventually(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -150,7 +150,7 @@ func (b *buffer) String() string {
 }
 
 // createKey makes a key with the command that is there for it.
-func createKey(t *testing.T, env []string) string {
+func createKey(t testing.TB, env []string) string {
 	t.Helper()
 	r := command(t, "", env, "keys", "create", "--account", "acme")
 	if r.code != 0 {
@@ -160,7 +160,7 @@ func createKey(t *testing.T, env []string) string {
 }
 
 // importBots puts bots into the database with the command that is there for it.
-func importBots(t *testing.T, env []string, bots string) {
+func importBots(t testing.TB, env []string, bots string) {
 	t.Helper()
 	if r := command(t, bots, env, "bots", "import", "-"); r.code != 0 {
 		t.Fatal(r.stderr)
@@ -178,7 +178,7 @@ func request(ctx context.Context, client *http.Client, key, method, url, body st
 }
 
 // ask sends a request and returns the whole answer.
-func ask(t *testing.T, key, method, url, body string) (status int, answer string) {
+func ask(t testing.TB, key, method, url, body string) (status int, answer string) {
 	t.Helper()
 	response, err := request(t.Context(), http.DefaultClient, key, method, url, body)
 	if err != nil {
@@ -198,7 +198,7 @@ type stream struct {
 	body  io.Closer
 }
 
-func openStream(t *testing.T, key, url string) stream {
+func openStream(t testing.TB, key, url string) stream {
 	t.Helper()
 	response, err := request(t.Context(), http.DefaultClient, key, "POST", url+"/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":true,"user_id":"u-42"}`)
 	if err != nil {

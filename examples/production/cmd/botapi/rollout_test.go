@@ -57,9 +57,10 @@ func speaking(t *testing.T) *runtimetest.Server {
 // A proxy is HAProxy with the configuration that is beside this program.
 type proxy struct {
 	url, stats string
+	cmd        *exec.Cmd
 }
 
-func startProxy(t *testing.T, replicas []*process) proxy {
+func startProxy(t testing.TB, replicas []*process) proxy {
 	t.Helper()
 	haproxy, err := exec.LookPath("haproxy")
 	if err != nil {
@@ -84,7 +85,7 @@ func startProxy(t *testing.T, replicas []*process) proxy {
 			t.Logf("haproxy:\n%s", log.String())
 		}
 	})
-	p := proxy{url: "http://" + bind, stats: "http://" + stats}
+	p := proxy{url: "http://" + bind, stats: "http://" + stats, cmd: cmd}
 	for i := range replicas {
 		p.waitFor(t, i, "UP")
 	}
@@ -92,7 +93,7 @@ func startProxy(t *testing.T, replicas []*process) proxy {
 }
 
 // waitFor waits until the proxy sees a replica in this state.
-func (p proxy) waitFor(t *testing.T, replica int, state string) {
+func (p proxy) waitFor(t testing.TB, replica int, state string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("replica %d is %s", replica+1, state), func() bool {
 		response, err := http.Get(p.stats + "/;csv")

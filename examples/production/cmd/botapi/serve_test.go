@@ -220,6 +220,39 @@ func TestShutdownCutsStreamsWhenGraceIsOver(t *testing.T) {
 	is.Equal(usageOf(t, env), []used{{"acme", "u-42", "u1", 200, false}})
 }
 
+func TestDatabaseGoesAwayAndComesBack(t *testing.T) {
+	is := is.New(t)
+	database := postgrestest.NewServer(t)
+	env := []string{"DATABASE_URL=" + database.URL}
+	is.Equal(command(t, "", env, "migrate").code, 0)
+	importBots(t, env, oneBot)
+	key := createKey(t, env)
+	words, runtime := paced(t)
+	p := serve(t, env, "--runtime", "local="+runtime)
+	p.ready(t)
+	words <- "one"
+	s := openStream(t, key, p.url)
+	is.Equal(s.next(), `{"content":"one"}`)
+
+	database.Stop(t)
+	words <- "two"
+	is.Equal(s.next(), `{"content":"two"}`) // a stream needs no database
+	status, answer := ask(t, key, "POST", p.url+"/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":true}`)
+	is.Equal(status, http.StatusServiceUnavailable)
+	is.Equal(answer, `{"detail":"The service is unavailable for the moment"}`)
+	is.Equal(p.status("/readyz"), http.StatusOK)
+	close(words)
+	is.Equal(s.next(), "[DONE]")
+	eventually(t, "usage waits", func() bool { return len(p.logged(t, "usage waits for its store")) > 0 })
+
+	database.Start(t)
+	status, _ = ask(t, key, "GET", p.url+"/v1/bots", "")
+	is.Equal(status, http.StatusOK)
+	p.terminate(t)
+	p.wait(t)
+	is.Equal(usageOf(t, env), []used{{"acme", "u-42", "u1", 200, true}}) // nothing was lost
+}
+
 func TestRevokedKeyStopsWorking(t *testing.T) {
 	is := is.New(t)
 	env := migrated(t)

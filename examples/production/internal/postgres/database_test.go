@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"example.com/botapi"
 	"example.com/botapi/examples/production/internal/postgres"
 	"example.com/botapi/examples/production/internal/postgrestest"
+	"example.com/botapi/examples/production/internal/usage"
 	"github.com/jackc/pgx/v5"
 	"github.com/matryer/is"
 )
@@ -140,4 +142,41 @@ func TestOpenSaysWhatIsWrongWithTheURL(t *testing.T) {
 	_, err := postgres.Open("postgres://127.0.0.1:port/test", postgres.Options{})
 	is.True(err != nil)
 	is.True(strings.HasPrefix(err.Error(), "reading the database URL: "))
+}
+
+// TestWithoutPreparedStatements uses every statement as one does behind a
+// pooler in transaction mode.
+func TestWithoutPreparedStatements(t *testing.T) {
+	is := is.New(t)
+	location := postgrestest.Database(t)
+	open(t, location)
+	u, err := url.Parse(location)
+	is.NoErr(err)
+	query := u.Query()
+	query.Set("default_query_exec_mode", "exec")
+	u.RawQuery = query.Encode()
+	d := openWith(t, u.String(), postgres.Options{})
+
+	is.NoErr(d.SchemaReady(t.Context()))
+	bot := published("u1", "helper")
+	bot.Temperature = new(0.5)
+	is.NoErr(d.ImportBots(t.Context(), []postgres.ImportedBot{bot, published("u2", "other")}))
+	is.NoErr(d.SetPublished(t.Context(), "other", false))
+	settings, err := d.Settings(t.Context(), "u1")
+	is.NoErr(err)
+	is.Equal(*settings.Temperature, 0.5)
+	all, err := d.AllBots(t.Context())
+	is.NoErr(err)
+	is.Equal(len(all), 2)
+
+	key, id, err := d.CreateKey(t.Context(), "acme", "")
+	is.NoErr(err)
+	status, _, body := send(t, serve(t, d), key, "POST", "/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":false}`)
+	is.Equal(status, http.StatusOK)
+	is.Equal(body, `{"content":"Hi"}`)
+	is.NoErr(d.InsertUsage(t.Context(), []usage.Record{{ID: "a"}, {ID: "b", FirstFragment: time.Second}}))
+	is.NoErr(d.RevokeKey(t.Context(), id))
+	keys, err := d.Keys(t.Context(), "acme")
+	is.NoErr(err)
+	is.True(keys[0].LastUsedAt != nil)
 }

@@ -24,7 +24,7 @@ import (
 // Database creates an empty database on the server at DATABASE_URL, and returns
 // its URL. It is dropped when the test ends. Without DATABASE_URL the test is
 // skipped.
-func Database(t *testing.T) string {
+func Database(t testing.TB) string {
 	t.Helper()
 	server := os.Getenv("DATABASE_URL")
 	if server == "" {
@@ -42,7 +42,7 @@ func Database(t *testing.T) string {
 	return location.String()
 }
 
-func execute(t *testing.T, server, statement string) {
+func execute(t testing.TB, server, statement string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -62,12 +62,12 @@ type Server struct {
 
 	dir  string // of the cluster
 	port int
-	run  func(t *testing.T, program string, args ...string)
+	run  func(t testing.TB, program string, args ...string)
 }
 
 // NewServer makes and starts a server from the programs on this machine. The
 // test is skipped where there are none.
-func NewServer(t *testing.T) *Server {
+func NewServer(t testing.TB) *Server {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "botapi-postgres-")
 	if err != nil {
@@ -86,7 +86,7 @@ func NewServer(t *testing.T) *Server {
 
 // Start starts the server again after Stop, and returns when it takes
 // connections.
-func (s *Server) Start(t *testing.T) {
+func (s *Server) Start(t testing.TB) {
 	t.Helper()
 	options := fmt.Sprintf("-p %d -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off", s.port)
 	s.run(t, "pg_ctl", "-D", s.dir, "-w", "-l", filepath.Join(s.dir, "log"), "-o", options, "start")
@@ -94,7 +94,7 @@ func (s *Server) Start(t *testing.T) {
 
 // Stop ends the server at once, as a failing machine would; it does nothing to
 // one that is stopped.
-func (s *Server) Stop(t *testing.T) {
+func (s *Server) Stop(t testing.TB) {
 	t.Helper()
 	if _, err := os.Stat(filepath.Join(s.dir, "postmaster.pid")); err == nil {
 		s.run(t, "pg_ctl", "-D", s.dir, "-w", "-m", "immediate", "stop")
@@ -102,7 +102,7 @@ func (s *Server) Stop(t *testing.T) {
 }
 
 // programs returns the directory of initdb and pg_ctl.
-func programs(t *testing.T) string {
+func programs(t testing.TB) string {
 	t.Helper()
 	if path, err := exec.LookPath("initdb"); err == nil {
 		return filepath.Dir(path)
@@ -116,7 +116,7 @@ func programs(t *testing.T) string {
 
 // runner returns how to run a PostgreSQL program. PostgreSQL refuses to run as
 // root: as root, it runs as the user postgres, who is given the directory.
-func runner(t *testing.T, programs, dir string) func(*testing.T, string, ...string) {
+func runner(t testing.TB, programs, dir string) func(testing.TB, string, ...string) {
 	t.Helper()
 	var as *syscall.SysProcAttr
 	if os.Geteuid() == 0 {
@@ -131,7 +131,7 @@ func runner(t *testing.T, programs, dir string) func(*testing.T, string, ...stri
 		}
 		as = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
 	}
-	return func(t *testing.T, program string, args ...string) {
+	return func(t testing.TB, program string, args ...string) {
 		t.Helper()
 		// Its output goes to a file: a server started by pg_ctl keeps a pipe open.
 		output := filepath.Join(t.TempDir(), "output")
@@ -150,7 +150,7 @@ func runner(t *testing.T, programs, dir string) func(*testing.T, string, ...stri
 }
 
 // FreePort returns a TCP port of the loopback interface that nobody listens on.
-func FreePort(t *testing.T) int {
+func FreePort(t testing.TB) int {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

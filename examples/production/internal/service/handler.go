@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"time"
 
 	"example.com/botapi"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
@@ -70,8 +71,8 @@ func (r *replica) onChat(ctx context.Context, report botapi.ChatReport) {
 		slog.Int("status", report.Status),
 		slog.Int("fragments", report.Fragments),
 		slog.Int64("bytes", report.Bytes),
-		slog.Duration("first_fragment", report.FirstFragment),
-		slog.Duration("duration", report.Duration),
+		slog.Float64("first_fragment_ms", milliseconds(report.FirstFragment)),
+		slog.Float64("duration_ms", milliseconds(report.Duration)),
 	}
 	if report.Err != nil {
 		attributes = append(attributes, slog.Any("error", report.Err))
@@ -79,3 +80,5 @@ func (r *replica) onChat(ctx context.Context, report botapi.ChatReport) {
 	r.logger.LogAttrs(ctx, slog.LevelInfo, "chat", attributes...)
 	r.usage.OnChat(ctx, report)
 }
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

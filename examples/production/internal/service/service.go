@@ -148,10 +148,10 @@ func (r *replica) becomeReady(ctx context.Context) (end func()) {
 // drain ends the server without cutting a chat, if they end in time.
 func (r *replica) drain(server *http.Server, cancelChats func()) {
 	r.readiness.end()
-	r.logger.Info("draining: unready from now on", slog.Duration("for", r.config.DrainDelay))
+	r.logger.Info("draining: unready from now on", slog.String("for", r.config.DrainDelay.String()))
 	time.Sleep(r.config.DrainDelay)
 
-	r.logger.Info("draining: no new connections", slog.Duration("grace", r.config.Grace))
+	r.logger.Info("draining: no new connections", slog.String("grace", r.config.Grace.String()))
 	if shutDown(server, r.config.Grace) == nil {
 		return
 	}
