@@ -334,7 +334,7 @@ func TestAClientLeavesWhileItsKeyIsVerified(t *testing.T) {
 			request, err := http.NewRequestWithContext(ctx, "GET", "http://memory/v1/bots", nil)
 			is.NoErr(err)
 			request.Header.Set("Authorization", "Bearer k")
-			_, err = server.client().Do(request) //nolint:bodyclose // there is none
+			_, err = server.client().Do(request)
 			is.True(errors.Is(err, context.DeadlineExceeded))
 			time.Sleep(time.Hour)
 			is.Equal(logged.String(), "")

@@ -348,8 +348,6 @@ func TestAHangingEngineKeepsItsPlaceButNotItsClient(t *testing.T) {
 	}
 }
 
-// An engine's first error decides, whatever else it does. After a stream has
-// begun, sse.go is what is tested: here nothing has been sent.
 func TestANilIteratorIsAFailure(t *testing.T) {
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
@@ -677,13 +675,12 @@ func TestARequestBelongsToItsEngine(t *testing.T) {
 // ports.
 func TestLimitsAreTheHandlersNotTheServers(t *testing.T) {
 	is := is.New(t)
-	engine := newHeldEngine()
+	started, release := make(chan struct{}), make(chan struct{})
 	o := testOptions(t, t.Output())
-	o.Engine, o.MaxConcurrentChats = engine, 1
-	started := make(chan struct{})
+	o.MaxConcurrentChats = 1
 	o.Engine = engineOf(func(context.Context, *ChatRequest, func(string, error) bool) {
 		close(started)
-		<-engine.release
+		<-release
 	})
 	h := New(o)
 	first := httptest.NewServer(h)
@@ -692,6 +689,6 @@ func TestLimitsAreTheHandlersNotTheServers(t *testing.T) {
 	go func() { done <- doAt(t, first.Client(), first.URL, "POST", "/v1/chat", chatBodyJSON("hi", true)) }()
 	<-started
 	is.Equal(do(t, h, "POST", "/v1/chat", chatBodyJSON("hi", true)).status, 503)
-	close(engine.release)
+	close(release)
 	is.Equal((<-done).status, 200)
 }

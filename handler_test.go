@@ -722,7 +722,7 @@ func TestHostPanicsAreInternalErrors(t *testing.T) {
 		"StatusError":        func() { panic(StatusError{Status: 418, Detail: "no table bots"}) },
 		"runtime error":      func() { var bots []Bot; _ = bots[len(testKey)] },
 		"nil pointer":        func() { var r *ChatRequest; _ = r.Bot },
-		"nil":                func() { panic(nil) }, //nolint:govet // what a host may do
+		"nil":                func() { panic(nil) },
 		"uncomparable value": func() { panic([]string{"no table bots"}) },
 	} {
 		for place, set := range map[string]func(*Options){
