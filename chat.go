@@ -145,8 +145,8 @@ type chat struct {
 	leaving func() bool
 
 	mu       sync.Mutex
-	returned bool // the handler has, or is about to
-	detached bool // the connection is closed already
+	returned bool // the engine has, and the answer is concluded
+	detached bool // the connection is closed already; not written any more when returned
 	hanging  *time.Timer
 }
 
@@ -190,8 +190,8 @@ func (c *chat) begin(request ChatRequest) {
 // ResponseWriter any more.
 func (c *chat) converse() {
 	c.watch()
-	defer c.leave()
 	defer c.linger()
+	defer c.leave()
 	defer c.conclude() // also when the engine ends this goroutine
 	if c.ended == nil {
 		c.run()
@@ -287,7 +287,7 @@ const lingerTime = 250 * time.Millisecond
 // Browsers drop what they have not read yet of an answer that is cut, and with
 // it the event that says why.
 func (c *chat) linger() {
-	if !c.broken || c.isDetached() {
+	if !c.broken || c.detached {
 		return
 	}
 	timer := time.NewTimer(lingerTime)
@@ -298,8 +298,9 @@ func (c *chat) linger() {
 	}
 }
 
-// leave is called before the handler returns: nothing here will touch the
-// ResponseWriter after it.
+// leave is called when the engine has returned (or has a goroutine of its own)
+// and the answer is concluded: nothing here will touch the ResponseWriter after
+// it.
 func (c *chat) leave() {
 	c.leaving()
 	if c.timeout != nil {
@@ -338,12 +339,6 @@ func (c *chat) detach() {
 		c.detached = true
 		return conn.Close()
 	})
-}
-
-func (c *chat) isDetached() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.detached
 }
 
 // canFlush looks behind middleware as http.ResponseController does.
