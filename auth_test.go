@@ -164,7 +164,7 @@ func TestCacheKeysRemembersForItsTime(t *testing.T) {
 		time.Sleep(time.Minute - 1)
 		ask()
 		is.Equal(keys.asked.Load(), int64(1))
-		time.Sleep(1) // being asked for does not make it last longer
+		time.Sleep(time.Nanosecond) // being asked for does not make it last longer
 		ask()
 		is.Equal(keys.asked.Load(), int64(2))
 		_, err := cache.VerifyKey(t.Context(), "other")

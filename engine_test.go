@@ -434,7 +434,7 @@ func TestAnEnginesContext(t *testing.T) {
 					is.Equal(RequestIDFrom(ctx), "r-1")
 					is.Equal(ctx.Value(hostKey{}), "the host's")
 					derived, cancel := context.WithTimeout(ctx, time.Hour)
-					defer context.AfterFunc(derived, cancel)
+					context.AfterFunc(derived, cancel) // it ends with the context that it is made of
 					is.Equal(AccountFrom(derived), testAccount)
 					contexts <- ctx
 					contexts <- derived
