@@ -13,8 +13,8 @@ import (
 // their group; gin.Default would put it in front of all. An engine that cannot
 // be changed so goes behind a ServeMux that has h, as in [Fiber].
 //
-// Any registers all methods, so that h answers the wrong ones. NoRoute is not
-// for h: it makes 404 the status of every answer that does not set one.
+// Any registers all methods, so that h answers the wrong ones. NoRoute may have
+// h too: the 404 that gin presets there is not the status of h's answers.
 func Gin(h http.Handler) http.Handler {
 	engine := gin.New()
 	engine.Any("/v1/*path", gin.WrapH(h))

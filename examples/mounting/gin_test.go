@@ -29,3 +29,12 @@ func behindGinRecovery(h http.Handler) http.Handler {
 	engine.Any("/v1/*path", gin.WrapH(h))
 	return engine
 }
+
+func TestGinNoRouteLeavesTheStatusToTheHandler(t *testing.T) {
+	is := is.New(t)
+	engine := gin.New()
+	engine.NoRoute(gin.WrapH(newHandler(t, echoing)))
+	server := serve(t, engine)
+	is.Equal(server.do(t, "POST", "/v1/chat", oneAnswer).status, http.StatusOK)
+	is.Equal(server.do(t, "POST", "/v1/chat", oneStream).status, http.StatusOK)
+}

@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"example.com/botapi"
+	chimiddleware "github.com/go-chi/chi/v5/middleware"
+	"github.com/gorilla/handlers"
+	echomiddleware "github.com/labstack/echo/v5/middleware"
 	"github.com/matryer/is"
 )
 
@@ -102,3 +105,23 @@ func (l logLines) Write(line []byte) (int, error) {
 }
 
 func (l logLines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
+
+// Compressing middleware writes the end of an answer after the handler has
+// returned, also when ChatTimeout has ended it.
+func TestATimedOutAnswerArrivesWholeBehindCompression(t *testing.T) {
+	for name, compress := range map[string]func(http.Handler) http.Handler{
+		"chi":     chimiddleware.Compress(5),
+		"gorilla": handlers.CompressHandler,
+		"echo":    behindEcho(echomiddleware.Gzip()),
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			o := options(t, newPacedEngine(), t.Output())
+			o.ChatTimeout = time.Millisecond
+			got := serve(t, compress(botapi.New(o))).do(t, "POST", "/v1/chat", oneAnswer)
+			is.NoErr(got.err)
+			is.Equal(got.status, http.StatusGatewayTimeout)
+			is.Equal(got.body, `{"detail":"The answer took too long"}`)
+		})
+	}
+}
