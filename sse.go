@@ -224,8 +224,8 @@ func (s *stream) stop(err error) (first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if errors.Is(err, errClientLeft) && !s.over {
-		if s.writing { // net/http ends the context too when a write has timed out
-			err = s.conn.lost(err, s.began)
+		if s.writing && s.conn.stalledSince(s.began) { // net/http ends the context too
+			err = fmt.Errorf("%w for %v", errClientStalled, s.conn.timeout)
 		}
 		s.conn.breakOff()
 	}
@@ -456,10 +456,14 @@ func (c *connection) flush() error {
 
 // lost explains the failure of a write that began then.
 func (c *connection) lost(err error, began time.Time) error {
-	if c.timeout > 0 && time.Since(began) >= c.timeout {
+	if c.stalledSince(began) {
 		return fmt.Errorf("%w for %v: %w", errClientStalled, c.timeout, err)
 	}
 	return fmt.Errorf("%w: %w", errClientLeft, err)
+}
+
+func (c *connection) stalledSince(began time.Time) bool {
+	return c.timeout > 0 && time.Since(began) >= c.timeout
 }
 
 // breakOff makes a write in progress fail, and every later one. Any goroutine
