@@ -412,3 +412,29 @@ func handlerThatKnowsItsServer(h http.Handler, server **http.Server) http.Handle
 		h.ServeHTTP(w, r)
 	})
 }
+
+// What an engine does after its client has left does not become the reason for
+// the end: the chat was left, whatever comes of it. The log has the panic.
+func TestAnEngineThatPanicsWhenItsClientHasLeft(t *testing.T) {
+	for range 100 {
+		is := is.New(t)
+		reports := make(chan ChatReport, 1)
+		var log testLog
+		o := testOptions(t, &log)
+		o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			<-ctx.Done()
+			yield("too late", nil)
+			panic("a bug in the engine")
+		})
+		o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
+		ctx, leave := context.WithCancel(t.Context())
+		time.AfterFunc(time.Millisecond, leave)
+		r := httptest.NewRequestWithContext(ctx, "POST", "/v1/chat", strings.NewReader(chatBodyJSON("hi", true)))
+		r.Header.Set("Authorization", "Bearer "+testKey)
+		w := httptest.NewRecorder()
+		is.True(serveRequest(w, New(o), r)) // cut
+		is.True(errors.Is(received(t, reports, "OnChat").Err, context.Canceled))
+		is.Equal(w.Body.String(), "")
+		is.True(strings.Contains(log.String(), "a bug in the engine"))
+	}
+}

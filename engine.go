@@ -1,6 +1,7 @@
 package botapi
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -123,24 +124,22 @@ var (
 
 // run lets the engine of the chat speak until it has really returned, and only
 // then gives the chat's place back. Whatever the engine does stops the answer:
-// it must never take the process down.
+// it must never take the process down. What it does after its context has ended
+// is no reason for anything.
 func (c *chat) run() {
 	err := errEngineExited
 	defer func() {
 		v := recover()
-		panicked := v != nil
-		if panicked {
+		if v != nil {
 			err = recovered("running the engine", v)
 		}
 		c.places.release(c.account)
-		if first := c.answer.stop(err); !first && panicked {
+		cause := c.context.cause()
+		if first := c.answer.stop(cmp.Or(cause, err)); v != nil && (cause != nil || !first) {
 			c.logError(&c.context, "the engine panicked after its answer had ended", err)
 		}
 	}()
 	err = c.speak()
-	if cause := c.context.cause(); cause != nil {
-		err = cause
-	}
 }
 
 // speak calls the iterator directly: a range statement would panic in an engine

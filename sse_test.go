@@ -185,6 +185,10 @@ func serveInProcess(t testing.TB, h http.Handler, stream bool) *httptest.Respons
 func serveOn(w http.ResponseWriter, h http.Handler, body string) (cut bool) {
 	r := httptest.NewRequest("POST", "/v1/chat", strings.NewReader(body))
 	r.Header.Set("Authorization", "Bearer "+testKey)
+	return serveRequest(w, h, r)
+}
+
+func serveRequest(w http.ResponseWriter, h http.Handler, r *http.Request) (cut bool) {
 	defer func() {
 		v := recover()
 		if cut = v == any(http.ErrAbortHandler); v != nil && !cut {
