@@ -33,10 +33,13 @@ func (x *exchange) chat() error {
 	if err != nil {
 		return err
 	}
+	c := &chat{exchange: x}
+	if x.r.ProtoMajor != 1 || !canFlush(x.w) {
+		c.ended = make(chan struct{})
+	}
 	if err := x.places.take(x.account); err != nil {
 		return err
 	}
-	c := &chat{exchange: x}
 	c.begin(ChatRequest{
 		Bot:      bot,
 		Messages: asked.messages,
@@ -175,9 +178,6 @@ func (c *chat) begin(request ChatRequest) {
 		UserID:    request.UserID,
 		Bot:       request.Bot,
 		Stream:    request.Stream,
-	}
-	if c.r.ProtoMajor != 1 || !canFlush(c.w) {
-		c.ended = make(chan struct{})
 	}
 	if request.Stream {
 		c.answer = newStream(c)

@@ -40,7 +40,9 @@ type ChatEngine interface {
 	// the chat. An iterator that returns after the context has ended counts as
 	// cut short, with or without an error. One that does not return holds its
 	// place under the limits until it does, but its client does not wait for
-	// it.
+	// it: it is answered at once, and its connection closed soon after. (On
+	// HTTP/1 the iterator runs in the goroutine of the request, so ServeHTTP
+	// itself returns only when the engine has.)
 	//
 	// req belongs to the engine, which may keep and change it.
 	Chat(ctx context.Context, req *ChatRequest) iter.Seq2[string, error]
