@@ -18,7 +18,7 @@ import (
 type migrateCommand struct{}
 
 func (c *migrateCommand) Run(ctx context.Context, p *program) error {
-	return p.with(func(d *postgres.Database) error {
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
 		applied, err := d.Migrate(ctx)
 		if err != nil {
 			return err
@@ -31,16 +31,6 @@ func (c *migrateCommand) Run(ctx context.Context, p *program) error {
 		}
 		return nil
 	})
-}
-
-// with opens the database for one command.
-func (p *program) with(do func(*postgres.Database) error) error {
-	database, err := p.open()
-	if err != nil {
-		return err
-	}
-	defer database.Close()
-	return do(database)
 }
 
 type botsCommands struct {
@@ -100,7 +90,7 @@ func (c *importCommand) Run(ctx context.Context, p *program) error {
 	if err != nil {
 		return mistake{err}
 	}
-	return p.with(func(d *postgres.Database) error {
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
 		err := d.ImportBots(ctx, bots)
 		if _, invalid := errors.AsType[validation.Errors](err); invalid || errors.Is(err, postgres.ErrSlugTaken) {
 			return mistake{err}
@@ -141,7 +131,7 @@ func readBots(name string) ([]postgres.ImportedBot, error) {
 type listBotsCommand struct{}
 
 func (c *listBotsCommand) Run(ctx context.Context, p *program) error {
-	return p.with(func(d *postgres.Database) error {
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
 		bots, err := d.AllBots(ctx)
 		if err != nil {
 			return err
@@ -172,7 +162,7 @@ func (c *unpublishCommand) Run(ctx context.Context, p *program) error {
 }
 
 func setPublished(ctx context.Context, p *program, slug string, published bool) error {
-	return p.with(func(d *postgres.Database) error {
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
 		err := d.SetPublished(ctx, slug, published)
 		if errors.Is(err, botapi.ErrBotNotFound) {
 			return mistakef("no bot has the slug %q", slug)
@@ -196,7 +186,7 @@ func (c *createKeyCommand) Run(ctx context.Context, p *program) error {
 	if c.Account == "" {
 		return mistakef("--account must not be empty")
 	}
-	return p.with(func(d *postgres.Database) error {
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
 		key, id, err := d.CreateKey(ctx, c.Account, c.Label)
 		if err != nil {
 			return err
@@ -212,7 +202,7 @@ type listKeysCommand struct {
 }
 
 func (c *listKeysCommand) Run(ctx context.Context, p *program) error {
-	return p.with(func(d *postgres.Database) error {
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
 		keys, err := d.Keys(ctx, c.Account)
 		if err != nil {
 			return err
@@ -232,7 +222,7 @@ type revokeKeyCommand struct {
 }
 
 func (c *revokeKeyCommand) Run(ctx context.Context, p *program) error {
-	return p.with(func(d *postgres.Database) error {
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
 		err := d.RevokeKey(ctx, c.ID)
 		if errors.Is(err, postgres.ErrKeyNotFound) {
 			return mistakef("no key has the number %d", c.ID)

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -99,15 +98,17 @@ func exitCode(err error) int {
 	return 1
 }
 
-// open opens the database.
-func (p *program) open() (*postgres.Database, error) {
-	database, err := postgres.Open(p.Database, postgres.Options{Logger: p.logger(os.Stderr)})
+// with opens the database for one command.
+func (p *program) with(o postgres.Options, do func(*postgres.Database) error) error {
+	o.Logger = p.logger()
+	database, err := postgres.Open(p.Database, o)
 	if err != nil {
-		return nil, mistake{err}
+		return mistake{err}
 	}
-	return database, nil
+	defer database.Close()
+	return do(database)
 }
 
-func (p *program) logger(w io.Writer) *slog.Logger {
-	return telemetry.NewLogger(w, p.LogLevel)
+func (p *program) logger() *slog.Logger {
+	return telemetry.NewLogger(os.Stderr, p.LogLevel)
 }

@@ -3,8 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
-	"os"
 	"strings"
 	"time"
 
@@ -69,26 +69,23 @@ func (c *serveCommand) Run(ctx context.Context, p *program) error {
 	if err != nil {
 		return err
 	}
-	if _, err := postgres.Open(p.Database, postgres.Options{}); err != nil {
-		return mistake{err}
-	}
-	return service.Run(ctx, service.Config{
-		Address:  c.Listen,
-		Database: p.Database,
-		Connection: postgres.Options{
-			MaxConnections: c.DatabaseConnections,
-			QueryTimeout:   c.DatabaseTimeout,
-		},
-		Endpoints:          endpoints,
-		FirstFragment:      c.FirstFragmentTimeout,
-		Stall:              c.StallTimeout,
-		KeyCache:           c.KeyCache,
-		ChatTimeout:        c.ChatTimeout,
-		MaxChats:           c.MaxChats,
-		MaxChatsPerAccount: c.MaxChatsPerAccount,
-		DrainDelay:         c.DrainDelay,
-		Grace:              c.Grace,
-		Logger:             p.logger(os.Stderr),
+	slog.SetDefault(p.logger()) // also for what libraries log
+	connection := postgres.Options{MaxConnections: c.DatabaseConnections, QueryTimeout: c.DatabaseTimeout}
+	return p.with(connection, func(d *postgres.Database) error {
+		return service.Run(ctx, service.Config{
+			Address:            c.Listen,
+			Database:           d,
+			Endpoints:          endpoints,
+			FirstFragment:      c.FirstFragmentTimeout,
+			Stall:              c.StallTimeout,
+			KeyCache:           c.KeyCache,
+			ChatTimeout:        c.ChatTimeout,
+			MaxChats:           c.MaxChats,
+			MaxChatsPerAccount: c.MaxChatsPerAccount,
+			DrainDelay:         c.DrainDelay,
+			Grace:              c.Grace,
+			Logger:             p.logger(),
+		})
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
@@ -21,6 +22,9 @@ var migrationFiles embed.FS
 // are missing or older than this program.
 var ErrSchema = errors.New("the database schema is not up to date: run the migrate command")
 
+// migrateTimeout bounds all migrations together, which may rewrite tables.
+const migrateTimeout = 10 * time.Minute
+
 // Migrate brings the schema up to date and returns the names of the migrations
 // that it applied: none when there was nothing to do. It may be called by many
 // processes at once. One of them works; the others wait for it, up to a minute,
@@ -29,6 +33,8 @@ var ErrSchema = errors.New("the database schema is not up to date: run the migra
 // The lock belongs to a database session, so the URL must lead to PostgreSQL
 // itself and not to a pooler in transaction mode.
 func (d *Database) Migrate(ctx context.Context) (applied []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, migrateTimeout)
+	defer cancel()
 	db := stdlib.OpenDBFromPool(d.pool)
 	defer func() { err = errors.Join(err, db.Close()) }()
 

@@ -37,6 +37,9 @@ func (e *Endpoint) validate() error {
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return fmt.Errorf("runtime %q: %q is not an http or https URL", e.Runtime, e.URL)
 	}
+	if u.User != nil {
+		return fmt.Errorf("runtime %q: the URL has a user in it; it would be logged", e.Runtime)
+	}
 	return nil
 }
 

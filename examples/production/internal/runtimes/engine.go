@@ -74,6 +74,9 @@ func New(o Options) (*Engine, error) {
 	if len(o.Endpoints) == 0 {
 		return nil, errors.New("no runtime is configured")
 	}
+	if o.Settings == nil {
+		return nil, errors.New("nobody knows the bots' settings")
+	}
 	if o.Propagator == nil {
 		o.Propagator = otel.GetTextMapPropagator()
 	}

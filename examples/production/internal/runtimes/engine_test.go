@@ -289,12 +289,13 @@ func TestBotsOfOtherRuntimes(t *testing.T) {
 
 func TestMistakesInOptions(t *testing.T) {
 	for name, endpoints := range map[string][]runtimes.Endpoint{
-		"no runtime is configured":                                    nil,
-		`runtime "local": "127.0.0.1:80" is not an http or https URL`: {{Runtime: "local", URL: "127.0.0.1:80"}},
+		"no runtime is configured":                                      nil,
+		`runtime "local": the URL has a user in it; it would be logged`: {{Runtime: "local", URL: "http://me:secret@127.0.0.1/v1"}},
+		`runtime "local": "127.0.0.1:80" is not an http or https URL`:   {{Runtime: "local", URL: "127.0.0.1:80"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
-			_, err := runtimes.New(runtimes.Options{Endpoints: endpoints})
+			_, err := runtimes.New(runtimes.Options{Endpoints: endpoints, Settings: settings(noSettings)})
 			is.True(err != nil)
 			is.Equal(err.Error(), name)
 		})

@@ -32,14 +32,25 @@ type failure struct {
 // failed judges the error of this answer.
 func (a *answer) failed(err error) *failure {
 	f := a.judge(err)
-	f.endpoint, f.cause = a.endpoint, err
+	f.endpoint, f.cause = a.endpoint, loggable(err)
 	if answer, ok := errors.AsType[*botapi.StatusError](f.err); ok {
-		answer.Err = fmt.Errorf("runtime %s: %w", a.endpoint.URL, err)
+		answer.Err = fmt.Errorf("runtime %s: %w", a.endpoint.URL, f.cause)
 	}
 	if a.begun {
 		f.elsewhere = false
 	}
 	return f
+}
+
+// loggable is err without what the runtime wrote into a stream, which may quote
+// the chat. The errors of whole responses have no such text.
+func loggable(err error) error {
+	broken, ok := errors.AsType[*ssestream.StreamError](err)
+	if !ok {
+		return err
+	}
+	said := gjson.GetBytes(broken.Event.Data, "error")
+	return fmt.Errorf("an error in the stream, of type %q and code %q", said.Get("type").String(), said.Get("code").String())
 }
 
 func (a *answer) judge(err error) *failure {

@@ -1,9 +1,11 @@
 package runtimes_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -158,6 +160,26 @@ func TestEndOfAnAnswerThatIsWhole(t *testing.T) {
 	response, answer := chat(t, serve(t, options(t, runtime.URL)), stream)
 	is.Equal(response.StatusCode, http.StatusOK)
 	is.True(strings.HasSuffix(answer, "data: [DONE]\n\n"))
+}
+
+func TestLogHasNoTextOfTheRuntime(t *testing.T) {
+	is := is.New(t)
+	for _, fails := range []func(*runtimetest.Stream){
+		func(s *runtimetest.Stream) { s.Refuse(400, `{"error":{"message":"bad prompt: SECRET","type":"bad"}}`) },
+		func(s *runtimetest.Stream) { s.Refuse(500, `SECRET`) },
+		func(s *runtimetest.Stream) {
+			s.Raw(`data: {"error":{"message":"bad prompt: SECRET","type":"bad"}}` + "\n\n")
+		},
+		func(s *runtimetest.Stream) { s.Raw("data: SECRET\n\n") },
+	} {
+		var log bytes.Buffer
+		runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { fails(s) })
+		o := options(t, runtime.URL)
+		o.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		chat(t, serve(t, o), oneBody)
+		is.True(strings.Contains(log.String(), "a model runtime failed"))
+		is.True(!strings.Contains(log.String(), "SECRET"))
+	}
 }
 
 func TestFailover(t *testing.T) {

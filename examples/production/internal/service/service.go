@@ -20,10 +20,9 @@ import (
 
 // Config is how one replica serves.
 type Config struct {
-	Address    string
-	Database   string // its URL
-	Connection postgres.Options
-	Endpoints  []runtimes.Endpoint
+	Address   string
+	Database  *postgres.Database // stays the caller's, to close
+	Endpoints []runtimes.Endpoint
 
 	FirstFragment, Stall time.Duration // see runtimes.Options
 	KeyCache             time.Duration // how long a revoked key may go on working
@@ -67,21 +66,15 @@ type replica struct {
 //  3. Usage and traces that wait are stored.
 //
 // It returns nil when it has ended because ctx did.
-func Run(ctx context.Context, c Config) (err error) {
-	observed, err := telemetry.New(ctx, "botapi")
+func Run(ctx context.Context, c Config) error {
+	observed, err := telemetry.New(ctx, "botapi", c.Logger)
 	if err != nil {
 		return err
 	}
-	c.Connection.Logger = c.Logger
-	database, err := postgres.Open(c.Database, c.Connection)
-	if err != nil {
-		return err
-	}
-	defer database.Close()
-	r := &replica{config: c, logger: c.Logger, telemetry: observed, database: database}
+	r := &replica{config: c, logger: c.Logger, telemetry: observed, database: c.Database}
 	engine, err := runtimes.New(runtimes.Options{
 		Endpoints:      c.Endpoints,
-		Settings:       database,
+		Settings:       c.Database,
 		FirstFragment:  c.FirstFragment,
 		Stall:          c.Stall,
 		Propagator:     observed.Propagator,
@@ -96,7 +89,7 @@ func Run(ctx context.Context, c Config) (err error) {
 	if err != nil {
 		return fmt.Errorf("listening: %w", err)
 	}
-	r.usage = usage.NewWriter(database, c.Logger)
+	r.usage = usage.NewWriter(c.Database, c.Logger)
 	defer r.flush()
 	return r.serve(ctx, listener, engine)
 }

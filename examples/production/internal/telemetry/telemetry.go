@@ -6,12 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	otelprometheus "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/propagation"
@@ -32,8 +34,12 @@ type Telemetry struct {
 // New sets telemetry up. Metrics are there to be scraped. Traces are sent only
 // where the standard variables say so (OTEL_EXPORTER_OTLP_ENDPOINT or
 // OTEL_EXPORTER_OTLP_TRACES_ENDPOINT); the OTEL_TRACES_SAMPLER and
-// OTEL_RESOURCE_ATTRIBUTES variables count too.
-func New(ctx context.Context, service string) (*Telemetry, error) {
+// OTEL_RESOURCE_ATTRIBUTES variables count too. What goes wrong later, as when
+// a collector is away, is in the log.
+func New(ctx context.Context, service string, logger *slog.Logger) (*Telemetry, error) {
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		logger.Warn("telemetry failed", slog.Any("error", err))
+	}))
 	described, err := resource.New(ctx,
 		resource.WithAttributes(semconv.ServiceName(service)),
 		resource.WithTelemetrySDK(),
