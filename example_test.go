@@ -19,7 +19,8 @@ import (
 )
 
 // A server with one bot, two routes of this package and one of its own. In a
-// program, http.ListenAndServe("127.0.0.1:8080", mux) would stand at the end.
+// program, http.ListenAndServe("127.0.0.1:8080", mux) would stand at the end: the
+// first example of the README is this one.
 func ExampleNew() {
 	bots, err := botapi.NewMemoryStore(botapi.Bot{
 		UID: "6f1c0c5e-7a50-4d6c-9f0e-1f4b8c1c6a11", Slug: "parrot", Name: "Parrot", Model: "parrot-1",
@@ -29,8 +30,7 @@ func ExampleNew() {
 	}
 	parrot := func(_ context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 		return func(yield func(string, error) bool) {
-			said := req.Messages[len(req.Messages)-1].Content
-			for _, word := range strings.SplitAfter(said, " ") {
+			for _, word := range strings.SplitAfter(req.Messages[len(req.Messages)-1].Content, " ") {
 				if !yield(word, nil) {
 					return // the client has left
 				}
@@ -44,9 +44,7 @@ func ExampleNew() {
 	})
 	mux := http.NewServeMux()
 	mux.Handle("/v1/", api)
-	mux.HandleFunc("GET /health-check", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, `{"status":"ok"}`)
-	})
+	mux.HandleFunc("GET /health-check", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"status":"ok"}`) })
 
 	call(mux, "POST", "/v1/chat", "my-key", `{"bot_slug":"parrot","prompt":"Pretty Polly","stream":true}`)
 	// Output:
