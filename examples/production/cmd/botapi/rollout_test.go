@@ -64,6 +64,9 @@ func startProxy(t testing.TB, replicas []*process) proxy {
 	t.Helper()
 	haproxy, err := exec.LookPath("haproxy")
 	if err != nil {
+		haproxy, err = exec.LookPath("/usr/sbin/haproxy") // where Debian keeps it, out of most people's PATH
+	}
+	if err != nil {
 		t.Skip("haproxy was not found: this test puts it in front of three replicas (Debian: apt-get install haproxy)")
 	}
 	bind := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
