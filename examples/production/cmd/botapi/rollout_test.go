@@ -239,7 +239,7 @@ func TestRollout(t *testing.T) {
 
 	var running []*process
 	for range replicas {
-		p := serve(t, env, "--runtime", "local="+runtime.URL, "--drain-delay", "2s", "--key-cache", "1s")
+		p := serve(t, env, "--runtime", "local="+runtime.URL, "--drain-delay", "3s", "--key-cache", "1s")
 		p.ready(t)
 		running = append(running, p)
 	}

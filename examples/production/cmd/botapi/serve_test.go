@@ -182,7 +182,7 @@ func TestShutdownLetsStreamsEnd(t *testing.T) {
 	env := migrated(t)
 	importBots(t, env, oneBot)
 	key := createKey(t, env)
-	p := serve(t, env, "--runtime", "local="+runtime, "--drain-delay", "500ms")
+	p := serve(t, env, "--runtime", "local="+runtime, "--drain-delay", "2s")
 	p.ready(t)
 	words <- "one"
 	s := openStream(t, key, p.url)
