@@ -231,7 +231,7 @@ func ExampleOptions_onChat() {
 	}
 
 	call(botapi.New(o), "POST", "/v1/chat", "my-key", `{"bot_slug":"parrot","prompt":"hello","stream":false,"user_id":42}`)
-	// Output:
+	// Unordered output:
 	// parrot said 5 bytes in 1 fragments to user "42" of me: status 200, error <nil>
 	// 200
 	// {"content":"hello"}
