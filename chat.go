@@ -136,6 +136,7 @@ type chat struct {
 	*exchange
 	context chatContext // the engine's
 	request ChatRequest // the engine's
+	conn    connection
 	answer  answer
 	failure error // what the engine has yielded; used in its goroutine
 
@@ -171,6 +172,7 @@ type answer interface {
 
 func (c *chat) begin(request ChatRequest) {
 	c.context = chatContext{requestContext: &c.admitted, limit: c.chatTimeout, began: time.Now()}
+	c.conn = newConnection(c.exchange)
 	c.request = request
 	c.report = ChatReport{
 		RequestID: c.identified.requestID,
@@ -312,6 +314,7 @@ func (c *chat) leave() {
 	if c.hanging != nil {
 		c.hanging.Stop()
 	}
+	c.conn.arm(time.Now()) // OnChat may have taken long, and net/http has the last bytes to write
 }
 
 // detachAfter is how long an engine may take to return when its answer has
@@ -430,7 +433,6 @@ func (c *chatContext) cause() error {
 // A wholeAnswer gathers the fragments of an answer that is sent at its end.
 type wholeAnswer struct {
 	chat *chat
-	conn connection
 
 	mu        sync.Mutex
 	body      *batch // nil before the first fragment
@@ -444,7 +446,7 @@ type wholeAnswer struct {
 var _ answer = (*wholeAnswer)(nil)
 
 func newWholeAnswer(c *chat) *wholeAnswer {
-	return &wholeAnswer{chat: c, conn: newConnection(c.exchange)}
+	return &wholeAnswer{chat: c}
 }
 
 // maxWhole bounds an answer that is held in memory until it is whole.
@@ -507,15 +509,14 @@ func (w *wholeAnswer) conclude(r *ChatReport) {
 		r.FirstFragment = w.first.Sub(w.chat.began)
 	}
 	if r.Err = w.err; r.Err != nil {
-		w.conn.arm(time.Now())
-		w.conn.arm(time.Now())
+		w.chat.conn.arm(time.Now())
 		r.Status = w.chat.fail(r.Err)
 		return
 	}
 	w.begin()
 	w.body.data = append(w.text.appendHeld(w.body.data), wholeEnd...)
 	r.Status, r.Fragments, r.Bytes = http.StatusOK, w.fragments, w.text.bytes
-	r.Err = w.conn.sendWhole(w.body.data)
+	r.Err = w.chat.conn.sendWhole(w.body.data)
 	w.body.free()
 }
 

@@ -362,8 +362,9 @@ func (e StatusError) Error() string {
 func (e StatusError) Unwrap() error { return e.Err }
 
 // HTTPValidationError is a 422 answer; an engine may return one before its
-// first fragment, for instance for a member of Extra. Both HTTPValidationError
-// and *HTTPValidationError will do.
+// first fragment, for instance for a member of Extra. In a stream that has begun
+// it is an error like any other. Both HTTPValidationError and
+// *HTTPValidationError will do.
 type HTTPValidationError struct {
 	Detail []ValidationError `json:"detail"`
 }

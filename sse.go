@@ -40,7 +40,6 @@ const (
 // mutex itself is not held during a write.
 type stream struct {
 	chat *chat
-	conn connection
 	text textEncoder // used with mu held
 
 	committed bool // this and warned are used by who has the right to write
@@ -72,7 +71,7 @@ const (
 )
 
 func newStream(c *chat) *stream {
-	s := &stream{chat: c, conn: newConnection(c.exchange), wrote: time.Now()}
+	s := &stream{chat: c, wrote: time.Now()}
 	s.changed.L = &s.mu
 	s.mu.Lock() // the timer may run at once
 	defer s.mu.Unlock()
@@ -199,12 +198,12 @@ func (s *stream) dropQueue() {
 func (s *stream) write(events []byte, now time.Time) error {
 	if !s.committed {
 		s.committed = true
-		if err := s.conn.attempt(s.commit, now); err != nil {
+		if err := s.chat.conn.attempt(s.commit, now); err != nil {
 			return err
 		}
 	}
-	err := s.conn.write(events, true, now)
-	if s.conn.unflushing && !s.warned {
+	err := s.chat.conn.write(events, true, now)
+	if s.chat.conn.unflushing && !s.warned {
 		s.warned = true
 		s.chat.log(s.chat.ctx, slog.LevelWarn, "the ResponseWriter cannot flush: the stream is delivered whole at its end")
 	}
@@ -224,10 +223,10 @@ func (s *stream) stop(err error) (first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if errors.Is(err, errClientLeft) && !s.over {
-		if s.writing && s.conn.stalledSince(s.began) { // net/http ends the context too
-			err = fmt.Errorf("%w for %v", errClientStalled, s.conn.timeout)
+		if s.writing && s.chat.conn.stalledSince(s.began) { // net/http ends the context too
+			err = fmt.Errorf("%w for %v", errClientStalled, s.chat.conn.timeout)
 		}
-		s.conn.breakOff()
+		s.chat.conn.breakOff()
 	}
 	return s.stopLocked(err)
 }
@@ -278,7 +277,7 @@ func (s *stream) conclude(r *ChatReport) {
 	}
 	s.report(r)
 	if !s.committed {
-		s.conn.arm(time.Now())
+		s.chat.conn.arm(time.Now())
 		r.Status = s.chat.fail(s.err)
 	}
 }
