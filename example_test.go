@@ -1,6 +1,7 @@
 package botapi_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"time"
 
 	"example.com/botapi"
@@ -450,4 +452,129 @@ func ExampleRequestIDFrom() {
 	fmt.Println(recorder.Header().Get("X-Request-Id"), recorder.Body)
 	// Output:
 	// checkout-7 {"content":"checkout-7"}
+}
+
+// Keys that are known when the program starts; what remains of them are
+// digests.
+func ExampleStaticKeys() {
+	keys := botapi.StaticKeys(map[string]string{"key-a": "alice", "key-b": "bob"})
+
+	fmt.Println(keys.VerifyKey(context.Background(), "key-b"))
+	_, err := keys.VerifyKey(context.Background(), "key-c")
+	fmt.Println(errors.Is(err, botapi.ErrInvalidKey))
+	// Output:
+	// bob <nil>
+	// true
+}
+
+// A store refuses bots that could not be listed or told apart.
+func ExampleNewMemoryStore() {
+	parrot := botapi.Bot{UID: "u1", Slug: "parrot", Name: "Parrot", Model: "parrot-1"}
+	_, err := botapi.NewMemoryStore(parrot, botapi.Bot{UID: "u2", Slug: "parrot", Name: "Polly", Model: "parrot-1"})
+	fmt.Println(err)
+	// Output:
+	// botapi: bot 1 (slug "parrot"): slug: bot 0 has it too
+}
+
+// The bots come from a file that is read again when the operator says so. A
+// file with a mistake changes nothing, and no request is dropped.
+func ExampleMemoryStore_Replace() {
+	var store botapi.MemoryStore
+	reload := func(file string) error { // on SIGHUP, say
+		var bots []botapi.Bot
+		if err := json.Unmarshal([]byte(file), &bots); err != nil {
+			return err
+		}
+		return store.Replace(bots...)
+	}
+
+	fmt.Println(reload(`[{"uid":"u1","slug":"parrot","name":"Parrot","model":"parrot-1"}]`))
+	fmt.Println(reload(`[{"uid":"u1","slug":"parrot","name":"Parrot"}]`))
+	bots, _ := store.Bots(context.Background())
+	fmt.Println(len(bots), bots[0].Name)
+	// Output:
+	// <nil>
+	// botapi: bot 0 (slug "parrot"): model: cannot be blank.
+	// 1 Parrot
+}
+
+// A budget for each account: the engine knows whose chat it is, and a
+// StatusError says how long to wait.
+func ExampleStatusError_accountLimit() {
+	left := map[string]int{"me": 1} // in earnest, a table of the host's
+	var mu sync.Mutex
+	o := newOptions()
+	o.Engine = botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			mu.Lock()
+			account := botapi.AccountFrom(ctx)
+			left[account]--
+			spent := left[account] < 0
+			mu.Unlock()
+			if spent {
+				yield("", botapi.StatusError{Status: 429, Detail: "No chats left today", RetryAfter: time.Hour})
+				return
+			}
+			yield("Here you are", nil)
+		}
+	})
+	h := botapi.New(o)
+
+	call(h, "POST", "/v1/chat", "my-key", hello)
+	call(h, "POST", "/v1/chat", "my-key", hello)
+	// Output:
+	// 200
+	// {"content":"Here you are"}
+	// 429
+	// {"detail":"No chats left today"}
+}
+
+// lineRuntime stands in front of a model runtime that answers over HTTP, one
+// token a line. The context ends the request there when the client leaves.
+type lineRuntime struct{ url string }
+
+func (l lineRuntime) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		question := strings.NewReader(req.Messages[len(req.Messages)-1].Content)
+		request, err := http.NewRequestWithContext(ctx, "POST", l.url, question)
+		if err != nil {
+			yield("", err)
+			return
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			yield("", botapi.StatusError{Status: 503, Detail: "The model is not there", Err: err})
+			return
+		}
+		defer response.Body.Close()
+		tokens := bufio.NewScanner(response.Body)
+		for tokens.Scan() {
+			if !yield(tokens.Text(), nil) {
+				return
+			}
+		}
+		if err := tokens.Err(); err != nil {
+			yield("", err)
+		}
+	}
+}
+
+func ExampleChatEngine() {
+	runtime := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, "Hel\nlo\n!\n")
+	}))
+	defer runtime.Close()
+	o := newOptions()
+	o.Engine = lineRuntime{runtime.URL}
+
+	call(botapi.New(o), "POST", "/v1/chat", "my-key", strings.Replace(hello, "false", "true", 1))
+	// Output:
+	// 200
+	// data: {"content":"Hel"}
+	//
+	// data: {"content":"lo"}
+	//
+	// data: {"content":"!"}
+	//
+	// data: [DONE]
 }
