@@ -24,6 +24,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/matryer/is"
 )
 
 // The load benchmarks compare three servers over loopback, each in a process of
@@ -355,6 +357,30 @@ func compareLoad(b *testing.B, kinds []string, measure func(s *loadServer) loadF
 		slices.Sort(values)
 		b.ReportMetric(values[len(values)/2], name)
 	}
+}
+
+// More streams than the machine can keep up with: they are late, but nothing is
+// lost, nothing changes places, and memory stays bounded.
+func TestTooManyStreamsLoseNothing(t *testing.T) {
+	const streams, rate, fragments = 2000, 400, 50
+	is := is.New(t)
+	s := startLoadServer(t, "botapi")
+	before := s.counts("collect")
+	due := make([][]int64, streams)
+	s.streams(streams, fmt.Sprintf("late %d %d", rate, fragments), func(stream int, text []byte) {
+		stamp, _ := strconv.ParseInt(string(text), 10, 64)
+		due[stream] = append(due[stream], stamp)
+	})
+	after := s.counts("")
+	for _, stamps := range due {
+		is.Equal(len(stamps), fragments)
+		for i := 1; i < len(stamps); i++ {
+			is.Equal(stamps[i]-stamps[i-1], int64(time.Second/rate))
+		}
+	}
+	perStream := (after.Resident - before.Resident) / streams
+	t.Logf("%d KiB for each stream, of which net/http needs about 26", perStream>>10)
+	is.True(raceDetector || perStream < 26<<10+2*maxWrite) // which takes memory of its own
 }
 
 func BenchmarkLoadFast(b *testing.B) {
