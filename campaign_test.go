@@ -20,6 +20,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"time"
 	"unicode/utf8"
 )
@@ -36,7 +37,9 @@ var (
 
 const (
 	campaignClients = 24
-	campaignPlaces  = 20 // fewer than clients, so that some are refused
+	campaignPlaces  = 14 // fewer than clients, so that some are refused
+
+	campaignWriteTimeout = 200 * time.Millisecond
 )
 
 func TestFaultCampaign(t *testing.T) {
@@ -45,9 +48,10 @@ func TestFaultCampaign(t *testing.T) {
 	c.run()
 	c.checkReports()
 	c.checkPlaces()
+	c.http2.CloseIdleConnections()
 	c.server.Close()
 	c.handlers.Wait()
-	c.server, c.handler, c.plans = nil, nil, nil
+	c.server, c.http2, c.handler, c.plans = nil, nil, nil, nil
 	after := measure()
 	if after.goroutines > before.goroutines {
 		t.Errorf("seed %d: %d goroutines before, %d after", *campaignSeed, before.goroutines, after.goroutines)
@@ -88,9 +92,10 @@ type campaignPlan struct {
 	fragments []string
 	pause     time.Duration // before each fragment
 	ending    string        // of the engine: returns, or how it goes wrong
-	sending   string        // of the client: whole, or how it goes wrong
-	reading   string        // to the end, or how far
-	readBytes int           // before the client cuts the connection
+	http2     bool
+	sending   string // of the client: whole, or how it goes wrong
+	reading   string // to the end, or how far
+	readBytes int    // before the client cuts the connection
 
 	called  atomic.Bool // the engine was
 	seen    campaignSeen
@@ -106,8 +111,8 @@ type campaignSeen struct {
 }
 
 func (p *campaignPlan) String() string {
-	return fmt.Sprintf("stream %t, verifier %s, store %s, %d fragments with a pause of %v, engine %s, client sends %s, reads %s (%d): saw %+v, reports %+v",
-		p.stream, p.verifier, p.store, len(p.fragments), p.pause, p.ending, p.sending, p.reading, p.readBytes, p.seen, p.reports)
+	return fmt.Sprintf("HTTP/2 %t, stream %t, verifier %s, store %s, %d fragments with a pause of %v, engine %s, client sends %s, reads %s (%d): saw %+v, reports %+v",
+		p.http2, p.stream, p.verifier, p.store, len(p.fragments), p.pause, p.ending, p.sending, p.reading, p.readBytes, p.seen, p.reports)
 }
 
 // planCampaignChat depends on nothing but its arguments.
@@ -132,6 +137,10 @@ func planCampaignChat(seed uint64, number int) *campaignPlan {
 	}
 	if text := campaignText(r); text != "" || len(sizes) > 0 {
 		p.fragments = cutBySizes(text, sizes)
+	}
+	if p.http2 = r.IntN(3) == 0; p.http2 {
+		p.sending = usually(r, 10, "whole", "half a body")
+		p.reading = usually(r, 2, "to the end", "slowly", "late", "to a cut")
 	}
 	return p
 }
@@ -168,6 +177,7 @@ type campaign struct {
 	plans   []*campaignPlan
 	handler *handler
 	server  *httptest.Server
+	http2   *http.Client // whose chats share one connection
 
 	handlers sync.WaitGroup // in progress
 	engines  atomic.Int64   // in progress
@@ -187,7 +197,7 @@ func newCampaign(t *testing.T, seed uint64, chats int) *campaign {
 		MaxChatsPerAccount: 1,
 		ChatTimeout:        400 * time.Millisecond,
 		KeepAlive:          20 * time.Millisecond,
-		WriteTimeout:       200 * time.Millisecond,
+		WriteTimeout:       campaignWriteTimeout,
 		Logger:             testOptions(t, io.Discard).Logger,
 		OnChat:             c.onChat,
 	}).(*handler)
@@ -197,7 +207,13 @@ func newCampaign(t *testing.T, seed uint64, chats int) *campaign {
 		_ = conn.(*net.TCPConn).SetWriteBuffer(8 << 10) // so that a client that does not read is felt soon
 		return ctx
 	}
+	c.server.Config.Protocols = clearTextHTTP2()
+	c.server.Config.Protocols.SetHTTP1(true)
 	c.server.Start()
+	c.http2 = &http.Client{Transport: &http.Transport{
+		Protocols: clearTextHTTP2(),
+		HTTP2:     &http.HTTP2Config{MaxReceiveBufferPerStream: 16 << 10},
+	}}
 	return c
 }
 
@@ -411,7 +427,11 @@ func (c *campaign) run() {
 	for range campaignClients {
 		clients.Go(func() {
 			for p := range next {
-				c.chat(p)
+				if p.http2 {
+					c.chatOverHTTP2(p)
+				} else {
+					c.chat(p)
+				}
 			}
 		})
 	}
@@ -438,11 +458,50 @@ func (c *campaign) chat(p *campaignPlan) {
 	if p.send(tcp) != nil {
 		return // refused and cut while it was still sending
 	}
+	if p.reading == "after closing its half" {
+		_ = tcp.CloseWrite()
+	}
 	received, err := p.read(tcp)
-	if errors.Is(err, errTimeout) {
+	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
 		c.fail(p, "no end after a minute")
 	}
+	if p.reading == "to a reset" {
+		_ = tcp.SetLinger(0)
+	}
 	if err := p.look(received); err != nil {
+		c.fail(p, "%v", err)
+	}
+}
+
+// chatOverHTTP2 is a client that shares its connection with others.
+func (c *campaign) chatOverHTTP2(p *campaignPlan) {
+	ctx, leave := context.WithTimeout(context.Background(), time.Minute)
+	defer leave()
+	body := chatBodyJSON("hi", p.stream)
+	var send io.Reader = strings.NewReader(body)
+	if p.sending == "half a body" {
+		send = io.MultiReader(strings.NewReader(body[:p.readBytes%len(body)]), iotest.ErrReader(errCampaign))
+	}
+	r, err := http.NewRequestWithContext(ctx, "POST", c.server.URL+"/v1/chat", send)
+	if err != nil {
+		c.fail(p, "%v", err)
+		return
+	}
+	r.Header.Set("Authorization", fmt.Sprintf("Bearer chat-%d", p.number))
+	r.Header.Set("X-Request-Id", fmt.Sprintf("id-%d", p.number))
+	res, err := c.http2.Do(r)
+	if err != nil {
+		if err := p.missing(err); err != nil {
+			c.fail(p, "%v", err)
+		}
+		return
+	}
+	defer res.Body.Close()
+	received, err := p.read(res.Body)
+	if ctx.Err() != nil {
+		c.fail(p, "no end after a minute")
+	}
+	if err := p.lookAt(res, received, err == nil && p.readsAll()); err != nil {
 		c.fail(p, "%v", err)
 	}
 }
@@ -496,40 +555,25 @@ func (p *campaignPlan) readsAll() bool {
 	return slices.Contains([]string{"to the end", "slowly", "late"}, p.reading)
 }
 
-// errTimeout is a client's, and tells a hanging server from a broken connection.
-var errTimeout = errors.New("timeout")
-
-func (p *campaignPlan) read(conn *net.TCPConn) (received []byte, err error) {
-	defer func() {
-		if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
-			err = errTimeout
-		}
-	}()
+// read reads as much as the client wants.
+func (p *campaignPlan) read(from io.Reader) (received []byte, err error) {
 	switch p.reading {
 	case "slowly":
 		for buffer := make([]byte, 64); err == nil && len(received) < 2000; {
 			time.Sleep(time.Millisecond)
 			var n int
-			n, err = conn.Read(buffer)
+			n, err = from.Read(buffer)
 			received = append(received, buffer[:n]...)
 		}
-		if err != nil {
-			return received, err
+		if err == io.EOF {
+			return received, nil
 		}
 	case "late":
 		time.Sleep(time.Duration(p.readBytes/4) * time.Millisecond) // at most more than twice WriteTimeout
 	case "to a cut", "to a reset":
-		received, err = io.ReadAll(io.LimitReader(conn, int64(p.readBytes)))
-		if p.reading == "to a reset" {
-			_ = conn.SetLinger(0)
-		}
-		return received, err
-	case "after closing its half":
-		if err := conn.CloseWrite(); err != nil {
-			return nil, err
-		}
+		return io.ReadAll(io.LimitReader(from, int64(p.readBytes)))
 	}
-	rest, err := io.ReadAll(conn)
+	rest, err := io.ReadAll(from)
 	return append(received, rest...), err
 }
 
@@ -538,10 +582,18 @@ func (p *campaignPlan) look(received []byte) error {
 	from := bufio.NewReader(bytes.NewReader(received))
 	res, err := http.ReadResponse(from, &http.Request{Method: "POST"})
 	if err != nil {
-		return p.missing()
+		return p.missing(err)
 	}
 	body, err := io.ReadAll(res.Body)
 	complete := err == nil
+	err = p.lookAt(res, body, complete)
+	if err == nil && p.sending == "two requests" && p.readsAll() && complete && !res.Close && p.ending != "exits" { // which may end the connection's goroutine
+		err = lookAtSecond(from)
+	}
+	return err
+}
+
+func (p *campaignPlan) lookAt(res *http.Response, body []byte, complete bool) error {
 	p.seen.status = res.StatusCode
 	if allowed := p.statuses(); !slices.Contains(allowed, res.StatusCode) {
 		return fmt.Errorf("status %d, want one of %d: %.200q", res.StatusCode, allowed, body)
@@ -554,22 +606,17 @@ func (p *campaignPlan) look(received []byte) error {
 	}
 	switch {
 	case res.StatusCode != 200:
-		err = lookAtError(string(body), complete)
+		return lookAtError(string(body), complete)
 	case p.stream:
-		err = p.lookAtStream(string(body), complete)
-	default:
-		err = p.lookAtWhole(string(body), complete)
+		return p.lookAtStream(string(body), complete)
 	}
-	if err == nil && p.sending == "two requests" && p.readsAll() && complete && !res.Close && p.ending != "exits" { // which may end the connection's goroutine
-		err = lookAtSecond(from)
-	}
-	return err
+	return p.lookAtWhole(string(body), complete)
 }
 
 // missing is an error if the client should have had an answer.
-func (p *campaignPlan) missing() error {
+func (p *campaignPlan) missing(err error) error {
 	if p.readsAll() && p.sendsWell() {
-		return errors.New("no answer")
+		return fmt.Errorf("no answer: %w", err)
 	}
 	return nil
 }
@@ -721,13 +768,15 @@ func (p *campaignPlan) checkReport() error {
 	case r.Bytes > 0 && r.FirstFragment <= 0 || r.FirstFragment > r.Duration:
 		return errors.New("times that cannot be")
 	}
-	return p.checkErr(r.Err)
+	return p.checkErr(r)
 }
 
 // checkErr checks why an answer is said to have ended early.
-func (p *campaignPlan) checkErr(err error) error {
-	planned := p.endStatus() != 200
-	late := errors.Is(err, context.DeadlineExceeded) // on a slow machine, any
+func (p *campaignPlan) checkErr(r ChatReport) error {
+	err, planned := r.Err, p.endStatus() != 200
+	// On a slow machine, time may be over for any answer. On HTTP/2, the end of
+	// a write's time is a reset like that of a client's.
+	late := errors.Is(err, context.DeadlineExceeded) || p.http2 && r.Duration >= campaignWriteTimeout
 	lost := errors.Is(err, errClientStalled) || errors.Is(err, context.Canceled)
 	switch {
 	case err == nil && planned:

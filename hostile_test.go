@@ -249,7 +249,7 @@ func FuzzConnection(f *testing.F) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+		_ = conn.SetDeadline(time.Now().Add(8 * time.Second)) // a fuzzing process is ended after 10
 		sent := make(chan struct{})
 		go func() {
 			defer close(sent)
