@@ -138,7 +138,8 @@ type chat struct {
 	request ChatRequest // the engine's
 	conn    connection
 	answer  answer
-	failure error // what the engine has yielded; used in its goroutine
+	whole   wholeAnswer // the answer, unless it is a stream
+	failure error       // what the engine has yielded; used in its goroutine
 
 	ended     chan struct{} // closed when the answer has; nil if the engine runs in the handler's goroutine
 	concluded sync.Once     // with report and broken
@@ -184,7 +185,8 @@ func (c *chat) begin(request ChatRequest) {
 	if request.Stream {
 		c.answer = newStream(c)
 	} else {
-		c.answer = newWholeAnswer(c)
+		c.whole.chat = c
+		c.answer = &c.whole
 	}
 }
 
@@ -444,10 +446,6 @@ type wholeAnswer struct {
 }
 
 var _ answer = (*wholeAnswer)(nil)
-
-func newWholeAnswer(c *chat) *wholeAnswer {
-	return &wholeAnswer{chat: c}
-}
 
 // maxWhole bounds an answer that is held in memory until it is whole.
 const maxWhole = 64 << 20

@@ -362,11 +362,15 @@ type connection struct {
 }
 
 // newConnection lifts the server's ReadTimeout and WriteTimeout, which are
-// meant for requests, not for answers that a model is still writing.
+// meant for requests, not for answers that a model is still writing. Where each
+// write sets a deadline of its own, that is enough for the second.
 func newConnection(x *exchange) connection {
+	brief := x.r.ProtoMajor != 1
 	_ = x.attempt(func() error { return x.control.SetReadDeadline(time.Time{}) }) // unsupported: then the host's writer has none to lift
-	_ = x.attempt(func() error { return x.control.SetWriteDeadline(time.Time{}) })
-	return connection{x: x, timeout: x.writeTimeout, brief: x.r.ProtoMajor != 1}
+	if brief || x.writeTimeout <= 0 {
+		_ = x.attempt(func() error { return x.control.SetWriteDeadline(time.Time{}) })
+	}
+	return connection{x: x, timeout: x.writeTimeout, brief: brief}
 }
 
 // write hands p to the writer; with flush, it is on its way to the client when
