@@ -87,7 +87,8 @@ func TestTheEngineHearsThatItsClientLeft(t *testing.T) {
 				is := is.New(t)
 				started, ended := make(chan struct{}), make(chan struct{})
 				reports := make(chan ChatReport, 2)
-				o := testOptions(t, io.Discard)
+				var log testLog
+				o := testOptions(t, &log)
 				o.WriteTimeout = time.Hour // nothing but the disconnect ends the chat
 				o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
 					close(started)
@@ -120,7 +121,8 @@ func TestTheEngineHearsThatItsClientLeft(t *testing.T) {
 				report := received(t, reports, "OnChat")
 				is.True(errors.Is(report.Err, context.Canceled))
 				is.Equal(report.Status, moment.status)
-				is.Equal(len(reports), 0) // once
+				is.Equal(len(reports), 0)  // once
+				is.Equal(log.String(), "") // it is nobody's fault
 			})
 		}
 	}

@@ -216,22 +216,32 @@ func TestAWriterThatCannotFlush(t *testing.T) {
 // http.TimeoutHandler ends the request's context: the engine hears of it, and
 // nothing is written behind the handler's back.
 func TestATimeoutHandlerThatFires(t *testing.T) {
-	for _, stream := range []bool{false, true} {
-		t.Run(fmt.Sprint("stream ", stream), func(t *testing.T) {
-			is := is.New(t)
-			reports := make(chan ChatReport, 1)
-			o := testOptions(t, io.Discard)
-			o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
-				yield("a", nil)
-				<-ctx.Done()
-				yield("too late", nil)
+	engines := map[string]ChatEngine{
+		"an engine that waits": engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			yield("a", nil)
+			<-ctx.Done()
+			yield("too late", nil)
+		}),
+		"an engine that talks": engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			for yield("a", nil) {
+				time.Sleep(time.Millisecond)
+			}
+		}),
+	}
+	for name, engine := range engines {
+		for _, stream := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", stream ", stream), func(t *testing.T) {
+				is := is.New(t)
+				reports := make(chan ChatReport, 1)
+				o := testOptions(t, io.Discard)
+				o.Engine = engine
+				o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
+				got := do(t, http.TimeoutHandler(New(o), 50*time.Millisecond, "too slow"), "POST", "/v1/chat", chatBodyJSON("hi", stream))
+				is.Equal(got.status, 503)
+				is.Equal(got.body, "too slow")
+				is.True(errors.Is(received(t, reports, "OnChat").Err, context.DeadlineExceeded))
 			})
-			o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
-			got := do(t, http.TimeoutHandler(New(o), 50*time.Millisecond, "too slow"), "POST", "/v1/chat", chatBodyJSON("hi", stream))
-			is.Equal(got.status, 503)
-			is.Equal(got.body, "too slow")
-			is.True(errors.Is(received(t, reports, "OnChat").Err, context.DeadlineExceeded))
-		})
+		}
 	}
 }
 
