@@ -162,15 +162,25 @@ func (tab *tab) everything() string {
 	return text
 }
 
-// wait waits until a JavaScript expression is true.
+// wait waits until a JavaScript expression is true. A page that is just being
+// loaded anew takes the expression with it: then the new one is asked.
 func (tab *tab) wait(expression string) {
 	tab.t.Helper()
 	ctx, cancel := context.WithTimeout(tab.ctx, patience)
 	defer cancel()
 	poll := chromedp.Poll[bool](expression, chromedp.WithPollingInterval(20*time.Millisecond))
-	if _, err := chromedp.Run(ctx, poll); err != nil {
+	_, err := chromedp.Run(ctx, poll)
+	for err != nil && ctx.Err() == nil && isReloading(err) {
+		_, err = chromedp.Run(ctx, poll)
+	}
+	if err != nil {
 		tab.t.Fatalf("waiting for %s: %v\nThe page says:\n%s", expression, err, tab.everything())
 	}
+}
+
+func isReloading(err error) bool {
+	return strings.Contains(err.Error(), "Cannot find context with specified id") ||
+		strings.Contains(err.Error(), "Execution context was destroyed")
 }
 
 // text returns what a person sees of an element.
