@@ -36,8 +36,8 @@ var (
 )
 
 const (
-	campaignClients = 24
-	campaignPlaces  = 14 // fewer than clients, so that some are refused
+	campaignClients = 48
+	campaignPlaces  = 22 // fewer than clients, so that some are refused
 
 	campaignWriteTimeout = 200 * time.Millisecond
 )
