@@ -6,6 +6,8 @@ import (
 	"crypto/subtle"
 	"errors"
 	"net/http"
+	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -91,8 +93,14 @@ type keylessError struct {
 	key string
 }
 
+// Error strikes the key out as it is, and as URLs and quoted strings write it.
 func (e *keylessError) Error() string {
-	return strings.ReplaceAll(e.err.Error(), e.key, "[key]")
+	text := e.err.Error()
+	quoted := strconv.Quote(e.key)
+	for _, key := range []string{e.key, url.QueryEscape(e.key), url.PathEscape(e.key), quoted[1 : len(quoted)-1]} {
+		text = strings.ReplaceAll(text, key, "[key]")
+	}
+	return text
 }
 
 func (e *keylessError) Unwrap() error { return e.err }

@@ -1,11 +1,13 @@
 package botapi
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"syscall"
@@ -124,10 +126,13 @@ func benchmarked(b *testing.B, bots []Bot, engine ChatEngine) map[string]http.Ha
 // discarded is a ResponseWriter that can do what net/http's can, at no cost.
 type discarded struct{ header http.Header }
 
-func (d *discarded) Header() http.Header              { return d.header }
-func (d *discarded) Write(p []byte) (int, error)      { return len(p), nil }
-func (d *discarded) WriteHeader(int)                  {}
-func (d *discarded) Flush()                           {}
+func (d *discarded) Header() http.Header         { return d.header }
+func (d *discarded) Write(p []byte) (int, error) { return len(p), nil }
+func (d *discarded) WriteHeader(int)             {}
+func (d *discarded) Flush()                      {}
+func (d *discarded) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	return nil, nil, http.ErrNotSupported
+}
 func (d *discarded) SetReadDeadline(time.Time) error  { return nil }
 func (d *discarded) SetWriteDeadline(time.Time) error { return nil }
 

@@ -34,7 +34,7 @@ func (x *exchange) chat() error {
 		return err
 	}
 	c := &chat{exchange: x}
-	if x.r.ProtoMajor != 1 || !canFlush(x.w) {
+	if x.r.ProtoMajor != 1 || !canDetach(x.w) {
 		c.ended = make(chan struct{})
 	}
 	if err := x.places.take(x.account); err != nil {
@@ -134,15 +134,16 @@ func (x *exchange) findBot(uid, slug string) (Bot, error) {
 // may outlive the handler.
 type chat struct {
 	*exchange
-	context chatContext // the engine's
-	request ChatRequest // the engine's
-	conn    connection
-	answer  answer
-	whole   wholeAnswer // the answer, unless it is a stream
-	failure error       // what the engine has yielded; used in its goroutine
+	engineContext chatContext // the engine's
+	request       ChatRequest // the engine's
+	conn          connection
+	answer        answer
+	whole         wholeAnswer // the answer, unless it is a stream
+	failure       error       // what the engine has yielded; used in its goroutine
 
 	ended     chan struct{} // closed when the answer has; nil if the engine runs in the handler's goroutine
-	concluded sync.Once     // with report and broken
+	concluded sync.Once     // with early, report and broken
+	early     bool          // before the engine has returned
 	report    ChatReport
 	broken    bool // with an error event
 
@@ -150,8 +151,9 @@ type chat struct {
 	leaving func() bool
 
 	mu       sync.Mutex
-	returned bool // the engine has, and the answer is concluded
-	detached bool // the connection is closed already; not written any more when returned
+	returned bool        // the engine has, and the answer is concluded
+	detached bool        // the connection is closed already; not written any more when returned
+	slow     *time.Timer // these two wait for an engine that should return
 	hanging  *time.Timer
 }
 
@@ -172,7 +174,7 @@ type answer interface {
 }
 
 func (c *chat) begin(request ChatRequest) {
-	c.context = chatContext{requestContext: &c.admitted, limit: c.chatTimeout, began: time.Now()}
+	c.engineContext = chatContext{requestContext: &c.admitted, limit: c.chatTimeout, began: time.Now()}
 	c.conn = newConnection(c.exchange)
 	c.request = request
 	c.report = ChatReport{
@@ -212,10 +214,25 @@ func (c *chat) stopped() {
 	}
 }
 
-// endEarly ends the answer before the engine has returned.
+// endEarly ends the answer, and concludes it, before the engine has returned.
 func (c *chat) endEarly(err error) {
 	if c.answer.stop(err) {
 		c.concludeEarly()
+	}
+}
+
+// returnGrace is how long an engine may take to return after its last word
+// before its answer is concluded without it.
+const returnGrace = 20 * time.Millisecond
+
+// concludeSoon sees that an answer that has stopped is concluded, also if the
+// engine does not return. The caller is on the engine's stack, where nothing of
+// the host's may be called, or holds a lock of the answer.
+func (c *chat) concludeSoon() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended == nil && !c.returned {
+		c.slow = time.AfterFunc(returnGrace, c.concludeEarly)
 	}
 }
 
@@ -227,10 +244,32 @@ func (c *chat) concludeEarly() {
 			c.logError(c.ctx, "request failed", recovered("ending the answer", v))
 		}
 	}()
-	if c.ended != nil {
-		return
+	if c.ended == nil {
+		c.concluded.Do(func() { c.concludeOnce(true) })
 	}
-	c.conclude()
+}
+
+// conclude ends the answer for the client, and reports it.
+func (c *chat) conclude() {
+	c.mu.Lock()
+	if c.slow != nil {
+		c.slow.Stop() // the engine has returned
+	}
+	c.mu.Unlock()
+	c.concluded.Do(func() { c.concludeOnce(false) })
+}
+
+func (c *chat) concludeOnce(early bool) {
+	c.early = early
+	c.answer.conclude(&c.report)
+	c.engineContext.end()
+	if early {
+		c.detachLater()
+	}
+	c.reportEnd()
+}
+
+func (c *chat) detachLater() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.returned {
@@ -238,20 +277,11 @@ func (c *chat) concludeEarly() {
 	}
 }
 
-// conclude ends the answer for the client, and reports it.
-func (c *chat) conclude() {
-	c.concluded.Do(func() {
-		c.answer.conclude(&c.report)
-		c.context.end()
-		c.reportEnd()
-	})
-}
-
-// fail answers with an error instead of what the engine said, and does not wait
-// for the handler to return: the engine may still hold its goroutine, and then
+// fail answers with an error instead of what the engine said. If the engine
+// still holds the handler's goroutine, the answer does not wait for that, and
 // the connection can serve nothing else.
 func (c *chat) fail(err error) (status int) {
-	if c.ended == nil && c.context.cause() != nil {
+	if c.early {
 		_ = c.attempt(func() error { c.w.Header().Set("Connection", "close"); return nil })
 	}
 	status = c.refuse(err)
@@ -277,9 +307,9 @@ func (c *chat) reportEnd() {
 
 // watch has the answer ended when its context ends.
 func (c *chat) watch() {
-	over := func() { c.endEarly(c.context.cause()) }
-	if c.context.limit > 0 {
-		c.timeout = time.AfterFunc(c.context.limit, over)
+	over := func() { c.endEarly(c.engineContext.cause()) }
+	if c.engineContext.limit > 0 {
+		c.timeout = time.AfterFunc(c.engineContext.limit, over)
 	}
 	c.leaving = context.AfterFunc(c.r.Context(), over)
 }
@@ -313,8 +343,10 @@ func (c *chat) leave() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.returned = true
-	if c.hanging != nil {
-		c.hanging.Stop()
+	for _, timer := range []*time.Timer{c.slow, c.hanging} {
+		if timer != nil {
+			timer.Stop()
+		}
 	}
 	c.conn.arm(time.Now()) // OnChat may have taken long, and net/http has the last bytes to write
 }
@@ -346,17 +378,24 @@ func (c *chat) detach() {
 	})
 }
 
-// canFlush looks behind middleware as http.ResponseController does.
-func canFlush(w http.ResponseWriter) bool {
+// canDetach is whether an answer can be sent, and its connection taken, before
+// the handler returns. It looks behind middleware as http.ResponseController
+// does.
+func canDetach(w http.ResponseWriter) bool {
+	flushes, hijacks := false, false
 	for {
-		switch t := w.(type) {
+		switch w.(type) {
 		case http.Flusher, interface{ FlushError() error }:
-			return true
-		case interface{ Unwrap() http.ResponseWriter }:
-			w = t.Unwrap()
-		default:
-			return false
+			flushes = true
 		}
+		if _, ok := w.(http.Hijacker); ok {
+			hijacks = true
+		}
+		wrapped, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if flushes && hijacks || !ok {
+			return flushes && hijacks
+		}
+		w = wrapped.Unwrap()
 	}
 }
 
@@ -466,7 +505,7 @@ func (w *wholeAnswer) fragment(text string) bool {
 	w.begin()
 	if len(w.body.data)+len(text) > maxWhole {
 		w.stopLocked(errAnswerTooLarge)
-		go w.chat.concludeEarly() // it takes the mutex
+		w.chat.concludeSoon()
 		return false
 	}
 	if w.first.IsZero() && text != "" {
@@ -737,7 +776,7 @@ func (d *decoder) decodeBody() {
 			d.fields[known] = p.value()
 		default:
 			p.value()
-			d.unknown = append(d.unknown, member{name, start, p.at})
+			d.unknown = append(withRoom(d.unknown, p.rest()/len(`"":0,`)), member{name, start, p.at})
 		}
 	}
 }
@@ -770,18 +809,17 @@ func (d *decoder) decodeMessage(i int) {
 		}
 	}
 	if len(m.problems) == before {
-		m.good = append(d.withRoom(m.good), ChatMessage{roleOf(d.message[fieldRole].text), d.message[fieldContent].text})
+		m.good = append(withRoom(m.good, d.parser.rest()/len(`{"role":"user","content":""},`)), ChatMessage{roleOf(d.message[fieldRole].text), d.message[fieldContent].text})
 	}
 }
 
-// withRoom makes room for one message more, and for no more than the rest of
-// the body can hold.
-func (d *decoder) withRoom(messages []ChatMessage) []ChatMessage {
-	if len(messages) < cap(messages) {
-		return messages
+// withRoom makes room for one element more, and for no more than the rest of the
+// body can hold.
+func withRoom[E any](elements []E, rest int) []E {
+	if len(elements) < cap(elements) {
+		return elements
 	}
-	rest := (len(d.parser.body) - d.parser.at) / len(`{"role":"user","content":""},`)
-	return slices.Grow(messages, 1+min(max(len(messages), 3), rest))
+	return slices.Grow(elements, 1+min(max(len(elements), 3), rest))
 }
 
 func (d *decoder) readMessage() {
@@ -877,7 +915,7 @@ func (d *decoder) extra() map[string]json.RawMessage {
 		return nil
 	}
 	body := []byte(d.parser.body)
-	extra := make(map[string]json.RawMessage, len(d.unknown))
+	extra := make(map[string]json.RawMessage, min(len(d.unknown), 64)) // a name may stand there many times
 	for _, m := range d.unknown {
 		extra[m.name] = body[m.start:m.end:m.end]
 	}
@@ -930,6 +968,9 @@ func (p *parser) fail(what string) {
 	}}}
 	p.body = read
 }
+
+// rest is how many bytes are still to be read.
+func (p *parser) rest() int { return len(p.body) - p.at }
 
 // peek returns the byte that comes next, or 0, which is never part of JSON.
 func (p *parser) peek() byte {

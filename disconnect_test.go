@@ -1,6 +1,7 @@
 package botapi
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -433,10 +434,18 @@ func TestAnEngineThatPanicsWhenItsClientHasLeft(t *testing.T) {
 		time.AfterFunc(time.Millisecond, leave)
 		r := httptest.NewRequestWithContext(ctx, "POST", "/v1/chat", strings.NewReader(chatBodyJSON("hi", true)))
 		r.Header.Set("Authorization", "Bearer "+testKey)
-		w := httptest.NewRecorder()
+		w := hijackable{httptest.NewRecorder()}
 		is.True(serveRequest(w, New(o), r)) // cut
 		is.True(errors.Is(received(t, reports, "OnChat").Err, context.Canceled))
 		is.Equal(w.Body.String(), "")
 		is.True(strings.Contains(log.String(), "a bug in the engine"))
 	}
+}
+
+// hijackable is a recorder behind which an engine runs in the handler's
+// goroutine, as with a writer of net/http on HTTP/1.
+type hijackable struct{ *httptest.ResponseRecorder }
+
+func (hijackable) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	return nil, nil, http.ErrNotSupported
 }

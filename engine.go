@@ -136,9 +136,9 @@ func (c *chat) run() {
 			err = recovered("running the engine", v)
 		}
 		c.places.release(c.account)
-		cause := c.context.cause()
+		cause := c.engineContext.cause()
 		if first := c.answer.stop(cmp.Or(cause, err)); v != nil && (cause != nil || !first) {
-			c.logError(&c.context, "the engine panicked after its answer had ended", err)
+			c.logError(&c.engineContext, "the engine panicked after its answer had ended", err)
 		}
 	}()
 	err = c.speak()
@@ -147,7 +147,7 @@ func (c *chat) run() {
 // speak calls the iterator directly: a range statement would panic in an engine
 // that goes on yielding after it was told to stop.
 func (c *chat) speak() error {
-	fragments := c.engine.Chat(&c.context, &c.request)
+	fragments := c.engine.Chat(&c.engineContext, &c.request)
 	if fragments == nil {
 		return errNilIterator
 	}
@@ -155,8 +155,8 @@ func (c *chat) speak() error {
 	return c.failure
 }
 
-// yield hands a fragment on, and an error as soon as it comes: an engine may
-// take long to return after that.
+// yield hands fragments on until one comes with an error. The engine is about to
+// return then, and the answer is concluded soon if it does not.
 func (c *chat) yield(text string, err error) bool {
 	if c.failure != nil {
 		return false
@@ -164,10 +164,12 @@ func (c *chat) yield(text string, err error) bool {
 	if err == nil {
 		return c.answer.fragment(text)
 	}
-	if c.failure = c.context.cause(); c.failure == nil {
+	if c.failure = c.engineContext.cause(); c.failure == nil {
 		c.failure = sound(err)
 	}
-	c.endEarly(c.failure)
+	if c.answer.stop(c.failure) {
+		c.concludeSoon()
+	}
 	return false
 }
 

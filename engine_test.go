@@ -282,6 +282,9 @@ func TestEndings(t *testing.T) {
 					}
 
 					want := ChatReport{Account: testAccount, Bot: echoBot, Stream: way.stream, Status: ending.status, Duration: ending.took}
+					if ending.name == "an error, and a long way home" && way.name != "one answer, the writer cannot flush" {
+						want.Duration = returnGrace // where the engine holds the handler's goroutine
+					}
 					if !ending.early {
 						want.FirstFragment = 2 * time.Second
 					}

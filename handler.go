@@ -41,7 +41,9 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"runtime/debug"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -73,7 +75,9 @@ type Options struct {
 	MaxChatsPerAccount int64
 
 	// ChatTimeout bounds one whole answer, from the moment the chat has its
-	// place. Zero means DefaultChatTimeout, less than zero no limit.
+	// place until the engine has finished; sending what it said is bounded by
+	// WriteTimeout, write by write. Zero means DefaultChatTimeout, less than
+	// zero no limit.
 	ChatTimeout time.Duration
 
 	// KeepAlive is how long a stream is silent before it carries a comment.
@@ -203,18 +207,18 @@ func (x *exchange) serve() (err error) {
 func (x *exchange) route() (func(*exchange) error, error) {
 	switch x.r.URL.Path {
 	case "/v1/bots", "/bots":
-		return (*exchange).listBots, x.allow("GET, HEAD", http.MethodGet, http.MethodHead)
+		return (*exchange).listBots, x.allow(http.MethodGet, http.MethodHead)
 	case "/v1/chat", "/chat":
-		return (*exchange).chat, x.allow("POST", http.MethodPost, http.MethodPost)
+		return (*exchange).chat, x.allow(http.MethodPost)
 	}
 	return nil, errNotFound
 }
 
-func (x *exchange) allow(allowed, method, orMethod string) error {
-	if x.r.Method == method || x.r.Method == orMethod {
+func (x *exchange) allow(methods ...string) error {
+	if slices.Contains(methods, x.r.Method) {
 		return nil
 	}
-	x.w.Header().Set("Allow", allowed)
+	x.w.Header().Set("Allow", strings.Join(methods, ", "))
 	return errMethodNotAllowed
 }
 
@@ -578,7 +582,9 @@ func (h *handler) logError(ctx context.Context, message string, err error) {
 	h.log(ctx, slog.LevelError, message, attributes...)
 }
 
+// log outlives a Logger that panics: it may be called where nobody recovers.
 func (h *handler) log(ctx context.Context, level slog.Level, message string, attributes ...slog.Attr) {
+	defer func() { _ = recover() }()
 	id := slog.String("request_id", RequestIDFrom(ctx))
 	h.logger.LogAttrs(ctx, level, message, append([]slog.Attr{id}, attributes...)...)
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -85,7 +86,7 @@ func newStream(c *chat) *stream {
 func (s *stream) fragment(text string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.fragments == 0 && s.chat.context.cause() != nil {
+	if s.fragments == 0 && s.chat.engineContext.cause() != nil {
 		return false // not to commit an answer that is about to end without
 	}
 	if s.first.IsZero() && text != "" {
@@ -177,12 +178,14 @@ func (s *stream) drain() {
 // lose ends an answer that nobody takes any more. Middleware that ends the
 // context may also be what makes a write fail.
 func (s *stream) lose(err error) {
-	if cause := s.chat.context.cause(); cause != nil && !errors.Is(cause, errClientLeft) {
+	if cause := s.chat.engineContext.cause(); cause != nil && !errors.Is(cause, errClientLeft) {
 		err = cause
 	}
 	if s.stopLocked(err) {
-		s.chat.context.end()
-		go s.chat.concludeEarly() // it waits for the right to write
+		s.chat.engineContext.end()
+		s.chat.concludeSoon()
+	} else if s.err == nil {
+		s.err = err // the engine had finished, but the last of it was not taken
 	}
 }
 
@@ -224,9 +227,11 @@ func (s *stream) stop(err error) (first bool) {
 	defer s.mu.Unlock()
 	if errors.Is(err, errClientLeft) && !s.over {
 		if s.writing && s.chat.conn.stalledSince(s.began) { // net/http ends the context too
-			err = fmt.Errorf("%w for %v", errClientStalled, s.chat.conn.timeout)
+			err = errClientStalled
 		}
 		s.chat.conn.breakOff()
+	} else if s.writing && s.chat.conn.timeout <= 0 {
+		s.chat.conn.breakOff() // nothing else would end this write
 	}
 	return s.stopLocked(err)
 }
@@ -258,7 +263,9 @@ func (s *stream) breakSilence() {
 	} else if !s.writing {
 		next -= silent
 	}
-	s.silence.Reset(next)
+	if !s.over {
+		s.silence.Reset(next)
+	}
 }
 
 // conclude sends what belongs at the end of the answer, when nobody writes any
@@ -460,7 +467,7 @@ func (c *connection) flush() error {
 // lost explains the failure of a write that began then.
 func (c *connection) lost(err error, began time.Time) error {
 	if c.stalledSince(began) {
-		return fmt.Errorf("%w for %v: %w", errClientStalled, c.timeout, err)
+		return fmt.Errorf("%w: %w", errClientStalled, err)
 	}
 	return fmt.Errorf("%w: %w", errClientLeft, err)
 }
@@ -479,7 +486,7 @@ func (c *connection) breakOff() {
 }
 
 // errClientStalled is why a chat ended whose client did not read.
-var errClientStalled = errors.New("the client did not read")
+var errClientStalled = fmt.Errorf("the client did not read: %w", os.ErrDeadlineExceeded)
 
 // isLost tells the ends after which there is nobody to write to.
 func isLost(err error) bool {
