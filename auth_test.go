@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -340,4 +341,11 @@ func TestAClientLeavesWhileItsKeyIsVerified(t *testing.T) {
 			is.Equal(logged.String(), "")
 		})
 	}
+}
+
+func TestAKeyIsStruckOutHoweverItIsWritten(t *testing.T) {
+	is := is.New(t)
+	const key = `c2V+a/b"==`
+	err := withoutKey(fmt.Errorf("GET /verify?key=%s or %s: %q, %s", url.QueryEscape(key), url.PathEscape(key), key, key), key)
+	is.Equal(err.Error(), `GET /verify?key=[key] or [key]: "[key]", [key]`)
 }

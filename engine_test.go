@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -694,4 +695,63 @@ func TestLimitsAreTheHandlersNotTheServers(t *testing.T) {
 	is.Equal(do(t, h, "POST", "/v1/chat", chatBodyJSON("hi", true)).status, 503)
 	close(release)
 	is.Equal((<-done).status, 200)
+}
+
+// An engine may hold a lock while it yields, and OnChat may want the same one:
+// nothing of the host's is called on the engine's stack.
+func TestOnChatMayWantALockThatTheEngineHolds(t *testing.T) {
+	is := is.New(t)
+	var mu sync.Mutex
+	reported := make(chan struct{})
+	o := testOptions(t, io.Discard)
+	o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		yield("", errOverloaded)
+		time.Sleep(2 * returnGrace)
+	})
+	o.OnChat = func(context.Context, ChatReport) {
+		mu.Lock()
+		defer mu.Unlock()
+		close(reported)
+	}
+	got := do(t, New(o), "POST", "/v1/chat", chatBodyJSON("hi", false))
+	is.Equal(got.status, 529)
+	received(t, reported, "OnChat")
+}
+
+// lastWriteFails is a writer whose write fails once the engine has finished.
+type lastWriteFails struct {
+	hijackable
+	writes   int
+	finished chan struct{}
+}
+
+func (w *lastWriteFails) Write(p []byte) (int, error) {
+	if w.writes++; w.writes <= rapidFragments {
+		return w.hijackable.Write(p)
+	}
+	<-w.finished
+	return 0, io.ErrClosedPipe
+}
+
+// A write that fails when the engine has finished already is no less a failure:
+// the answer must not end as if it were whole.
+func TestAWriteThatFailsBehindTheEngineIsNotForgotten(t *testing.T) {
+	is := is.New(t)
+	w := &lastWriteFails{hijackable{httptest.NewRecorder()}, 0, make(chan struct{})}
+	reports := make(chan ChatReport, 1)
+	o := testOptions(t, io.Discard)
+	o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+		for range rapidFragments + 1 {
+			yield("x", nil)
+		}
+		time.AfterFunc(10*time.Millisecond, func() { close(w.finished) })
+	})
+	o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
+	r := httptest.NewRequest("POST", "/v1/chat", strings.NewReader(chatBodyJSON("hi", true)))
+	r.Header.Set("Authorization", "Bearer "+testKey)
+	is.True(serveRequest(w, New(o), r)) // cut
+	is.True(errors.Is(received(t, reports, "OnChat").Err, io.ErrClosedPipe))
+	is.True(!strings.Contains(w.Body.String(), "[DONE]"))
 }
