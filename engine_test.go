@@ -720,7 +720,8 @@ func TestOnChatMayWantALockThatTheEngineHolds(t *testing.T) {
 	received(t, reported, "OnChat")
 }
 
-// lastWriteFails is a writer whose write fails once the engine has finished.
+// lastWriteFails is a writer of which one write fails, once the engine has
+// finished. A later one would not.
 type lastWriteFails struct {
 	hijackable
 	writes   int
@@ -728,7 +729,7 @@ type lastWriteFails struct {
 }
 
 func (w *lastWriteFails) Write(p []byte) (int, error) {
-	if w.writes++; w.writes <= rapidFragments {
+	if w.writes++; w.writes != rapidFragments+1 {
 		return w.hijackable.Write(p)
 	}
 	<-w.finished
