@@ -504,7 +504,7 @@ func BenchmarkLoadOneAnswer(b *testing.B) {
 }
 
 func BenchmarkLoadSilent(b *testing.B) {
-	const streams = 9_000 // what 20,000 descriptors allow here, with room
+	const streams = 10_000
 	compareLoad(b, []string{"bound", "botapi"}, func(s *loadServer) loadFigures {
 		before := s.counts("collect")
 		conns := make([]net.Conn, 0, streams)
