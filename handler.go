@@ -86,7 +86,8 @@ type Options struct {
 
 	// WriteTimeout bounds one write that the client does not take; then the
 	// answer is cut. It may be exceeded by an eighth, at most by a second.
-	// Zero means DefaultWriteTimeout, less than zero no limit.
+	// Zero means DefaultWriteTimeout, less than zero no limit: then a client
+	// that does not read holds its chat, past ChatTimeout too.
 	WriteTimeout time.Duration
 
 	// Logger gets what the client must not see, with the request id. Nil means

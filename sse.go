@@ -230,8 +230,6 @@ func (s *stream) stop(err error) (first bool) {
 			err = errClientStalled
 		}
 		s.chat.conn.breakOff()
-	} else if s.writing && s.chat.conn.timeout <= 0 {
-		s.chat.conn.breakOff() // nothing else would end this write
 	}
 	return s.stopLocked(err)
 }

@@ -968,3 +968,18 @@ var raceDetector = func() bool {
 	info, _ := debug.ReadBuildInfo()
 	return info != nil && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }()
+
+// Without a WriteTimeout, an engine that has finished leaves what is still being
+// written to be written.
+func TestAStreamWithoutWriteTimeoutEndsWhole(t *testing.T) {
+	is := is.New(t)
+	const fragments = 20_000
+	o := testOptions(t, io.Discard)
+	o.WriteTimeout = -1
+	o.Engine = fragmentsOf(slices.Repeat([]string{"twelve bytes"}, fragments)...)
+	for range 20 {
+		got := do(t, New(o), "POST", "/v1/chat", chatBodyJSON("hi", true))
+		is.NoErr(got.err)
+		is.Equal(got.body, strings.Repeat(data("twelve bytes"), fragments)+doneEvent)
+	}
+}
