@@ -433,12 +433,11 @@ func (c *connection) setDeadline(t time.Time) {
 // sendWhole sends a JSON body in writes of bounded size, each with its own
 // timeout. It is on its way when OnChat is called, which may take long.
 func (c *connection) sendWhole(body []byte) error {
-	err := c.x.attempt(func() error {
+	err := c.attempt(func() error {
 		c.x.setJSONHeaders(http.StatusOK, len(body))
 		return nil
-	})
+	}, time.Now())
 	if err != nil {
-		c.x.cut = true
 		return err
 	}
 	for len(body) > maxWrite {
