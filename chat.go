@@ -147,8 +147,9 @@ type chat struct {
 	report    ChatReport
 	broken    bool // with an error event
 
-	timeout *time.Timer // these two watch the context
-	leaving func() bool
+	older, younger *chat       // among the youngChats
+	timeout        *time.Timer // these two watch the context, once the chat is no longer young
+	leaving        func() bool
 
 	mu       sync.Mutex
 	returned bool        // the engine has, and the answer is concluded
@@ -195,7 +196,7 @@ func (c *chat) begin(request ChatRequest) {
 // converse lets the engine answer. When it returns, nobody will touch the
 // ResponseWriter any more.
 func (c *chat) converse() {
-	c.watch()
+	c.young.add(c)
 	defer c.linger()
 	defer c.leave()
 	defer c.conclude() // also when the engine ends this goroutine
@@ -305,13 +306,93 @@ func (c *chat) reportEnd() {
 	c.onChat(ctx, c.report)
 }
 
-// watch has the answer ended when its context ends.
+// watch has the answer ended when its context ends. A context that panics, of
+// the host's middleware, is met here where nobody else recovers.
 func (c *chat) watch() {
+	defer func() {
+		if v := recover(); v != nil {
+			c.logError(c.ctx, "a chat is not watched", recovered("watching the request's context", v))
+		}
+	}()
 	over := func() { c.endEarly(c.engineContext.cause()) }
-	if c.engineContext.limit > 0 {
-		c.timeout = time.AfterFunc(c.engineContext.limit, over)
+	if c.chatTimeout > 0 {
+		c.timeout = time.AfterFunc(c.chatTimeout-time.Since(c.engineContext.began), over)
 	}
 	c.leaving = context.AfterFunc(c.r.Context(), over)
+}
+
+func (c *chat) unwatch() {
+	if c.timeout != nil {
+		c.timeout.Stop()
+	}
+	if c.leaving != nil {
+		c.leaving()
+	}
+}
+
+// youngChats are the chats that nobody watches yet, the oldest first. Many
+// answers are there at once, and watching a context is the dearest part of
+// them: what has not ended when it is youth old is watched from then on, at
+// the latest at twice that age.
+type youngChats struct {
+	mu               sync.Mutex
+	oldest, youngest *chat
+	growing          bool // grow is about to be called
+}
+
+const youth = 10 * time.Millisecond
+
+func (y *youngChats) add(c *chat) {
+	if 0 < c.chatTimeout && c.chatTimeout < 2*youth {
+		c.watch()
+		return
+	}
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	if c.older = y.youngest; c.older != nil {
+		c.older.younger = c
+	} else {
+		y.oldest = c
+	}
+	y.youngest = c
+	if !y.growing {
+		y.growing = true
+		time.AfterFunc(youth, y.grow)
+	}
+}
+
+// remove is called when the chat is over. Nobody begins to watch it any more.
+func (y *youngChats) remove(c *chat) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	y.unlink(c)
+}
+
+// unlink does nothing to a chat that is not among them.
+func (y *youngChats) unlink(c *chat) {
+	if c.older != nil {
+		c.older.younger = c.younger
+	} else if y.oldest == c {
+		y.oldest = c.younger
+	}
+	if c.younger != nil {
+		c.younger.older = c.older
+	} else if y.youngest == c {
+		y.youngest = c.older
+	}
+	c.older, c.younger = nil, nil
+}
+
+func (y *youngChats) grow() {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	for c := y.oldest; c != nil && time.Since(c.engineContext.began) >= youth; c = y.oldest {
+		y.unlink(c)
+		c.watch()
+	}
+	if y.growing = y.oldest != nil; y.growing {
+		time.AfterFunc(youth, y.grow)
+	}
 }
 
 // lingerTime is how long an answer that broke visibly stays uncut.
@@ -336,10 +417,8 @@ func (c *chat) linger() {
 // and the answer is concluded: nothing here will touch the ResponseWriter after
 // it.
 func (c *chat) leave() {
-	c.leaving()
-	if c.timeout != nil {
-		c.timeout.Stop()
-	}
+	c.young.remove(c)
+	c.unwatch()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.returned = true

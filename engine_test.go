@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -474,6 +475,123 @@ func TestAnEngineThatLooksAtItsContextOnlyLater(t *testing.T) {
 			is.Equal(ctx.Err(), context.Canceled)
 		})
 	}
+}
+
+// A chat is not watched from its first moment: what happens in it is noticed
+// all the same, and no later than twice its youth.
+func TestAYoungChatIsWatchedInTime(t *testing.T) {
+	for _, way := range ways {
+		for _, after := range []time.Duration{1, youth - 1, youth, youth + 1, 2*youth - 1, 2 * youth, 3 * youth} {
+			t.Run(fmt.Sprint(way.name, ", ", after), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					is := is.New(t)
+					ended := make(chan time.Time, 1)
+					o := testOptions(t, t.Output())
+					o.KeepAlive = -1
+					o.OnChat = func(_ context.Context, r ChatReport) {
+						if r.Err != nil {
+							ended <- time.Now()
+						}
+					}
+					var before atomic.Bool
+					o.Engine = engineOf(func(context.Context, *ChatRequest, func(string, error) bool) {
+						if !before.CompareAndSwap(false, true) {
+							time.Sleep(time.Hour) // ignores its context
+						}
+					})
+					begin := func() (*memoryServer, time.Time) {
+						server := serveInMemory(t, way.mount(New(o)))
+						before.Store(false)
+						is.Equal(ask(t, server, way.stream).status, 200) // an older one
+						time.Sleep(youth / 2)
+						return server, time.Now()
+					}
+
+					server, start := begin()
+					ctx, leave := context.WithCancel(t.Context())
+					defer leave()
+					time.AfterFunc(after, leave)
+					_, err := askAs(ctx, testKey, server, way.stream)
+					is.True(errors.Is(err, context.Canceled))
+					if heard := (<-ended).Sub(start); heard != after {
+						is.True(after < heard && heard <= 2*youth)
+					}
+
+					o.ChatTimeout = after
+					server, start = begin()
+					is.Equal(ask(t, server, way.stream).status, 504)
+					is.Equal((<-ended).Sub(start), o.ChatTimeout)
+					time.Sleep(2 * time.Hour)
+				})
+			})
+		}
+	}
+}
+
+func TestYoungChatsEndInAnyOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		o := testOptions(t, t.Output())
+		var running atomic.Int64
+		o.Engine = engineOf(func(_ context.Context, req *ChatRequest, yield func(string, error) bool) {
+			running.Add(1)
+			defer running.Add(-1)
+			takes, err := time.ParseDuration(lastContent(req))
+			time.Sleep(takes)
+			yield(lastContent(req), err)
+		})
+		h := New(o).(*handler)
+		server := serveInMemory(t, h)
+		random := rand.New(rand.NewPCG(1, 1))
+		var all sync.WaitGroup
+		for range 500 {
+			takes := time.Duration(random.IntN(30)) * time.Millisecond
+			all.Go(func() {
+				got := doAt(t, server.client(), "http://memory", "POST", "/v1/chat", chatBodyJSON(takes.String(), false))
+				is.Equal(got.body, fmt.Sprintf(`{"content":"%v"}`, takes))
+			})
+			time.Sleep(time.Duration(random.IntN(3)) * time.Millisecond)
+
+			synctest.Wait()
+			h.young.mu.Lock()
+			forward, backward := 0, 0
+			for c := h.young.oldest; c != nil; c = c.younger {
+				is.True(time.Since(c.engineContext.began) <= 2*youth)
+				forward++
+			}
+			for c := h.young.youngest; c != nil; c = c.older {
+				backward++
+			}
+			is.Equal(forward, backward)
+			is.True(forward <= int(running.Load()))
+			h.young.mu.Unlock()
+		}
+		all.Wait()
+		time.Sleep(2 * youth)
+		is.True(h.young.oldest == nil && h.young.youngest == nil)
+		is.Equal(h.young.growing, false)
+	})
+}
+
+type panickingContext struct{ context.Context }
+
+func (panickingContext) Done() <-chan struct{} { panic("no channel") }
+
+func TestAContextThatPanicsIsOneChatsOnly(t *testing.T) {
+	is := is.New(t)
+	var log bytes.Buffer
+	o := testOptions(t, &log)
+	o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+		time.Sleep(5 * youth)
+		yield("ok", nil)
+	})
+	h := New(o)
+	got := do(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(w, r.WithContext(panickingContext{r.Context()}))
+	}), "POST", "/v1/chat", chatBodyJSON("hi", false))
+	is.Equal(got.body, `{"content":"ok"}`)
+	is.True(strings.Contains(log.String(), "a chat is not watched"))
+	is.True(strings.Contains(log.String(), "no channel"))
 }
 
 func TestNoChatTimeout(t *testing.T) {

@@ -163,6 +163,7 @@ type handler struct {
 	keys   KeyVerifier
 	engine ChatEngine
 	places *places
+	young  youngChats
 	listed listing
 
 	maxBodyBytes int64
