@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"math/bits"
 	"net/http"
 	"os"
 	"strings"
@@ -635,27 +636,45 @@ func appendString(dst []byte, s string) []byte {
 // plainPrefix returns how many bytes at the start of s stand in a JSON string
 // as they are: ASCII from 0x20 on, but for the quote, the backslash, and the
 // bracket that could begin a [DONE].
-//
-// It looks at eight bytes at once. Each term then has a high bit set if a byte
-// is not plain: v for what is not ASCII, the others because their subtraction
-// goes below zero. Flipping bit 1 puts the quote right above the control
-// characters, so that one term is enough for both.
 func plainPrefix(s string) int {
-	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	i := 0
-	for ; i <= len(s)-8; i += 8 {
-		t := s[i : i+8]
-		v := uint64(t[0]) | uint64(t[1])<<8 | uint64(t[2])<<16 | uint64(t[3])<<24 |
-			uint64(t[4])<<32 | uint64(t[5])<<40 | uint64(t[6])<<48 | uint64(t[7])<<56
-		low, backslash, bracket := v^ones*0x02, v^ones*'\\', v^ones*'['
-		if (v|(low-ones*0x21)|(backslash-ones)|(bracket-ones))&highs != 0 {
-			break
+	for i <= len(s)-8 {
+		if found := specials(word(s[i:])); found != 0 {
+			return i + bits.TrailingZeros64(found)/8
+		}
+		i += 8
+		for ; i <= len(s)-32; i += 32 {
+			t := s[i : i+32]
+			if specials(word(t))|specials(word(t[8:]))|specials(word(t[16:]))|specials(word(t[24:])) != 0 {
+				break
+			}
 		}
 	}
 	for i < len(s) && isPlain(s[i]) {
 		i++
 	}
 	return i
+}
+
+// word is the first eight bytes of s, the first the lowest.
+func word(s string) uint64 {
+	_ = s[7]
+	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
+		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
+}
+
+// specials looks at eight bytes at once: the lowest bit that is set in what it
+// returns is the high bit of the first byte that is not plain.
+//
+// What is added to a byte of ASCII brings it to 0x80 if it is large enough.
+// Flipping bit 1 puts the quote right above the control characters, so that one
+// term is enough for both; the bracket and the backslash are neighbours. What is
+// not ASCII may carry into the bytes behind it, which do not count then.
+func specials(v uint64) uint64 {
+	const ones, highs = 0x0101010101010101, 0x8080808080808080
+	aboveQuote := (v ^ ones*0x02) + ones*(0x80-0x21)
+	fromBracket, aboveBackslash := v+ones*(0x80-'['), v+ones*(0x80-'\\'-1)
+	return (v | ^aboveQuote | fromBracket&^aboveBackslash) & highs
 }
 
 func isPlain(c byte) bool {

@@ -283,6 +283,33 @@ func (s *streamRead) add(event string) error {
 
 // Events have room for 4 KiB, whatever the text is made of, and a text that
 // fits into one is not cut.
+// Eight and 32 bytes are looked at together: any byte, at any place, between any
+// neighbours that could spill into it, must be found as by itself.
+func TestPlainTextEndsAtTheFirstSpecialByte(t *testing.T) {
+	is := is.New(t)
+	for c := range 256 {
+		for _, neighbour := range []byte{'a', ' ', '!', '#', ']', 'Z', 0x7f, 0, '"', '[', '\\', 0x80, 0xff} {
+			for length := range 75 {
+				for _, at := range []int{0, length / 2, length - 2, length - 1} {
+					if at < 0 || at >= length {
+						continue
+					}
+					text := bytes.Repeat([]byte{'z'}, length)
+					text[at] = byte(c)
+					if at+1 < length {
+						text[at+1] = neighbour
+					}
+					want := 0
+					for want < length && isPlain(text[want]) {
+						want++
+					}
+					is.Equal(plainPrefix(string(text)), want)
+				}
+			}
+		}
+	}
+}
+
 func TestALongFragmentIsCutBetweenCharacters(t *testing.T) {
 	const room = 4<<10 - len(`data: {"content":"`) - len("\"}\n\n")
 	tests := map[string]struct {
