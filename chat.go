@@ -60,10 +60,12 @@ func (x *exchange) readBody() (string, error) {
 	}
 	chunk := bodyChunks.Get().(*[bodyChunk]byte)
 	defer bodyChunks.Put(chunk)
-	from := http.MaxBytesReader(x.w, x.r.Body, x.maxBodyBytes)
 	var body strings.Builder
 	for {
-		n, err := fill(chunk[:], from)
+		n, err := fill(chunk[:], x.r.Body)
+		if int64(body.Len()+n) > x.maxBodyBytes {
+			return "", errBodyTooLarge
+		}
 		if n == bodyChunk {
 			body.Grow(max(n, int(x.r.ContentLength)-body.Len()))
 		}
