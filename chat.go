@@ -33,20 +33,20 @@ func (x *exchange) chat() error {
 	if err != nil {
 		return err
 	}
-	c := &chat{exchange: x}
-	if x.r.ProtoMajor != 1 || !canDetach(x.w) {
-		c.ended = make(chan struct{})
-	}
+	engineApart := x.r.ProtoMajor != 1 || !canDetach(x.w)
 	if err := x.places.take(x.account); err != nil {
 		return err
 	}
-	c.begin(ChatRequest{
+	c := newChat(x, ChatRequest{
 		Bot:      bot,
 		Messages: asked.messages,
 		UserID:   asked.userID,
 		Stream:   asked.stream,
 		Extra:    asked.extra,
 	})
+	if engineApart {
+		c.ended = make(chan struct{})
+	}
 	c.converse()
 	return nil
 }
@@ -144,10 +144,13 @@ type chat struct {
 	failure       error       // what the engine has yielded; used in its goroutine
 
 	ended     chan struct{} // closed when the answer has; nil if the engine runs in the handler's goroutine
-	concluded sync.Once     // with early, report and broken
+	concluded sync.Once     // with early and broken
 	early     bool          // before the engine has returned
-	report    ChatReport
-	broken    bool // with an error event
+	broken    bool          // with an error event
+
+	heard     bool          // some text of the engine
+	firstText time.Duration // from the start of the request until then
+	report    *ChatReport   // what is known of it from the start; nil if nobody wants it
 
 	older, younger *chat       // among the youngChats
 	timeout        *time.Timer // these two watch the context, once the chat is no longer young
@@ -170,22 +173,34 @@ type answer interface {
 	// whole. Only the first call counts: stop reports whether it was that.
 	stop(err error) (first bool)
 
-	// conclude sends what comes at the end of the answer, and completes the
-	// report. It is called once, after stop, and is the last to touch the
+	// conclude sends what comes at the end of the answer, and tells how it
+	// ended. It is called once, after stop, and is the last to touch the
 	// ResponseWriter.
-	conclude(r *ChatReport)
+	conclude() outcome
 }
 
-func (c *chat) begin(request ChatRequest) {
-	c.engineContext = chatContext{requestContext: &c.admitted, limit: c.chatTimeout, began: time.Now()}
-	c.conn = newConnection(c.exchange)
-	c.request = request
-	c.report = ChatReport{
-		RequestID: c.identified.requestID,
-		Account:   c.account,
-		UserID:    request.UserID,
-		Bot:       request.Bot,
-		Stream:    request.Stream,
+// An outcome is how an answer ended, in the terms of a ChatReport.
+type outcome struct {
+	status, fragments int
+	bytes             int64
+	err               error
+}
+
+func newChat(x *exchange, request ChatRequest) *chat {
+	c := &chat{
+		exchange:      x,
+		engineContext: chatContext{x: x, began: time.Now()},
+		request:       request,
+		conn:          newConnection(x),
+	}
+	if x.onChat != nil {
+		c.report = &ChatReport{ // now: the engine may change its request
+			RequestID: x.identified.requestID,
+			Account:   x.account,
+			UserID:    request.UserID,
+			Bot:       request.Bot,
+			Stream:    request.Stream,
+		}
 	}
 	if request.Stream {
 		c.answer = newStream(c)
@@ -193,6 +208,7 @@ func (c *chat) begin(request ChatRequest) {
 		c.whole.chat = c
 		c.answer = &c.whole
 	}
+	return c
 }
 
 // converse lets the engine answer. When it returns, nobody will touch the
@@ -208,6 +224,13 @@ func (c *chat) converse() {
 	}
 	go c.run()
 	<-c.ended
+}
+
+// hear is called by the answer for each fragment that it takes.
+func (c *chat) hear(text string) {
+	if !c.heard && text != "" {
+		c.heard, c.firstText = true, time.Since(c.began)
+	}
 }
 
 // stopped is called by the answer, once, when it takes no more fragments.
@@ -264,12 +287,12 @@ func (c *chat) conclude() {
 
 func (c *chat) concludeOnce(early bool) {
 	c.early = early
-	c.answer.conclude(&c.report)
+	ended := c.answer.conclude()
 	c.engineContext.end()
 	if early {
 		c.detachLater()
 	}
-	c.reportEnd()
+	c.reportEnd(ended)
 }
 
 func (c *chat) detachLater() {
@@ -294,18 +317,20 @@ func (c *chat) fail(err error) (status int) {
 	return status
 }
 
-func (c *chat) reportEnd() {
-	if c.onChat == nil {
+func (c *chat) reportEnd(ended outcome) {
+	if c.report == nil {
 		return
 	}
-	c.report.Duration = time.Since(c.began)
+	c.report.Status, c.report.Err = ended.status, ended.err
+	c.report.Fragments, c.report.Bytes = ended.fragments, ended.bytes
+	c.report.FirstFragment, c.report.Duration = c.firstText, time.Since(c.began)
 	ctx := context.WithoutCancel(c.ctx)
 	defer func() {
 		if v := recover(); v != nil {
 			c.logError(ctx, "OnChat panicked", recovered("calling OnChat", v))
 		}
 	}()
-	c.onChat(ctx, c.report)
+	c.onChat(ctx, *c.report)
 }
 
 // watch has the answer ended when its context ends. A context that panics, of
@@ -484,9 +509,8 @@ func canDetach(w http.ResponseWriter) bool {
 // made when somebody asks for it: an engine that answers at once never does,
 // and making one is dear.
 type chatContext struct {
-	*requestContext
-	began time.Time
-	limit time.Duration // from began; not above zero: no limit
+	x     *exchange
+	began time.Time // chatTimeout counts from then
 
 	mu     sync.Mutex
 	made   context.Context
@@ -500,7 +524,7 @@ func (c *chatContext) Err() error                  { return c.ending().Err() }
 
 func (c *chatContext) Value(key any) any {
 	if key == (requestContextKey{}) {
-		return c.requestContext
+		return &c.x.admitted
 	}
 	return c.ending().Value(key) // also what package context asks for, to end contexts derived from this one
 }
@@ -519,10 +543,10 @@ func (c *chatContext) ending() context.Context {
 }
 
 func (c *chatContext) make() (context.Context, context.CancelFunc) {
-	if c.limit <= 0 {
-		return context.WithCancel(c.requestContext)
+	if c.x.chatTimeout <= 0 {
+		return context.WithCancel(&c.x.admitted)
 	}
-	return context.WithDeadlineCause(c.requestContext, c.began.Add(c.limit), errTooLong)
+	return context.WithDeadlineCause(&c.x.admitted, c.began.Add(c.x.chatTimeout), errTooLong)
 }
 
 // end ends the context because the answer is over.
@@ -539,14 +563,14 @@ func (c *chatContext) end() {
 // has not. A host that cancels the contexts of its requests may give a cause,
 // which then decides the answer.
 func (c *chatContext) cause() error {
-	switch cause := context.Cause(c.requestContext); {
+	switch cause := context.Cause(&c.x.admitted); {
 	case cause == context.Canceled:
 		return errClientLeft
 	case cause == context.DeadlineExceeded: // set by the host's middleware
 		return errTooLong
 	case cause != nil:
 		return cause
-	case c.limit > 0 && time.Since(c.began) >= c.limit:
+	case c.x.chatTimeout > 0 && time.Since(c.began) >= c.x.chatTimeout:
 		return errTooLong
 	}
 	return nil
@@ -560,9 +584,8 @@ type wholeAnswer struct {
 	body      *batch // nil before the first fragment
 	text      textEncoder
 	fragments int
-	first     time.Time // when the first fragment with text came
-	over      bool      // no more fragments are taken
-	err       error     // why it is over; nil if the answer is whole
+	over      bool  // no more fragments are taken
+	err       error // why it is over; nil if the answer is whole
 }
 
 var _ answer = (*wholeAnswer)(nil)
@@ -589,9 +612,7 @@ func (w *wholeAnswer) fragment(text string) bool {
 		w.chat.concludeSoon()
 		return false
 	}
-	if w.first.IsZero() && text != "" {
-		w.first = time.Now()
-	}
+	w.chat.hear(text)
 	w.fragments++
 	w.body.data, _ = w.text.append(w.body.data, text, math.MaxInt)
 	return true
@@ -620,22 +641,18 @@ func (w *wholeAnswer) stopLocked(err error) (first bool) {
 }
 
 // conclude sends the answer, or says why there is none.
-func (w *wholeAnswer) conclude(r *ChatReport) {
+func (w *wholeAnswer) conclude() outcome {
 	w.mu.Lock() // an engine that does not stop may still be calling
 	defer w.mu.Unlock()
-	if !w.first.IsZero() {
-		r.FirstFragment = w.first.Sub(w.chat.began)
-	}
-	if r.Err = w.err; r.Err != nil {
+	if w.err != nil {
 		w.chat.conn.arm(time.Now())
-		r.Status = w.chat.fail(r.Err)
-		return
+		return outcome{status: w.chat.fail(w.err), err: w.err}
 	}
 	w.begin()
 	w.body.data = append(w.text.appendHeld(w.body.data), wholeEnd...)
-	r.Status, r.Fragments, r.Bytes = http.StatusOK, w.fragments, w.text.bytes
-	r.Err = w.chat.conn.sendWhole(w.body.data)
+	err := w.chat.conn.sendWhole(w.body.data)
 	w.body.free()
+	return outcome{http.StatusOK, w.fragments, w.text.bytes, err}
 }
 
 // A chatBody is a request body that has passed every rule.

@@ -59,7 +59,6 @@ type stream struct {
 	err         error     // why it is over; nil if the answer is whole
 	fragments   int       // handed to the connection, as bytes
 	bytes       int64
-	first       time.Time   // when the first fragment with text came
 	silence     *time.Timer // for the next keep-alive
 }
 
@@ -87,12 +86,10 @@ func newStream(c *chat) *stream {
 func (s *stream) fragment(text string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.fragments == 0 && s.chat.engineContext.cause() != nil {
+	if s.over || s.fragments == 0 && s.chat.engineContext.cause() != nil {
 		return false // not to commit an answer that is about to end without
 	}
-	if s.first.IsZero() && text != "" {
-		s.first = time.Now()
-	}
+	s.chat.hear(text)
 	for piece := 0; piece == 0 || text != ""; piece++ {
 		for s.queue.full() && !s.over {
 			s.changed.Wait()
@@ -269,7 +266,7 @@ func (s *stream) breakSilence() {
 
 // conclude sends what belongs at the end of the answer, when nobody writes any
 // more; nothing more is queued then.
-func (s *stream) conclude(r *ChatReport) {
+func (s *stream) conclude() outcome {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.silence.Stop()
@@ -281,11 +278,12 @@ func (s *stream) conclude(r *ChatReport) {
 	} else if s.committed {
 		s.breakVisibly()
 	}
-	s.report(r)
+	status := http.StatusOK
 	if !s.committed {
 		s.chat.conn.arm(time.Now())
-		r.Status = s.chat.fail(s.err)
+		status = s.chat.fail(s.err)
 	}
+	return outcome{status, s.fragments, s.bytes, s.err}
 }
 
 // finish sends the rest of the text, if the last character was cut off, and
@@ -312,16 +310,6 @@ func (s *stream) breakVisibly() {
 	s.chat.logError(s.chat.ctx, "stream broken off", s.err)
 	event := append([]byte(errorStart), statusOf(s.err).body()...)
 	s.chat.broken = s.write(append(event, "\n\n"...), time.Now()) == nil
-}
-
-func (s *stream) report(r *ChatReport) {
-	r.Fragments, r.Bytes, r.Err = s.fragments, s.bytes, s.err
-	if !s.first.IsZero() {
-		r.FirstFragment = s.first.Sub(s.chat.began)
-	}
-	if s.committed {
-		r.Status = http.StatusOK
-	}
 }
 
 // A batch is whole events that leave together.
@@ -355,9 +343,8 @@ func (b *batch) full() bool {
 // A connection writes to one client, each write within WriteTimeout. One
 // goroutine at a time uses it, but for breakOff.
 type connection struct {
-	x       *exchange
-	timeout time.Duration // of one write; not above zero: no limit
-	until   time.Time     // the deadline that is set, zero if none is
+	x     *exchange
+	until time.Time // the deadline that is set, zero if none is
 	// brief is set where a deadline that passes between two writes would end
 	// the answer, as on HTTP/2: there it is lifted after each write.
 	brief      bool
@@ -376,7 +363,7 @@ func newConnection(x *exchange) connection {
 	if brief || x.writeTimeout <= 0 {
 		_ = x.attempt(func() error { return x.control.SetWriteDeadline(time.Time{}) })
 	}
-	return connection{x: x, timeout: x.writeTimeout, brief: brief}
+	return connection{x: x, brief: brief}
 }
 
 // write hands p to the writer; with flush, it is on its way to the client when
@@ -411,11 +398,12 @@ func (c *connection) attempt(call func() error, now time.Time) error {
 // more. On HTTP/1 the deadline is moved only once in a while, since moving it
 // costs.
 func (c *connection) arm(now time.Time) {
-	if c.timeout <= 0 {
+	timeout := c.x.writeTimeout
+	if timeout <= 0 {
 		return
 	}
-	if least := now.Add(c.timeout); c.brief || c.until.Before(least) {
-		c.setDeadline(least.Add(min(c.timeout/8, time.Second)))
+	if least := now.Add(timeout); c.brief || c.until.Before(least) {
+		c.setDeadline(least.Add(min(timeout/8, time.Second)))
 	}
 }
 
@@ -471,7 +459,7 @@ func (c *connection) lost(err error, began time.Time) error {
 }
 
 func (c *connection) stalledSince(began time.Time) bool {
-	return c.timeout > 0 && time.Since(began) >= c.timeout
+	return c.x.writeTimeout > 0 && time.Since(began) >= c.x.writeTimeout
 }
 
 // breakOff makes a write in progress fail, and every later one. Any goroutine
