@@ -70,7 +70,7 @@ func (x *exchange) authenticate() (account string, err error) {
 // Bearer in any case, one or more spaces, and a key without white space.
 func bearerKey(header http.Header) (key string, ok bool) {
 	const scheme = "bearer"
-	value := header.Get("Authorization")
+	value := firstOf(header["Authorization"])
 	if len(value) <= len(scheme) || !strings.EqualFold(value[:len(scheme)], scheme) {
 		return "", false
 	}

@@ -763,12 +763,19 @@ var (
 
 // rule makes a validation rule of a test that needs no allocation.
 func rule[T any](problem validation.Error, holds func(*T) bool) validation.Rule {
-	return validation.By(func(v any) error {
-		if holds(v.(*T)) {
-			return nil
-		}
-		return problem
-	})
+	return &ruleOf[T]{problem, holds}
+}
+
+type ruleOf[T any] struct {
+	problem validation.Error
+	holds   func(*T) bool
+}
+
+func (r *ruleOf[T]) Validate(v any) error {
+	if r.holds(v.(*T)) {
+		return nil
+	}
+	return r.problem
 }
 
 // roleOf returns the constant for a role, so that no message holds on to the

@@ -32,6 +32,8 @@ package botapi
 import (
 	"context"
 	_ "embed"
+	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -326,7 +328,7 @@ func RequestIDFrom(ctx context.Context) string {
 // requestID keeps the client's own id if it is one that can be echoed and
 // logged as it is.
 func requestID(header http.Header) string {
-	id := header.Get("X-Request-Id")
+	id := firstOf(header["X-Request-Id"])
 	if id == "" || len(id) > 128 {
 		return newRequestID()
 	}
@@ -338,11 +340,24 @@ func requestID(header http.Header) string {
 	return id
 }
 
+// firstOf returns the first value of a header, or "". Asked for in the spelling
+// that net/http gives its name, it is found without making that spelling anew.
+func firstOf(values []string) string {
+	if len(values) == 0 {
+		return ""
+	}
+	return values[0]
+}
+
 // newRequestID returns 128 random bits. They tell requests apart and guard
 // nothing, so the kernel is not asked for them.
 func newRequestID() string {
-	id := strconv.AppendUint(make([]byte, 0, 32), rand.Uint64(), 36)
-	return string(strconv.AppendUint(id, rand.Uint64(), 36))
+	var random [16]byte
+	binary.NativeEndian.PutUint64(random[:8], rand.Uint64())
+	binary.NativeEndian.PutUint64(random[8:], rand.Uint64())
+	var id [2 * len(random)]byte
+	hex.Encode(id[:], random[:])
+	return string(id[:])
 }
 
 // StatusError lets a store, a verifier or an engine choose the answer: return

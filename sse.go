@@ -422,20 +422,19 @@ func (c *connection) setDeadline(t time.Time) {
 // sendWhole sends a JSON body in writes of bounded size, each with its own
 // timeout. It is on its way when OnChat is called, which may take long.
 func (c *connection) sendWhole(body []byte) error {
+	now := time.Now()
 	err := c.attempt(func() error {
 		c.x.setJSONHeaders(http.StatusOK, len(body))
 		return nil
-	}, time.Now())
+	}, now)
+	for err == nil && len(body) > maxWrite {
+		err = c.write(body[:maxWrite], false, now)
+		body, now = body[maxWrite:], time.Now()
+	}
 	if err != nil {
 		return err
 	}
-	for len(body) > maxWrite {
-		if err := c.write(body[:maxWrite], false, time.Now()); err != nil {
-			return err
-		}
-		body = body[maxWrite:]
-	}
-	return c.write(body, c.x.onChat != nil, time.Now())
+	return c.write(body, c.x.onChat != nil, now)
 }
 
 func (c *connection) flush() error {
