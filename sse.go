@@ -637,6 +637,10 @@ func plainPrefix(s string) int {
 			}
 		}
 	}
+	if len(s) >= 8 { // the last eight, some of them again
+		i = len(s) - 8
+		return i + bits.TrailingZeros64(specials(word(s[i:])))/8
+	}
 	for i < len(s) && isPlain(s[i]) {
 		i++
 	}
