@@ -136,12 +136,12 @@ func (x *exchange) findBot(uid, slug string) (Bot, error) {
 // may outlive the handler.
 type chat struct {
 	*exchange
-	engineContext chatContext // the engine's
-	request       ChatRequest // the engine's
-	conn          connection
 	answer        answer
-	whole         wholeAnswer // the answer, unless it is a stream
+	conn          connection
 	failure       error       // what the engine has yielded; used in its goroutine
+	whole         wholeAnswer // the answer, unless it is a stream
+	engineContext chatContext // what the engine is given
+	request       ChatRequest // likewise
 
 	ended     chan struct{} // closed when the answer has; nil if the engine runs in the handler's goroutine
 	concluded sync.Once     // with early and broken
@@ -189,7 +189,7 @@ type outcome struct {
 func newChat(x *exchange, request ChatRequest) *chat {
 	c := &chat{
 		exchange:      x,
-		engineContext: chatContext{x: x, began: time.Now()},
+		engineContext: chatContext{x: x, began: x.elapsed()},
 		request:       request,
 		conn:          newConnection(x),
 	}
@@ -229,7 +229,7 @@ func (c *chat) converse() {
 // hear is called by the answer for each fragment that it takes.
 func (c *chat) hear(text string) {
 	if !c.heard && text != "" {
-		c.heard, c.firstText = true, time.Since(c.began)
+		c.heard, c.firstText = true, c.elapsed()
 	}
 }
 
@@ -323,7 +323,7 @@ func (c *chat) reportEnd(ended outcome) {
 	}
 	c.report.Status, c.report.Err = ended.status, ended.err
 	c.report.Fragments, c.report.Bytes = ended.fragments, ended.bytes
-	c.report.FirstFragment, c.report.Duration = c.firstText, time.Since(c.began)
+	c.report.FirstFragment, c.report.Duration = c.firstText, c.elapsed()
 	ctx := context.WithoutCancel(c.ctx)
 	defer func() {
 		if v := recover(); v != nil {
@@ -343,7 +343,7 @@ func (c *chat) watch() {
 	}()
 	over := func() { c.endEarly(c.engineContext.cause()) }
 	if c.chatTimeout > 0 {
-		c.timeout = time.AfterFunc(c.chatTimeout-time.Since(c.engineContext.began), over)
+		c.timeout = time.AfterFunc(c.chatTimeout-c.engineContext.age(), over)
 	}
 	c.leaving = context.AfterFunc(c.r.Context(), over)
 }
@@ -413,7 +413,7 @@ func (y *youngChats) unlink(c *chat) {
 func (y *youngChats) grow() {
 	y.mu.Lock()
 	defer y.mu.Unlock()
-	for c := y.oldest; c != nil && time.Since(c.engineContext.began) >= youth; c = y.oldest {
+	for c := y.oldest; c != nil && c.engineContext.age() >= youth; c = y.oldest {
 		y.unlink(c)
 		c.watch()
 	}
@@ -454,7 +454,7 @@ func (c *chat) leave() {
 			timer.Stop()
 		}
 	}
-	c.conn.arm(time.Now()) // OnChat may have taken long, and net/http has the last bytes to write
+	c.conn.arm(c.elapsed()) // OnChat may have taken long, and net/http has the last bytes to write
 }
 
 // detachAfter is how long an engine may take to return when its answer has
@@ -510,7 +510,7 @@ func canDetach(w http.ResponseWriter) bool {
 // and making one is dear.
 type chatContext struct {
 	x     *exchange
-	began time.Time // chatTimeout counts from then
+	began time.Duration // age counts from then
 
 	mu     sync.Mutex
 	made   context.Context
@@ -546,8 +546,11 @@ func (c *chatContext) make() (context.Context, context.CancelFunc) {
 	if c.x.chatTimeout <= 0 {
 		return context.WithCancel(&c.x.admitted)
 	}
-	return context.WithDeadlineCause(&c.x.admitted, c.began.Add(c.x.chatTimeout), errTooLong)
+	return context.WithDeadlineCause(&c.x.admitted, c.x.began.Add(c.began).Add(c.x.chatTimeout), errTooLong)
 }
+
+// age is what ChatTimeout bounds.
+func (c *chatContext) age() time.Duration { return c.x.elapsed() - c.began }
 
 // end ends the context because the answer is over.
 func (c *chatContext) end() {
@@ -570,7 +573,7 @@ func (c *chatContext) cause() error {
 		return errTooLong
 	case cause != nil:
 		return cause
-	case c.x.chatTimeout > 0 && time.Since(c.began) >= c.x.chatTimeout:
+	case c.x.chatTimeout > 0 && c.age() >= c.x.chatTimeout:
 		return errTooLong
 	}
 	return nil
@@ -645,7 +648,7 @@ func (w *wholeAnswer) conclude() outcome {
 	w.mu.Lock() // an engine that does not stop may still be calling
 	defer w.mu.Unlock()
 	if w.err != nil {
-		w.chat.conn.arm(time.Now())
+		w.chat.conn.arm(w.chat.elapsed())
 		return outcome{status: w.chat.fail(w.err), err: w.err}
 	}
 	w.begin()

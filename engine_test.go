@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -556,7 +557,7 @@ func TestYoungChatsEndInAnyOrder(t *testing.T) {
 			h.young.mu.Lock()
 			forward, backward := 0, 0
 			for c := h.young.oldest; c != nil; c = c.younger {
-				is.True(time.Since(c.engineContext.began) <= 2*youth)
+				is.True(c.engineContext.age() <= 2*youth)
 				forward++
 			}
 			for c := h.young.youngest; c != nil; c = c.older {
@@ -604,6 +605,27 @@ func TestNoChatTimeout(t *testing.T) {
 				o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
 					_, ok := ctx.Deadline()
 					is.Equal(ok, false)
+					time.Sleep(24 * time.Hour)
+					yield("ok", ctx.Err())
+				})
+				is.Equal(ask(t, serveInMemory(t, way.mount(New(o))), way.stream).status, 200)
+			})
+		})
+	}
+}
+
+func TestTheLongestLimits(t *testing.T) {
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				o := testOptions(t, t.Output())
+				o.ChatTimeout, o.KeepAlive, o.WriteTimeout = math.MaxInt64, math.MaxInt64, math.MaxInt64
+				o.Keys = KeyVerifierFunc(func(context.Context, string) (string, error) {
+					time.Sleep(time.Second) // the chat begins later than its request
+					return testAccount, nil
+				})
+				o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
 					time.Sleep(24 * time.Hour)
 					yield("ok", ctx.Err())
 				})

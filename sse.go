@@ -53,11 +53,11 @@ type stream struct {
 	writing     bool      // somebody has the right to write
 	rapid       int       // fragments in a row that came on the heels of a write
 	rapidWriter func()
-	began       time.Time // when the last write did
-	wrote       time.Time // when it ended
-	over        bool      // no more fragments are taken
-	err         error     // why it is over; nil if the answer is whole
-	fragments   int       // handed to the connection, as bytes
+	began       time.Duration // when the last write did
+	wrote       time.Duration // when it ended
+	over        bool          // no more fragments are taken
+	err         error         // why it is over; nil if the answer is whole
+	fragments   int           // handed to the connection, as bytes
 	bytes       int64
 	silence     *time.Timer // for the next keep-alive
 }
@@ -72,7 +72,7 @@ const (
 )
 
 func newStream(c *chat) *stream {
-	s := &stream{chat: c, wrote: time.Now()}
+	s := &stream{chat: c, wrote: c.elapsed()}
 	s.changed.L = &s.mu
 	s.mu.Lock() // the timer may run at once
 	defer s.mu.Unlock()
@@ -127,11 +127,12 @@ func (s *stream) push() {
 		return
 	}
 	s.writing = true
-	if time.Since(s.wrote) > rapidGap {
+	now := s.chat.elapsed()
+	if now-s.wrote > rapidGap {
 		s.rapid = 0
 	}
 	if s.rapid++; s.rapid <= rapidFragments {
-		s.drain()
+		s.drain(now)
 		return
 	}
 	if s.rapidWriter == nil {
@@ -145,22 +146,23 @@ func (s *stream) push() {
 func (s *stream) writeRapid() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.drain()
+	s.drain(s.chat.elapsed())
 }
 
 // drain writes until nothing is queued, and gives the right to write back.
-func (s *stream) drain() {
+func (s *stream) drain(now time.Duration) {
 	for s.queue != nil {
 		b := s.queue
 		s.queue = nil
 		s.fragments += b.fragments
 		s.bytes += b.bytes
-		s.began = time.Now()
+		s.began = now
 		s.changed.Broadcast()
 
 		s.mu.Unlock()
-		err := s.write(b.data, s.began)
+		err := s.write(b.data, now)
 		b.free()
+		now = s.chat.elapsed()
 		s.mu.Lock()
 
 		if err != nil {
@@ -169,7 +171,7 @@ func (s *stream) drain() {
 		}
 	}
 	s.writing = false
-	s.wrote = time.Now()
+	s.wrote = now
 	s.changed.Broadcast()
 }
 
@@ -196,7 +198,7 @@ func (s *stream) dropQueue() {
 
 // write hands whole events to the client, after the headers if they are the
 // first. It is called by who has the right to write.
-func (s *stream) write(events []byte, now time.Time) error {
+func (s *stream) write(events []byte, now time.Duration) error {
 	if !s.committed {
 		s.committed = true
 		if err := s.chat.conn.attempt(s.commit, now); err != nil {
@@ -251,11 +253,12 @@ func (s *stream) breakSilence() {
 		return
 	}
 	next := s.chat.keepAlive
-	if silent := time.Since(s.wrote); !s.writing && silent >= next {
+	now := s.chat.elapsed()
+	if silent := now - s.wrote; !s.writing && silent >= next {
 		s.queue = newBatch()
 		s.queue.data = append(s.queue.data, keepAliveLine...)
 		s.writing = true
-		s.drain()
+		s.drain(now)
 	} else if !s.writing {
 		next -= silent
 	}
@@ -280,7 +283,7 @@ func (s *stream) conclude() outcome {
 	}
 	status := http.StatusOK
 	if !s.committed {
-		s.chat.conn.arm(time.Now())
+		s.chat.conn.arm(s.chat.elapsed())
 		status = s.chat.fail(s.err)
 	}
 	return outcome{status, s.fragments, s.bytes, s.err}
@@ -296,7 +299,7 @@ func (s *stream) finish() error {
 		s.bytes = s.text.bytes
 	}
 	b.data = append(b.data, doneEvent...)
-	return s.write(b.data, time.Now())
+	return s.write(b.data, s.chat.elapsed())
 }
 
 // breakVisibly sends an error event, if there is still somebody to read it, and
@@ -309,7 +312,7 @@ func (s *stream) breakVisibly() {
 	}
 	s.chat.logError(s.chat.ctx, "stream broken off", s.err)
 	event := append([]byte(errorStart), statusOf(s.err).body()...)
-	s.chat.broken = s.write(append(event, "\n\n"...), time.Now()) == nil
+	s.chat.broken = s.write(append(event, "\n\n"...), s.chat.elapsed()) == nil
 }
 
 // A batch is whole events that leave together.
@@ -344,7 +347,7 @@ func (b *batch) full() bool {
 // goroutine at a time uses it, but for breakOff.
 type connection struct {
 	x     *exchange
-	until time.Time // the deadline that is set, zero if none is
+	until time.Duration // the deadline that is set, zero if none is
 	// brief is set where a deadline that passes between two writes would end
 	// the answer, as on HTTP/2: there it is lifted after each write.
 	brief      bool
@@ -369,7 +372,7 @@ func newConnection(x *exchange) connection {
 // write hands p to the writer; with flush, it is on its way to the client when
 // write returns. A write that fails, or whose writer panics, is the end of the
 // connection: the error says whether the client left or stopped reading.
-func (c *connection) write(p []byte, flush bool, now time.Time) error {
+func (c *connection) write(p []byte, flush bool, now time.Duration) error {
 	err := c.attempt(func() error {
 		if _, err := c.x.w.Write(p); err != nil || !flush {
 			return err
@@ -377,14 +380,14 @@ func (c *connection) write(p []byte, flush bool, now time.Time) error {
 		return c.flush() // a write may fail only now, though Write has returned nil
 	}, now)
 	if err == nil && c.brief {
-		c.setDeadline(time.Time{})
+		c.setDeadline(0)
 	}
 	return err
 }
 
 // attempt is exchange.attempt within WriteTimeout. One that fails is the end of
 // the connection.
-func (c *connection) attempt(call func() error, now time.Time) error {
+func (c *connection) attempt(call func() error, now time.Duration) error {
 	c.arm(now)
 	err := c.x.attempt(call)
 	if err != nil {
@@ -397,39 +400,43 @@ func (c *connection) attempt(call func() error, now time.Time) error {
 // arm sees that a write that begins now has its whole timeout, and little
 // more. On HTTP/1 the deadline is moved only once in a while, since moving it
 // costs.
-func (c *connection) arm(now time.Time) {
+func (c *connection) arm(now time.Duration) {
 	timeout := c.x.writeTimeout
 	if timeout <= 0 {
 		return
 	}
-	if least := now.Add(timeout); c.brief || c.until.Before(least) {
-		c.setDeadline(least.Add(min(timeout/8, time.Second)))
+	if c.brief || c.until < now+timeout {
+		c.setDeadline(now + timeout + min(timeout/8, time.Second))
 	}
 }
 
 // setDeadline has no effect on a connection that was broken off, nor on a
 // writer of the host's that has no deadlines: it has bounds of its own.
-func (c *connection) setDeadline(t time.Time) {
+func (c *connection) setDeadline(until time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.fixed {
 		return
 	}
-	c.until = t
-	c.fixed = c.x.attempt(func() error { return c.x.control.SetWriteDeadline(t) }) != nil
+	var deadline time.Time
+	if until > 0 {
+		deadline = c.x.began.Add(until)
+	}
+	c.until = until
+	c.fixed = c.x.attempt(func() error { return c.x.control.SetWriteDeadline(deadline) }) != nil
 }
 
 // sendWhole sends a JSON body in writes of bounded size, each with its own
 // timeout. It is on its way when OnChat is called, which may take long.
 func (c *connection) sendWhole(body []byte) error {
-	now := time.Now()
+	now := c.x.elapsed()
 	err := c.attempt(func() error {
 		c.x.setJSONHeaders(http.StatusOK, len(body))
 		return nil
 	}, now)
 	for err == nil && len(body) > maxWrite {
 		err = c.write(body[:maxWrite], false, now)
-		body, now = body[maxWrite:], time.Now()
+		body, now = body[maxWrite:], c.x.elapsed()
 	}
 	if err != nil {
 		return err
@@ -450,15 +457,15 @@ func (c *connection) flush() error {
 }
 
 // lost explains the failure of a write that began then.
-func (c *connection) lost(err error, began time.Time) error {
+func (c *connection) lost(err error, began time.Duration) error {
 	if c.stalledSince(began) {
 		return fmt.Errorf("%w: %w", errClientStalled, err)
 	}
 	return fmt.Errorf("%w: %w", errClientLeft, err)
 }
 
-func (c *connection) stalledSince(began time.Time) bool {
-	return c.x.writeTimeout > 0 && time.Since(began) >= c.x.writeTimeout
+func (c *connection) stalledSince(began time.Duration) bool {
+	return c.x.writeTimeout > 0 && c.x.elapsed()-began >= c.x.writeTimeout
 }
 
 // breakOff makes a write in progress fail, and every later one. Any goroutine
