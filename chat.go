@@ -136,21 +136,21 @@ func (x *exchange) findBot(uid, slug string) (Bot, error) {
 // may outlive the handler.
 type chat struct {
 	*exchange
-	answer        answer
-	conn          connection
-	failure       error       // what the engine has yielded; used in its goroutine
+	answer    answer
+	failure   error         // what the engine has yielded; used in its goroutine
+	heard     bool          // some text of the engine
+	firstText time.Duration // from the start of the request until then
+	conn      connection
+
 	whole         wholeAnswer // the answer, unless it is a stream
 	engineContext chatContext // what the engine is given
 	request       ChatRequest // likewise
+	report        *ChatReport // what is known from the start; nil if nobody wants it
 
 	ended     chan struct{} // closed when the answer has; nil if the engine runs in the handler's goroutine
 	concluded sync.Once     // with early and broken
 	early     bool          // before the engine has returned
 	broken    bool          // with an error event
-
-	heard     bool          // some text of the engine
-	firstText time.Duration // from the start of the request until then
-	report    *ChatReport   // what is known of it from the start; nil if nobody wants it
 
 	older, younger *chat       // among the youngChats
 	timeout        *time.Timer // these two watch the context, once the chat is no longer young

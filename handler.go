@@ -529,16 +529,19 @@ func (x *exchange) sendError(status int, body []byte) {
 	}
 }
 
-// attempt calls the host's ResponseWriter, and makes an error of its panic: a
-// chat is to end properly all the same, in whichever goroutine this is.
+// attempt calls the host's ResponseWriter, and makes an error of its panic.
 func (x *exchange) attempt(call func() error) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = recovered("calling the ResponseWriter", v)
-			x.logError(x.ctx, "the ResponseWriter panicked", err)
-		}
-	}()
+	defer x.survive(&err)
 	return call()
+}
+
+// survive is deferred where the host's ResponseWriter is called: a chat is to
+// end properly all the same, in whichever goroutine that is.
+func (x *exchange) survive(err *error) {
+	if v := recover(); v != nil {
+		*err = recovered("calling the ResponseWriter", v)
+		x.logError(x.ctx, "the ResponseWriter panicked", *err)
+	}
 }
 
 func (x *exchange) setErrorHeaders(answer StatusError) {

@@ -40,25 +40,30 @@ const (
 //
 // The right to write is a token, writing, that is passed under the mutex; the
 // mutex itself is not held during a write.
+//
+// What every fragment needs comes first: of a thousand paced streams, none is in
+// the processor's cache when its next fragment comes.
 type stream struct {
 	chat *chat
-	text textEncoder // used with mu held
+
+	mu        sync.Mutex
+	queue     *batch // whole events that wait for the writer; nil if there are none
+	text      textEncoder
+	fragments int // handed to the connection, as bytes
+	bytes     int64
+	began     time.Duration // when the last write did
+	wrote     time.Duration // when it ended
+	rapid     int           // fragments in a row that came on the heels of a write
+	writing   bool          // somebody has the right to write
+	over      bool          // no more fragments are taken
+	awaited   bool          // somebody waits for a change
 
 	committed bool // this and warned are used by who has the right to write
 	warned    bool
 
-	mu          sync.Mutex
-	changed     sync.Cond // there is room in the queue again, nobody writes any more, or the answer is over
-	queue       *batch    // whole events that wait for the writer; nil if there are none
-	writing     bool      // somebody has the right to write
-	rapid       int       // fragments in a row that came on the heels of a write
+	err         error     // why it is over; nil if the answer is whole
+	changes     sync.Cond // there is room in the queue again, nobody writes any more, or the answer is over
 	rapidWriter func()
-	began       time.Duration // when the last write did
-	wrote       time.Duration // when it ended
-	over        bool          // no more fragments are taken
-	err         error         // why it is over; nil if the answer is whole
-	fragments   int           // handed to the connection, as bytes
-	bytes       int64
 	silence     *time.Timer // for the next keep-alive
 }
 
@@ -73,7 +78,7 @@ const (
 
 func newStream(c *chat) *stream {
 	s := &stream{chat: c, wrote: c.elapsed()}
-	s.changed.L = &s.mu
+	s.changes.L = &s.mu
 	s.mu.Lock() // the timer may run at once
 	defer s.mu.Unlock()
 	s.silence = time.AfterFunc(c.keepAlive, s.breakSilence)
@@ -92,7 +97,7 @@ func (s *stream) fragment(text string) bool {
 	s.chat.hear(text)
 	for piece := 0; piece == 0 || text != ""; piece++ {
 		for s.queue.full() && !s.over {
-			s.changed.Wait()
+			s.await()
 		}
 		if s.over {
 			return false
@@ -157,7 +162,7 @@ func (s *stream) drain(now time.Duration) {
 		s.fragments += b.fragments
 		s.bytes += b.bytes
 		s.began = now
-		s.changed.Broadcast()
+		s.changed()
 
 		s.mu.Unlock()
 		err := s.write(b.data, now)
@@ -172,7 +177,20 @@ func (s *stream) drain(now time.Duration) {
 	}
 	s.writing = false
 	s.wrote = now
-	s.changed.Broadcast()
+	s.changed()
+}
+
+// await waits for a change.
+func (s *stream) await() {
+	s.awaited = true
+	s.changes.Wait()
+}
+
+func (s *stream) changed() {
+	if s.awaited {
+		s.awaited = false
+		s.changes.Broadcast()
+	}
 }
 
 // lose ends an answer that nobody takes any more. Middleware that ends the
@@ -239,7 +257,7 @@ func (s *stream) stopLocked(err error) (first bool) {
 		return false
 	}
 	s.over, s.err = true, err
-	s.changed.Broadcast()
+	s.changed()
 	s.chat.stopped()
 	return true
 }
@@ -274,7 +292,7 @@ func (s *stream) conclude() outcome {
 	defer s.mu.Unlock()
 	s.silence.Stop()
 	for s.writing {
-		s.changed.Wait()
+		s.await()
 	}
 	if s.err == nil {
 		s.err = s.finish()
@@ -373,25 +391,29 @@ func newConnection(x *exchange) connection {
 // write returns. A write that fails, or whose writer panics, is the end of the
 // connection: the error says whether the client left or stopped reading.
 func (c *connection) write(p []byte, flush bool, now time.Duration) error {
-	err := c.attempt(func() error {
-		if _, err := c.x.w.Write(p); err != nil || !flush {
-			return err
-		}
-		return c.flush() // a write may fail only now, though Write has returned nil
-	}, now)
-	if err == nil && c.brief {
+	c.arm(now)
+	if err := c.hand(p, flush); err != nil {
+		return c.lost(err, now)
+	}
+	if c.brief {
 		c.setDeadline(0)
 	}
-	return err
+	return nil
+}
+
+func (c *connection) hand(p []byte, flush bool) (err error) {
+	defer c.x.survive(&err)
+	if _, err = c.x.w.Write(p); err != nil || !flush {
+		return err
+	}
+	return c.flush() // a write may fail only now, though Write has returned nil
 }
 
 // attempt is exchange.attempt within WriteTimeout. One that fails is the end of
 // the connection.
 func (c *connection) attempt(call func() error, now time.Duration) error {
 	c.arm(now)
-	err := c.x.attempt(call)
-	if err != nil {
-		c.x.cut = true
+	if err := c.x.attempt(call); err != nil {
 		return c.lost(err, now)
 	}
 	return nil
@@ -456,8 +478,10 @@ func (c *connection) flush() error {
 	return err
 }
 
-// lost explains the failure of a write that began then.
+// lost explains the failure of a write that began then: nothing more reaches
+// the client.
 func (c *connection) lost(err error, began time.Duration) error {
+	c.x.cut = true
 	if c.stalledSince(began) {
 		return fmt.Errorf("%w: %w", errClientStalled, err)
 	}
