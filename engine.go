@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"iter"
+	"net/http"
 	"sync"
 	"time"
 
@@ -119,6 +120,108 @@ type ChatReport struct {
 	Err error
 }
 
+// A chat is one chat that has its place, up to the report of how it went.
+//
+// The engine runs in the handler's goroutine where that can be afforded: a
+// second one costs a silent stream a stack, a paced one a wake-up for each
+// fragment, and is the dearest part of an answer that is there at once. Then it
+// is the end of the context, in a goroutine of its own, that answers for an
+// engine that hangs, and takes the connection from under it. On HTTP/2 an
+// answer is not complete until the handler returns, and a writer that cannot
+// flush sends nothing until then: there the engine has its own goroutine, and
+// may outlive the handler.
+type chat struct {
+	*exchange
+	answer    answer
+	failure   error         // what the engine has yielded; used in its goroutine
+	heard     bool          // some text of the engine
+	firstText time.Duration // from the start of the request until then
+	conn      connection
+
+	whole         wholeAnswer // the answer, unless it is a stream
+	engineContext chatContext // what the engine is given
+	request       ChatRequest // likewise
+	report        *ChatReport // what is known from the start; nil if nobody wants it
+
+	ended     chan struct{} // closed when the answer has; nil if the engine runs in the handler's goroutine
+	concluded sync.Once     // with early and broken
+	early     bool          // before the engine has returned
+	broken    bool          // with an error event
+
+	older, younger *chat       // among the youngChats
+	timeout        *time.Timer // these two watch the context, once the chat is no longer young
+	leaving        func() bool
+
+	mu       sync.Mutex
+	returned bool        // the engine has, and the answer is concluded
+	detached bool        // the connection is closed already; not written any more when returned
+	slow     *time.Timer // these two wait for an engine that should return
+	hanging  *time.Timer
+}
+
+// An answer takes an engine's fragments to the client.
+type answer interface {
+	// fragment takes the next fragment and reports whether more are wanted. It
+	// is called in the goroutine of the engine.
+	fragment(text string) bool
+
+	// stop says that there will be no more, and why; nil if the answer is
+	// whole. Only the first call counts: stop reports whether it was that.
+	stop(err error) (first bool)
+
+	// conclude sends what comes at the end of the answer, and tells how it
+	// ended. It is called once, after stop, and is the last to touch the
+	// ResponseWriter.
+	conclude() outcome
+}
+
+// An outcome is how an answer ended, in the terms of a ChatReport.
+type outcome struct {
+	status, fragments int
+	bytes             int64
+	err               error
+}
+
+func newChat(x *exchange, request ChatRequest) *chat {
+	c := &chat{
+		exchange:      x,
+		engineContext: chatContext{x: x, began: x.elapsed()},
+		request:       request,
+		conn:          newConnection(x),
+	}
+	if x.onChat != nil {
+		c.report = &ChatReport{ // now: the engine may change its request
+			RequestID: x.identified.requestID,
+			Account:   x.account,
+			UserID:    request.UserID,
+			Bot:       request.Bot,
+			Stream:    request.Stream,
+		}
+	}
+	if request.Stream {
+		c.answer = newStream(c)
+	} else {
+		c.whole.chat = c
+		c.answer = &c.whole
+	}
+	return c
+}
+
+// converse lets the engine answer. When it returns, nobody will touch the
+// ResponseWriter any more.
+func (c *chat) converse() {
+	c.young.add(c)
+	defer c.linger()
+	defer c.leave()
+	defer c.conclude() // also when the engine ends this goroutine
+	if c.ended == nil {
+		c.run()
+		return
+	}
+	go c.run()
+	<-c.ended
+}
+
 var (
 	errNilIterator  = errors.New("the engine returned a nil iterator")
 	errEngineExited = errors.New("the engine ended its goroutine with runtime.Goexit")
@@ -171,6 +274,359 @@ func (c *chat) yield(text string, err error) bool {
 		c.concludeSoon()
 	}
 	return false
+}
+
+// hear is called by the answer for each fragment that it takes.
+func (c *chat) hear(text string) {
+	if !c.heard && text != "" {
+		c.heard, c.firstText = true, c.elapsed()
+	}
+}
+
+// stopped is called by the answer, once, when it takes no more fragments.
+func (c *chat) stopped() {
+	if c.ended != nil {
+		close(c.ended)
+	}
+}
+
+// endEarly ends the answer, and concludes it, before the engine has returned.
+func (c *chat) endEarly(err error) {
+	if c.answer.stop(err) {
+		c.concludeEarly()
+	}
+}
+
+// returnGrace is how long an engine may take to return after its last word
+// before its answer is concluded without it.
+const returnGrace = 20 * time.Millisecond
+
+// concludeSoon sees that an answer that has stopped is concluded, also if the
+// engine does not return. The caller is on the engine's stack, where nothing of
+// the host's may be called, or holds a lock of the answer.
+func (c *chat) concludeSoon() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended == nil && !c.returned {
+		c.slow = time.AfterFunc(returnGrace, c.concludeEarly)
+	}
+}
+
+// concludeEarly does not leave it to the handler's goroutine to conclude an
+// answer that has stopped, if the engine is there and may stay.
+func (c *chat) concludeEarly() {
+	defer func() {
+		if v := recover(); v != nil {
+			c.logError(c.ctx, "request failed", recovered("ending the answer", v))
+		}
+	}()
+	if c.ended == nil {
+		c.concluded.Do(func() { c.concludeOnce(true) })
+	}
+}
+
+// conclude ends the answer for the client, and reports it.
+func (c *chat) conclude() {
+	c.mu.Lock()
+	if c.slow != nil {
+		c.slow.Stop() // the engine has returned
+	}
+	c.mu.Unlock()
+	c.concluded.Do(func() { c.concludeOnce(false) })
+}
+
+func (c *chat) concludeOnce(early bool) {
+	c.early = early
+	ended := c.answer.conclude()
+	c.engineContext.end()
+	if early {
+		c.detachLater()
+	}
+	c.reportEnd(ended)
+}
+
+func (c *chat) detachLater() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.returned {
+		c.hanging = time.AfterFunc(detachAfter, c.detach)
+	}
+}
+
+// fail answers with an error instead of what the engine said. If the engine
+// still holds the handler's goroutine, the answer does not wait for that, and
+// the connection can serve nothing else.
+func (c *chat) fail(err error) (status int) {
+	if c.early {
+		_ = c.attempt(func() error { c.w.Header().Set("Connection", "close"); return nil })
+	}
+	status = c.refuse(err)
+	if c.ended == nil && !c.cut {
+		_ = c.attempt(c.control.Flush) // failed: the client is gone
+	}
+	return status
+}
+
+func (c *chat) reportEnd(ended outcome) {
+	if c.report == nil {
+		return
+	}
+	c.report.Status, c.report.Err = ended.status, ended.err
+	c.report.Fragments, c.report.Bytes = ended.fragments, ended.bytes
+	c.report.FirstFragment, c.report.Duration = c.firstText, c.elapsed()
+	ctx := context.WithoutCancel(c.ctx)
+	defer func() {
+		if v := recover(); v != nil {
+			c.logError(ctx, "OnChat panicked", recovered("calling OnChat", v))
+		}
+	}()
+	c.onChat(ctx, *c.report)
+}
+
+// watch has the answer ended when its context ends. A context that panics, of
+// the host's middleware, is met here where nobody else recovers.
+func (c *chat) watch() {
+	defer func() {
+		if v := recover(); v != nil {
+			c.logError(c.ctx, "a chat is not watched", recovered("watching the request's context", v))
+		}
+	}()
+	over := func() { c.endEarly(c.engineContext.cause()) }
+	if c.chatTimeout > 0 {
+		c.timeout = time.AfterFunc(c.chatTimeout-c.engineContext.age(), over)
+	}
+	c.leaving = context.AfterFunc(c.r.Context(), over)
+}
+
+func (c *chat) unwatch() {
+	if c.timeout != nil {
+		c.timeout.Stop()
+	}
+	if c.leaving != nil {
+		c.leaving()
+	}
+}
+
+// youngChats are the chats that nobody watches yet, the oldest first. Many
+// answers are there at once, and watching a context is the dearest part of
+// them: what has not ended when it is youth old is watched from then on, at
+// the latest at twice that age.
+type youngChats struct {
+	mu               sync.Mutex
+	oldest, youngest *chat
+	growing          bool // grow is about to be called
+}
+
+const youth = 10 * time.Millisecond
+
+func (y *youngChats) add(c *chat) {
+	if 0 < c.chatTimeout && c.chatTimeout < 2*youth {
+		c.watch()
+		return
+	}
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	if c.older = y.youngest; c.older != nil {
+		c.older.younger = c
+	} else {
+		y.oldest = c
+	}
+	y.youngest = c
+	if !y.growing {
+		y.growing = true
+		time.AfterFunc(youth, y.grow)
+	}
+}
+
+// remove is called when the chat is over. Nobody begins to watch it any more.
+func (y *youngChats) remove(c *chat) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	y.unlink(c)
+}
+
+// unlink does nothing to a chat that is not among them.
+func (y *youngChats) unlink(c *chat) {
+	if c.older != nil {
+		c.older.younger = c.younger
+	} else if y.oldest == c {
+		y.oldest = c.younger
+	}
+	if c.younger != nil {
+		c.younger.older = c.older
+	} else if y.youngest == c {
+		y.youngest = c.older
+	}
+	c.older, c.younger = nil, nil
+}
+
+func (y *youngChats) grow() {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	for c := y.oldest; c != nil && c.engineContext.age() >= youth; c = y.oldest {
+		y.unlink(c)
+		c.watch()
+	}
+	if y.growing = y.oldest != nil; y.growing {
+		time.AfterFunc(youth, y.grow)
+	}
+}
+
+// lingerTime is how long an answer that broke visibly stays uncut.
+const lingerTime = 250 * time.Millisecond
+
+// linger waits for the client to leave, as those do that know an error event.
+// Browsers drop what they have not read yet of an answer that is cut, and with
+// it the event that says why.
+func (c *chat) linger() {
+	if !c.broken || c.detached {
+		return
+	}
+	timer := time.NewTimer(lingerTime)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-c.r.Context().Done():
+	}
+}
+
+// leave is called when the engine has returned (or has a goroutine of its own)
+// and the answer is concluded: nothing here will touch the ResponseWriter after
+// it.
+func (c *chat) leave() {
+	c.young.remove(c)
+	c.unwatch()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.returned = true
+	for _, timer := range []*time.Timer{c.slow, c.hanging} {
+		if timer != nil {
+			timer.Stop()
+		}
+	}
+	c.conn.arm(c.elapsed()) // OnChat may have taken long, and net/http has the last bytes to write
+}
+
+// detachAfter is how long an engine may take to return when its answer has
+// ended, before its connection is taken from it.
+const detachAfter = lingerTime
+
+// detach takes the connection from the server and closes it, so that neither
+// the client nor http.Server.Shutdown waits for an engine that does not return.
+// An answer that middleware has encoded anew is left alone: its end is still to
+// be written.
+func (c *chat) detach() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.returned {
+		return
+	}
+	_ = c.attempt(func() error {
+		if !c.cut && c.w.Header().Get("Content-Length") == "" {
+			return nil
+		}
+		conn, _, err := c.control.Hijack()
+		if err != nil {
+			return err
+		}
+		c.detached = true
+		return conn.Close()
+	})
+}
+
+// canDetach is whether an answer can be sent, and its connection taken, before
+// the handler returns. It looks behind middleware as http.ResponseController
+// does.
+func canDetach(w http.ResponseWriter) bool {
+	flushes, hijacks := false, false
+	for {
+		switch w.(type) {
+		case http.Flusher, interface{ FlushError() error }:
+			flushes = true
+		}
+		if _, ok := w.(http.Hijacker); ok {
+			hijacks = true
+		}
+		wrapped, ok := w.(interface{ Unwrap() http.ResponseWriter })
+		if flushes && hijacks || !ok {
+			return flushes && hijacks
+		}
+		w = wrapped.Unwrap()
+	}
+}
+
+// A chatContext is the context of one engine. The context that really ends is
+// made when somebody asks for it: an engine that answers at once never does,
+// and making one is dear.
+type chatContext struct {
+	x     *exchange
+	began time.Duration // age counts from then
+
+	mu     sync.Mutex
+	made   context.Context
+	cancel context.CancelFunc
+	over   bool
+}
+
+func (c *chatContext) Deadline() (time.Time, bool) { return c.ending().Deadline() }
+func (c *chatContext) Done() <-chan struct{}       { return c.ending().Done() }
+func (c *chatContext) Err() error                  { return c.ending().Err() }
+
+func (c *chatContext) Value(key any) any {
+	if key == (requestContextKey{}) {
+		return &c.x.admitted
+	}
+	return c.ending().Value(key) // also what package context asks for, to end contexts derived from this one
+}
+
+// ending is the context that really ends.
+func (c *chatContext) ending() context.Context {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.made == nil {
+		c.made, c.cancel = c.make()
+		if c.over {
+			c.cancel()
+		}
+	}
+	return c.made
+}
+
+func (c *chatContext) make() (context.Context, context.CancelFunc) {
+	if c.x.chatTimeout <= 0 {
+		return context.WithCancel(&c.x.admitted)
+	}
+	return context.WithDeadlineCause(&c.x.admitted, c.x.began.Add(c.began).Add(c.x.chatTimeout), errTooLong)
+}
+
+// age is what ChatTimeout bounds.
+func (c *chatContext) age() time.Duration { return c.x.elapsed() - c.began }
+
+// end ends the context because the answer is over.
+func (c *chatContext) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.over = true
+	if c.made != nil {
+		c.cancel()
+	}
+}
+
+// cause says why the context has ended before the answer was over; nil if it
+// has not. A host that cancels the contexts of its requests may give a cause,
+// which then decides the answer.
+func (c *chatContext) cause() error {
+	switch cause := context.Cause(&c.x.admitted); {
+	case cause == context.Canceled:
+		return errClientLeft
+	case cause == context.DeadlineExceeded: // set by the host's middleware
+		return errTooLong
+	case cause != nil:
+		return cause
+	case c.x.chatTimeout > 0 && c.age() >= c.x.chatTimeout:
+		return errTooLong
+	}
+	return nil
 }
 
 // places are what MaxConcurrentChats and MaxChatsPerAccount count. A chat has
