@@ -143,7 +143,7 @@ type chat struct {
 	request       ChatRequest // likewise
 	report        *ChatReport // what is known from the start; nil if nobody wants it
 
-	ended     chan struct{} // closed when the answer has; nil if the engine runs in the handler's goroutine
+	ended     chan struct{} // closed when the answer has stopped; nil if nobody waits for that
 	concluded sync.Once     // with early and broken
 	early     bool          // before the engine has returned
 	broken    bool          // with an error event
@@ -207,6 +207,9 @@ func newChat(x *exchange, request ChatRequest) *chat {
 	return c
 }
 
+// holdsHandler is whether the engine runs in the handler's goroutine.
+func (c *chat) holdsHandler() bool { return c.ended == nil }
+
 // converse lets the engine answer. When it returns, nobody will touch the
 // ResponseWriter any more.
 func (c *chat) converse() {
@@ -214,7 +217,7 @@ func (c *chat) converse() {
 	defer c.linger()
 	defer c.leave()
 	defer c.conclude() // also when the engine ends this goroutine
-	if c.ended == nil {
+	if c.holdsHandler() {
 		c.run()
 		return
 	}
@@ -285,7 +288,7 @@ func (c *chat) hear(text string) {
 
 // stopped is called by the answer, once, when it takes no more fragments.
 func (c *chat) stopped() {
-	if c.ended != nil {
+	if !c.holdsHandler() {
 		close(c.ended)
 	}
 }
@@ -307,7 +310,7 @@ const returnGrace = 20 * time.Millisecond
 func (c *chat) concludeSoon() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ended == nil && !c.returned {
+	if c.holdsHandler() && !c.returned {
 		c.slow = time.AfterFunc(returnGrace, c.concludeEarly)
 	}
 }
@@ -320,7 +323,7 @@ func (c *chat) concludeEarly() {
 			c.logError(c.ctx, "request failed", recovered("ending the answer", v))
 		}
 	}()
-	if c.ended == nil {
+	if c.holdsHandler() {
 		c.concluded.Do(func() { c.concludeOnce(true) })
 	}
 }
@@ -361,7 +364,7 @@ func (c *chat) fail(err error) (status int) {
 		_ = c.attempt(func() error { c.w.Header().Set("Connection", "close"); return nil })
 	}
 	status = c.refuse(err)
-	if c.ended == nil && !c.cut {
+	if c.holdsHandler() && !c.cut {
 		_ = c.attempt(c.control.Flush) // failed: the client is gone
 	}
 	return status
