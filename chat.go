@@ -35,17 +35,14 @@ func (x *exchange) chat() error {
 	if err := x.places.take(x.account); err != nil {
 		return err
 	}
-	c := newChat(x, ChatRequest{
+	request := ChatRequest{
 		Bot:      bot,
 		Messages: asked.messages,
 		UserID:   asked.userID,
 		Stream:   asked.stream,
 		Extra:    asked.extra,
-	})
-	if engineApart {
-		c.ended = make(chan struct{})
 	}
-	c.converse()
+	newChat(x, request, engineApart).converse()
 	return nil
 }
 
@@ -60,8 +57,9 @@ func (x *exchange) readBody() (string, error) {
 	defer bodyChunks.Put(chunk)
 	var body strings.Builder
 	for {
-		n, err := fill(chunk[:], x.r.Body)
-		if int64(body.Len()+n) > x.maxBodyBytes {
+		left := x.maxBodyBytes - int64(body.Len())
+		n, err := fill(chunk[:1+min(left, bodyChunk-1)], x.r.Body)
+		if int64(n) > left {
 			return "", errBodyTooLarge
 		}
 		if n == bodyChunk {

@@ -148,13 +148,13 @@ type chat struct {
 	early     bool          // before the engine has returned
 	broken    bool          // with an error event
 
-	older, younger *chat       // among the youngChats
-	timeout        *time.Timer // these two watch the context, once the chat is no longer young
-	leaving        func() bool
+	older, younger *chat // among the youngChats
 
 	mu       sync.Mutex
 	returned bool        // the engine has, and the answer is concluded
 	detached bool        // the connection is closed already; not written any more when returned
+	timeout  *time.Timer // these two watch the context, once the chat is no longer young
+	leaving  func() bool
 	slow     *time.Timer // these two wait for an engine that should return
 	hanging  *time.Timer
 }
@@ -182,7 +182,9 @@ type outcome struct {
 	err               error
 }
 
-func newChat(x *exchange, request ChatRequest) *chat {
+// newChat has the engine run apart from the handler's goroutine, or in it. A
+// stream may be writing when it returns.
+func newChat(x *exchange, request ChatRequest, engineApart bool) *chat {
 	c := &chat{
 		exchange:      x,
 		engineContext: chatContext{x: x, began: x.elapsed()},
@@ -197,6 +199,9 @@ func newChat(x *exchange, request ChatRequest) *chat {
 			Bot:       request.Bot,
 			Stream:    request.Stream,
 		}
+	}
+	if engineApart {
+		c.ended = make(chan struct{})
 	}
 	if request.Stream {
 		c.answer = newStream(c)
@@ -386,14 +391,19 @@ func (c *chat) reportEnd(ended outcome) {
 	c.onChat(ctx, *c.report)
 }
 
-// watch has the answer ended when its context ends. A context that panics, of
-// the host's middleware, is met here where nobody else recovers.
+// watch has the answer ended when its context ends. It calls the context of the
+// host's middleware, which may do anything: only the end of this chat waits.
 func (c *chat) watch() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	defer func() {
 		if v := recover(); v != nil {
-			c.logError(c.ctx, "a chat is not watched", recovered("watching the request's context", v))
+			c.logError(c.ctx, "a leaving client will not be noticed", recovered("watching the request's context", v))
 		}
 	}()
+	if c.returned {
+		return
+	}
 	over := func() { c.endEarly(c.engineContext.cause()) }
 	if c.chatTimeout > 0 {
 		c.timeout = time.AfterFunc(c.chatTimeout-c.engineContext.age(), over)
@@ -401,19 +411,10 @@ func (c *chat) watch() {
 	c.leaving = context.AfterFunc(c.r.Context(), over)
 }
 
-func (c *chat) unwatch() {
-	if c.timeout != nil {
-		c.timeout.Stop()
-	}
-	if c.leaving != nil {
-		c.leaving()
-	}
-}
-
 // youngChats are the chats that nobody watches yet, the oldest first. Many
 // answers are there at once, and watching a context is the dearest part of
-// them: what has not ended when it is youth old is watched from then on, at
-// the latest at twice that age.
+// them: what has not ended when it is youth old is watched from then on, or
+// from no more than twice that age.
 type youngChats struct {
 	mu               sync.Mutex
 	oldest, youngest *chat
@@ -441,7 +442,7 @@ func (y *youngChats) add(c *chat) {
 	}
 }
 
-// remove is called when the chat is over. Nobody begins to watch it any more.
+// remove is called when the chat is over.
 func (y *youngChats) remove(c *chat) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
@@ -468,7 +469,7 @@ func (y *youngChats) grow() {
 	defer y.mu.Unlock()
 	for c := y.oldest; c != nil && c.engineContext.age() >= youth; c = y.oldest {
 		y.unlink(c)
-		c.watch()
+		go c.watch() // for which no other chat waits
 	}
 	if y.growing = y.oldest != nil; y.growing {
 		time.AfterFunc(youth, y.grow)
@@ -498,14 +499,16 @@ func (c *chat) linger() {
 // it.
 func (c *chat) leave() {
 	c.young.remove(c)
-	c.unwatch()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.returned = true
-	for _, timer := range []*time.Timer{c.slow, c.hanging} {
+	for _, timer := range []*time.Timer{c.timeout, c.slow, c.hanging} {
 		if timer != nil {
 			timer.Stop()
 		}
+	}
+	if c.leaving != nil {
+		c.leaving()
 	}
 	c.conn.arm(c.elapsed()) // OnChat may have taken long, and net/http has the last bytes to write
 }
@@ -617,8 +620,14 @@ func (c *chatContext) end() {
 
 // cause says why the context has ended before the answer was over; nil if it
 // has not. A host that cancels the contexts of its requests may give a cause,
-// which then decides the answer.
-func (c *chatContext) cause() error {
+// which then decides the answer; its context may panic, where nobody else would
+// recover.
+func (c *chatContext) cause() (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = recovered("asking the request's context", v)
+		}
+	}()
 	switch cause := context.Cause(&c.x.admitted); {
 	case cause == context.Canceled:
 		return errClientLeft

@@ -574,25 +574,73 @@ func TestYoungChatsEndInAnyOrder(t *testing.T) {
 	})
 }
 
-type panickingContext struct{ context.Context }
+// A hostContext is one that middleware has made itself.
+type hostContext struct {
+	context.Context
+	done func()
+	err  func()
+}
 
-func (panickingContext) Done() <-chan struct{} { panic("no channel") }
+func (c hostContext) Done() <-chan struct{} { c.done(); return c.Context.Done() }
+func (c hostContext) Err() error            { c.err(); return c.Context.Err() }
 
 func TestAContextThatPanicsIsOneChatsOnly(t *testing.T) {
-	is := is.New(t)
-	var log bytes.Buffer
-	o := testOptions(t, &log)
-	o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-		time.Sleep(5 * youth)
-		yield("ok", nil)
+	panics := func() { panic("no context") }
+	for _, c := range []struct {
+		name      string
+		done, err func()
+		body, log string
+	}{
+		{"in Done", panics, func() {}, `{"content":"ok"}`, "a leaving client will not be noticed"},
+		{"in Err", func() {}, panics, `{"detail":"Internal Server Error"}`, "request failed"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			is := is.New(t)
+			var log bytes.Buffer
+			o := testOptions(t, &log)
+			o.ChatTimeout = 5 * youth
+			o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+				time.Sleep(3 * youth)
+				yield("ok", nil)
+				if c.name == "in Err" {
+					time.Sleep(3 * youth) // past ChatTimeout
+				}
+			})
+			h := New(o)
+			got := do(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				h.ServeHTTP(w, r.WithContext(hostContext{r.Context(), c.done, c.err}))
+			}), "POST", "/v1/chat", chatBodyJSON("hi", false))
+			is.Equal(got.body, c.body)
+			is.True(strings.Contains(log.String(), c.log))
+			is.True(strings.Contains(log.String(), "no context"))
+		})
+	}
+}
+
+func TestAContextThatBlocksHoldsUpNoOtherChat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		o := testOptions(t, t.Output())
+		var chats atomic.Int64
+		o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			if chats.Add(1) == 1 {
+				time.Sleep(time.Minute)
+			}
+			yield("ok", nil)
+		})
+		h := New(o)
+		blocks := func() { time.Sleep(time.Second) }
+		blocking := serveInMemory(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			h.ServeHTTP(w, r.WithContext(hostContext{r.Context(), blocks, func() {}}))
+		}))
+		var all sync.WaitGroup
+		all.Go(func() { is.Equal(ask(t, blocking, false).body, `{"content":"ok"}`) })
+		time.Sleep(3 * youth)
+		start := time.Now()
+		is.Equal(ask(t, serveInMemory(t, h), false).body, `{"content":"ok"}`)
+		is.Equal(time.Since(start), time.Duration(0))
+		all.Wait()
 	})
-	h := New(o)
-	got := do(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h.ServeHTTP(w, r.WithContext(panickingContext{r.Context()}))
-	}), "POST", "/v1/chat", chatBodyJSON("hi", false))
-	is.Equal(got.body, `{"content":"ok"}`)
-	is.True(strings.Contains(log.String(), "a chat is not watched"))
-	is.True(strings.Contains(log.String(), "no channel"))
 }
 
 func TestNoChatTimeout(t *testing.T) {
@@ -629,7 +677,12 @@ func TestTheLongestLimits(t *testing.T) {
 					time.Sleep(24 * time.Hour)
 					yield("ok", ctx.Err())
 				})
-				is.Equal(ask(t, serveInMemory(t, way.mount(New(o))), way.stream).status, 200)
+				server := serveInMemory(t, way.mount(New(o)), func(s *http.Server) {
+					if way.name != "one answer, the writer cannot flush" { // nor lift a deadline
+						s.WriteTimeout = time.Minute
+					}
+				})
+				is.Equal(ask(t, server, way.stream).status, 200)
 			})
 		})
 	}

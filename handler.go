@@ -39,7 +39,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math"
 	"math/rand/v2"
 	"net/http"
 	"runtime/debug"
@@ -150,14 +149,15 @@ func New(o Options) http.Handler {
 }
 
 // never is longer than any answer.
-const never = math.MaxInt64
+const never = 100 * 365 * 24 * time.Hour
 
-// orDefault completes a duration; what is left below zero means no limit.
+// orDefault completes a duration; what is left below zero means no limit. What
+// it returns can be added to a moment.
 func orDefault(d, whenZero time.Duration) time.Duration {
 	if d == 0 {
 		return whenZero
 	}
-	return d
+	return min(d, never)
 }
 
 type handler struct {

@@ -309,6 +309,26 @@ func TestTheBodyLimit(t *testing.T) {
 // Many clients read nothing before they have sent everything. A refusal that
 // does not take what they send is lost to a reset. Here no buffer of the system
 // takes it in the handler's stead.
+// A body that is too large is refused when it is, not when it is over.
+func TestABodyTooLargeThatPauses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		o := testOptions(t, t.Output())
+		o.MaxBodyBytes = 100
+		server := serveInMemory(t, New(o), func(s *http.Server) { s.ReadTimeout = time.Hour })
+		conn := server.dial()
+		defer conn.Close()
+		start := time.Now()
+		fmt.Fprintf(conn, "POST /v1/chat HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %s\r\nTransfer-Encoding: chunked\r\n\r\nc8\r\n%s\r\n",
+			testKey, strings.Repeat(" ", 200))
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		is.NoErr(err)
+		is.Equal(res.StatusCode, 413)
+		is.True(res.Close)
+		is.Equal(time.Since(start), drainTime)
+	})
+}
+
 func TestARefusalReachesAClientThatSendsEverythingFirst(t *testing.T) {
 	body := strings.Repeat("x", 7<<19) // 3.5 MiB
 	for _, c := range []struct {

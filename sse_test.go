@@ -281,8 +281,6 @@ func (s *streamRead) add(event string) error {
 	return nil
 }
 
-// Events have room for 4 KiB, whatever the text is made of, and a text that
-// fits into one is not cut.
 // Eight and 32 bytes are looked at together: any byte, at any place, between any
 // neighbours that could spill into it, must be found as by itself.
 func TestPlainTextEndsAtTheFirstSpecialByte(t *testing.T) {
@@ -310,6 +308,8 @@ func TestPlainTextEndsAtTheFirstSpecialByte(t *testing.T) {
 	}
 }
 
+// Events have room for 4 KiB, whatever the text is made of, and a text that
+// fits into one is not cut.
 func TestALongFragmentIsCutBetweenCharacters(t *testing.T) {
 	const room = 4<<10 - len(`data: {"content":"`) - len("\"}\n\n")
 	tests := map[string]struct {

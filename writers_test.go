@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -405,4 +406,30 @@ func TestARefusalThatIsNotRead(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A failingWriter takes nothing, and can neither flush nor be hijacked.
+type failingWriter struct{ header http.Header }
+
+func (w *failingWriter) Header() http.Header       { return w.header }
+func (w *failingWriter) WriteHeader(int)           {}
+func (w *failingWriter) Write([]byte) (int, error) { return 0, errBroken }
+
+// The first keep-alive may fail before the engine has begun.
+func TestAKeepAliveMayFailAtOnce(t *testing.T) {
+	is := is.New(t)
+	o := testOptions(t, io.Discard)
+	o.KeepAlive = 1
+	var reports atomic.Int64
+	o.OnChat = func(context.Context, ChatReport) { reports.Add(1) }
+	h := New(o)
+	for range 300 {
+		r := httptest.NewRequest("POST", "/v1/chat", strings.NewReader(chatBodyJSON("hi", true)))
+		r.Header.Set("Authorization", "Bearer "+testKey)
+		func() {
+			defer func() { is.Equal(recover(), http.ErrAbortHandler) }()
+			h.ServeHTTP(&failingWriter{make(http.Header)}, r)
+		}()
+	}
+	is.Equal(reports.Load(), int64(300))
 }
