@@ -189,7 +189,6 @@ func (w *wholeAnswer) conclude() outcome {
 	w.mu.Lock() // an engine that does not stop may still be calling
 	defer w.mu.Unlock()
 	if w.err != nil {
-		w.chat.conn.arm(w.chat.elapsed())
 		return outcome{status: w.chat.fail(w.err), err: w.err}
 	}
 	w.begin()

@@ -298,9 +298,10 @@ func (c *chat) stopped() {
 	}
 }
 
-// endEarly ends the answer, and concludes it, before the engine has returned.
-func (c *chat) endEarly(err error) {
-	if c.answer.stop(err) {
+// endEarly ends the answer because its context has ended, and concludes it,
+// before the engine has returned.
+func (c *chat) endEarly() {
+	if c.answer.stop(c.engineContext.cause()) {
 		c.concludeEarly()
 	}
 }
@@ -365,6 +366,7 @@ func (c *chat) detachLater() {
 // still holds the handler's goroutine, the answer does not wait for that, and
 // the connection can serve nothing else.
 func (c *chat) fail(err error) (status int) {
+	c.conn.arm(c.elapsed())
 	if c.early {
 		_ = c.attempt(func() error { c.w.Header().Set("Connection", "close"); return nil })
 	}
@@ -404,11 +406,10 @@ func (c *chat) watch() {
 	if c.returned {
 		return
 	}
-	over := func() { c.endEarly(c.engineContext.cause()) }
 	if c.chatTimeout > 0 {
-		c.timeout = time.AfterFunc(c.chatTimeout-c.engineContext.age(), over)
+		c.timeout = time.AfterFunc(c.chatTimeout-c.engineContext.age(), c.endEarly)
 	}
-	c.leaving = context.AfterFunc(c.r.Context(), over)
+	c.leaving = context.AfterFunc(c.r.Context(), c.endEarly)
 }
 
 // youngChats are the chats that nobody watches yet, the oldest first. Many

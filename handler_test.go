@@ -306,9 +306,6 @@ func TestTheBodyLimit(t *testing.T) {
 	}
 }
 
-// Many clients read nothing before they have sent everything. A refusal that
-// does not take what they send is lost to a reset. Here no buffer of the system
-// takes it in the handler's stead.
 // A body that is too large is refused when it is, not when it is over.
 func TestABodyTooLargeThatPauses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -329,6 +326,9 @@ func TestABodyTooLargeThatPauses(t *testing.T) {
 	})
 }
 
+// Many clients read nothing before they have sent everything. A refusal that
+// does not take what they send is lost to a reset. Here no buffer of the system
+// takes it in the handler's stead.
 func TestARefusalReachesAClientThatSendsEverythingFirst(t *testing.T) {
 	body := strings.Repeat("x", 7<<19) // 3.5 MiB
 	for _, c := range []struct {

@@ -301,7 +301,6 @@ func (s *stream) conclude() outcome {
 	}
 	status := http.StatusOK
 	if !s.committed {
-		s.chat.conn.arm(s.chat.elapsed())
 		status = s.chat.fail(s.err)
 	}
 	return outcome{status, s.fragments, s.bytes, s.err}
