@@ -339,17 +339,24 @@ func (s *loadServer) count(conn net.Conn, plan string) (events int) {
 	}
 }
 
-// streams runs many streams at once and waits for them.
-func (s *loadServer) streams(count int, plan string, seen func(stream int, text []byte)) {
+// connections uses many connections at once and waits for their users.
+func (s *loadServer) connections(count int, use func(i int, conn net.Conn)) {
 	var all sync.WaitGroup
 	for i := range count {
 		all.Go(func() {
 			conn := s.dial()
 			defer conn.Close()
-			s.stream(conn, plan, func(text []byte) { seen(i, text) })
+			use(i, conn)
 		})
 	}
 	all.Wait()
+}
+
+// streams runs many streams at once and waits for them.
+func (s *loadServer) streams(count int, plan string, seen func(stream int, text []byte)) {
+	s.connections(count, func(i int, conn net.Conn) {
+		s.stream(conn, plan, func(text []byte) { seen(i, text) })
+	})
 }
 
 // A loadFigure is one measured number of one round.
@@ -413,15 +420,9 @@ func BenchmarkLoadFast(b *testing.B) {
 	compareLoad(b, loadKinds, func(s *loadServer) loadFigures {
 		before, start := s.counts(""), time.Now()
 		var events atomic.Int64
-		var all sync.WaitGroup
-		for range clients {
-			all.Go(func() {
-				conn := s.dial()
-				defer conn.Close()
-				events.Add(int64(s.count(conn, fmt.Sprint("fast ", fragments))))
-			})
-		}
-		all.Wait()
+		s.connections(clients, func(_ int, conn net.Conn) {
+			events.Add(int64(s.count(conn, fmt.Sprint("fast ", fragments))))
+		})
 		elapsed, after := time.Since(start), s.counts("")
 		if events.Load() != clients*fragments {
 			b.Errorf("%d events", events.Load())
@@ -476,21 +477,15 @@ func BenchmarkLoadOverload(b *testing.B) {
 // is given, and returns how much later each event was read.
 func (s *loadServer) delays(streams int, plan string, atMost time.Duration) []time.Duration {
 	each := make([][]time.Duration, streams)
-	var all sync.WaitGroup
-	for i := range streams {
-		all.Go(func() {
-			conn := s.dial()
-			defer conn.Close()
-			if atMost > 0 {
-				_ = conn.SetReadDeadline(time.Now().Add(atMost))
-			}
-			s.stream(conn, plan, func(text []byte) {
-				stamp, _ := strconv.ParseInt(string(text), 10, 64)
-				each[i] = append(each[i], time.Duration(time.Now().UnixNano()-stamp))
-			})
+	s.connections(streams, func(i int, conn net.Conn) {
+		if atMost > 0 {
+			_ = conn.SetReadDeadline(time.Now().Add(atMost))
+		}
+		s.stream(conn, plan, func(text []byte) {
+			stamp, _ := strconv.ParseInt(string(text), 10, 64)
+			each[i] = append(each[i], time.Duration(time.Now().UnixNano()-stamp))
 		})
-	}
-	all.Wait()
+	})
 	return slices.Concat(each...)
 }
 
@@ -508,24 +503,18 @@ func BenchmarkLoadOneAnswer(b *testing.B) {
 	compareLoad(b, loadKinds, func(s *loadServer) loadFigures {
 		request := s.request("whole", body)
 		before := s.counts("")
-		var all sync.WaitGroup
-		for range clients {
-			all.Go(func() {
-				conn := s.dial()
-				defer conn.Close()
-				reader := bufio.NewReader(conn)
-				for range requests {
-					_, _ = conn.Write(request)
-					res, err := http.ReadResponse(reader, nil)
-					if err != nil || res.StatusCode != http.StatusOK {
-						b.Errorf("%v, %v", res, err)
-						return
-					}
-					_, _ = io.Copy(io.Discard, res.Body)
+		s.connections(clients, func(_ int, conn net.Conn) {
+			reader := bufio.NewReader(conn)
+			for range requests {
+				_, _ = conn.Write(request)
+				res, err := http.ReadResponse(reader, nil)
+				if err != nil || res.StatusCode != http.StatusOK {
+					b.Errorf("%v, %v", res, err)
+					return
 				}
-			})
-		}
-		all.Wait()
+				_, _ = io.Copy(io.Discard, res.Body)
+			}
+		})
 		after := s.counts("")
 		const n = clients * requests
 		return loadFigures{
