@@ -1,42 +1,50 @@
 package botapi
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 	"unicode"
-
-	"golang.org/x/sync/singleflight"
 )
 
-// KeyVerifier decides whose an API key is. The host provides it; the handler
-// calls it once for each request to a known path, before it reads the body,
-// from many goroutines at once.
-//
-// The context ends when the client goes away and answers [RequestIDFrom]. The
-// key has at least one byte and no white space; nothing else is known of it.
-//
-// Exactly one of account and err counts: with a nil error, account is what
-// [AccountFrom] returns for the rest of the request, and what the limit for
-// each account goes by. Errors become answers:
-//   - an error that is [ErrInvalidKey]: 401 "Invalid API key";
-//   - a [StatusError]: its own status and text, for instance a 429 for an
-//     account that has used up its month;
-//   - any other error, and a panic: 500, logged with the request id and not
-//     shown to the client. Should the error's text hold the key, it is struck
-//     out of the log.
+// KeyVerifier decides which account an API key belongs to. It must be safe for
+// concurrent use.
 type KeyVerifier interface {
+	// VerifyKey returns the account of a valid key. [AccountFrom] returns it for
+	// the rest of the request, and MaxChatsPerAccount counts by it.
+	//
+	// It is called once for each request that carries a key to a known path,
+	// before the request body is read. The key is not empty and has no white
+	// space in it.
+	//
+	// The context carries the request id ([RequestIDFrom]) and is cancelled when
+	// the client disconnects. On HTTP/1, net/http notices that only after the
+	// body has been read, and the handler sets no deadline: a verifier that may
+	// block should set its own. [CacheKeys] sets one.
+	//
+	// If err is not nil, account is ignored and err decides the answer:
+	//   - a [StatusError]: its own status and detail, for instance 429 for an
+	//     account that has used up its quota;
+	//   - [ErrInvalidKey]: 401 "Invalid API key";
+	//   - any other error, and a panic: 500. It is logged with the request id
+	//     and not shown to the client.
+	//
+	// The first two may be wrapped. The key is removed from what is logged; with
+	// a key shorter than 8 bytes, the text of the error is not logged at all.
 	VerifyKey(ctx context.Context, key string) (account string, err error)
 }
 
-// KeyVerifierFunc makes a [KeyVerifier] of a function.
+// KeyVerifierFunc is a function that is a [KeyVerifier].
 type KeyVerifierFunc func(ctx context.Context, key string) (account string, err error)
 
 // VerifyKey calls f.
@@ -44,11 +52,11 @@ func (f KeyVerifierFunc) VerifyKey(ctx context.Context, key string) (string, err
 	return f(ctx, key)
 }
 
-// ErrInvalidKey is what a [KeyVerifier] returns, alone or wrapped, for a key
-// that it does not accept. The client gets a 401.
+// ErrInvalidKey is returned by a [KeyVerifier], alone or wrapped, for a key that
+// is not valid. The client gets a 401.
 var ErrInvalidKey = errors.New("botapi: invalid API key")
 
-// authenticate returns the account that the request's key belongs to.
+// authenticate returns the account of the request's key.
 func (x *exchange) authenticate() (account string, err error) {
 	key, ok := bearerKey(x.r.Header)
 	if !ok {
@@ -59,9 +67,9 @@ func (x *exchange) authenticate() (account string, err error) {
 			err = withoutKey(recovered("verifying the key", v), key)
 		}
 	}()
-	account, err = x.keys.VerifyKey(x.ctx, key)
+	account, err = x.handler.keys.VerifyKey(x.ctx, key)
 	if err != nil {
-		return "", withoutKey(err, key)
+		return "", withoutKey(checked(err), key)
 	}
 	return account, nil
 }
@@ -81,38 +89,76 @@ func bearerKey(header http.Header) (key string, ok bool) {
 	return key, true
 }
 
-// withoutKey returns err with a text that does not hold the key: what a
-// verifier says of a key it could not look up is logged, and logs are read by
-// people who must not have keys.
+// withoutKey returns err with a text that does not hold the key: the error may
+// be logged, and keys must not be.
 func withoutKey(err error, key string) error {
-	return &keylessError{err: err, key: key}
+	text := "the verifier's error is not logged: the key is too short to be struck out of it"
+	if len(key) >= minStruckOut {
+		text = strikeOut(err.Error(), spellings(key))
+	}
+	return &keylessError{err: err, text: text}
 }
+
+// minStruckOut is the shortest key that is struck out of a text. A shorter one
+// would garble the text, and could be guessed from the gaps.
+const minStruckOut = 8
 
 type keylessError struct {
-	err error
-	key string
+	err  error
+	text string
 }
 
-// Error strikes the key out as it is, and as URLs and quoted strings write it.
-func (e *keylessError) Error() string {
-	text := e.err.Error()
-	quoted := strconv.Quote(e.key)
-	for _, key := range []string{e.key, url.QueryEscape(e.key), url.PathEscape(e.key), quoted[1 : len(quoted)-1]} {
-		text = strings.ReplaceAll(text, key, "[key]")
-	}
-	return text
-}
+func (e *keylessError) Error() string { return e.text }
 
 func (e *keylessError) Unwrap() error { return e.err }
+
+// spellings are the key as it is, and as URLs, Go and JSON write it.
+func spellings(key string) []string {
+	quoted, ascii := strconv.Quote(key), strconv.QuoteToASCII(key)
+	encoded, _ := json.Marshal(key) // a string always has a JSON form
+	return []string{
+		key, url.QueryEscape(key), url.PathEscape(key),
+		quoted[1 : len(quoted)-1], ascii[1 : len(ascii)-1], string(encoded[1 : len(encoded)-1]),
+	}
+}
+
+// strikeOut replaces every occurrence of the secrets by [key], overlapping ones
+// too. All are found in the original text, so that no replacement is replaced.
+func strikeOut(text string, secrets []string) string {
+	type span struct{ start, end int }
+	var spans []span
+	for _, secret := range secrets {
+		for from := 0; ; {
+			i := strings.Index(text[from:], secret)
+			if i < 0 {
+				break
+			}
+			from += i + 1
+			spans = append(spans, span{from - 1, from - 1 + len(secret)})
+		}
+	}
+	slices.SortFunc(spans, func(a, b span) int { return cmp.Compare(a.start, b.start) })
+	var struck strings.Builder
+	end := 0 // of the last occurrence
+	for _, found := range spans {
+		if found.start >= end {
+			struck.WriteString(text[end:found.start])
+			struck.WriteString("[key]")
+		}
+		end = max(end, found.end)
+	}
+	struck.WriteString(text[end:])
+	return struck.String()
+}
 
 // digest is all that is kept of a key.
 type digest [sha256.Size]byte
 
-// StaticKeys returns a [KeyVerifier] for a fixed set of keys, each with its
-// account. It keeps only SHA-256 digests, and compares a key with all of them
-// in constant time, so that how long it takes says nothing of the keys: meant
-// for up to some hundreds. The map is not used after the call. A key that is
-// empty or has white space in it can never match.
+// StaticKeys returns a [KeyVerifier] for a fixed set of keys, a map of keys to
+// accounts. The map is not used after the call, and only SHA-256 digests of the
+// keys are kept. Every key is compared with all of them in constant time, so
+// that the response time reveals nothing about the keys: use it for up to a few
+// hundred. A key that is empty or contains white space never matches.
 func StaticKeys(keys map[string]string) KeyVerifier {
 	static := make(staticKeys, 0, len(keys))
 	for key, account := range keys {
@@ -142,40 +188,38 @@ func (keys staticKeys) VerifyKey(_ context.Context, key string) (string, error) 
 }
 
 const (
-	// cachedKeys bounds what CacheKeys remembers: about 1.5 MB.
+	// cachedKeys bounds the memory of CacheKeys: about 1.5 MB.
 	cachedKeys = 10_000
-	// lookupTimeout bounds one lookup behind CacheKeys, which goes on when the
-	// request that began it has ended, since others may wait for it too.
+	// lookupTimeout bounds one call of the verifier behind CacheKeys.
 	lookupTimeout = 30 * time.Second
 )
 
-// CacheKeys returns a [KeyVerifier] that asks v and remembers each good key,
-// by its digest, for ttl: a revoked key goes on working for at most that long.
-// A ttl of zero or less remembers nothing. Up to 10,000 keys are remembered;
-// beyond that, one makes room for another. Refused keys and errors are not
-// remembered.
+// CacheKeys returns a [KeyVerifier] that calls v and caches valid keys, by their
+// SHA-256 digests, for ttl. A revoked key is accepted until its entry expires. A
+// ttl of zero or less disables the cache. It holds up to 10,000 keys; when it is
+// full, an arbitrary key is evicted. Errors are not cached.
 //
-// Requests with the same key that come while v is looking it up wait for that
-// one lookup and share its result. The lookup has the values of the first
-// request's context but not its end: it may take 30 seconds, each request
-// waits for it as long as its own context lasts, and a client that leaves
-// fails nobody else.
+// Concurrent requests with the same key share one call of v. Its context carries
+// the values of the first request, has a timeout of 30 seconds, and is cancelled
+// when no request waits for the result any more: one client that disconnects
+// does not affect the others. If v panics or calls [runtime.Goexit], all of them
+// get a 500.
 //
-// CacheKeys panics when v is nil.
+// CacheKeys panics if v is nil.
 func CacheKeys(v KeyVerifier, ttl time.Duration) KeyVerifier {
 	if v == nil {
 		panic("botapi: CacheKeys: the KeyVerifier is nil")
 	}
-	return &keyCache{verifier: v, ttl: ttl, known: make(map[digest]knownKey)}
+	return &keyCache{verifier: v, ttl: ttl, known: make(map[digest]knownKey), lookups: make(map[digest]*lookup)}
 }
 
 type keyCache struct {
 	verifier KeyVerifier
 	ttl      time.Duration
-	lookups  singleflight.Group
 
-	mu    sync.Mutex
-	known map[digest]knownKey
+	mu      sync.Mutex
+	known   map[digest]knownKey
+	lookups map[digest]*lookup
 }
 
 type knownKey struct {
@@ -183,68 +227,113 @@ type knownKey struct {
 	expires time.Time
 }
 
+// A lookup is one call of the verifier, shared by the requests that wait for it.
+type lookup struct {
+	cancel  context.CancelFunc
+	waiting int           // requests, guarded by keyCache.mu; at zero the lookup is abandoned for good
+	done    chan struct{} // closed when account and err are set
+	account string
+	err     error
+}
+
+var errVerifierExited = errors.New("the key verifier ended its goroutine with runtime.Goexit")
+
 func (c *keyCache) VerifyKey(ctx context.Context, key string) (string, error) {
 	sum := digest(sha256.Sum256([]byte(key)))
-	if account, ok := c.recall(sum); ok {
-		return account, nil
-	}
-	result := c.lookups.DoChan(string(sum[:]), func() (any, error) {
-		return c.lookUp(context.WithoutCancel(ctx), key, sum)
-	})
-	select {
-	case <-ctx.Done():
-		return "", ctx.Err()
-	case r := <-result:
-		account, _ := r.Val.(string)
-		return account, r.Err
+	for {
+		if account, ok := c.recall(sum); ok {
+			return account, nil
+		}
+		l, joined := c.join(ctx, key, sum)
+		select {
+		case <-l.done:
+			if joined {
+				return l.account, l.err
+			}
+		case <-ctx.Done():
+			if joined {
+				c.leave(l)
+			}
+			return "", ctx.Err()
+		}
 	}
 }
 
-// lookUp asks the verifier. A panic becomes an error here: nobody could
-// recover it outside the goroutine that singleflight calls this in.
-func (c *keyCache) lookUp(ctx context.Context, key string, sum digest) (account string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
-	defer cancel()
+// join returns the lookup of this key, and starts one if there is none. An
+// abandoned one is returned but not joined, since its context is cancelled: the
+// caller waits for its end and tries again.
+func (c *keyCache) join(ctx context.Context, key string, sum digest) (l *lookup, joined bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l, found := c.lookups[sum]; found {
+		if l.waiting > 0 {
+			l.waiting++
+		}
+		return l, l.waiting > 0
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookupTimeout)
+	l = &lookup{cancel: cancel, waiting: 1, done: make(chan struct{})}
+	c.lookups[sum] = l
+	go c.lookUp(ctx, l, key, sum)
+	return l, true
+}
+
+// leave cancels the lookup when no request waits for it any more.
+func (c *keyCache) leave(l *lookup) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l.waiting--; l.waiting == 0 {
+		l.cancel()
+	}
+}
+
+// lookUp calls the verifier and always finishes the lookup, also when the
+// verifier panics or ends the goroutine.
+func (c *keyCache) lookUp(ctx context.Context, l *lookup, key string, sum digest) {
+	l.err = errVerifierExited
 	defer func() {
 		if v := recover(); v != nil {
-			account, err = "", recovered("verifying the key", v)
+			l.err = recovered("verifying the key", v)
 		}
+		c.finish(l, sum)
 	}()
-	account, err = c.verifier.VerifyKey(ctx, key)
-	if err == nil {
-		c.remember(sum, account)
+	l.account, l.err = c.verifier.VerifyKey(ctx, key)
+}
+
+func (c *keyCache) finish(l *lookup, sum digest) {
+	l.cancel()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l.err == nil {
+		c.remember(sum, l.account)
 	}
-	return account, err
+	delete(c.lookups, sum)
+	close(l.done)
 }
 
 func (c *keyCache) recall(sum digest) (account string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	known, ok := c.known[sum]
-	if !ok {
-		return "", false
-	}
-	if !time.Now().Before(known.expires) {
-		delete(c.known, sum)
+	if !ok || !time.Now().Before(known.expires) {
 		return "", false
 	}
 	return known.account, true
 }
 
+// remember is called with the lock held.
 func (c *keyCache) remember(sum digest, account string) {
 	if c.ttl <= 0 {
 		return
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if len(c.known) >= cachedKeys {
 		c.forgetOne()
 	}
 	c.known[sum] = knownKey{account, time.Now().Add(c.ttl)}
 }
 
-// forgetOne makes room: whichever key the map yields first. Any choice is
-// right, since a forgotten key costs one lookup, and this one costs nothing.
+// forgetOne evicts whichever key the map yields first: a wrong choice costs one
+// lookup, a better one would cost time and memory.
 func (c *keyCache) forgetOne() {
 	for sum := range c.known {
 		delete(c.known, sum)

@@ -6,7 +6,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
+	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -56,6 +57,7 @@ func TestAuthorization(t *testing.T) {
 		{"a wrong key", []string{"Bearer key-of-acm"}, refused},
 		{"a key in another case", []string{"Bearer KEY-OF-ACME"}, refused},
 		{"a key in quotes", []string{`Bearer "key-of-acme"`}, refused},
+		{"a sign before the key", []string{"Bearer ~key-of-acme"}, refused},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			is := is.New(t)
@@ -260,16 +262,108 @@ func TestCacheKeysAsksOnceForAllWhoWait(t *testing.T) {
 	})
 }
 
+// A lookup that nobody waits for is worth nothing: without an end of its own,
+// requests that leave at once would pile up lookups.
+func TestALookupEndsWhenNobodyWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		start := time.Now()
+		ended := make(chan error, 1)
+		var took time.Duration
+		cache := CacheKeys(KeyVerifierFunc(func(ctx context.Context, _ string) (string, error) {
+			<-ctx.Done()
+			took = time.Since(start)
+			ended <- ctx.Err()
+			return "", ctx.Err()
+		}), time.Hour)
+		var group sync.WaitGroup
+		for i := range 3 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i+1)*time.Second)
+			defer cancel()
+			group.Go(func() {
+				if _, err := cache.VerifyKey(ctx, "k"); !errors.Is(err, context.DeadlineExceeded) {
+					t.Error(err)
+				}
+			})
+		}
+		group.Wait()
+		is.Equal(<-ended, context.Canceled)
+		is.Equal(took, 3*time.Second) // with the last of them, not before
+	})
+}
+
+// One lookup at a time also holds for a lookup that was abandoned. Who comes
+// before it is over shares neither its context nor its error.
+func TestAnAbandonedLookupFailsNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		var running atomic.Int64
+		keys := &countingKeys{fail: func(ctx context.Context, _ string) error {
+			if running.Add(1) > 1 {
+				t.Error("two lookups at a time")
+			}
+			defer running.Add(-1)
+			time.Sleep(time.Second) // it does not look at its context until then
+			return ctx.Err()
+		}}
+		cache := CacheKeys(keys, time.Hour)
+		first, leave := context.WithTimeout(t.Context(), time.Second/2)
+		defer leave()
+		_, err := cache.VerifyKey(first, "k")
+		is.True(errors.Is(err, context.DeadlineExceeded))
+
+		second, leave := context.WithTimeout(t.Context(), time.Second/4)
+		defer leave()
+		_, err = cache.VerifyKey(second, "k")
+		is.True(errors.Is(err, context.DeadlineExceeded)) // it waits no longer than it wants to
+
+		var group sync.WaitGroup
+		for range 3 {
+			group.Go(func() {
+				if account, err := cache.VerifyKey(t.Context(), "k"); account != "account of k" || err != nil {
+					t.Errorf("%q, %v", account, err)
+				}
+			})
+		}
+		group.Wait()
+		is.Equal(keys.asked.Load(), int64(2))
+	})
+}
+
+// A fake that calls t.Fatal ends the goroutine it runs in.
+func TestAVerifierThatEndsItsGoroutine(t *testing.T) {
+	is := is.New(t)
+	var logged testLog
+	o := testOptions(t, &logged)
+	keys := &countingKeys{fail: func(context.Context, string) error {
+		runtime.Goexit()
+		return nil
+	}}
+	o.Keys = CacheKeys(keys, time.Hour)
+	h := New(o)
+	for range 2 {
+		got := do(t, h, "GET", "/v1/bots", "")
+		is.Equal(got.status, 500)
+		is.Equal(got.body, `{"detail":"Internal Server Error"}`)
+	}
+	is.True(strings.Contains(logged.String(), "runtime.Goexit"))
+	keys.fail = nil
+	is.Equal(do(t, h, "GET", "/v1/bots", "").status, 200)
+}
+
 func TestALookupHasItsFirstRequestsValues(t *testing.T) {
 	is := is.New(t)
 	o := testOptions(t, t.Output())
+	var lookup context.Context
 	o.Keys = CacheKeys(KeyVerifierFunc(func(ctx context.Context, _ string) (string, error) {
+		lookup = ctx
 		is.Equal(RequestIDFrom(ctx), "r-1")
 		is.Equal(AccountFrom(ctx), "")
 		return testAccount, nil
 	}), time.Hour)
 	h := New(o)
 	is.Equal(do(t, h, "GET", "/v1/bots", "", "X-Request-Id", "r-1").status, 200)
+	is.Equal(lookup.Err(), context.Canceled) // it holds nothing any more
 	is.Equal(do(t, h, "GET", "/v1/bots", "", "X-Request-Id", "r-2").status, 200)
 }
 
@@ -316,7 +410,7 @@ func TestAClientLeavesWhileItsKeyIsVerified(t *testing.T) {
 	for _, cached := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			is := is.New(t)
-			var logged lockedBuffer
+			var logged testLog
 			var verifier KeyVerifier = KeyVerifierFunc(func(ctx context.Context, _ string) (string, error) {
 				select {
 				case <-ctx.Done():
@@ -344,8 +438,64 @@ func TestAClientLeavesWhileItsKeyIsVerified(t *testing.T) {
 }
 
 func TestAKeyIsStruckOutHoweverItIsWritten(t *testing.T) {
+	for _, c := range []struct{ name, key, text, want string }{
+		{"nowhere", "key-of-acme", "no table", "no table"},
+		{"as it is", "key-of-acme", "no row for key-of-acme: key-of-acme", "no row for [key]: [key]"},
+		{"in a URL", `c2V+a/b"==`, "?key=c2V%2Ba%2Fb%22%3D%3D /c2V+a%2Fb%22==", "?key=[key] /[key]"},
+		{"quoted", `c2V+a/b"==`, `"c2V+a/b\"=="`, `"[key]"`},
+		{"quoted in ASCII", "clé-d'acme", `"cl\u00e9-d'acme"`, `"[key]"`},
+		{"in JSON", `k<e&y>"==`, `{"key":"k\u003ce\u0026y\u003e\"=="}`, `{"key":"[key]"}`},
+		{"quoted, with what Go spells by itself", "clé\a-d'acme", `"clé\a-d'acme"`, `"[key]"`},
+		{"in JSON before as it is", `c2V+a/b"==`, `c2V+a/b\"== for c2V+a/b"==`, "[key] for [key]"},
+		{"one spelling begins another", "%2525252", "/%252525252", "/[key]"},
+		{"one overlaps itself", "abcabcab", "abcabcabcab", "[key]"},
+		{"one after the other", "12345678", "1234567812345678", "[key][key]"},
+		{"one that looks like the mark", "[key][key", "not [key][key]", "not [key]]"},
+		{"8 bytes", "selected", "cannot selected from x", "cannot [key] from x"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			is := is.New(t)
+			is.Equal(withoutKey(errors.New(c.text), c.key).Error(), c.want)
+		})
+	}
+}
+
+// Struck out of a text, a short key would show by what is missing, and leave
+// little that can be read.
+func TestNothingIsLoggedOfAVerifierWithAShortKey(t *testing.T) {
+	for name, verify := range map[string]func() (string, error){
+		"an error": func() (string, error) { return "", errors.New("SELECT: no table") },
+		"a cause":  func() (string, error) { return "", StatusError{Status: 429, Err: errors.New("SELECT: no table")} },
+		"a panic":  func() (string, error) { panic("SELECT: no table") },
+	} {
+		for _, key := range []string{"e", "7-bytes"} {
+			t.Run(name+" with "+key, func(t *testing.T) {
+				is := is.New(t)
+				var logged testLog
+				o := testOptions(t, &logged)
+				o.Keys = KeyVerifierFunc(func(context.Context, string) (string, error) { return verify() })
+				got := do(t, New(o), "GET", "/v1/bots", "", "Authorization", "Bearer "+key, "X-Request-Id", "r-1")
+				is.True(got.status == 500 || got.status == 429)
+				is.True(strings.Contains(logged.String(), "request_id=r-1"))
+				is.True(strings.Contains(logged.String(), "the key is too short"))
+				is.True(!strings.Contains(logged.String(), "SELECT"))
+				is.True(!strings.Contains(logged.String(), "[key]"))
+			})
+		}
+	}
+}
+
+// brokenError is an error whose own methods fail, saying more than they should.
+type brokenError struct{ key string }
+
+func (e brokenError) Error() string { panic("no text for " + e.key) }
+
+func TestAKeyIsStruckOutOfAPanicOfItsError(t *testing.T) {
 	is := is.New(t)
-	const key = `c2V+a/b"==`
-	err := withoutKey(fmt.Errorf("GET /verify?key=%s or %s: %q, %s", url.QueryEscape(key), url.PathEscape(key), key, key), key)
-	is.Equal(err.Error(), `GET /verify?key=[key] or [key]: "[key]", [key]`)
+	var logged testLog
+	o := testOptions(t, &logged)
+	o.Keys = KeyVerifierFunc(func(_ context.Context, key string) (string, error) { return "", brokenError{key} })
+	is.Equal(do(t, New(o), "GET", "/v1/bots", "").status, 500)
+	is.True(strings.Contains(logged.String(), "no text for [key]"))
+	is.True(!strings.Contains(logged.String(), testKey))
 }

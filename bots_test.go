@@ -6,7 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -24,7 +27,7 @@ const listedBots = `[{"uid":"11111111-1111-4111-8111-111111111111","slug":"echo"
 func TestAListToTheByte(t *testing.T) {
 	is := is.New(t)
 	h := New(testOptions(t, t.Output()))
-	for range 2 { // as it is made, and as it is remembered
+	for range 2 { // four times: as it is made, as it comes again, and as it is kept
 		for _, path := range []string{"/v1/bots", "/bots"} {
 			got := do(t, h, "GET", path, "")
 			is.Equal(got.status, 200)
@@ -50,6 +53,92 @@ func TestHEADIsAnsweredWithoutABody(t *testing.T) {
 	New(testOptions(t, t.Output())).ServeHTTP(recorder, request)
 	is.Equal(recorder.Code, 200)
 	is.Equal(recorder.Body.Len(), 0)
+}
+
+// net/http would drop what is written twice, or behind a 304; middleware may not.
+func TestAListIsWrittenOnce(t *testing.T) {
+	is := is.New(t)
+	h := New(testOptions(t, t.Output()))
+	ask := func(ifNoneMatch string) *httptest.ResponseRecorder {
+		recorder := httptest.NewRecorder()
+		request := httptest.NewRequest("GET", "/v1/bots", nil)
+		request.Header.Set("Authorization", "Bearer "+testKey)
+		request.Header.Set("If-None-Match", ifNoneMatch)
+		h.ServeHTTP(recorder, request)
+		return recorder
+	}
+	list := ask("")
+	is.Equal(list.Body.String(), listedBots)
+	is.Equal(ask(list.Header().Get("ETag")).Body.Len(), 0)
+}
+
+// A client that has the list already is told so.
+func TestAListThatHasNotChanged(t *testing.T) {
+	o := testOptions(t, t.Output())
+	server := httptest.NewServer(New(o))
+	defer server.Close()
+	ask := func(method, ifNoneMatch string) answered {
+		return doAt(t, server.Client(), server.URL, method, "/v1/bots", "", "If-None-Match", ifNoneMatch)
+	}
+	etag := ask("GET", "-").header.Get("ETag")
+	for _, c := range []struct {
+		name, ifNoneMatch string
+		status            int
+	}{
+		{"its tag", etag, 304},
+		{"its tag as a weak one", "W/" + etag, 304},
+		{"one of a list", `"a,b" , W/"c",` + etag, 304},
+		{"one of a list, as a weak one", `"a", W/` + etag + `, "b"`, 304},
+		{"any", "*", 304},
+		{"any, with spaces", " * ", 304},
+		{"no header", "-", 200},
+		{"an empty header", "", 200},
+		{"another tag", `"a"`, 200},
+		{"the tag without its quotes", strings.Trim(etag, `"`), 200},
+		{"the start of a longer tag", strings.TrimSuffix(etag, `"`) + `0"`, 200},
+		{"the end of a longer tag", `"0` + strings.TrimPrefix(etag, `"`), 200},
+		{"a star in a tag", `"*"`, 200},
+	} {
+		for _, method := range []string{"GET", "HEAD"} {
+			t.Run(c.name+", "+method, func(t *testing.T) {
+				is := is.New(t)
+				got := ask(method, c.ifNoneMatch)
+				is.NoErr(got.err)
+				is.Equal(got.status, c.status)
+				is.Equal(got.header.Get("ETag"), etag)
+				is.Equal(got.header.Get("Cache-Control"), "private, no-cache")
+				is.True(got.header.Get("X-Request-Id") != "")
+				if c.status == 304 {
+					is.Equal(got.body, "")
+					is.Equal(got.header.Get("Content-Type"), "")
+					is.Equal(got.header.Get("Content-Length"), "")
+				} else {
+					is.Equal(got.body != "", method == "GET")
+				}
+			})
+		}
+	}
+	t.Run("without a key", func(t *testing.T) {
+		is := is.New(t)
+		got := doAt(t, server.Client(), server.URL, "GET", "/v1/bots", "", "If-None-Match", etag, "Authorization", "-")
+		is.Equal(got.status, 401)
+		is.Equal(got.header.Get("ETag"), "")
+	})
+	t.Run("which another process lists", func(t *testing.T) {
+		is := is.New(t)
+		is.Equal(do(t, New(testOptions(t, t.Output())), "GET", "/v1/bots", "", "If-None-Match", etag).status, 304)
+	})
+	t.Run("until it has", func(t *testing.T) {
+		is := is.New(t)
+		is.NoErr(o.Bots.(*MemoryStore).Replace(otherBot, echoBot))
+		got := ask("GET", etag)
+		is.Equal(got.status, 200)
+		is.True(strings.HasPrefix(got.body, "["))
+		is.True(strings.HasPrefix(got.header.Get("ETag"), `"`)) // a strong one
+		is.True(got.header.Get("ETag") != etag)
+		is.NoErr(o.Bots.(*MemoryStore).Replace(echoBot, otherBot))
+		is.Equal(ask("GET", etag).status, 304)
+	})
 }
 
 // bots returns options with a store that lists what list returns.
@@ -97,7 +186,9 @@ func TestAListIsNeverStale(t *testing.T) {
 		change()
 		want, err := json.Marshal(append([]Bot{}, reused...))
 		is.NoErr(err)
-		is.Equal(decodedJSON(t, do(t, h, "GET", "/v1/bots", "").body), decodedJSON(t, string(want)))
+		for range 3 { // as it is made, as it comes again, and as it is kept
+			is.Equal(decodedJSON(t, do(t, h, "GET", "/v1/bots", "").body), decodedJSON(t, string(want)))
+		}
 	}
 }
 
@@ -142,6 +233,174 @@ func TestEachAccountGetsItsOwnList(t *testing.T) {
 	group.Wait()
 }
 
+// differingLists are two lists that differ in their last bot only, and share no
+// memory, as those that a database returns.
+func differingLists() [2][]Bot {
+	lists := [2][]Bot{manyBots(1000), manyBots(1000)}
+	for _, list := range lists {
+		for i := range list {
+			list[i].Description = strings.Clone(list[i].Description)
+		}
+	}
+	lists[1][999].Name = "Ohce"
+	return lists
+}
+
+// What such a list costs beside its encoding is memory: it is encoded into one
+// buffer over and over. The bound leaves room for buffers that a pool loses.
+func TestListsThatDifferShareABuffer(t *testing.T) {
+	is := is.New(t)
+	const rounds = 100
+	lists := differingLists()
+	body := len(appendBots(nil, lists[0]))
+	var l listing
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for i := range rounds {
+		l.encode(lists[i%2]).free(nil)
+	}
+	runtime.ReadMemStats(&after)
+	is.True(after.TotalAlloc-before.TotalAlloc < rounds*5/2*uint64(body))
+}
+
+func BenchmarkListsThatDiffer(b *testing.B) {
+	lists := differingLists()
+	for name, of := range map[string]int{"alternating": 2, "the same": 1} {
+		b.Run(name, func(b *testing.B) {
+			i := 0
+			h := New(bots(b, func(context.Context) ([]Bot, error) {
+				i++
+				return lists[i%of], nil
+			}))
+			benchmarkRequest(b, h, "GET", "/v1/bots", "")
+		})
+	}
+	b.Run("encode-anew", func(b *testing.B) {
+		b.ReportAllocs()
+		var body []byte
+		for b.Loop() {
+			body = appendBots(body[:0], lists[0])
+		}
+	})
+}
+
+// Each write of a list has WriteTimeout, as those of a chat have: on a pipe,
+// which has no buffer, a client that does not read is felt at once.
+func TestAClientThatDoesNotTakeItsList(t *testing.T) {
+	list := manyBots(1000)
+	size := len(appendBots(nil, list))
+	for _, c := range []struct {
+		name    string
+		timeout time.Duration
+		waits   time.Duration // before it reads
+		whole   bool
+	}{
+		{"reads in time", 0, DefaultWriteTimeout - time.Second, true},
+		{"does not read", 0, time.Hour, false},
+		{"reads at last, where nothing bounds a write", -1, time.Hour, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				o := bots(t, func(context.Context) ([]Bot, error) { return list, nil })
+				o.WriteTimeout, o.ChatTimeout = c.timeout, -1
+				h, start := New(o), time.Now()
+				returned := make(chan time.Duration, 1)
+				server := serveInMemory(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					defer func() { returned <- time.Since(start) }()
+					h.ServeHTTP(w, r)
+				}))
+				conn := server.dial()
+				defer conn.Close()
+				_, err := conn.Write([]byte(lines(listLine, host, key, closing)))
+				is.NoErr(err)
+				time.Sleep(c.waits)
+				read, err := io.ReadAll(conn)
+				took := <-returned
+				is.Equal(len(read) > size, c.whole)
+				if c.whole {
+					is.NoErr(err)
+					is.Equal(took, c.waits)
+				} else {
+					is.True(took >= DefaultWriteTimeout && took <= DefaultWriteTimeout+time.Second)
+				}
+			})
+		})
+	}
+}
+
+// On HTTP/2 a client opens a window of bytes for each answer. What is larger by
+// less than the server's buffer is sent when the handler has returned, if
+// nothing flushes it before. No deadline would bound that.
+func TestAClientThatDoesNotTakeItsAnswerOnHTTP2(t *testing.T) {
+	const window = 16 << 10
+	for name, answer := range map[string]func() ([]Bot, error){
+		"1000 bots": func() ([]Bot, error) { return manyBots(1000), nil },
+		"80 bots":   func() ([]Bot, error) { return manyBots(80), nil },
+		"a refusal": func() ([]Bot, error) { return nil, StatusError{Status: 503, Detail: strings.Repeat("x", window)} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				if list, err := answer(); err == nil {
+					is.True(len(appendBots(nil, list)) > window)
+				}
+				o := bots(t, func(context.Context) ([]Bot, error) { return answer() })
+				server := serveInMemory(t, New(o), func(s *http.Server) { s.Protocols = clearTextHTTP2() })
+				client := server.client()
+				transport := client.Transport.(*http.Transport)
+				transport.Protocols = clearTextHTTP2()
+				transport.HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: window}
+				request, err := http.NewRequest("GET", "http://memory/v1/bots", nil)
+				is.NoErr(err)
+				request.Header.Set("Authorization", "Bearer "+testKey)
+				response, err := client.Do(request)
+				is.NoErr(err)
+				defer response.Body.Close()
+				time.Sleep(time.Minute)
+				read, err := io.ReadAll(response.Body)
+				is.True(err != nil) // reset long ago
+				is.Equal(len(read), window)
+			})
+		})
+	}
+}
+
+// The server's own WriteTimeout is meant for answers of one size; a list goes
+// on as long as its client reads.
+func TestAListOutlivesTheServersWriteTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		server := serveInMemory(t, New(testOptions(t, t.Output())), func(s *http.Server) { s.WriteTimeout = time.Second })
+		conn := server.dial()
+		defer conn.Close()
+		_, err := conn.Write([]byte(lines(listLine, host, key, closing)))
+		is.NoErr(err)
+		time.Sleep(DefaultWriteTimeout - time.Second)
+		read, err := io.ReadAll(conn)
+		is.NoErr(err)
+		is.True(strings.HasSuffix(string(read), listedBots))
+	})
+}
+
+// Nor is a body that does not come waited for longer than the server's
+// ReadTimeout: a list lifts none that it does not need lifted.
+func TestAListWhoseBodyDoesNotCome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		server := serveInMemory(t, New(testOptions(t, t.Output())), func(s *http.Server) { s.ReadTimeout = time.Second })
+		conn := server.dial()
+		defer conn.Close()
+		start := time.Now()
+		_, err := conn.Write([]byte(lines(listLine, host, key, "Content-Length: 10")))
+		is.NoErr(err)
+		read, err := io.ReadAll(conn)
+		is.NoErr(err)
+		is.True(strings.HasSuffix(string(read), listedBots))
+		is.Equal(time.Since(start), time.Second)
+	})
+}
+
 // What host errors become is tested with the other interfaces; a list is
 // refused by HEAD in the same way, without a body.
 func TestAListThatFails(t *testing.T) {
@@ -159,6 +418,8 @@ func TestAListThatFails(t *testing.T) {
 			got := do(t, New(o), "GET", "/v1/bots", "", "X-Request-Id", "r-1")
 			is.Equal(got.status, 500)
 			is.Equal(got.body, `{"detail":"Internal Server Error"}`)
+			is.Equal(got.header.Get("ETag"), "")
+			is.Equal(got.header.Get("Cache-Control"), "")
 			is.True(strings.Contains(logged.String(), "no table"))
 			is.True(strings.Contains(logged.String(), "request_id=r-1"))
 
@@ -181,7 +442,7 @@ func TestAListThatFails(t *testing.T) {
 	t.Run("the end of its client", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			is := is.New(t)
-			var logged lockedBuffer
+			var logged testLog
 			o := testOptions(t, &logged)
 			o.Bots = &fakeStore{bots: func(ctx context.Context) ([]Bot, error) {
 				<-ctx.Done()

@@ -43,7 +43,7 @@ const (
 )
 
 func TestFaultCampaign(t *testing.T) {
-	before := measure()
+	before := heapInUse()
 	c := newCampaign(t, *campaignSeed, *campaignChats)
 	c.run()
 	c.checkReports()
@@ -52,34 +52,19 @@ func TestFaultCampaign(t *testing.T) {
 	c.server.Close()
 	c.handlers.Wait()
 	c.server, c.http2, c.handler, c.plans = nil, nil, nil, nil
-	after := measure()
-	if after.goroutines > before.goroutines {
-		t.Errorf("seed %d: %d goroutines before, %d after", *campaignSeed, before.goroutines, after.goroutines)
-	}
-	if grown := int64(after.heap) - int64(before.heap); grown > 4<<20 {
+	if grown := heapInUse() - before; grown > 4<<20 {
 		t.Errorf("seed %d: the heap has grown by %d bytes", *campaignSeed, grown)
 	}
 }
 
-type measured struct {
-	goroutines int
-	heap       uint64
-}
-
-// measure waits for goroutines that are about to end, and for garbage.
-func measure() (m measured) {
-	for range 20 {
-		runtime.GC()
-		var memory runtime.MemStats
-		runtime.ReadMemStats(&memory)
-		now := measured{runtime.NumGoroutine(), memory.HeapAlloc}
-		if now == m || now.goroutines <= 2 {
-			return now
-		}
-		m = now
-		time.Sleep(20 * time.Millisecond)
-	}
-	return m
+// heapInUse is what two collections leave: the first empties the pools. Whether
+// goroutines are left is TestMain's to see.
+func heapInUse() int64 {
+	runtime.GC()
+	runtime.GC()
+	var memory runtime.MemStats
+	runtime.ReadMemStats(&memory)
+	return int64(memory.HeapAlloc)
 }
 
 // A campaignPlan is one chat: what each part of it is going to do, and what was
@@ -108,6 +93,7 @@ type campaignSeen struct {
 	status int // 0: none
 	bytes  int // of text
 	whole  bool
+	waited time.Duration // from its first byte to the end
 }
 
 func (p *campaignPlan) String() string {
@@ -454,7 +440,8 @@ func (c *campaign) chat(p *campaignPlan) {
 	defer conn.Close()
 	tcp := conn.(*net.TCPConn)
 	_ = tcp.SetReadBuffer(8 << 10)
-	_ = tcp.SetDeadline(time.Now().Add(time.Minute))
+	began := time.Now()
+	_ = tcp.SetDeadline(began.Add(time.Minute))
 	if p.send(tcp) != nil {
 		return // refused and cut while it was still sending
 	}
@@ -462,6 +449,7 @@ func (c *campaign) chat(p *campaignPlan) {
 		_ = tcp.CloseWrite()
 	}
 	received, err := p.read(tcp)
+	p.seen.waited = time.Since(began)
 	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
 		c.fail(p, "no end after a minute")
 	}
@@ -489,8 +477,10 @@ func (c *campaign) chatOverHTTP2(p *campaignPlan) {
 	}
 	r.Header.Set("Authorization", fmt.Sprintf("Bearer chat-%d", p.number))
 	r.Header.Set("X-Request-Id", fmt.Sprintf("id-%d", p.number))
+	began := time.Now()
 	res, err := c.http2.Do(r)
 	if err != nil {
+		p.seen.waited = time.Since(began)
 		if err := p.missing(err); err != nil {
 			c.fail(p, "%v", err)
 		}
@@ -498,6 +488,7 @@ func (c *campaign) chatOverHTTP2(p *campaignPlan) {
 	}
 	defer res.Body.Close()
 	received, err := p.read(res.Body)
+	p.seen.waited = time.Since(began)
 	if ctx.Err() != nil {
 		c.fail(p, "no end after a minute")
 	}
@@ -587,7 +578,7 @@ func (p *campaignPlan) look(received []byte) error {
 	body, err := io.ReadAll(res.Body)
 	complete := err == nil
 	err = p.lookAt(res, body, complete)
-	if err == nil && p.sending == "two requests" && p.readsAll() && complete && !res.Close && p.ending != "exits" { // which may end the connection's goroutine
+	if err == nil && p.sending == "two requests" && p.isOwedAll() && complete && !res.Close && p.ending != "exits" { // which may end the connection's goroutine
 		err = lookAtSecond(from)
 	}
 	return err
@@ -613,9 +604,16 @@ func (p *campaignPlan) lookAt(res *http.Response, body []byte, complete bool) er
 	return p.lookAtWhole(string(body), complete)
 }
 
+// isOwedAll is whether nothing excuses an answer that breaks off without a sign.
+// A write that has had its WriteTimeout does: a busy machine may let that pass
+// before the client has had a chance to read.
+func (p *campaignPlan) isOwedAll() bool {
+	return p.readsAll() && p.seen.waited < campaignWriteTimeout
+}
+
 // missing is an error if the client should have had an answer.
 func (p *campaignPlan) missing(err error) error {
-	if p.readsAll() && p.sendsWell() {
+	if p.isOwedAll() && p.sendsWell() {
 		return fmt.Errorf("no answer: %w", err)
 	}
 	return nil
@@ -663,7 +661,7 @@ func (p *campaignPlan) lookAtStream(body string, complete bool) error {
 		return fmt.Errorf("the text is not a prefix of what the engine has yielded: %.300q", read.text())
 	case read.done && (read.text() != text || p.endStatus() != 200):
 		return errors.New("a terminator behind half an answer")
-	case complete != read.done && p.readsAll():
+	case complete && !read.done && p.readsAll(), !complete && read.done && p.isOwedAll():
 		return fmt.Errorf("terminated %t, but complete %t", read.done, complete)
 	}
 	return nil
@@ -759,7 +757,7 @@ func (p *campaignPlan) checkReport() error {
 		return errors.New("the status is not what the client saw")
 	case p.seen.whole && !isWhole:
 		return errors.New("the client has a whole answer, the report has not")
-	case isWhole && !p.seen.whole && p.readsAll():
+	case isWhole && !p.seen.whole && p.isOwedAll():
 		return errors.New("the report has a whole answer, the client has not")
 	case isWhole && (r.Fragments != len(p.fragments) || r.Bytes != int64(len(text)) || r.Status != 200):
 		return fmt.Errorf("%d fragments and %d bytes of a whole answer of %d and %d", r.Fragments, r.Bytes, len(p.fragments), len(text))
@@ -777,13 +775,13 @@ func (p *campaignPlan) checkErr(r ChatReport) error {
 	// On a slow machine, time may be over for any answer. On HTTP/2, the end of
 	// a write's time is a reset like that of a client's.
 	late := errors.Is(err, context.DeadlineExceeded) || p.http2 && r.Duration >= campaignWriteTimeout
-	lost := errors.Is(err, errClientStalled) || errors.Is(err, context.Canceled)
+	lost := errors.Is(err, ErrClientStalled) || errors.Is(err, context.Canceled)
 	switch {
 	case err == nil && planned:
 		return errors.New("an engine that failed counts as whole")
 	case err == nil || late:
 		return nil
-	case lost && p.readsAll() && p.reading != "late" && !errors.Is(err, errClientStalled):
+	case lost && p.readsAll() && p.reading != "late" && !errors.Is(err, ErrClientStalled):
 		return fmt.Errorf("the client did not leave: %w", err)
 	case !lost && !planned:
 		return fmt.Errorf("nothing has failed: %w", err)
@@ -791,18 +789,18 @@ func (p *campaignPlan) checkErr(r ChatReport) error {
 	return nil
 }
 
-// checkPlaces takes all places at once: none was lost.
+// checkPlaces takes all places at once, when the last engine has returned: none
+// was lost.
 func (c *campaign) checkPlaces() {
-	for deadline := time.Now().Add(10 * time.Second); c.engines.Load() > 0 && time.Now().Before(deadline); {
-		time.Sleep(time.Millisecond)
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
 	places := c.handler.places
+	if err := places.all.Acquire(ctx, campaignPlaces); err != nil {
+		c.t.Errorf("seed %d: places were lost: %v", c.seed, err)
+	}
 	places.mu.Lock()
 	defer places.mu.Unlock()
 	if len(places.taken) > 0 {
 		c.t.Errorf("seed %d: places are still taken: %v", c.seed, places.taken)
-	}
-	if !places.all.TryAcquire(campaignPlaces) {
-		c.t.Errorf("seed %d: places were lost", c.seed)
 	}
 }

@@ -1,16 +1,20 @@
 package botapi
 
 import (
+	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"math"
+	"log/slog"
 	"net/http"
 	"os"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 	"unicode/utf16"
 	"unicode/utf8"
 
@@ -31,33 +35,286 @@ func (x *exchange) chat() error {
 	if err != nil {
 		return err
 	}
-	engineApart := x.r.ProtoMajor != 1 || !canDetach(x.w)
-	if err := x.places.take(x.account); err != nil {
+	c := &chat{exchange: x, requestDone: x.r.Context().Done(), stopped: make(chan struct{})}
+	x.conn.outlive() // as all that may panic, before there is a place to lose
+	if err := c.place.take(x.handler.places, x.account); err != nil {
 		return err
 	}
-	request := ChatRequest{
+	c.prepare(ChatRequest{
 		Bot:      bot,
 		Messages: asked.messages,
 		UserID:   asked.userID,
 		Stream:   asked.stream,
 		Extra:    asked.extra,
-	}
-	newChat(x, request, engineApart).converse()
+	})
+	c.live()
 	return nil
+}
+
+// A chat is one chat that has its place, up to the report of how it went.
+//
+//	asked ─► running ─► stopped ─► ended ─► reported ─► the handler returns
+//
+// The handler's goroutine owns it, and moves it from each state to the next:
+//
+//   - asked: the engine has a goroutine of its own, which hands each fragment to
+//     the answer. A stream writes it there and then.
+//   - running: the handler waits, in one place, for the first reason to stop.
+//     The engine and a failed write give theirs; that the client has left, that
+//     the host has ended the request, or that time is up, the handler sees
+//     itself.
+//   - stopped: the first reason is recorded; what comes later is none. From now
+//     on no fragment is taken. Only then the engine's context is cancelled: it
+//     may yield that as an error, which must not be the reason.
+//   - ended: nobody writes any more but the handler, which has sent what belongs
+//     at the end. If that fails, this is the reason for an answer that was whole
+//     until then.
+//   - reported: OnChat knows.
+//
+// An engine that has not returned is waited for, but not for long. Nothing that
+// it does reaches the client.
+//
+// What goroutines share is atomic here, and guarded by the lock of the answer
+// there. reason belongs to whoever has set stopping; once stopped is closed, to
+// the handler, like all else.
+type chat struct {
+	exchange    *exchange
+	place       place
+	run         engineRun
+	answer      answer
+	streamed    bool
+	began       time.Duration   // when the engine was asked
+	timer       *time.Timer     // for the next thing to wait for
+	requestDone <-chan struct{} // closed when the client leaves, or the host ends the request
+	stopping    atomic.Bool     // there is a reason to stop
+	stopped     chan struct{}   // closed when it is recorded
+	reason      error           // nil if the answer is whole
+	firstText   atomic.Int64    // when the engine's first text came; 0 if none has
+	told        bool            // the client has an error event to read
+	status      int             // sent
+	report      *ChatReport     // nil if nobody wants one
+}
+
+// An answer takes an engine's fragments to the client.
+type answer interface {
+	// fragment takes the next fragment, in the engine's goroutine, and reports
+	// whether more are wanted.
+	fragment(text string) (more bool)
+
+	// settle takes no more fragments, and returns when only the caller will
+	// write any more. It reports whether something has been sent. Then finish
+	// or tellFailure may follow, once.
+	settle() (committed bool)
+
+	// finish sends what is left of an answer that is whole.
+	finish() error
+
+	// tellFailure says to the client that the answer is not whole, and reports
+	// whether it could.
+	tellFailure(detail []byte) (told bool)
+
+	// figures are what the client was sent, for the report.
+	figures() (fragments int, bytes int64)
+}
+
+var _, _ answer = (*stream)(nil), (*wholeAnswer)(nil)
+
+// prepare makes ready what live needs. The report is begun here, since the engine
+// may change its request.
+func (c *chat) prepare(request ChatRequest) {
+	x, h := c.exchange, c.exchange.handler
+	c.began = x.conn.elapsed()
+	if h.onChat != nil {
+		c.report = &ChatReport{RequestID: x.admitted.requestID, Account: x.account, Bot: request.Bot, Stream: request.Stream}
+		c.report.UserID = strings.Clone(request.UserID) // else it keeps the body that it is cut out of
+	}
+	var deadline time.Time
+	if h.chatTimeout < never {
+		deadline = x.conn.began.Add(c.began + h.chatTimeout)
+	}
+	c.run = engineRun{engine: h.engine, request: request, listener: c, timed: h.stallTimeout < never, returned: make(chan struct{})}
+	c.run.values = engineValues{&x.admitted, deadline}
+	c.run.ctx, c.run.cancel = context.WithCancelCause(&c.run.values)
+	if c.streamed = request.Stream; c.streamed {
+		c.answer = newStream(&x.conn, h.keepAlive, c.stop)
+	} else {
+		c.answer = &wholeAnswer{chat: c, body: newBatch(wholeStart)}
+	}
+}
+
+// live takes the chat through its life. What is deferred happens also when the
+// host's ResponseWriter ends this goroutine.
+func (c *chat) live() {
+	left, _ := c.timeLeft()
+	c.timer = time.NewTimer(left)
+	defer c.waitToReturn()
+	defer c.reportEnd()
+	go c.run.run()
+	c.wait()
+	c.end()
+}
+
+// wait returns when there is a reason to stop.
+func (c *chat) wait() {
+	for {
+		select {
+		case <-c.stopped:
+			c.reason = c.exchange.reasonBehind(c.reason)
+			return
+		case <-c.requestDone:
+			c.stop(ErrClientLeft) // or another, behind this
+		case <-c.timer.C:
+			if left, late := c.timeLeft(); left > 0 {
+				c.timer.Reset(left)
+			} else {
+				c.stop(late)
+			}
+		}
+	}
+}
+
+// stop records why the chat stops, if nothing has stopped it yet.
+func (c *chat) stop(reason error) (first bool) {
+	if !c.stopping.CompareAndSwap(false, true) {
+		return false
+	}
+	c.reason = reason
+	close(c.stopped)
+	return true
+}
+
+// timeLeft is how long the chat may still go on, and why no longer.
+func (c *chat) timeLeft() (left time.Duration, late error) {
+	h := c.exchange.handler
+	left, late = c.began+h.chatTimeout-c.elapsed(), ErrChatTimeout
+	if engine := h.stallTimeout - c.run.silence(); engine < left {
+		left, late = engine, ErrEngineStalled
+	}
+	return left, late
+}
+
+// end ends the answer for the client: the one place that does. A write that is
+// under way is made to fail if the client has left; else it has its
+// WriteTimeout, since the client is still owed the end.
+func (c *chat) end() {
+	x := c.exchange
+	c.run.cancel(c.reason)
+	if errors.Is(c.reason, ErrClientLeft) {
+		x.conn.interrupt()
+	}
+	committed := c.answer.settle()
+	if c.reason != nil && !committed {
+		c.status = x.refuse(c.reason)
+		return
+	}
+	c.status = http.StatusOK
+	if c.reason == nil {
+		c.reason = c.answer.finish()
+	}
+	switch {
+	case c.reason == nil:
+	case nobodyListens(c.reason):
+		x.abort(c.reason)
+	default:
+		x.cut = true // most clients do not know an error event, and none must take the answer for a whole one
+		x.handler.logError(x.ctx, "answer broken off", c.reason)
+		c.told = c.answer.tellFailure(statusOf(c.reason).body())
+	}
+	if x.conn.unflushing && c.streamed {
+		x.handler.log(x.ctx, slog.LevelWarn, "the ResponseWriter cannot flush: the stream was delivered whole at its end")
+	}
+}
+
+// reportEnd tells OnChat, which may be slow: the place has been given up.
+func (c *chat) reportEnd() {
+	c.place.release()
+	if c.report == nil {
+		return
+	}
+	x := c.exchange
+	c.report.Status, c.report.Err = c.status, cmp.Or(c.reason, x.conn.failure)
+	if c.status == http.StatusOK {
+		c.report.Fragments, c.report.Bytes = c.answer.figures()
+	}
+	c.report.FirstFragment, c.report.Duration = time.Duration(c.firstText.Load()), c.elapsed()
+	defer func() {
+		if v := recover(); v != nil {
+			x.handler.logError(x.ctx, "OnChat panicked", recovered("calling OnChat", v))
+		}
+	}()
+	x.handler.onChat(context.WithoutCancel(x.ctx), *c.report)
+}
+
+const (
+	// readTime is how long a client that was told of a broken stream has to
+	// read that: browsers drop an unread event with the connection.
+	readTime = 250 * time.Millisecond
+	// returnTime is how long the handler waits for an engine that should
+	// return: http.Server.Shutdown waits for handlers, not for engines.
+	returnTime = 500 * time.Millisecond
+)
+
+// waitToReturn returns when the handler may.
+func (c *chat) waitToReturn() {
+	if c.told {
+		c.timer.Reset(readTime)
+		select {
+		case <-c.requestDone:
+			if !errors.Is(c.exchange.requestEnded(), ErrClientLeft) {
+				<-c.timer.C // the host has ended the request: the client is still there
+			}
+		case <-c.timer.C:
+		}
+	}
+	c.timer.Reset(returnTime)
+	select {
+	case <-c.run.returned:
+	case <-c.timer.C:
+		c.exchange.handler.log(c.exchange.ctx, slog.LevelWarn, "the engine has not returned although its answer has ended")
+	}
+	if conn := &c.exchange.conn; !conn.lifting {
+		conn.arm(c.elapsed()) // for the last bytes, which net/http writes when the handler has returned
+	}
+}
+
+// What follows is the listener of the engine, called in its goroutine.
+
+func (c *chat) elapsed() time.Duration { return c.exchange.conn.elapsed() }
+
+func (c *chat) fragment(text string) (more bool) {
+	if c.stopping.Load() {
+		return false
+	}
+	if text != "" && c.firstText.Load() == 0 {
+		c.firstText.Store(int64(max(c.elapsed(), 1)))
+	}
+	return c.answer.fragment(text)
+}
+
+// engineReturned gives up the engine's part of the place first: a client whose
+// answer is whole may ask again at once.
+func (c *chat) engineReturned(err error) {
+	c.place.release()
+	if p := (*panicError)(nil); !c.stop(err) && errors.As(err, &p) {
+		c.exchange.handler.logError(c.exchange.ctx, "the engine panicked after its answer had ended", err)
+	}
 }
 
 // readBody reads the body to its end: only then does net/http notice that a
 // client left. What a body announces of its length is believed only when some
 // of it has come.
 func (x *exchange) readBody() (string, error) {
-	if x.r.ContentLength > x.maxBodyBytes {
+	if x.r.ContentLength > x.handler.maxBodyBytes {
 		return "", errBodyTooLarge
+	}
+	if x.r.Body == nil { // as in a request that a test made with http.NewRequest
+		return "", nil
 	}
 	chunk := bodyChunks.Get().(*[bodyChunk]byte)
 	defer bodyChunks.Put(chunk)
 	var body strings.Builder
 	for {
-		left := x.maxBodyBytes - int64(body.Len())
+		left := x.handler.maxBodyBytes - int64(body.Len())
 		n, err := fill(chunk[:1+min(left, bodyChunk-1)], x.r.Body)
 		if int64(n) > left {
 			return "", errBodyTooLarge
@@ -67,7 +324,6 @@ func (x *exchange) readBody() (string, error) {
 		}
 		body.Write(chunk[:n])
 		if err == io.EOF {
-			x.bodyRead = true
 			return body.String(), nil
 		}
 		if err != nil {
@@ -106,14 +362,18 @@ func bodyError(err error) error {
 
 // findBot finds the bot that both names name, where both are given.
 func (x *exchange) findBot(uid, slug string) (Bot, error) {
-	if uid == "" {
-		return x.bots.BotBySlug(x.ctx, slug)
+	if !isIdentifier(uid) || !isIdentifier(slug) {
+		return Bot{}, errNoSuchBot
 	}
-	bot, err := x.bots.BotByUID(x.ctx, uid)
+	bots := x.handler.bots
+	if uid == "" {
+		return bots.BotBySlug(x.ctx, slug)
+	}
+	bot, err := bots.BotByUID(x.ctx, uid)
 	if err != nil || slug == "" {
 		return bot, err
 	}
-	same, err := x.bots.BotBySlug(x.ctx, slug)
+	same, err := bots.BotBySlug(x.ctx, slug)
 	if err == nil && same.UID != bot.UID {
 		err = errNoSuchBot
 	}
@@ -125,14 +385,11 @@ type wholeAnswer struct {
 	chat *chat
 
 	mu        sync.Mutex
-	body      *batch // nil before the first fragment
+	body      *batch
 	text      textEncoder
 	fragments int
-	over      bool  // no more fragments are taken
-	err       error // why it is over; nil if the answer is whole
+	stopped   bool // no more fragments are taken
 }
-
-var _ answer = (*wholeAnswer)(nil)
 
 // maxWhole bounds an answer that is held in memory until it is whole.
 const maxWhole = 64 << 20
@@ -144,59 +401,39 @@ const (
 	wholeEnd   = `"}`
 )
 
-func (w *wholeAnswer) fragment(text string) bool {
+func (w *wholeAnswer) fragment(text string) (more bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.over {
+	if w.stopped {
 		return false
 	}
-	w.begin()
-	if len(w.body.data)+len(text) > maxWhole {
-		w.stopLocked(errAnswerTooLarge)
-		w.chat.concludeSoon()
-		return false
-	}
-	w.chat.hear(text)
 	w.fragments++
-	w.body.data, _ = w.text.append(w.body.data, text, math.MaxInt)
-	return true
-}
-
-func (w *wholeAnswer) begin() {
-	if w.body == nil {
-		w.body = newBatch()
-		w.body.data = append(w.body.data, wholeStart...)
+	if w.body.data, text = w.text.append(w.body.data, text, maxWhole); text != "" {
+		w.stopped = true
+		w.chat.stop(errAnswerTooLarge)
 	}
+	return !w.stopped
 }
 
-func (w *wholeAnswer) stop(err error) (first bool) {
+func (w *wholeAnswer) settle() (committed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.stopLocked(err)
+	w.stopped = true
+	return false
 }
 
-func (w *wholeAnswer) stopLocked(err error) (first bool) {
-	if w.over {
-		return false
-	}
-	w.over, w.err = true, err
-	w.chat.stopped()
-	return true
-}
-
-// conclude sends the answer, or says why there is none.
-func (w *wholeAnswer) conclude() outcome {
-	w.mu.Lock() // an engine that does not stop may still be calling
-	defer w.mu.Unlock()
-	if w.err != nil {
-		return outcome{status: w.chat.fail(w.err), err: w.err}
-	}
-	w.begin()
+// finish sends the body within ChatTimeout.
+func (w *wholeAnswer) finish() error {
 	w.body.data = append(w.text.appendHeld(w.body.data), wholeEnd...)
-	err := w.chat.conn.sendWhole(w.body.data)
-	w.body.free()
-	return outcome{http.StatusOK, w.fragments, w.text.bytes, err}
+	err := w.chat.exchange.send(http.StatusOK, w.body.data, w.chat.began+w.chat.exchange.handler.chatTimeout)
+	w.body.free(err)
+	return err
 }
+
+// tellFailure can say nothing: half a body is sign enough.
+func (w *wholeAnswer) tellFailure([]byte) (told bool) { return false }
+
+func (w *wholeAnswer) figures() (fragments int, bytes int64) { return w.fragments, w.text.bytes }
 
 // A chatBody is a request body that has passed every rule.
 type chatBody struct {
@@ -283,7 +520,7 @@ var (
 	isIdentifierOrNull = rule(errNotText, func(v *value) bool { return v.kind <= null || v.kind == text || v.kind == integer })
 	isListOrNull       = rule(errNotList, func(v *value) bool { return v.kind <= null || v.kind == list })
 	isObject           = rule(errNotObject, func(v *value) bool { return v.kind == object })
-	isRole             = rule(errNotRole, func(v *value) bool { return v.kind == text && roleOf(v.text) != "" })
+	isRole             = rule(errNotRole, func(v *value) bool { return roleOf(v.text) != "" })
 )
 
 // The rules for a *decoder, whose fields have been checked.
@@ -352,9 +589,6 @@ type problems []ValidationError
 const maxProblems = 100
 
 func (p problems) add(err error, loc ...any) problems {
-	if len(p) >= maxProblems {
-		return p
-	}
 	problem := err.(validation.Error)
 	return append(p, ValidationError{Loc: loc, Msg: problem.Message(), Type: problem.Code()})
 }
@@ -431,7 +665,7 @@ func (d *decoder) decodeBody() {
 
 func (d *decoder) decodeMessages() {
 	p := &d.parser
-	d.messages = messageList{good: d.messages.good[:0]}
+	d.messages = messageList{}
 	p.enter()
 	for i := 0; p.next(']', i == 0); i++ {
 		d.decodeMessage(i)
@@ -557,15 +791,22 @@ func (d *decoder) result() chatBody {
 	return b
 }
 
-// extra copies the values once, all together: an engine may change them.
+// extra copies the values, all together: an engine may change them, and keeping
+// them must not keep the body.
 func (d *decoder) extra() map[string]json.RawMessage {
 	if len(d.unknown) == 0 {
 		return nil
 	}
-	body := []byte(d.parser.body)
+	size := 0
+	for _, m := range d.unknown {
+		size += m.end - m.start
+	}
+	values := make([]byte, 0, size)
 	extra := make(map[string]json.RawMessage, min(len(d.unknown), 64)) // a name may stand there many times
 	for _, m := range d.unknown {
-		extra[m.name] = body[m.start:m.end:m.end]
+		start := len(values)
+		values = append(values, d.parser.body[m.start:m.end]...)
+		extra[strings.Clone(m.name)] = values[start:len(values):len(values)]
 	}
 	return extra
 }
@@ -847,9 +1088,8 @@ func (p *parser) characters() {
 			return
 		case c == '[':
 			p.at++
-		case c < 0x20:
+		case c < utf8.RuneSelf:
 			p.fail("Invalid control character at")
-			return
 		default:
 			_, size := utf8.DecodeRuneInString(p.body[p.at:])
 			if size == 1 {
@@ -882,7 +1122,7 @@ func (p *parser) escape(dst []byte) []byte {
 // together are one character. Half a pair is U+FFFD.
 func (p *parser) unicodeEscape() rune {
 	r := p.hexDigits()
-	if !utf16.IsSurrogate(r) || !strings.HasPrefix(p.body[p.at:], `\u`) {
+	if !strings.HasPrefix(p.body[p.at:], `\u`) {
 		return r
 	}
 	second := *p

@@ -16,6 +16,7 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -423,11 +424,34 @@ func TestBotsAreFoundByEitherName(t *testing.T) {
 		`{"bot_uid":"x","bot_slug":"echo","prompt":"p","stream":false}`:                                     404,
 		`{"bot_uid":"","bot_slug":"echo","prompt":"p","stream":false}`:                                      200,
 	} {
-		got := postChat(New(testOptions(t, io.Discard)), body)
+		var heard Bot
+		o := testOptions(t, io.Discard)
+		o.OnChat = func(_ context.Context, r ChatReport) { heard = r.Bot }
+		got := postChat(New(o), body)
 		is.Equal(got.Code, status) // for this body
+		switch {
+		case status != http.StatusOK:
+			is.Equal(heard, Bot{})
+		case strings.Contains(body, otherBot.Slug):
+			is.Equal(heard, otherBot)
+		default:
+			is.Equal(heard, echoBot)
+		}
 		if status == http.StatusNotFound {
 			is.Equal(got.Body.String(), `{"detail":"Bot not found"}`)
 		}
+	}
+}
+
+// A store that cannot say whose uid it is has not said that it is nobody's.
+func TestAStoreThatFailsForOneOfTwoNames(t *testing.T) {
+	is := is.New(t)
+	works := func(context.Context, string) (Bot, error) { return echoBot, nil }
+	fails := func(context.Context, string) (Bot, error) { return Bot{}, errOverloaded }
+	for _, store := range []*fakeStore{{byUID: fails, bySlug: works}, {byUID: works, bySlug: fails}} {
+		o := testOptions(t, io.Discard)
+		o.Bots = store
+		is.Equal(postChat(New(o), `{"bot_uid":"u","bot_slug":"echo","prompt":"p","stream":false}`).Code, 529)
 	}
 }
 
@@ -483,7 +507,7 @@ func TestOneAnswerToTheByte(t *testing.T) {
 func TestAnAnswerTooLargeForOneBodyIsAFailure(t *testing.T) {
 	is := is.New(t)
 	o := testOptions(t, t.Output())
-	var wanted bool
+	wanted := true
 	o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
 		wanted = yield(strings.Repeat("x", maxWhole+1), nil)
 	})
@@ -534,7 +558,7 @@ func TestAClientThatDoesNotTakeItsAnswer(t *testing.T) {
 				case c.leaves:
 					is.True(errors.Is(report.Err, context.Canceled))
 				case c.stalls:
-					is.True(errors.Is(report.Err, errClientStalled))
+					is.True(errors.Is(report.Err, ErrClientStalled))
 					is.True(report.Duration >= DefaultWriteTimeout && report.Duration <= DefaultWriteTimeout+time.Second)
 				default:
 					is.NoErr(report.Err)
@@ -779,4 +803,127 @@ func unquoted(raw string) (text string) {
 		panic(err)
 	}
 	return text
+}
+
+// heldBy is how much memory is in use when keep has been called for a hundred
+// bodies of a megabyte and all that it returned is still kept.
+func heldBy(t *testing.T, keep func(body string) any) (bytes int64) {
+	kept := make([]any, 100)
+	in := func() int64 {
+		runtime.GC()
+		runtime.GC() // what is pooled survives one
+		var stats runtime.MemStats
+		runtime.ReadMemStats(&stats)
+		return int64(stats.HeapAlloc)
+	}
+	before := in()
+	for i := range kept {
+		kept[i] = keep(fmt.Sprintf(`{"bot_slug":"echo","prompt":%q,"stream":false,"user_id":"user-%d","temperature":0.%d}`, strings.Repeat("x", 1<<20-200), i, i))
+	}
+	after := in()
+	runtime.KeepAlive(kept)
+	return after - before
+}
+
+func TestExtraDoesNotKeepTheBody(t *testing.T) {
+	is := is.New(t)
+	is.True(heldBy(t, func(body string) any {
+		asked, err := decodeChat(body)
+		is.NoErr(err)
+		is.Equal(len(asked.extra["temperature"]) >= 3, true)
+		return asked.extra
+	}) < 10<<20)
+}
+
+func TestAReportDoesNotKeepTheBody(t *testing.T) {
+	is := is.New(t)
+	var reported ChatReport
+	o := testOptions(t, io.Discard)
+	o.Engine = fragmentsOf("ok")
+	o.OnChat = func(_ context.Context, r ChatReport) { reported = r }
+	h := New(o)
+	is.True(heldBy(t, func(body string) any {
+		is.Equal(postChat(h, body).Code, 200)
+		is.True(strings.HasPrefix(reported.UserID, "user-"))
+		return reported
+	}) < 10<<20)
+}
+
+// The bound of a one-body answer is one of memory: what is escaped counts.
+func TestABoundOnWhatIsEscaped(t *testing.T) {
+	for _, text := range []string{strings.Repeat("\x00", maxWhole/6), strings.Repeat("x", maxWhole)} {
+		is := is.New(t)
+		o := testOptions(t, io.Discard)
+		o.Engine = fragmentsOf(text)
+		is.Equal(postChat(New(o), chatBodyJSON("hi", false)).Code, 500)
+		o.Engine = fragmentsOf(text[:len(text)-20])
+		is.Equal(postChat(New(o), chatBodyJSON("hi", false)).Code, 200)
+	}
+}
+
+// The digits of an escape are those that everybody reads as hexadecimal.
+func TestHexadecimalDigits(t *testing.T) {
+	is := is.New(t)
+	for c := range byte(0x80) {
+		digits := string([]byte{c, c})
+		asked, err := decodeChat(`{"bot_slug":"echo","stream":false,"prompt":"x\u00` + digits + `"}`)
+		want, bad := strconv.ParseUint(digits, 16, 8)
+		is.Equal(err != nil, bad != nil) // for this digit
+		if err == nil {
+			is.Equal(asked.messages[0].Content, "x"+string(rune(want)))
+		}
+	}
+}
+
+// A number is any of RFC 8259.
+func TestNumbers(t *testing.T) {
+	is := is.New(t)
+	for _, number := range []string{"0", "-0", "10", "0.05", "-1.50", "1e5", "1E+5", "1e-5", "-0.1E-10"} {
+		asked, err := decodeChat(`{"bot_slug":"echo","stream":false,"prompt":"p","n":` + number + `}`)
+		is.NoErr(err)
+		is.Equal(string(asked.extra["n"]), number)
+	}
+}
+
+// An answer of any length leaves whole, however it is cut into writes.
+func TestOneAnswerOfAnyLength(t *testing.T) {
+	is := is.New(t)
+	for _, size := range []int{maxWrite - 1, maxWrite, maxWrite + 1, maxWrite + 2, 2*maxWrite + 1} {
+		text := strings.Repeat("x", size-len(wholeStart+wholeEnd))
+		o := testOptions(t, io.Discard)
+		o.Engine = fragmentsOf(text)
+		got := postChat(New(o), chatBodyJSON("hi", false))
+		is.Equal(got.Body.String(), wholeStart+text+wholeEnd)
+		is.Equal(got.Header().Get("Content-Length"), fmt.Sprint(size))
+	}
+}
+
+// Little more room is made than the rest of the body can fill, though much where
+// much may come.
+func TestRoomForWhatABodyHolds(t *testing.T) {
+	const message, member = `{"role":"user","content":""},`, `"":0,`
+	for n := 1000; n < 5000; n += 50 {
+		is := is.New(t)
+		messages, members := new(decoder), new(decoder)
+		messages.parser.body = `{"messages":[` + strings.Repeat(message, n-1) + message[:len(message)-1] + `]}`
+		messages.decode()
+		is.Equal(len(messages.messages.good), n)
+		is.True(cap(messages.messages.good) < n+n/2+300)
+		members.parser.body = `{` + strings.Repeat(member, n-1) + member[:len(member)-1] + `}`
+		members.decode()
+		is.Equal(len(members.unknown), n)
+		is.True(cap(members.unknown) < n+n/2+300)
+	}
+}
+
+// Once a whole answer is settled, it takes nothing more.
+func TestASettledAnswerTakesNothing(t *testing.T) {
+	is := is.New(t)
+	w := &wholeAnswer{body: newBatch(wholeStart)}
+	is.True(w.fragment("a"))
+	is.True(!w.settle())
+	is.True(!w.fragment("b"))
+	fragments, bytes := w.figures()
+	is.Equal(fragments, 1)
+	is.Equal(bytes, int64(1))
 }

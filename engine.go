@@ -5,45 +5,62 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"iter"
-	"net/http"
+	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
 )
 
 // ChatEngine answers chats: a model runtime, or whatever stands in front of
-// one. The host provides it; the handler calls it from many goroutines at once.
+// one. The host provides it; it must be safe for concurrent use.
 type ChatEngine interface {
-	// Chat yields the answer to req in fragments, in order. The answer is
-	// whole when the iterator returns; an answer without fragments is the
-	// empty text. Fragments may be of any size, may be empty, and may be cut
-	// anywhere, also inside a UTF-8 character.
+	// Chat returns the answer to req as an iterator over its fragments. The
+	// simplest engine yields its text until yield returns false:
 	//
-	// A non-nil error ends the answer: the text beside it is not sent, and
-	// what is yielded after it is not read. Before the first fragment the
-	// error chooses the client's answer: a [StatusError] its status and text,
-	// an [HTTPValidationError] a 422 with its list, anything else a 500 that
-	// shows nothing of it. After the first fragment a stream can only break:
-	// the client gets an error event (with the detail of a StatusError) and
-	// the connection is cut. A one-body answer has sent nothing yet, so there
-	// the error always chooses. A nil iterator and a panic count as errors.
+	//	return func(yield func(string, error) bool) {
+	//		for text := range tokens {
+	//			if !yield(text, nil) {
+	//				return
+	//			}
+	//		}
+	//	}
+	//
+	// The answer is whole when the iterator returns; an answer without
+	// fragments is the empty text. Fragments may have any size, may be empty,
+	// and may be cut anywhere, even inside a UTF-8 character.
+	//
+	// A non-nil error ends the answer: the text beside it is not sent, and what
+	// is yielded after it is not read. A nil iterator, a panic and
+	// [runtime.Goexit] count as errors.
+	//
+	// What the client sees of an error depends on whether a stream has begun,
+	// which it does with the first fragment or keep-alive. Before that, and
+	// always in a one-body answer, the error decides the answer: a [StatusError]
+	// its status and text, an [HTTPValidationError] a 422 with its list,
+	// [ErrBotNotFound] a 404, any other a 500 that shows nothing of it. A
+	// stream that has begun gets an error event, with the detail of a
+	// StatusError, and its connection is cut.
 	//
 	// The handler calls Chat, and runs the iterator once, in a goroutine that
-	// belongs to this chat. A yield blocks while the client does not take what
-	// it was sent, so a slow reader holds its engine back. When yield returns
-	// false, nothing more is wanted, and the engine should return soon.
+	// belongs to this chat. A yield blocks while the client does not read, so a
+	// slow client holds its engine back. When yield returns false, nothing more
+	// is wanted and the engine should return soon. The client does not wait for
+	// an engine that goes on, but such an engine keeps its goroutine, and its
+	// place under the limits, until it returns.
 	//
-	// The context answers [AccountFrom] and [RequestIDFrom], and ends when the
-	// client goes away, when Options.ChatTimeout has passed, or when the
-	// answer is over: an engine must not give it to work that is to outlive
-	// the chat. An iterator that returns after the context has ended counts as
-	// cut short, with or without an error. One that does not return holds its
-	// place under the limits until it does, but its client does not wait for
-	// it: it is answered at once, and its connection closed soon after. (On
-	// HTTP/1 the iterator runs in the goroutine of the request, so ServeHTTP
-	// itself returns only when the engine has.)
+	// The context is cancelled when the client disconnects, when
+	// Options.ChatTimeout or Options.StallTimeout passes, when the host ends
+	// the request's context, and when the answer has ended: an engine must not
+	// give it to work that is to outlive the chat. [context.Cause] tells which
+	// ([ErrClientLeft], [ErrClientStalled], [ErrChatTimeout],
+	// [ErrEngineStalled], or the host's own cause). Whatever the engine does
+	// after that changes nothing for the client. The context carries the values
+	// of the request's context, the account ([AccountFrom]) and the request id
+	// ([RequestIDFrom]).
 	//
 	// req belongs to the engine, which may keep and change it.
 	Chat(ctx context.Context, req *ChatRequest) iter.Seq2[string, error]
@@ -56,6 +73,56 @@ type ChatEngineFunc func(ctx context.Context, req *ChatRequest) iter.Seq2[string
 func (f ChatEngineFunc) Chat(ctx context.Context, req *ChatRequest) iter.Seq2[string, error] {
 	return f(ctx, req)
 }
+
+// CallbackEngine makes a [ChatEngine] of a function that calls emit for each
+// fragment, the form of most model clients. The answer is whole when f returns
+// nil; the error that f returns ends it, as one that is yielded does.
+//
+// emit returns an error when nothing more is wanted: the reason, as
+// [context.Cause] has it, or one that only says so. f should return then; what
+// it returns does not matter any more. emit is safe for concurrent use. After f
+// has returned, emit only returns an error.
+func CallbackEngine(f func(ctx context.Context, req *ChatRequest, emit func(text string) error) error) ChatEngine {
+	return ChatEngineFunc(func(ctx context.Context, req *ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			e := emitter{ctx: ctx, yield: yield}
+			defer e.stop()
+			if err := f(ctx, req, e.emit); err != nil && e.stop() {
+				yield("", err)
+			}
+		}
+	})
+}
+
+// An emitter guards a yield that is not to be called again.
+type emitter struct {
+	ctx   context.Context
+	yield func(string, error) bool
+
+	mu      sync.Mutex // held while yield runs
+	stopped bool
+}
+
+func (e *emitter) emit(text string) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.stopped && e.yield(text, nil) {
+		return nil
+	}
+	e.stopped = true
+	return cmp.Or(context.Cause(e.ctx), errNothingWanted)
+}
+
+// stop reports whether more was wanted until now.
+func (e *emitter) stop() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	wanted := !e.stopped
+	e.stopped = true
+	return wanted
+}
+
+var errNothingWanted = errors.New("botapi: no more fragments are wanted")
 
 // ChatRequest is one validated chat, as its engine gets it.
 type ChatRequest struct {
@@ -103,8 +170,8 @@ type ChatReport struct {
 	// later; 0 if the client was gone before there was one.
 	Status int
 	// Fragments is how many fragments of the engine, whole or in part, were
-	// handed to the connection, empty ones too. A one-body answer that failed
-	// has handed over none.
+	// handed to the connection, empty ones too. A one-body answer is handed over
+	// when its sending begins: all of it, or nothing if it failed before.
 	Fragments int
 	// Bytes is the answer text handed to the connection, in bytes of UTF-8 as
 	// the client decodes it. A client that left may have received less.
@@ -113,533 +180,150 @@ type ChatReport struct {
 	// fragment that had text in it; 0 if there was none. Duration is the time
 	// from the request's start to the end of the answer.
 	FirstFragment, Duration time.Duration
-	// Err is why the answer ended early, nil when it is whole. It is
-	// context.Canceled (by errors.Is) when the client left,
-	// context.DeadlineExceeded when ChatTimeout passed, the failed write's
-	// error when the client stopped reading, else what the engine yielded.
+	// Err is why the answer ended early, nil when it is whole. By errors.Is it
+	// is at most one of ErrClientLeft, ErrClientStalled, ErrChatTimeout and
+	// ErrEngineStalled; else it is what the engine yielded, its panic, or the
+	// cause with which the host ended the request's context.
 	Err error
 }
 
-// A chat is one chat that has its place, up to the report of how it went.
-//
-// The engine runs in the handler's goroutine where that can be afforded: a
-// second one costs a silent stream a stack, a paced one a wake-up for each
-// fragment, and is the dearest part of an answer that is there at once. Then it
-// is the end of the context, in a goroutine of its own, that answers for an
-// engine that hangs, and takes the connection from under it. On HTTP/2 an
-// answer is not complete until the handler returns, and a writer that cannot
-// flush sends nothing until then: there the engine has its own goroutine, and
-// may outlive the handler.
-type chat struct {
-	*exchange
-	answer    answer
-	failure   error         // what the engine has yielded; used in its goroutine
-	heard     bool          // some text of the engine
-	firstText time.Duration // from the start of the request until then
-	conn      connection
+// Why an answer ended early, where it was neither the engine's doing nor the
+// host's: for errors.Is with ChatReport.Err and, in an engine, with the
+// context.Cause of its context. An engine's own time-out or cancellation is
+// none of them.
+var (
+	// ErrClientLeft: the client disconnected. It is context.Canceled, too.
+	ErrClientLeft = fmt.Errorf("botapi: the client left: %w", context.Canceled)
+	// ErrClientStalled: the client did not read for WriteTimeout. It is
+	// os.ErrDeadlineExceeded, too.
+	ErrClientStalled = fmt.Errorf("botapi: the client did not read: %w", os.ErrDeadlineExceeded)
+	// ErrChatTimeout: ChatTimeout passed. It is context.DeadlineExceeded, too.
+	ErrChatTimeout = fmt.Errorf("botapi: the answer took longer than ChatTimeout: %w", context.DeadlineExceeded)
+	// ErrEngineStalled: the engine yielded nothing for StallTimeout. It is
+	// context.DeadlineExceeded, too.
+	ErrEngineStalled = fmt.Errorf("botapi: the engine yielded nothing for StallTimeout: %w", context.DeadlineExceeded)
+)
 
-	whole         wholeAnswer // the answer, unless it is a stream
-	engineContext chatContext // what the engine is given
-	request       ChatRequest // likewise
-	report        *ChatReport // what is known from the start; nil if nobody wants it
+// An engineRun is one engine answering one request, in a goroutine of its own.
+type engineRun struct {
+	engine   ChatEngine
+	request  ChatRequest
+	listener listener
+	values   engineValues
+	ctx      context.Context // what the engine is given
+	cancel   context.CancelCauseFunc
 
-	ended     chan struct{} // closed when the answer has stopped; nil if nobody waits for that
-	concluded sync.Once     // with early and broken
-	early     bool          // before the engine has returned
-	broken    bool          // with an error event
+	failure  error         // what the engine has yielded
+	returned chan struct{} // closed when the engine has
 
-	older, younger *chat // among the youngChats
-
-	mu       sync.Mutex
-	returned bool        // the engine has, and the answer is concluded
-	detached bool        // the connection is closed already; not written any more when returned
-	timeout  *time.Timer // these two watch the context, once the chat is no longer young
-	leaving  func() bool
-	slow     *time.Timer // these two wait for an engine that should return
-	hanging  *time.Timer
+	timed bool         // there is a StallTimeout
+	asked atomic.Int64 // 1 + when the engine was asked for what comes next; 0 while it is not
 }
 
-// An answer takes an engine's fragments to the client.
-type answer interface {
-	// fragment takes the next fragment and reports whether more are wanted. It
-	// is called in the goroutine of the engine.
-	fragment(text string) bool
+// A listener takes what an engine says. All is called in the engine's goroutine.
+type listener interface {
+	elapsed() time.Duration
 
-	// stop says that there will be no more, and why; nil if the answer is
-	// whole. Only the first call counts: stop reports whether it was that.
+	// fragment takes the next fragment, and reports whether more are wanted.
+	fragment(text string) (more bool)
+
+	// stop is called when the engine has yielded an error; it has not returned
+	// yet, and may never.
 	stop(err error) (first bool)
 
-	// conclude sends what comes at the end of the answer, and tells how it
-	// ended. It is called once, after stop, and is the last to touch the
-	// ResponseWriter.
-	conclude() outcome
+	// engineReturned is called when the engine has returned: nil if its answer
+	// is whole. It comes last.
+	engineReturned(err error)
 }
 
-// An outcome is how an answer ended, in the terms of a ChatReport.
-type outcome struct {
-	status, fragments int
-	bytes             int64
-	err               error
+// engineValues are the values of a request's context, with a deadline. They are
+// never done: the context derived from them is cancelled by the owner of the
+// chat, once the reason is recorded. Else an engine that yields ctx.Err() would
+// make a failure of every disconnect.
+type engineValues struct {
+	context.Context
+	deadline time.Time // ChatTimeout's; zero if there is none
 }
 
-// newChat has the engine run apart from the handler's goroutine, or in it. A
-// stream may be writing when it returns.
-func newChat(x *exchange, request ChatRequest, engineApart bool) *chat {
-	c := &chat{
-		exchange:      x,
-		engineContext: chatContext{x: x, began: x.elapsed()},
-		request:       request,
-		conn:          newConnection(x),
-	}
-	if x.onChat != nil {
-		c.report = &ChatReport{ // now: the engine may change its request
-			RequestID: x.identified.requestID,
-			Account:   x.account,
-			UserID:    request.UserID,
-			Bot:       request.Bot,
-			Stream:    request.Stream,
-		}
-	}
-	if engineApart {
-		c.ended = make(chan struct{})
-	}
-	if request.Stream {
-		c.answer = newStream(c)
-	} else {
-		c.whole.chat = c
-		c.answer = &c.whole
-	}
-	return c
-}
-
-// holdsHandler is whether the engine runs in the handler's goroutine.
-func (c *chat) holdsHandler() bool { return c.ended == nil }
-
-// converse lets the engine answer. When it returns, nobody will touch the
-// ResponseWriter any more.
-func (c *chat) converse() {
-	c.young.add(c)
-	defer c.linger()
-	defer c.leave()
-	defer c.conclude() // also when the engine ends this goroutine
-	if c.holdsHandler() {
-		c.run()
-		return
-	}
-	go c.run()
-	<-c.ended
-}
+func (c *engineValues) Done() <-chan struct{}       { return nil }
+func (c *engineValues) Err() error                  { return nil }
+func (c *engineValues) Deadline() (time.Time, bool) { return c.deadline, !c.deadline.IsZero() }
 
 var (
 	errNilIterator  = errors.New("the engine returned a nil iterator")
 	errEngineExited = errors.New("the engine ended its goroutine with runtime.Goexit")
 )
 
-// run lets the engine of the chat speak until it has really returned, and only
-// then gives the chat's place back. Whatever the engine does stops the answer:
-// it must never take the process down. What it does after its context has ended
-// is no reason for anything.
-func (c *chat) run() {
+// run lets the engine speak until it has returned. Whatever it does must not
+// take the process down.
+func (run *engineRun) run() {
 	err := errEngineExited
 	defer func() {
-		v := recover()
-		if v != nil {
+		if v := recover(); v != nil {
 			err = recovered("running the engine", v)
 		}
-		c.places.release(c.account)
-		cause := c.engineContext.cause()
-		if first := c.answer.stop(cmp.Or(cause, err)); v != nil && (cause != nil || !first) {
-			c.logError(&c.engineContext, "the engine panicked after its answer had ended", err)
-		}
+		run.listener.engineReturned(err)
+		close(run.returned)
 	}()
-	err = c.speak()
+	err = run.speak()
 }
 
 // speak calls the iterator directly: a range statement would panic in an engine
 // that goes on yielding after it was told to stop.
-func (c *chat) speak() error {
-	fragments := c.engine.Chat(&c.engineContext, &c.request)
+func (run *engineRun) speak() error {
+	run.ask()
+	fragments := run.engine.Chat(run.ctx, &run.request)
 	if fragments == nil {
 		return errNilIterator
 	}
-	fragments(c.yield)
-	return c.failure
+	fragments(run.yield)
+	return nil // or the error that it yielded has stopped the chat
 }
 
-// yield hands fragments on until one comes with an error. The engine is about to
-// return then, and the answer is concluded soon if it does not.
-func (c *chat) yield(text string, err error) bool {
-	if c.failure != nil {
+// yield hands fragments on until one comes with an error.
+func (run *engineRun) yield(text string, err error) (more bool) {
+	run.asked.Store(0)
+	switch {
+	case run.failure != nil:
+		return false
+	case err != nil:
+		run.failure = failureOf(err)
+		run.listener.stop(run.failure)
 		return false
 	}
-	if err == nil {
-		return c.answer.fragment(text)
-	}
-	if c.failure = c.engineContext.cause(); c.failure == nil {
-		c.failure = sound(err)
-	}
-	if c.answer.stop(c.failure) {
-		c.concludeSoon()
-	}
-	return false
+	more = run.listener.fragment(text)
+	run.ask()
+	return more
 }
 
-// hear is called by the answer for each fragment that it takes.
-func (c *chat) hear(text string) {
-	if !c.heard && text != "" {
-		c.heard, c.firstText = true, c.elapsed()
+func (run *engineRun) ask() {
+	if run.timed {
+		run.asked.Store(1 + int64(run.listener.elapsed()))
 	}
 }
 
-// stopped is called by the answer, once, when it takes no more fragments.
-func (c *chat) stopped() {
-	if !c.holdsHandler() {
-		close(c.ended)
+// silence is how long the engine has said nothing although it was asked.
+func (run *engineRun) silence() time.Duration {
+	if asked := run.asked.Load(); asked > 0 {
+		return run.listener.elapsed() - time.Duration(asked-1)
 	}
+	return 0
 }
 
-// endEarly ends the answer because its context has ended, and concludes it,
-// before the engine has returned.
-func (c *chat) endEarly() {
-	if c.answer.stop(c.engineContext.cause()) {
-		c.concludeEarly()
-	}
-}
-
-// returnGrace is how long an engine may take to return after its last word
-// before its answer is concluded without it.
-const returnGrace = 20 * time.Millisecond
-
-// concludeSoon sees that an answer that has stopped is concluded, also if the
-// engine does not return. The caller is on the engine's stack, where nothing of
-// the host's may be called, or holds a lock of the answer.
-func (c *chat) concludeSoon() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.holdsHandler() && !c.returned {
-		c.slow = time.AfterFunc(returnGrace, c.concludeEarly)
-	}
-}
-
-// concludeEarly does not leave it to the handler's goroutine to conclude an
-// answer that has stopped, if the engine is there and may stay.
-func (c *chat) concludeEarly() {
-	defer func() {
-		if v := recover(); v != nil {
-			c.logError(c.ctx, "request failed", recovered("ending the answer", v))
-		}
-	}()
-	if c.holdsHandler() {
-		c.concluded.Do(func() { c.concludeOnce(true) })
-	}
-}
-
-// conclude ends the answer for the client, and reports it.
-func (c *chat) conclude() {
-	c.mu.Lock()
-	if c.slow != nil {
-		c.slow.Stop() // the engine has returned
-	}
-	c.mu.Unlock()
-	c.concluded.Do(func() { c.concludeOnce(false) })
-}
-
-func (c *chat) concludeOnce(early bool) {
-	c.early = early
-	ended := c.answer.conclude()
-	c.engineContext.end()
-	if early {
-		c.detachLater()
-	}
-	c.reportEnd(ended)
-}
-
-func (c *chat) detachLater() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.returned {
-		c.hanging = time.AfterFunc(detachAfter, c.detach)
-	}
-}
-
-// fail answers with an error instead of what the engine said. If the engine
-// still holds the handler's goroutine, the answer does not wait for that, and
-// the connection can serve nothing else.
-func (c *chat) fail(err error) (status int) {
-	c.conn.arm(c.elapsed())
-	if c.early {
-		_ = c.attempt(func() error { c.w.Header().Set("Connection", "close"); return nil })
-	}
-	status = c.refuse(err)
-	if c.holdsHandler() && !c.cut {
-		_ = c.attempt(c.control.Flush) // failed: the client is gone
-	}
-	return status
-}
-
-func (c *chat) reportEnd(ended outcome) {
-	if c.report == nil {
-		return
-	}
-	c.report.Status, c.report.Err = ended.status, ended.err
-	c.report.Fragments, c.report.Bytes = ended.fragments, ended.bytes
-	c.report.FirstFragment, c.report.Duration = c.firstText, c.elapsed()
-	ctx := context.WithoutCancel(c.ctx)
-	defer func() {
-		if v := recover(); v != nil {
-			c.logError(ctx, "OnChat panicked", recovered("calling OnChat", v))
-		}
-	}()
-	c.onChat(ctx, *c.report)
-}
-
-// watch has the answer ended when its context ends. It calls the context of the
-// host's middleware, which may do anything: only the end of this chat waits.
-func (c *chat) watch() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	defer func() {
-		if v := recover(); v != nil {
-			c.logError(c.ctx, "a leaving client will not be noticed", recovered("watching the request's context", v))
-		}
-	}()
-	if c.returned {
-		return
-	}
-	if c.chatTimeout > 0 {
-		c.timeout = time.AfterFunc(c.chatTimeout-c.engineContext.age(), c.endEarly)
-	}
-	c.leaving = context.AfterFunc(c.r.Context(), c.endEarly)
-}
-
-// youngChats are the chats that nobody watches yet, the oldest first. Many
-// answers are there at once, and watching a context is the dearest part of
-// them: what has not ended when it is youth old is watched from then on, or
-// from no more than twice that age.
-type youngChats struct {
-	mu               sync.Mutex
-	oldest, youngest *chat
-	growing          bool // grow is about to be called
-}
-
-const youth = 10 * time.Millisecond
-
-func (y *youngChats) add(c *chat) {
-	if 0 < c.chatTimeout && c.chatTimeout < 2*youth {
-		c.watch()
-		return
-	}
-	y.mu.Lock()
-	defer y.mu.Unlock()
-	if c.older = y.youngest; c.older != nil {
-		c.older.younger = c
-	} else {
-		y.oldest = c
-	}
-	y.youngest = c
-	if !y.growing {
-		y.growing = true
-		time.AfterFunc(youth, y.grow)
-	}
-}
-
-// remove is called when the chat is over.
-func (y *youngChats) remove(c *chat) {
-	y.mu.Lock()
-	defer y.mu.Unlock()
-	y.unlink(c)
-}
-
-// unlink does nothing to a chat that is not among them.
-func (y *youngChats) unlink(c *chat) {
-	if c.older != nil {
-		c.older.younger = c.younger
-	} else if y.oldest == c {
-		y.oldest = c.younger
-	}
-	if c.younger != nil {
-		c.younger.older = c.older
-	} else if y.youngest == c {
-		y.youngest = c.older
-	}
-	c.older, c.younger = nil, nil
-}
-
-func (y *youngChats) grow() {
-	y.mu.Lock()
-	defer y.mu.Unlock()
-	for c := y.oldest; c != nil && c.engineContext.age() >= youth; c = y.oldest {
-		y.unlink(c)
-		go c.watch() // for which no other chat waits
-	}
-	if y.growing = y.oldest != nil; y.growing {
-		time.AfterFunc(youth, y.grow)
-	}
-}
-
-// lingerTime is how long an answer that broke visibly stays uncut.
-const lingerTime = 250 * time.Millisecond
-
-// linger waits for the client to leave, as those do that know an error event.
-// Browsers drop what they have not read yet of an answer that is cut, and with
-// it the event that says why.
-func (c *chat) linger() {
-	if !c.broken || c.detached {
-		return
-	}
-	timer := time.NewTimer(lingerTime)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-c.r.Context().Done():
-	}
-}
-
-// leave is called when the engine has returned (or has a goroutine of its own)
-// and the answer is concluded: nothing here will touch the ResponseWriter after
-// it.
-func (c *chat) leave() {
-	c.young.remove(c)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.returned = true
-	for _, timer := range []*time.Timer{c.timeout, c.slow, c.hanging} {
-		if timer != nil {
-			timer.Stop()
+// failureOf is an error that an engine yielded. The reasons that only the
+// handler can know are never an engine's own: they come from another chat.
+func failureOf(err error) error {
+	err = checked(err)
+	for _, reason := range []error{ErrClientLeft, ErrClientStalled, ErrChatTimeout, ErrEngineStalled} {
+		if errors.Is(err, reason) {
+			foreign := errors.New(err.Error())
+			if own, ok := asEither[StatusError](err); ok {
+				return own.because(foreign)
+			}
+			return foreign
 		}
 	}
-	if c.leaving != nil {
-		c.leaving()
-	}
-	c.conn.arm(c.elapsed()) // OnChat may have taken long, and net/http has the last bytes to write
-}
-
-// detachAfter is how long an engine may take to return when its answer has
-// ended, before its connection is taken from it.
-const detachAfter = lingerTime
-
-// detach takes the connection from the server and closes it, so that neither
-// the client nor http.Server.Shutdown waits for an engine that does not return.
-// An answer that middleware has encoded anew is left alone: its end is still to
-// be written.
-func (c *chat) detach() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.returned {
-		return
-	}
-	_ = c.attempt(func() error {
-		if !c.cut && c.w.Header().Get("Content-Length") == "" {
-			return nil
-		}
-		conn, _, err := c.control.Hijack()
-		if err != nil {
-			return err
-		}
-		c.detached = true
-		return conn.Close()
-	})
-}
-
-// canDetach is whether an answer can be sent, and its connection taken, before
-// the handler returns. It looks behind middleware as http.ResponseController
-// does.
-func canDetach(w http.ResponseWriter) bool {
-	flushes, hijacks := false, false
-	for {
-		switch w.(type) {
-		case http.Flusher, interface{ FlushError() error }:
-			flushes = true
-		}
-		if _, ok := w.(http.Hijacker); ok {
-			hijacks = true
-		}
-		wrapped, ok := w.(interface{ Unwrap() http.ResponseWriter })
-		if flushes && hijacks || !ok {
-			return flushes && hijacks
-		}
-		w = wrapped.Unwrap()
-	}
-}
-
-// A chatContext is the context of one engine. The context that really ends is
-// made when somebody asks for it: an engine that answers at once never does,
-// and making one is dear.
-type chatContext struct {
-	x     *exchange
-	began time.Duration // age counts from then
-
-	mu     sync.Mutex
-	made   context.Context
-	cancel context.CancelFunc
-	over   bool
-}
-
-func (c *chatContext) Deadline() (time.Time, bool) { return c.ending().Deadline() }
-func (c *chatContext) Done() <-chan struct{}       { return c.ending().Done() }
-func (c *chatContext) Err() error                  { return c.ending().Err() }
-
-func (c *chatContext) Value(key any) any {
-	if key == (requestContextKey{}) {
-		return &c.x.admitted
-	}
-	return c.ending().Value(key) // also what package context asks for, to end contexts derived from this one
-}
-
-// ending is the context that really ends.
-func (c *chatContext) ending() context.Context {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.made == nil {
-		c.made, c.cancel = c.make()
-		if c.over {
-			c.cancel()
-		}
-	}
-	return c.made
-}
-
-func (c *chatContext) make() (context.Context, context.CancelFunc) {
-	if c.x.chatTimeout <= 0 {
-		return context.WithCancel(&c.x.admitted)
-	}
-	return context.WithDeadlineCause(&c.x.admitted, c.x.began.Add(c.began).Add(c.x.chatTimeout), errTooLong)
-}
-
-// age is what ChatTimeout bounds.
-func (c *chatContext) age() time.Duration { return c.x.elapsed() - c.began }
-
-// end ends the context because the answer is over.
-func (c *chatContext) end() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.over = true
-	if c.made != nil {
-		c.cancel()
-	}
-}
-
-// cause says why the context has ended before the answer was over; nil if it
-// has not. A host that cancels the contexts of its requests may give a cause,
-// which then decides the answer; its context may panic, where nobody else would
-// recover.
-func (c *chatContext) cause() (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = recovered("asking the request's context", v)
-		}
-	}()
-	switch cause := context.Cause(&c.x.admitted); {
-	case cause == context.Canceled:
-		return errClientLeft
-	case cause == context.DeadlineExceeded: // set by the host's middleware
-		return errTooLong
-	case cause != nil:
-		return cause
-	case c.x.chatTimeout > 0 && c.age() >= c.x.chatTimeout:
-		return errTooLong
-	}
-	return nil
+	return err
 }
 
 // places are what MaxConcurrentChats and MaxChatsPerAccount count. A chat has
@@ -660,23 +344,35 @@ func newPlaces(all, perAccount int64) *places {
 	return p
 }
 
+// A place is what one chat takes up under the limits until its engine has
+// returned and its answer has ended, whichever is later.
+type place struct {
+	places  *places
+	account string
+	holders atomic.Int32
+}
+
 // take takes a place for a chat of the account, or says which limit is reached.
-func (p *places) take(account string) error {
-	if p.all != nil && !p.all.TryAcquire(1) {
+func (p *place) take(places *places, account string) error {
+	if places.all != nil && !places.all.TryAcquire(1) {
 		return errAllPlacesTaken
 	}
-	if !p.takeForAccount(account) {
-		p.releaseOfAll()
+	if !places.takeForAccount(account) {
+		places.releaseOfAll()
 		return errAccountPlacesTaken
 	}
+	p.places, p.account = places, account
+	p.holders.Store(2)
 	return nil
 }
 
-// release gives a place back. It is called in one place only, when the engine
-// of the chat has returned.
-func (p *places) release(account string) {
-	p.releaseForAccount(account)
-	p.releaseOfAll()
+// release is called twice, by the engine's goroutine and by the handler's: the
+// second call gives the place back.
+func (p *place) release() {
+	if p.holders.Add(-1) == 0 {
+		p.places.releaseForAccount(p.account)
+		p.places.releaseOfAll()
+	}
 }
 
 func (p *places) releaseOfAll() {

@@ -174,12 +174,11 @@ func ExampleNew_middleware() {
 // Shutdown lets streams that have begun finish. A program calls it when a
 // signal comes, and closes the server when its patience ends.
 func ExampleNew_shutdown() {
-	begun, draining := make(chan struct{}), make(chan struct{})
+	draining := make(chan struct{})
 	o := newOptions()
 	o.Engine = botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
 		return func(yield func(string, error) bool) {
 			yield("I am ", nil)
-			close(begun)
 			<-draining // an engine may listen to it, and hurry
 			yield("done.", nil)
 		}
@@ -193,27 +192,26 @@ func ExampleNew_shutdown() {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 
-	answer := make(chan string, 1)
-	go func() {
-		request, _ := http.NewRequest("POST", "http://"+listener.Addr().String()+"/v1/chat",
-			strings.NewReader(`{"bot_slug":"parrot","prompt":"Are you there?","stream":true}`))
-		request.Header.Set("Authorization", "Bearer my-key")
-		response, err := http.DefaultClient.Do(request)
-		if err != nil {
-			log.Fatal(err)
-		}
-		defer response.Body.Close()
-		text, _ := io.ReadAll(response.Body)
-		answer <- strings.TrimSpace(string(text))
-	}()
-
-	<-begun // in a program: <-ctx.Done(), of signal.NotifyContext
-	patience, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	patience, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
+	request, err := http.NewRequestWithContext(patience, "POST", "http://"+listener.Addr().String()+"/v1/chat",
+		strings.NewReader(`{"bot_slug":"parrot","prompt":"Are you there?","stream":true}`))
+	if err != nil {
+		log.Fatal(err)
+	}
+	request.Header.Set("Authorization", "Bearer my-key")
+	response, err := http.DefaultClient.Do(request) // returns when the stream has begun
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer response.Body.Close()
+
+	// In a program, behind <-ctx.Done(), of signal.NotifyContext.
 	if err := server.Shutdown(patience); err != nil {
 		_ = server.Close() // ends the contexts of the engines that still speak
 	}
-	fmt.Println(<-answer)
+	text, _ := io.ReadAll(response.Body)
+	fmt.Println(strings.TrimSpace(string(text)))
 	fmt.Println(<-served)
 	// Output:
 	// data: {"content":"I am "}
@@ -577,4 +575,26 @@ func ExampleChatEngine() {
 	// data: {"content":"!"}
 	//
 	// data: [DONE]
+}
+
+// A model's client that calls back for each token is an engine with
+// CallbackEngine. The error of emit stops it when nothing more is wanted.
+func ExampleCallbackEngine() {
+	generate := func(ctx context.Context, prompt string, onToken func(string) error) error { // the model's client
+		for _, token := range strings.SplitAfter("You said: "+prompt, " ") {
+			if err := onToken(token); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	o := newOptions()
+	o.Engine = botapi.CallbackEngine(func(ctx context.Context, req *botapi.ChatRequest, emit func(string) error) error {
+		return generate(ctx, req.Messages[len(req.Messages)-1].Content, emit)
+	})
+
+	call(botapi.New(o), "POST", "/v1/chat", "my-key", hello)
+	// Output:
+	// 200
+	// {"content":"You said: hello"}
 }

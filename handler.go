@@ -12,7 +12,9 @@
 //	            whose key?      which bot?   fragments of text
 //
 // [MemoryStore], [StaticKeys] and [CacheKeys] are ready parts for the first
-// two; [ChatEngineFunc] makes an engine of a function that returns an iterator.
+// two. [ChatEngineFunc] makes an engine of a function that returns an iterator,
+// [CallbackEngine] one of a function that passes each fragment to a callback.
+// The limits, and what else can be chosen, are in [Options].
 //
 // # Errors
 //
@@ -30,6 +32,7 @@
 package botapi
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"encoding/binary"
@@ -45,6 +48,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -64,46 +69,53 @@ type Options struct {
 	Engine ChatEngine  // required: answers the chats
 
 	// MaxBodyBytes bounds a request body; a larger one is answered 413.
-	// Zero or less means DefaultMaxBodyBytes.
+	// Zero or negative means DefaultMaxBodyBytes.
 	MaxBodyBytes int64
 
 	// MaxConcurrentChats bounds the chats in progress; one more is answered
-	// 503 at once. Zero or less means no limit.
+	// 503 at once. A chat is in progress until its engine has returned and its
+	// answer has been sent. Zero or negative means no limit.
 	MaxConcurrentChats int64
 
 	// MaxChatsPerAccount bounds the chats in progress for one account; one
-	// more is answered 429 at once. Zero or less means no limit.
+	// more is answered 429 at once. Zero or negative means no limit.
 	MaxChatsPerAccount int64
 
-	// ChatTimeout bounds one whole answer, from the moment the chat has its
-	// place until the engine has finished; sending what it said is bounded by
-	// WriteTimeout, write by write. Zero means DefaultChatTimeout, less than
-	// zero no limit.
+	// ChatTimeout bounds one whole answer, from the call of the engine until
+	// the answer has been sent; a write that is under way then still has its
+	// WriteTimeout. Zero means DefaultChatTimeout, negative no limit.
 	ChatTimeout time.Duration
 
+	// StallTimeout bounds the silence of an engine: the time from the call of
+	// Chat, or from the return of yield, to the next yield (an empty fragment
+	// counts) or to the iterator's return. The time that the client takes to
+	// read does not count. Zero or negative means no limit.
+	StallTimeout time.Duration
+
 	// KeepAlive is how long a stream is silent before it carries a comment.
-	// Zero means DefaultKeepAlive, less than zero never.
+	// Zero means DefaultKeepAlive, negative never.
 	KeepAlive time.Duration
 
-	// WriteTimeout bounds one write that the client does not take; then the
-	// answer is cut. It may be exceeded by an eighth, at most by a second.
-	// Zero means DefaultWriteTimeout, less than zero no limit: then a client
-	// that does not read holds its chat, past ChatTimeout too.
+	// WriteTimeout bounds one write to a client that does not read; then the
+	// connection is cut. It may be exceeded by an eighth, at most by a second.
+	// Zero means DefaultWriteTimeout, negative no limit; then ChatTimeout, if
+	// there is one, bounds a write.
 	WriteTimeout time.Duration
 
-	// Logger gets what the client must not see, with the request id. Nil means
-	// slog.Default() at the time of New.
+	// Logger gets what the client must not see, with the request id. It is never
+	// given a key or a text of a chat. Nil means slog.Default() at the time of New.
 	Logger *slog.Logger
 
-	// OnChat, when it is not nil, is called once for each chat that reached
-	// the engine, when its client's answer has ended and before the handler
-	// returns: while it runs, the request is not over. Calls come from many
-	// goroutines at once. The context has the request's values but not its
-	// end. A panic is logged.
+	// OnChat, if not nil, is called once for each chat that reached the engine,
+	// when the answer has ended and before the handler returns: the client has
+	// what it is owed, but the request is not over while OnChat runs. (Behind a
+	// ResponseWriter that cannot flush, the answer leaves only after it.) It
+	// must be safe for concurrent use. The context has the request's values and is
+	// not cancelled. A panic is logged.
 	OnChat func(context.Context, ChatReport)
 }
 
-// OpenAPI describes the interface for tools: an OpenAPI 3.1 document in JSON,
+// OpenAPI describes the interface for tools: an OpenAPI 3.0 document in JSON,
 // with every operation, schema, status and header. The handler does not serve
 // it; a host that wants to sends it as application/json. Its paths are those of
 // a handler at the root of a server: a host that mounts the handler elsewhere
@@ -131,6 +143,7 @@ func New(o Options) http.Handler {
 		places:       newPlaces(o.MaxConcurrentChats, o.MaxChatsPerAccount),
 		maxBodyBytes: o.MaxBodyBytes,
 		chatTimeout:  orDefault(o.ChatTimeout, DefaultChatTimeout),
+		stallTimeout: orDefault(o.StallTimeout, never),
 		keepAlive:    orDefault(o.KeepAlive, DefaultKeepAlive),
 		writeTimeout: orDefault(o.WriteTimeout, DefaultWriteTimeout),
 		logger:       o.Logger,
@@ -139,8 +152,8 @@ func New(o Options) http.Handler {
 	if h.maxBodyBytes <= 0 {
 		h.maxBodyBytes = DefaultMaxBodyBytes
 	}
-	if h.keepAlive < 0 {
-		h.keepAlive = never
+	if o.WriteTimeout < 0 {
+		h.writeTimeout = h.chatTimeout
 	}
 	if h.logger == nil {
 		h.logger = slog.Default()
@@ -148,16 +161,15 @@ func New(o Options) http.Handler {
 	return h
 }
 
-// never is longer than any answer.
+// never is longer than any answer. It can be added to a moment.
 const never = 100 * 365 * 24 * time.Hour
 
-// orDefault completes a duration; what is left below zero means no limit. What
-// it returns can be added to a moment.
+// orDefault completes a duration of the options.
 func orDefault(d, whenZero time.Duration) time.Duration {
-	if d == 0 {
-		return whenZero
+	if d < 0 {
+		return never
 	}
-	return min(d, never)
+	return min(cmp.Or(d, whenZero), never)
 }
 
 type handler struct {
@@ -165,13 +177,13 @@ type handler struct {
 	keys   KeyVerifier
 	engine ChatEngine
 	places *places
-	young  youngChats
 	listed listing
 
 	maxBodyBytes int64
-	chatTimeout  time.Duration // below zero: no limit
-	writeTimeout time.Duration // below zero: no limit
+	chatTimeout  time.Duration
+	stallTimeout time.Duration
 	keepAlive    time.Duration
+	writeTimeout time.Duration
 	logger       *slog.Logger
 	onChat       func(context.Context, ChatReport)
 }
@@ -179,11 +191,41 @@ type handler struct {
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := newExchange(h, w, r)
 	if err := x.serve(); err != nil {
-		x.refuse(sound(err))
+		x.refuse(err)
 	}
 	if x.cut {
 		panic(http.ErrAbortHandler)
 	}
+}
+
+// An exchange is one request and its answer. It belongs to the goroutine that
+// net/http serves the request in.
+type exchange struct {
+	handler *handler
+	r       *http.Request
+	conn    connection // to the client
+	account string
+	ctx     context.Context // the request's, with what the handler knows of it
+
+	cut bool // the connection must not look as if the answer were whole
+
+	// What the context and the headers point into, in one allocation with it.
+	identified, admitted requestContext
+	values               [3]string
+}
+
+func newExchange(h *handler, w http.ResponseWriter, r *http.Request) *exchange {
+	x := &exchange{handler: h, r: r}
+	x.conn.w = w
+	x.conn.control = *http.NewResponseController(w)
+	x.conn.began = time.Now()
+	x.conn.timeout = h.writeTimeout
+	x.conn.lifting = r.ProtoMajor != 1
+	id := requestID(r.Header)
+	x.identified = requestContext{Context: r.Context(), requestID: id}
+	x.ctx = &x.identified
+	x.setHeader("X-Request-Id", 0, id)
+	return x
 }
 
 // serve finds the route, checks the key, and answers. The error it returns is
@@ -222,48 +264,9 @@ func (x *exchange) allow(methods ...string) error {
 	if slices.Contains(methods, x.r.Method) {
 		return nil
 	}
-	x.w.Header().Set("Allow", strings.Join(methods, ", "))
+	x.conn.w.Header().Set("Allow", strings.Join(methods, ", "))
 	return errMethodNotAllowed
 }
-
-// An exchange is one request and its answer. One goroutine at a time uses it:
-// the one that net/http serves the request in, but for what a chat says of its
-// own.
-type exchange struct {
-	*handler
-	w       http.ResponseWriter
-	r       *http.Request
-	control http.ResponseController
-	began   time.Time
-	account string
-	ctx     context.Context
-
-	bodyRead bool // to its end
-	cut      bool // the connection must not look as if the answer were whole
-
-	// What the context and the headers point into, in one allocation with it.
-	identified, admitted requestContext
-	values               [3]string
-}
-
-func newExchange(h *handler, w http.ResponseWriter, r *http.Request) *exchange {
-	x := &exchange{
-		handler: h,
-		w:       w,
-		r:       r,
-		control: *http.NewResponseController(w),
-		began:   time.Now(),
-	}
-	id := requestID(r.Header)
-	x.identified = requestContext{Context: r.Context(), requestID: id}
-	x.ctx = &x.identified
-	x.setHeader("X-Request-Id", 0, id)
-	return x
-}
-
-// elapsed is the time since the request began. Every moment of an answer is
-// kept as that: it takes one look at one clock, and eight bytes.
-func (x *exchange) elapsed() time.Duration { return time.Since(x.began) }
 
 // admit makes the account known to everything that comes after.
 func (x *exchange) admit(account string) {
@@ -276,24 +279,203 @@ func (x *exchange) admit(account string) {
 // setHeader sets a header that has its place in x.values.
 func (x *exchange) setHeader(canonical string, place int, value string) {
 	x.values[place] = value
-	x.w.Header()[canonical] = x.values[place : place+1 : place+1]
+	x.conn.w.Header()[canonical] = x.values[place : place+1 : place+1]
 }
 
-// setJSONHeaders begins an answer with a whole JSON body.
-func (x *exchange) setJSONHeaders(status, length int) {
+// send answers with a whole JSON body, and sees that it is on its way: on
+// HTTP/2, what is left when the handler returns would have no deadline. Each
+// write is of bounded size and has its own WriteTimeout, and none begins when
+// more time has passed than limit.
+func (x *exchange) send(status int, body []byte, limit time.Duration) error {
+	length := len(body)
+	if x.r.Method == http.MethodHead {
+		body = nil
+	}
+	for first := true; first || len(body) > 0; first = false {
+		now := x.conn.elapsed()
+		if !first && now > limit {
+			return ErrChatTimeout
+		}
+		part := body[:min(len(body), maxWrite)]
+		body = body[len(part):]
+		err := x.conn.within(now, func() error {
+			if first {
+				x.sendHead(status, length)
+			}
+			if _, err := x.conn.w.Write(part); err != nil {
+				return err
+			}
+			if len(body) > 0 {
+				return nil
+			}
+			return x.conn.flush()
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (x *exchange) sendHead(status, length int) {
 	x.setHeader("Content-Type", 1, "application/json")
 	x.setHeader("Content-Length", 2, strconv.Itoa(length))
-	x.w.WriteHeader(status)
+	x.conn.w.WriteHeader(status)
 }
 
-// send answers with a whole JSON body.
-func (x *exchange) send(status int, body []byte) error {
-	x.setJSONHeaders(status, len(body))
-	if x.r.Method == http.MethodHead {
+// requestEnded says why the request's context has ended; nil if it has not. Its cause
+// decides the answer: the host may have given one of its own. The context may
+// be one of the host's middleware, too, and panic.
+func (x *exchange) requestEnded() (reason error) {
+	defer func() {
+		if v := recover(); v != nil {
+			reason = recovered("asking the request's context", v)
+		}
+	}()
+	ctx := x.r.Context()
+	if ctx.Err() == nil {
 		return nil
 	}
-	_, err := x.w.Write(body)
+	cause := context.Cause(ctx)
+	_, chosen := asEither[StatusError](cause)
+	switch {
+	case chosen:
+		return cause
+	case errors.Is(cause, context.DeadlineExceeded):
+		return errTooLong.because(cause)
+	case errors.Is(cause, context.Canceled):
+		return ErrClientLeft
+	}
+	return errEndedByHost.because(cause)
+}
+
+// reasonBehind is why a client seems to have left: the host may have ended the
+// request, and with it what its writer takes; or the client has only stopped
+// reading, when net/http takes it for one that left.
+func (x *exchange) reasonBehind(reason error) error {
+	if !errors.Is(reason, ErrClientLeft) {
+		return reason
+	}
+	if ended := x.requestEnded(); ended != nil && !errors.Is(ended, ErrClientLeft) {
+		return ended
+	}
+	if x.conn.stalled() {
+		return ErrClientStalled
+	}
+	return reason
+}
+
+// A connection writes to one client, each write within WriteTimeout. One
+// goroutine at a time writes; any may call interrupt and stalled beside it, as
+// long as the handler has not returned.
+//
+// It keeps every moment as time since the request began: that takes one look at
+// one clock, and eight bytes.
+type connection struct {
+	w       http.ResponseWriter
+	control http.ResponseController
+	began   time.Time
+	timeout time.Duration
+
+	deadline   time.Duration // the last that arm has set
+	lifting    bool          // each deadline is lifted behind its write, as HTTP/2 wants: one that passes ends the stream
+	unflushing bool          // the writer cannot flush: everything leaves at the end
+	failure    error         // why nothing more reaches the client
+
+	writeBegan atomic.Int64 // 1 + when the write that is under way, or stalled, began; 0 if none is
+
+	mu    sync.Mutex // held while a deadline is set
+	fixed bool       // no other deadline is set any more
+}
+
+func (c *connection) elapsed() time.Duration { return time.Since(c.began) }
+
+// outlive lifts the server's ReadTimeout and WriteTimeout, which are meant for
+// requests, not for answers that a model is still writing.
+func (c *connection) outlive() {
+	_ = guard(func() error { return c.control.SetReadDeadline(time.Time{}) }) // unsupported: then the host's writer has none to lift
+	c.setDeadline(time.Time{}, false)
+}
+
+// within calls the host's ResponseWriter, with a deadline. If that fails,
+// panics, or ends its goroutine, it is the end of the connection: the error says
+// whether the client left or did not read.
+func (c *connection) within(now time.Duration, call func() error) error {
+	if c.failure != nil {
+		return c.failure
+	}
+	c.failure = ErrClientLeft // unless the calls return
+	c.arm(now)
+	c.writeBegan.Store(1 + int64(now))
+	c.failure = c.explain(guard(call))
+	if !errors.Is(c.failure, ErrClientStalled) {
+		c.writeBegan.Store(0)
+	}
+	if c.lifting {
+		c.setDeadline(time.Time{}, false)
+	}
+	return c.failure
+}
+
+// explain says what the failure of the write that is under way means.
+func (c *connection) explain(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case c.stalled():
+		return fmt.Errorf("%w: %w", ErrClientStalled, err)
+	}
+	return fmt.Errorf("%w: %w", ErrClientLeft, err)
+}
+
+// stalled is whether the write that is under way has had its time, or has
+// failed because of that.
+func (c *connection) stalled() bool {
+	began := c.writeBegan.Load()
+	return began > 0 && c.elapsed()-time.Duration(began-1) >= c.timeout
+}
+
+// arm sees that a write that begins now has its whole timeout, and little
+// more. On HTTP/1 the deadline is moved only once in a while, since moving it
+// costs.
+func (c *connection) arm(now time.Duration) {
+	if c.lifting || c.deadline < now+c.timeout {
+		c.deadline = now + c.timeout + min(c.timeout/8, time.Second)
+		c.setDeadline(c.began.Add(c.deadline), false)
+	}
+}
+
+// interrupt makes the write that is under way fail, and every later one.
+func (c *connection) interrupt() { c.setDeadline(time.Unix(1, 0), true) }
+
+// setDeadline sets the write deadline, unless one was set for good. A writer of
+// the host's that has no deadlines has bounds of its own.
+func (c *connection) setDeadline(at time.Time, forGood bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.fixed {
+		c.fixed = guard(func() error { return c.control.SetWriteDeadline(at) }) != nil || forGood
+	}
+}
+
+// flush sends what the writer holds back. A write may fail only now, though
+// Write has returned nil.
+func (c *connection) flush() error {
+	err := c.control.Flush()
+	if errors.Is(err, http.ErrNotSupported) {
+		c.unflushing, err = true, nil
+	}
 	return err
+}
+
+// guard calls the host's ResponseWriter, and makes an error of its panic.
+func guard(call func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = recovered("calling the ResponseWriter", v)
+		}
+	}()
+	return call()
 }
 
 // requestContext is the request's context with what the handler knows of it.
@@ -357,7 +539,7 @@ func firstOf(values []string) string {
 // nothing, so the kernel is not asked for them.
 func newRequestID() string {
 	var random [16]byte
-	binary.NativeEndian.PutUint64(random[:8], rand.Uint64())
+	binary.NativeEndian.PutUint64(random[:], rand.Uint64())
 	binary.NativeEndian.PutUint64(random[8:], rand.Uint64())
 	var id [2 * len(random)]byte
 	hex.Encode(id[:], random[:])
@@ -422,12 +604,16 @@ var (
 	errBodyBroken         = StatusError{Status: http.StatusBadRequest, Detail: "Request body could not be read"}
 	errAllPlacesTaken     = StatusError{Status: http.StatusServiceUnavailable, Detail: "Too many chats in progress", RetryAfter: time.Second}
 	errAccountPlacesTaken = StatusError{Status: http.StatusTooManyRequests, Detail: "Too many chats in progress for this key", RetryAfter: time.Second}
-	errTooLong            = StatusError{Status: http.StatusGatewayTimeout, Detail: "The answer took too long", Err: context.DeadlineExceeded}
+	errTooLong            = StatusError{Status: http.StatusGatewayTimeout, Detail: "The answer took too long"}
+	errEndedByHost        = StatusError{Status: http.StatusServiceUnavailable, Detail: "Service Unavailable"}
 	errInternal           = StatusError{Status: http.StatusInternalServerError, Detail: "Internal Server Error"}
 )
 
-// errClientLeft is why a chat ended whose client is gone.
-var errClientLeft = fmt.Errorf("the client left: %w", context.Canceled)
+// because is the same answer with a cause for the log.
+func (e StatusError) because(cause error) StatusError {
+	e.Err = cause
+	return e
+}
 
 // statusOf decides how an error is answered: the one place that does.
 func statusOf(err error) StatusError {
@@ -439,6 +625,8 @@ func statusOf(err error) StatusError {
 		return errKeyRefused
 	case errors.Is(err, ErrBotNotFound):
 		return errNoSuchBot
+	case errors.Is(err, ErrChatTimeout), errors.Is(err, ErrEngineStalled):
+		return errTooLong
 	}
 	return errInternal
 }
@@ -459,10 +647,10 @@ func (e StatusError) hidesCause() bool {
 	return e.Err != nil && !errors.Is(e.Err, ErrInvalidKey) && !errors.Is(e.Err, ErrBotNotFound)
 }
 
-// sound returns err itself unless its own methods panic, as those of a nil
+// checked returns err itself unless its own methods panic, as those of a nil
 // *StatusError in an error do: that is a panic of the host's, here and not
 // wherever the error is looked at later.
-func sound(err error) (checked error) {
+func checked(err error) (checked error) {
 	defer func() {
 		if v := recover(); v != nil {
 			checked = recovered("reading an error", v)
@@ -470,6 +658,7 @@ func sound(err error) (checked error) {
 	}()
 	_ = err.Error()
 	_ = errors.As(err, new(*panicError)) // asks the whole chain
+	_ = errors.Is(err, ErrClientLeft)    // likewise
 	return err
 }
 
@@ -479,7 +668,7 @@ func asEither[E error, P interface {
 	error
 }](err error) (found E, ok bool) {
 	var pointer P
-	if errors.As(err, &pointer) && pointer != nil {
+	if errors.As(err, &pointer) {
 		return *pointer, true
 	}
 	ok = errors.As(err, &found)
@@ -490,12 +679,14 @@ func asEither[E error, P interface {
 // nothing must be answered. It returns the status sent, or 0. It is the one
 // place that writes JSON errors, and the one that logs what they do not show.
 func (x *exchange) refuse(err error) (status int) {
-	if errors.Is(err, http.ErrAbortHandler) || x.clientLeft(err) {
-		x.cut = true
+	err = x.reasonFor(checked(err))
+	if nobodyListens(err) {
+		x.abort(err)
 		return 0
 	}
-	x.drain()
-	if invalid, ok := asEither[HTTPValidationError](err); ok {
+	x.discardBody()
+	_, chosen := asEither[StatusError](err) // its cause is never sent
+	if invalid, ok := asEither[HTTPValidationError](err); ok && !chosen {
 		body, noJSON := invalid.body()
 		if noJSON == nil {
 			x.sendError(http.StatusUnprocessableEntity, body)
@@ -506,46 +697,46 @@ func (x *exchange) refuse(err error) (status int) {
 	answer := statusOf(err)
 	switch {
 	case answer.Status >= 500:
-		x.logError(x.ctx, "request failed", err)
+		x.handler.logError(x.ctx, "request failed", err)
 	case answer.hidesCause():
-		x.log(x.ctx, slog.LevelInfo, "request refused", slog.String("error", err.Error()))
+		x.handler.log(x.ctx, slog.LevelInfo, "request refused", slog.String("error", err.Error()))
 	}
 	x.setErrorHeaders(answer)
 	x.sendError(answer.Status, answer.body())
 	return answer.Status
 }
 
-// clientLeft tells an error that is only the request's end from one that
-// somebody should hear of.
-func (x *exchange) clientLeft(err error) bool {
-	return errors.Is(err, context.Canceled) && context.Cause(x.ctx) == context.Canceled
+// reasonFor returns err, or why the request's context has ended if that is all
+// that err says.
+func (x *exchange) reasonFor(err error) error {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return cmp.Or(x.requestEnded(), err)
+	}
+	return err
 }
 
-// sendError does not tell of a failed write: the client is gone, and was to be
-// refused.
-func (x *exchange) sendError(status int, body []byte) {
-	if x.attempt(func() error { return x.send(status, body) }) != nil {
-		x.cut = true
+// nobodyListens tells the errors that are not to be answered.
+func nobodyListens(err error) bool {
+	return errors.Is(err, ErrClientLeft) || errors.Is(err, ErrClientStalled) || errors.Is(err, http.ErrAbortHandler)
+}
+
+// abort has the connection cut when the handler returns. That nobody is left to
+// answer is worth a line in the log only if it is the ResponseWriter's doing.
+func (x *exchange) abort(err error) {
+	x.cut = true
+	if p := (*panicError)(nil); errors.As(err, &p) && !errors.Is(err, http.ErrAbortHandler) {
+		x.handler.logError(x.ctx, "the ResponseWriter panicked", err)
 	}
 }
 
-// attempt calls the host's ResponseWriter, and makes an error of its panic.
-func (x *exchange) attempt(call func() error) (err error) {
-	defer x.survive(&err)
-	return call()
-}
-
-// survive is deferred where the host's ResponseWriter is called: a chat is to
-// end properly all the same, in whichever goroutine that is.
-func (x *exchange) survive(err *error) {
-	if v := recover(); v != nil {
-		*err = recovered("calling the ResponseWriter", v)
-		x.logError(x.ctx, "the ResponseWriter panicked", *err)
+func (x *exchange) sendError(status int, body []byte) {
+	if err := x.send(status, body, never); err != nil {
+		x.abort(err)
 	}
 }
 
 func (x *exchange) setErrorHeaders(answer StatusError) {
-	header := x.w.Header()
+	header := x.conn.w.Header()
 	if answer.Status == http.StatusUnauthorized {
 		header.Set("WWW-Authenticate", challenge(answer))
 	}
@@ -569,7 +760,12 @@ func (e StatusError) body() []byte {
 
 // body is the 422 form, with lists even where they are empty. A Loc that has no
 // JSON form is a mistake of the host's engine.
-func (e HTTPValidationError) body() ([]byte, error) {
+func (e HTTPValidationError) body() (_ []byte, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = recovered("encoding a validation error", v)
+		}
+	}()
 	detail := make([]ValidationError, len(e.Detail)) // a copy: the host's is not changed
 	for i, problem := range e.Detail {
 		if problem.Loc == nil {
@@ -581,20 +777,30 @@ func (e HTTPValidationError) body() ([]byte, error) {
 }
 
 const (
-	drainBytes = 4 << 20
-	drainTime  = 5 * time.Second
+	discardBytes = 4 << 20
+	discardTime  = 5 * time.Second
 )
 
-// drain takes what a client is still sending on HTTP/1, within bounds, before
-// it is refused: many clients read nothing before they have sent everything,
-// and closing a connection with unread bytes resets it, so that the refusal
-// would be lost. A client that waits for 100 Continue has sent nothing.
-func (x *exchange) drain() {
-	if x.bodyRead || x.r.ProtoMajor != 1 || x.r.Header.Get("Expect") != "" {
+// discardBody takes what a client is still sending on HTTP/1, within bounds,
+// before it is refused: many clients read nothing before they have sent
+// everything, and closing a connection with unread bytes resets it, so that the
+// refusal would be lost. A client that waits for 100 Continue has sent nothing.
+//
+// The read deadline is only ever brought forward: the server's ReadTimeout may
+// pass before.
+func (x *exchange) discardBody() {
+	if x.r.Body == nil || x.r.ProtoMajor != 1 || x.r.Header.Get("Expect") != "" {
 		return
 	}
-	_ = x.control.SetReadDeadline(time.Now().Add(drainTime)) // unsupported: the server's own deadline counts
-	_, _ = io.CopyN(io.Discard, x.r.Body, drainBytes)
+	ended := make(chan struct{})
+	expire := time.AfterFunc(discardTime, func() {
+		defer close(ended)
+		_ = guard(func() error { return x.conn.control.SetReadDeadline(time.Unix(1, 0)) }) // unsupported: the host's writer has bounds of its own
+	})
+	_, _ = io.CopyN(io.Discard, x.r.Body, discardBytes)
+	if !expire.Stop() {
+		<-ended
+	}
 }
 
 // logError writes what is not for the client to see, with the stack of a panic.

@@ -13,10 +13,13 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"regexp"
+	"runtime"
+	"slices"
 	"strings"
-	"sync"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -322,7 +325,7 @@ func TestABodyTooLargeThatPauses(t *testing.T) {
 		is.NoErr(err)
 		is.Equal(res.StatusCode, 413)
 		is.True(res.Close)
-		is.Equal(time.Since(start), drainTime)
+		is.Equal(time.Since(start), discardTime)
 	})
 }
 
@@ -613,6 +616,13 @@ func TestRequestIDs(t *testing.T) {
 		h := New(testOptions(t, t.Output()))
 		first, second := do(t, h, "GET", "/", ""), do(t, h, "GET", "/", "")
 		is.True(first.header.Get("X-Request-Id") != second.header.Get("X-Request-Id"))
+		one, varies := newRequestID(), [32]bool{}
+		for range 200 {
+			for i, other := range []byte(newRequestID()) {
+				varies[i] = varies[i] || other != one[i]
+			}
+		}
+		is.True(!slices.Contains(varies[:], false)) // every digit is random
 	})
 	t.Run("of several the first counts", func(t *testing.T) {
 		is := is.New(t)
@@ -684,6 +694,7 @@ func TestHostErrorsBecomeAnswers(t *testing.T) {
 		{"a cancellation of the host's own", context.Canceled, 500, "Internal Server Error", nil, false},
 		{"a deadline of the host's own", context.DeadlineExceeded, 500, "Internal Server Error", nil, false},
 		{"a typed nil", (*StatusError)(nil), 500, "Internal Server Error", nil, false},
+		{"a panic in its JSON form", HTTPValidationError{[]ValidationError{{Loc: []any{faultyJSON{}}}}}, 500, "Internal Server Error", nil, false},
 	} {
 		for place, h := range failingEverywhere(c.err) {
 			t.Run(c.name+place, func(t *testing.T) {
@@ -700,13 +711,18 @@ func TestHostErrorsBecomeAnswers(t *testing.T) {
 				is.True(!strings.Contains(got.body+fmt.Sprint(got.header), "10.0.0.7"))
 				if c.logged {
 					is.True(strings.Contains(logged.String(), "10.0.0.7") || strings.Contains(logged.String(), c.detail))
-					is.True(strings.Contains(logged.String(), "request_id=one-of-many"))
+					is.True(strings.Contains(logged.String(), " request_id=one-of-many error="))
 				}
 				is.Equal(strings.Contains(logged.String(), "level=ERROR"), c.status >= 500)
+				is.Equal(logged.Len() > 0, c.logged || c.status >= 500)
 			})
 		}
 	}
 }
+
+type faultyJSON struct{}
+
+func (faultyJSON) MarshalJSON() ([]byte, error) { panic("a bug in the host") }
 
 // failingEverywhere returns options that fail with err in each host interface.
 func failingEverywhere(err error) map[string]func(Options) Options {
@@ -740,6 +756,7 @@ func TestHostPanicsAreInternalErrors(t *testing.T) {
 		"text":               func() { panic("no table bots") },
 		"error":              func() { panic(errors.New("no table bots")) },
 		"StatusError":        func() { panic(StatusError{Status: 418, Detail: "no table bots"}) },
+		"a sentinel":         func() { panic(ErrBotNotFound) },
 		"runtime error":      func() { var bots []Bot; _ = bots[len(testKey)] },
 		"nil pointer":        func() { var r *ChatRequest; _ = r.Bot },
 		"nil":                func() { panic(nil) },
@@ -773,7 +790,8 @@ func TestHostPanicsAreInternalErrors(t *testing.T) {
 					is.Equal(got.status, 500)
 					is.Equal(got.body, `{"detail":"Internal Server Error"}`)
 					is.True(strings.Contains(logged.String(), "request_id=one-of-many"))
-					is.True(strings.Contains(logged.String(), "panic while"))
+					is.True(strings.Contains(logged.String(), "panic while ") && !strings.Contains(logged.String(), "panic while :"))
+					is.True(strings.Contains(logged.String(), " stack="))
 					is.True(strings.Contains(logged.String(), "handler_test.go")) // the stack, from where it began
 				})
 			}
@@ -816,6 +834,7 @@ func TestARecoveredAbortIsPassedOn(t *testing.T) {
 
 func TestAnEngineMayFindTheRequestInvalid(t *testing.T) {
 	problem := ValidationError{Loc: []any{"body", "tools", 0, "<name>"}, Msg: "unknown tool", Type: "value_error.tool"}
+	noPlace := []ValidationError{{Msg: "unknown tool", Type: "value_error.tool"}}
 	const body = `{"detail":[{"loc":["body","tools",0,"<name>"],"msg":"unknown tool","type":"value_error.tool"}]}`
 	for _, c := range []struct {
 		name   string
@@ -828,17 +847,25 @@ func TestAnEngineMayFindTheRequestInvalid(t *testing.T) {
 		{"wrapped", fmt.Errorf("tools: %w", HTTPValidationError{[]ValidationError{problem}}), 422, body},
 		{"wrapped pointer", fmt.Errorf("tools: %w", &HTTPValidationError{[]ValidationError{problem}}), 422, body},
 		{"without problems", HTTPValidationError{}, 422, `{"detail":[]}`},
+		{"without a place", HTTPValidationError{noPlace}, 422, `{"detail":[{"loc":[],"msg":"unknown tool","type":"value_error.tool"}]}`},
 		{"that has no JSON form", HTTPValidationError{[]ValidationError{{Loc: []any{make(chan int)}}}}, 500, `{"detail":"Internal Server Error"}`},
+		{"that is a StatusError's cause", StatusError{Status: 502, Err: HTTPValidationError{[]ValidationError{problem}}}, 502, `{"detail":"Bad Gateway"}`},
 	} {
 		for _, stream := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, stream %t", c.name, stream), func(t *testing.T) {
 				is := is.New(t)
-				o := testOptions(t, t.Output())
+				var log testLog
+				var report ChatReport
+				o := testOptions(t, &log)
 				o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) { yield("", c.err) })
+				o.OnChat = func(_ context.Context, r ChatReport) { report = r }
 				got := do(t, New(o), "POST", "/v1/chat", chatBodyJSON("hi", stream))
 				is.Equal(got.status, c.status)
+				is.Equal(report.Status, c.status)
+				is.Equal(strings.Contains(log.String(), "unsupported type: chan int"), c.status == 500)
 				is.Equal(got.header.Get("Content-Type"), "application/json")
 				is.Equal(decodedJSON(t, got.body), decodedJSON(t, c.body))
+				is.Equal(noPlace[0].Loc, nil) // the host's own is not changed
 			})
 		}
 	}
@@ -855,30 +882,12 @@ func TestErrorsSayWhatTheyAre(t *testing.T) {
 	is.Equal(HTTPValidationError{[]ValidationError{{[]any{"body", "x"}, "bad", "t"}, {}}}.Error(), "invalid request: [body x]: bad (2 in all)")
 }
 
-// lockedBuffer is one that handlers may log to while a test writes to it.
-type lockedBuffer struct {
-	mu     sync.Mutex
-	buffer bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buffer.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buffer.String()
-}
-
 // A marked key is sent down every path, and then looked for in everything that
 // was written.
 func TestAKeyIsWrittenNowhere(t *testing.T) {
 	const key = "sk-MARKED-7d1f0c9a"
 	is := is.New(t)
-	var written lockedBuffer
+	var written testLog
 	keep := func(parts ...any) {
 		for _, part := range parts {
 			fmt.Fprintf(&written, "%v\n%+v\n%#v\n", part, part, part)
@@ -948,3 +957,231 @@ func TestAKeyIsWrittenNowhere(t *testing.T) {
 }
 
 var nilIterator = ChatEngineFunc(func(context.Context, *ChatRequest) iter.Seq2[string, error] { return nil })
+
+// http.NewRequest gives a request without a body no Body, as hosts' tests do.
+func TestARequestWithoutABody(t *testing.T) {
+	for _, c := range []struct {
+		method, path, key string
+		status            int
+	}{
+		{"POST", "/v1/chat", testKey, 422},
+		{"POST", "/v1/chat", "wrong", 401},
+		{"POST", "/v1/nothing", testKey, 404},
+		{"GET", "/v1/bots", testKey, 200},
+	} {
+		is := is.New(t)
+		r, err := http.NewRequest(c.method, c.path, nil)
+		is.NoErr(err)
+		r.Header.Set("Authorization", "Bearer "+c.key)
+		w := httptest.NewRecorder()
+		New(testOptions(t, io.Discard)).ServeHTTP(w, r)
+		is.Equal(w.Code, c.status)
+		if c.status == 422 {
+			is.Equal(w.Body.String(), `{"detail":[{"loc":["body"],"msg":"field required","type":"value_error.missing"}]}`)
+		}
+	}
+}
+
+// A trapError panics when one of its methods is called.
+type trapError struct{ trap string }
+
+func (e trapError) Error() string   { e.spring("Error"); return "a trap" }
+func (e trapError) Is(error) bool   { e.spring("Is"); return false }
+func (e trapError) As(any) bool     { e.spring("As"); return false }
+func (e trapError) Unwrap() []error { e.spring("Unwrap"); return nil }
+
+func (e trapError) spring(method string) {
+	if e.trap == method {
+		panic("a trap in " + method)
+	}
+}
+
+func TestAnErrorWhoseMethodsPanic(t *testing.T) {
+	for _, method := range []string{"Error", "Is", "As", "Unwrap"} {
+		for _, wrapped := range []error{trapError{method}, fmt.Errorf("wrapped: %w", &StatusError{Status: 418, Err: trapError{method}})} {
+			if method == "Error" && wrapped != error(trapError{method}) {
+				continue // fmt.Errorf survives it
+			}
+			for _, part := range []string{"verifier", "store", "engine"} {
+				t.Run(fmt.Sprint(part, ", ", method), func(t *testing.T) {
+					is := is.New(t)
+					var log testLog
+					o := testOptions(t, &log)
+					switch part {
+					case "verifier":
+						o.Keys = KeyVerifierFunc(func(context.Context, string) (string, error) { return "", wrapped })
+					case "store":
+						o.Bots = &fakeStore{bySlug: func(context.Context, string) (Bot, error) { return Bot{}, wrapped }}
+					case "engine":
+						o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) { yield("", wrapped) })
+					}
+					got := do(t, New(o), "POST", "/v1/chat", chatBodyJSON("hi", true))
+					is.Equal(got.status, 500)
+					is.Equal(got.body, `{"detail":"Internal Server Error"}`)
+					is.True(strings.Contains(log.String(), "a trap in "+method))
+				})
+			}
+		}
+	}
+}
+
+// A refused body is not waited for longer than the server's own ReadTimeout.
+func TestARefusedBodyIsNotWaitedForBeyondReadTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		server := serveInMemory(t, New(testOptions(t, io.Discard)), func(s *http.Server) { s.ReadTimeout = time.Second })
+		conn := server.dial()
+		defer conn.Close()
+		start := time.Now()
+		fmt.Fprint(conn, "POST /v1/chat HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nhalf")
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		is.NoErr(err)
+		is.Equal(res.StatusCode, 401)
+		is.Equal(time.Since(start), time.Second)
+	})
+}
+
+// The smallest limit that there can be is not taken for none.
+func TestABodyLimitOfOneByte(t *testing.T) {
+	is := is.New(t)
+	o := testOptions(t, io.Discard)
+	o.MaxBodyBytes = 1
+	is.Equal(postChat(New(o), "7").Code, 422)
+	is.Equal(postChat(New(o), "{}").Code, 413)
+}
+
+// A limit of the host's on bodies is answered as the handler's own.
+func TestABodyLimitOfTheHosts(t *testing.T) {
+	is := is.New(t)
+	got := postChat(http.MaxBytesHandler(New(testOptions(t, io.Discard)), 10), chatBodyJSON("hi", false))
+	is.Equal(got.Code, 413)
+	is.Equal(got.Body.String(), `{"detail":"Request body too large"}`)
+}
+
+// What a client announces of its body is not believed before some has come.
+func TestAnAnnouncedBodyCostsNothing(t *testing.T) {
+	is := is.New(t)
+	var log testLog
+	h := New(testOptions(t, &log))
+	r := httptest.NewRequest("POST", "/v1/chat", io.MultiReader(strings.NewReader("{"), iotest.ErrReader(io.ErrUnexpectedEOF)))
+	r.Header.Set("Authorization", "Bearer "+testKey)
+	r.ContentLength = DefaultMaxBodyBytes
+	w := httptest.NewRecorder()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	h.ServeHTTP(w, r)
+	runtime.ReadMemStats(&after)
+	is.Equal(w.Code, 400)
+	is.True(after.TotalAlloc-before.TotalAlloc < DefaultMaxBodyBytes/2)
+	is.True(strings.Contains(log.String(), io.ErrUnexpectedEOF.Error()))
+}
+
+// A deadline that the host has put on the request is the reason, wherever it is
+// noticed.
+func TestAStoreThatRunsIntoTheHostsDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		o := testOptions(t, io.Discard)
+		o.Bots = &fakeStore{bySlug: func(ctx context.Context, _ string) (Bot, error) {
+			<-ctx.Done()
+			return Bot{}, ctx.Err()
+		}}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		r := httptest.NewRequest("POST", "/v1/chat", strings.NewReader(chatBodyJSON("hi", false))).WithContext(ctx)
+		r.Header.Set("Authorization", "Bearer "+testKey)
+		w := httptest.NewRecorder()
+		New(o).ServeHTTP(w, r)
+		is.Equal(w.Code, 504)
+		is.Equal(w.Body.String(), `{"detail":"The answer took too long"}`)
+	})
+}
+
+// A trapContext panics when it is asked whether it is over.
+type trapContext struct{ context.Context }
+
+func (trapContext) Err() error { panic("a trap in the context") }
+
+func TestAContextThatPanics(t *testing.T) {
+	is := is.New(t)
+	var log testLog
+	o := testOptions(t, &log)
+	o.Bots = &fakeStore{bySlug: func(context.Context, string) (Bot, error) { return Bot{}, context.Canceled }}
+	r := httptest.NewRequest("POST", "/v1/chat", strings.NewReader(chatBodyJSON("hi", false)))
+	r.Header.Set("Authorization", "Bearer "+testKey)
+	w := httptest.NewRecorder()
+	New(o).ServeHTTP(w, r.WithContext(trapContext{r.Context()}))
+	is.Equal(w.Code, 500)
+	is.True(strings.Contains(log.String(), "a trap in the context"))
+}
+
+// A slowDeadline is a connection whose body comes to an end when its read
+// deadline passes, and which takes a second to set one.
+type slowDeadline struct {
+	*httptest.ResponseRecorder
+	passed chan struct{}
+	idle   bool
+}
+
+func (c *slowDeadline) SetReadDeadline(time.Time) error {
+	c.idle = false
+	close(c.passed)
+	time.Sleep(time.Second)
+	c.idle = true
+	return nil
+}
+
+func (c *slowDeadline) Read([]byte) (int, error) {
+	<-c.passed
+	return 0, os.ErrDeadlineExceeded
+}
+
+// What ends the wait for a refused body is over before the handler returns.
+func TestTheEndOfARefusedBodyIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		c := &slowDeadline{httptest.NewRecorder(), make(chan struct{}), false}
+		New(testOptions(t, io.Discard)).ServeHTTP(c, httptest.NewRequest("POST", "/v1/chat", c))
+		is.Equal(c.Code, 401)
+		is.True(c.idle)
+	})
+}
+
+// On HTTP/2 a refusal need not wait for what the client still sends.
+func TestARefusalOnHTTP2WaitsForNoBody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		server := serveInMemory(t, New(testOptions(t, io.Discard)), func(s *http.Server) { s.Protocols = clearTextHTTP2() })
+		body, sending := io.Pipe()
+		defer sending.Close()
+		began := time.Now()
+		r, err := http.NewRequestWithContext(t.Context(), "POST", "http://memory/v1/chat", body)
+		is.NoErr(err)
+		client := server.client()
+		res, err := client.Do(r)
+		is.NoErr(err)
+		defer client.CloseIdleConnections()
+		defer res.Body.Close()
+		is.Equal(res.StatusCode, 401)
+		is.Equal(time.Since(began), time.Duration(0))
+	})
+}
+
+// A trapLog panics at each line.
+type trapLog struct{ slog.Handler }
+
+func (trapLog) Handle(context.Context, slog.Record) error { panic("a trap in the log") }
+
+func TestALogThatPanicsSpoilsNoAnswer(t *testing.T) {
+	is := is.New(t)
+	o := testOptions(t, io.Discard)
+	o.Logger = slog.New(trapLog{o.Logger.Handler()})
+	o.MaxConcurrentChats = 1
+	o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) { yield("", errBroken) })
+	h := New(o)
+	for range 2 { // the second has the place of the first
+		got := postChat(h, chatBodyJSON("hi", true))
+		is.Equal(got.Code, 500)
+		is.Equal(got.Body.String(), `{"detail":"Internal Server Error"}`)
+	}
+}

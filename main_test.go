@@ -217,6 +217,7 @@ func (s *memoryServer) client() *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		DialContext:       func(context.Context, string, string) (net.Conn, error) { return s.dial(), nil },
 		DisableKeepAlives: true,
+		Protocols:         s.Protocols,
 	}}
 }
 

@@ -1,13 +1,10 @@
 package botapi
 
 import (
-	"errors"
-	"fmt"
-	"log/slog"
 	"math"
 	"math/bits"
 	"net/http"
-	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -38,36 +35,36 @@ const (
 // goroutine is started that writes until it finds nothing more, and everything
 // that is ready leaves together.
 //
-// The right to write is a token, writing, that is passed under the mutex; the
-// mutex itself is not held during a write.
+// The right to write is a token. Whoever has set writing, under the mutex, holds
+// it: the engine's goroutine, the one started for a burst, or the keep-alive's
+// timer. Nobody takes it of a stream that has stopped: then only the handler
+// writes. The mutex itself is not held during a write, and no code of the host's
+// is called with it.
 //
 // What every fragment needs comes first: of a thousand paced streams, none is in
 // the processor's cache when its next fragment comes.
 type stream struct {
-	chat *chat
+	conn *connection
 
 	mu        sync.Mutex
 	queue     *batch // whole events that wait for the writer; nil if there are none
 	text      textEncoder
-	fragments int // handed to the connection, as bytes
-	bytes     int64
-	began     time.Duration // when the last write did
-	wrote     time.Duration // when it ended
+	taken     int           // fragments, in the queue or behind it
+	fragments int           // of them, how many were handed to the connection
+	bytes     int64         // likewise
+	wrote     time.Duration // when the last write ended
 	rapid     int           // fragments in a row that came on the heels of a write
-	writing   bool          // somebody has the right to write
-	over      bool          // no more fragments are taken
-	awaited   bool          // somebody waits for a change
+	writing   bool          // somebody holds the token
+	stopped   bool          // no more fragments are taken
 
-	committed bool // this and warned are used by who has the right to write
-	warned    bool
+	committed bool // the head has been sent; used by who holds the token
 
-	err         error     // why it is over; nil if the answer is whole
-	changes     sync.Cond // there is room in the queue again, nobody writes any more, or the answer is over
-	rapidWriter func()
-	silence     *time.Timer // for the next keep-alive
+	changes   sync.Cond        // there is room in the queue again, the token is free, or the stream has stopped
+	lost      func(error) bool // told why nothing reaches the client any more
+	keepAlive time.Duration
+	silence   *time.Timer // for the next keep-alive
+	burst     func()      // writeBurst, made once, so that starting it allocates nothing
 }
-
-var _ answer = (*stream)(nil)
 
 const (
 	// A fragment is rapid when it comes this soon after the write of the last.
@@ -76,53 +73,43 @@ const (
 	rapidFragments = 3
 )
 
-func newStream(c *chat) *stream {
-	s := &stream{chat: c, wrote: c.elapsed()}
+// newStream returns a stream that may be writing already: a keep-alive. lost
+// must not wait.
+func newStream(conn *connection, keepAlive time.Duration, lost func(error) bool) *stream {
+	s := &stream{conn: conn, lost: lost, keepAlive: keepAlive}
 	s.changes.L = &s.mu
+	s.burst = s.writeBurst
 	s.mu.Lock() // the timer may run at once
 	defer s.mu.Unlock()
-	s.silence = time.AfterFunc(c.keepAlive, s.breakSilence)
+	s.silence = time.AfterFunc(keepAlive, s.sendKeepAlive)
 	return s
 }
 
 // fragment queues the events of one fragment and sees that they leave. It
 // waits while the queue is full: a client that does not read holds its engine
 // back.
-func (s *stream) fragment(text string) bool {
+func (s *stream) fragment(text string) (more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.over || s.fragments == 0 && s.chat.engineContext.cause() != nil {
-		return false // not to commit an answer that is about to end without
-	}
-	s.chat.hear(text)
-	for piece := 0; piece == 0 || text != ""; piece++ {
-		for s.queue.full() && !s.over {
-			s.await()
+	for first := true; first || text != ""; first = false {
+		for s.queue.full() && !s.stopped {
+			s.changes.Wait()
 		}
-		if s.over {
+		if s.stopped {
 			return false
 		}
-		text = s.enqueue(text)
-		if piece == 0 {
-			s.queue.fragments++
+		if first {
+			s.taken++
 		}
+		if s.queue == nil {
+			s.queue = newBatch("")
+		}
+		s.queue.data, text = s.text.appendEvent(s.queue.data, text)
 		if text == "" || s.queue.full() {
 			s.push()
 		}
 	}
-	return !s.over
-}
-
-// enqueue appends one event with as much of the text as fits, and returns the
-// rest.
-func (s *stream) enqueue(text string) (rest string) {
-	if s.queue == nil {
-		s.queue = newBatch()
-	}
-	before := s.text.bytes
-	s.queue.data, rest = s.text.appendEvent(s.queue.data, text)
-	s.queue.bytes += s.text.bytes - before
-	return rest
+	return !s.stopped
 }
 
 // push has the queue written, here or by a goroutine for rapid fragments.
@@ -132,225 +119,158 @@ func (s *stream) push() {
 		return
 	}
 	s.writing = true
-	now := s.chat.elapsed()
+	now := s.conn.elapsed()
 	if now-s.wrote > rapidGap {
 		s.rapid = 0
 	}
-	if s.rapid++; s.rapid <= rapidFragments {
-		s.drain(now)
+	if s.rapid++; s.rapid > rapidFragments {
+		go s.burst()
 		return
 	}
-	if s.rapidWriter == nil {
-		s.rapidWriter = s.writeRapid // once, so that starting it allocates nothing
-	}
-	go s.rapidWriter()
+	s.writeQueue(now)
 }
 
-// writeRapid has the right to write. The answer does not conclude before it
-// has given it back.
-func (s *stream) writeRapid() {
+// writeBurst is given the token. The handler waits for it to come back.
+func (s *stream) writeBurst() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.drain(s.chat.elapsed())
+	s.writeQueue(s.conn.elapsed())
 }
 
-// drain writes until nothing is queued, and gives the right to write back.
-func (s *stream) drain(now time.Duration) {
-	for s.queue != nil {
-		b := s.queue
-		s.queue = nil
-		s.fragments += b.fragments
-		s.bytes += b.bytes
-		s.began = now
-		s.changed()
-
-		s.mu.Unlock()
-		err := s.write(b.data, now)
-		b.free()
-		now = s.chat.elapsed()
-		s.mu.Lock()
-
-		if err != nil {
-			s.dropQueue()
-			s.lose(err)
-		}
-	}
-	s.writing = false
-	s.wrote = now
-	s.changed()
-}
-
-// await waits for a change.
-func (s *stream) await() {
-	s.awaited = true
-	s.changes.Wait()
-}
-
-func (s *stream) changed() {
-	if s.awaited {
-		s.awaited = false
+// writeQueue writes until nothing is queued, and gives the token back, even if
+// the host's ResponseWriter ends this goroutine.
+func (s *stream) writeQueue(now time.Duration) {
+	defer func() {
+		s.writing = false
 		s.changes.Broadcast()
+	}()
+	for s.queue != nil {
+		s.writeBatch(now)
+		now = s.wrote
 	}
 }
 
-// lose ends an answer that nobody takes any more. Middleware that ends the
-// context may also be what makes a write fail.
-func (s *stream) lose(err error) {
-	if cause := s.chat.engineContext.cause(); cause != nil && !errors.Is(cause, errClientLeft) {
-		err = cause
-	}
-	if s.stopLocked(err) {
-		s.chat.engineContext.end()
-		s.chat.concludeSoon()
-	} else if s.err == nil {
-		s.err = err // the engine had finished, but the last of it was not taken
-	}
+// writeBatch writes what is queued now. A failed write is the end of the stream.
+func (s *stream) writeBatch(now time.Duration) {
+	b := s.queue
+	s.queue = nil
+	s.fragments, s.bytes = s.taken, s.text.bytes
+	s.changes.Broadcast()
+	s.mu.Unlock()
+	defer func() {
+		b.free(s.conn.failure)
+		wrote := s.conn.elapsed()
+		s.mu.Lock()
+		s.wrote = wrote
+		if s.conn.failure != nil {
+			s.queue, s.stopped = nil, true
+			s.lost(s.conn.failure)
+		}
+	}()
+	_ = s.send(b.data, now) // conn.failure has it, also where send does not return
 }
 
-func (s *stream) dropQueue() {
-	if s.queue != nil {
-		s.queue.free()
-		s.queue = nil
-	}
-}
-
-// write hands whole events to the client, after the headers if they are the
-// first. It is called by who has the right to write.
-func (s *stream) write(events []byte, now time.Duration) error {
-	if !s.committed {
-		s.committed = true
-		if err := s.chat.conn.attempt(s.commit, now); err != nil {
+// send hands whole events to the client, behind the head if they are the first.
+// It is called by who holds the token.
+func (s *stream) send(events []byte, now time.Duration) error {
+	return s.conn.within(now, func() error {
+		if !s.committed {
+			s.committed = true
+			s.sendHead()
+		}
+		if _, err := s.conn.w.Write(events); err != nil {
 			return err
 		}
-	}
-	err := s.chat.conn.write(events, true, now)
-	if s.chat.conn.unflushing && !s.warned {
-		s.warned = true
-		s.chat.log(s.chat.ctx, slog.LevelWarn, "the ResponseWriter cannot flush: the stream is delivered whole at its end")
-	}
-	return err
+		return s.conn.flush()
+	})
 }
 
-func (s *stream) commit() error {
-	header := s.chat.w.Header()
+func (s *stream) sendHead() {
+	header := s.conn.w.Header()
 	header.Set("Content-Type", "text/event-stream")
 	header.Set("Cache-Control", "no-cache, no-transform")
 	header.Set("X-Accel-Buffering", "no")
-	s.chat.w.WriteHeader(http.StatusOK)
-	return nil
+	s.conn.w.WriteHeader(http.StatusOK)
 }
 
-func (s *stream) stop(err error) (first bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if errors.Is(err, errClientLeft) && !s.over {
-		if s.writing && s.chat.conn.stalledSince(s.began) { // net/http ends the context too
-			err = errClientStalled
-		}
-		s.chat.conn.breakOff()
-	}
-	return s.stopLocked(err)
-}
-
-func (s *stream) stopLocked(err error) (first bool) {
-	if s.over {
-		return false
-	}
-	s.over, s.err = true, err
-	s.changed()
-	s.chat.stopped()
-	return true
-}
-
-// breakSilence sends a comment if the stream has been silent for long enough,
+// sendKeepAlive sends a comment if the stream has been silent for long enough,
 // and looks again when the next one may be due.
-func (s *stream) breakSilence() {
+func (s *stream) sendKeepAlive() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.over {
+	if s.stopped {
 		return
 	}
-	next := s.chat.keepAlive
-	now := s.chat.elapsed()
-	if silent := now - s.wrote; !s.writing && silent >= next {
-		s.queue = newBatch()
-		s.queue.data = append(s.queue.data, keepAliveLine...)
+	now := s.conn.elapsed()
+	next := s.wrote + s.keepAlive - now
+	if next <= 0 && !s.writing {
+		s.queue = newBatch(keepAliveLine)
 		s.writing = true
-		s.drain(now)
-	} else if !s.writing {
-		next -= silent
+		s.writeQueue(now)
 	}
-	if !s.over {
+	if next <= 0 {
+		next = s.keepAlive
+	}
+	if !s.stopped {
 		s.silence.Reset(next)
 	}
 }
 
-// conclude sends what belongs at the end of the answer, when nobody writes any
-// more; nothing more is queued then.
-func (s *stream) conclude() outcome {
+// settle waits for the token, which nobody takes any more: from now on, only the
+// caller writes. Everything that was queued has been written then, or is lost.
+func (s *stream) settle() (committed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.stopped = true
 	s.silence.Stop()
+	s.changes.Broadcast()
 	for s.writing {
-		s.await()
+		s.changes.Wait()
 	}
-	if s.err == nil {
-		s.err = s.finish()
-	} else if s.committed {
-		s.breakVisibly()
-	}
-	status := http.StatusOK
-	if !s.committed {
-		status = s.chat.fail(s.err)
-	}
-	return outcome{status, s.fragments, s.bytes, s.err}
+	return s.committed
 }
 
 // finish sends the rest of the text, if the last character was cut off, and
 // the terminator.
 func (s *stream) finish() error {
-	b := newBatch()
-	defer b.free()
+	if s.conn.failure != nil {
+		return s.conn.failure // and nothing more counts as sent
+	}
+	b := newBatch("")
 	if s.text.holds() {
 		b.data = s.text.appendLastEvent(b.data)
 		s.bytes = s.text.bytes
 	}
 	b.data = append(b.data, doneEvent...)
-	return s.write(b.data, s.chat.elapsed())
+	err := s.send(b.data, s.conn.elapsed())
+	b.free(err)
+	return err
 }
 
-// breakVisibly sends an error event, if there is still somebody to read it, and
-// has the connection cut behind it: most clients know neither sign, and none
-// must take the answer for a whole one.
-func (s *stream) breakVisibly() {
-	s.chat.cut = true
-	if isLost(s.err) {
-		return
-	}
-	s.chat.logError(s.chat.ctx, "stream broken off", s.err)
-	event := append([]byte(errorStart), statusOf(s.err).body()...)
-	s.chat.broken = s.write(append(event, "\n\n"...), s.chat.elapsed()) == nil
+// tellFailure sends an error event: most clients do not know it, but those
+// that do learn why the connection is about to be cut.
+func (s *stream) tellFailure(detail []byte) (told bool) {
+	return s.send(slices.Concat([]byte(errorStart), detail, []byte("\n\n")), s.conn.elapsed()) == nil
 }
 
-// A batch is whole events that leave together.
-type batch struct {
-	data      []byte
-	fragments int
-	bytes     int64 // of text
-}
+func (s *stream) figures() (fragments int, bytes int64) { return s.fragments, s.bytes }
+
+// A batch is what leaves together: whole events, or one body.
+type batch struct{ data []byte }
 
 // Batches are pooled, so that a silent stream holds none.
 var batches = sync.Pool{New: func() any { return new(batch) }}
 
-func newBatch() *batch {
+func newBatch(start string) *batch {
 	b := batches.Get().(*batch)
-	b.data, b.fragments, b.bytes = b.data[:0], 0, 0
+	b.data = append(b.data[:0], start...)
 	return b
 }
 
-// free keeps no buffer that only a rare, large answer needs.
-func (b *batch) free() {
-	if cap(b.data) <= 2*maxWrite {
+// free keeps no buffer that only a rare, large answer needs, nor one whose write
+// has failed: net/http may still read it then, on HTTP/2.
+func (b *batch) free(failure error) {
+	if failure == nil && cap(b.data) <= 2*maxWrite {
 		batches.Put(b)
 	}
 }
@@ -358,154 +278,6 @@ func (b *batch) free() {
 // full is whether there is no room for another event of any size.
 func (b *batch) full() bool {
 	return b != nil && len(b.data) > maxWrite-maxEvent
-}
-
-// A connection writes to one client, each write within WriteTimeout. One
-// goroutine at a time uses it, but for breakOff.
-type connection struct {
-	x     *exchange
-	until time.Duration // the deadline that is set, zero if none is
-	// brief is set where a deadline that passes between two writes would end
-	// the answer, as on HTTP/2: there it is lifted after each write.
-	brief      bool
-	unflushing bool // the writer cannot flush: everything leaves at the end
-
-	mu    sync.Mutex // held while a deadline is set
-	fixed bool       // no deadline is set any more: by breakOff, or since the writer cannot
-}
-
-// newConnection lifts the server's ReadTimeout and WriteTimeout, which are
-// meant for requests, not for answers that a model is still writing. Where each
-// write sets a deadline of its own, that is enough for the second.
-func newConnection(x *exchange) connection {
-	brief := x.r.ProtoMajor != 1
-	_ = x.attempt(func() error { return x.control.SetReadDeadline(time.Time{}) }) // unsupported: then the host's writer has none to lift
-	if brief || x.writeTimeout <= 0 {
-		_ = x.attempt(func() error { return x.control.SetWriteDeadline(time.Time{}) })
-	}
-	return connection{x: x, brief: brief}
-}
-
-// write hands p to the writer; with flush, it is on its way to the client when
-// write returns. A write that fails, or whose writer panics, is the end of the
-// connection: the error says whether the client left or stopped reading.
-func (c *connection) write(p []byte, flush bool, now time.Duration) error {
-	c.arm(now)
-	if err := c.hand(p, flush); err != nil {
-		return c.lost(err, now)
-	}
-	if c.brief {
-		c.setDeadline(0)
-	}
-	return nil
-}
-
-func (c *connection) hand(p []byte, flush bool) (err error) {
-	defer c.x.survive(&err)
-	if _, err = c.x.w.Write(p); err != nil || !flush {
-		return err
-	}
-	return c.flush() // a write may fail only now, though Write has returned nil
-}
-
-// attempt is exchange.attempt within WriteTimeout. One that fails is the end of
-// the connection.
-func (c *connection) attempt(call func() error, now time.Duration) error {
-	c.arm(now)
-	if err := c.x.attempt(call); err != nil {
-		return c.lost(err, now)
-	}
-	return nil
-}
-
-// arm sees that a write that begins now has its whole timeout, and little
-// more. On HTTP/1 the deadline is moved only once in a while, since moving it
-// costs.
-func (c *connection) arm(now time.Duration) {
-	timeout := c.x.writeTimeout
-	if timeout <= 0 {
-		return
-	}
-	if c.brief || c.until < now+timeout {
-		c.setDeadline(now + timeout + min(timeout/8, time.Second))
-	}
-}
-
-// setDeadline has no effect on a connection that was broken off, nor on a
-// writer of the host's that has no deadlines: it has bounds of its own.
-func (c *connection) setDeadline(until time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.fixed {
-		return
-	}
-	var deadline time.Time
-	if until > 0 {
-		deadline = c.x.began.Add(until)
-	}
-	c.until = until
-	c.fixed = c.x.attempt(func() error { return c.x.control.SetWriteDeadline(deadline) }) != nil
-}
-
-// sendWhole sends a JSON body in writes of bounded size, each with its own
-// timeout. It is on its way when OnChat is called, which may take long.
-func (c *connection) sendWhole(body []byte) error {
-	now := c.x.elapsed()
-	err := c.attempt(func() error {
-		c.x.setJSONHeaders(http.StatusOK, len(body))
-		return nil
-	}, now)
-	for err == nil && len(body) > maxWrite {
-		err = c.write(body[:maxWrite], false, now)
-		body, now = body[maxWrite:], c.x.elapsed()
-	}
-	if err != nil {
-		return err
-	}
-	return c.write(body, c.x.onChat != nil, now)
-}
-
-func (c *connection) flush() error {
-	if c.unflushing {
-		return nil
-	}
-	err := c.x.control.Flush()
-	if errors.Is(err, http.ErrNotSupported) {
-		c.unflushing = true
-		return nil
-	}
-	return err
-}
-
-// lost explains the failure of a write that began then: nothing more reaches
-// the client.
-func (c *connection) lost(err error, began time.Duration) error {
-	c.x.cut = true
-	if c.stalledSince(began) {
-		return fmt.Errorf("%w: %w", errClientStalled, err)
-	}
-	return fmt.Errorf("%w: %w", errClientLeft, err)
-}
-
-func (c *connection) stalledSince(began time.Duration) bool {
-	return c.x.writeTimeout > 0 && c.x.elapsed()-began >= c.x.writeTimeout
-}
-
-// breakOff makes a write in progress fail, and every later one. Any goroutine
-// may call it, as long as the handler has not returned.
-func (c *connection) breakOff() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.fixed = true
-	_ = c.x.attempt(func() error { return c.x.control.SetWriteDeadline(time.Unix(1, 0)) })
-}
-
-// errClientStalled is why a chat ended whose client did not read.
-var errClientStalled = fmt.Errorf("the client did not read: %w", os.ErrDeadlineExceeded)
-
-// isLost tells the ends after which there is nobody to write to.
-func isLost(err error) bool {
-	return errors.Is(err, errClientLeft) || errors.Is(err, errClientStalled)
 }
 
 // A textEncoder writes an engine's text as the inside of JSON strings, in as
@@ -541,14 +313,14 @@ func (e *textEncoder) append(dst []byte, text string, limit int) (_ []byte, rest
 	if e.count > 0 {
 		dst, text = e.complete(dst, text)
 	}
-	for text != "" {
+	for {
 		run := plainPrefix(text[:min(len(text), limit-len(dst))])
 		dst = append(dst, text[:run]...)
 		e.bytes += int64(run)
 		if text = text[run:]; text == "" {
-			break
+			return dst, ""
 		}
-		if text[0] >= utf8.RuneSelf && !utf8.FullRuneInString(text) {
+		if !utf8.FullRuneInString(text) {
 			e.count = copy(e.held[:], text)
 			return dst, ""
 		}
@@ -560,12 +332,11 @@ func (e *textEncoder) append(dst []byte, text string, limit int) (_ []byte, rest
 		}
 		dst, text = longer, next
 	}
-	return dst, ""
 }
 
 // complete joins the held bytes with what the text begins with.
 func (e *textEncoder) complete(dst []byte, text string) (_ []byte, rest string) {
-	for e.count > 0 {
+	for {
 		var joined [2 * utf8.UTFMax]byte
 		held := copy(joined[:], e.held[:e.count])
 		taken := copy(joined[held:], text[:min(len(text), utf8.UTFMax)])
@@ -582,7 +353,6 @@ func (e *textEncoder) complete(dst []byte, text string) (_ []byte, rest string) 
 		}
 		e.count = copy(e.held[:], joined[size:held])
 	}
-	return dst, text
 }
 
 // appendHeld gives up on what is held back: no rest will come.

@@ -400,7 +400,7 @@ func TestACommittedStreamBreaksVisibly(t *testing.T) {
 			is.Equal(got.status, 200)
 			is.Equal(got.body, data("a")+broken(test.detail))
 			is.Equal(got.err, io.ErrUnexpectedEOF)
-			is.True(strings.Contains(log.String(), "stream broken off"))
+			is.True(strings.Contains(log.String(), "answer broken off"))
 			is.Equal(report.Status, 200)
 			is.Equal(report.Fragments, 1)
 			is.True(report.Err != nil)
@@ -702,7 +702,7 @@ func TestAnEngineThatHangsPastChatTimeout(t *testing.T) {
 				got := chat()
 				cut := test.status == 200 // a stream that has begun, behind its error event
 				if cut {
-					began = began.Add(detachAfter)
+					began = began.Add(readTime + returnTime)
 				}
 				is.Equal(time.Since(began), DefaultChatTimeout)
 				is.Equal(got.status, test.status)
@@ -733,7 +733,8 @@ func TestAClientThatStopsReading(t *testing.T) {
 		var taken, others atomic.Int64
 		var engineEnded, reported atomic.Bool
 		began := time.Now()
-		o := testOptions(t, io.Discard)
+		var log testLog
+		o := testOptions(t, &log)
 		o.Engine = engineOf(func(ctx context.Context, req *ChatRequest, yield func(string, error) bool) {
 			if lastContent(req) == "stall" {
 				for yield(fragment, nil) {
@@ -785,7 +786,8 @@ func TestAClientThatStopsReading(t *testing.T) {
 		is.NoErr(err) // the connection was closed
 		is.Equal(report.Status, 200)
 		is.True(report.Err != nil && !errors.Is(report.Err, context.Canceled))
-		is.True(errors.Is(report.Err, errClientStalled))
+		is.True(errors.Is(report.Err, ErrClientStalled))
+		is.Equal(log.String(), "") // clients do such things
 	})
 }
 
@@ -1009,4 +1011,96 @@ func TestAStreamWithoutWriteTimeoutEndsWhole(t *testing.T) {
 		is.NoErr(got.err)
 		is.Equal(got.body, strings.Repeat(data("twelve bytes"), fragments)+doneEvent)
 	}
+}
+
+// A slowConn takes a second for each write.
+type slowConn struct{ *httptest.ResponseRecorder }
+
+func (w slowConn) Write(p []byte) (int, error) {
+	time.Sleep(time.Second)
+	return w.ResponseRecorder.Write(p)
+}
+
+// A fragment that comes while a keep-alive is being written waits for it.
+func TestAKeepAliveIsNotWrittenInto(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		o := testOptions(t, io.Discard)
+		o.KeepAlive = time.Second
+		o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			time.Sleep(3 * time.Second / 2)
+			yield("a", nil)
+		})
+		conn := slowConn{httptest.NewRecorder()}
+		w := &guardedWriter{ResponseWriter: conn, control: http.NewResponseController(conn), fault: func(what string) { t.Error(what) }}
+		is.True(!serveOn(w, New(o), chatBodyJSON("hi", true)))
+		is.Equal(conn.Body.String(), keepAliveLine+data("a")+terminator)
+	})
+}
+
+// While one batch is being written, the engine fills the next.
+func TestAnEngineSpeaksDuringAWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		var said time.Duration
+		began := time.Now()
+		o := testOptions(t, io.Discard)
+		o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			for range 2 * maxWrite >> 10 {
+				yield(strings.Repeat("x", 1<<10), nil)
+			}
+			said = time.Since(began)
+		})
+		is.True(!serveOn(slowConn{httptest.NewRecorder()}, New(o), chatBodyJSON("hi", true)))
+		is.True(said <= (rapidFragments+3)*time.Second) // its own writes, and those until there is room for the rest
+	})
+}
+
+// A keep-alive whose timer has fired as the stream was stopped is not written.
+func TestNoKeepAliveBehindTheEnd(t *testing.T) {
+	is := is.New(t)
+	w := httptest.NewRecorder()
+	x := newExchange(New(testOptions(t, io.Discard)).(*handler), w, httptest.NewRequest("POST", "/v1/chat", nil))
+	s := newStream(&x.conn, time.Nanosecond, func(error) bool { return true })
+	s.settle()
+	before := w.Body.Len()
+	s.sendKeepAlive()
+	is.Equal(w.Body.Len(), before)
+}
+
+// The methods of an error may panic: also where a stream has begun.
+func TestAStreamThatBreaksByAnErrorThatPanics(t *testing.T) {
+	for _, method := range []string{"Error", "Is", "As", "Unwrap"} {
+		is := is.New(t)
+		o := testOptions(t, io.Discard)
+		o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			yield("a", nil)
+			yield("", trapError{method})
+		})
+		w := httptest.NewRecorder()
+		is.True(serveOn(w, New(o), chatBodyJSON("hi", true))) // cut
+		is.Equal(w.Body.String(), data("a")+broken("Internal Server Error"))
+	}
+}
+
+// A client that is still there has its time to read why its stream was ended,
+// also where the host has ended the request.
+func TestAHostEndsAStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		o := testOptions(t, io.Discard)
+		o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			yield("a", nil)
+			<-ctx.Done()
+		})
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, StatusError{Status: 503, Detail: "Shutting down"})
+		defer cancel()
+		r := httptest.NewRequest("POST", "/v1/chat", strings.NewReader(chatBodyJSON("hi", true))).WithContext(ctx)
+		r.Header.Set("Authorization", "Bearer "+testKey)
+		began := time.Now()
+		w := httptest.NewRecorder()
+		is.True(serveRequest(w, New(o), r)) // cut
+		is.Equal(w.Body.String(), data("a")+broken("Shutting down"))
+		is.Equal(time.Since(began), time.Second+readTime)
+	})
 }

@@ -15,12 +15,12 @@ import (
 
 // Bot is one conversational bot as clients see it.
 //
-// UID and Slug each name the bot in a chat request. They are any text without
-// white space and control characters, and are compared exactly.
+// UID and Slug each identify the bot in a chat request. They may not contain
+// white space or control characters, and are compared exactly.
 //
-// Encoded as JSON, the members are uid, slug, name, description,
-// welcome_message, model and avatar_url; an empty AvatarURL is null. Text that
-// is not UTF-8 is sent with U+FFFD in place of each bad byte.
+// The JSON members are uid, slug, name, description, welcome_message, model and
+// avatar_url; an empty AvatarURL is null. Invalid UTF-8 is encoded as U+FFFD, one
+// for each byte.
 type Bot struct {
 	UID            string `json:"uid"`
 	Slug           string `json:"slug"`
@@ -36,13 +36,13 @@ func (b Bot) MarshalJSON() ([]byte, error) {
 	return appendBot(nil, &b), nil
 }
 
-// Validate reports what a bot lacks to be listed: UID, Slug, Name and Model
-// are required, UID and Slug have no white space and no control characters,
-// and an AvatarURL is an absolute URL. The error is a validation.Errors, keyed
-// by the JSON names of the fields.
+// Validate reports what is wrong with a bot: UID, Slug, Name and Model are
+// required, UID and Slug may not contain white space or control characters, and
+// an AvatarURL must be absolute. The error is a validation.Errors, keyed by the
+// JSON names of the fields.
 //
-// The handler does not call it: a store decides what it publishes. MemoryStore
-// calls it for every bot it is given.
+// The handler does not validate what a store returns. [MemoryStore] validates
+// every bot it is given.
 func (b Bot) Validate() error {
 	return validation.ValidateStruct(&b,
 		validation.Field(&b.UID, validation.Required, identifier),
@@ -60,6 +60,8 @@ var (
 		validation.NewError("bot_avatar_url", "must be an absolute URL"))
 )
 
+// isIdentifier is true of the empty string: whether one is required is decided
+// elsewhere.
 func isIdentifier(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool {
 		return unicode.IsSpace(r) || unicode.IsControl(r)
@@ -71,48 +73,51 @@ func isAbsoluteURL(s string) bool {
 	return err == nil && u.IsAbs()
 }
 
-// BotStore knows the bots that are published. The host provides it; the
-// handler calls it from many goroutines at once.
+// BotStore provides the published bots. It must be safe for concurrent use.
 //
-// Every method gets a context that ends when the client goes away, and that
-// answers [AccountFrom] and [RequestIDFrom]: a store may show each account its
-// own bots. The handler sets no deadline of its own on a call.
+// The context of each call is that of the request. It carries the account
+// ([AccountFrom]), by which a store may show each account its own bots, and the
+// request id ([RequestIDFrom]), and is cancelled when the client disconnects. The
+// handler sets no deadline.
 //
-// Errors become answers:
-//   - an error that is [ErrBotNotFound]: 404 "Bot not found";
-//   - a [StatusError]: its own status and text, for instance a 503 while a
+// An error decides the answer:
+//   - a [StatusError]: its own status and detail, for instance 503 while a
 //     database is down;
-//   - any other error, and a panic: 500, logged with the request id and not
-//     shown to the client.
+//   - [ErrBotNotFound]: 404 "Bot not found";
+//   - any other error, and a panic: 500. It is logged with the request id and
+//     not shown to the client.
+//
+// The first two may be wrapped.
 type BotStore interface {
-	// Bots returns the published bots in listing order; none is an empty list.
-	// It is called once for each listing. The handler reads the slice before
-	// the request ends, and neither changes nor keeps it.
+	// Bots returns the published bots in listing order; nil is an empty list. It
+	// is called once for each list request. The handler neither modifies the
+	// slice nor uses it after the request: a store may return the same one each
+	// time.
 	Bots(ctx context.Context) ([]Bot, error)
 
 	// BotByUID returns the published bot with exactly this uid, or
-	// ErrBotNotFound. The uid is what a client sent: any text that is not
-	// empty.
+	// ErrBotNotFound. The uid comes from the client; it is not empty and has no
+	// white space or control characters.
 	BotByUID(ctx context.Context, uid string) (Bot, error)
 
-	// BotBySlug returns the published bot with exactly this slug, or
-	// ErrBotNotFound. A request that names both a uid and a slug asks for
-	// both, and is refused with 404 when they are two bots.
+	// BotBySlug is BotByUID for slugs. For a request with both a uid and a slug
+	// both methods are called; if they return bots with different UIDs, the
+	// answer is 404.
 	BotBySlug(ctx context.Context, slug string) (Bot, error)
 }
 
-// ErrBotNotFound is what a [BotStore] returns, alone or wrapped, for a bot that
-// is not published. The client gets a 404.
+// ErrBotNotFound is returned by a [BotStore], alone or wrapped, for a bot that is
+// not published. The client gets a 404.
 var ErrBotNotFound = errors.New("botapi: bot not found")
 
 // MemoryStore is a [BotStore] that holds its bots in memory. It is safe for
-// concurrent use, also while Replace runs: every call sees either the old set
-// or the new one. Its zero value is an empty store.
+// concurrent use; while Replace runs, each call sees either the old set or the
+// new one. The zero value is an empty store.
 type MemoryStore struct {
 	bots atomic.Pointer[botSet]
 }
 
-// A botSet is never changed after it is made.
+// A botSet is immutable.
 type botSet struct {
 	listed []Bot
 	byUID  map[string]int // index into listed
@@ -121,9 +126,9 @@ type botSet struct {
 
 var _ BotStore = (*MemoryStore)(nil)
 
-// NewMemoryStore returns a store of these bots, listed in this order. It
-// refuses a bot that is not valid and a uid or slug that stands twice; the
-// error says which bot and which field.
+// NewMemoryStore returns a store of these bots, listed in this order. It fails
+// if a bot is not valid or if two have the same uid or slug; the error names the
+// bot and the field.
 func NewMemoryStore(bots ...Bot) (*MemoryStore, error) {
 	store := new(MemoryStore)
 	if err := store.Replace(bots...); err != nil {
@@ -132,9 +137,8 @@ func NewMemoryStore(bots ...Bot) (*MemoryStore, error) {
 	return store, nil
 }
 
-// Replace swaps the whole set for these bots at once. On an error, which is as
-// for [NewMemoryStore], nothing has changed. Requests that are being answered
-// go on with the bot they have found.
+// Replace replaces the whole set atomically. It fails as [NewMemoryStore] does,
+// and then changes nothing. Chats in progress keep the bot they began with.
 func (s *MemoryStore) Replace(bots ...Bot) error {
 	set, err := newBotSet(bots)
 	if err != nil {
@@ -166,13 +170,18 @@ func newBotSet(bots []Bot) (*botSet, error) {
 	return set, nil
 }
 
-// Bots returns the listing. The slice is shared: it must not be changed.
+// Bots returns the listing as a new slice, which belongs to the caller.
 func (s *MemoryStore) Bots(context.Context) ([]Bot, error) {
+	return slices.Clone(s.listed()), nil
+}
+
+// listed returns the listing itself, which must not be modified.
+func (s *MemoryStore) listed() []Bot {
 	set := s.bots.Load()
 	if set == nil {
-		return nil, nil
+		return nil
 	}
-	return slices.Clip(set.listed), nil
+	return set.listed
 }
 
 // BotByUID returns the bot with this uid, or ErrBotNotFound.

@@ -1,6 +1,7 @@
 package botapi
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -68,7 +69,9 @@ func TestValidate(t *testing.T) {
 			is.True(errors.As(err, &fields))
 			is.Equal(len(fields), 1)
 			is.True(fields[c.field] != nil)
-			is.True(strings.Contains(fields[c.field].Error(), c.msg))
+			is.True(strings.HasPrefix(fields[c.field].Error(), c.msg))
+			code := map[string]string{blank: "validation_required", spaced: "bot_identifier", noURL: "bot_avatar_url"}[c.msg]
+			is.True(c.msg == "" || fields[c.field].(validation.Error).Code() == code)
 		})
 	}
 	t.Run("every field at once", func(t *testing.T) {
@@ -148,6 +151,22 @@ func TestAMemoryStoreFindsItsBots(t *testing.T) {
 	is.Equal(len(bots), 0)
 }
 
+// A store in front of this one, which hides bots, may do so in place.
+func TestAMemoryStoreLendsNothing(t *testing.T) {
+	is := is.New(t)
+	store, err := NewMemoryStore(echoBot, otherBot)
+	is.NoErr(err)
+	lent, err := store.Bots(t.Context())
+	is.NoErr(err)
+	_ = slices.DeleteFunc(lent, func(bot Bot) bool { return bot.UID == echoBot.UID })
+	bots, err := store.Bots(t.Context())
+	is.NoErr(err)
+	is.Equal(bots, []Bot{echoBot, otherBot})
+	bot, err := store.BotByUID(t.Context(), echoBot.UID)
+	is.NoErr(err)
+	is.Equal(bot, echoBot)
+}
+
 func TestAZeroMemoryStoreIsEmpty(t *testing.T) {
 	is := is.New(t)
 	var store MemoryStore
@@ -161,6 +180,48 @@ func TestAZeroMemoryStoreIsEmpty(t *testing.T) {
 	is.NoErr(store.Replace(echoBot))
 	_, err = store.BotBySlug(t.Context(), "echo")
 	is.NoErr(err)
+}
+
+// A name that no bot can have is none: some databases fail when asked for it,
+// and any client can ask.
+func TestNamesThatNoBotCanHave(t *testing.T) {
+	o := testOptions(t, t.Output())
+	asked := 0
+	find := func(context.Context, string) (Bot, error) {
+		asked++
+		return echoBot, nil
+	}
+	o.Bots = &fakeStore{byUID: find, bySlug: find}
+	h := New(o)
+	for _, c := range []struct {
+		names  string
+		status int
+	}{
+		{`"bot_slug":"echo"`, 200},
+		{`"bot_uid":"\ud800"`, 200}, // U+FFFD: neither white space nor a control character
+		{`"bot_slug":"e\u0000"`, 404},
+		{`"bot_uid":"\u0000"`, 404},
+		{`"bot_slug":"echo "`, 404},
+		{`"bot_uid":" "`, 404},
+		{`"bot_slug":"a\nb"`, 404},
+		{`"bot_slug":"\u007f"`, 404},
+		{`"bot_slug":"\u0085"`, 404},
+		{`"bot_slug":"a\u00a0b"`, 404},
+		{`"bot_slug":"a\u2028b"`, 404},
+		{`"bot_uid":"u","bot_slug":"e\u0000"`, 404},
+		{`"bot_uid":"u\u0000","bot_slug":"echo"`, 404},
+	} {
+		t.Run(c.names, func(t *testing.T) {
+			is := is.New(t)
+			asked = 0
+			got := do(t, h, "POST", "/v1/chat", `{`+c.names+`,"prompt":"hi","stream":false}`)
+			is.Equal(got.status, c.status)
+			is.Equal(asked > 0, c.status == 200)
+			if c.status == 404 {
+				is.Equal(got.body, `{"detail":"Bot not found"}`)
+			}
+		})
+	}
 }
 
 // Every reader sees one set or the other, whole.

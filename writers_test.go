@@ -9,6 +9,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -232,15 +234,18 @@ func TestATimeoutHandlerThatFires(t *testing.T) {
 	for name, engine := range engines {
 		for _, stream := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, ", stream ", stream), func(t *testing.T) {
-				is := is.New(t)
-				reports := make(chan ChatReport, 1)
-				o := testOptions(t, io.Discard)
-				o.Engine = engine
-				o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
-				got := do(t, http.TimeoutHandler(New(o), 50*time.Millisecond, "too slow"), "POST", "/v1/chat", chatBodyJSON("hi", stream))
-				is.Equal(got.status, 503)
-				is.Equal(got.body, "too slow")
-				is.True(errors.Is(received(t, reports, "OnChat").Err, context.DeadlineExceeded))
+				synctest.Test(t, func(t *testing.T) {
+					is := is.New(t)
+					reports := make(chan ChatReport, 1)
+					o := testOptions(t, io.Discard)
+					o.Engine = engine
+					o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
+					got := ask(t, serveInMemory(t, http.TimeoutHandler(New(o), 50*time.Millisecond, "too slow")), stream)
+					is.Equal(got.status, 503)
+					is.Equal(got.body, "too slow")
+					is.True(errors.Is((<-reports).Err, context.DeadlineExceeded))
+					time.Sleep(time.Second) // the handler, too, has returned
+				})
 			})
 		}
 	}
@@ -302,32 +307,44 @@ func (w *faultyWriter) SetWriteDeadline(t time.Time) error { return w.call("SetW
 // chat and nothing else.
 func TestAFaultyWriter(t *testing.T) {
 	faults := map[string]func() error{
-		"fails":  func() error { return errors.New("broken pipe") },
-		"panics": func() error { panic("a bug in the writer") },
+		"fails":              func() error { return errors.New("broken pipe") },
+		"panics":             func() error { panic("a bug in the writer") },
+		"ends its goroutine": func() error { runtime.Goexit(); return nil },
 	}
 	for _, method := range []string{"Write", "Flush"} {
 		for verb, fault := range faults {
 			for after := range 10 { // the first few are the engine's goroutine's, the others the handler's
 				t.Run(fmt.Sprintf("%s %s after %d", method, verb, after), func(t *testing.T) {
 					is := is.New(t)
-					ended := make(chan struct{})
+					ended, taken := make(chan struct{}), 0
 					o := testOptions(t, io.Discard)
 					o.MaxConcurrentChats = 1
 					o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+						defer close(ended)
 						for yield("some text", nil) {
+							taken++
 						}
 						<-ctx.Done()
-						close(ended)
 					})
 					var reports []ChatReport
 					o.OnChat = func(_ context.Context, r ChatReport) { reports = append(reports, r) }
 					h := New(o)
 					w := &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: method, after: after, fault: fault}
-					is.True(serveOn(w, h, chatBodyJSON("hi", true)))
+					served := make(chan bool, 1)
+					go func() {
+						defer close(served) // also when the writer has ended this goroutine
+						served <- serveOn(w, h, chatBodyJSON("hi", true))
+					}()
+					cut, returned := <-served
+					is.Equal(cut, returned)
+					<-served
 					is.Equal(len(reports), 1)
 					is.True(reports[0].Err != nil)
 					is.True(!readStream(t, w.Body.String()).done)
 					received(t, ended, "the engine to end")
+					if after < rapidFragments { // written in place
+						is.Equal(taken, after)
+					}
 				})
 			}
 		}
@@ -350,6 +367,103 @@ func TestAWriterWhoseDeadlinesPanic(t *testing.T) {
 	}
 }
 
+// A lingeringWriter fails, and still reads what it was given: that of HTTP/2
+// returns when its stream is reset, though a frame of it is being written.
+type lingeringWriter struct {
+	http.ResponseWriter
+	given []byte
+}
+
+func (w *lingeringWriter) Write(p []byte) (int, error) {
+	w.given = p
+	return 0, errBroken
+}
+
+// What a failed write was given is not used again: it could go out to that
+// client with the text of another's.
+func TestABufferWhoseWriteFailedIsNotUsedAgain(t *testing.T) {
+	o := testOptions(t, io.Discard)
+	o.Engine = engineOf(func(_ context.Context, req *ChatRequest, yield func(string, error) bool) {
+		yield(req.Messages[0].Content, nil)
+	})
+	o.Bots = &fakeStore{
+		bots:   func(ctx context.Context) ([]Bot, error) { return []Bot{{Name: RequestIDFrom(ctx)}}, nil },
+		bySlug: func(context.Context, string) (Bot, error) { return Bot{}, nil },
+	}
+	h := New(o)
+	for what, request := range map[string]func(text string) *http.Request{
+		"a stream": func(text string) *http.Request {
+			return httptest.NewRequest("POST", "/v1/chat", strings.NewReader(chatBodyJSON(text, true)))
+		},
+		"one body": func(text string) *http.Request {
+			return httptest.NewRequest("POST", "/v1/chat", strings.NewReader(chatBodyJSON(text, false)))
+		},
+		"a list": func(text string) *http.Request {
+			r := httptest.NewRequest("GET", "/v1/bots", nil)
+			r.Header.Set("X-Request-Id", text)
+			return r
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			is := is.New(t)
+			serve := func(w http.ResponseWriter, text string) {
+				r := request(text)
+				r.Header.Set("Authorization", "Bearer "+testKey)
+				serveRequest(w, h, r)
+			}
+			for range 20 { // a pool does not return each buffer to the next who asks
+				w := &lingeringWriter{ResponseWriter: httptest.NewRecorder()}
+				serve(w, "mine")
+				serve(httptest.NewRecorder(), "ours")
+				is.True(strings.Contains(string(w.given), "mine"))
+			}
+		})
+	}
+}
+
+// The host is asked before a place is taken: what it does then costs none.
+func TestAWriterThatEndsItsGoroutineInADeadline(t *testing.T) {
+	for _, method := range []string{"SetReadDeadline", "SetWriteDeadline"} {
+		for after := range 4 {
+			for _, stream := range []bool{false, true} {
+				t.Run(fmt.Sprint(method, " after ", after, ", stream ", stream), func(t *testing.T) {
+					is := is.New(t)
+					o := testOptions(t, io.Discard)
+					o.MaxConcurrentChats = 1
+					o.Engine = fragmentsOf("a", "b", "c", "d", "e")
+					h := New(o)
+					w := &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: method, after: after, fault: func() error { runtime.Goexit(); return nil }}
+					served := make(chan bool)
+					go func() {
+						defer close(served)
+						serveOn(w, asHTTP2(h), chatBodyJSON("hi", stream))
+					}()
+					<-served
+					is.True(serveInProcess(t, h, false).Code != 503)
+				})
+			}
+		}
+	}
+}
+
+// A faultyContext is one of the host's middleware.
+type faultyContext struct{ context.Context }
+
+func (faultyContext) Done() <-chan struct{} { panic("a bug in the middleware") }
+
+func TestAFaultyContextHoldsNoPlace(t *testing.T) {
+	is := is.New(t)
+	o := testOptions(t, io.Discard)
+	o.MaxConcurrentChats = 1
+	h := New(o)
+	w := httptest.NewRecorder()
+	is.True(!serveOn(w, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(w, r.WithContext(faultyContext{r.Context()}))
+	}), chatBodyJSON("hi", false)))
+	is.Equal(w.Code, 500)
+	is.Equal(serveInProcess(t, h, false).Code, 200)
+}
+
 // asHTTP2 has h believe that its requests came over HTTP/2.
 func asHTTP2(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -369,7 +483,8 @@ func TestAFaultyWriterHoldsNoPlace(t *testing.T) {
 			} {
 				t.Run(fmt.Sprint(method, " panics, stream ", stream, ", ", prompt), func(t *testing.T) {
 					is := is.New(t)
-					o := testOptions(t, io.Discard)
+					var log testLog
+					o := testOptions(t, &log)
 					o.MaxConcurrentChats = 1
 					o.Engine = engine
 					var reports []ChatReport
@@ -380,6 +495,7 @@ func TestAFaultyWriterHoldsNoPlace(t *testing.T) {
 					is.Equal(len(reports), 1)
 					is.True(cut)
 					is.True(reports[0].Err != nil)
+					is.True(strings.Contains(log.String(), "a bug in the writer"))
 					again := serveInProcess(t, h, false)
 					is.True(again.Code != 503)
 				})
@@ -432,4 +548,105 @@ func TestAKeepAliveMayFailAtOnce(t *testing.T) {
 		}()
 	}
 	is.Equal(reports.Load(), int64(300))
+}
+
+// A deadlineWriter is a connection over HTTP/2 of which every write after the
+// first so many lasts until its deadline, or as long as the test wants. The end
+// of its time ends the request, too.
+type deadlineWriter struct {
+	*httptest.ResponseRecorder
+	ctx    context.Context
+	cancel context.CancelFunc
+	fast   int           // writes that take no time
+	slow   time.Duration // of the first after these; 0: to its deadline
+
+	deadline *time.Timer
+	passed   chan struct{}
+}
+
+func (w *deadlineWriter) SetWriteDeadline(at time.Time) error {
+	if w.deadline != nil {
+		w.deadline.Stop()
+	}
+	w.passed = make(chan struct{})
+	if !at.IsZero() {
+		passed := w.passed
+		w.deadline = time.AfterFunc(time.Until(at), func() { w.cancel(); close(passed) })
+	}
+	return nil
+}
+
+func (w *deadlineWriter) Write(p []byte) (int, error) {
+	if w.fast--; w.fast >= 0 {
+		return w.ResponseRecorder.Write(p)
+	}
+	if slow := w.slow; slow > 0 {
+		w.slow = 0
+		time.Sleep(slow)
+		return w.ResponseRecorder.Write(p)
+	}
+	<-w.passed
+	time.Sleep(time.Second) // the request has ended before the write returns
+	return 0, os.ErrDeadlineExceeded
+}
+
+// serve answers a stream on the writer, whose client leaves in time, if ever. The
+// cause is what the engine is told.
+func (w *deadlineWriter) serve(t *testing.T, leaves time.Duration) (report ChatReport, cause error) {
+	w.ctx, w.cancel = context.WithCancel(t.Context())
+	defer w.cancel()
+	o := testOptions(t, io.Discard)
+	o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+		time.Sleep(time.Second)
+		for range rapidFragments + 1 {
+			yield("x", nil)
+		}
+		yield("behind", nil)
+		<-ctx.Done()
+		cause = context.Cause(ctx)
+	})
+	o.OnChat = func(_ context.Context, r ChatReport) { report = r }
+	r := httptest.NewRequest("POST", "/v1/chat", strings.NewReader(chatBodyJSON("hi", true)))
+	r.Header.Set("Authorization", "Bearer "+testKey)
+	if leaves > 0 {
+		time.AfterFunc(leaves, w.cancel)
+	}
+	serveRequest(w, asHTTP2(New(o)), r.WithContext(w.ctx))
+	return report, cause
+}
+
+// A write that has had its time ends the request on HTTP/2. That is no client
+// that has left.
+func TestAStalledClientWhoseRequestEndsFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		w := &deadlineWriter{ResponseRecorder: httptest.NewRecorder(), fast: rapidFragments}
+		report, cause := w.serve(t, 0)
+		is.True(errors.Is(report.Err, ErrClientStalled))
+		is.True(errors.Is(cause, ErrClientStalled))
+	})
+}
+
+// When a client has left, no other write may last.
+func TestNoWriteOutlivesItsClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		w := &deadlineWriter{ResponseRecorder: httptest.NewRecorder(), fast: rapidFragments, slow: 3 * time.Second}
+		report, cause := w.serve(t, 2*time.Second)
+		is.True(errors.Is(report.Err, ErrClientLeft))
+		is.True(errors.Is(cause, ErrClientLeft))
+		is.True(report.Duration < DefaultWriteTimeout)
+	})
+}
+
+// A long fragment leaves in few writes.
+func TestALongFragmentLeavesInFewWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		o := testOptions(t, io.Discard)
+		o.Engine = fragmentsOf(strings.Repeat("x", 2*maxWrite))
+		w := &slowWriter{ResponseRecorder: httptest.NewRecorder(), began: time.Now()}
+		is.True(!serveOn(w, New(o), chatBodyJSON("hi", true)))
+		is.True(len(w.writes) <= 4) // the terminator among them
+	})
 }
