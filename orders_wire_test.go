@@ -1,0 +1,472 @@
+package botapi
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// A wire is a connection in memory between a real server and a client that the
+// test plays: it takes as much as the test says, when the test says so, and has
+// no goroutine of its own. The server's end is a net.Conn with deadlines.
+type wire struct {
+	mu      sync.Mutex
+	changed sync.Cond
+
+	toServer   []byte
+	halfClosed bool // the client will send no more
+	left       bool // the client has closed its connection
+
+	waiting []byte // written by the server, not taken by the client yet
+	reading bool   // the client takes what comes
+	client  client
+	wrote   time.Time // when the server last did
+
+	closed                      bool // by the server
+	closedAt                    time.Time
+	readDeadline, writeDeadline wireDeadline
+}
+
+// wireRoom is what the network takes for a client that does not read.
+const wireRoom = 100
+
+// A client understands what the server sends. It may answer at once, as HTTP/2
+// asks for.
+type client interface {
+	take(p []byte) (reply []byte)
+	end() // the connection was closed
+	answer() *answerRead
+}
+
+func newWire(c client, request []byte) *wire {
+	w := &wire{client: c, toServer: request, reading: true, wrote: time.Now()}
+	w.changed.L = &w.mu
+	return w
+}
+
+// change is something that the client does.
+func (w *wire) change(do func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	do()
+	w.changed.Broadcast()
+}
+
+// deliver hands what waits to the client, at most n bytes of it. The caller
+// holds the mutex.
+func (w *wire) deliver(n int) {
+	n = min(n, len(w.waiting))
+	w.toServer = append(w.toServer, w.client.take(w.waiting[:n])...)
+	w.waiting = w.waiting[n:]
+	if w.closed && len(w.waiting) == 0 {
+		w.client.end()
+	}
+}
+
+func (w *wire) Read(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for {
+		switch {
+		case w.closed:
+			return 0, net.ErrClosed
+		case w.readDeadline.passed():
+			return 0, os.ErrDeadlineExceeded
+		case len(w.toServer) > 0 && !w.left:
+			n := copy(p, w.toServer)
+			w.toServer = w.toServer[n:]
+			return n, nil
+		case w.left || w.halfClosed:
+			return 0, io.EOF
+		}
+		w.await(&w.readDeadline)
+	}
+}
+
+func (w *wire) Write(p []byte) (written int, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for {
+		switch {
+		case w.closed:
+			return written, net.ErrClosed
+		case w.left:
+			return written, syscall.EPIPE
+		case w.writeDeadline.passed():
+			return written, os.ErrDeadlineExceeded
+		}
+		n := len(p) - written
+		if !w.reading {
+			n = min(n, max(0, wireRoom-len(w.waiting)))
+		}
+		if n > 0 {
+			w.waiting = append(w.waiting, p[written:written+n]...)
+			w.wrote = time.Now()
+			if w.reading {
+				w.deliver(len(w.waiting))
+				w.changed.Broadcast() // the client may have answered
+			}
+		}
+		if written += n; written == len(p) {
+			return written, nil
+		}
+		w.await(&w.writeDeadline)
+	}
+}
+
+func (w *wire) Close() error {
+	w.change(func() {
+		w.closed, w.closedAt = true, time.Now()
+		w.readDeadline.stop()
+		w.writeDeadline.stop()
+		if len(w.waiting) == 0 {
+			w.client.end()
+		}
+	})
+	return nil
+}
+
+func (w *wire) LocalAddr() net.Addr  { return &net.UnixAddr{Name: "memory", Net: "memory"} }
+func (w *wire) RemoteAddr() net.Addr { return w.LocalAddr() }
+
+func (w *wire) SetReadDeadline(t time.Time) error {
+	w.change(func() { w.readDeadline.set(t) })
+	return nil
+}
+
+func (w *wire) SetWriteDeadline(t time.Time) error {
+	w.change(func() { w.writeDeadline.set(t) })
+	return nil
+}
+
+func (w *wire) SetDeadline(t time.Time) error {
+	_ = w.SetReadDeadline(t)
+	return w.SetWriteDeadline(t)
+}
+
+// A wireDeadline wakes nobody until somebody waits for it: most never pass.
+type wireDeadline struct {
+	at    time.Time
+	timer *time.Timer
+}
+
+func (d *wireDeadline) passed() bool { return !d.at.IsZero() && !time.Now().Before(d.at) }
+
+func (d *wireDeadline) set(at time.Time) {
+	d.stop()
+	d.at = at
+}
+
+func (d *wireDeadline) stop() {
+	if d.timer != nil {
+		d.timer.Stop()
+		d.timer = nil
+	}
+}
+
+// await waits for a change, or for the deadline.
+func (w *wire) await(d *wireDeadline) {
+	if !d.at.IsZero() && d.timer == nil {
+		d.timer = time.AfterFunc(time.Until(d.at), func() { w.change(func() {}) })
+	}
+	w.changed.Wait()
+}
+
+// An answerRead is an answer as far as its client has read it.
+type answerRead struct {
+	stream bool // is to be one
+
+	status int    // 0: none has come
+	whole  bool   // the protocol says that nothing is missing
+	cut    bool   // the protocol says, or the end of the connection, that something is
+	body   []byte // as far as it has no meaning yet
+
+	text       string // of the bot
+	pieces     strings.Builder
+	keepAlives int
+	done       bool   // the answer says that it is all there
+	failure    string // the detail of an error, or of an error event
+	wrong      string // what no answer may look like
+}
+
+// read takes more of the body.
+func (a *answerRead) read(p []byte) {
+	a.body = append(a.body, p...)
+	if a.status == 200 && a.stream {
+		a.readEvents()
+	} else {
+		a.readJSON()
+	}
+}
+
+func (a *answerRead) readEvents() {
+	for len(a.body) > 0 {
+		if a.done || a.failure != "" {
+			a.wrong = fmt.Sprintf("%q comes after the end", a.body)
+			return
+		}
+		if rest, ok := bytes.CutPrefix(a.body, []byte(keepAliveLine)); ok {
+			a.keepAlives++
+			a.body = rest
+			continue
+		}
+		event, rest, ok := bytes.Cut(a.body, []byte("\n\n"))
+		if !ok {
+			return
+		}
+		a.readEvent(string(event))
+		a.body = rest
+	}
+}
+
+func (a *answerRead) readEvent(event string) {
+	if event == "data: [DONE]" {
+		a.done = true
+		return
+	}
+	if failure, ok := strings.CutPrefix(event, "event: error\ndata: "); ok {
+		a.failure = detailIn([]byte(failure))
+		return
+	}
+	text, ok := contentIn([]byte(strings.TrimPrefix(event, "data: ")))
+	if !ok || len(event) > maxEvent {
+		a.wrong = fmt.Sprintf("%q is no event", event)
+		return
+	}
+	a.pieces.WriteString(text)
+	a.text = a.pieces.String()
+}
+
+// readJSON finds a body that is all there; a part of one means nothing.
+func (a *answerRead) readJSON() {
+	if a.status != 200 {
+		a.failure = detailIn(a.body)
+		return
+	}
+	a.text, a.done = contentIn(a.body)
+}
+
+func detailIn(body []byte) string {
+	var answer struct {
+		Detail string `json:"detail"`
+	}
+	_ = json.Unmarshal(body, &answer)
+	return answer.Detail
+}
+
+func contentIn(body []byte) (text string, ok bool) {
+	if plain, found := bytes.CutPrefix(body, []byte(`{"content":"`)); found { // nearly always
+		if plain, found = bytes.CutSuffix(plain, []byte(`"}`)); found && !bytes.ContainsAny(plain, `"\`) {
+			return string(plain), true
+		}
+	}
+	var answer struct {
+		Content *string `json:"content"`
+	}
+	if json.Unmarshal(body, &answer) != nil || answer.Content == nil {
+		return "", false
+	}
+	return *answer.Content, true
+}
+
+// An http1Client has sent one request.
+type http1Client struct {
+	answerRead
+	unread []byte // not a whole part of the answer yet
+	length int    // of the body; negative: it comes in chunks
+}
+
+func http1Request(body string) []byte {
+	return fmt.Appendf(nil, "POST /v1/chat HTTP/1.1\r\nHost: memory\r\nAuthorization: Bearer %s\r\nX-Request-Id: %s\r\nContent-Length: %d\r\n\r\n%s", testKey, orderRequestID, len(body), body)
+}
+
+func (c *http1Client) answer() *answerRead { return &c.answerRead }
+
+func (c *http1Client) end() { c.cut = !c.whole }
+
+func (c *http1Client) take(p []byte) (reply []byte) {
+	c.unread = append(c.unread, p...)
+	for len(c.unread) > 0 && c.takePart() {
+	}
+	return nil
+}
+
+// takePart reports whether there was one.
+func (c *http1Client) takePart() bool {
+	switch {
+	case c.whole:
+		c.wrong = fmt.Sprintf("%q comes after the end", c.unread)
+		return false
+	case c.status == 0:
+		return c.takeHead()
+	case c.length >= 0:
+		n := min(c.length, len(c.unread))
+		c.length -= n
+		c.whole = c.length == 0
+		c.read(c.unread[:n])
+		c.unread = c.unread[n:]
+		return true
+	}
+	return c.takeChunk()
+}
+
+func (c *http1Client) takeHead() bool {
+	head, rest, ok := bytes.Cut(c.unread, []byte("\r\n\r\n"))
+	if !ok {
+		return false
+	}
+	c.status, _ = strconv.Atoi(string(head[len("HTTP/1.1 "):][:3]))
+	c.length = -1
+	if _, length, ok := strings.Cut(string(head), "\r\nContent-Length: "); ok {
+		length, _, _ = strings.Cut(length, "\r\n")
+		c.length, _ = strconv.Atoi(length)
+	}
+	c.unread = rest
+	return true
+}
+
+func (c *http1Client) takeChunk() bool {
+	line, rest, ok := bytes.Cut(c.unread, []byte("\r\n"))
+	if !ok {
+		return false
+	}
+	size, err := strconv.ParseInt(string(line), 16, 32)
+	if err != nil {
+		c.wrong = fmt.Sprintf("%q is no chunk", line)
+		return false
+	}
+	if len(rest) < int(size)+2 {
+		return false
+	}
+	c.whole = size == 0
+	c.read(rest[:size])
+	c.unread = rest[size+2:]
+	return true
+}
+
+// An http2Client has sent one request, on the first stream of its connection.
+type http2Client struct {
+	answerRead
+	unread  []byte
+	granted bool // what is read is granted again at once
+	owed    int  // bytes read, but not granted again
+}
+
+const (
+	frameData         = 0x0
+	frameHeaders      = 0x1
+	frameRSTStream    = 0x3
+	frameSettings     = 0x4
+	frameWindowUpdate = 0x8
+
+	flagEndStream  = 0x1
+	flagEndHeaders = 0x4
+	flagAck        = 0x1
+)
+
+func http2Frame(kind, flags byte, stream uint32, payload ...byte) []byte {
+	frame := binary.BigEndian.AppendUint32(nil, uint32(len(payload))<<8|uint32(kind))
+	frame = append(frame, flags)
+	frame = binary.BigEndian.AppendUint32(frame, stream)
+	return append(frame, payload...)
+}
+
+func http2WindowUpdate(stream uint32, n int) []byte {
+	return http2Frame(frameWindowUpdate, 0, stream, binary.BigEndian.AppendUint32(nil, uint32(n))...)
+}
+
+// http2Request leaves flow control to the stream alone.
+func http2Request(body string) []byte {
+	var head []byte
+	for _, field := range [][2]string{
+		{":method", "POST"}, {":scheme", "http"}, {":authority", "memory"}, {":path", "/v1/chat"},
+		{"authorization", "Bearer " + testKey}, {"x-request-id", orderRequestID},
+	} {
+		head = append(head, 0, byte(len(field[0]))) // neither indexed nor compressed
+		head = append(head, field[0]...)
+		head = append(head, byte(len(field[1])))
+		head = append(head, field[1]...)
+	}
+	const initialWindowSize = 0x4
+	return bytes.Join([][]byte{
+		[]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+		http2Frame(frameSettings, 0, 0, 0, initialWindowSize, 0, 0, 0, wireRoom),
+		http2WindowUpdate(0, 1<<30),
+		http2Frame(frameHeaders, flagEndHeaders, 1, head...),
+		http2Frame(frameData, flagEndStream, 1, []byte(body)...),
+	}, nil)
+}
+
+func (c *http2Client) answer() *answerRead { return &c.answerRead }
+
+func (c *http2Client) end() { c.cut = !c.whole }
+
+func (c *http2Client) take(p []byte) (reply []byte) {
+	c.unread = append(c.unread, p...)
+	for len(c.unread) >= 9 {
+		size := int(binary.BigEndian.Uint32(c.unread) >> 8)
+		if len(c.unread) < 9+size {
+			break
+		}
+		reply = append(reply, c.takeFrame(c.unread[3], c.unread[4], c.unread[9:9+size])...)
+		c.unread = c.unread[9+size:]
+	}
+	return reply
+}
+
+func (c *http2Client) takeFrame(kind, flags byte, payload []byte) (reply []byte) {
+	switch kind {
+	case frameSettings:
+		if flags&flagAck == 0 {
+			return http2Frame(frameSettings, flagAck, 0)
+		}
+		return nil
+	case frameRSTStream:
+		c.cut = !c.whole
+		return nil
+	case frameHeaders:
+		c.status = http2Status(payload)
+	case frameData:
+		c.read(payload)
+		c.owed += len(payload)
+		reply = c.grant(c.owed)
+	default:
+		return nil
+	}
+	if c.whole = flags&flagEndStream != 0; c.whole {
+		return nil
+	}
+	return reply
+}
+
+// grant has the server send more, if this client reads.
+func (c *http2Client) grant(n int) []byte {
+	if !c.granted || n == 0 {
+		return nil
+	}
+	c.owed -= n
+	return http2WindowUpdate(1, n)
+}
+
+// http2Status reads the first field of a header block, in the three forms that
+// net/http gives a status.
+func http2Status(block []byte) int {
+	indexed := map[byte]int{0x88: 200, 0x8d: 404, 0x8e: 500}
+	if status, ok := indexed[block[0]]; ok {
+		return status
+	}
+	if len(block) < 5 || block[1] != 3 {
+		return -1
+	}
+	status, _ := strconv.Atoi(string(block[2:5]))
+	return status
+}
