@@ -38,6 +38,12 @@ var otherBot = botapi.Bot{
 // options may lack what a test does not care about.
 func serve(t *testing.T, o botapi.Options) *httptest.Server {
 	t.Helper()
+	return serveWithin(t, o, 0)
+}
+
+// serveWithin is serve for a server that waits only so long for a request.
+func serveWithin(t *testing.T, o botapi.Options, readTimeout time.Duration) *httptest.Server {
+	t.Helper()
 	is := is.New(t)
 	if o.Bots == nil {
 		bots, err := botapi.NewMemoryStore(echoBot, otherBot)
@@ -52,7 +58,7 @@ func serve(t *testing.T, o botapi.Options) *httptest.Server {
 	}
 	o.Logger = slog.New(slog.DiscardHandler)
 	server := httptest.NewUnstartedServer(botapi.New(o))
-	server.Config.ReadTimeout = 200 * time.Millisecond
+	server.Config.ReadTimeout = readTimeout
 	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	server.Start()
 	t.Cleanup(server.Close)
@@ -69,6 +75,10 @@ func echo(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error]
 			_ = yield("half", nil) && yield("", errors.New("the engine's own words"))
 		case "be closed":
 			yield("", botapi.StatusError{Status: http.StatusTeapot, Detail: "The museum is closed today", RetryAfter: time.Hour})
+		case "be busy":
+			yield("", botapi.StatusError{Status: http.StatusTooManyRequests, Detail: "One at a time"})
+		case "be full":
+			yield("", botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "The museum is full", RetryAfter: time.Minute})
 		case "be invalid":
 			yield("", botapi.HTTPValidationError{Detail: []botapi.ValidationError{{Loc: []any{"body", "colour"}, Msg: "no such colour", Type: "value_error"}}})
 		case "wait":

@@ -138,6 +138,7 @@ func testBots(t *testing.T, api *document, path string) {
 		{"bots", "GET", server, nil, 200, true},
 		{"no bots", "GET", serve(t, botapi.Options{Bots: empty}), nil, 200, true},
 		{"head", "HEAD", server, nil, 200, true},
+		{"unchanged bots", "GET", server, http.Header{"If-None-Match": {"*"}}, 304, true},
 		{"own request id", "GET", server, http.Header{"X-Request-Id": {"checkout-7f3a"}}, 200, true},
 		{"unusable request id", "GET", server, http.Header{"X-Request-Id": {"two words"}}, 200, false},
 		{"no key", "GET", server, http.Header{"Authorization": nil}, 401, false},
@@ -158,7 +159,7 @@ func testBots(t *testing.T, api *document, path string) {
 }
 
 func testChat(t *testing.T, api *document, path string) {
-	server := serve(t, botapi.Options{MaxBodyBytes: 512, ChatTimeout: 50 * time.Millisecond})
+	server := serve(t, botapi.Options{MaxBodyBytes: 512, ChatTimeout: 2 * time.Second})
 	tests := []struct {
 		name, method, body string
 		header             http.Header
@@ -193,7 +194,7 @@ func testChat(t *testing.T, api *document, path string) {
 
 // testBrokenBodies sends what no HTTP client sends.
 func testBrokenBodies(t *testing.T, api *document, path string) {
-	server := serve(t, botapi.Options{})
+	server := serveWithin(t, botapi.Options{}, 200*time.Millisecond)
 	tests := []struct {
 		name, body string
 		status     int

@@ -1,0 +1,66 @@
+// Talks to a bot service through openapi-fetch, with the types that
+// openapi-typescript generates from openapi.json.
+
+import createClient from "openapi-fetch";
+import { EventSourceParserStream } from "eventsource-parser/stream";
+import { answerPrompt, key, prompts, streamPrompt, url } from "./arguments.js";
+import type { components, paths } from "./openapi.js";
+
+type BotResponse = components["schemas"]["BotResponse"];
+type ChatRequest = components["schemas"]["ChatRequest"];
+type ServiceError = components["schemas"]["Error"];
+type Refusal = ServiceError | components["schemas"]["HTTPValidationError"];
+
+const client = createClient<paths>({ baseUrl: url, headers: { Authorization: `Bearer ${key}` } });
+
+const bots = await client.GET("/v1/bots");
+if (!bots.data) throw new Error(bots.error?.detail);
+console.log("bots:", bots.data.map((bot) => `${bot.name} ${bot.avatar_url ?? "without a picture"}`).join(", "));
+const bot_slug = bots.data[0]?.slug ?? "";
+
+const answer = await client.POST("/v1/chat", { body: { bot_slug, prompt: answerPrompt, stream: false } });
+console.log("answer:", (answer.data as BotResponse).content);
+
+const stream = await client.POST("/v1/chat", {
+  body: { bot_slug, messages: [{ role: "user", content: streamPrompt }], stream: true },
+  parseAs: "stream",
+});
+if (stream.error || !stream.response.body) throw new Error(JSON.stringify(stream.error));
+let text = "";
+try {
+  for await (const fragment of fragments(stream.response.body)) text += fragment;
+  console.log("stream:", text);
+} catch (error) {
+  console.log(`stream: ${JSON.stringify(text)}, then ${(error as Error).message}`);
+}
+
+await refused("wrong key", { bot_slug, prompt: "Hello", stream: false }, { Authorization: "Bearer unknown" });
+await refused("no bot", { bot_slug: "nobody", prompt: "Hello", stream: false });
+await refused("too large", { bot_slug, prompt: "a".repeat(2 << 20), stream: false });
+await refused("invalid", { bot_slug, stream: false });
+for (const prompt of prompts) await refused(prompt, { bot_slug, prompt, stream: false });
+
+async function refused(name: string, body: ChatRequest, headers: Record<string, string> = {}): Promise<void> {
+  const { error, response } = await client.POST("/v1/chat", { body, headers });
+  if (!error) throw new Error(`${name}: not refused`);
+  console.log(`${name}: ${response.status} ${reason(error)}`);
+}
+
+function reason({ detail }: Refusal): string {
+  if (typeof detail === "string") return detail;
+  return detail.map(({ loc, msg }) => `${JSON.stringify(loc)} ${msg}`).join(", ");
+}
+
+// fragments yields the text of a stream's events, and throws if the answer is
+// not whole.
+async function* fragments(body: ReadableStream<BufferSource>): AsyncGenerator<string> {
+  const events = body
+    .pipeThrough(new TextDecoderStream())
+    .pipeThrough(new EventSourceParserStream());
+  for await (const { event, data } of events) {
+    if (data === "[DONE]") return;
+    if (event === "error") throw new Error((JSON.parse(data) as ServiceError).detail);
+    yield (JSON.parse(data) as BotResponse).content;
+  }
+  throw new Error("the stream ended before the answer was whole");
+}
