@@ -3,6 +3,9 @@ package botapi
 import (
 	"bufio"
 	"fmt"
+	"io"
+	"maps"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,51 +18,54 @@ import (
 	"github.com/matryer/is"
 )
 
-// The tests in this file keep README.md true. What its blocks mean:
+// The tests in this file keep README.md and the pages in docs/ true. What
+// their blocks mean:
 //
 //	```go  with a package clause: a whole program. Without one: declarations,
 //	       compiled as a package of their own, with imports added by name.
-//	```sh  commands, run against a quickstart (or named in runElsewhere). A block
-//	       without a language right after one is what they print.
+//	```sh  commands, run in the order of the README, or named in runElsewhere.
+//	       A block without a language right after one is what they print.
 //
 // Blocks in other languages are not run.
 
-// A readmeBlock is one fenced block.
-type readmeBlock struct {
+var documents = []string{"README.md", "docs/wire.md", "docs/operating.md", "docs/performance.md"}
+
+// A block is one fenced block of a document.
+type block struct {
+	document string
 	language string
 	text     string
-	prints   string // what an sh block prints; empty if the README does not say
+	prints   string // what an sh block prints; empty if the document does not say
 }
 
-// runElsewhere are the commands that TestREADMECommands does not run, and why.
+// runElsewhere are the commands that no test here runs, and why.
 var runElsewhere = map[string]string{
-	"go run ./examples/quickstart\n":                   "the test builds it and starts it, to know its process and its port",
-	"BOTAPI_KEY=secret go run ./examples/quickstart\n": "likewise",
-	"go test ./...\n":                                  "is what runs this test",
-	"go test -run '^$' -bench Load -benchtime 5x .\n":  "takes minutes, and a machine that does nothing else",
-	"go test -run '^$' -bench . -skip Load .\n":        ".ci/run runs these benchmarks, a few times each",
-	dependCommand: "TestREADMEPrograms runs it",
-	"git grep -lz 'example\\.com/botapi' | xargs -0 " + renameExpression + "\n": "rewrites the whole checkout",
+	"go test ./...\n": "is what runs this test",
+	"go test -run '^$' -bench Load -benchtime 5x .\n": "takes minutes, and a machine that does nothing else",
+	"go test -run '^$' -bench . -skip Load .\n":       ".ci/run runs these benchmarks, a few times each",
 }
 
-const (
-	dependCommand    = "go mod edit -require=example.com/botapi@v0.0.0 -replace=example.com/botapi=../botapi\ngo mod tidy\n"
-	renameExpression = `perl -pi -e 's{example\.com/botapi}{git.example.org/you/botapi}g' && gofmt -w .`
-)
-
-func readREADME(t *testing.T) string {
+func readDocument(t *testing.T, document string) string {
 	t.Helper()
-	text, err := os.ReadFile("README.md")
+	text, err := os.ReadFile(document)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return string(text)
 }
 
-func readmeBlocks(t *testing.T, language string) []readmeBlock {
+// blocks are those of one language, in all documents.
+func blocks(t *testing.T, language string) []block {
 	t.Helper()
-	fences := strings.Split("\n"+readREADME(t), "\n```")
-	var blocks []readmeBlock
+	var all []block
+	for _, document := range documents {
+		all = append(all, blocksOf(document, readDocument(t, document))...)
+	}
+	return slices.DeleteFunc(all, func(b block) bool { return b.language != language })
+}
+
+func blocksOf(document, text string) (blocks []block) {
+	fences := strings.Split("\n"+text, "\n```")
 	for i := 1; i+1 < len(fences); i += 2 {
 		name, text, _ := strings.Cut(fences[i], "\n")
 		between := strings.TrimSpace(fences[i-1])
@@ -67,28 +73,39 @@ func readmeBlocks(t *testing.T, language string) []readmeBlock {
 			blocks[last].prints = text + "\n"
 			continue
 		}
-		blocks = append(blocks, readmeBlock{language: name, text: text + "\n"})
+		blocks = append(blocks, block{document: document, language: name, text: text + "\n"})
 	}
-	return slices.DeleteFunc(blocks, func(b readmeBlock) bool { return b.language != language })
+	return blocks
 }
 
-// TestREADMEPrograms makes a program beside the package as the README says, and
-// vets all its Go in there.
-func TestREADMEPrograms(t *testing.T) {
+// TestDocumentedGo makes a program beside the package as the README says, and
+// vets all Go of the documents in there.
+func TestDocumentedGo(t *testing.T) {
 	is := is.New(t)
 	here, err := os.Getwd()
 	is.NoErr(err)
 	dir := t.TempDir()
 	is.NoErr(os.Symlink(here, filepath.Join(dir, "botapi")))
+	runIn(t, dir, commandOf(t, "mkdir app "))
 	app := filepath.Join(dir, "app")
-	for i, block := range readmeBlocks(t, "go") {
-		writeREADMEPackage(t, app, i, block.text)
+	for i, block := range blocks(t, "go") {
+		writePackage(t, app, i, block.text)
 	}
-	runIn(t, app, "export GOWORK=off GOFLAGS=; go mod init app && "+dependCommand+"go vet ./...")
+	runIn(t, app, "export GOWORK=off GOFLAGS=; go mod tidy && go vet ./...")
 }
 
-// writeREADMEPackage writes a block as a package of the program.
-func writeREADMEPackage(t *testing.T, app string, i int, text string) {
+// commandOf returns the one block of commands that begins with these words.
+func commandOf(t *testing.T, words string) string {
+	t.Helper()
+	commands := slices.DeleteFunc(blocks(t, "sh"), func(b block) bool { return !strings.HasPrefix(b.text, words) })
+	if len(commands) != 1 {
+		t.Fatalf("%d blocks of commands begin with %q", len(commands), words)
+	}
+	return commands[0].text
+}
+
+// writePackage writes a block as a package of the program.
+func writePackage(t *testing.T, app string, i int, text string) {
 	is := is.New(t)
 	folder, source := app, text
 	if !strings.HasPrefix(text, "package ") {
@@ -103,8 +120,8 @@ func writeREADMEPackage(t *testing.T, app string, i int, text string) {
 func importsOf(text string) string {
 	var imports strings.Builder
 	for _, path := range []string{
-		"bufio", "bytes", "cmp", "context", "crypto/sha256", "database/sql", "encoding/json", "errors", "fmt",
-		"io", "iter", "log/slog", "net/http", "strings", "time", "example.com/botapi",
+		"bufio", "cmp", "context", "encoding/json", "errors", "io", "log/slog", "net", "net/http", "strings", "time",
+		"example.com/botapi",
 	} {
 		if regexp.MustCompile(`\b` + filepath.Base(path) + `\.[A-Z]`).MatchString(text) {
 			fmt.Fprintf(&imports, "import %q\n", path)
@@ -135,66 +152,136 @@ func TestREADMEMountingExample(t *testing.T) {
 	is.NoErr(err)
 	_, tested, _ := strings.Cut(string(examples), "func ExampleNew() {\n")
 	tested, _, _ = strings.Cut(tested, "\n\tcall(")
-	program := readmeBlocks(t, "go")[0].text
+	program := blocks(t, "go")[0].text
 	_, shown, _ := strings.Cut(program, "func main() {\n")
 	is.Equal(shown, tested+"\tlog.Fatal(http.ListenAndServe(\"127.0.0.1:8080\", mux))\n}\n")
 	is.True(strings.Count(program, "\n") < 40)
 }
 
-// TestREADMECommands pastes the commands of the README into a shell, beside a
-// quickstart that was started as it says.
-func TestREADMECommands(t *testing.T) {
-	if _, err := exec.LookPath("curl"); err != nil {
-		t.Skip("curl is not here to run the README's commands")
+// TestDocumentedCommands does what the documents say, as somebody who has just
+// found the repository: with a clone of the last commit, in an empty folder.
+func TestDocumentedCommands(t *testing.T) {
+	for _, program := range []string{"git", "curl", "perl"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skipf("%s is not here to run the commands of the documents", program)
+		}
 	}
-	base := startQuickstart(t)
+	if err := exec.Command("git", "rev-parse", "--git-dir").Run(); err != nil {
+		t.Skip("this is no checkout that could be cloned")
+	}
+	reader := &newcomer{t: t, dir: t.TempDir(), services: map[string]string{}}
 	elsewhere := 0
-	for _, block := range readmeBlocks(t, "sh") {
+	for _, block := range blocks(t, "sh") {
 		if runElsewhere[block.text] != "" {
 			elsewhere++
 			continue
 		}
-		t.Run(block.text, func(t *testing.T) {
-			is := is.New(t)
-			is.True(strings.HasPrefix(block.text, "curl ")) // else it belongs in runElsewhere: it may run this test again
-			printed := runIn(t, ".", strings.ReplaceAll(block.text, "http://127.0.0.1:8080", base))
-			is.True(block.prints != "")
-			is.Equal(strings.TrimSpace(printed), strings.TrimSpace(block.prints))
-		})
+		name, _, _ := strings.Cut(block.text, "\n")
+		t.Run(name, func(t *testing.T) { reader.follow(t, block) })
 	}
 	is := is.New(t)
 	is.Equal(elsewhere, len(runElsewhere))
 }
 
-// startQuickstart returns the address of a quickstart whose key is "secret".
-func startQuickstart(t *testing.T) (base string) {
-	t.Helper()
-	program := filepath.Join(t.TempDir(), "quickstart")
-	runIn(t, ".", "go build -o '"+program+"' ./examples/quickstart")
-	quickstart := exec.Command(program, "-addr", "127.0.0.1:0", "-pace", "0")
-	quickstart.Env = append(os.Environ(), "BOTAPI_KEY=secret")
-	output, err := quickstart.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := quickstart.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = quickstart.Process.Kill()
-		_ = quickstart.Wait() // it was killed
-	})
-	line, _ := bufio.NewReader(output).ReadString('\n')
-	if _, err := fmt.Sscanf(line, "Serving 2 bots at %s with the key secret", &base); err != nil {
-		t.Fatalf("%q: %v", line, err)
-	}
-	return base
+// A newcomer has a folder with a clone in it, and by and by two services. The
+// documents have both at documentedAddress, and each has a key of its own.
+type newcomer struct {
+	t        *testing.T // of the whole visit
+	dir      string
+	services map[string]string // address by key
 }
 
-// readmeRows are the cells of the README's table rows.
-func readmeRows(t *testing.T) (rows [][]string) {
+const documentedAddress = "127.0.0.1:8080"
+
+// follow does what one block says.
+func (n *newcomer) follow(t *testing.T, b block) {
+	app := filepath.Join(n.dir, "app")
+	switch {
+	case strings.HasPrefix(b.text, "git clone "):
+		n.startQuickstart(t, b)
+	case strings.HasPrefix(b.text, "curl "):
+		n.ask(t, b)
+	case strings.HasPrefix(b.text, "mkdir app "):
+		runIn(t, n.dir, b.text)
+	case b.text == "go mod tidy\ngo run .\n":
+		n.startParrot(t, app, b)
+	case strings.Contains(b.text, "third_party"):
+		runIn(t, app, "mkdir third_party && cp -r ../botapi third_party\n"+b.text+"go build . && go mod vendor && go build .")
+	case strings.HasPrefix(b.text, "git grep "):
+		runIn(t, n.dir, "git clone -q botapi renamed && cd renamed\n"+b.text+"go build ./... && grep -q git.example.org/you/botapi README.md")
+	default:
+		t.Fatal("name these commands in runElsewhere, or say here how to run them")
+	}
+}
+
+// ask runs a curl against the service that has its key.
+func (n *newcomer) ask(t *testing.T, b block) {
+	is := is.New(t)
+	_, after, _ := strings.Cut(b.text, "Bearer ")
+	key, _, _ := strings.Cut(after, "'")
+	is.True(n.services[key] != "") // a service has this key
+	is.True(b.prints != "")
+	printed := runIn(t, n.dir, strings.ReplaceAll(b.text, documentedAddress, n.services[key]))
+	is.Equal(strings.TrimSpace(printed), strings.TrimSpace(b.prints))
+}
+
+// startQuickstart clones this repository in place of the address that the
+// document has, and compares what the quickstart prints.
+func (n *newcomer) startQuickstart(t *testing.T, b block) {
+	is := is.New(t)
+	here, err := os.Getwd()
+	is.NoErr(err)
+	command := regexp.MustCompile(`git clone \S+`).ReplaceAllLiteralString(b.text, "git clone -q '"+here+"' botapi")
+	command = strings.Replace(command, "/quickstart\n", "/quickstart -addr 127.0.0.1:0 -pace 0\n", 1)
+	output := bufio.NewReader(n.start(t, n.dir, command))
+	var printed strings.Builder
+	for range strings.Count(b.prints, "\n") {
+		line, err := output.ReadString('\n')
+		is.NoErr(err)
+		printed.WriteString(line)
+	}
+	var address string
+	_, err = fmt.Sscanf(printed.String(), "Serving 2 bots at http://%s with the key secret", &address)
+	is.NoErr(err)
+	is.Equal(strings.ReplaceAll(printed.String(), address, documentedAddress), b.prints)
+	n.services["secret"] = address
+}
+
+// startParrot runs the README's program.
+func (n *newcomer) startParrot(t *testing.T, app string, b block) {
+	is := is.New(t)
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	is.NoErr(err)
+	address := free.Addr().String()
+	is.NoErr(free.Close())
+	program := strings.ReplaceAll(blocks(t, "go")[0].text, documentedAddress, address)
+	is.NoErr(os.WriteFile(filepath.Join(app, "main.go"), []byte(program), 0o644))
+	n.start(t, app, b.text)
+	runIn(t, app, "curl -s --retry 100 --retry-delay 1 --retry-connrefused http://"+address+"/health-check")
+	n.services["my-key"] = address
+}
+
+// start runs commands whose last is a go run, until the visit is over. The
+// shell becomes the program, so that there is one process to end.
+func (n *newcomer) start(t *testing.T, dir, commands string) io.Reader {
+	is := is.New(t)
+	commands = regexp.MustCompile(`(?m)^(\S+=\S+ )?go run (\S+)`).ReplaceAllString(commands, "go build -o program $2\n${1}exec ./program")
+	bash := exec.Command("bash", "-euc", commands)
+	bash.Dir = dir
+	output, err := bash.StdoutPipe()
+	is.NoErr(err)
+	is.NoErr(bash.Start())
+	n.t.Cleanup(func() {
+		_ = bash.Process.Kill()
+		_ = bash.Wait() // it was killed
+	})
+	return output
+}
+
+// rows are the cells of a document's table rows.
+func rows(t *testing.T, document string) (rows [][]string) {
 	t.Helper()
-	for line := range strings.Lines(readREADME(t)) {
+	for line := range strings.Lines(readDocument(t, document)) {
 		if inner, isRow := strings.CutPrefix(strings.TrimSpace(line), "| "); isRow {
 			rows = append(rows, strings.Split(strings.TrimSuffix(inner, " |"), " | "))
 		}
@@ -202,7 +289,7 @@ func readmeRows(t *testing.T) (rows [][]string) {
 	return rows
 }
 
-func TestREADMEOptions(t *testing.T) {
+func TestDocumentedOptions(t *testing.T) {
 	is := is.New(t)
 	defaults := map[string]string{
 		"Bots":               "required",
@@ -212,12 +299,13 @@ func TestREADMEOptions(t *testing.T) {
 		"MaxConcurrentChats": "no limit",
 		"MaxChatsPerAccount": "no limit",
 		"ChatTimeout":        fmt.Sprint(DefaultChatTimeout.Minutes(), " minutes"),
+		"StallTimeout":       "no limit",
 		"KeepAlive":          fmt.Sprint(DefaultKeepAlive.Seconds(), " seconds"),
 		"WriteTimeout":       fmt.Sprint(DefaultWriteTimeout.Seconds(), " seconds"),
 		"Logger":             "`slog.Default()`",
 		"OnChat":             "none",
 	}
-	rows := readmeRows(t)
+	rows := rows(t, "README.md")
 	first := slices.IndexFunc(rows, func(row []string) bool { return row[0] == "`Bots`" })
 	is.True(first >= 0)
 	options := reflect.TypeFor[Options]()
@@ -230,16 +318,16 @@ func TestREADMEOptions(t *testing.T) {
 	is.True(!strings.HasPrefix(rows[first+options.NumField()][0], "`Max")) // the table ends here
 }
 
-func TestREADMEAnswers(t *testing.T) {
+func TestDocumentedAnswers(t *testing.T) {
 	is := is.New(t)
 	shown := make(map[string]bool)
-	for _, row := range readmeRows(t) {
+	for _, row := range rows(t, "docs/wire.md") {
 		shown[strings.Join(row[:min(2, len(row))], " | ")] = true // status and detail
 		shown[strings.Join(row[1:], " | ")] = true                // msg and type
 	}
 	for _, answer := range []StatusError{
 		errNotFound, errMethodNotAllowed, errNotAuthenticated, errKeyRefused, errNoSuchBot, errBodyTooLarge,
-		errBodyTooSlow, errBodyBroken, errAllPlacesTaken, errAccountPlacesTaken, errTooLong, errInternal,
+		errBodyTooSlow, errBodyBroken, errAllPlacesTaken, errAccountPlacesTaken, errTooLong, errEndedByHost, errInternal,
 	} {
 		status := fmt.Sprint(answer.Status)
 		switch {
@@ -250,7 +338,7 @@ func TestREADMEAnswers(t *testing.T) {
 		case answer.RetryAfter > 0:
 			status += fmt.Sprintf(", with `Retry-After: %.0f`", answer.RetryAfter.Seconds())
 		}
-		is.True(shown[status+" | `"+answer.Detail+"`"]) // the README has this answer
+		is.True(shown[status+" | `"+answer.Detail+"`"]) // the page has this answer
 	}
 	for _, problem := range []interface {
 		Code() string
@@ -258,41 +346,124 @@ func TestREADMEAnswers(t *testing.T) {
 	}{
 		errMissing, errNull, errNotBoolean, errNotText, errNotList, errNotObject, errNotRole, errNoBot, errNoInput,
 	} {
-		is.True(shown["`"+problem.Message()+"` | `"+problem.Code()+"`"]) // the README has this problem
+		is.True(shown["`"+problem.Message()+"` | `"+problem.Code()+"`"]) // the page has this problem
 	}
 }
 
-func TestREADMEBounds(t *testing.T) {
+func TestDocumentedBounds(t *testing.T) {
 	is := is.New(t)
-	text := readREADME(t)
-	for _, bound := range []string{
-		fmt.Sprintf("| %d KiB queued and %d KiB being written", maxWrite>>10, maxWrite>>10),
-		fmt.Sprintf("| %d KiB; %d KiB |", maxEvent>>10, maxWrite>>10),
-		fmt.Sprintf("| %d MiB; beyond that", maxWhole>>20),
-		fmt.Sprintf("| %d problems |", maxProblems),
-		fmt.Sprintf("| %d,000 levels |", maxDepth/1000),
-		fmt.Sprintf("| %d,000, about", cachedKeys/1000),
-		fmt.Sprintf("up to %d MiB or %.0f seconds", drainBytes>>20, drainTime.Seconds()),
+	for document, bounds := range map[string][]string{
+		"docs/operating.md": {
+			fmt.Sprintf("| %d KiB queued and %d KiB being written", maxWrite>>10, maxWrite>>10),
+			fmt.Sprintf("| %d KiB; %d KiB |", maxEvent>>10, maxWrite>>10),
+			fmt.Sprintf("| %d MiB; beyond that", maxWhole>>20),
+			fmt.Sprintf("| %d problems |", maxProblems),
+			fmt.Sprintf("| %d,000 levels |", maxDepth/1000),
+			fmt.Sprintf("| %d,000, about", cachedKeys/1000),
+		},
+		"docs/wire.md": {
+			fmt.Sprintf("up to %d MiB or %.0f seconds", discardBytes>>20, discardTime.Seconds()),
+			fmt.Sprintf("longer than %d MiB is a 500", maxWhole>>20),
+			fmt.Sprintf("at most %d KiB a write", maxWrite>>10),
+			fmt.Sprintf("at most %d KiB long", maxEvent>>10),
+			fmt.Sprintf("up to %d, in the form", maxProblems),
+			fmt.Sprintf("more than %d,000 levels", maxDepth/1000),
+		},
+		"README.md": {fmt.Sprintf("buffers %d KiB at most", 2*maxWrite>>10)},
 	} {
-		is.True(strings.Contains(text, bound)) // the README states this bound
-	}
-}
-
-// TestREADMELinks looks for what the README points to within the repository.
-func TestREADMELinks(t *testing.T) {
-	is := is.New(t)
-	text := readREADME(t)
-	for _, link := range regexp.MustCompile(`\]\(([^)#]*)(#[^)]*)?\)`).FindAllStringSubmatch(text, -1) {
-		if path := link[1]; path != "" {
-			_, err := os.Stat(path)
-			is.NoErr(err)
-		} else {
-			is.True(slices.Contains(readmeAnchors(text), link[2])) // a heading of the README
+		text := strings.Join(strings.Fields(readDocument(t, document)), " ")
+		for _, bound := range bounds {
+			is.True(strings.Contains(text, bound)) // the document states this bound
 		}
 	}
 }
 
-func readmeAnchors(text string) (anchors []string) {
+// TestDocumentedLog finds each message that the documents have in the package,
+// and each that the package has in the documents.
+func TestDocumentedLog(t *testing.T) {
+	is := is.New(t)
+	shown := map[string]bool{}
+	for _, row := range rows(t, "docs/operating.md") {
+		if slices.Contains([]string{"error", "warning", "info"}, row[0]) {
+			for _, message := range regexp.MustCompile("`[^`]+`").FindAllString(row[1], -1) {
+				shown[strings.Trim(message, "`")] = true
+			}
+		}
+	}
+	is.True(len(shown) > 0)
+	logged := map[string]bool{}
+	for _, source := range sources(t, "*.go", false) {
+		for _, call := range regexp.MustCompile(`\.log(?:Error)?\([^"\n]*"([^"]+)"`).FindAllStringSubmatch(source, -1) {
+			logged[call[1]] = true
+		}
+	}
+	is.Equal(slices.Sorted(maps.Keys(shown)), slices.Sorted(maps.Keys(logged)))
+}
+
+// sources are the texts of the Go files that the pattern names, those of tests
+// or all others.
+func sources(t *testing.T, pattern string, tests bool) (texts []string) {
+	t.Helper()
+	files, err := filepath.Glob(pattern)
+	if err != nil || len(files) == 0 {
+		t.Fatal("no files", err)
+	}
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") == tests {
+			texts = append(texts, readDocument(t, file))
+		}
+	}
+	return texts
+}
+
+// TestDocumentedProofs looks for the tests that the README names.
+func TestDocumentedProofs(t *testing.T) {
+	is := is.New(t)
+	tests := strings.Join(append(sources(t, "*.go", true), sources(t, "examples/production/cmd/botapi/*.go", true)...), "")
+	proofs := regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z]+)`").FindAllStringSubmatch(readDocument(t, "README.md"), -1)
+	is.True(len(proofs) > 5)
+	for _, proof := range proofs {
+		is.True(strings.Contains(tests, "\nfunc "+proof[1]+"(")) // a test of this name
+	}
+}
+
+// TestDocumentedLinks looks for what the documents point to within the
+// repository, headings and pictures included.
+func TestDocumentedLinks(t *testing.T) {
+	is := is.New(t)
+	others, err := filepath.Glob("examples/*/README.md")
+	is.NoErr(err)
+	others = append(others, "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
+	for _, document := range append(others, documents...) {
+		for _, link := range linkTarget.FindAllStringSubmatch(readDocument(t, document), -1) {
+			file, heading, _ := strings.Cut(link[1]+link[2], "#")
+			if strings.HasPrefix(file, "https://") {
+				continue
+			}
+			target := document
+			if file != "" {
+				target = filepath.Join(filepath.Dir(document), file)
+			}
+			_, err := os.Stat(target)
+			is.NoErr(err)
+			if heading != "" {
+				is.True(slices.Contains(anchors(readDocument(t, target)), "#"+heading)) // a heading there
+			}
+		}
+	}
+}
+
+var linkTarget = regexp.MustCompile(`\]\(([^)]*)\)|(?:src|href)="([^"]*)"`)
+
+// The README's picture is within the first screen that a visitor sees.
+func TestDocumentedPicture(t *testing.T) {
+	is := is.New(t)
+	before, _, found := strings.Cut(readDocument(t, "README.md"), `<img src="docs/chat.png" `)
+	is.True(found)
+	is.True(strings.Count(before, "\n") < 12)
+}
+
+func anchors(text string) (anchors []string) {
 	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(text, -1) {
 		words := regexp.MustCompile(`[^a-z0-9 -]`).ReplaceAllString(strings.ToLower(heading[1]), "")
 		anchors = append(anchors, "#"+strings.ReplaceAll(words, " ", "-"))
