@@ -206,7 +206,7 @@ func TestReducedMotion(t *testing.T) {
 			tab.open(startHost(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil).URL + "/#key=" + key)
 			tab.say("Hello")
 			tab.see(".arriving")
-			is.Equal(evaluate[string](tab, `getComputedStyle(document.querySelector(".arriving .text"), "::after").animationName`), animation)
+			is.Equal(evaluate[string](tab, `getComputedStyle(document.querySelector(".arriving .dots")).animationName`), animation)
 		})
 	}
 }

@@ -7,6 +7,7 @@ require (
 	github.com/chromedp/cdproto v0.159.0
 	github.com/chromedp/chromedp v0.22.1
 	github.com/matryer/is v1.4.1
+	github.com/yuin/goldmark v1.8.6
 )
 
 require (

@@ -90,11 +90,23 @@ func newTab(t *testing.T) *tab {
 	is := is.New(t)
 	browser, err := chromium()
 	is.NoErr(err)
-	ctx, closeTab := chromedp.NewContext(browser, chromedp.WithNewBrowserContext())
+	return openTab(t, browser, chromedp.WithNewBrowserContext())
+}
+
+// another opens a tab that shares the store with this one.
+func (tab *tab) another() *tab {
+	tab.t.Helper()
+	return openTab(tab.t, tab.ctx)
+}
+
+func openTab(t *testing.T, parent context.Context, options ...chromedp.ContextOption) *tab {
+	t.Helper()
+	is := is.New(t)
+	ctx, closeTab := chromedp.NewContext(parent, options...)
 	t.Cleanup(closeTab)
 	tab := &tab{t: t, ctx: ctx}
 	is.NoErr(chromedp.Listen(ctx, tab.listen))
-	_, err = chromedp.Call(ctx, network.Enable, network.EnableParams{})
+	_, err := chromedp.Call(ctx, network.Enable, network.EnableParams{})
 	is.NoErr(err)
 	t.Cleanup(tab.checkManners)
 	return tab

@@ -123,13 +123,29 @@ func (s settings) routes(store botapi.BotStore, logger *slog.Logger) http.Handle
 		Logger: logger,
 		OnChat: logChats(logger),
 	})
-	mux := http.NewServeMux()
-	mux.Handle("/v1/", handler)
-	mux.Handle("/bots", handler)
-	mux.Handle("/chat", handler)
-	mux.HandleFunc("GET /health-check", checkHealth)
-	handlePages(mux, store)
-	return mux
+	own := http.NewServeMux()
+	own.HandleFunc("GET /health-check", checkHealth)
+	handlePages(own, store)
+	return beside(own, handler)
+}
+
+// beside serves the program's own routes, and leaves the rest to the handler.
+// So a path that nobody has and a method that a route does not have are
+// answered in the interface's form, too, with a request id.
+func beside(own *http.ServeMux, handler http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, pattern := own.Handler(r); pattern != "" {
+			own.ServeHTTP(w, r)
+			return
+		}
+		get := r.Clone(r.Context())
+		get.Method = http.MethodGet
+		if _, pattern := own.Handler(get); pattern != "" {
+			r = r.Clone(r.Context())
+			r.URL.Path = "/v1/bots" // has the same methods as each of these routes: GET and HEAD
+		}
+		handler.ServeHTTP(w, r)
+	})
 }
 
 // checkHealth answers what the published Python client asks before anything

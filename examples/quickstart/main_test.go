@@ -241,6 +241,52 @@ func TestRoutes(t *testing.T) {
 	})
 }
 
+// TestOtherAnswers looks at what is no part of the interface and no route of
+// the program either.
+func TestOtherAnswers(t *testing.T) {
+	server := serveBuiltIn(t, "the-key", io.Discard)
+	for _, c := range []struct {
+		request string
+		status  int
+		allow   string
+		body    string
+	}{
+		{"GET /nothing", 404, "", `{"detail":"Not Found"}`},
+		{"POST /nothing", 404, "", `{"detail":"Not Found"}`},
+		{"GET /page/nothing.js", 404, "", `{"detail":"Not Found"}`},
+		{"GET /page/", 404, "", `{"detail":"Not Found"}`},
+		{"GET /v1", 404, "", `{"detail":"Not Found"}`},
+		{"POST //v1/chat", 404, "", `{"detail":"Not Found"}`},
+		{"POST /v1/../chat", 404, "", `{"detail":"Not Found"}`},
+		{"POST /", 405, "GET, HEAD", `{"detail":"Method Not Allowed"}`},
+		{"DELETE /docs", 405, "GET, HEAD", `{"detail":"Method Not Allowed"}`},
+		{"PUT /page/chat.js", 405, "GET, HEAD", `{"detail":"Method Not Allowed"}`},
+		{"POST /health-check", 405, "GET, HEAD", `{"detail":"Method Not Allowed"}`},
+		{"POST /openapi.json", 405, "GET, HEAD", `{"detail":"Method Not Allowed"}`},
+		{"OPTIONS /docs", 405, "GET, HEAD", `{"detail":"Method Not Allowed"}`},
+		{"DELETE /v1/bots", 405, "GET, HEAD", `{"detail":"Method Not Allowed"}`},
+		{"GET /v1/chat", 405, "POST", `{"detail":"Method Not Allowed"}`},
+	} {
+		t.Run(c.request, func(t *testing.T) {
+			is := is.New(t)
+			method, path, _ := strings.Cut(c.request, " ")
+			req, err := http.NewRequest(method, server.URL+path, nil)
+			is.NoErr(err)
+			req.Header.Set("X-Request-Id", "mine")
+			resp, err := http.DefaultTransport.RoundTrip(req) // follows no redirect
+			is.NoErr(err)
+			defer resp.Body.Close()
+			body, err := io.ReadAll(resp.Body)
+			is.NoErr(err)
+			is.Equal(resp.StatusCode, c.status)
+			is.Equal(string(body), c.body)
+			is.Equal(resp.Header.Get("Content-Type"), "application/json")
+			is.Equal(resp.Header.Get("Allow"), c.allow)
+			is.Equal(resp.Header.Get("X-Request-Id"), "mine")
+		})
+	}
+}
+
 func TestLogHasALineForEachChatAndNoSecret(t *testing.T) {
 	is := is.New(t)
 	var log bytes.Buffer

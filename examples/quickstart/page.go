@@ -24,8 +24,18 @@ func handlePages(mux *http.ServeMux, bots botapi.BotStore) {
 	}
 	handle("/{$}", func(w http.ResponseWriter, r *http.Request) { servePage(w, r, "chat.html") })
 	handle("/docs", func(w http.ResponseWriter, r *http.Request) { servePage(w, r, "docs.html") })
-	handle("/page/{file}", func(w http.ResponseWriter, r *http.Request) { servePage(w, r, r.PathValue("file")) })
+	for _, name := range pageFiles() {
+		handle("/page/"+name, func(w http.ResponseWriter, r *http.Request) { servePage(w, r, name) })
+	}
 	handle("/openapi.json", serveOpenAPI)
+}
+
+func pageFiles() (names []string) {
+	files, _ := page.ReadDir("page") // it is embedded
+	for _, file := range files {
+		names = append(names, file.Name())
+	}
+	return names
 }
 
 func servePage(w http.ResponseWriter, r *http.Request, file string) {

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -53,6 +55,14 @@ func TestPageFiles(t *testing.T) {
 			is.Equal(response.Header.Get("Content-Type"), test.contentType)
 		})
 	}
+}
+
+// TestPageKnowsKeepAlive has the chat page wait for what the handler sends.
+func TestPageKnowsKeepAlive(t *testing.T) {
+	is := is.New(t)
+	html, err := io.ReadAll(get(pages(t), "/").Body)
+	is.NoErr(err)
+	is.True(strings.Contains(string(html), fmt.Sprintf(`<meta name="keep-alive" content="%g">`, botapi.DefaultKeepAlive.Seconds())))
 }
 
 func TestPagesAreGuarded(t *testing.T) {

@@ -24,17 +24,19 @@ export class BotClient {
 
   // chat yields the fragments of the bot's answer as they arrive. It ends
   // normally only when the answer is whole. Leaving the loop, or aborting the
-  // signal, closes the connection, and the bot stops.
-  async *chat(request, signal) {
+  // signal, closes the connection, and the bot stops. Whenever anything comes
+  // from the server, a keep-alive too, heard is called.
+  async *chat(request, { signal, heard = () => {} } = {}) {
     const response = await this.#fetch("v1/chat", {
       method: "POST",
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify({ ...request, stream: true }),
       signal,
     });
-    const requestID = response.headers.get("X-Request-Id");
+    heard();
+    const requestID = response.headers.get("X-Request-Id") ?? "";
     try {
-      for await (const { event, data } of serverSentEvents(response.body)) {
+      for await (const { event, data } of serverSentEvents(response.body, heard)) {
         if (data === "[DONE]") return;
         if (event === "error") throw new BotError("failed", { ...JSON.parse(data), requestID });
         if (event === "message") yield JSON.parse(data).content;
@@ -50,7 +52,7 @@ export class BotClient {
     const headers = { ...init.headers, Authorization: `Bearer ${this.#key}` };
     let response;
     try {
-      response = await fetch(new URL(path, this.#base), { ...init, headers, cache: "no-store" });
+      response = await fetch(new URL(path, this.#base), { ...init, headers, cache: "no-cache" });
     } catch (error) {
       if (init.signal?.aborted) throw error;
       throw new BotError("unreachable", { cause: error });
@@ -94,10 +96,10 @@ async function refusal(response) {
 // serverSentEvents yields the {event, data} of a stream of bytes in the
 // text/event-stream format. An event that the end of the stream cuts off is
 // dropped.
-export async function* serverSentEvents(stream) {
+export async function* serverSentEvents(stream, heard = () => {}) {
   let event = "";
   let data = [];
-  for await (const line of lines(stream)) {
+  for await (const line of lines(stream, heard)) {
     if (line === "") {
       if (data.length > 0) yield { event: event || "message", data: data.join("\n") };
       event = "";
@@ -114,11 +116,12 @@ export async function* serverSentEvents(stream) {
 // lines yields the lines of a stream, which may end in CRLF, LF or CR. The
 // network cuts its chunks anywhere: inside a line, between CR and LF, and
 // inside a character, which the decoder holds back until it is whole.
-async function* lines(stream) {
+async function* lines(stream, heard) {
   const decoder = new TextDecoder();
   let rest = "";
   let afterCR = false;
   for await (const chunk of chunks(stream)) {
+    heard();
     let text = decoder.decode(chunk, { stream: true });
     if (text === "") continue;
     if (afterCR && text.startsWith("\n")) text = text.slice(1);

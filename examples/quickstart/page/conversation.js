@@ -1,173 +1,231 @@
-// One conversation with one bot: what was said, and how it looks.
+// One conversation with one bot: what was said, and the answer in progress. It
+// knows nothing of how it looks.
 
+import { store } from "./store.js";
 import { explain } from "./words.js";
 
-const template = (id) => document.getElementById(id).content.firstElementChild.cloneNode(true);
+// A server that is faster than the page keeps it busy without end. After so
+// many milliseconds the browser has a turn, to show what has come and to hear
+// the reader.
+const patience = 8;
 
-const unanswered = "This message has no answer yet.";
+// breathe does not use a timer, which browsers slow down in hidden tabs.
+function breathe() {
+  return new Promise((resolve) => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = () => {
+      port1.close();
+      resolve();
+    };
+    port2.postMessage(null);
+  });
+}
 
-export class Conversation {
-  #page;
-  #messages; // {role, content}, as the interface has them
-  #answer; // the AbortController of the answer in progress
-  #savedAs; // the name under which this tab keeps the messages
+export class Conversation extends EventTarget {
+  turns;
+  attempt = null; // the answer in progress: {turn, text, since, heard, controller}
+  cleared = null; // the turns that starting over took away
+  #chat; // as BotClient.chat
+  #ticking;
 
-  constructor(bot, page) {
+  // Events: "change" when turns have changed, "start" and "end", with its
+  // outcome, of an answer, "arrival" when text of it has come, and "tick" each
+  // second meanwhile.
+  constructor(bot, chat) {
+    super();
     this.bot = bot;
-    this.#page = page;
-    this.#savedAs = "botapi.conversation." + bot.uid;
-    this.#messages = JSON.parse(sessionStorage.getItem(this.#savedAs)) ?? [];
-    this.element = template("conversation");
-    this.#draw();
+    this.#chat = chat;
+    this.turns = store.turns(bot.uid);
   }
 
   get answering() {
-    return this.#answer !== undefined;
+    return this.attempt !== null;
   }
 
   get isEmpty() {
-    return this.#messages.length === 0;
+    return this.turns.length === 0;
   }
 
-  // say adds a message of the user and asks for the bot's answer.
-  say(text) {
-    this.#remember("user", text);
-    this.element.querySelectorAll(".again").forEach((button) => button.remove());
-    this.element.append(this.#item("user", text));
-    this.#ask();
+  // say adds a message of the user and asks for the bot's answer. In place of a
+  // turn, it takes that one and all behind it away.
+  say(question, inPlaceOf) {
+    const at = this.turns.findIndex(({ id }) => id === inPlaceOf?.id);
+    if (at >= 0) this.turns.splice(at);
+    this.cleared = null;
+    const turn = { id: newID(), question, answer: "", state: "none", stopped: false, failure: null };
+    this.turns.push(turn);
+    store.replaceTurns(this.bot.uid, this.turns);
+    return this.ask(turn);
+  }
+
+  // ask has the bot answer a turn, for the first time or once more. An answer
+  // that is there already stays until there is a better one.
+  async ask(turn) {
+    this.stop();
+    const attempt = { turn, text: "", since: Date.now(), heard: Date.now(), controller: new AbortController() };
+    this.attempt = attempt;
+    this.#ticking = setInterval(() => this.#tick(), 1000);
+    this.#emit("change");
+    this.#emit("start");
+
+    let error;
+    try {
+      await this.#receive(attempt);
+    } catch (failure) {
+      error = failure;
+    }
+    if (this.attempt === attempt) this.#conclude(error);
+  }
+
+  async #receive(attempt) {
+    const request = { bot_uid: this.bot.uid, messages: this.#messages(attempt.turn) };
+    const heard = () => { attempt.heard = Date.now(); };
+    let breath = performance.now();
+    for await (const fragment of this.#chat(request, { signal: attempt.controller.signal, heard })) {
+      if (this.attempt !== attempt) return;
+      attempt.text += fragment;
+      this.#emit("arrival");
+      if (performance.now() - breath < patience) continue;
+      await breathe();
+      breath = performance.now();
+    }
+  }
+
+  // messages are what a turn's question follows on. Turns without an answer are
+  // left out, so that roles alternate.
+  #messages(turn) {
+    const before = this.turns.slice(0, this.turns.indexOf(turn)).filter(({ answer }) => answer !== "");
+    return [
+      ...before.flatMap(({ question, answer }) => [{ role: "user", content: question }, { role: "assistant", content: answer }]),
+      { role: "user", content: turn.question },
+    ];
   }
 
   // stop ends the answer in progress. What has arrived stays.
   stop() {
-    this.#answer?.abort();
+    if (!this.attempt) return;
+    this.attempt.controller.abort();
+    this.#conclude(null, true);
   }
 
-  // startOver goes back to the bot's welcome.
+  #conclude(error, stopped = false) {
+    const { turn, text } = this.attempt;
+    this.attempt = null;
+    clearInterval(this.#ticking);
+    Object.assign(turn, outcome(turn, text, error, stopped));
+    const kept = store.putTurn(this.bot.uid, turn);
+    this.#emit("change");
+    this.#emit("end", { turn, error, stopped, kept });
+  }
+
+  #tick() {
+    this.keep();
+    this.#emit("tick");
+  }
+
+  // keep has the browser keep what has arrived so far, should the page be left.
+  keep() {
+    const { turn, text } = this.attempt ?? {};
+    if (turn && text.length > turn.answer.length && turn.state !== "whole") {
+      store.putTurn(this.bot.uid, { ...turn, answer: text, state: "partial", stopped: false, failure: null });
+    }
+  }
+
+  // leave is for when the page is left: what has arrived is kept.
+  leave() {
+    this.keep();
+    this.#abandon();
+  }
+
+  // startOver goes back to the bot's welcome. Until something is said, undo
+  // brings back what was there.
   startOver() {
-    this.forget();
-    this.#draw();
-    this.#page.changed(this, true);
-    this.#page.announce("The conversation starts over.");
-  }
-
-  // forget drops everything that was said, here and in the tab.
-  forget() {
     this.stop();
-    this.#answer = undefined;
-    this.#messages = [];
-    sessionStorage.removeItem(this.#savedAs);
+    this.cleared = this.turns;
+    this.#replace([]);
   }
 
-  // ask has the bot answer the messages so far, and shows the answer as it
-  // arrives. A whole answer becomes part of the conversation, and so does what
-  // has arrived of one that the user stops. A failed one does not.
-  async #ask() {
-    const answer = (this.#answer = new AbortController());
-    const item = this.#item("assistant", "");
-    item.classList.add("arriving");
-    this.element.append(item);
-    this.#page.changed(this, true);
-    this.#page.announce(`${this.bot.name} is answering.`);
-
-    let failure;
-    try {
-      await this.#receive(item, answer.signal);
-    } catch (error) {
-      failure = error;
-    }
-    if (this.#answer !== answer) return; // the conversation started over meanwhile
-
-    this.#answer = undefined;
-    item.classList.remove("arriving");
-    const atEnd = this.#page.isAtEnd();
-    this.#conclude(item, failure, answer.signal.aborted);
-    this.#page.changed(this, atEnd);
+  undo() {
+    const turns = [...this.cleared, ...this.turns];
+    this.cleared = null;
+    this.#replace(turns);
   }
 
-  async #receive(item, signal) {
-    const text = item.querySelector(".text");
-    const request = { bot_uid: this.bot.uid, messages: this.#messages };
-    for await (const fragment of this.#page.chat(request, signal)) {
-      const atEnd = this.#page.isAtEnd();
-      text.append(fragment);
-      this.#page.changed(this, atEnd);
-    }
+  #replace(turns) {
+    this.turns = turns;
+    store.replaceTurns(this.bot.uid, turns);
+    this.#emit("change");
   }
 
-  #conclude(item, failure, stopped) {
-    const text = item.querySelector(".text").textContent;
-    if (failure && !stopped) return this.#fail(item, failure);
-    if (text) this.#remember("assistant", text);
-    item.classList.toggle("stopped", stopped);
-    this.#page.announce(stopped ? "Stopped." : `${this.bot.name}: ${text}`);
+  // forget ends what is going on, without a trace.
+  forget() {
+    this.#abandon();
+    this.turns = [];
+    this.cleared = null;
+    this.#emit("change");
   }
 
-  #fail(item, error) {
-    if (error.status === 401) {
-      item.append(this.#failure(item, unanswered));
-      this.#page.keyRefused();
-      return;
-    }
-    const { title, advice = "" } = explain(error);
-    item.append(this.#failure(item, title, advice, error.requestID));
-    this.#page.announce(`${title} ${advice}`.trim());
+  #abandon() {
+    this.attempt?.controller.abort();
+    this.attempt = null;
+    clearInterval(this.#ticking);
   }
 
-  // draw shows the welcome and the messages so far. The answer to the last of
-  // them may be missing, where the page was left before it came.
-  #draw() {
-    this.element.replaceChildren();
-    if (this.bot.welcome_message) this.element.append(this.#item("assistant", this.bot.welcome_message));
-    this.element.append(...this.#messages.map(({ role, content }) => this.#item(role, content)));
-    if (this.#messages.at(-1)?.role !== "user") return;
-    const item = this.#item("assistant", "");
-    item.append(this.#failure(item, unanswered));
-    this.element.append(item);
+  // meet takes note of a bot's new name or picture.
+  meet(bot) {
+    this.bot = bot;
   }
 
-  #item(role, text) {
-    const item = template("message-item");
-    item.classList.add(role);
-    item.querySelector(".author").textContent = role === "user" ? "You: " : `${this.bot.name}: `;
-    item.querySelector(".text").textContent = text;
-    if (role !== "user") drawAvatar(item.querySelector(".avatar"), this.bot);
-    return item;
+  // refresh takes over what another tab has kept.
+  refresh() {
+    const own = this.attempt?.turn;
+    this.turns = store.turns(this.bot.uid).map((turn) => (turn.id === own?.id ? own : turn));
+    if (own && !this.turns.includes(own)) this.turns.push(own);
+    this.#emit("change");
   }
 
-  #failure(item, title, advice = "", requestID = "") {
-    const failure = template("failure");
-    failure.querySelector(".failure-title").textContent = title;
-    failure.querySelector(".failure-advice").textContent = advice;
-    failure.querySelector(".request-id").textContent = requestID && `Request ${requestID}`;
-    failure.querySelector(".again").addEventListener("click", () => {
-      item.remove();
-      this.#ask();
-      this.#page.focusComposer();
-    });
-    return failure;
-  }
-
-  #remember(role, content) {
-    this.#messages.push({ role, content });
-    try {
-      sessionStorage.setItem(this.#savedAs, JSON.stringify(this.#messages));
-    } catch {
-      // The tab's store is full: the conversation goes on, and a reload forgets its end.
-    }
+  #emit(type, detail) {
+    this.dispatchEvent(new CustomEvent(type, { detail }));
   }
 }
 
-const tints = 6; // in style.css
+// outcome is what becomes of a turn after a try. A failed one does not take
+// away what an earlier one has brought.
+function outcome(turn, text, error, stopped) {
+  if (stopped) {
+    return text ? { answer: text, state: "partial", stopped, failure: null } : { stopped: turn.state !== "whole", failure: null };
+  }
+  if (!error) return { answer: text, state: "whole", stopped, failure: null };
+  const failure = error.status === 401 ? null : failureOf(error); // for a new key it is a new try
+  if (turn.state === "whole" || text.length <= turn.answer.length) return { failure };
+  return { answer: text, state: "partial", stopped, failure };
+}
 
-// drawAvatar shows the bot's picture, and the initial of its name until the
-// picture has come, or where there is none.
-export function drawAvatar(place, bot) {
-  place.replaceChildren([...bot.name.trim()][0]?.toUpperCase() ?? "");
-  place.dataset.tint = [...bot.uid].reduce((sum, char) => sum + char.codePointAt(0), 0) % tints;
-  if (!bot.avatar_url) return;
-  const picture = new Image();
-  picture.alt = "";
-  picture.referrerPolicy = "no-referrer";
-  picture.addEventListener("load", () => place.replaceChildren(picture));
-  picture.src = bot.avatar_url;
+function failureOf(error) {
+  const { title, advice = "" } = explain(error);
+  return { title, advice, requestID: error.requestID ?? "" };
+}
+
+// newID is not of crypto.randomUUID, which pages without https do not have.
+function newID() {
+  return Date.now().toString(36) + Math.random().toString(36).slice(2);
+}
+
+// ---- Export ----
+
+export function asMarkdown({ bot, turns }) {
+  const parts = turns.flatMap(({ question, answer, state }) => [
+    "## You", question,
+    "## " + bot.name, answer || "*No answer.*",
+    ...(answer && state === "partial" ? ["*This answer is incomplete.*"] : []),
+  ]);
+  return [`# ${bot.name}`, ...parts].join("\n\n") + "\n";
+}
+
+export function asJSON({ bot, turns }) {
+  const messages = turns.flatMap(({ question, answer, state }) => [
+    { role: "user", content: question },
+    ...(state === "none" ? [] : [{ role: "assistant", content: answer, complete: state === "whole" }]),
+  ]);
+  return JSON.stringify({ bot: { uid: bot.uid, slug: bot.slug, name: bot.name }, messages }, null, 2) + "\n";
 }

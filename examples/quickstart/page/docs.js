@@ -1,17 +1,11 @@
 // The reference page: it shows openapi.json as text to read.
 
+import { copyButton } from "./copying.js";
+import { el } from "./elements.js";
+
 let api; // the document
 
 const methods = ["get", "post", "put", "patch", "delete"];
-
-// el makes an element. Its attributes may be left out; its children are
-// elements, strings, and lists of them.
-function el(name, attributes, ...children) {
-  const element = document.createElement(name);
-  Object.entries(attributes ?? {}).forEach(([key, value]) => element.setAttribute(key, value));
-  element.append(...children.flat(Infinity));
-  return element;
-}
 
 // resolved follows a reference into the document.
 function resolved(node) {
@@ -37,22 +31,96 @@ function inline(text) {
 
 // ---- Operations ----
 
+const version = "/v1";
+
+// operations lists each operation of a tag once, with the other path that it
+// may have: the one without the version.
 function operations(tag) {
   return Object.entries(api.paths)
-    .flatMap(([path, item]) => methods.filter((method) => item[method]).map((method) => ({ path, method, ...item[method] })))
+    .filter(([path]) => !api.paths[version + path])
+    .flatMap(([path, item]) => methods.filter((method) => item[method]).map((method) => ({ path, otherPath: otherPath(path), method, ...item[method] })))
     .filter(({ tags }) => tags.includes(tag.name));
 }
 
-function operationSection({ path, method, operationId, summary, description, parameters = [], requestBody, responses }) {
+function otherPath(path) {
+  const other = path.startsWith(version) && path.slice(version.length);
+  return other && api.paths[other] ? other : "";
+}
+
+function tags() {
+  return api.tags.filter((tag) => operations(tag).length > 0);
+}
+
+function operationSection({ path, otherPath, method, operationId, summary, description, parameters = [], requestBody, responses }) {
   return el("section", { id: operationId, "aria-labelledby": operationId + "-title" },
     el("h3", { id: operationId + "-title" }, summary),
-    el("p", { class: "route" }, el("span", { class: "method " + method }, method.toUpperCase()), " ", el("code", null, path)),
+    el("p", { class: "route" }, el("span", { class: "method " + method }, method.toUpperCase()), " ", el("code", null, path), otherPath ? [" or ", el("code", null, otherPath)] : []),
     prose(description),
+    el("h4", null, "Try it"),
+    calls(method, path, requestBody && resolved(requestBody)),
     headerTable("Request header", parameters.map(resolved).map((parameter) => [parameter.name, parameter])),
     requestBody ? [el("h4", null, "Request body"), bodies(resolved(requestBody).content)] : [],
     el("h4", null, "Responses"),
     Object.entries(responses).map(([status, response]) => responseDetails(status, resolved(response))));
 }
+
+// ---- Examples to copy ----
+
+// calls shows how to call an operation, with each of its example bodies.
+function calls(method, path, requestBody) {
+  const examples = Object.values(requestBody?.content["application/json"].examples ?? { none: {} });
+  return examples.map(resolved).map(({ summary, value }) => [
+    summary ? el("p", { class: "example" }, inline(summary)) : [],
+    code("curl", curlCall(path, value)),
+    code("JavaScript", value?.stream ? streamCall(value) : fetchCall(method, path, value)),
+  ]);
+}
+
+function addressOf(path) {
+  return new URL("." + path, document.baseURI).href;
+}
+
+function curlCall(path, body) {
+  const lines = [`curl ${body?.stream ? "-N " : ""}${addressOf(path)}`, `-H "Authorization: Bearer $BOTAPI_KEY"`];
+  if (body) lines.push(`-d '${JSON.stringify(body).replaceAll("'", `'\\''`)}'`);
+  return lines.join(" \\\n  ");
+}
+
+function fetchCall(method, path, body) {
+  return [
+    `const response = await fetch("${addressOf(path)}", {`,
+    ...(method === "get" ? [] : [`  method: "${method.toUpperCase()}",`]),
+    "  headers: { Authorization: `Bearer ${key}` },",
+    ...(body ? [`  body: JSON.stringify(${indented(body)}),`] : []),
+    "});",
+    "if (!response.ok) throw new Error(await response.text());",
+    "console.log(await response.json());",
+  ].join("\n");
+}
+
+function streamCall({ stream, ...body }) {
+  return [
+    `import { BotClient } from "./client.js"; // a copy of ${addressOf("/page/client.js")}`,
+    "",
+    `const client = new BotClient("${addressOf("/")}", key);`,
+    `for await (const fragment of client.chat(${indented(body, "")})) {`,
+    "  console.log(fragment);",
+    "}",
+  ].join("\n");
+}
+
+// indented writes a value as JavaScript, behind a line that is indented itself.
+function indented(value, indent = "  ") {
+  return JSON.stringify(value, null, 2).replace(/"([a-z_]+)":/g, "$1:").replaceAll("\n", "\n" + indent);
+}
+
+function code(title, text) {
+  return el("figure", { class: "code" },
+    el("figcaption", null, el("span", null, title), copyButton(() => text)),
+    el("pre", { tabindex: "0", role: "group", "aria-label": title }, text));
+}
+
+// ---- Answers ----
 
 function responseDetails(status, { description, headers = {}, content = {} }) {
   const [lead, ...more] = description.split("\n\n");
@@ -81,21 +149,24 @@ function example({ summary, value }) {
   const text = typeof value === "string" ? value.trimEnd() : JSON.stringify(value, null, 2);
   return el("figure", null,
     el("figcaption", null, inline(summary ?? "Example")),
-    el("pre", { tabindex: "0" }, text));
+    el("pre", { tabindex: "0", role: "group", "aria-label": summary ?? "Example" }, text));
 }
 
 // ---- Schemas ----
 
 function schemaSection([name, schema]) {
-  const required = schema.required ?? [];
   return el("section", { id: "schema-" + name, "aria-labelledby": "schema-title-" + name },
     el("h3", { id: "schema-title-" + name }, name),
     prose(schema.description),
-    table(["Member", "Type", "Meaning"], Object.entries(schema.properties).map(([member, property]) => [
-      [el("code", null, member), required.includes(member) ? el("span", { class: "required" }, "required") : ""],
-      typeOf(property),
-      inline(property.description ?? ""),
-    ])));
+    schema.properties ? members(schema.properties, schema.required ?? []) : el("p", null, typeOf(schema)));
+}
+
+function members(properties, required) {
+  return table(["Member", "Type", "Meaning"], Object.entries(properties).map(([member, property]) => [
+    [el("code", null, member), required.includes(member) ? el("span", { class: "required" }, "required") : ""],
+    typeOf(property),
+    inline(property.description ?? ""),
+  ]));
 }
 
 // typeOf names the type of a schema, with links to the schemas it refers to.
@@ -104,9 +175,10 @@ function typeOf(schema) {
     const name = schema.$ref.split("/").at(-1);
     return el("a", { href: "#schema-" + name }, name);
   }
+  if (schema.allOf) return schema.allOf.map(typeOf); // a reference with a description of its own
   if (schema.enum) return schema.enum.map((value, i) => [i ? ", " : "", el("code", null, value)]);
-  return [schema.type].flat().map((type, i) => [
-    i ? " or " : "", type, type === "array" ? [" of ", typeOf(schema.items)] : []]);
+  if (schema.oneOf) return schema.oneOf.map((one, i) => [i ? " or " : "", typeOf(one)]);
+  return [schema.type, schema.type === "array" ? [" of ", typeOf(schema.items)] : [], schema.nullable ? " or null" : ""];
 }
 
 function table(heads, rows) {
@@ -121,7 +193,7 @@ function contents() {
   const link = (id, text) => el("li", null, el("a", { href: "#" + id }, text));
   return [
     el("ul", null, link("overview", "Overview"), link("authentication", "Authentication")),
-    ...api.tags.flatMap((tag) => [
+    ...tags().flatMap((tag) => [
       el("h2", null, tag.name),
       el("ul", null, operations(tag).map(({ operationId, summary }) => link(operationId, summary))),
     ]),
@@ -136,7 +208,7 @@ function reference() {
     el("section", { id: "authentication" },
       el("h2", null, "Authentication"),
       Object.values(api.components.securitySchemes).flatMap(({ description }) => prose(description))),
-    ...api.tags.flatMap((tag) => [
+    ...tags().flatMap((tag) => [
       el("h2", null, tag.name),
       ...prose(tag.description),
       ...operations(tag).map(operationSection),

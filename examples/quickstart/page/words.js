@@ -11,18 +11,37 @@ export function explain(error) {
   if (error.kind === "cut") {
     return {
       title: "The connection broke off.",
-      advice: "This answer is incomplete.",
     };
   }
   if (error.kind === "failed") {
     return {
       title: "The bot stopped in the middle of its answer.",
-      advice: [sentence(known.get(error.detail)?.cause ?? error.detail), "This answer is incomplete."].join(" "),
+      advice: sentence(known.get(error.detail)?.cause ?? error.detail),
     };
   }
   if (error.kind === "refused") return explainRefusal(error);
   return { title: "Something went wrong on this page.", advice: "Load the page again." };
 }
+
+// troubleWith says what is wrong with a turn, where something is: what made it
+// fail, or that it is in want of an answer.
+export function troubleWith({ answer, state, stopped, failure }, isLast) {
+  if (failure) {
+    const rest = answer && (state === "whole" ? "The earlier answer stays." : incomplete);
+    return { ...failure, advice: [failure.advice, rest].filter(Boolean).join(" ") };
+  }
+  if (!isLast || state === "whole" || (stopped && answer)) return null;
+  return { title: answer ? incomplete : "This message has no answer yet.", advice: "", requestID: "" };
+}
+
+// noteOn is for turns that are in order, and yet not as usual.
+export function noteOn({ answer, state, stopped }) {
+  if (state === "whole") return answer ? "" : "The answer is empty.";
+  if (!answer) return "No answer. The bot is not told of this message any more.";
+  return stopped ? "Stopped" : incomplete;
+}
+
+const incomplete = "This answer is incomplete.";
 
 // known has words for the service's own texts. Any other text comes from
 // whoever runs the service, for people to read, and is shown as it is.
@@ -32,8 +51,8 @@ const known = new Map(Object.entries({
     advice: "Choose another one.",
   },
   "Request body too large": {
-    title: "The conversation has become too long for this server.",
-    advice: "Start a new one, or send a shorter message.",
+    title: "This is too long for the server.",
+    advice: "Edit the message to make it shorter, or start over.",
   },
   "Too many chats in progress": {
     title: "The server is busy with other conversations.",

@@ -1,0 +1,104 @@
+package browser
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"example.com/botapi"
+	"github.com/chromedp/chromedp"
+	"github.com/matryer/is"
+)
+
+// axe is the source of axe-core, which finds what keeps people from using a
+// page. npm installs what axe/package-lock.json names.
+var axe = sync.OnceValues(func() (string, error) {
+	install := exec.Command("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund")
+	install.Dir = "axe"
+	if output, err := install.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("npm ci: %w\n%s", err, output)
+	}
+	source, err := os.ReadFile(filepath.Join("axe", "node_modules", "axe-core", "axe.min.js"))
+	return string(source), err
+})
+
+// TestAxe has axe find nothing on any screen, wide and narrow, light and dark.
+func TestAxe(t *testing.T) {
+	if _, err := exec.LookPath("npm"); err != nil {
+		t.Skip("npm is not installed: axe is not asked about the pages")
+	}
+	source, err := axe()
+	is.New(t).NoErr(err)
+	explaining := startHost(t, botapi.Options{Engine: botapi.ChatEngineFunc(explain)}, nil)
+	failing := startHost(t, botapi.Options{Engine: fails("Well,", nil, errors.New("a failure"))}, nil)
+	waiting := startHost(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil)
+	home := "/#key=" + key
+	screens := map[string]func(*tab){
+		"key":     func(tab *tab) { tab.open(failing.URL + "/#key=wrong"); tab.see("#key-problem") },
+		"list":    func(tab *tab) { tab.open(failing.URL + home); tab.see(".bot") },
+		"chat":    func(tab *tab) { greet(tab, explaining.URL+home+"&bot=ada"); tab.see(".actions .regenerate") },
+		"failure": func(tab *tab) { greet(tab, failing.URL+home+"&bot=ada"); tab.see(".failure") },
+		"silence": func(tab *tab) {
+			greet(tab, waiting.URL+home+"&bot=ada")
+			tab.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
+			tab.forward(time.Minute)
+			tab.see(".arriving .silence")
+		},
+		"editing": func(tab *tab) {
+			greet(tab, explaining.URL+home+"&bot=ada")
+			tab.click(".message:last-child .regenerate")
+			tab.waitForAnswer()
+			tab.click(".edit")
+			tab.see("#editing")
+		},
+		"reading back": func(tab *tab) {
+			tab.do(chromedp.EmulateViewport(390, 400))
+			greet(tab, explaining.URL+home+"&bot=ada")
+			tab.see(".actions .regenerate")
+			evaluate[any](tab, `document.querySelector("#scroller").scrollTop = 0; null`)
+			tab.see("#latest")
+		},
+		"cleared": func(tab *tab) {
+			greet(tab, explaining.URL+home+"&bot=ada")
+			tab.see(".actions .regenerate")
+			tab.click("#start-over")
+			tab.see(".cleared")
+		},
+		"menu": func(tab *tab) {
+			greet(tab, explaining.URL+home+"&bot=ada")
+			tab.see(".actions .regenerate")
+			tab.click("#menu-button")
+			tab.see("#menu")
+		},
+		"forget": func(tab *tab) {
+			tab.open(failing.URL + home)
+			tab.click("#forget-key")
+			tab.see("#forget-dialog")
+		},
+		"reference": func(tab *tab) { tab.open(failing.URL + "/docs"); tab.see("#chat") },
+	}
+	for name, show := range screens {
+		for _, width := range []int64{1280, 390} {
+			t.Run(fmt.Sprint(name, " ", width), func(t *testing.T) {
+				is := is.New(t)
+				tab := newTab(t)
+				tab.do(chromedp.EmulateViewport(width, 800))
+				show(tab)
+				evaluate[any](tab, source+"; null")
+				for _, scheme := range []string{"light", "dark"} {
+					tab.prefer("prefers-color-scheme", scheme, "prefers-reduced-motion", "reduce")
+					is.Equal(evaluate[[]string](tab, violations), []string{})
+				}
+			})
+		}
+	}
+}
+
+// violations lists what axe finds, and where.
+const violations = `axe.run(document, { resultTypes: ["violations"] }).then(({ violations }) =>
+	violations.flatMap(({ id, nodes }) => nodes.map(({ html, failureSummary }) => id + ": " + html.slice(0, 200) + " " + failureSummary)))`

@@ -1,0 +1,375 @@
+package browser
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"strings"
+	"sync"
+	"testing"
+
+	"example.com/botapi"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	"github.com/matryer/is"
+)
+
+// A moody bot does as the last message says, and remembers what it was sent.
+type moody struct {
+	mu       sync.Mutex
+	requests [][]botapi.ChatMessage
+}
+
+var errMood = errors.New("not in the mood")
+
+func (m *moody) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+	m.mu.Lock()
+	m.requests = append(m.requests, req.Messages)
+	count := len(m.requests)
+	m.mu.Unlock()
+	return func(yield func(string, error) bool) {
+		switch said := req.Messages[len(req.Messages)-1].Content; {
+		case said == "fail", said == "fail once" && count == 1:
+			yield("", errMood)
+		case said == "break", said == "break, then fail" && count == 1:
+			_ = yield("Well,", nil) && yield("", errMood)
+		case said == "break, then fail" && count == 2:
+			yield("", errMood)
+		case said == "wait":
+			if yield("Well,", nil) {
+				<-ctx.Done()
+			}
+		case said == "say nothing":
+		default:
+			yield(fmt.Sprintf("Answer %d", count), nil)
+		}
+	}
+}
+
+// last is what the bot was sent last.
+func (m *moody) last() []botapi.ChatMessage {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.requests[len(m.requests)-1]
+}
+
+func user(text string) botapi.ChatMessage {
+	return botapi.ChatMessage{Role: botapi.RoleUser, Content: text}
+}
+
+func assistant(text string) botapi.ChatMessage {
+	return botapi.ChatMessage{Role: botapi.RoleAssistant, Content: text}
+}
+
+// talkToMoody opens the page on a moody bot.
+func talkToMoody(t *testing.T, o botapi.Options) (*moody, *tab) {
+	t.Helper()
+	bot := new(moody)
+	o.Engine = bot
+	tab := newTab(t)
+	tab.open(startHost(t, o, nil).URL + "/#key=" + key)
+	tab.see(".bot")
+	return bot, tab
+}
+
+// answers are what stands on the screen behind the welcome.
+func (tab *tab) answers() []string {
+	tab.t.Helper()
+	return tab.texts(".assistant .text")[1:]
+}
+
+// TestRolesAlternate has answers fail, break off, stop and be empty, and sees
+// that the bot is told of whole exchanges only.
+func TestRolesAlternate(t *testing.T) {
+	is := is.New(t)
+	bot, tab := talkToMoody(t, botapi.Options{})
+	for _, message := range []string{"one", "fail", "break", "say nothing", "two"} {
+		tab.say(message)
+		tab.waitForAnswer()
+	}
+	is.Equal(bot.last(), []botapi.ChatMessage{user("one"), assistant("Answer 1"), user("break"), assistant("Well,"), user("two")})
+
+	tab.say("wait")
+	tab.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
+	tab.do(chromedp.KeyEvent(kb.Escape))
+	tab.do(chromedp.Reload())
+	tab.say("three")
+	tab.waitForAnswer()
+	is.Equal(bot.last()[5:], []botapi.ChatMessage{assistant("Answer 5"), user("wait"), assistant("Well,"), user("three")})
+	is.Equal(len(tab.texts(".user.left-out")), 2) // and the screen says which ones the bot is not told of
+}
+
+// TestRefusedMessage edits a message that was too large, and leaves it out.
+func TestRefusedMessage(t *testing.T) {
+	is := is.New(t)
+	bot, tab := talkToMoody(t, botapi.Options{MaxBodyBytes: 400})
+	long := strings.Repeat("very ", 100) + "long"
+	tab.say(long)
+	tab.see(".failure")
+	tab.say("short") // while the long one stays on the screen
+	tab.waitForAnswer()
+	is.Equal(bot.last(), []botapi.ChatMessage{user("short")})
+	is.Equal(tab.texts(".user .text"), []string{long, "short"})
+
+	tab.say(long)
+	tab.see(".failure .change")
+	tab.click(".message:last-child .change")
+	is.Equal(evaluate[string](tab, `document.querySelector("#message").value`), long)
+	evaluate[any](tab, `document.querySelector("#message").value = ""`)
+	tab.say("shorter")
+	tab.waitForAnswer()
+	is.Equal(bot.last(), []botapi.ChatMessage{user("short"), assistant("Answer 1"), user("shorter")})
+	is.Equal(tab.texts(".user .text"), []string{long, "short", "shorter"})
+}
+
+// TestPartialAnswer keeps what came of an answer, whatever happens next.
+func TestPartialAnswer(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	tab.say("break, then fail")
+	tab.see(".failure")
+	is.Equal(tab.answers(), []string{"Well,"})
+	is.True(strings.HasSuffix(tab.text(".failure-advice"), "This answer is incomplete."))
+
+	tab.do(chromedp.Reload())
+	tab.see(".failure")
+	is.Equal(tab.answers(), []string{"Well,"})
+	is.True(strings.HasSuffix(tab.text(".failure-advice"), "This answer is incomplete."))
+
+	tab.click(".again")
+	tab.wait(`document.querySelector(".failure-title")?.textContent === "Something went wrong on the server."`)
+	is.Equal(tab.answers(), []string{"Well,"})
+
+	tab.click(".again")
+	tab.wait(`!document.querySelector(".failure, .arriving")`)
+	is.Equal(tab.answers(), []string{"Answer 3"})
+}
+
+// TestPartialMarkdown shows what a broken answer has left open as it looked when
+// it arrived, now and when the page is loaded again.
+func TestPartialMarkdown(t *testing.T) {
+	is := is.New(t)
+	h := startHost(t, botapi.Options{Engine: fails("Some **bold", nil, errors.New("a failure"))}, nil)
+	tab := newTab(t)
+	tab.open(h.URL + "/#key=" + key)
+	tab.say("Hello")
+	tab.see(".failure")
+	is.Equal(tab.text(".failure-title"), "The bot stopped in the middle of its answer.")
+	is.Equal(tab.texts(".text strong"), []string{"bold"})
+	tab.do(chromedp.Reload())
+	tab.see(".failure")
+	is.Equal(tab.texts(".text strong"), []string{"bold"})
+}
+
+// TestReloadInMidstream finds what had arrived, and says that it is not all.
+func TestReloadInMidstream(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	tab.say("wait")
+	tab.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
+	tab.do(chromedp.Reload())
+	tab.see(".failure")
+	is.Equal(tab.answers(), []string{"Well,"})
+	is.Equal(tab.text(".failure-title"), "This answer is incomplete.")
+}
+
+func TestEmptyAnswer(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	tab.say("say nothing")
+	tab.waitForAnswer()
+	is.Equal(tab.text(".message:last-child .note"), "The answer is empty.")
+	is.Equal(tab.texts(".failure"), []string{})
+}
+
+// TestRegenerate asks for another answer, and keeps the first when there is none.
+func TestRegenerate(t *testing.T) {
+	is := is.New(t)
+	h := startHost(t, botapi.Options{Engine: new(moody)}, nil)
+	tab := newTab(t)
+	tab.open(h.URL + "/#key=" + key)
+	tab.say("Hello")
+	tab.waitForAnswer()
+	is.Equal(tab.answers(), []string{"Answer 1"})
+	tab.click(".regenerate")
+	tab.wait(`document.querySelectorAll(".assistant .text")[1].textContent === "Answer 2"`)
+	tab.waitForAnswer()
+
+	h.CloseClientConnections()
+	h.Close()
+	tab.click(".message:last-child .regenerate")
+	tab.see(".failure")
+	is.Equal(tab.answers(), []string{"Answer 2"})
+	is.True(strings.HasSuffix(tab.text(".failure-advice"), "The earlier answer stays."))
+}
+
+// TestEditLastMessage brings the last message back with the up arrow.
+func TestEditLastMessage(t *testing.T) {
+	is := is.New(t)
+	bot, tab := talkToMoody(t, botapi.Options{})
+	for _, message := range []string{"one", "two"} {
+		tab.say(message)
+		tab.waitForAnswer()
+	}
+	value := `document.querySelector("#message").value`
+	tab.do(chromedp.KeyEvent(kb.ArrowUp))
+	is.Equal(evaluate[string](tab, value), "two")
+	tab.see("#editing")
+	tab.do(chromedp.KeyEvent(kb.Escape))
+	is.Equal(evaluate[string](tab, value), "")
+	tab.wait(`document.querySelector("#editing").hidden`)
+
+	tab.write("a draft")
+	tab.do(chromedp.KeyEvent(kb.ArrowUp)) // which moves in what is written
+	is.Equal(evaluate[string](tab, value), "a draft")
+	evaluate[any](tab, value+` = ""`)
+
+	tab.do(chromedp.KeyEvent(kb.ArrowUp))
+	tab.do(chromedp.KeyEvent(kb.End))
+	tab.write(" and a half")
+	tab.enter()
+	tab.wait(`document.querySelectorAll(".user .text")[1].textContent === "two and a half"`)
+	tab.waitForAnswer()
+	is.Equal(bot.last(), []botapi.ChatMessage{user("one"), assistant("Answer 1"), user("two and a half")})
+	is.Equal(tab.texts(".user .text"), []string{"one", "two and a half"})
+}
+
+func TestUndoStartOver(t *testing.T) {
+	is := is.New(t)
+	bot, tab := talkToMoody(t, botapi.Options{})
+	tab.say("one")
+	tab.waitForAnswer()
+	tab.click("#start-over")
+	is.Equal(len(tab.answers()), 0)
+	tab.click(".cleared button")
+	is.Equal(tab.answers(), []string{"Answer 1"})
+	tab.do(chromedp.Reload())
+	tab.see(".bot")
+	is.Equal(tab.answers(), []string{"Answer 1"})
+
+	tab.click("#start-over")
+	tab.see(".cleared")
+	tab.say("two")
+	tab.waitForAnswer()
+	is.Equal(bot.last(), []botapi.ChatMessage{user("two")})
+	is.Equal(tab.texts(".cleared"), []string{}) // too late
+}
+
+// TestConversationsOutliveTab finds in a new tab what was said in another one.
+func TestConversationsOutliveTab(t *testing.T) {
+	is := is.New(t)
+	h := startHost(t, botapi.Options{Engine: new(moody)}, nil)
+	address := h.URL + "/#key=" + key
+	first := newTab(t)
+	first.open(address)
+	first.say("one")
+	first.waitForAnswer()
+
+	second := first.another()
+	second.open(address)
+	second.see(".bot")
+	is.Equal(second.answers(), []string{"Answer 1"})
+	second.say("two")
+	second.waitForAnswer()
+	first.wait(`document.querySelectorAll(".assistant .text")[2]?.textContent === "Answer 2"`) // without being loaded again
+
+	second.click("#delete-all")
+	second.click("#delete-dialog .cancel")
+	is.Equal(second.answers(), []string{"Answer 1", "Answer 2"})
+	second.click("#delete-all")
+	second.click("#delete-now")
+	is.Equal(second.answers(), []string{})
+	is.Equal(evaluate[int](second, "localStorage.length"), 0)
+	first.wait(`document.querySelectorAll(".assistant .text").length === 1`)
+}
+
+// TestForgetKeepsConversations deletes them, or does not, as it is told.
+func TestForgetKeepsConversations(t *testing.T) {
+	for _, deleted := range []bool{true, false} {
+		t.Run(fmt.Sprint(deleted), func(t *testing.T) {
+			is := is.New(t)
+			_, tab := talkToMoody(t, botapi.Options{})
+			tab.say("one")
+			tab.waitForAnswer()
+			tab.click("#forget-key")
+			if !deleted {
+				tab.click("#forget-chats")
+			}
+			tab.click("#forget-now")
+			tab.see("#key")
+			is.Equal(evaluate[bool](tab, "localStorage.length === 0"), deleted)
+			tab.write(key)
+			tab.enter()
+			tab.see(".bot")
+			is.Equal(len(tab.answers()) == 0, deleted)
+		})
+	}
+}
+
+// TestStoreFull goes on without the browser's store, and says so.
+func TestStoreFull(t *testing.T) {
+	is := is.New(t)
+	bot, tab := talkToMoody(t, botapi.Options{})
+	evaluate[any](tab, `Storage.prototype.setItem = () => { throw new DOMException("full", "QuotaExceededError"); }; null`)
+	tab.say("one")
+	tab.waitForAnswer()
+	tab.say("two")
+	tab.waitForAnswer()
+	is.Equal(bot.last(), []botapi.ChatMessage{user("one"), assistant("Answer 1"), user("two")})
+	is.Equal(tab.text("#composer-hint"), "This browser has no room left: it will forget this conversation.")
+}
+
+// TestExport saves the conversation as a file.
+func TestExport(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	tab.say("one")
+	tab.waitForAnswer()
+	tab.say("break")
+	tab.waitForAnswer()
+	is.Equal(tab.saved("#save-markdown"), "ada.md text/markdown # Ada\n\n## You\n\none\n\n## Ada\n\nAnswer 1\n\n## You\n\nbreak\n\n## Ada\n\nWell,\n\n*This answer is incomplete.*\n")
+	is.Equal(tab.saved("#save-json"), `ada.json application/json {
+  "bot": {
+    "uid": "`+ada.UID+`",
+    "slug": "ada",
+    "name": "Ada"
+  },
+  "messages": [
+    {
+      "role": "user",
+      "content": "one"
+    },
+    {
+      "role": "assistant",
+      "content": "Answer 1",
+      "complete": true
+    },
+    {
+      "role": "user",
+      "content": "break"
+    },
+    {
+      "role": "assistant",
+      "content": "Well,",
+      "complete": false
+    }
+  ]
+}
+`)
+}
+
+// saved chooses from the menu, and returns the name, type and text of the file
+// that the page gives to the browser.
+func (tab *tab) saved(choice string) string {
+	tab.t.Helper()
+	evaluate[any](tab, `
+		window.saved = undefined;
+		URL.createObjectURL = (blob) => { window.blob = blob; return "#"; };
+		HTMLAnchorElement.prototype.click = async function () { window.saved = this.download + " " + blob.type + " " + await blob.text(); };
+		null`)
+	tab.click("#menu-button")
+	tab.click(choice)
+	tab.wait("saved !== undefined")
+	return evaluate[string](tab, "saved")
+}

@@ -1,0 +1,427 @@
+package browser
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/matryer/is"
+	"github.com/yuin/goldmark"
+	"github.com/yuin/goldmark/extension"
+)
+
+// TestCommonMark shows the examples of CommonMark's specification that fall
+// into the page's part of it: in one piece, and character by character as they
+// might arrive, which must come to the same.
+func TestCommonMark(t *testing.T) {
+	is := is.New(t)
+	var examples []sample
+	outside := 0
+	for _, example := range specification(t) {
+		if example.outside() != "" {
+			outside++
+			continue
+		}
+		examples = append(examples, sample{fmt.Sprint(example.Example), example.Markdown, example.HTML})
+	}
+	is.True(len(examples) > 400) // of 652
+	newMarkdownTab(t).compare(examples)
+	t.Logf("%d examples, and %d outside of the part", len(examples), outside)
+}
+
+// TestGrowingText reads texts character by character, and has each of their
+// beginnings come to what it comes to when it is read at once.
+func TestGrowingText(t *testing.T) {
+	is := is.New(t)
+	texts := []string{"a\r\nb\rc\n\r\nd", "| a | b |\n|---|---|\n| 1 | 2 |\r\n| 3 | 4\n> quote\n", "- a\n\n- b\n  - c\n\n\n  d\n1. e\n"}
+	for _, example := range specification(t) {
+		texts = append(texts, example.Markdown)
+	}
+	list, err := json.Marshal(texts)
+	is.NoErr(err)
+	is.Equal(evaluate[[]string](newMarkdownTab(t), fmt.Sprintf("growing(%s)", list)), []string{})
+}
+
+// TestFinishedBlocks has a text that grows cost no more where it is finished:
+// what nothing can change any more is neither read nor shown again.
+func TestFinishedBlocks(t *testing.T) {
+	tab := newMarkdownTab(t)
+	for _, text := range []string{"- a\n- b\n- c", "1. a\n1. b\n1. c", "> a\n>\n> b\n>\n> c", "a\n\nb\n\nc", "| a |\n|---|\n| b |\n| c |\n| d"} {
+		t.Run(text, func(t *testing.T) {
+			is.New(t).True(evaluate[bool](tab, fmt.Sprintf("keepsTheFirst(%s)", quoted(text))))
+		})
+	}
+}
+
+// TestDirections has a block that grows keep the direction of its first letter,
+// and the browser decide on each that is finished.
+func TestDirections(t *testing.T) {
+	is := is.New(t)
+	is.Equal(evaluate[[]string](newMarkdownTab(t), `directions("(1)", "(1) שלום", "(1) שלום a", "(1) שלום a\n\nb", "(1) שלום a\n\nb c")`),
+		[]string{"auto", "auto", "rtl", "auto auto", "auto ltr", "auto auto"})
+}
+
+// TestMarkdownLooks has lists, headings and code look as their marks say,
+// wherever they stand.
+func TestMarkdownLooks(t *testing.T) {
+	tab := newMarkdownTab(t)
+	for _, test := range []struct{ text, selector, property, value string }{
+		{"- a\n  - b\n    - c", "ul", "list-style-type", "disc"},
+		{"- a\n  - b\n    - c", "ul ul", "list-style-type", "circle"},
+		{"- a\n  - b\n    - c", "ul ul ul", "list-style-type", "square"},
+		{"1. a", "ol", "list-style-type", "decimal"},
+		{"## a\n\nb", ".h2", "margin-bottom", "0px"},
+		{"#### a\n\nb", ".h4", "margin-bottom", "0px"},
+		{"**`a`**", "code", "font-weight", "700"},
+		{"*`a`*", "code", "font-style", "italic"},
+		{"`a`", "code", "font-weight", "400"},
+	} {
+		t.Run(test.text+" "+test.selector, func(t *testing.T) {
+			is.New(t).Equal(evaluate[string](tab, fmt.Sprintf("look(%s, %q, %q)", quoted(test.text), test.selector, test.property)), test.value)
+		})
+	}
+}
+
+// TestTables compares tables, which CommonMark does not have, with goldmark's.
+func TestTables(t *testing.T) {
+	is := is.New(t)
+	renderer := goldmark.New(goldmark.WithExtensions(extension.NewTable(extension.WithTableCellAlignMethod(extension.TableCellAlignAttribute))))
+	var examples []sample
+	for _, text := range []string{
+		"| a | b |\n|---|---|\n| 1 | 2 |\n",
+		"a | b\n-|-\n1 | 2\n3 | 4\n",
+		"| left | right | middle |\n|:--|--:|:-:|\n| **a** | `b` | c |\n",
+		"| a | b |\n|---|---|\n| only one |\n| one | two | three |\n",
+		"| a | b |\n|---|---|\n| a \\| bar | 2 |\n\nafter\n",
+		"| a | b |\n|---|---|\n| 1 | 2 |\n> quote\n",
+		"| a | b |\n|---|\n",
+		"> | a |\n> |---|\n> | 1 |\n",
+		"- | a |\n  |---|\n  | 1 |\n",
+		"| a |\n| - |\n",
+		"no table\n---\n",
+	} {
+		var html bytes.Buffer
+		is.NoErr(renderer.Convert([]byte(text), &html))
+		examples = append(examples, sample{text, text, html.String()})
+	}
+	newMarkdownTab(t).compare(examples)
+}
+
+// TestUnfinished shows text in the middle of its arrival.
+func TestUnfinished(t *testing.T) {
+	tests := []struct{ text, html string }{
+		{"so **bol", "<p>so <strong>bol</strong></p>"},
+		{"so **bold*", "<p>so <strong>bold</strong></p>"},
+		{"so **bold and *both", "<p>so <strong>bold and <em>both</em></strong></p>"},
+		{"so *", "<p>so</p>"},
+		{"2*3 is", "<p>2*3 is</p>"},
+		{"use `fmt.Pri", "<p>use <code>fmt.Pri</code></p>"},
+		{"use `", "<p>use</p>"},
+		{"see [the ma", "<p>see the ma</p>"},
+		{"see [the manual](https://exa", "<p>see the manual</p>"},
+		{"text\n-", "<p>text</p>"},
+		{"text\n- ", "<p>text</p>"},
+		{"text\n--", "<p>text</p>"},
+		{"text\n\n##", "<p>text</p>"},
+		{"text\n\n1", "<p>text</p>"},
+		{"text\n\n1.", "<p>text</p>"},
+		{"| a | b |", "<table><tr><th>a</th><th>b</th></tr></table>"},
+		{"| a | b |\n|--", "<table><tr><th>a</th><th>b</th></tr></table>"},
+		{"```go\nfunc", "<pre><code class=\"language-go\">func\n</code></pre>"},
+		{"```go\nfunc\n``", "<pre><code class=\"language-go\">func\n</code></pre>"},
+		{"> quo", "<blockquote><p>quo</p></blockquote>"},
+	}
+	tab := newMarkdownTab(t)
+	for _, test := range tests {
+		t.Run(test.text, func(t *testing.T) {
+			is.New(t).Equal(evaluate[string](tab, fmt.Sprintf("unfinished(%s)", quoted(test.text))), canonical(test.html))
+		})
+	}
+}
+
+func canonical(html string) string {
+	return strings.NewReplacer("<", "⟨", ">", "⟩", ` class="language-go"`, " language-go").Replace(html)
+}
+
+// TestHostileMarkdown has texts do no harm: nothing comes of them but text,
+// known elements, and links to the web, and soon.
+func TestHostileMarkdown(t *testing.T) {
+	many := func(text string) string { return strings.Repeat(text, 10_000) }
+	tests := map[string]string{
+		"script":               "<script>document.title = 'harmed'</script>",
+		"onerror":              `<img src=x onerror="document.title = 'harmed'">`,
+		"svg":                  `<svg/onload=document.title='harmed'>`,
+		"javascript":           "[a](javascript:document.title='harmed')",
+		"JaVaScRiPt":           "[a](JaVaScRiPt:document.title='harmed')",
+		"javascript in angles": "[a](<javascript:document.title='harmed'>) <javascript:alert(1)>",
+		"escaped javascript":   "[a](javascript\\:alert(1)) [a](java\\script:alert(1))",
+		"entities":             "[a](javascript&colon;alert(1)) [a](&#106;avascript:alert(1)) [a](java&#x0a;script:alert(1)) &lt;script&gt;",
+		"control characters":   "[a](\x01javascript:alert(1)) [a](java\tscript:alert(1)) \x00",
+		"data":                 "[a](data:text/html,<script>alert(1)</script>) ![a](data:image/svg+xml,x)",
+		"blob and file":        "[a](blob:x) [a](file:///etc/passwd) [a](vbscript:x) [a](//elsewhere.example) [a](/v1/bots)",
+		"title":                `[a](https://a.example "\" onmouseover=\"alert(1)")`,
+		"language":             "```\"><script>alert(1)</script>\nx\n```",
+		"picture":              "![a](https://elsewhere.example/tracker.png)",
+		"address with a quote": `https://a.example/"onmouseover="alert(1)`,
+		"nested brackets":      many("[") + "a" + many("](https://a.example)"),
+		"nested pictures":      many("![") + "a" + many("](https://a.example)"),
+		"nested quotes":        many(">") + "a",
+		"nested lists":         many("- ") + "a",
+		"numbered lists":       many("1. ") + "a",
+		"deeper lines": func() string {
+			var text strings.Builder
+			for i := range 500 {
+				text.WriteString(strings.Repeat(" ", 2*i) + "- a\n")
+			}
+			return text.String()
+		}(),
+		"stars":           many("*") + "a" + many("*"),
+		"stars inside":    many("*a **a "),
+		"underscores":     many("_a __a "),
+		"ticks":           many("`a``a "),
+		"targets":         many("[a]("),
+		"angles":          many("[a](<"),
+		"titles":          many(`[a](b "`),
+		"addresses":       many("https://a.example/("),
+		"less than":       many("<https://"),
+		"ampersands":      many("&amp"),
+		"backslashes":     many(`\`),
+		"bars":            many("|") + "\n" + many("|-") + "\n" + many("|\n"),
+		"wide table":      strings.Repeat("|a", 60) + "|\n" + strings.Repeat("|-", 60) + "|\n" + strings.Repeat("|\n", 1000),
+		"blank lines":     many("\n") + "a",
+		"spaces":          many("  ") + "a" + many("  ") + "\n" + many("\t"),
+		"carriage":        many("a\r"),
+		"hashes":          "# " + many("#") + "a",
+		"rule":            many("- ") + "\n" + many("* ") + "\n" + many("="),
+		"fences":          many("```\n"),
+		"halves":          many("😀"),
+		"both directions": "\u202e\u2066" + many("א"),
+	}
+	tab := newMarkdownTab(t)
+	for name, text := range tests {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			is.Equal(evaluate[[]string](tab, fmt.Sprintf("harm(%s)", quoted(text))), []string{})
+			is.Equal(evaluate[string](tab, "document.title"), "Bots")
+		})
+	}
+}
+
+// ---- The specification ----
+
+type example struct {
+	Example                 int
+	Markdown, HTML, Section string
+}
+
+type sample struct {
+	Name, Markdown, HTML string
+}
+
+// specification reads the examples of CommonMark's specification that come
+// with goldmark's module. Where they link to a place on the same server, the
+// page has none: they get a server.
+func specification(t *testing.T) []example {
+	t.Helper()
+	is := is.New(t)
+	directory, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/yuin/goldmark").Output()
+	is.NoErr(err)
+	text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(directory)), "_test", "spec.json"))
+	is.NoErr(err)
+	var examples []example
+	is.NoErr(json.Unmarshal(text, &examples))
+	for i := range examples {
+		examples[i].Markdown = sameServer.ReplaceAllString(examples[i].Markdown, "${1}https://a.example/${2}")
+		examples[i].HTML = sameServer.ReplaceAllString(examples[i].HTML, "${1}https://a.example/${2}")
+	}
+	return examples
+}
+
+var sameServer = regexp.MustCompile(`(\]\(\s*<?|\]\(&lt;|href=")/?(ur[il])\b`)
+
+// outside says why an example is not of the page's part of Markdown.
+func (e example) outside() string {
+	switch {
+	case e.Section == "HTML blocks" || e.Section == "Raw HTML" || otherTag.MatchString(e.HTML):
+		return "HTML stays text"
+	case e.Section == "Images" || strings.Contains(e.HTML, "<img"):
+		return "pictures become links"
+	case e.Section == "Link reference definitions" || strings.Contains(e.Markdown, "]: "):
+		return "addresses stand with their links"
+	case otherAddress.MatchString(e.HTML):
+		return "links lead to the web"
+	}
+	return exceptions[e.Example]
+}
+
+var (
+	otherTag     = regexp.MustCompile(`<(?:[^/!a-z]|!|/?(?:b|i|del|div|span|table|td|tr|bar|responsive|m|foo|b2|bab|c2c|xyz)\b|a(?: href="[^"]*")?(?: [^ht]|>)|a h[^=]*[^f]=)`)
+	otherAddress = regexp.MustCompile(`href="(?:[^h]|h[^t]|"|http:[^/])`)
+)
+
+// exceptions are the single examples that are outside.
+var exceptions = map[int]string{
+	25:  manyNames,
+	34:  manyNames,
+	41:  bareAddress,
+	508: bareAddress,
+	513: bareAddress,
+	602: bareAddress,
+	608: bareAddress,
+	611: bareAddress,
+}
+
+const (
+	manyNames   = "of the 2,125 names of characters in HTML, the page knows the common ones"
+	bareAddress = "an address is a link without brackets, too"
+)
+
+// ---- In the page ----
+
+// newMarkdownTab opens a page that can show Markdown.
+func newMarkdownTab(t *testing.T) *tab {
+	t.Helper()
+	q := startQuickstart(t)
+	tab := newTab(t)
+	tab.open(q.address)
+	evaluate[any](tab, showing)
+	return tab
+}
+
+func (tab *tab) compare(samples []sample) {
+	tab.t.Helper()
+	text, err := json.Marshal(samples)
+	is.New(tab.t).NoErr(err)
+	for _, difference := range evaluate[[]string](tab, fmt.Sprintf("compare(%s)", text)) {
+		tab.t.Error(difference)
+	}
+}
+
+// showing adds functions to the page. Elements are compared as their text, in
+// brackets of another kind, without what the page adds for use: buttons, boxes
+// that scroll, places in the outline.
+const showing = `(async () => {
+	const { MarkdownText } = await import("/page/rendering.js");
+	const { MarkdownReader } = await import("/page/markdown.js");
+	const policy = trustedTypes.createPolicy("expected", { createHTML: (html) => html });
+
+	const blocks = "p|h[1-6]|hr|blockquote|pre|ul|ol|li|table|tr|td|th";
+	const written = (node) => text(node).replace(new RegExp("\\s*(⟨/?(?:" + blocks + ")(?: [^⟩]*)?⟩)\\s*", "g"), "$1").trim();
+	function text(node, inCode = false) {
+		if (node.nodeType === Node.TEXT_NODE) return inCode ? node.data : node.data.replace(/\s+/g, " ");
+		const inside = (inCode) => Array.from(node.childNodes, (child) => text(child, inCode)).join("");
+		if (node.nodeType !== Node.ELEMENT_NODE) return inside();
+		if (node.matches("div, thead, tbody")) return inside();
+		if (node.matches("figure")) return text(node.querySelector("pre"));
+		if (node.matches("li > p") && isTight(node.parentElement.parentElement)) return inside();
+		const name = node.className.match(/^h[1-6]$/)?.[0] ?? node.localName;
+		const language = node.dataset.language ?? node.className.match(/^language-(.*)/)?.[1];
+		const details = [
+			node.localName === "a" && new URL(node.getAttribute("href")).href,
+			node.title,
+			node.start > 1 || node.start === 0 ? "start=" + node.start : "",
+			language && "language-" + language,
+			node.getAttribute("align") ?? node.className.match(/^(left|right|center)$/)?.[0],
+		].filter(Boolean).map((each) => " " + each).join("");
+		if (name === "br") return "⟨br⟩";
+		if (name === "hr") return "⟨hr⟩";
+		return "⟨" + name + details + "⟩" + inside(inCode || name === "pre") + "⟨/" + name + "⟩";
+	}
+	const isTight = (list) => list.classList.contains("tight");
+
+	function shown(markdown) {
+		const element = document.createElement("div");
+		new MarkdownText(element).show(markdown);
+		return element;
+	}
+
+	function arrived(markdown) {
+		const element = document.createElement("div");
+		const place = new MarkdownText(element);
+		for (let i = 1; i <= markdown.length; i++) place.show(markdown.slice(0, i), { arriving: true });
+		place.show(markdown);
+		return element;
+	}
+
+	window.growing = (texts) => texts.filter((text) => {
+		const reader = new MarkdownReader();
+		return Array.from(text, (_, i) => text.slice(0, i + 1)).some((beginning) => [true, false].some((arriving) =>
+			JSON.stringify(reader.read(beginning, arriving)) !== JSON.stringify(new MarkdownReader().read(beginning, arriving))));
+	});
+
+	window.keepsTheFirst = (markdown) => {
+		const reader = new MarkdownReader();
+		return firstFinished(reader.read(markdown, true)) === firstFinished(reader.read(markdown + "d", true));
+	};
+	const firstFinished = (blocks) => (blocks.length > 1 ? blocks[0] : blocks[0].children[0]);
+
+	window.directions = (...texts) => {
+		const element = document.createElement("div");
+		document.body.append(element);
+		const place = new MarkdownText(element);
+		const now = () => Array.from(element.children, ({ dir }) => dir).join(" ");
+		const seen = texts.map((text) => { place.show(text, { arriving: true }); return now(); });
+		place.show(texts.at(-1));
+		element.remove();
+		return [...seen, now()];
+	};
+
+	window.look = (markdown, selector, property) => {
+		const element = document.createElement("div");
+		element.className = "text";
+		const conversation = document.createElement("ol"); // as on the page
+		conversation.append(element);
+		document.body.append(conversation);
+		new MarkdownText(element).show(markdown);
+		const value = getComputedStyle(element.querySelector(selector)).getPropertyValue(property);
+		conversation.remove();
+		return value;
+	};
+
+	window.unfinished = (markdown) => {
+		const element = document.createElement("div");
+		new MarkdownText(element).show(markdown, { arriving: true });
+		return written(element);
+	};
+
+	window.compare = (samples) => samples.flatMap(({ Name, Markdown, HTML }) => {
+		const template = document.createElement("template");
+		template.innerHTML = policy.createHTML(HTML);
+		const want = written(template.content).replaceAll("⟨br⟩ ", "⟨br⟩");
+		const differences = [];
+		for (const [way, show] of Object.entries({ shown, arrived })) {
+			const got = written(show(Markdown));
+			if (got !== want) differences.push(Name + " " + way + ": " + JSON.stringify(Markdown) + "\n got " + got + "\nwant " + want);
+		}
+		return differences;
+	});
+
+	const known = "p, h3, h4, h5, h6, hr, blockquote, ul, ol, li, a, em, strong, code, br, table, tr, th, td, pre, figure, figcaption, div.table, figcaption > span, figcaption > button";
+	const knownAttributes = new Set(["dir", "class", "href", "title", "target", "rel", "start", "tabindex", "role", "aria-label", "scope", "type", "data-language"]);
+	window.harm = (markdown) => {
+		const half = document.createElement("div");
+		new MarkdownText(half).show(markdown, { arriving: true });
+		const element = shown(markdown);
+		document.body.append(half, element); // where it would do its harm
+		const found = [];
+		for (const each of [...half.querySelectorAll("*"), ...element.querySelectorAll("*")]) {
+			if (!each.matches(known)) found.push("element " + each.outerHTML.slice(0, 100));
+			for (const { name } of each.attributes) if (!knownAttributes.has(name)) found.push("attribute " + name);
+			if (each.localName === "a" && !/^https?:$/.test(each.protocol)) found.push("link " + each.href);
+			if (each.localName === "a" && (each.target !== "_blank" || !each.relList.contains("noopener"))) found.push("link that keeps its opener");
+			let depth = 0;
+			for (let parent = each; parent; parent = parent.parentElement) depth++;
+			if (depth > 80) { found.push("depth " + depth); break; }
+		}
+		half.getBoundingClientRect();
+		half.remove();
+		element.remove();
+		return found;
+	};
+})()`

@@ -1,0 +1,95 @@
+package browser
+
+import (
+	"context"
+	"iter"
+	"strings"
+	"testing"
+
+	"example.com/botapi"
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/performance"
+	"github.com/chromedp/chromedp"
+	"github.com/matryer/is"
+)
+
+const manyFragments = 20_000
+
+// TestFastStream has a bot answer without a pause. The page lays itself out at
+// most once for each frame that it shows, however much comes in between, and
+// shows frames all the while.
+func TestFastStream(t *testing.T) {
+	texts := map[string]string{
+		"one paragraph": "word ",
+		"paragraphs":    "some **bold** words.\n\n",
+		"one list":      "- an item\n",
+		"code":          "```go\nx := 1\n",
+	}
+	for name, fragment := range texts {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			gate := make(chan struct{})
+			h := startHost(t, botapi.Options{Engine: repeats(fragment, manyFragments, gate)}, nil)
+			tab := newTab(t)
+			tab.open(h.URL + "/#key=" + key)
+			tab.say("Hello")
+			tab.see(".arriving")
+			_, err := chromedp.Call(tab.ctx, performance.Enable, performance.EnableParams{})
+			is.NoErr(err)
+			evaluate[any](tab, countFrames)
+			before := tab.layouts()
+			close(gate)
+			tab.wait(`!document.querySelector(".arriving")`)
+			layouts := tab.layouts() - before
+			frames := evaluate[int](tab, "frames")
+			t.Logf("%d frames, %d layouts", frames, layouts)
+			is.True(frames > 5)           // it does not freeze meanwhile
+			is.True(layouts <= frames+10) // the rest is the beginning and the end
+			is.Equal(strings.Count(evaluate[string](tab, `document.querySelectorAll(".assistant .text")[1].textContent`), textOf(fragment)), manyFragments)
+		})
+	}
+}
+
+const countFrames = `
+	window.frames = 0;
+	const count = () => { frames++; requestAnimationFrame(count); };
+	requestAnimationFrame(count);
+	null`
+
+// textOf is what remains of a fragment's marks.
+func textOf(fragment string) string {
+	return strings.TrimSpace(strings.NewReplacer("*", "", "- ", "", "```go\n", "").Replace(fragment))
+}
+
+// repeats says the same again and again once the gate is open.
+func repeats(fragment string, times int, gate <-chan struct{}) botapi.ChatEngine {
+	return botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			select {
+			case <-gate:
+			case <-ctx.Done():
+				return
+			}
+			for range times {
+				if !yield(fragment, nil) {
+					return
+				}
+			}
+		}
+	})
+}
+
+// layouts is how often the browser has laid the page out.
+func (tab *tab) layouts() int {
+	tab.t.Helper()
+	is := is.New(tab.t)
+	metrics, err := chromedp.Call(tab.ctx, performance.GetMetrics, cdp.Empty{})
+	is.NoErr(err)
+	for _, metric := range metrics.Metrics {
+		if metric.Name == "LayoutCount" {
+			return int(metric.Value)
+		}
+	}
+	tab.t.Fatal("the browser does not count layouts")
+	return 0
+}

@@ -1,0 +1,394 @@
+// The inside of a paragraph, as CommonMark reads it: emphasis, code, links,
+// line breaks. Text becomes a list of nodes. A node is a string or an object
+//
+//   {type: "em" | "strong" | "code" | "link" | "break", children, href, title}
+//
+// HTML and pictures are no part of it: HTML stays the text that it is, and a
+// picture becomes a link to it.
+
+// readInlines reads text. Where the text is still arriving, what has been
+// opened and not closed yet counts as closed at the end, so that half of
+// "**bold**" is bold already.
+export function readInlines(text, arriving = false) {
+  return new InlineReader(arriving ? withoutLooseEnd(text) : text).read(arriving);
+}
+
+// withoutLooseEnd leaves out what may become a mark, or an address, with the
+// next fragment.
+function withoutLooseEnd(text) {
+  text = text.replace(/!?\[([^[\]\n]*)(\]\([^\s()]*)?$/, "$1");
+  let end = text.length;
+  while ("*_`".includes(text[end - 1])) end--;
+  return text.slice(0, end);
+}
+
+// Deeper nesting stays text: no reader can tell the levels apart, and a browser
+// can be brought to its knees with them.
+const deepest = 24;
+
+const punctuation = /[\p{P}\p{S}]/u;
+const plain = /[^\\`*_[\]!<&\nhH]+/y;
+const escape = /\\([!-/:-@[-`{-~])/y;
+const lineBreak = /( {2,}|\\)? ?\n[ \t]*/y;
+const backticks = /`+/y;
+const entity = /&(?:#([0-9]{1,7})|#[xX]([0-9a-fA-F]{1,6})|([a-zA-Z]{2,6}));/y;
+const addressInBrackets = /<(https?:[^\s<>]*)>/iy;
+const bareAddress = /https?:\/\/[^\s<>[\]"`]{1,2000}/iy;
+
+const entities = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", hellip: "…", ndash: "–", mdash: "—" };
+
+class InlineReader {
+  // Tokens are strings, finished nodes, and runs of delimiters, in the order of
+  // the text. What a run or a bracket turns out to open and close is noted on it.
+  #tokens = [];
+  #brackets = []; // indices of those that may still open a link
+  #ticks; // where runs of backticks stand, by their length
+
+  constructor(text) {
+    this.text = text;
+    this.at = 0;
+  }
+
+  read(arriving) {
+    while (this.at < this.text.length) this.#readOne();
+    const openers = this.#pairEmphasis(0);
+    if (arriving) this.#closeAtEnd(openers);
+    return this.#tree();
+  }
+
+  #readOne() {
+    const char = this.text[this.at];
+    switch (char) {
+      case "`": return this.#readCode();
+      case "*": case "_": return this.#readRun(char);
+      case "[": return this.#openBracket("[");
+      case "!": return this.text[this.at + 1] === "[" ? this.#openBracket("![") : this.#take(1);
+      case "]": return this.#closeBracket();
+      case "<": return this.#readAddressInBrackets() || this.#take(1);
+      case "h": case "H": return this.#readBareAddress() || this.#take(1);
+      case "&": return this.#readEntity() || this.#take(1);
+      case "\n": case "\\": return this.#readBreak() || this.#readEscape() || this.#take(1);
+    }
+    this.#readPlain();
+  }
+
+  // put has a token stand for a number of characters.
+  #put(token, length) {
+    this.#tokens.push(token);
+    this.at += length;
+    return true;
+  }
+
+  // take lets a number of characters stand for themselves.
+  #take(length) {
+    return this.#put(this.text.slice(this.at, this.at + length), length);
+  }
+
+  // match tries a sticky expression at the present place.
+  #match(expression) {
+    return matchAt(expression, this.text, this.at);
+  }
+
+  #readPlain() {
+    const length = this.#match(plain)[0].length;
+    const end = this.at + length;
+    if (this.text[end] !== "\n") return this.#take(length);
+    let kept = end;
+    while (kept > this.at && this.text[kept - 1] === " ") kept--; // they belong to the line's end
+    if (kept > this.at) this.#take(kept - this.at);
+    this.#readBreak();
+  }
+
+  #readBreak() {
+    const match = this.#match(lineBreak);
+    return match && this.#put(match[1] ? { type: "break" } : "\n", match[0].length);
+  }
+
+  #readEscape() {
+    const match = this.#match(escape);
+    return match && this.#put(match[1], match[0].length);
+  }
+
+  #readEntity() {
+    const match = this.#match(entity);
+    const text = match && decodeEntity(match);
+    return text && this.#put(text, match[0].length);
+  }
+
+  // ---- Code ----
+
+  #readCode() {
+    const { length } = this.#match(backticks)[0];
+    const start = this.at + length;
+    const end = this.#nextTicks(length, start);
+    if (end === undefined) return this.#put({ unclosed: start, literal: "`".repeat(length), opens: [], closes: [] }, length);
+    this.#put(codeNode(this.text.slice(start, end)), end + length - this.at);
+  }
+
+  // nextTicks finds the next run of just so many backticks. All runs are
+  // looked up once: there may be very many that never close.
+  #nextTicks(length, from) {
+    if (!this.#ticks) {
+      this.#ticks = new Map();
+      for (const match of this.text.matchAll(/`+/g)) {
+        const places = this.#ticks.get(match[0].length) ?? [];
+        places.push(match.index);
+        this.#ticks.set(match[0].length, places);
+      }
+      this.#ticks.forEach((places) => places.reverse());
+    }
+    const places = this.#ticks.get(length) ?? [];
+    while (places.length > 0 && places.at(-1) < from) places.pop();
+    return places.at(-1);
+  }
+
+  // ---- Emphasis ----
+
+  #readRun(char) {
+    let end = this.at + 1;
+    while (this.text[end] === char) end++;
+    const length = end - this.at;
+    const before = characterBefore(this.text, this.at);
+    const after = String.fromCodePoint(this.text.codePointAt(end) ?? 32);
+    const spaceBefore = isSpace(before), spaceAfter = isSpace(after);
+    const markBefore = punctuation.test(before), markAfter = punctuation.test(after);
+    const left = !spaceAfter && (!markAfter || spaceBefore || markBefore);
+    const right = !spaceBefore && (!markBefore || spaceAfter || markAfter);
+    const inWord = char === "_";
+    this.#put({
+      char,
+      length,
+      left: length, // delimiters that have not found their partner
+      canOpen: left && (!inWord || !right || markBefore),
+      canClose: right && (!inWord || !left || markAfter),
+      insideWord: !spaceBefore && !markBefore,
+      opens: [], // innermost first
+      closes: [],
+    }, length);
+  }
+
+  // pairEmphasis finds which runs, from a token on, open and close what. It
+  // returns the indices of those that still wait for somebody to close them.
+  #pairEmphasis(from) {
+    const openers = []; // indices of tokens
+    const hopeless = new Map(); // below which index a kind of closer finds no opener
+    for (let i = from; i < this.#tokens.length; i++) {
+      const run = this.#tokens[i];
+      if (!run.left || run.inert) continue;
+      if (run.canClose) this.#closeRun(run, openers, hopeless);
+      if (run.left > 0 && run.canOpen) openers.push(i);
+    }
+    return openers;
+  }
+
+  #closeRun(closer, openers, hopeless) {
+    const kind = closer.char + closer.canOpen + (closer.length % 3);
+    while (closer.left > 0) {
+      let place = openers.length - 1;
+      const floor = hopeless.get(kind) ?? -1;
+      while (place >= 0 && openers[place] > floor && !areAPair(this.#tokens[openers[place]], closer)) place--;
+      if (place < 0 || openers[place] <= floor) {
+        if (openers.length > 0) hopeless.set(kind, openers.at(-1));
+        return;
+      }
+      openers.length = place + 1;
+      const opener = this.#tokens[openers[place]];
+      const width = opener.left >= 2 && closer.left >= 2 ? 2 : 1;
+      const node = { type: width === 2 ? "strong" : "em" };
+      opener.opens.push(node);
+      closer.closes.push(node);
+      opener.left -= width;
+      closer.left -= width;
+      if (opener.left === 0) openers.pop();
+    }
+  }
+
+  // closeAtEnd has the end of the text close what is open. A single star
+  // inside a word is rather a sign for "times".
+  #closeAtEnd(openers) {
+    const end = { literal: "", opens: [], closes: [] };
+    const close = (run, type) => {
+      const node = { type };
+      run.opens.push(node);
+      end.closes.push(node);
+    };
+    const code = this.#tokens.findIndex(({ unclosed }) => unclosed && /\S/.test(this.text[unclosed] ?? ""));
+    for (const index of openers.reverse()) {
+      const run = this.#tokens[index];
+      if (code >= 0 && index > code) continue;
+      for (; run.left >= 2; run.left -= 2) close(run, "strong");
+      if (run.left === 0 || run.insideWord) continue;
+      close(run, "em");
+      run.left = 0;
+    }
+    if (code >= 0) {
+      const start = this.#tokens[code].unclosed;
+      this.#tokens.length = code;
+      this.#tokens.push(codeNode(this.text.slice(start)));
+    }
+    this.#tokens.push(end);
+  }
+
+  // ---- Links ----
+
+  #openBracket(mark) {
+    this.#brackets.push(this.#tokens.length);
+    this.#put({ literal: mark, opens: [], closes: [] }, mark.length);
+  }
+
+  #closeBracket() {
+    const index = this.#brackets.pop();
+    const target = index === undefined ? null : readTarget(this.text, this.at + 1);
+    const href = target && webAddress(target.href);
+    if (!href) return this.#take(1);
+    const link = { type: "link", href, title: target.title };
+    const bracket = this.#tokens[index];
+    bracket.literal = "";
+    bracket.opens.push(link);
+    this.#pairEmphasis(index + 1);
+    for (const token of this.#tokens.slice(index + 1)) {
+      if (token.left) token.inert = true; // it has no partner outside of the link
+    }
+    this.#put({ literal: "", opens: [], closes: [link] }, target.end - this.at);
+    this.#brackets = []; // links do not nest
+  }
+
+  #readAddressInBrackets() {
+    const match = this.#match(addressInBrackets);
+    return match && this.#putAddress(match[1], match[0].length);
+  }
+
+  #readBareAddress() {
+    const match = this.#match(bareAddress);
+    if (!match || /[\p{L}\p{N}]/u.test(characterBefore(this.text, this.at))) return false;
+    const address = withoutSentence(match[0]);
+    return this.#putAddress(address, address.length);
+  }
+
+  // putAddress puts an address that is its own text.
+  #putAddress(address, length) {
+    const href = webAddress(address);
+    return href && this.#put({ type: "link", href, title: "", children: [address] }, length);
+  }
+
+  // ---- The tree ----
+
+  #tree() {
+    const root = { children: [] };
+    const open = [root];
+    const add = (child) => {
+      const { children } = open.at(-1);
+      if (child.type === "link" && open.some(({ type }) => type === "link")) child = child.children?.[0] ?? ""; // links do not nest
+      if (typeof child === "string" && typeof children.at(-1) === "string") children[children.length - 1] += child;
+      else if (child !== "") children.push(child);
+    };
+    for (const token of this.#tokens) {
+      if (typeof token === "string" || token.type) {
+        add(token);
+        continue;
+      }
+      token.closes.forEach((node) => { if (open.at(-1) === node) open.pop(); });
+      add(token.literal ?? token.char.repeat(token.left));
+      token.opens.reverse().forEach((node) => {
+        if (open.length > deepest) return;
+        node.children = [];
+        add(node);
+        open.push(node);
+      });
+    }
+    return root.children;
+  }
+}
+
+function areAPair(opener, closer) {
+  if (opener.char !== closer.char) return false;
+  const either = opener.canClose || closer.canOpen;
+  return !either || (opener.length + closer.length) % 3 !== 0 || (opener.length % 3 === 0 && closer.length % 3 === 0);
+}
+
+function codeNode(text) {
+  text = text.replaceAll("\n", " ");
+  if (/^ .* $/.test(text) && text.trim() !== "") text = text.slice(1, -1);
+  return { type: "code", children: [text] };
+}
+
+function decodeEntity([, decimal, hexadecimal, name]) {
+  if (name) return Object.hasOwn(entities, name) ? entities[name] : "";
+  const code = decimal ? parseInt(decimal, 10) : parseInt(hexadecimal, 16);
+  return code > 0 && code <= 0x10ffff ? String.fromCodePoint(code) : "\ufffd";
+}
+
+// unescape reads text in which only escapes and entities mean something.
+export function unescape(text) {
+  return text
+    .replace(/\\([!-/:-@[-`{-~])|&(?:#([0-9]{1,7})|#[xX]([0-9a-fA-F]{1,6})|([a-zA-Z]{2,6}));/g,
+      (whole, escaped, ...match) => escaped ?? (decodeEntity([whole, ...match]) || whole));
+}
+
+// readTarget reads what stands behind a link's text: an address in parentheses,
+// and perhaps a title.
+function readTarget(text, at) {
+  if (text[at] !== "(") return null;
+  const match = matchAt(/\(\s*/y, text, at);
+  const address = readAddress(text, at + match[0].length);
+  if (!address) return null;
+  const rest = matchAt(/(?:\s+("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\((?:\\.|[^()\\])*\)))?\s*\)/sy, text, address.end);
+  if (!rest) return null;
+  return { href: unescape(address.text), title: unescape(rest[1]?.slice(1, -1) ?? ""), end: address.end + rest[0].length };
+}
+
+const longestAddress = 4096;
+
+function readAddress(text, at) {
+  const bracketed = matchAt(/<((?:\\.|[^<>\\\n])*)>/y, text, at);
+  if (bracketed) return { text: bracketed[1], end: at + bracketed[0].length };
+  if (text[at] === "<") return null;
+  let depth = 0;
+  let end = at;
+  for (; end < text.length && end - at < longestAddress; end++) {
+    const char = text[end];
+    if (char === "\\") end++;
+    else if (char === "(") depth++;
+    else if (char === ")" && depth-- === 0) break;
+    else if (char <= " ") break;
+    if (depth > 32) return null;
+  }
+  return depth > 0 ? null : { text: text.slice(at, end), end };
+}
+
+function matchAt(expression, text, at) {
+  expression.lastIndex = at;
+  return expression.exec(text);
+}
+
+// webAddress returns an address as the browser understands it, or nothing for
+// one that is not a full http or https address.
+function webAddress(text) {
+  try {
+    const url = new URL(text);
+    return ["http:", "https:"].includes(url.protocol) ? url.href : "";
+  } catch {
+    return "";
+  }
+}
+
+// withoutSentence leaves out what belongs to the sentence that an address ends.
+function withoutSentence(address) {
+  address = address.replace(/[?!.,:;*_~']+$/, "");
+  while (address.endsWith(")") && count(address, ")") > count(address, "(")) address = address.slice(0, -1);
+  return address;
+}
+
+function characterBefore(text, at) {
+  if (at === 0) return " ";
+  const low = text.charCodeAt(at - 1);
+  return low >= 0xdc00 && low <= 0xdfff ? text.slice(at - 2, at) : text[at - 1];
+}
+
+function isSpace(char) {
+  return /\s/.test(char);
+}
+
+function count(text, char) {
+  return text.split(char).length - 1;
+}

@@ -1,0 +1,423 @@
+// The part of CommonMark that bots write, with tables: text becomes a list of
+// blocks. A block is an object
+//
+//   {type, children}   with a type of "paragraph", "heading" (level), "quote",
+//                      "list" (ordered, start, loose), "item", "table", "row"
+//                      (head), "cell" (align, head) or "rule",
+//   {type: "listing", language, text}
+//
+// Its children are blocks, or what inlines.js makes of text.
+//
+// HTML is no part of it, and stays the text that it is.
+
+import { readInlines, unescape } from "./inlines.js";
+
+// A MarkdownReader reads text that grows. Each line is read once, when it is
+// complete, and a block that nothing can change any more stays the same object.
+export class MarkdownReader {
+  #reader = new BlockReader();
+  #complete = 0; // characters of the lines that are read
+
+  // read returns the blocks of a text, which begins with all that was read
+  // before. Text that is still arriving is shown as what it probably becomes:
+  // "**bol" is bold, the head of a table is a table, and a line that holds
+  // nothing but marks so far waits for what follows them.
+  read(text, arriving = false) {
+    const lineEnd = /\r\n|\n|\r(?!$)/g; // the other half of the last may be to come
+    lineEnd.lastIndex = this.#complete;
+    for (let end; (end = lineEnd.exec(text)); this.#complete = lineEnd.lastIndex) {
+      this.#reader.read(text.slice(this.#complete, end.index));
+    }
+    const ahead = this.#reader.copy();
+    linesOf(text.slice(this.#complete), arriving).forEach((line) => ahead.read(line));
+    return ahead.finish(arriving);
+  }
+}
+
+function linesOf(text, arriving) {
+  const lines = text.split(/\r\n|\n|\r/);
+  if (lines.at(-1) === "") lines.pop();
+  else if (arriving && /^[\s>]*([-+*_=~`#|:\s]+|\d{1,9}[.)]?)?$/.test(lines.at(-1).slice(0, 100))) lines.pop();
+  return lines;
+}
+
+// Deeper nesting stays text: no reader can tell the levels apart, and a browser
+// can be brought to its knees with them.
+const deepest = 16;
+const mostColumns = 64;
+
+const fenceEnd = Symbol("the line that ends a block of code");
+
+// A cursor walks along a line. Tabs reach to the next of the columns 4, 8, 12.
+class Cursor {
+  offset = 0;
+  column = 0;
+  #inTab = false; // part of the tab at the offset is consumed
+
+  constructor(text) {
+    this.text = text;
+    this.look();
+  }
+
+  // look finds what comes after the white space.
+  look() {
+    let column = this.column;
+    let offset = this.offset;
+    for (; this.text[offset] === " " || this.text[offset] === "\t"; offset++) {
+      column += this.text[offset] === "\t" ? 4 - (column % 4) : 1;
+    }
+    this.indent = column - this.column;
+    this.next = this.text.slice(offset);
+    this.isBlank = this.next === "";
+    return this;
+  }
+
+  // skip goes forward by a number of columns.
+  skip(columns) {
+    while (columns > 0 && this.offset < this.text.length) {
+      const width = this.text[this.offset] === "\t" ? 4 - (this.column % 4) : 1;
+      this.#inTab = width > columns;
+      this.column += Math.min(width, columns);
+      columns -= width;
+      if (!this.#inTab) this.offset++;
+    }
+    return this.look();
+  }
+
+  skipIndent() {
+    return this.skip(this.indent);
+  }
+
+  rest() {
+    return this.#inTab ? " ".repeat(4 - (this.column % 4)) + this.text.slice(this.offset + 1) : this.text.slice(this.offset);
+  }
+}
+
+class BlockReader {
+  #root = { type: "root", children: [] };
+  #open = [this.#root]; // from the outermost to the innermost open block
+  #number = 0; // of the line
+
+  // copy makes a reader that may read on by itself. What is closed is shared.
+  copy() {
+    const copy = new BlockReader();
+    copy.#number = this.#number;
+    copy.#open = this.#open.map(({ ...block }) => {
+      if (block.children) block.children = [...block.children];
+      if (block.lines) block.lines = [...block.lines];
+      return block;
+    });
+    copy.#root = copy.#open[0];
+    copy.#open.slice(1).forEach((block, i) => copy.#open[i].children.splice(-1, 1, block)); // the open one is the last
+    return copy;
+  }
+
+  read(text) {
+    this.#number++;
+    const cursor = new Cursor(text);
+    const matched = this.#continued(cursor);
+    if (matched === fenceEnd) return;
+    const tip = this.#open.at(-1);
+    const goesOn = matched === this.#open.length;
+    if (!(goesOn && tip.type === "code") && this.#startAll(cursor, matched, goesOn && tip)) {
+      return this.#addText(cursor);
+    }
+    if (!goesOn && tip.type === "paragraph" && !cursor.isBlank) {
+      return this.#addLine(tip, cursor.next); // lazily, without the marks of its containers
+    }
+    this.#open.length = matched;
+    this.#addText(cursor);
+  }
+
+  // continued finds how many of the open blocks the line belongs to.
+  #continued(cursor) {
+    for (let i = 1; i < this.#open.length; i++) {
+      const answer = this.#continues(this.#open[i], cursor);
+      if (answer === fenceEnd) {
+        this.#touch();
+        this.#open.length = i;
+        return fenceEnd;
+      }
+      if (!answer) return i;
+      if (this.#open[i].type === "quote") this.#touch(i + 1);
+    }
+    return this.#open.length;
+  }
+
+  #continues(block, cursor) {
+    switch (block.type) {
+      case "list":
+        return true;
+      case "quote":
+        return skipQuoteMark(cursor);
+      case "item":
+        if (cursor.isBlank) return block.children.length > 0 && cursor.skipIndent();
+        return cursor.indent >= block.width && cursor.skip(block.width);
+      case "code":
+        return block.fence ? continuesFenced(block, cursor) : continuesIndented(cursor);
+      case "table":
+      case "paragraph":
+        return !cursor.isBlank;
+    }
+    return false;
+  }
+
+  // startAll opens the blocks that begin in the line, one inside the other, and
+  // reports whether there are any.
+  #startAll(cursor, matched, tip) {
+    let depth = matched;
+    while (this.#open[depth - 1].lines) depth--; // to the container of a paragraph
+    let block = this.#start(cursor, depth, tip?.type === "paragraph" && tip);
+    const started = Boolean(block);
+    while (block?.children) block = this.#start(cursor, this.#open.length);
+    return started;
+  }
+
+  // start opens the block that begins at the cursor, if one does, inside of the
+  // first depth open blocks. The paragraph is the one that the line would
+  // otherwise continue.
+  #start(cursor, depth, paragraph) {
+    const container = this.#open[depth - 1];
+    const { next } = cursor;
+    if (cursor.indent >= 4) {
+      if (this.#open.at(-1).type === "paragraph" || cursor.isBlank) return null;
+      cursor.skip(4);
+      return this.#add(depth, { type: "code", lines: [] });
+    }
+    if (cursor.isBlank) return null;
+    if (next[0] === ">" && depth < deepest) {
+      skipQuoteMark(cursor);
+      return this.#add(depth, { type: "quote", children: [] });
+    }
+    const heading = /^(#{1,6})(?:[ \t]+(.*))?$/s.exec(next);
+    if (heading) {
+      cursor.skip(Infinity);
+      return this.#add(depth, { type: "heading", level: heading[1].length, lines: [withoutClosingMarks(heading[2] ?? "")], closed: true });
+    }
+    const fence = /^(`{3,})([^`]*)$|^(~{3,})(.*)$/s.exec(next);
+    if (fence) {
+      const language = unescape((fence[2] ?? fence[4]).trim()).split(/\s/)[0];
+      const block = { type: "code", fence: fence[1] ?? fence[3], indent: cursor.indent, language, lines: [] };
+      cursor.skip(Infinity);
+      return this.#add(depth, block);
+    }
+    if (paragraph && /^(=+|-+)[ \t]*$/.test(next)) {
+      cursor.skip(Infinity);
+      return this.#turnIntoHeading(paragraph, next[0] === "=" ? 1 : 2);
+    }
+    if (paragraph && /^[|:-][|:\- \t]*$/.test(next)) {
+      const table = this.#turnIntoTable(paragraph, next);
+      if (table) {
+        cursor.skip(Infinity);
+        return table;
+      }
+    }
+    if (isRule(next)) {
+      cursor.skip(Infinity);
+      return this.#add(depth, { type: "rule", lines: [], closed: true });
+    }
+    return depth < deepest ? this.#startItem(cursor, depth, container, paragraph) : null;
+  }
+
+  #startItem(cursor, depth, container, paragraph) {
+    const match = /^([*+-]|(\d{1,9})([.)]))(?=[ \t]|$)/.exec(cursor.next);
+    if (!match) return null;
+    const [mark, , number, delimiter] = match;
+    const isEmpty = cursor.next.slice(mark.length).trim() === "";
+    if (paragraph && (isEmpty || (number && Number(number) !== 1))) return null; // rather a line of it
+
+    const indent = cursor.indent;
+    cursor.skip(indent + mark.length);
+    const spaces = cursor.isBlank || cursor.indent > 4 ? 1 : cursor.indent;
+    cursor.skip(cursor.isBlank ? 0 : spaces);
+    const kind = delimiter ?? mark;
+    if (container.type !== "list" || container.kind !== kind) {
+      this.#add(depth, { type: "list", kind, ordered: number !== undefined, start: Number(number ?? 1), children: [] });
+      depth = this.#open.length;
+    }
+    return this.#add(depth, { type: "item", width: indent + mark.length + spaces, children: [] });
+  }
+
+  // add closes what is open inside of the first depth blocks, and opens a block.
+  // Items alone stand in lists.
+  #add(depth, block) {
+    if (this.#open[depth - 1].type === "list" && block.type !== "item") depth--;
+    this.#open.length = depth;
+    block.first = this.#number;
+    this.#open.at(-1).children.push(block);
+    this.#open.push(block);
+    this.#touch();
+    return block;
+  }
+
+  #turnIntoHeading(paragraph, level) {
+    Object.assign(paragraph, { type: "heading", level, closed: true });
+    this.#touch();
+    return paragraph;
+  }
+
+  // turnIntoTable makes the last line of a paragraph the head of a table.
+  #turnIntoTable(paragraph, delimiters) {
+    const alignments = cells(delimiters).map(alignment);
+    const head = cells(paragraph.lines.at(-1));
+    if (alignments.includes(undefined) || head.length !== alignments.length || alignments.length > mostColumns) return null;
+    if (!delimiters.includes("|") && !paragraph.lines.at(-1).includes("|")) return null;
+    const table = { type: "table", alignments, lines: [paragraph.lines.pop()], rows: [], first: this.#number - 1 };
+    const parent = this.#open.at(-2);
+    this.#open.pop();
+    if (paragraph.lines.length === 0) parent.children.pop();
+    else paragraph.last = this.#number - 2;
+    parent.children.push(table);
+    this.#open.push(table);
+    this.#touch();
+    return table;
+  }
+
+  #addText(cursor) {
+    const block = this.#open.at(-1);
+    if (block.type === "code") {
+      if (block.fence && block.first === this.#number) return;
+      this.#addLine(block, cursor.rest());
+    } else if (block.type === "table" && block.first < this.#number - 1) {
+      this.#addLine(block, cursor.next);
+    } else if (block.type === "paragraph") {
+      this.#addLine(block, cursor.next);
+    } else if (!cursor.isBlank) {
+      this.#addLine(this.#add(this.#open.length, { type: "paragraph", lines: [] }), cursor.next);
+    }
+    while (this.#open.at(-1).closed) this.#open.pop();
+  }
+
+  #addLine(block, text) {
+    block.lines.push(text);
+    if (text.trim() !== "" || block.fence) this.#touch();
+  }
+
+  // touch notes that the open blocks, or the outer ones, reach to this line.
+  #touch(depth = this.#open.length) {
+    this.#open.slice(0, depth).forEach((block) => { block.last = this.#number; });
+  }
+
+  finish(arriving) {
+    return this.#root.children.map((block) => finished(block, this.#open, arriving));
+  }
+}
+
+// ---- Marks ----
+
+function skipQuoteMark(cursor) {
+  if (cursor.indent > 3 || cursor.next[0] !== ">") return false;
+  cursor.skip(cursor.indent + 1);
+  if (cursor.indent > 0) cursor.skip(1);
+  return true;
+}
+
+function continuesFenced({ fence, indent }, cursor) {
+  const marks = cursor.next.trimEnd();
+  if (cursor.indent < 4 && marks.startsWith(fence) && isRepeated(marks)) return fenceEnd;
+  return cursor.skip(Math.min(cursor.indent, indent));
+}
+
+function continuesIndented(cursor) {
+  return cursor.indent >= 4 ? cursor.skip(4) : cursor.isBlank && cursor.skipIndent();
+}
+
+function isRule(text) {
+  if (!"*-_".includes(text[0])) return false;
+  const marks = text.replace(/[ \t]/g, "");
+  return marks.length >= 3 && isRepeated(marks);
+}
+
+function isRepeated(text) {
+  return text === text[0].repeat(text.length);
+}
+
+function withoutClosingMarks(text) {
+  const trimmed = text.trim();
+  let end = trimmed.length;
+  while (trimmed[end - 1] === "#") end--;
+  return end === 0 || /\s/.test(trimmed[end - 1]) ? trimmed.slice(0, end).trim() : trimmed;
+}
+
+// ---- Tables ----
+
+// cells cuts a line at its bars. One behind a backslash is part of a cell.
+function cells(line) {
+  const parts = line.trim().split(/(?<!\\)\|/).slice(0, mostColumns + 3);
+  if (parts[0].trim() === "") parts.shift();
+  if (parts.length > 0 && parts.at(-1).trim() === "") parts.pop();
+  return parts.map((part) => part.trim().replaceAll("\\|", "|"));
+}
+
+// alignment is undefined for text that is no delimiter.
+function alignment(text) {
+  if (!/^:?-+:?$/.test(text)) return undefined;
+  if (text.endsWith(":")) return text.startsWith(":") ? "center" : "right";
+  return text.startsWith(":") ? "left" : "";
+}
+
+function row(line, alignments, head, arriving) {
+  const texts = cells(line);
+  const children = alignments.map((align, i) => ({ type: "cell", align, head, children: readInlines(texts[i] ?? "", arriving) }));
+  return { type: "row", head, children };
+}
+
+// ---- Finished blocks ----
+
+// finished is a block as a reader of this file knows it. A block that is not
+// open any more is finished once. The innermost open one of a text that is still
+// arriving may be in the middle of something.
+function finished(block, open, arriving) {
+  if (block.finished) return block.finished;
+  const node = nodeOf(block, open, arriving);
+  if (!open.includes(block)) block.finished = node;
+  return node;
+}
+
+function nodeOf(block, open, arriving) {
+  const { type } = block;
+  const growing = arriving && block === open.at(-1);
+  switch (type) {
+    case "rule":
+      return { type, children: [] };
+    case "code":
+      return { type: "listing", language: block.language ?? "", text: codeText(block) };
+    case "heading":
+      return { type, level: block.level, children: readInlines(block.lines.join("\n").trim(), growing) };
+    case "table":
+      return { type, children: tableRows(block, growing) };
+    case "paragraph":
+      return (growing && tableToBe(block)) || { type, children: readInlines(block.lines.join("\n").trim(), growing) };
+  }
+  const children = block.children.map((child) => finished(child, open, arriving));
+  if (type !== "list") return { type, children };
+  return { type, ordered: block.ordered, start: block.start, loose: isLoose(block), children };
+}
+
+// tableRows reads each line once, but for the last, which may still grow.
+function tableRows({ lines, alignments, rows }, growing) {
+  const last = lines.length - 1;
+  while (rows.length < last) rows.push(row(lines[rows.length], alignments, rows.length === 0));
+  return [...rows.slice(0, last), row(lines[last], alignments, last === 0, growing)];
+}
+
+function tableToBe({ lines }) {
+  if (lines.length !== 1 || lines[0][0] !== "|") return null;
+  const { length } = cells(lines[0]);
+  return length > 1 && length <= mostColumns && { type: "table", children: [row(lines[0], Array(length).fill(""), true, true)] };
+}
+
+function codeText({ fence, lines }) {
+  if (!fence) {
+    lines = lines.slice(lines.findIndex((line) => line.trim() !== ""));
+    while (lines.length > 0 && lines.at(-1).trim() === "") lines.pop();
+  }
+  return lines.map((line) => line + "\n").join("");
+}
+
+// isLoose reports whether blank lines stand between the items of a list, or
+// between the blocks of one of them.
+function isLoose(list) {
+  const hasGap = (blocks) => blocks.some(({ first }, i) => i > 0 && first - blocks[i - 1].last > 1);
+  return hasGap(list.children) || list.children.some(({ children }) => hasGap(children));
+}
