@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -42,6 +44,32 @@ type botsCommands struct {
 
 type importCommand struct {
 	File string `arg:"" help:"The file, or - for standard input."`
+	knownRuntimes
+}
+
+// knownRuntimes are those that bots may name.
+type knownRuntimes struct {
+	Runtime []runtimeName `env:"BOTAPI_RUNTIMES" placeholder:"NAME" help:"The runtimes that bots may name; those of serve, as NAME or NAME=URL. Repeat it, or separate by commas."`
+}
+
+// check refuses a bot whose chats would all fail.
+func (k knownRuntimes) check(slug, runtime string) error {
+	if runtime == "" || slices.Contains(k.Runtime, runtimeName(runtime)) {
+		return nil
+	}
+	return mistakef("slug %q: its runtime %q is none of those that --runtime or BOTAPI_RUNTIMES names", slug, runtime)
+}
+
+// A runtimeName is NAME, or NAME=URL as serve takes it.
+type runtimeName string
+
+func (n *runtimeName) UnmarshalText(text []byte) error {
+	name, _, _ := strings.Cut(string(text), "=")
+	if name == "" {
+		return fmt.Errorf("%q names no runtime", text)
+	}
+	*n = runtimeName(name)
+	return nil
 }
 
 func (c *importCommand) Help() string {
@@ -57,8 +85,11 @@ func (c *importCommand) Help() string {
 
 uid, slug, name and model are required. instructions (the system prompt),
 runtime and temperature never reach a client. Where published is missing, a bot
-keeps what it has, and a new one is hidden. All bots are imported or none.
-Bots that the file does not name stay as they are.`
+keeps what it has, and a new one is hidden. All bots are imported or none: none
+also when one names a runtime that --runtime does not.
+
+Bots that the file does not name stay as and where they are. New ones come after
+them; those that are there already share out the places that they have.`
 }
 
 // botFile is a bot as it stands in a file.
@@ -89,6 +120,11 @@ func (c *importCommand) Run(ctx context.Context, p *program) error {
 	bots, err := readBots(c.File)
 	if err != nil {
 		return mistake{err}
+	}
+	for _, bot := range bots {
+		if err := c.check(bot.Slug, bot.Runtime); err != nil {
+			return err
+		}
 	}
 	return p.with(postgres.Options{}, func(d *postgres.Database) error {
 		err := d.ImportBots(ctx, bots)
@@ -136,10 +172,10 @@ func (c *listBotsCommand) Run(ctx context.Context, p *program) error {
 		if err != nil {
 			return err
 		}
-		return table(func(w io.Writer) {
-			fmt.Fprintln(w, "SLUG\tUID\tPUBLISHED\tMODEL\tRUNTIME\tNAME")
+		return table(func(line func(cells ...any)) {
+			line("SLUG", "UID", "PUBLISHED", "MODEL", "RUNTIME", "NAME")
 			for _, b := range bots {
-				fmt.Fprintf(w, "%s\t%s\t%t\t%s\t%s\t%s\n", b.Slug, b.UID, b.Published, b.Model, b.Runtime, b.Name)
+				line(b.Slug, b.UID, b.Published, b.Model, b.Runtime, b.Name)
 			}
 		})
 	})
@@ -147,10 +183,24 @@ func (c *listBotsCommand) Run(ctx context.Context, p *program) error {
 
 type publishCommand struct {
 	Slug string `arg:"" help:"Which bot."`
+	knownRuntimes
 }
 
 func (c *publishCommand) Run(ctx context.Context, p *program) error {
-	return setPublished(ctx, p, c.Slug, true)
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
+		bots, err := d.AllBots(ctx)
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(bots, func(b postgres.Bot) bool { return b.Slug == c.Slug })
+		if i < 0 {
+			return mistakef("no bot has the slug %q", c.Slug)
+		}
+		if err := c.check(c.Slug, bots[i].Runtime); err != nil {
+			return err
+		}
+		return setPublished(ctx, d, c.Slug, true)
+	})
 }
 
 type unpublishCommand struct {
@@ -158,17 +208,17 @@ type unpublishCommand struct {
 }
 
 func (c *unpublishCommand) Run(ctx context.Context, p *program) error {
-	return setPublished(ctx, p, c.Slug, false)
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
+		return setPublished(ctx, d, c.Slug, false)
+	})
 }
 
-func setPublished(ctx context.Context, p *program, slug string, published bool) error {
-	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		err := d.SetPublished(ctx, slug, published)
-		if errors.Is(err, botapi.ErrBotNotFound) {
-			return mistakef("no bot has the slug %q", slug)
-		}
-		return err
-	})
+func setPublished(ctx context.Context, d *postgres.Database, slug string, published bool) error {
+	err := d.SetPublished(ctx, slug, published)
+	if errors.Is(err, botapi.ErrBotNotFound) {
+		return mistakef("no bot has the slug %q", slug)
+	}
+	return err
 }
 
 type keysCommands struct {
@@ -183,11 +233,11 @@ type createKeyCommand struct {
 }
 
 func (c *createKeyCommand) Run(ctx context.Context, p *program) error {
-	if c.Account == "" {
-		return mistakef("--account must not be empty")
-	}
 	return p.with(postgres.Options{}, func(d *postgres.Database) error {
 		key, id, err := d.CreateKey(ctx, c.Account, c.Label)
+		if _, invalid := errors.AsType[validation.Errors](err); invalid {
+			return mistake{err}
+		}
 		if err != nil {
 			return err
 		}
@@ -207,11 +257,10 @@ func (c *listKeysCommand) Run(ctx context.Context, p *program) error {
 		if err != nil {
 			return err
 		}
-		return table(func(w io.Writer) {
-			fmt.Fprintln(w, "ID\tACCOUNT\tLABEL\tCREATED\tLAST USED\tREVOKED")
+		return table(func(line func(cells ...any)) {
+			line("ID", "ACCOUNT", "LABEL", "CREATED", "LAST USED", "REVOKED")
 			for _, k := range keys {
-				fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\n", k.ID, k.Account, k.Label,
-					when(&k.CreatedAt), when(k.LastUsedAt), when(k.RevokedAt))
+				line(k.ID, k.Account, k.Label, when(&k.CreatedAt), when(k.LastUsedAt), when(k.RevokedAt))
 			}
 		})
 	})
@@ -223,18 +272,28 @@ type revokeKeyCommand struct {
 
 func (c *revokeKeyCommand) Run(ctx context.Context, p *program) error {
 	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		err := d.RevokeKey(ctx, c.ID)
+		key, err := d.RevokeKey(ctx, c.ID)
 		if errors.Is(err, postgres.ErrKeyNotFound) {
 			return mistakef("no key has the number %d", c.ID)
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		fmt.Printf("key %d of %s (%s) has ended\n", key.ID, oneLine(key.Account), oneLine(key.Label))
+		return nil
 	})
 }
 
-// table writes lines of cells that are separated by tabs.
-func table(write func(io.Writer)) error {
+// table writes lines of cells, one line for each call of line.
+func table(write func(line func(cells ...any))) error {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	write(w)
+	write(func(cells ...any) {
+		texts := make([]string, len(cells))
+		for i, cell := range cells {
+			texts[i] = oneLine(fmt.Sprint(cell))
+		}
+		fmt.Fprintln(w, strings.Join(texts, "\t"))
+	})
 	return w.Flush()
 }
 

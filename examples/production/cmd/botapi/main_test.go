@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -21,6 +22,9 @@ import (
 var binary string
 
 func TestMain(m *testing.M) {
+	if serves := beside[os.Getenv(besideVariable)]; serves != nil {
+		os.Exit(serveBeside(serves(os.Getenv(besideRuntimeVariable))))
+	}
 	os.Exit(buildAndRun(m))
 }
 
@@ -73,13 +77,53 @@ func migrated(t testing.TB) []string {
 
 const oneBot = `[{"uid":"u1","slug":"helper","name":"Helper","model":"m1","published":true,"instructions":"SECRET"}]`
 
+func withRuntime(name string) string {
+	return strings.Replace(oneBot, `"published"`, fmt.Sprintf(`"runtime":%q,"published"`, name), 1)
+}
+
+func TestRuntimesThatBotsMayName(t *testing.T) {
+	is := is.New(t)
+	env := migrated(t)
+	for _, args := range []string{"--runtime big", "--runtime small,big", "--runtime small --runtime big=http://127.0.0.1:1/v1"} {
+		r := command(t, withRuntime("big"), env, strings.Fields("bots import "+args+" -")...)
+		is.Equal(r, result{stdout: "imported 1 bots\n"})
+	}
+	env = append(env, "BOTAPI_RUNTIMES=big=http://127.0.0.1:1/v1") // as for serve
+	is.Equal(command(t, withRuntime("big"), env, "bots", "import", "-"), result{stdout: "imported 1 bots\n"})
+
+	without := env[:len(env)-1]
+	is.Equal(command(t, "", without, "bots", "unpublish", "helper"), result{})
+	is.Equal(command(t, "", without, "bots", "publish", "helper"), result{
+		stderr: "botapi: slug \"helper\": its runtime \"big\" is none of those that --runtime or BOTAPI_RUNTIMES names\n", code: 2})
+	is.True(strings.Contains(command(t, "", without, "bots", "list").stdout, "false"))
+	is.Equal(command(t, "", without, "bots", "publish", "--runtime", "big", "helper"), result{})
+	is.Equal(command(t, "", env, "bots", "publish", "helper"), result{})
+}
+
+func TestTablesHaveALineForEach(t *testing.T) {
+	is := is.New(t)
+	env := migrated(t)
+	importBots(t, env, strings.Replace(oneBot, "Helper", `Helper\n\tin two lines`, 1))
+	is.Equal(command(t, "", env, "bots", "list").stdout, ""+
+		"SLUG    UID  PUBLISHED  MODEL  RUNTIME  NAME\n"+
+		"helper  u1   true       m1              Helper in two lines\n")
+}
+
+func TestVersion(t *testing.T) {
+	is := is.New(t)
+	r := command(t, "", nil, "--version")
+	is.Equal(r.code, 0)
+	is.Equal(r.stderr, "")
+	is.True(regexp.MustCompile(`^botapi \S+ go\d\S+ [a-z0-9]+/[a-z0-9]+\n$`).MatchString(r.stdout))
+}
+
 func TestFirstSteps(t *testing.T) {
 	is := is.New(t)
 	url := postgrestest.Database(t)
 	env := []string{"DATABASE_URL=" + url}
 
 	r := command(t, "", env, "migrate")
-	is.Equal(r, result{stdout: "applied 00001_bots.sql\napplied 00002_api_keys.sql\napplied 00003_usage.sql\n"})
+	is.Equal(r, result{stdout: "applied 00001_bots.sql\napplied 00002_api_keys.sql\napplied 00003_usage.sql\napplied 00004_tokens.sql\napplied 00005_account_limits.sql\n"})
 	is.Equal(command(t, "", nil, "--database", url, "migrate"), result{stdout: "nothing to do\n"}) // a flag will do as well
 
 	file := filepath.Join(t.TempDir(), "bots.json")
@@ -101,7 +145,7 @@ func TestFirstSteps(t *testing.T) {
 	r = command(t, "", env, "keys", "list")
 	is.True(strings.Contains(r.stdout, "acme     laptop"))
 	is.True(!strings.Contains(r.stdout, key))
-	is.Equal(command(t, "", env, "keys", "revoke", "1"), result{})
+	is.Equal(command(t, "", env, "keys", "revoke", "1"), result{stdout: "key 1 of acme (laptop) has ended\n"})
 	is.Equal(command(t, "", env, "keys", "list", "--account", "other").stdout, "ID  ACCOUNT  LABEL  CREATED  LAST USED  REVOKED\n")
 }
 
@@ -114,33 +158,46 @@ func TestMistakes(t *testing.T) {
 		stdin string
 		want  string
 	}{
-		"no database":            {nil, "migrate", "", "missing flags: --database=URL (see botapi --help)"},
-		"a bad database":         {[]string{"DATABASE_URL=postgres://:port"}, "migrate", "", "reading the database URL"},
-		"a bad database, served": {[]string{"DATABASE_URL=postgres://:port"}, "serve --runtime a=http://b", "", "reading the database URL"},
-		"no command":             {env, "", "", `expected one of "serve"`},
-		"unknown command":        {env, "run", "", `unexpected argument run`},
-		"unknown flag":           {env, "migrate --force", "", `unknown flag --force`},
-		"no runtime":             {env, "serve", "", "missing flags: --runtime"},
-		"a runtime without name": {env, "serve --runtime http://127.0.0.1/v1", "", `is not NAME=URL`},
-		"a runtime that is none": {env, "serve --runtime a=127.0.0.1:80", "", `"127.0.0.1:80" is not an http or https URL`},
-		"a key of no runtime":    {env, "serve --runtime a=http://b --runtime-key c=sk", "", `a runtime key is for "c", but no runtime has that name`},
-		"a duration":             {env, "serve --runtime a=http://b --grace 10", "", `--grace`},
-		"a negative duration":    {env, "serve --runtime a=http://b --grace=-1s", "", `--grace is too small`},
-		"no patience":            {env, "serve --runtime a=http://b --stall-timeout 0s", "", `--stall-timeout is too small`},
-		"an address":             {env, "serve --runtime a=http://b --listen nowhere", "", `--listen: address nowhere: missing port in address`},
-		"a log level":            {env, "migrate --log-level loud", "", `--log-level`},
-		"no file":                {env, "bots import missing.json", "", "open missing.json: no such file or directory"},
-		"no JSON":                {env, "bots import -", "[", "unexpected EOF"},
-		"a misspelt member":      {env, "bots import -", `[{"uuid":"u1"}]`, `unknown field "uuid"`},
-		"two files":              {env, "bots import -", oneBot + oneBot, "something follows the array of bots"},
-		"a bot without a name":   {env, "bots import -", strings.Replace(oneBot, `"Helper"`, `""`, 1), `bot 1 (slug "helper"): name: cannot be blank`},
-		"a hot bot":              {env, "bots import -", strings.Replace(oneBot, `"published"`, `"temperature":3,"published"`, 1), `must be no greater than 2`},
-		"one slug twice":         {env, "bots import -", duplicate, "two bots would have the same slug"},
-		"an unknown bot":         {env, "bots publish nobody", "", `no bot has the slug "nobody"`},
-		"no account":             {env, "keys create", "", "missing flags: --account"},
-		"an empty account":       {env, "keys create --account=", "", "--account must not be empty"},
-		"a key by name":          {env, "keys revoke laptop", "", "laptop"},
-		"an unknown key":         {env, "keys revoke 7", "", "no key has the number 7"},
+		"no database":              {nil, "migrate", "", "missing flags: --database=URL (see botapi --help)"},
+		"a bad database":           {[]string{"DATABASE_URL=postgres://:port"}, "migrate", "", "reading the database URL"},
+		"a bad database, served":   {[]string{"DATABASE_URL=postgres://:port"}, "serve --runtime a=http://b", "", "reading the database URL"},
+		"no command":               {env, "", "", `expected one of "serve"`},
+		"unknown command":          {env, "run", "", `unexpected argument run`},
+		"unknown flag":             {env, "migrate --force", "", `unknown flag --force`},
+		"no runtime":               {env, "serve", "", "missing flags: --runtime"},
+		"a runtime without name":   {env, "serve --runtime http://127.0.0.1/v1", "", `is not NAME=URL`},
+		"a runtime that is none":   {env, "serve --runtime a=127.0.0.1:80", "", `"127.0.0.1:80" is not an http or https URL`},
+		"a key of no runtime":      {env, "serve --runtime a=http://b --runtime-key c=sk", "", `a runtime key is for "c", but no runtime has that name`},
+		"a duration":               {env, "serve --runtime a=http://b --grace 10", "", `--grace`},
+		"a negative duration":      {env, "serve --runtime a=http://b --grace=-1s", "", `--grace is too small`},
+		"no patience":              {env, "serve --runtime a=http://b --stall-timeout 0s", "", `--stall-timeout is too small`},
+		"an address":               {env, "serve --runtime a=http://b --listen nowhere", "", `--listen: address nowhere: missing port in address`},
+		"a Redis":                  {env, "serve --runtime a=http://b --redis 127.0.0.1:6379", "", `reading the Redis URL`},
+		"no time to come back":     {env, "serve --runtime a=http://b --resume 0s", "", `--resume is too small`},
+		"a log level":              {env, "migrate --log-level loud", "", `--log-level`},
+		"no file":                  {env, "bots import missing.json", "", "open missing.json: no such file or directory"},
+		"no JSON":                  {env, "bots import -", "[", "unexpected EOF"},
+		"a misspelt member":        {env, "bots import -", `[{"uuid":"u1"}]`, `unknown field "uuid"`},
+		"two files":                {env, "bots import -", oneBot + oneBot, "something follows the array of bots"},
+		"a bot without a name":     {env, "bots import -", strings.Replace(oneBot, `"Helper"`, `""`, 1), `bot 1 (slug "helper"): name: cannot be blank`},
+		"a hot bot":                {env, "bots import -", strings.Replace(oneBot, `"published"`, `"temperature":3,"published"`, 1), `must be no greater than 2`},
+		"one slug twice":           {env, "bots import -", duplicate, "two bots would have the same slug"},
+		"an unknown bot":           {env, "bots publish nobody", "", `no bot has the slug "nobody"`},
+		"no account":               {env, "keys create", "", "missing flags: --account"},
+		"an empty account":         {env, "keys create --account=", "", "creating a key: account: cannot be blank"},
+		"an invisible account":     {env, "keys create --account=a\u200bb", "", "account: must be one line of printable text"},
+		"a runtime of nobody":      {env, "bots import -", withRuntime("big"), `slug "helper": its runtime "big" is none of those that --runtime or BOTAPI_RUNTIMES names`},
+		"another runtime":          {append(env, "BOTAPI_RUNTIMES=small=http://b,a=http://b"), "bots import -", withRuntime("big"), `its runtime "big" is none`},
+		"a runtime by its URL":     {env, "bots import --runtime==http://b -", oneBot, `"=http://b" names no runtime`},
+		"one uid twice":            {env, "bots import -", strings.Replace(oneBot, "]", ","+strings.Trim(oneBot, "[]")+"]", 1), "uid: is that of another bot"},
+		"a key by name":            {env, "keys revoke laptop", "", "laptop"},
+		"days backwards":           {env, "usage --from 2026-02-01 --to 2026-01-31", "", "--from is after --to"},
+		"a day that is none":       {env, "usage --from 2026-02-30", "", "--from"},
+		"days to keep":             {env, "usage delete", "", "missing flags: --keep-days=N"},
+		"fewer than no days":       {env, "usage delete --keep-days=-1", "", "--keep-days or --batch is too small"},
+		"more days than there are": {env, "usage delete --keep-days 213503982334501", "", "--keep-days is more than 36500"},
+		"limits without a limit":   {env, "limits set --account acme", "", "no limit is given"},
+		"an unknown key":           {env, "keys revoke 7", "", "no key has the number 7"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)

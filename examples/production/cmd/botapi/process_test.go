@@ -24,22 +24,25 @@ const patience = 30 * time.Second
 
 // A process is a running replica.
 type process struct {
-	url  string
-	env  []string
-	args []string
-	log  buffer
-	cmd  *exec.Cmd
-	exit chan error
+	url      string
+	internal string // where probes and Prometheus ask
+	env      []string
+	args     []string
+	log      buffer
+	cmd      *exec.Cmd
+	exit     chan error
 }
 
-// serve starts a replica on a free port. It is ended with the test.
+// serve starts a replica on free ports. It is ended with the test.
 func serve(t testing.TB, env []string, args ...string) *process {
 	t.Helper()
 	address := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
+	internal := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
 	p := &process{
-		url:  "http://" + address,
-		env:  append([]string{}, env...),
-		args: append([]string{"serve", "--listen", address, "--drain-delay", "0s"}, args...),
+		url:      "http://" + address,
+		internal: "http://" + internal,
+		env:      append([]string{}, env...),
+		args:     append([]string{"serve", "--listen", address, "--internal-listen", internal, "--drain-delay", "0s"}, args...),
 	}
 	p.start(t)
 	t.Cleanup(func() {
@@ -88,12 +91,15 @@ func (p *process) wait(t testing.TB) {
 // ready waits until the replica is ready.
 func (p *process) ready(t testing.TB) {
 	t.Helper()
-	eventually(t, p.url+" is ready", func() bool { return p.status("/readyz") == http.StatusOK })
+	eventually(t, p.url+" is ready", func() bool { return p.readiness() == http.StatusOK })
 }
 
-// status is the status of an answer, 0 if there was none.
-func (p *process) status(path string) int {
-	response, err := http.Get(p.url + path)
+// readiness is the status of /readyz.
+func (p *process) readiness() int { return statusOf(p.internal + "/readyz") }
+
+// statusOf is the status of an answer, 0 if there was none.
+func statusOf(url string) int {
+	response, err := http.Get(url)
 	if err != nil {
 		return 0
 	}
@@ -152,7 +158,12 @@ func (b *buffer) String() string {
 // createKey makes a key with the command that is there for it.
 func createKey(t testing.TB, env []string) string {
 	t.Helper()
-	r := command(t, "", env, "keys", "create", "--account", "acme")
+	return createKeyOf(t, env, "acme")
+}
+
+func createKeyOf(t testing.TB, env []string, account string) string {
+	t.Helper()
+	r := command(t, "", env, "keys", "create", "--account", account)
 	if r.code != 0 {
 		t.Fatal(r.stderr)
 	}
@@ -167,6 +178,14 @@ func importBots(t testing.TB, env []string, bots string) {
 	}
 }
 
+// withOneBot returns the environment of a fresh database with a bot and a key.
+func withOneBot(t testing.TB) (env []string, key string) {
+	t.Helper()
+	env = migrated(t)
+	importBots(t, env, oneBot)
+	return env, createKey(t, env)
+}
+
 // request sends a request with a key.
 func request(ctx context.Context, client *http.Client, key, method, url, body string) (*http.Response, error) {
 	r, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
@@ -175,6 +194,11 @@ func request(ctx context.Context, client *http.Client, key, method, url, body st
 	}
 	r.Header.Set("Authorization", "Bearer "+key)
 	return client.Do(r)
+}
+
+// chatBody is the body of a chat with the bot of oneBot.
+func chatBody(prompt string, stream bool) string {
+	return fmt.Sprintf(`{"bot_slug":"helper","prompt":%q,"stream":%t}`, prompt, stream)
 }
 
 // ask sends a request and returns the whole answer.
@@ -200,7 +224,12 @@ type stream struct {
 
 func openStream(t testing.TB, key, url string) stream {
 	t.Helper()
-	response, err := request(t.Context(), http.DefaultClient, key, "POST", url+"/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":true,"user_id":"u-42"}`)
+	return openStreamOf(t, key, url, "Hi")
+}
+
+func openStreamOf(t testing.TB, key, url, prompt string) stream {
+	t.Helper()
+	response, err := request(t.Context(), http.DefaultClient, key, "POST", url+"/v1/chat", `{"bot_slug":"helper","prompt":"`+prompt+`","stream":true,"user_id":"u-42"}`)
 	if err != nil {
 		t.Fatal(err)
 	}

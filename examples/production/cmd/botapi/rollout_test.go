@@ -57,10 +57,18 @@ func speaking(t *testing.T) *runtimetest.Server {
 // A proxy is HAProxy with the configuration that is beside this program.
 type proxy struct {
 	url, stats string
+	log        *buffer
 	cmd        *exec.Cmd
 }
 
 func startProxy(t testing.TB, replicas []*process) proxy {
+	t.Helper()
+	return startProxyAt(t, "", replicas)
+}
+
+// startProxyAt starts a proxy that listens with options, as those of TLS, and
+// has more of an environment.
+func startProxyAt(t testing.TB, options string, replicas []*process, env ...string) proxy {
 	t.Helper()
 	haproxy, err := exec.LookPath("haproxy")
 	if err != nil {
@@ -72,12 +80,14 @@ func startProxy(t testing.TB, replicas []*process) proxy {
 	bind := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
 	stats := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
 	cmd := exec.Command(haproxy, "-db", "-f", "../../haproxy.cfg")
-	cmd.Env = []string{"BIND=" + bind, "STATS=" + stats}
+	cmd.Env = append(env, "BIND="+bind+options, "STATS="+stats)
 	for i, replica := range replicas {
-		cmd.Env = append(cmd.Env, fmt.Sprintf("REPLICA_%d=%s", i+1, strings.TrimPrefix(replica.url, "http://")))
+		cmd.Env = append(cmd.Env,
+			fmt.Sprintf("REPLICA_%d=%s", i+1, strings.TrimPrefix(replica.url, "http://")),
+			fmt.Sprintf("INTERNAL_%d=%s", i+1, strings.TrimPrefix(replica.internal, "http://")))
 	}
-	var log buffer
-	cmd.Stdout, cmd.Stderr = &log, &log
+	log := new(buffer)
+	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -88,17 +98,17 @@ func startProxy(t testing.TB, replicas []*process) proxy {
 			t.Logf("haproxy:\n%s", log.String())
 		}
 	})
-	p := proxy{url: "http://" + bind, stats: "http://" + stats, cmd: cmd}
+	p := proxy{url: "http://" + bind, stats: "http://" + stats, log: log, cmd: cmd}
 	for i := range replicas {
-		p.waitFor(t, i, "UP")
+		p.waitFor(t, "replicas", i, "UP")
 	}
 	return p
 }
 
-// waitFor waits until the proxy sees a replica in this state.
-func (p proxy) waitFor(t testing.TB, replica int, state string) {
+// waitFor waits until the proxy sees a replica of a backend in this state.
+func (p proxy) waitFor(t testing.TB, backend string, replica int, state string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("replica %d is %s", replica+1, state), func() bool {
+	eventually(t, fmt.Sprintf("replica %d of %s is %s", replica+1, backend, state), func() bool {
 		response, err := http.Get(p.stats + "/;csv")
 		if err != nil {
 			return false
@@ -106,7 +116,7 @@ func (p proxy) waitFor(t testing.TB, replica int, state string) {
 		defer response.Body.Close()
 		table, _ := io.ReadAll(response.Body)
 		for line := range strings.Lines(string(table)) {
-			if cells := strings.Split(line, ","); cells[0] == "replicas" && cells[1] == fmt.Sprintf("replica%d", replica+1) {
+			if cells := strings.Split(line, ","); cells[0] == backend && cells[1] == fmt.Sprintf("replica%d", replica+1) {
 				return cells[17] == state
 			}
 		}
@@ -123,8 +133,9 @@ type crowd struct {
 	stop    chan struct{}
 	clients sync.WaitGroup
 
-	whole    atomic.Int64 // streams that came whole
-	requests atomic.Int64 // other requests that were answered
+	// What came whole.
+	streams, oneBodies, longChats, listings atomic.Int64
+
 	mu       sync.Mutex
 	failures []string
 }
@@ -135,11 +146,11 @@ func gather(url, key string) *crowd {
 	transport.MaxIdleConnsPerHost = 2 * streams
 	c := &crowd{client: &http.Client{Transport: transport}, url: url, key: key, stop: make(chan struct{})}
 	for range streams {
-		c.repeat(c.stream, &c.whole)
+		c.repeat(c.stream, &c.streams)
 	}
 	for range 5 {
-		c.repeat(c.list, &c.requests)
-		c.repeat(c.oneBody, &c.requests)
+		c.repeat(c.list, &c.listings)
+		c.repeat(c.oneBody, &c.oneBodies)
 	}
 	return c
 }
@@ -249,19 +260,19 @@ func TestRollout(t *testing.T) {
 
 	for i, p := range running {
 		p.terminate(t)
-		proxy.waitFor(t, i, "DOWN")
+		proxy.waitFor(t, "replicas", i, "DOWN")
 		changesAreSeen(t, env, fmt.Sprintf("bot%d", i), others(running, i))
 		p.wait(t)
 		p.start(t)
 		p.ready(t)
-		proxy.waitFor(t, i, "UP")
+		proxy.waitFor(t, "replicas", i, "UP")
 		changesAreSeen(t, env, fmt.Sprintf("bot%d-again", i), running)
 	}
 	crowd.leave()
 
 	is.Equal(crowd.failures, nil) // no stream was cut, no request failed
-	t.Logf("%d whole streams, %d other requests", crowd.whole.Load(), crowd.requests.Load())
-	is.True(crowd.whole.Load() >= 2*streams) // each client had several
+	t.Logf("%d whole streams, %d other requests", crowd.streams.Load(), crowd.oneBodies.Load()+crowd.listings.Load())
+	is.True(crowd.streams.Load() >= 2*streams) // each client had several
 	for _, p := range running {
 		p.terminate(t)
 		p.wait(t)
@@ -345,7 +356,7 @@ func TestProxy(t *testing.T) {
 	p.terminate(t)
 	p.wait(t)
 	for i := range replicas {
-		proxy.waitFor(t, i, "DOWN")
+		proxy.waitFor(t, "replicas", i, "DOWN")
 	}
 	response, err := request(t.Context(), http.DefaultClient, key, "GET", proxy.url+"/v1/bots", "")
 	is.NoErr(err)

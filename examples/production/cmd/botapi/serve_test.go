@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/matryer/is"
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -21,8 +23,8 @@ func TestReplicaWaitsForItsSchema(t *testing.T) {
 	is := is.New(t)
 	env := []string{"DATABASE_URL=" + postgrestest.Database(t)}
 	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1")
-	eventually(t, "it listens", func() bool { return p.status("/health-check") == http.StatusOK })
-	is.Equal(p.status("/readyz"), http.StatusServiceUnavailable)
+	eventually(t, "it listens", func() bool { return statusOf(p.url+"/health-check") == http.StatusOK })
+	is.Equal(p.readiness(), http.StatusServiceUnavailable)
 
 	is.Equal(command(t, "", env, "migrate").code, 0)
 	p.ready(t)
@@ -30,10 +32,26 @@ func TestReplicaWaitsForItsSchema(t *testing.T) {
 	p.wait(t)
 }
 
-// spans is an OpenTelemetry collector that keeps the names of spans.
+func TestReplicaWarnsOfRuntimesThatItDoesNotHave(t *testing.T) {
+	is := is.New(t)
+	env := migrated(t)
+	bots := `[{"uid":"u1","slug":"one","name":"One","model":"m1","runtime":"big"},{"uid":"u2","slug":"two","name":"Two","model":"m1","runtime":"local"},
+		{"uid":"u3","slug":"three","name":"Three","model":"m1","runtime":"big"},{"uid":"u4","slug":"four","name":"Four","model":"m1"}]`
+	is.Equal(command(t, bots, env, "bots", "import", "--runtime", "big,local", "-").code, 0)
+	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1")
+	const warning = "bots name a runtime that does not exist"
+	eventually(t, "it warns", func() bool { return len(p.logged(t, warning)) > 0 })
+	p.terminate(t)
+	p.wait(t)
+	is.Equal(len(p.logged(t, warning)), 1)
+	is.Equal(p.logged(t, warning)[0]["runtime"], "big")
+	is.Equal(p.logged(t, warning)[0]["bots"], []any{"one", "three"})
+}
+
+// spans is an OpenTelemetry collector.
 type spans struct {
-	mu    sync.Mutex
-	names []string
+	mu  sync.Mutex
+	all []*tracepb.Span
 }
 
 func (s *spans) ServeHTTP(_ http.ResponseWriter, r *http.Request) {
@@ -46,17 +64,35 @@ func (s *spans) ServeHTTP(_ http.ResponseWriter, r *http.Request) {
 	defer s.mu.Unlock()
 	for _, resource := range sent.ResourceSpans {
 		for _, scope := range resource.ScopeSpans {
-			for _, span := range scope.Spans {
-				s.names = append(s.names, span.Name)
-			}
+			s.all = append(s.all, scope.Spans...)
 		}
 	}
 }
 
-func (s *spans) seen() []string {
+// named returns the spans of this name.
+func (s *spans) named(name string) (found []*tracepb.Span) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Clone(s.names)
+	for _, span := range s.all {
+		if span.Name == name {
+			found = append(found, span)
+		}
+	}
+	return found
+}
+
+// values returns what the spans of this name have as an attribute.
+func (s *spans) values(name, attribute string) (values []string) {
+	for _, span := range s.named(name) {
+		for _, a := range span.Attributes {
+			if a.Key == attribute && a.Value.GetStringValue() != "" {
+				values = append(values, a.Value.GetStringValue())
+			} else if a.Key == attribute {
+				values = append(values, strconv.FormatInt(a.Value.GetIntValue(), 10))
+			}
+		}
+	}
+	return values
 }
 
 func TestChatIsSeenFromOutside(t *testing.T) {
@@ -116,17 +152,34 @@ func TestChatIsSeenFromOutside(t *testing.T) {
 	p.terminate(t)
 	p.wait(t)
 	for _, name := range []string{"GET /v1/bots", "POST /v1/chat", "chat m1", "HTTP POST"} {
-		is.True(slices.Contains(spans.seen(), name))
+		is.True(len(spans.named(name)) > 0)
 	}
 	for _, secret := range []string{"SECRET", key, "bot_WRONG"} {
 		is.True(!strings.Contains(p.log.String(), secret))
 	}
 	is.Equal(usageOf(t, env), []used{{"acme", "SECRET user", "u1", 200, true}}) // that is where an abuse monitor looks
+
+	added := command(t, "", env, "usage", "--csv").stdout
+	header, line, _ := strings.Cut(added, "\n")
+	is.Equal(header, "day,account,chats,complete,bytes,counted,prompt_tokens,completion_tokens")
+	_, line, _ = strings.Cut(line, ",") // the day
+	is.Equal(line, "acme,1,1,13,1,9,7\n")
 }
 
 func scrape(t *testing.T, p *process) string {
 	t.Helper()
-	_, metrics := ask(t, "", "GET", p.url+"/metrics", "")
+	_, metrics := ask(t, "", "GET", p.internal+"/metrics", "")
+	return metrics
+}
+
+// scrapeMeasured waits until a request is in the metrics: it has its answer
+// before it is.
+func scrapeMeasured(t *testing.T, p *process) (metrics string) {
+	t.Helper()
+	eventually(t, "a request is measured", func() bool {
+		metrics = scrape(t, p)
+		return strings.Contains(metrics, "\nhttp_server_request_duration_seconds_count{")
+	})
 	return metrics
 }
 
@@ -189,10 +242,10 @@ func TestShutdownLetsStreamsEnd(t *testing.T) {
 	is.Equal(s.next(), `{"content":"one"}`)
 
 	p.terminate(t)
-	eventually(t, "it is unready", func() bool { return p.status("/readyz") == http.StatusServiceUnavailable })
+	eventually(t, "it is unready", func() bool { return p.readiness() == http.StatusServiceUnavailable })
 	status, _ := ask(t, key, "GET", p.url+"/v1/bots", "")
 	is.Equal(status, http.StatusOK) // unready, but nobody is turned away
-	eventually(t, "it takes no new connections", func() bool { return p.status("/health-check") == 0 })
+	eventually(t, "it takes no new connections", func() bool { return statusOf(p.url+"/health-check") == 0 })
 
 	words <- "two"
 	is.Equal(s.next(), `{"content":"two"}`)
@@ -202,7 +255,7 @@ func TestShutdownLetsStreamsEnd(t *testing.T) {
 	is.Equal(usageOf(t, env), []used{{"acme", "u-42", "u1", 200, true}})
 }
 
-func TestShutdownCutsStreamsWhenGraceIsOver(t *testing.T) {
+func TestShutdownEndsChatsWhenGraceIsOver(t *testing.T) {
 	is := is.New(t)
 	words, runtime := paced(t)
 	env := migrated(t)
@@ -213,11 +266,52 @@ func TestShutdownCutsStreamsWhenGraceIsOver(t *testing.T) {
 	words <- "one"
 	s := openStream(t, key, p.url)
 	is.Equal(s.next(), `{"content":"one"}`)
+	refused := make(chan *http.Response, 1)
+	go func() {
+		defer close(refused)
+		if response, err := request(t.Context(), http.DefaultClient, key, "POST", p.url+"/v1/chat", chatBody("Hi", false)); err == nil {
+			response.Body.Close()
+			refused <- response
+		}
+	}()
+	eventually(t, "both chats are in progress", func() bool { return chatsInProgress(t, p) == "2" })
 
 	p.terminate(t)
+	is.Equal(s.next(), `{"detail":"The service is restarting"}`)
+	is.Equal(s.next(), "")
+	is.True(s.lines.Err() != nil) // nobody takes it for whole
+	response := <-refused
+	is.True(response != nil)
+	is.Equal(response.StatusCode, http.StatusServiceUnavailable)
+	is.Equal(response.Header.Get("Retry-After"), "1")
 	p.wait(t)
-	is.True(s.next() != "[DONE]") // nobody takes it for whole
-	is.Equal(usageOf(t, env), []used{{"acme", "u-42", "u1", 200, false}})
+	chats := p.logged(t, "chat")
+	is.Equal(len(chats), 2)
+	for _, chat := range chats {
+		is.True(strings.Contains(chat["error"].(string), "the grace time of the shutdown is over"))
+	}
+	is.Equal(statuses(usageOf(t, env)), []int{200, 503})
+}
+
+func chatsInProgress(t *testing.T, p *process) string {
+	t.Helper()
+	for line := range strings.Lines(scrape(t, p)) {
+		if strings.HasPrefix(line, "botapi_chats_in_progress{") {
+			return strings.TrimSpace(line[strings.LastIndex(line, " "):])
+		}
+	}
+	return ""
+}
+
+// statuses is how chats ended that did not come to their end.
+func statuses(all []used) (statuses []int) {
+	for _, one := range all {
+		if !one.Complete {
+			statuses = append(statuses, one.Status)
+		}
+	}
+	slices.Sort(statuses)
+	return statuses
 }
 
 func TestDatabaseGoesAwayAndComesBack(t *testing.T) {
@@ -240,7 +334,8 @@ func TestDatabaseGoesAwayAndComesBack(t *testing.T) {
 	status, answer := ask(t, key, "POST", p.url+"/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":true}`)
 	is.Equal(status, http.StatusServiceUnavailable)
 	is.Equal(answer, `{"detail":"The service is unavailable for the moment"}`)
-	is.Equal(p.status("/readyz"), http.StatusOK)
+	eventually(t, "it is unready", func() bool { return p.readiness() == http.StatusServiceUnavailable })
+	is.Equal(statusOf(p.internal+"/readyz-without-database"), http.StatusOK)
 	close(words)
 	is.Equal(s.next(), "[DONE]")
 	eventually(t, "usage waits", func() bool { return len(p.logged(t, "usage waits for its store")) > 0 })
@@ -248,6 +343,7 @@ func TestDatabaseGoesAwayAndComesBack(t *testing.T) {
 	database.Start(t)
 	status, _ = ask(t, key, "GET", p.url+"/v1/bots", "")
 	is.Equal(status, http.StatusOK)
+	p.ready(t)
 	p.terminate(t)
 	p.wait(t)
 	is.Equal(usageOf(t, env), []used{{"acme", "u-42", "u1", 200, true}}) // nothing was lost

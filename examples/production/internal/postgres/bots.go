@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"example.com/botapi"
 	"github.com/invopop/validation"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Bot is a bot with what its clients do not see.
@@ -32,18 +34,13 @@ var _ botapi.BotStore = (*Database)(nil)
 const wireColumns = `uid, slug, name, description, welcome_message, model, avatar_url`
 
 // Bots returns the published bots by position, and by slug where two share one.
-func (d *Database) Bots(ctx context.Context) ([]botapi.Bot, error) {
-	query, cancel := d.bounded(ctx)
-	defer cancel()
-	rows, err := d.pool.Query(query, `SELECT `+wireColumns+` FROM bots WHERE published ORDER BY position, slug`)
-	if err != nil {
-		return nil, failed(ctx, "listing the bots", err)
-	}
-	bots, err := pgx.CollectRows(rows, scanWireBot)
-	if err != nil {
-		return nil, failed(ctx, "listing the bots", err)
-	}
-	return bots, nil
+func (d *Database) Bots(ctx context.Context) (bots []botapi.Bot, err error) {
+	err = d.run(ctx, "listing the bots", func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, `SELECT `+wireColumns+` FROM bots WHERE published ORDER BY position, slug`)
+		bots, err = pgx.CollectRows(rows, scanWireBot)
+		return err
+	})
+	return bots, err
 }
 
 // BotByUID returns the published bot with this uid, or botapi.ErrBotNotFound.
@@ -56,24 +53,24 @@ func (d *Database) BotBySlug(ctx context.Context, slug string) (botapi.Bot, erro
 	return d.publishedBot(ctx, `SELECT `+wireColumns+` FROM bots WHERE published AND slug = $1`, slug)
 }
 
-func (d *Database) publishedBot(ctx context.Context, sql, name string) (botapi.Bot, error) {
-	if strings.ContainsRune(name, 0) {
-		return botapi.Bot{}, botapi.ErrBotNotFound // PostgreSQL has no text with a NUL in it
+func (d *Database) publishedBot(ctx context.Context, sql, name string) (bot botapi.Bot, err error) {
+	if len(name) > maxName || strings.ContainsRune(name, 0) {
+		return bot, botapi.ErrBotNotFound // no bot has such a name, and PostgreSQL has no text with a NUL in it
 	}
-	query, cancel := d.bounded(ctx)
-	defer cancel()
-	rows, err := d.pool.Query(query, sql, name)
-	if err != nil {
-		return botapi.Bot{}, failed(ctx, "looking up a bot", err)
-	}
-	bot, err := pgx.CollectExactlyOneRow(rows, scanWireBot)
+	err = d.run(ctx, "looking up a bot", func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, sql, name)
+		bot, err = pgx.CollectExactlyOneRow(rows, scanWireBot)
+		return err
+	})
+	return bot, orNotFound(err)
+}
+
+// orNotFound is err, or botapi.ErrBotNotFound when there was no row.
+func orNotFound(err error) error {
 	if errors.Is(err, pgx.ErrNoRows) {
-		return botapi.Bot{}, botapi.ErrBotNotFound
+		return botapi.ErrBotNotFound
 	}
-	if err != nil {
-		return botapi.Bot{}, failed(ctx, "looking up a bot", err)
-	}
-	return bot, nil
+	return err
 }
 
 func scanWireBot(row pgx.CollectableRow) (bot botapi.Bot, err error) {
@@ -83,35 +80,23 @@ func scanWireBot(row pgx.CollectableRow) (bot botapi.Bot, err error) {
 
 // Settings returns how the published bot with this uid answers, or
 // botapi.ErrBotNotFound.
-func (d *Database) Settings(ctx context.Context, uid string) (Settings, error) {
-	query, cancel := d.bounded(ctx)
-	defer cancel()
-	var s Settings
-	err := d.pool.QueryRow(query, `SELECT instructions, runtime, temperature FROM bots WHERE published AND uid = $1`, uid).
-		Scan(&s.Instructions, &s.Runtime, &s.Temperature)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return Settings{}, botapi.ErrBotNotFound
-	}
-	if err != nil {
-		return Settings{}, failed(ctx, "looking up a bot's settings", err)
-	}
-	return s, nil
+func (d *Database) Settings(ctx context.Context, uid string) (s Settings, err error) {
+	err = d.run(ctx, "looking up a bot's settings", func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, `SELECT instructions, runtime, temperature FROM bots WHERE published AND uid = $1`, uid).
+			Scan(&s.Instructions, &s.Runtime, &s.Temperature)
+	})
+	return s, orNotFound(err)
 }
 
 // AllBots returns every bot, published or not, in listing order.
-func (d *Database) AllBots(ctx context.Context) ([]Bot, error) {
-	query, cancel := d.bounded(ctx)
-	defer cancel()
-	rows, err := d.pool.Query(query, `SELECT `+wireColumns+`, published, instructions, runtime, temperature
-		FROM bots ORDER BY position, slug`)
-	if err != nil {
-		return nil, failed(ctx, "listing all bots", err)
-	}
-	bots, err := pgx.CollectRows(rows, scanBot)
-	if err != nil {
-		return nil, failed(ctx, "listing all bots", err)
-	}
-	return bots, nil
+func (d *Database) AllBots(ctx context.Context) (bots []Bot, err error) {
+	err = d.run(ctx, "listing all bots", func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, `SELECT `+wireColumns+`, published, instructions, runtime, temperature
+			FROM bots ORDER BY position, slug`)
+		bots, err = pgx.CollectRows(rows, scanBot)
+		return err
+	})
+	return bots, err
 }
 
 func scanBot(row pgx.CollectableRow) (bot Bot, err error) {
@@ -133,39 +118,82 @@ type ImportedBot struct {
 var ErrSlugTaken = errors.New("two bots would have the same slug")
 
 // ImportBots adds these bots, or replaces those with the same uid, all at once
-// or none. A bot that is not valid is a validation.Errors. Their listing order becomes that of the slice. Bots that are not
-// named stay as they are.
+// or none. A bot that is not valid is a validation.Errors.
+//
+// Their listing order becomes that of the slice: those that are there already
+// share out the places that they have, and the new ones come after all others.
+// Bots that are not named stay as and where they are.
 func (d *Database) ImportBots(ctx context.Context, bots []ImportedBot) error {
+	var uids []string
 	for i, bot := range bots {
-		if err := bot.validate(); err != nil {
+		err := bot.validate()
+		if slices.Contains(uids, bot.UID) {
+			err = validation.Errors{"uid": errors.New("is that of another bot of this import")}
+		}
+		if err != nil {
 			return fmt.Errorf("importing bots: bot %d (slug %q): %w", i+1, bot.Slug, err)
 		}
+		uids = append(uids, bot.UID)
 	}
-	query, cancel := d.bounded(ctx)
-	defer cancel()
-	err := pgx.BeginFunc(query, d.pool, func(tx pgx.Tx) error {
-		for i, bot := range bots {
-			if err := importBot(query, tx, i+1, bot); err != nil {
+	err := d.run(ctx, "importing bots", func(ctx context.Context, conn *pgxpool.Conn) error {
+		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+			positions, err := takePositions(ctx, tx, uids)
+			if err != nil {
 				return err
 			}
-		}
-		return nil
+			for i, bot := range bots {
+				if err := importBot(ctx, tx, positions[i], bot); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
 	})
 	if isSlugTaken(err) {
-		return fmt.Errorf("importing bots: %w: %w", ErrSlugTaken, err)
+		return fmt.Errorf("%w: %w", ErrSlugTaken, err)
 	}
-	if err != nil {
-		return failed(ctx, "importing bots", err)
-	}
-	return nil
+	return err
 }
+
+// maxName bounds uids and slugs, in bytes: they are keys of indexes.
+const maxName = 200
 
 func (b ImportedBot) validate() error {
 	if err := b.Bot.Validate(); err != nil {
 		return err
 	}
+	if err := validation.ValidateStruct(&b.Bot,
+		validation.Field(&b.UID, validation.Length(0, maxName)),
+		validation.Field(&b.Slug, validation.Length(0, maxName))); err != nil {
+		return err
+	}
 	return validation.ValidateStruct(&b.Settings,
 		validation.Field(&b.Temperature, validation.Min(0.0), validation.Max(2.0)))
+}
+
+// takePositions returns where in the listing the bots of an import stand, in
+// the order of the import. No other import works meanwhile.
+func takePositions(ctx context.Context, tx pgx.Tx, uids []string) ([]int, error) {
+	if _, err := tx.Exec(ctx, `LOCK TABLE bots IN SHARE ROW EXCLUSIVE MODE`); err != nil {
+		return nil, err
+	}
+	rows, _ := tx.Query(ctx, `SELECT position FROM bots WHERE uid = ANY($1) ORDER BY position`, uids)
+	positions, err := pgx.CollectRows(rows, pgx.RowTo[int])
+	if err != nil {
+		return nil, err
+	}
+	var last int
+	if err := tx.QueryRow(ctx, `SELECT coalesce(max(position), 0) FROM bots`).Scan(&last); err != nil {
+		return nil, err
+	}
+	for len(positions) < len(uids) {
+		last++
+		positions = append(positions, last)
+	}
+	for i := 1; i < len(positions); i++ {
+		positions[i] = max(positions[i], positions[i-1]+1) // two bots may share a position
+	}
+	return positions, nil
 }
 
 func importBot(ctx context.Context, tx pgx.Tx, position int, bot ImportedBot) error {
@@ -190,14 +218,11 @@ func isSlugTaken(err error) bool {
 // SetPublished shows a bot to clients or hides it. A bot that does not exist
 // is botapi.ErrBotNotFound.
 func (d *Database) SetPublished(ctx context.Context, slug string, published bool) error {
-	query, cancel := d.bounded(ctx)
-	defer cancel()
-	tag, err := d.pool.Exec(query, `UPDATE bots SET published = $2, updated_at = now() WHERE slug = $1`, slug, published)
-	if err != nil {
-		return failed(ctx, "publishing or hiding a bot", err)
-	}
-	if tag.RowsAffected() == 0 {
-		return botapi.ErrBotNotFound
-	}
-	return nil
+	return orNotFound(d.run(ctx, "publishing or hiding a bot", func(ctx context.Context, conn *pgxpool.Conn) error {
+		tag, err := conn.Exec(ctx, `UPDATE bots SET published = $2, updated_at = now() WHERE slug = $1`, slug, published)
+		if err == nil && tag.RowsAffected() == 0 {
+			return pgx.ErrNoRows
+		}
+		return err
+	}))
 }

@@ -8,12 +8,15 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
 	"example.com/botapi"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/time/rate"
 )
 
 const (
@@ -23,6 +26,9 @@ const (
 
 	connectTimeout = 2 * time.Second
 	retryAfter     = 2 * time.Second
+
+	// logPeriod is how often the log has what may be so for each request.
+	logPeriod = 10 * time.Second
 )
 
 // Database is the store of bots, keys and usage. It is safe for concurrent use.
@@ -32,6 +38,8 @@ const (
 // status 503 and a Retry-After; nothing has to be restarted when it is back.
 type Database struct {
 	pool         *pgxpool.Pool
+	gate         *gate          // before the keys
+	untouched    rate.Sometimes // logs keys whose last use was not noted
 	queryTimeout time.Duration
 	logger       *slog.Logger
 }
@@ -61,57 +69,108 @@ func Open(url string, o Options) (*Database, error) {
 	if err != nil {
 		return nil, fmt.Errorf("preparing the database pool: %w", err)
 	}
-	d := &Database{pool: pool, queryTimeout: o.QueryTimeout, logger: o.Logger}
+	d := &Database{pool: pool, untouched: rate.Sometimes{Interval: logPeriod}, queryTimeout: o.QueryTimeout, logger: o.Logger}
 	if d.queryTimeout == 0 {
 		d.queryTimeout = DefaultQueryTimeout
 	}
 	if d.logger == nil {
 		d.logger = slog.Default()
 	}
+	d.gate = newGate(max(1, int64(config.MaxConns)/2), d.queryTimeout, d.logger)
 	return d, nil
 }
 
-// Close ends the connections, waiting for those in use.
-func (d *Database) Close() { d.pool.Close() }
+// Close ends the connections, waiting for those in use as long as one query may
+// take. What is still open then ends by itself, or with the process: pgx goes on
+// for 15 seconds telling a server to cancel what was given up, also one that is
+// silent.
+func (d *Database) Close() {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		d.pool.Close()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(d.queryTimeout):
+	}
+}
 
-// bounded returns the context of one query.
-func (d *Database) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, d.queryTimeout)
+// run calls do with a connection, and says what was being done when it failed.
+//
+// Who waits for a connection stops waiting when ctx ends. What do has begun
+// goes on to its end or to the deadline, whatever becomes of ctx: pgx closes
+// the connection of a query that is given up, and clients that come and go
+// would have every connection made anew.
+func (d *Database) run(ctx context.Context, doing string, do func(context.Context, *pgxpool.Conn) error) error {
+	deadline := time.Now().Add(d.queryTimeout)
+	waiting, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	conn, err := d.pool.Acquire(waiting)
+	if err != nil {
+		return failed(ctx, doing, err)
+	}
+	defer conn.Release()
+	begun, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline)
+	defer cancel()
+	return failed(ctx, doing, do(begun, conn))
+}
+
+// runLong is run for what people wait for: it takes as long as ctx lasts, and
+// ends with it.
+func (d *Database) runLong(ctx context.Context, doing string, do func(context.Context, *pgxpool.Conn) error) error {
+	conn, err := d.pool.Acquire(ctx)
+	if err != nil {
+		return failed(ctx, doing, err)
+	}
+	defer conn.Release()
+	return failed(ctx, doing, do(ctx, conn))
 }
 
 // failed says what was being done when err happened, and makes it a 503 if the
 // database could not be reached or could not keep up. The context is that of
 // the caller: when it has ended, nobody waits for an answer.
 func failed(ctx context.Context, doing string, err error) error {
-	err = fmt.Errorf("%s: %w", doing, err)
-	if ctx.Err() != nil || !unavailable(err) {
-		return err
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("%s: %w: %w", doing, context.Cause(ctx), err)
+	case !unavailable(err):
+		return fmt.Errorf("%s: %w", doing, err)
 	}
 	return &botapi.StatusError{
 		Status:     http.StatusServiceUnavailable,
 		Detail:     "The service is unavailable for the moment",
 		RetryAfter: retryAfter,
-		Err:        err,
+		Err:        fmt.Errorf("%s: %w", doing, err),
 	}
 }
 
-// unavailable reports whether err is anything but PostgreSQL's own verdict on
-// a statement: no connection, a broken one, a deadline, a server that is
-// starting, stopping or full.
+// passing are the classes of PostgreSQL's verdicts, and one verdict, that are
+// not about the statement: the same one may succeed in a moment.
+var passing = []string{
+	"08",    // the connection
+	"25006", // a read-only database, as after a failover
+	"40",    // a transaction rolled back: a deadlock, a conflict
+	"53",    // no memory, no disk space, too many connections
+	"55",    // something is in use, or locked
+	"57",    // starting, stopping, cancelled by an operator
+}
+
+// unavailable reports whether err is anything but PostgreSQL's lasting verdict
+// on a statement: no connection, a broken one, a deadline, a verdict that will
+// pass. Whatever keeps a connection from being made counts, a wrong password
+// too: it is no fault of the statement.
 func unavailable(err error) bool {
-	verdict, ok := errors.AsType[*pgconn.PgError](err)
-	if !ok {
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false
+	}
+	if _, unconnected := errors.AsType[*pgconn.ConnectError](err); unconnected {
 		return true
 	}
-	const (
-		connectionException   = "08"
-		insufficientResources = "53"
-		operatorIntervention  = "57"
-	)
-	for _, class := range []string{connectionException, insufficientResources, operatorIntervention} {
-		if strings.HasPrefix(verdict.Code, class) {
-			return true
-		}
-	}
-	return false
+	verdict, ok := errors.AsType[*pgconn.PgError](err)
+	return !ok || slices.ContainsFunc(passing, func(code string) bool {
+		return strings.HasPrefix(verdict.Code, code)
+	})
 }

@@ -116,9 +116,9 @@ func TestDatabaseThatDoesNotAnswerIsUnavailable(t *testing.T) {
 		"Bots":      func(ctx context.Context) error { _, err := d.Bots(ctx); return err },
 		"BotBySlug": func(ctx context.Context) error { _, err := d.BotBySlug(ctx, "helper"); return err },
 		"Settings":  func(ctx context.Context) error { _, err := d.Settings(ctx, "u1"); return err },
-		"VerifyKey": func(ctx context.Context) error { _, err := d.VerifyKey(ctx, "bot_key"); return err },
+		"VerifyKey": func(ctx context.Context) error { _, err := d.VerifyKey(ctx, stranger()); return err },
 		"Keys":      func(ctx context.Context) error { _, err := d.Keys(ctx, ""); return err },
-		"RevokeKey": func(ctx context.Context) error { return d.RevokeKey(ctx, 1) },
+		"RevokeKey": func(ctx context.Context) error { _, err := d.RevokeKey(ctx, 1); return err },
 		"Publish":   func(ctx context.Context) error { return d.SetPublished(ctx, "helper", true) },
 	}
 	for name, call := range calls {
@@ -174,8 +174,15 @@ func TestWithoutPreparedStatements(t *testing.T) {
 	status, _, body := send(t, serve(t, d), key, "POST", "/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":false}`)
 	is.Equal(status, http.StatusOK)
 	is.Equal(body, `{"content":"Hi"}`)
-	is.NoErr(d.InsertUsage(t.Context(), []usage.Record{{ID: "a"}, {ID: "b", FirstFragment: time.Second}}))
-	is.NoErr(d.RevokeKey(t.Context(), id))
+	is.NoErr(d.InsertUsage(t.Context(), []*usage.Record{{ID: "a"}, {ID: "b", FirstFragment: time.Second, Tokens: &usage.Tokens{Prompt: 9}}}))
+	days, err := d.DailyUsage(t.Context(), "", time.Time{}, time.Now())
+	is.NoErr(err)
+	is.Equal(days[0].Chats, int64(2))
+	deleted, err := d.DeleteUsage(t.Context(), time.Now(), 1)
+	is.NoErr(err)
+	is.Equal(deleted, int64(2))
+	_, err = d.RevokeKey(t.Context(), id)
+	is.NoErr(err)
 	keys, err := d.Keys(t.Context(), "acme")
 	is.NoErr(err)
 	is.True(keys[0].LastUsedAt != nil)

@@ -5,11 +5,17 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"log/slog"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"example.com/botapi"
+	"github.com/invopop/validation"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // lastUsedPrecision is how coarse a key's last use is kept: a busy key costs
@@ -32,90 +38,139 @@ var ErrKeyNotFound = errors.New("no such key")
 var _ botapi.KeyVerifier = (*Database)(nil)
 
 // VerifyKey returns the account of a key that exists and is not revoked, or
-// botapi.ErrInvalidKey. It asks the database each time: put botapi.CacheKeys
-// before it.
-func (d *Database) VerifyKey(ctx context.Context, key string) (string, error) {
-	query, cancel := d.bounded(ctx)
-	defer cancel()
-	var (
-		id      int64
-		account string
-		stale   bool
-	)
-	err := d.pool.QueryRow(query, `
-		SELECT id, account, coalesce(last_used_at < now() - $2::interval, true)
-		FROM api_keys WHERE digest = $1 AND revoked_at IS NULL`, digest(key), lastUsedPrecision).
-		Scan(&id, &account, &stale)
+// botapi.ErrInvalidKey. It asks the database each time for a good key: put
+// botapi.CacheKeys before it. What bad keys may cost is bounded: see gate.
+func (d *Database) VerifyKey(ctx context.Context, key string) (account string, err error) {
+	sum := sha256.Sum256([]byte(key))
+	if !isKey(key) || d.gate.remembers(sum) {
+		d.gate.count(ctx)
+		return "", botapi.ErrInvalidKey
+	}
+	found, err := d.lookUpKey(ctx, sum)
 	if errors.Is(err, pgx.ErrNoRows) {
+		d.gate.wasRefused(sum)
+		d.gate.count(ctx)
 		return "", botapi.ErrInvalidKey
 	}
 	if err != nil {
-		return "", failed(ctx, "verifying a key", err)
+		return "", err
 	}
-	if stale {
-		d.touchKey(query, id)
+	d.gate.wasGood(sum)
+	if found.stale {
+		d.touchKey(ctx, found.id)
 	}
-	return account, nil
+	return found.account, nil
+}
+
+// A foundKey is a key that works; stale is whether its last use is to be noted.
+type foundKey struct {
+	id      int64
+	account string
+	stale   bool
+}
+
+func (d *Database) lookUpKey(ctx context.Context, sum digest) (key foundKey, err error) {
+	leave, err := d.gate.enter(ctx, sum)
+	if err != nil {
+		return key, err
+	}
+	defer leave()
+	err = d.run(ctx, "verifying a key", func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, `
+			SELECT id, account, coalesce(last_used_at < now() - $2::interval, true)
+			FROM api_keys WHERE digest = $1 AND revoked_at IS NULL`, sum[:], lastUsedPrecision).
+			Scan(&key.id, &key.account, &key.stale)
+	})
+	return key, err
 }
 
 // touchKey notes that a key was used. A key that is good works all the same
-// when that fails, for instance on a database that is read-only for a while.
+// when that fails, for instance on a database that is read-only for a while:
+// that is in the log now and then, not for each key.
 func (d *Database) touchKey(ctx context.Context, id int64) {
-	_, err := d.pool.Exec(ctx, `UPDATE api_keys SET last_used_at = now() WHERE id = $1`, id)
+	err := d.run(ctx, "noting a key's last use", func(ctx context.Context, conn *pgxpool.Conn) error {
+		_, err := conn.Exec(ctx, `UPDATE api_keys SET last_used_at = now() WHERE id = $1`, id)
+		return err
+	})
 	if err != nil {
-		d.logger.WarnContext(ctx, "a key's last use was not noted", slog.Int64("key_id", id), slog.Any("error", err))
+		d.untouched.Do(func() {
+			d.logger.WarnContext(ctx, "the last use of a key was not noted", slog.Int64("key_id", id), slog.Any("error", err))
+		})
 	}
 }
 
 // CreateKey makes a key for an account. The key is returned this once; the
-// database keeps only its digest.
+// database keeps only its digest. An account or a label that is not one short
+// line is a validation.Errors.
 func (d *Database) CreateKey(ctx context.Context, account, label string) (key string, id int64, err error) {
-	query, cancel := d.bounded(ctx)
-	defer cancel()
-	key = "bot_" + rand.Text()
-	err = d.pool.QueryRow(query, `INSERT INTO api_keys (digest, account, label) VALUES ($1, $2, $3) RETURNING id`,
-		digest(key), account, label).Scan(&id)
+	if err := (validation.Errors{
+		"account": validation.Validate(account, validation.Required, oneLine, validation.Length(0, maxName)),
+		"label":   validation.Validate(label, oneLine, validation.Length(0, maxName)),
+	}).Filter(); err != nil {
+		return "", 0, fmt.Errorf("creating a key: %w", err)
+	}
+	key = keyPrefix + rand.Text()
+	sum := sha256.Sum256([]byte(key))
+	err = d.run(ctx, "creating a key", func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, `INSERT INTO api_keys (digest, account, label) VALUES ($1, $2, $3) RETURNING id`,
+			sum[:], account, label).Scan(&id)
+	})
 	if err != nil {
-		return "", 0, failed(ctx, "creating a key", err)
+		return "", 0, err
 	}
 	return key, id, nil
 }
 
-// Keys returns all keys, or those of one account when it is not empty, oldest
-// first.
-func (d *Database) Keys(ctx context.Context, account string) ([]Key, error) {
-	query, cancel := d.bounded(ctx)
-	defer cancel()
-	rows, err := d.pool.Query(query, `SELECT id, account, label, created_at, last_used_at, revoked_at
-		FROM api_keys WHERE $1 = '' OR account = $1 ORDER BY id`, account)
-	if err != nil {
-		return nil, failed(ctx, "listing keys", err)
-	}
-	keys, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Key])
-	if err != nil {
-		return nil, failed(ctx, "listing keys", err)
-	}
-	return keys, nil
+// oneLine keeps tables and logs readable, and two accounts from looking alike.
+var oneLine = validation.NewStringRuleWithError(isOneLine,
+	validation.NewError("one_line", "must be one line of printable text, without white space around it"))
+
+func isOneLine(s string) bool {
+	return utf8.ValidString(s) && strings.TrimSpace(s) == s && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 }
 
-// RevokeKey ends a key for good. Revoking it again changes nothing. Replicas
-// that have the key in their cache go on accepting it until it falls out.
-func (d *Database) RevokeKey(ctx context.Context, id int64) error {
-	query, cancel := d.bounded(ctx)
-	defer cancel()
-	tag, err := d.pool.Exec(query, `UPDATE api_keys SET revoked_at = coalesce(revoked_at, now()) WHERE id = $1`, id)
-	if err != nil {
-		return failed(ctx, "revoking a key", err)
+// keyColumns are the fields of a Key, in their order.
+const keyColumns = `id, account, label, created_at, last_used_at, revoked_at`
+
+// Keys returns all keys, or those of one account when it is not empty, oldest
+// first.
+func (d *Database) Keys(ctx context.Context, account string) (keys []Key, err error) {
+	err = d.run(ctx, "listing keys", func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, `SELECT `+keyColumns+` FROM api_keys WHERE $1 = '' OR account = $1 ORDER BY id`, account)
+		keys, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Key])
+		return err
+	})
+	return keys, err
+}
+
+// RevokeKey ends a key for good, and returns which one it was, or
+// ErrKeyNotFound. Revoking it again changes nothing. Replicas that have the key
+// in their cache go on accepting it until it falls out.
+func (d *Database) RevokeKey(ctx context.Context, id int64) (key Key, err error) {
+	err = d.run(ctx, "revoking a key", func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, `UPDATE api_keys SET revoked_at = coalesce(revoked_at, now()) WHERE id = $1
+			RETURNING `+keyColumns, id)
+		key, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Key])
+		return err
+	})
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Key{}, ErrKeyNotFound
 	}
-	if tag.RowsAffected() == 0 {
-		return ErrKeyNotFound
-	}
-	return nil
+	return key, err
 }
 
 // digest is all that is kept of a key. A key has 128 random bits or more, so
-// that a plain digest cannot be searched.
-func digest(key string) []byte {
-	sum := sha256.Sum256([]byte(key))
-	return sum[:]
+// that a plain SHA-256 cannot be searched.
+type digest [sha256.Size]byte
+
+// A key is its prefix and what rand.Text makes: 26 characters or more.
+const (
+	keyPrefix   = "bot_"
+	keyAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+)
+
+// isKey reports whether a text has the form of a key.
+func isKey(text string) bool {
+	random, prefixed := strings.CutPrefix(text, keyPrefix)
+	return prefixed && len(random) >= 26 && len(random) <= 64 && strings.Trim(random, keyAlphabet) == ""
 }

@@ -1,7 +1,9 @@
 package postgres_test
 
 import (
+	"bytes"
 	"errors"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +11,7 @@ import (
 	"example.com/botapi"
 	"example.com/botapi/examples/production/internal/postgres"
 	"example.com/botapi/examples/production/internal/postgrestest"
+	"github.com/invopop/validation"
 	"github.com/matryer/is"
 )
 
@@ -23,7 +26,7 @@ func TestKeyLife(t *testing.T) {
 	account, err := d.VerifyKey(t.Context(), key)
 	is.NoErr(err)
 	is.Equal(account, "acme")
-	for _, wrong := range []string{key + "x", strings.ToLower(key), "bot_", "\xff\x00"} {
+	for _, wrong := range []string{stranger(), key + "x", strings.ToLower(key), "bot_", "\xff\x00"} {
 		_, err := d.VerifyKey(t.Context(), wrong)
 		is.True(errors.Is(err, botapi.ErrInvalidKey))
 	}
@@ -35,17 +38,18 @@ func TestKeyLife(t *testing.T) {
 	is.Equal(keys[0].Label, "laptop")
 	is.Equal(keys[0].RevokedAt, nil)
 
-	is.NoErr(d.RevokeKey(t.Context(), id))
+	revoked, err := d.RevokeKey(t.Context(), id)
+	is.NoErr(err)
+	is.Equal(revoked.Account, "acme")
+	is.Equal(revoked.Label, "laptop")
+	is.True(revoked.RevokedAt != nil)
 	_, err = d.VerifyKey(t.Context(), key)
 	is.True(errors.Is(err, botapi.ErrInvalidKey))
-	revoked, err := d.Keys(t.Context(), "acme")
+	again, err := d.RevokeKey(t.Context(), id)
 	is.NoErr(err)
-	is.NoErr(d.RevokeKey(t.Context(), id)) // again
-	again, err := d.Keys(t.Context(), "acme")
-	is.NoErr(err)
-	is.True(revoked[0].RevokedAt != nil)
-	is.True(again[0].RevokedAt.Equal(*revoked[0].RevokedAt)) // the first revocation counts
-	is.True(errors.Is(d.RevokeKey(t.Context(), id+1000), postgres.ErrKeyNotFound))
+	is.True(again.RevokedAt.Equal(*revoked.RevokedAt)) // the first revocation counts
+	_, err = d.RevokeKey(t.Context(), id+1000)
+	is.True(errors.Is(err, postgres.ErrKeyNotFound))
 
 	everyone, err := d.Keys(t.Context(), "")
 	is.NoErr(err)
@@ -90,19 +94,57 @@ func TestLastUseIsCoarse(t *testing.T) {
 	is.True(last.After(before))
 }
 
-func TestKeyWorksWhileTheDatabaseIsReadOnly(t *testing.T) {
+func TestKeysWorkWhileTheDatabaseIsReadOnly(t *testing.T) {
 	is := is.New(t)
 	url := postgrestest.Database(t)
 	d := open(t, url)
-	key, _, err := d.CreateKey(t.Context(), "acme", "")
-	is.NoErr(err)
+	var keys []string
+	for range 5 {
+		key, _, err := d.CreateKey(t.Context(), "acme", "")
+		is.NoErr(err)
+		keys = append(keys, key)
+	}
 
-	_, err = connect(t, url).Exec(t.Context(), `DO $$ BEGIN
+	_, err := connect(t, url).Exec(t.Context(), `DO $$ BEGIN
 		EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = on', current_database());
 	END $$`)
 	is.NoErr(err)
-	readOnly := openWith(t, url, postgres.Options{})
-	account, err := readOnly.VerifyKey(t.Context(), key)
-	is.NoErr(err) // its last use could not be noted
-	is.Equal(account, "acme")
+	var log bytes.Buffer
+	readOnly, err := postgres.Open(url, postgres.Options{Logger: slog.New(slog.NewJSONHandler(&log, nil))})
+	is.NoErr(err)
+	defer readOnly.Close()
+	for _, key := range keys {
+		account, err := readOnly.VerifyKey(t.Context(), key)
+		is.NoErr(err) // its last use could not be noted
+		is.Equal(account, "acme")
+	}
+	is.Equal(strings.Count(log.String(), "the last use of a key was not noted"), 1)
+}
+
+func TestAccountsAndLabelsAreOneLine(t *testing.T) {
+	d := open(t, postgrestest.Database(t))
+	for name, c := range map[string]struct{ account, label, fault string }{
+		"no account":          {"", "", "account"},
+		"two lines":           {"acme\nother", "", "account"},
+		"a tab":               {"acme\tother", "", "account"},
+		"a line separator":    {"acme\u2028other", "", "account"},
+		"an invisible mark":   {"acme\u200b", "", "account"},
+		"space around it":     {"acme ", "", "account"},
+		"not UTF-8":           {"acme\xff", "", "account"},
+		"more than fits":      {strings.Repeat("a", 201), "", "account"},
+		"a label of lines":    {"acme", "old\nlaptop", "label"},
+		"an ordinary name":    {"Société Générale, Paris", "laptop", ""},
+		"as long as may be":   {strings.Repeat("a", 200), "", ""},
+		"a label with spaces": {"acme", "the old laptop", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			_, _, err := d.CreateKey(t.Context(), c.account, c.label)
+			faults, refused := errors.AsType[validation.Errors](err)
+			is.Equal(refused, c.fault != "")
+			if refused {
+				is.True(faults[c.fault] != nil)
+			}
+		})
+	}
 }

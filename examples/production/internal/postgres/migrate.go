@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/lock"
@@ -64,20 +65,17 @@ func (d *Database) Migrate(ctx context.Context) (applied []string, err error) {
 // is: nil, ErrSchema, or a failure to reach it. A newer schema is fine, so that
 // old replicas go on while new ones are rolled out.
 func (d *Database) SchemaReady(ctx context.Context) error {
-	query, cancel := d.bounded(ctx)
-	defer cancel()
 	var version int64
-	err := d.pool.QueryRow(query, `SELECT coalesce(max(version_id), 0) FROM goose_db_version WHERE is_applied`).Scan(&version)
+	err := d.run(ctx, "looking for the schema version", func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, `SELECT coalesce(max(version_id), 0) FROM goose_db_version WHERE is_applied`).Scan(&version)
+	})
 	if isUndefinedTable(err) {
 		return fmt.Errorf("looking for the schema version: %w", ErrSchema)
 	}
-	if err != nil {
-		return failed(ctx, "looking for the schema version", err)
-	}
-	if version < latestMigration() {
+	if err == nil && version < latestMigration() {
 		return fmt.Errorf("schema version %d: %w", version, ErrSchema)
 	}
-	return nil
+	return err
 }
 
 func isUndefinedTable(err error) bool {

@@ -6,31 +6,79 @@ import (
 	"time"
 
 	"example.com/botapi/examples/production/internal/usage"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 var _ usage.Store = (*Database)(nil)
 
 // InsertUsage stores these records in one statement. A record that is there
 // already, from a try whose result was lost, is not stored twice.
-func (d *Database) InsertUsage(ctx context.Context, records []usage.Record) error {
-	query, cancel := d.bounded(ctx)
-	defer cancel()
+func (d *Database) InsertUsage(ctx context.Context, records []*usage.Record) error {
 	var c usageColumns
 	for _, r := range records {
 		c.add(r)
 	}
-	_, err := d.pool.Exec(query, `
-		INSERT INTO usage (id, ended_at, request_id, account, user_id, bot_uid, model, stream, status, complete,
-			fragments, bytes, first_fragment_ms, duration_ms)
-		SELECT * FROM unnest($1::text[], $2::timestamptz[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[],
-			$8::boolean[], $9::integer[], $10::boolean[], $11::integer[], $12::bigint[], $13::float8[], $14::float8[])
-		ON CONFLICT (id) DO NOTHING`,
-		c.id, c.endedAt, c.requestID, c.account, c.userID, c.botUID, c.model, c.stream, c.status, c.complete,
-		c.fragments, c.bytes, c.firstFragment, c.duration)
-	if err != nil {
-		return failed(ctx, "storing usage", err)
+	return d.run(ctx, "storing usage", func(ctx context.Context, conn *pgxpool.Conn) error {
+		_, err := conn.Exec(ctx, `
+			INSERT INTO usage (id, ended_at, request_id, account, user_id, bot_uid, model, stream, status, complete,
+				fragments, bytes, first_fragment_ms, duration_ms, prompt_tokens, completion_tokens)
+			SELECT * FROM unnest($1::text[], $2::timestamptz[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[],
+				$8::boolean[], $9::integer[], $10::boolean[], $11::integer[], $12::bigint[], $13::float8[], $14::float8[],
+				$15::bigint[], $16::bigint[])
+			ON CONFLICT (id) DO NOTHING`,
+			c.id, c.endedAt, c.requestID, c.account, c.userID, c.botUID, c.model, c.stream, c.status, c.complete,
+			c.fragments, c.bytes, c.firstFragment, c.duration, c.promptTokens, c.completionTokens)
+		return err
+	})
+}
+
+// DailyUsage is what one account used on one day, of UTC.
+type DailyUsage struct {
+	Day              time.Time
+	Account          string
+	Chats, Complete  int64
+	Bytes            int64
+	Counted          int64  // chats whose tokens are known
+	PromptTokens     *int64 // of those; nil if there are none
+	CompletionTokens *int64
+}
+
+// DailyUsage returns the usage of an account, or of all when it is empty, on the
+// days from the first to the last, both included, by day and account. It takes
+// as long as ctx lasts.
+func (d *Database) DailyUsage(ctx context.Context, account string, first, last time.Time) (days []DailyUsage, err error) {
+	err = d.runLong(ctx, "adding up usage", func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, `
+			SELECT (ended_at AT TIME ZONE 'UTC')::date, account, count(*), count(*) FILTER (WHERE complete), sum(bytes)::bigint,
+				count(prompt_tokens), sum(prompt_tokens)::bigint, sum(completion_tokens)::bigint
+			FROM usage
+			WHERE ended_at >= $1 AND ended_at < $2 AND ($3 = '' OR account = $3)
+			GROUP BY 1, account ORDER BY 1, account COLLATE "C"`, first, last.AddDate(0, 0, 1), account)
+		days, err = pgx.CollectRows(rows, pgx.RowToStructByPos[DailyUsage])
+		return err
+	})
+	return days, err
+}
+
+// DeleteUsage deletes the records of chats that ended before a time, so many in
+// one statement that nobody has to wait for it, and returns how many it
+// deleted, also when it failed or ctx ended before it was through.
+func (d *Database) DeleteUsage(ctx context.Context, before time.Time, batch int) (deleted int64, err error) {
+	for {
+		var some int64
+		err := d.run(ctx, "deleting usage", func(ctx context.Context, conn *pgxpool.Conn) error {
+			tag, err := conn.Exec(ctx, `
+				DELETE FROM usage WHERE id = ANY (ARRAY(
+					SELECT id FROM usage WHERE ended_at < $1 ORDER BY ended_at LIMIT $2 FOR UPDATE SKIP LOCKED))`, before, batch)
+			some = tag.RowsAffected()
+			return err
+		})
+		deleted += some
+		if err != nil || some == 0 {
+			return deleted, err
+		}
 	}
-	return nil
 }
 
 // usageColumns holds records column by column, the form of a statement whose
@@ -44,9 +92,11 @@ type usageColumns struct {
 	bytes             []int64
 	firstFragment     []*float64
 	duration          []float64
+
+	promptTokens, completionTokens []*int64
 }
 
-func (c *usageColumns) add(r usage.Record) {
+func (c *usageColumns) add(r *usage.Record) {
 	c.id = append(c.id, r.ID)
 	c.endedAt = append(c.endedAt, r.EndedAt)
 	c.requestID = append(c.requestID, storable(r.RequestID))
@@ -61,6 +111,12 @@ func (c *usageColumns) add(r usage.Record) {
 	c.bytes = append(c.bytes, r.Bytes)
 	c.firstFragment = append(c.firstFragment, firstFragmentMS(r.FirstFragment))
 	c.duration = append(c.duration, milliseconds(r.Duration))
+	var prompt, completion *int64 // SQL's NULL
+	if r.Tokens != nil {
+		prompt, completion = &r.Tokens.Prompt, &r.Tokens.Completion
+	}
+	c.promptTokens = append(c.promptTokens, prompt)
+	c.completionTokens = append(c.completionTokens, completion)
 }
 
 // storable is text that PostgreSQL takes: one client's user_id must not keep

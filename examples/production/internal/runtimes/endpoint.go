@@ -13,6 +13,7 @@ import (
 	"github.com/openai/openai-go/v3"
 	"github.com/openai/openai-go/v3/option"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
+	"go.opentelemetry.io/otel/propagation"
 )
 
 // Endpoint is one address of a runtime.
@@ -44,8 +45,8 @@ func (e *Endpoint) validate() error {
 }
 
 const (
-	// recovery is how long an endpoint that failed is the last choice.
-	recovery = 10 * time.Second
+	// maxAttempts is how many endpoints one chat asks at most.
+	maxAttempts = 3
 
 	dialTimeout = 3 * time.Second
 	// idleTimeout is below the 5 seconds after which uvicorn, which vLLM and
@@ -68,12 +69,11 @@ func NewTransport() *http.Transport {
 // newClient returns a client that hands traces on to the runtimes and follows
 // no redirects: they would turn a POST into a GET.
 func newClient(o Options) *http.Client {
-	if o.Transport == nil {
-		o.Transport = NewTransport()
-	}
 	return &http.Client{
 		Transport: otelhttp.NewTransport(o.Transport,
-			otelhttp.WithPropagators(o.Propagator),
+			// The trace and nothing else: a client's baggage is no business
+			// of the runtime's.
+			otelhttp.WithPropagators(propagation.TraceContext{}),
 			otelhttp.WithTracerProvider(o.TracerProvider),
 			otelhttp.WithMeterProvider(o.MeterProvider)),
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -83,18 +83,12 @@ func newClient(o Options) *http.Client {
 // An endpoint is an Endpoint with its client and what is known of its health.
 type endpoint struct {
 	Endpoint
-	chats    openai.ChatCompletionService
-	host     string
-	port     int
-	failedAt atomic.Int64 // Unix time in nanoseconds; 0 if it is well
+	health
+	chats  openai.ChatCompletionService
+	probes http.RoundTripper
+	host   string
+	port   int
 }
-
-// failing reports whether the endpoint failed a moment ago.
-func (e *endpoint) failing(now time.Time) bool {
-	return now.Sub(time.Unix(0, e.failedAt.Load())) < recovery
-}
-
-func (e *endpoint) fails() { e.failedAt.Store(time.Now().UnixNano()) }
 
 // A runtime is the endpoints that share a name.
 type runtime struct {
@@ -105,7 +99,7 @@ type runtime struct {
 // add makes a client of its own for the endpoint. The service is made directly
 // and not through openai.NewClient, which would send the key in OPENAI_API_KEY
 // to any runtime that has none.
-func (r *runtime) add(e Endpoint, client *http.Client) {
+func (r *runtime) add(e Endpoint, client *http.Client, probes http.RoundTripper) {
 	options := []option.RequestOption{
 		option.WithBaseURL(e.URL),
 		option.WithHTTPClient(client),
@@ -118,30 +112,36 @@ func (r *runtime) add(e Endpoint, client *http.Client) {
 	r.endpoints = append(r.endpoints, &endpoint{
 		Endpoint: e,
 		chats:    openai.NewChatCompletionService(options...),
+		probes:   probes,
 		host:     host,
 		port:     port,
 	})
 }
 
 // order returns the endpoints in the order in which one chat tries them: each
-// chat begins with another one, and those that failed lately come last. A
-// runtime with one endpoint has it twice, for a connection that breaks off.
-func (r *runtime) order() []*endpoint {
+// chat begins with another one, and those that failed lately come last. One
+// that had its rest comes first, for this chat alone: it finds out whether that
+// endpoint is well again. A runtime with one endpoint has it twice, for a
+// connection that breaks off.
+func (r *runtime) order() (order []*endpoint, onTrial *endpoint) {
 	if len(r.endpoints) == 1 {
-		return []*endpoint{r.endpoints[0], r.endpoints[0]}
+		return []*endpoint{r.endpoints[0], r.endpoints[0]}, nil
 	}
 	first := int((r.turn.Add(1) - 1) % uint64(len(r.endpoints)))
-	order := slices.Concat(r.endpoints[first:], r.endpoints[:first])
-	now := time.Now()
-	slices.SortStableFunc(order, func(a, b *endpoint) int {
-		return rank(a, now) - rank(b, now)
-	})
-	return order
-}
-
-func rank(e *endpoint, now time.Time) int {
-	if e.failing(now) {
-		return 1
+	var failing []*endpoint
+	for _, e := range slices.Concat(r.endpoints[first:], r.endpoints[:first]) {
+		switch {
+		case e.well():
+			order = append(order, e)
+		case onTrial == nil && e.claim():
+			onTrial = e
+		default:
+			failing = append(failing, e)
+		}
 	}
-	return 0
+	if onTrial != nil {
+		order = slices.Insert(order, 0, onTrial)
+	}
+	order = append(order, failing...)
+	return order[:min(len(order), maxAttempts)], onTrial
 }

@@ -4,6 +4,7 @@
 package runtimes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,18 +18,12 @@ import (
 	"github.com/openai/openai-go/v3"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 )
 
-const (
-	// DefaultFirstFragment is how long a chat waits for its first text, over
-	// all endpoints that are tried. A model that thinks before it speaks counts
-	// as silent.
-	DefaultFirstFragment = time.Minute
-	// DefaultStall is how long a runtime may be silent between two chunks.
-	DefaultStall = time.Minute
-)
+// DefaultAttempt is how long an endpoint that has others beside it may let a
+// chat wait while nobody hears of it.
+const DefaultAttempt = 20 * time.Second
 
 // Settings knows how a bot answers; botapi.ErrBotNotFound is a bot that has
 // been unpublished since the chat was admitted.
@@ -39,32 +34,37 @@ type Settings interface {
 // Options is what an Engine is made of. Endpoints and Settings are required.
 type Options struct {
 	// Endpoints are the runtimes. Those with one name serve the same models:
-	// chats go to each in turn, and to another when one is down. A bot without
+	// chats go to each in turn, and to another when one is down: see Watch. A bot without
 	// a runtime of its own uses the name of the first endpoint.
 	Endpoints []Endpoint
 	Settings  Settings
 
-	FirstFragment time.Duration // 0 means DefaultFirstFragment
-	Stall         time.Duration // 0 means DefaultStall
+	Attempt time.Duration // 0 means DefaultAttempt
 
-	Transport      http.RoundTripper             // nil means NewTransport()
-	Propagator     propagation.TextMapPropagator // hands traces on to runtimes; nil means the global one
-	TracerProvider trace.TracerProvider          // nil means the global one
-	MeterProvider  metric.MeterProvider          // nil means the global one
-	Logger         *slog.Logger                  // nil means slog.Default()
+	// OnTokens is called once for each answer whose runtime counts tokens,
+	// before its iterator returns. An answer that ends early has no count. It
+	// gets the chat's context; it may be nil.
+	OnTokens func(context.Context, Tokens)
+
+	Transport      http.RoundTripper    // nil means NewTransport()
+	TracerProvider trace.TracerProvider // nil means the global one
+	MeterProvider  metric.MeterProvider // nil means the global one
+	Logger         *slog.Logger         // nil means slog.Default()
 }
 
-// Engine is a botapi.ChatEngine. Its upstream request is always a stream, also
+// Engine is a botapi.ChatEngine. How long a runtime may be silent is for
+// botapi.Options.StallTimeout to bound; an endpoint where that passed counts as
+// failed. Its upstream request is always a stream, also
 // for a client that wants one body: that is how a client that leaves stops the
 // model at once. The upstream request ends with the chat's context.
 type Engine struct {
-	runtimes      map[string]*runtime
-	standard      string // the runtime of bots that name none
-	settings      Settings
-	firstFragment time.Duration
-	stall         time.Duration
-	instruments   *instruments
-	logger        *slog.Logger
+	runtimes    map[string]*runtime
+	standard    string // the runtime of bots that name none
+	settings    Settings
+	attempt     time.Duration
+	onTokens    func(context.Context, Tokens)
+	instruments *instruments
+	logger      *slog.Logger
 }
 
 var _ botapi.ChatEngine = (*Engine)(nil)
@@ -77,8 +77,8 @@ func New(o Options) (*Engine, error) {
 	if o.Settings == nil {
 		return nil, errors.New("nobody knows the bots' settings")
 	}
-	if o.Propagator == nil {
-		o.Propagator = otel.GetTextMapPropagator()
+	if o.Transport == nil {
+		o.Transport = NewTransport()
 	}
 	if o.TracerProvider == nil {
 		o.TracerProvider = otel.GetTracerProvider()
@@ -91,13 +91,13 @@ func New(o Options) (*Engine, error) {
 		return nil, err
 	}
 	e := &Engine{
-		runtimes:      make(map[string]*runtime),
-		standard:      o.Endpoints[0].Runtime,
-		settings:      o.Settings,
-		firstFragment: orDefault(o.FirstFragment, DefaultFirstFragment),
-		stall:         orDefault(o.Stall, DefaultStall),
-		instruments:   instruments,
-		logger:        o.Logger,
+		runtimes:    make(map[string]*runtime),
+		standard:    o.Endpoints[0].Runtime,
+		settings:    o.Settings,
+		attempt:     cmp.Or(o.Attempt, DefaultAttempt),
+		onTokens:    o.OnTokens,
+		instruments: instruments,
+		logger:      o.Logger,
 	}
 	if e.logger == nil {
 		e.logger = slog.Default()
@@ -110,16 +110,12 @@ func New(o Options) (*Engine, error) {
 		if e.runtimes[endpoint.Runtime] == nil {
 			e.runtimes[endpoint.Runtime] = new(runtime)
 		}
-		e.runtimes[endpoint.Runtime].add(endpoint, client)
+		e.runtimes[endpoint.Runtime].add(endpoint, client, o.Transport)
+	}
+	if err := e.measureHealth(o.MeterProvider.Meter(scope)); err != nil {
+		return nil, err
 	}
 	return e, nil
-}
-
-func orDefault(d, whenZero time.Duration) time.Duration {
-	if d == 0 {
-		return whenZero
-	}
-	return d
 }
 
 // Chat answers with the bot's model, passing each piece of text on as it comes.
@@ -132,6 +128,9 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 		ctx, observed := e.instruments.begin(ctx, req.Bot.Model)
 		err := e.answer(ctx, req, observed, func(text string) bool { return yield(text, nil) })
 		observed.end(ctx, err)
+		if observed.counted && e.onTokens != nil {
+			e.onTokens(ctx, observed.used)
+		}
 		if err != nil && !errors.Is(err, errUnwanted) {
 			yield("", err)
 		}
@@ -169,27 +168,40 @@ func (e *Engine) answer(ctx context.Context, req *botapi.ChatRequest, observed *
 // has begun to answer. From then on there is no other try: half an answer
 // cannot be taken back.
 func (e *Engine) speak(ctx context.Context, r *runtime, params openai.ChatCompletionNewParams, observed *observation, yield func(string) bool) error {
-	patience := newPatience(ctx, e.firstFragment, e.stall)
-	defer patience.end()
 	var last *failure
-	for _, endpoint := range r.order() {
+	order, onTrial := r.order()
+	for i, endpoint := range order {
 		if last != nil && last.endpoint == endpoint && !last.brokeOff {
 			break // the only endpoint, and it would only say the same again
 		}
-		answer := answer{endpoint: endpoint, patience: patience, observed: observed, yield: yield}
-		err := answer.run(params, botapi.RequestIDFrom(ctx))
-		if err == nil || errors.Is(err, errUnwanted) {
+		answer := &answer{
+			endpoint: endpoint, others: order[i+1:], tries: endpoint == onTrial, attempt: e.attempt,
+			observed: observed, yield: yield,
+		}
+		failed, err := e.try(ctx, answer, params)
+		if failed == nil {
 			return err
 		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		last = answer.failed(err)
-		e.logger.WarnContext(ctx, "a model runtime failed",
-			slog.String("endpoint", endpoint.URL), slog.Bool("begun", answer.begun), slog.Any("error", last.cause))
-		if !last.elsewhere {
+		if last = failed; !last.elsewhere {
 			break
 		}
 	}
 	return last.err
+}
+
+// try asks one endpoint. A failure is one of the endpoint's; without one, there
+// is nothing to try elsewhere.
+func (e *Engine) try(ctx context.Context, a *answer, params openai.ChatCompletionNewParams) (*failure, error) {
+	defer a.begin(ctx)()
+	err := a.run(params)
+	if err == nil || errors.Is(err, errUnwanted) {
+		return nil, err
+	}
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, botapi.ErrEngineStalled) {
+		return nil, cause
+	}
+	failed := a.failed(err)
+	e.logger.WarnContext(ctx, "a model runtime failed",
+		slog.String("endpoint", a.endpoint.URL), slog.Bool("begun", a.begun), slog.Any("error", failed.cause))
+	return failed, nil
 }

@@ -31,6 +31,9 @@ type failure struct {
 
 // failed judges the error of this answer.
 func (a *answer) failed(err error) *failure {
+	if errors.Is(context.Cause(a.ctx), errSilent) {
+		err = errSilent // what was said is only that something was canceled
+	}
 	f := a.judge(err)
 	f.endpoint, f.cause = a.endpoint, loggable(err)
 	if answer, ok := errors.AsType[*botapi.StatusError](f.err); ok {
@@ -54,15 +57,14 @@ func loggable(err error) error {
 }
 
 func (a *answer) judge(err error) *failure {
-	switch cause := context.Cause(a.patience.ctx); {
-	case errors.Is(cause, errLate):
-		a.endpoint.fails()
-		return &failure{err: gatewayTimeout("The model did not begin to answer in time")}
-	case errors.Is(cause, errStalled):
-		a.endpoint.fails()
-		return &failure{err: gatewayTimeout("The model stopped in the middle of its answer")}
+	switch cause := context.Cause(a.ctx); {
+	case errors.Is(err, errSilent):
+		return &failure{err: gatewayTimeout("The model did not begin to answer in time"), elsewhere: true}
+	case errors.Is(cause, botapi.ErrEngineStalled):
+		a.endpoint.fails(a)
+		return &failure{err: cause}
 	case a.response == nil:
-		a.endpoint.fails()
+		a.endpoint.fails(a)
 		return &failure{err: unavailable(0), elsewhere: true, brokeOff: !isDialError(err)}
 	case a.response.StatusCode != http.StatusOK:
 		return a.judgeStatus(err)
@@ -71,7 +73,7 @@ func (a *answer) judge(err error) *failure {
 	case a.begun:
 		return &failure{err: badGateway("The model's answer broke off")}
 	default:
-		a.endpoint.fails()
+		a.endpoint.fails(a)
 		return &failure{err: badGateway("The model failed"), elsewhere: true, brokeOff: true}
 	}
 }
@@ -83,15 +85,17 @@ func (a *answer) judgeStatus(err error) *failure {
 	case http.StatusTooManyRequests:
 		return &failure{err: unavailable(retryAfterOf(a.response)), elsewhere: true}
 	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		a.endpoint.fails()
+		a.endpoint.fails(a)
 		return &failure{err: unavailable(retryAfterOf(a.response)), elsewhere: true}
 	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity:
 		if isTooLong(err) {
 			return &failure{err: tooLong()}
 		}
 		return &failure{err: badGateway("The model did not accept the request")}
-	default: // 401, 403, 404, 500 and what nobody expects
-		a.endpoint.fails()
+	case http.StatusNotFound: // the model, most likely: others may be there
+		return &failure{err: badGateway("The model failed"), elsewhere: true}
+	default: // 401, 403, 500 and what nobody expects
+		a.endpoint.fails(a)
 		return &failure{err: badGateway("The model failed"), elsewhere: true}
 	}
 }

@@ -3,18 +3,13 @@ package runtimes_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"io"
 	"log/slog"
 	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
-	"time"
 
-	"example.com/botapi"
-	"example.com/botapi/examples/production/internal/runtimes"
 	"example.com/botapi/examples/production/internal/runtimetest"
 	"github.com/matryer/is"
 )
@@ -70,10 +65,14 @@ func TestRefusedConnection(t *testing.T) {
 	is := is.New(t)
 	runtime := runtimetest.New(t, nil)
 	runtime.Close()
-	response, answer := chat(t, serve(t, options(t, runtime.URL)), stream)
+	var log bytes.Buffer
+	o := options(t, runtime.URL)
+	o.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	response, answer := chat(t, serve(t, o), stream)
 	is.Equal(response.StatusCode, http.StatusServiceUnavailable)
 	is.Equal(response.Header.Get("Retry-After"), "2")
 	is.Equal(strings.TrimSpace(answer), `{"detail":"The model is unavailable for the moment"}`)
+	is.True(strings.Contains(log.String(), "connection refused"))
 }
 
 // broken are the ways in which a stream ends before its answer does.
@@ -277,111 +276,4 @@ func TestClientThatLeavesStopsTheModel(t *testing.T) {
 			<-gone
 		})
 	}
-}
-
-// piped is a runtime inside the process, so that time can be synctest's: what
-// the test writes is the body of the one response there is.
-type piped struct{ *io.PipeReader }
-
-func (p piped) RoundTrip(r *http.Request) (*http.Response, error) {
-	context.AfterFunc(r.Context(), func() { p.CloseWithError(r.Context().Err()) })
-	return &http.Response{
-		StatusCode: http.StatusOK,
-		Header:     http.Header{"Content-Type": {"text/event-stream"}},
-		Body:       p.PipeReader,
-		Request:    r,
-	}, nil
-}
-
-const (
-	textChunk = `data: {"choices":[{"index":0,"delta":{"content":"text"}}]}` + "\n\n"
-	roleChunk = `data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}` + "\n\n"
-	stopChunk = `data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}` + "\n\n"
-)
-
-// ask runs a chat against what write sends, hands its fragments to read, and
-// returns how long it took.
-func ask(t *testing.T, write func(w io.Writer), read func(string)) (time.Duration, error) {
-	t.Helper()
-	reader, writer := io.Pipe()
-	o := options(t, "http://runtime.example/v1")
-	o.Transport = piped{reader}
-	o.FirstFragment, o.Stall = time.Minute, 30*time.Second
-	engine, err := runtimes.New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	written := make(chan bool)
-	go func() {
-		defer close(written)
-		write(writer)
-	}()
-	defer func() { <-written }()
-	start := time.Now()
-	request := &botapi.ChatRequest{Bot: helper, Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: "Hi"}}}
-	for fragment, err := range engine.Chat(t.Context(), request) {
-		if err != nil {
-			return time.Since(start), err
-		}
-		read(fragment)
-	}
-	return time.Since(start), nil
-}
-
-func TestRuntimeThatIsSilent(t *testing.T) {
-	for name, c := range map[string]struct {
-		write  func(io.Writer)
-		after  time.Duration
-		detail string
-	}{
-		"from the start": {
-			write: func(io.Writer) {},
-			after: time.Minute, detail: "The model did not begin to answer in time",
-		},
-		"but for chunks without text": {
-			write: func(w io.Writer) {
-				for {
-					if _, err := io.WriteString(w, roleChunk+": keep-alive\n\n"); err != nil {
-						return
-					}
-					time.Sleep(time.Second)
-				}
-			},
-			after: time.Minute, detail: "The model did not begin to answer in time",
-		},
-		"in the middle": {
-			write: func(w io.Writer) {
-				time.Sleep(59 * time.Second)
-				io.WriteString(w, textChunk)
-				time.Sleep(29 * time.Second)
-				io.WriteString(w, textChunk)
-			},
-			after: (59 + 29 + 30) * time.Second, detail: "The model stopped in the middle of its answer",
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				took, err := ask(t, c.write, func(string) {})
-				answer, ok := errors.AsType[*botapi.StatusError](err)
-				is.True(ok)
-				is.Equal(answer.Status, http.StatusGatewayTimeout)
-				is.Equal(answer.Detail, c.detail)
-				is.Equal(took, c.after)
-			})
-		})
-	}
-}
-
-func TestClientThatReadsSlowlyIsNoSilentRuntime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		is := is.New(t)
-		fragments := 0
-		_, err := ask(t, func(w io.Writer) { io.WriteString(w, textChunk+textChunk+textChunk+stopChunk) }, func(string) {
-			fragments++
-			time.Sleep(time.Hour) // as long as the client takes
-		})
-		is.NoErr(err)
-		is.Equal(fragments, 3)
-	})
 }

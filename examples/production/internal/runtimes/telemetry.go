@@ -19,10 +19,11 @@ import (
 
 const scope = "example.com/botapi/examples/production/internal/runtimes"
 
-// The buckets that the GenAI semantic conventions ask for.
+// The buckets that the GenAI semantic conventions ask for, and those that it
+// takes to reach the longest chat.
 var (
-	durationBuckets   = []float64{0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92}
-	firstChunkBuckets = []float64{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10}
+	durationBuckets   = []float64{0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 327.68, 655.36}
+	firstChunkBuckets = []float64{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 320, 640}
 	tokenBuckets      = []float64{1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864}
 )
 
@@ -55,7 +56,10 @@ type observation struct {
 	start    time.Time
 	model    string
 	endpoint *endpoint // the last one that was asked; nil before that
-	response openai.ChatCompletionChunk
+
+	answerID, answeredBy string // the runtime's names for the answer and its model
+	used                 Tokens
+	counted              bool // the runtime counts tokens, and the answer got as far
 }
 
 // begin starts the span of a chat; the context it returns carries it.
@@ -78,7 +82,7 @@ func (o *observation) asks(params openai.ChatCompletionNewParams) {
 	}
 }
 
-func (o *observation) askedAt(e *endpoint) { o.endpoint = e }
+func (o *observation) askedAt(e *endpoint) { o.endpoint, o.answerID = e, "" }
 
 // firstFragment notes the first text, not the first chunk: chunks without
 // text tell a user nothing.
@@ -89,17 +93,15 @@ func (o *observation) firstFragment(ctx context.Context) {
 }
 
 // saw notes what a chunk says of the answer besides its text.
-func (o *observation) saw(chunk openai.ChatCompletionChunk) {
-	if chunk.ID != "" {
-		o.response.ID, o.response.Model = chunk.ID, chunk.Model
+func (o *observation) saw(c chunk) {
+	if o.answerID == "" && len(c.id) > 0 {
+		o.answerID, o.answeredBy = string(c.id), string(c.model)
 	}
-	for _, choice := range chunk.Choices {
-		if choice.FinishReason != "" {
-			o.span.SetAttributes(semconv.GenAIResponseFinishReasons(choice.FinishReason))
-		}
+	if len(c.finish) > 0 {
+		o.span.SetAttributes(semconv.GenAIResponseFinishReasons(string(c.finish)))
 	}
-	if chunk.Usage.TotalTokens > 0 {
-		o.response.Usage = chunk.Usage
+	if c.counted {
+		o.used, o.counted = c.used, true
 	}
 }
 
@@ -107,8 +109,8 @@ func (o *observation) end(ctx context.Context, err error) {
 	defer o.span.End()
 	o.inProgress.Add(ctx, -1)
 	o.span.SetAttributes(o.attributes()...)
-	if o.response.ID != "" {
-		o.span.SetAttributes(semconv.GenAIResponseID(o.response.ID), semconv.GenAIResponseModel(o.response.Model))
+	if o.answerID != "" {
+		o.span.SetAttributes(semconv.GenAIResponseID(o.answerID), semconv.GenAIResponseModel(o.answeredBy))
 	}
 	o.endTokens(ctx)
 	attributes := o.attributes()
@@ -122,16 +124,15 @@ func (o *observation) end(ctx context.Context, err error) {
 }
 
 func (o *observation) endTokens(ctx context.Context) {
-	used := o.response.Usage
-	if used.TotalTokens == 0 {
-		return // the runtime does not count, or the answer was cut short
+	if !o.counted {
+		return
 	}
 	o.span.SetAttributes(
-		semconv.GenAIUsageInputTokens(int(used.PromptTokens)),
-		semconv.GenAIUsageOutputTokens(int(used.CompletionTokens)))
-	o.tokens.Record(ctx, used.PromptTokens, genaiconv.OperationNameChat, genaiconv.ProviderNameOpenAI,
+		semconv.GenAIUsageInputTokens(int(o.used.Prompt)),
+		semconv.GenAIUsageOutputTokens(int(o.used.Completion)))
+	o.tokens.Record(ctx, o.used.Prompt, genaiconv.OperationNameChat, genaiconv.ProviderNameOpenAI,
 		genaiconv.TokenTypeInput, o.attributes()...)
-	o.tokens.Record(ctx, used.CompletionTokens, genaiconv.OperationNameChat, genaiconv.ProviderNameOpenAI,
+	o.tokens.Record(ctx, o.used.Completion, genaiconv.OperationNameChat, genaiconv.ProviderNameOpenAI,
 		genaiconv.TokenTypeOutput, o.attributes()...)
 }
 

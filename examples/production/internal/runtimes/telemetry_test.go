@@ -54,7 +54,8 @@ func (s seen) chat(t *testing.T) (span trace.ReadOnlySpan, attributes map[attrib
 }
 
 // counts returns, by instrument and token type or error type, how much there
-// was: measurements of a histogram, the sum of a counter.
+// was: measurements of a histogram, the sum of a counter, what a gauge shows of
+// an endpoint.
 func (s seen) counts(t *testing.T) map[string]int64 {
 	t.Helper()
 	var all metricdata.ResourceMetrics
@@ -77,6 +78,10 @@ func (s seen) counts(t *testing.T) map[string]int64 {
 				for _, point := range data.DataPoints {
 					counts[m.Name] += point.Value
 				}
+			case metricdata.Gauge[int64]:
+				for _, point := range data.DataPoints {
+					counts[m.Name+kind(point.Attributes)] += point.Value
+				}
 			}
 		}
 	}
@@ -84,7 +89,7 @@ func (s seen) counts(t *testing.T) map[string]int64 {
 }
 
 func kind(attributes attribute.Set) string {
-	for _, key := range []attribute.Key{"gen_ai.token.type", "error.type"} {
+	for _, key := range []attribute.Key{"gen_ai.token.type", "error.type", "endpoint"} {
 		if value, ok := attributes.Value(key); ok {
 			return " " + value.AsString()
 		}

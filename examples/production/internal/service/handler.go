@@ -1,84 +1,106 @@
 package service
 
 import (
-	"context"
 	"log/slog"
 	"net/http"
-	"time"
+	"strings"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/production/internal/resume"
+	"example.com/botapi/examples/production/internal/usage"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
 )
 
-// handler is everything that this replica answers. Paths are switched on by
-// hand because http.ServeMux redirects some, and a redirected POST is lost.
-func (r *replica) handler(engine botapi.ChatEngine) http.Handler {
-	api := r.api(engine)
+// public is everything that clients reach. Paths are switched on by hand
+// because http.ServeMux redirects some, and a redirected POST is lost.
+func (r *replica) public(engine botapi.ChatEngine) http.Handler {
+	api := r.identified(r.observed(handingBack(r.countingRefusals(r.api(engine)))))
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		switch req.URL.Path {
-		case "/health-check":
+		if req.URL.Path == "/health-check" {
 			w.WriteHeader(http.StatusOK) // the process is alive; published clients ask for it
-		case "/readyz":
-			r.readiness.ServeHTTP(w, req)
-		case "/metrics":
-			r.telemetry.Prometheus.ServeHTTP(w, req)
-		default:
-			api.ServeHTTP(w, req)
+			return
 		}
+		api.ServeHTTP(w, req)
 	})
 }
 
-// api is the interface itself, with its traces and metrics.
+// internal is what the proxy, probes and Prometheus ask for, at an address that
+// clients do not reach.
+func (r *replica) internal() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /readyz", r.readiness.serveReady)
+	mux.HandleFunc("GET /readyz-without-database", r.readiness.serveWithoutDatabase)
+	mux.Handle("GET /metrics", r.telemetry.Prometheus)
+	return mux
+}
+
+// api is the interface itself, its chats' tokens counted.
 func (r *replica) api(engine botapi.ChatEngine) http.Handler {
-	api := botapi.New(botapi.Options{
+	keys := botapi.CacheKeys(r.database, r.config.KeyCache)
+	return usage.Counted(r.resumable(botapi.New(botapi.Options{
 		Bots:               r.database,
-		Keys:               botapi.CacheKeys(r.database, r.config.KeyCache),
+		Keys:               keys,
 		Engine:             engine,
+		MaxBodyBytes:       r.config.MaxBodyBytes,
 		ChatTimeout:        r.config.ChatTimeout,
+		StallTimeout:       r.config.StallTimeout,
 		MaxConcurrentChats: r.config.MaxChats,
 		MaxChatsPerAccount: r.config.MaxChatsPerAccount,
-		Logger:             r.logger,
+		Logger:             slog.New(chatLines{r.logger.Handler()}),
 		OnChat:             r.onChat,
-	})
-	return otelhttp.NewHandler(named(api), "api",
+	}), keys))
+}
+
+// observed gives each request its span and its metrics. A stream that is cut
+// leaves its handler by a panic, which would take it past both: it is held
+// until they are written.
+func (r *replica) observed(next http.Handler) http.Handler {
+	observe := otelhttp.NewMiddleware("api",
 		otelhttp.WithTracerProvider(r.telemetry.Traces),
 		otelhttp.WithMeterProvider(r.telemetry.Metrics),
 		otelhttp.WithPropagators(r.telemetry.Propagator),
 		// Clients are not trusted to decide what is sampled: a trace that
 		// comes with a request is linked, not continued.
 		otelhttp.WithPublicEndpointFn(func(*http.Request) bool { return true }))
-}
-
-// named gives spans and metrics their route. Unknown paths have none: a
-// scanner must not make a time series of each path that it tries.
-func named(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch r.URL.Path {
-		case "/v1/bots", "/bots", "/v1/chat", "/chat":
-			r.Pattern = r.URL.Path
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		var aborted any
+		req.Pattern = route(req)
+		observe(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			defer func() {
+				if aborted = recover(); aborted != nil {
+					markAborted(req)
+				}
+			}()
+			next.ServeHTTP(w, req)
+		})).ServeHTTP(w, req)
+		if aborted != nil {
+			panic(aborted)
 		}
-		next.ServeHTTP(w, r)
 	})
 }
 
-// onChat writes one line and one record for each chat. The line leaves out the
-// end user, who is in the record.
-func (r *replica) onChat(ctx context.Context, report botapi.ChatReport) {
-	attributes := []slog.Attr{
-		slog.String("account", report.Account),
-		slog.String("bot", report.Bot.Slug),
-		slog.Bool("stream", report.Stream),
-		slog.Int("status", report.Status),
-		slog.Int("fragments", report.Fragments),
-		slog.Int64("bytes", report.Bytes),
-		slog.Float64("first_fragment_ms", milliseconds(report.FirstFragment)),
-		slog.Float64("duration_ms", milliseconds(report.Duration)),
+// route is the path of an operation. Unknown paths have none: a scanner must
+// not make a time series of each path that it tries.
+func route(r *http.Request) string {
+	switch r.URL.Path {
+	case "/v1/bots", "/bots", "/v1/chat", "/chat":
+		return r.URL.Path
 	}
-	if report.Err != nil {
-		attributes = append(attributes, slog.Any("error", report.Err))
+	if strings.HasPrefix(r.URL.Path, resume.Path) {
+		return resume.Path
 	}
-	r.logger.LogAttrs(ctx, slog.LevelInfo, "chat", attributes...)
-	r.usage.OnChat(ctx, report)
+	return ""
 }
 
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+// markAborted tells a stream that was cut from one that is whole: both have
+// status 200.
+func markAborted(r *http.Request) {
+	const reason = "aborted"
+	trace.SpanFromContext(r.Context()).SetStatus(codes.Error, reason)
+	if labels, ok := otelhttp.LabelerFromContext(r.Context()); ok {
+		labels.Add(attribute.String("error.type", reason))
+	}
+}

@@ -8,50 +8,77 @@ import (
 	"time"
 )
 
-// schemaPeriod is how often a starting replica looks for its schema.
-const schemaPeriod = time.Second
+// databasePeriod is how often a replica looks for its database.
+const databasePeriod = time.Second
 
-// readiness is whether the proxy should send requests here.
+// readiness is whether the proxy should send requests here. It has two answers,
+// since a replica cannot know whether it has lost its way to the database or
+// the database is down for all; the proxy, which hears all replicas, can.
 //
-// A replica is ready once it has seen the database with its schema, and until
-// it is told to end. It does not turn unready when the database goes away
-// later: all replicas share the database and would vanish together, and what
-// clients need then is the 503 with Retry-After that a replica gives them.
+//   - /readyz: the replica has seen the database with its schema, reaches it
+//     now, and has not been told to end. The proxy sends requests to replicas
+//     that say so.
+//   - /readyz-without-database: the same, whether or not it reaches the
+//     database now. When no replica is ready any more, the proxy sends requests
+//     to those: they give each client the right answer, and need nobody to
+//     notice that the database is back.
 type readiness struct {
-	state atomic.Int32 // starting, ready, ending; it only grows
+	state   atomic.Int32 // starting, started, ending; it only grows
+	reaches atomic.Bool  // the database, the last time it looked
 }
 
 const (
 	starting = iota
-	ready
+	started
 	ending
 )
 
-// becomeReady waits for the schema, and returns when it is there or ctx ends.
-func (r *readiness) becomeReady(ctx context.Context, schema func(context.Context) error, logger *slog.Logger) {
+// watch looks for the database until ctx ends.
+func (r *readiness) watch(ctx context.Context, schema func(context.Context) error, logger *slog.Logger) {
+	next := time.NewTicker(databasePeriod)
+	defer next.Stop()
 	for {
 		err := schema(ctx)
-		if err == nil {
-			r.state.CompareAndSwap(starting, ready)
-			logger.Info("ready")
+		if ctx.Err() != nil {
 			return
 		}
-		if ctx.Err() == nil {
-			logger.Warn("not ready yet", slog.Any("error", err))
-		}
+		r.saw(err, logger)
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(schemaPeriod):
+		case <-next.C:
 		}
+	}
+}
+
+// saw notes whether the database could be reached, and logs what changed.
+func (r *readiness) saw(err error, logger *slog.Logger) {
+	before := r.reaches.Swap(err == nil)
+	switch {
+	case err == nil && r.state.CompareAndSwap(starting, started):
+		logger.Info("ready")
+	case err == nil && !before:
+		logger.Info("ready: the database is back")
+	case err != nil && r.state.Load() == starting:
+		logger.Warn("not ready yet", slog.Any("error", err))
+	case err != nil && before:
+		logger.Warn("not ready: the database is out of reach", slog.Any("error", err))
 	}
 }
 
 func (r *readiness) end() { r.state.Store(ending) }
 
-func (r *readiness) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+func (r *readiness) serveReady(w http.ResponseWriter, req *http.Request) {
+	if r.state.Load() == started && !r.reaches.Load() {
+		http.Error(w, "the database is out of reach", http.StatusServiceUnavailable)
+		return
+	}
+	r.serveWithoutDatabase(w, req)
+}
+
+func (r *readiness) serveWithoutDatabase(w http.ResponseWriter, _ *http.Request) {
 	switch r.state.Load() {
-	case ready:
+	case started:
 		w.WriteHeader(http.StatusOK)
 	case ending:
 		http.Error(w, "ending", http.StatusServiceUnavailable)

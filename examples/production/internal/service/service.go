@@ -9,31 +9,52 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
+	"sync"
 	"time"
 
 	"example.com/botapi"
 	"example.com/botapi/examples/production/internal/postgres"
+	"example.com/botapi/examples/production/internal/redisclient"
 	"example.com/botapi/examples/production/internal/runtimes"
 	"example.com/botapi/examples/production/internal/telemetry"
 	"example.com/botapi/examples/production/internal/usage"
+	"go.opentelemetry.io/otel/metric"
 )
 
 // Config is how one replica serves.
 type Config struct {
-	Address   string
-	Database  *postgres.Database // stays the caller's, to close
-	Endpoints []runtimes.Endpoint
+	Address         string
+	InternalAddress string             // for /readyz and /metrics
+	Database        *postgres.Database // stays the caller's, to close
+	Endpoints       []runtimes.Endpoint
+	TrustedProxies  []netip.Prefix // whose X-Forwarded-For is believed
 
-	FirstFragment, Stall time.Duration // see runtimes.Options
-	KeyCache             time.Duration // how long a revoked key may go on working
-	ChatTimeout          time.Duration
-	MaxChats             int64 // in this replica; 0 means no limit
-	MaxChatsPerAccount   int64 // in this replica; 0 means no limit
+	Attempt            time.Duration // see runtimes.Options
+	StallTimeout       time.Duration // see botapi.Options
+	KeyCache           time.Duration // how long a revoked key may go on working
+	DatabaseTimeout    time.Duration // of Database, for one query
+	ReadTimeout        time.Duration // how long a client may take to send a request
+	ChatTimeout        time.Duration
+	MaxBodyBytes       int64
+	MaxChats           int64   // in this replica; 0 means no limit
+	MaxChatsPerAccount int64   // in this replica; 0 means no limit
+	Shared             *Shared // nil if replicas share no Redis
 
 	DrainDelay time.Duration // between turning unready and taking no more requests
 	Grace      time.Duration // for the chats that are in progress then
 
 	Logger *slog.Logger
+}
+
+// ShutdownTime is the longest that Run and then closing the database take after
+// Run's context has ended. Who kills the process must wait longer than that.
+func (c Config) ShutdownTime() time.Duration {
+	all := c.DrainDelay + c.Grace + cancelled + flush + 2*c.DatabaseTimeout
+	if c.Shared != nil {
+		all += 2 * redisclient.Timeout // for the last tokens
+	}
+	return all
 }
 
 const (
@@ -42,10 +63,19 @@ const (
 	maxHeaderBytes    = 32 << 10
 
 	// cancelled is how long chats may take to end once they are told to, and
-	// flush how long the last records and spans may take to be stored.
+	// flush how long the last records and spans may take to be stored. A query
+	// that has begun by then is waited for.
 	cancelled = 5 * time.Second
 	flush     = 10 * time.Second
 )
+
+// errGraceOver is how chats end that a shutdown cannot wait for any longer.
+var errGraceOver = &botapi.StatusError{
+	Status:     http.StatusServiceUnavailable,
+	Detail:     "The service is restarting",
+	RetryAfter: time.Second,
+	Err:        errors.New("the grace time of the shutdown is over"),
+}
 
 // A replica is the service while it runs.
 type replica struct {
@@ -54,15 +84,18 @@ type replica struct {
 	telemetry *telemetry.Telemetry
 	database  *postgres.Database
 	usage     *usage.Writer
+	refusals  metric.Int64Counter
 	readiness readiness
+	shared    *shared   // nil if replicas share no Redis
+	warned    sync.Once // of runtimes that bots name
 }
 
 // Run serves until ctx ends, and then goes on until it has ended in order:
 //
 //  1. /readyz turns unready. Requests are still taken, for DrainDelay, until
 //     the proxy has noticed.
-//  2. No new connections are taken. Chats in progress have Grace to end; then
-//     their contexts are ended.
+//  2. No new connections are taken. Chats in progress, with and without their
+//     clients, have Grace to end; then they are ended with a 503.
 //  3. Usage and traces that wait are stored.
 //
 // It returns nil when it has ended because ctx did.
@@ -71,66 +104,90 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	r := &replica{config: c, logger: c.Logger, telemetry: observed, database: c.Database}
+	r := &replica{config: c, logger: c.Logger, telemetry: observed, database: c.Database, usage: usage.NewWriter(c.Database, c.Logger)}
+	defer r.flush()
 	engine, err := runtimes.New(runtimes.Options{
 		Endpoints:      c.Endpoints,
-		Settings:       c.Database,
-		FirstFragment:  c.FirstFragment,
-		Stall:          c.Stall,
-		Propagator:     observed.Propagator,
+		Settings:       askingOnce{c.Database},
+		Attempt:        c.Attempt,
+		OnTokens:       func(ctx context.Context, t runtimes.Tokens) { usage.Count(ctx, usage.Tokens(t)) },
 		TracerProvider: observed.Traces,
 		MeterProvider:  observed.Metrics,
-		Logger:         c.Logger,
+		Logger:         slog.New(chatLines{c.Logger.Handler()}),
 	})
 	if err != nil {
 		return err
 	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", c.Address)
-	if err != nil {
-		return fmt.Errorf("listening: %w", err)
+	if err := r.measure(); err != nil {
+		return fmt.Errorf("preparing the metrics: %w", err)
 	}
-	r.usage = usage.NewWriter(c.Database, c.Logger)
-	defer r.flush()
-	return r.serve(ctx, listener, engine)
+	public, err := listen(ctx, c.Address)
+	if err != nil {
+		return err
+	}
+	internal, err := listen(ctx, c.InternalAddress)
+	if err != nil {
+		return errors.Join(err, public.Close())
+	}
+	defer engine.Watch()()
+	return r.serve(ctx, public, internal, noting(r.share(engine)))
+}
+
+func listen(ctx context.Context, address string) (net.Listener, error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("listening: %w", err)
+	}
+	return listener, nil
 }
 
 // serve serves until ctx ends and the shutdown is over, or until it fails.
-func (r *replica) serve(ctx context.Context, listener net.Listener, engine botapi.ChatEngine) error {
-	chats, cancelChats := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancelChats()
-	server := &http.Server{
-		Handler:           r.handler(engine),
-		BaseContext:       func(net.Listener) context.Context { return chats },
+func (r *replica) serve(ctx context.Context, public, internal net.Listener, engine botapi.ChatEngine) error {
+	chats, endChats := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer endChats(nil)
+	server := r.server(r.public(engine))
+	server.BaseContext = func(net.Listener) context.Context { return chats }
+	probed := r.server(r.internal())
+	failed := make(chan error, 2)
+	go func() { failed <- server.Serve(public) }()
+	go func() { failed <- probed.Serve(internal) }()
+	r.logger.Info("serving", slog.String("address", public.Addr().String()), slog.String("internal_address", internal.Addr().String()))
+
+	defer r.watchDatabase(ctx)()
+	var err error
+	select {
+	case err = <-failed:
+		err = fmt.Errorf("serving: %w", err)
+		server.Close()
+		r.endAnswersNow()
+	case <-ctx.Done():
+		r.drain(server, endChats)
+		<-failed
+	}
+	probed.Close()
+	<-failed
+	return err
+}
+
+func (r *replica) server(handler http.Handler) *http.Server {
+	return &http.Server{
+		Handler:           handler,
 		ReadHeaderTimeout: readHeaderTimeout,
+		ReadTimeout:       r.config.ReadTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(r.logger.Handler(), slog.LevelWarn),
 	}
-	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(listener) }()
-	r.logger.Info("serving", slog.String("address", listener.Addr().String()))
-
-	defer r.becomeReady(ctx)()
-	select {
-	case err := <-failed:
-		return fmt.Errorf("serving: %w", err)
-	case <-ctx.Done():
-	}
-	r.drain(server, cancelChats)
-	if err := <-failed; !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serving: %w", err)
-	}
-	return nil
 }
 
-// becomeReady waits for the schema behind the server's back. The function that
-// it returns ends that.
-func (r *replica) becomeReady(ctx context.Context) (end func()) {
+// watchDatabase looks after readiness behind the server's back. The function
+// that it returns ends that.
+func (r *replica) watchDatabase(ctx context.Context) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		r.readiness.becomeReady(ctx, r.database.SchemaReady, r.logger)
+		r.readiness.watch(ctx, r.schemaReady, r.logger)
 	}()
 	return func() {
 		cancel()
@@ -139,26 +196,30 @@ func (r *replica) becomeReady(ctx context.Context) (end func()) {
 }
 
 // drain ends the server without cutting a chat, if they end in time.
-func (r *replica) drain(server *http.Server, cancelChats func()) {
+func (r *replica) drain(server *http.Server, endChats context.CancelCauseFunc) {
 	r.readiness.end()
-	r.logger.Info("draining: unready from now on", slog.String("for", r.config.DrainDelay.String()))
+	r.logger.Info("draining: unready from now on",
+		slog.String("for", r.config.DrainDelay.String()),
+		slog.String("all_over_within", r.config.ShutdownTime().String()))
 	time.Sleep(r.config.DrainDelay)
 
 	r.logger.Info("draining: no new connections", slog.String("grace", r.config.Grace.String()))
-	if shutDown(server, r.config.Grace) == nil {
+	grace, cancel := context.WithTimeout(context.Background(), r.config.Grace)
+	defer cancel()
+	if server.Shutdown(grace) == nil {
+		r.endAnswers(grace)
 		return
 	}
-	r.logger.Warn("draining: the grace time is over, chats in progress are cut")
-	cancelChats()
-	if shutDown(server, cancelled) != nil {
+	r.logger.Warn("draining: the grace time is over, chats in progress are ended")
+	endChats(errGraceOver)
+	var answers sync.WaitGroup
+	answers.Go(func() { r.endAnswers(grace) })
+	defer answers.Wait()
+	last, cancel := context.WithTimeout(context.Background(), cancelled)
+	defer cancel()
+	if server.Shutdown(last) != nil {
 		server.Close()
 	}
-}
-
-func shutDown(server *http.Server, within time.Duration) error {
-	ctx, cancel := context.WithTimeout(context.Background(), within)
-	defer cancel()
-	return server.Shutdown(ctx)
 }
 
 // flush stores what was kept in memory for a moment.

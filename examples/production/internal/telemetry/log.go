@@ -10,9 +10,16 @@ import (
 )
 
 // NewLogger returns a logger that writes JSON lines. A line that is logged with
-// a request's context has its request_id, trace_id and span_id.
+// a request's context has its request_id, client, trace_id and span_id.
 func NewLogger(w io.Writer, level slog.Leveler) *slog.Logger {
 	return slog.New(identified{slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})})
+}
+
+type clientKey struct{}
+
+// WithClient returns a context that knows the address of the client.
+func WithClient(ctx context.Context, address string) context.Context {
+	return context.WithValue(ctx, clientKey{}, address)
 }
 
 // identified adds the ids that a context knows.
@@ -22,6 +29,9 @@ func (h identified) Handle(ctx context.Context, record slog.Record) error {
 	record = record.Clone()
 	if id := botapi.RequestIDFrom(ctx); id != "" && !has(record, "request_id") {
 		record.AddAttrs(slog.String("request_id", id))
+	}
+	if client, ok := ctx.Value(clientKey{}).(string); ok {
+		record.AddAttrs(slog.String("client", client))
 	}
 	if span := trace.SpanContextFromContext(ctx); span.IsValid() {
 		record.AddAttrs(slog.String("trace_id", span.TraceID().String()), slog.String("span_id", span.SpanID().String()))

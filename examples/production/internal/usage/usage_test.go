@@ -3,6 +3,7 @@ package usage_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,26 +23,28 @@ import (
 // store is a Store whose answers a test decides. It stands in for a database
 // only to say when a database fails; the tests of package postgres have the
 // real one.
-type store func(ctx context.Context, records []usage.Record) error
+type store func(ctx context.Context, records []*usage.Record) error
 
 var _ usage.Store = store(nil)
 
-func (s store) InsertUsage(ctx context.Context, records []usage.Record) error { return s(ctx, records) }
+func (s store) InsertUsage(ctx context.Context, records []*usage.Record) error {
+	return s(ctx, records)
+}
 
 // kept is a store that takes everything.
 type kept struct {
 	mu     sync.Mutex
-	stored [][]usage.Record
+	stored [][]*usage.Record
 }
 
-func (k *kept) InsertUsage(_ context.Context, records []usage.Record) error {
+func (k *kept) InsertUsage(_ context.Context, records []*usage.Record) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.stored = append(k.stored, records)
 	return nil
 }
 
-func (k *kept) batches() [][]usage.Record {
+func (k *kept) batches() [][]*usage.Record {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Clone(k.stored)
@@ -104,7 +107,7 @@ func TestStoreThatIsAway(t *testing.T) {
 		is := is.New(t)
 		kept := new(kept)
 		tries := 0
-		w := usage.NewWriter(store(func(ctx context.Context, records []usage.Record) error {
+		w := usage.NewWriter(store(func(ctx context.Context, records []*usage.Record) error {
 			if tries++; tries < 5 {
 				return errAway
 			}
@@ -129,7 +132,7 @@ func TestRecordsThatCannotBeStoredAreInTheLog(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				is := is.New(t)
 				var log bytes.Buffer
-				w := usage.NewWriter(store(func(context.Context, []usage.Record) error { return c.failure }),
+				w := usage.NewWriter(store(func(context.Context, []*usage.Record) error { return c.failure }),
 					slog.New(slog.NewJSONHandler(&log, nil)))
 				w.OnChat(t.Context(), report("r1"))
 				grace, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -153,21 +156,90 @@ func TestQueueIsBounded(t *testing.T) {
 		var log bytes.Buffer
 		release := make(chan struct{})
 		stored := 0
-		w := usage.NewWriter(store(func(_ context.Context, records []usage.Record) error {
+		w := usage.NewWriter(store(func(_ context.Context, records []*usage.Record) error {
 			<-release
 			stored += len(records)
 			return nil
 		}), slog.New(slog.NewJSONHandler(&log, nil)))
 
-		const chats = 2 * usage.QueueSize
+		const chats = 2 * usage.QueueBytes / 1000
 		for i := range chats {
 			w.OnChat(t.Context(), report(fmt.Sprint(i))) // never waits for the store
 		}
+		lost := len(spilled(log.String()))
+		backlog := w.Backlog()
+		is.Equal(backlog.NotStored, int64(lost))
+		is.Equal(backlog.Records, int64(chats-lost))
+		is.True(backlog.Bytes > usage.QueueBytes-1000 && backlog.Bytes <= usage.QueueBytes)
 		close(release)
 		w.Close(t.Context())
-		is.True(stored >= usage.QueueSize)
+		is.Equal(w.Backlog(), usage.Backlog{NotStored: int64(lost)})
+		is.True(lost > 0)
 		is.Equal(stored+len(spilled(log.String())), chats) // each is in the store or in the log
+		is.Equal(len(spilled(log.String())), lost)
 	})
+}
+
+func TestOnlyWhatTheStoreRefusesIsLeftOut(t *testing.T) {
+	for name, bad := range map[string][]int{
+		"one":           {250},
+		"the first":     {0},
+		"the last":      {499},
+		"some together": {100, 101, 102},
+		"far apart":     {0, 7, 250, 499},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				var log bytes.Buffer
+				kept, tries := new(kept), 0
+				w := usage.NewWriter(store(func(ctx context.Context, records []*usage.Record) error {
+					if tries++; tries%3 == 0 {
+						return errAway // now and then, the store is away as well
+					}
+					if slices.ContainsFunc(records, func(r *usage.Record) bool { return r.Account == "bad" }) {
+						return errors.New("refused")
+					}
+					return kept.InsertUsage(ctx, records)
+				}), slog.New(slog.NewJSONHandler(&log, nil)))
+				for i := range 500 {
+					chat := report(fmt.Sprint(i))
+					if slices.Contains(bad, i) {
+						chat.Account = "bad"
+					}
+					w.OnChat(t.Context(), chat)
+				}
+				w.Close(t.Context())
+
+				is.Equal(len(kept.requests()), 500-len(bad))
+				lines := spilled(log.String())
+				is.Equal(len(lines), len(bad))
+				for i, line := range lines {
+					is.True(strings.Contains(line, fmt.Sprintf(`"request_id":"%d"`, bad[i])))
+				}
+				is.True(tries < 40*len(bad))
+			})
+		})
+	}
+}
+
+func TestUserIDsAreBounded(t *testing.T) {
+	long := strings.Repeat("u", 1<<20)
+	hashed := func(id string) string { return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(id))) }
+	for name, c := range map[string]struct{ sent, kept string }{
+		"none":           {"", ""},
+		"an ordinary id": {"42", "42"},
+		"the longest":    {long[:256], long[:256]},
+		"longer":         {long[:257], hashed(long[:257])},
+		"a whole body":   {long, hashed(long)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			chat := report("r1")
+			chat.UserID = c.sent
+			is.Equal(usage.NewRecord(t.Context(), chat).UserID, c.kept)
+		})
+	}
 }
 
 func spilled(log string) (lines []string) {
@@ -177,4 +249,40 @@ func spilled(log string) (lines []string) {
 		}
 	}
 	return lines
+}
+
+func TestLogLinesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		var log bytes.Buffer
+		w := usage.NewWriter(store(func(context.Context, []*usage.Record) error { return errors.New("refused") }),
+			slog.New(slog.NewJSONHandler(&log, nil)))
+		for _, length := range []int{256, 1 << 20} {
+			chat := report("r1")
+			chat.UserID = strings.Repeat("\x00", length) // each is six characters of JSON
+			w.OnChat(t.Context(), chat)
+		}
+		w.Close(t.Context())
+		lines := spilled(log.String())
+		is.Equal(len(lines), 2)
+		for _, line := range lines {
+			is.True(len(line) < 3_000)
+		}
+	})
+}
+
+func TestTokensAreThoseOfTheChat(t *testing.T) {
+	is := is.New(t)
+	request := usage.WithTokens(t.Context())
+	is.Equal(usage.NewRecord(request, report("r1")).Tokens, nil) // nobody counted
+
+	engine, cancel := context.WithCancel(request)
+	defer cancel()
+	usage.Count(engine, usage.Tokens{Prompt: 1, Completion: 1}) // an endpoint that broke off
+	usage.Count(engine, usage.Tokens{Prompt: 9, Completion: 7})
+	is.Equal(usage.NewRecord(request, report("r1")).Tokens, &usage.Tokens{Prompt: 9, Completion: 7})
+	is.Equal(usage.NewRecord(usage.WithTokens(t.Context()), report("r2")).Tokens, nil) // another request
+
+	usage.Count(t.Context(), usage.Tokens{Prompt: 9, Completion: 7}) // nowhere to note it
+	is.Equal(usage.NewRecord(t.Context(), report("r3")).Tokens, nil)
 }

@@ -1,0 +1,287 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"example.com/botapi/examples/production/internal/runtimetest"
+	"github.com/matryer/is"
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+)
+
+// seriesOf returns the series of metrics that begin so.
+func seriesOf(metrics, prefix string) (series []string) {
+	for line := range strings.Lines(metrics) {
+		if strings.HasPrefix(line, prefix) {
+			name, _, _ := strings.Cut(line, "} ")
+			series = append(series, name)
+		}
+	}
+	return series
+}
+
+// TestClientsMakeNoTimeSeries sends requests that have nothing in common but
+// that they need no key. What is measured of them is one and the same.
+func TestClientsMakeNoTimeSeries(t *testing.T) {
+	is := is.New(t)
+	env := migrated(t)
+	key := createKey(t, env)
+	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1")
+	p.ready(t)
+	send := func(method, host, path string) {
+		r, err := http.NewRequestWithContext(t.Context(), method, p.url+path, nil)
+		is.NoErr(err)
+		r.Host = host
+		r.Header.Set("User-Agent", host)
+		r.Header.Set("X-Forwarded-For", host)
+		r.Header.Set("X-Forwarded-Proto", host)
+		response, err := http.DefaultClient.Do(r)
+		is.NoErr(err)
+		io.Copy(io.Discard, response.Body)
+		response.Body.Close()
+	}
+	send("GET", "localhost", "/v1/bots")
+	send("PURGE", "localhost", "/v1/bots")
+	send("GET", "localhost", "/nowhere")
+	send("PURGE", "localhost", "/nowhere")
+	const each = "http_server_request_duration_seconds_count{"
+	eventually(t, "all four are measured", func() bool { return len(seriesOf(scrape(t, p), each)) == 4 })
+	before := seriesOf(scrape(t, p), "http_server_")
+
+	for i := range 1000 {
+		host := fmt.Sprintf("host%d.example:%d", i, 1+i)
+		send("GET", host, "/v1/bots")
+		send(fmt.Sprintf("M%d", i), host, "/v1/bots")
+		send("GET", host, fmt.Sprintf("/v1/bots/%d", i))
+		send(fmt.Sprintf("M%d", i), host, fmt.Sprintf("/%d", i))
+	}
+	is.Equal(seriesOf(scrape(t, p), "http_server_"), before)
+
+	status, _ := ask(t, key, "GET", p.url+"/v1/bots", "") // and there is room for real ones
+	is.Equal(status, http.StatusOK)
+	const real = `http_server_request_duration_seconds_count{http_request_method="GET",http_response_status_code="200",http_route="/v1/bots",`
+	eventually(t, "it is measured", func() bool { return len(seriesOf(scrape(t, p), real)) == 1 })
+}
+
+// TestHistogramsReachTheLongestChat looks at the last bucket before infinity.
+func TestHistogramsReachTheLongestChat(t *testing.T) {
+	is := is.New(t)
+	env, key := withOneBot(t)
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("Hello") })
+	p := serve(t, env, "--runtime", "local="+runtime.URL)
+	p.ready(t)
+	status, _ := ask(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", false))
+	is.Equal(status, http.StatusOK)
+
+	metrics := scrapeMeasured(t, p)
+	for _, name := range []string{
+		"http_server_request_duration_seconds",
+		"gen_ai_client_operation_duration_seconds",
+		"gen_ai_client_operation_time_to_first_chunk_seconds",
+	} {
+		longest := 0.0
+		for _, series := range seriesOf(metrics, name+"_bucket{") {
+			_, bound, _ := strings.Cut(series, `le="`)
+			var seconds float64
+			if _, err := fmt.Sscanf(bound, "%g", &seconds); err == nil && !strings.HasPrefix(bound, "+Inf") {
+				longest = max(longest, seconds)
+			}
+		}
+		if longest < 600 { // --chat-timeout
+			t.Errorf("%s ends at %g s", name, longest)
+		}
+	}
+}
+
+// TestClientsDoNotReachTheInside asks for what is for probes and Prometheus, by
+// every name that a proxy and a server may read differently.
+func TestClientsDoNotReachTheInside(t *testing.T) {
+	is := is.New(t)
+	env := migrated(t)
+	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1")
+	p.ready(t)
+	proxy := startProxy(t, []*process{p, p, p})
+	is.True(strings.Contains(scrape(t, p), "go_goroutines"))
+	is.Equal(statusOf(p.internal+"/readyz-without-database"), http.StatusOK)
+
+	for _, address := range []string{p.url, proxy.url} {
+		for _, name := range []string{"metrics", "readyz", "readyz-without-database"} {
+			for _, target := range []string{
+				"/" + name, "/" + name + "/", "/" + name + "?x", "/" + name + ";x", "//" + name, "/./" + name, "/v1/../" + name,
+				"/%2e/" + name, "/v1/%2e%2e/" + name, "/v1/..%2f" + name, "%2f" + name, `/\` + name, "/" + strings.ToUpper(name),
+				"/%" + fmt.Sprintf("%x", name[0]) + name[1:], "/%25" + fmt.Sprintf("%x", name[0]) + name[1:],
+				p.internal + "/" + name, "http:" + name, "*", name,
+			} {
+				status, answer := raw(t, address, "GET "+target+" HTTP/1.1\r\nHost: "+strings.TrimPrefix(p.internal, "http://")+"\r\nConnection: close\r\n\r\n")
+				if status != http.StatusNotFound && status != http.StatusBadRequest {
+					t.Errorf("%s of %s: %d %s", target, address, status, answer)
+				}
+			}
+		}
+	}
+}
+
+// raw sends bytes and returns the answer to them.
+func raw(t *testing.T, url, request string) (status int, answer string) {
+	t.Helper()
+	connection, err := new(net.Dialer).DialContext(t.Context(), "tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer connection.Close()
+	connection.SetDeadline(time.Now().Add(patience))
+	if _, err := io.WriteString(connection, request); err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.ReadResponse(bufio.NewReader(connection), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, _ := io.ReadAll(response.Body)
+	return response.StatusCode, string(text)
+}
+
+// TestBodyThatNeverEnds begins to send a chat, to a replica and to the proxy,
+// and stops.
+func TestBodyThatNeverEnds(t *testing.T) {
+	is := is.New(t)
+	env, key := withOneBot(t)
+	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1", "--read-timeout", "200ms")
+	p.ready(t)
+	patient := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1", "--read-timeout", "1h")
+	patient.ready(t)
+	proxy := startProxyAt(t, "", []*process{patient, patient, patient}, "BODY_TIME=100ms")
+	for _, url := range []string{p.url, proxy.url} {
+		status, answer := raw(t, url, "POST /v1/chat HTTP/1.1\r\nHost: bots\r\nAuthorization: Bearer "+key+"\r\nContent-Length: 100\r\n\r\n{")
+		is.Equal(status, http.StatusRequestTimeout)
+		is.Equal(answer, `{"detail":"Request body did not arrive in time"}`)
+	}
+}
+
+func TestBodyThatIsTooLarge(t *testing.T) {
+	is := is.New(t)
+	env, key := withOneBot(t)
+	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1", "--max-body-bytes", "100")
+	p.ready(t)
+	status, _ := ask(t, key, "POST", p.url+"/v1/chat", chatBody(strings.Repeat("x", 100), false))
+	is.Equal(status, http.StatusRequestEntityTooLarge)
+}
+
+// TestClientAddressIsLogged follows an address that a client cannot choose, and
+// one that it has made up, through the proxy and past it.
+func TestClientAddressIsLogged(t *testing.T) {
+	is := is.New(t)
+	env, key := withOneBot(t)
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("Hello") })
+	var collected spans
+	otel := httptest.NewServer(&collected)
+	defer otel.Close()
+	p := serve(t, append(env, "OTEL_EXPORTER_OTLP_ENDPOINT="+otel.URL), "--runtime", "local="+runtime.URL, "--trusted-proxy", "127.0.0.1/32")
+	p.ready(t)
+	proxy := startProxy(t, []*process{p, p, p})
+	chat := func(url, id string) int {
+		from := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+		client := &http.Client{Transport: &http.Transport{DialContext: from.DialContext, DisableKeepAlives: true}}
+		r, err := http.NewRequestWithContext(t.Context(), "POST", url+"/v1/chat", strings.NewReader(chatBody("Hi", false)))
+		is.NoErr(err)
+		r.Header.Set("Authorization", "Bearer "+key)
+		r.Header.Set("X-Forwarded-For", "6.6.6.6")
+		r.Header.Set("X-Request-Id", id)
+		response, err := client.Do(r)
+		is.NoErr(err)
+		response.Body.Close()
+		is.Equal(response.Header.Get("X-Request-Id"), id)
+		return response.StatusCode
+	}
+	is.Equal(chat(proxy.url, "by-proxy"), http.StatusOK)
+	is.Equal(chat(p.url, "directly"), http.StatusOK)
+	eventually(t, "both are logged", func() bool { return len(p.logged(t, "chat")) == 2 })
+	for _, line := range p.logged(t, "chat") {
+		is.Equal(line["client"], "127.0.0.2")
+	}
+
+	p.terminate(t)
+	p.wait(t)
+	is.Equal(collected.values("POST /v1/chat", "client.address"), []string{"127.0.0.2", "127.0.0.2"})
+	for i := range replicas {
+		proxy.waitFor(t, "replicas", i, "DOWN")
+		proxy.waitFor(t, "replicas_without_database", i, "DOWN")
+	}
+	is.Equal(chat(proxy.url, "failed"), http.StatusServiceUnavailable)
+	eventually(t, "the proxy logs it", func() bool {
+		for line := range strings.Lines(proxy.log.String()) {
+			if strings.HasPrefix(line, "127.0.0.2:") && strings.Contains(line, " 503 ") && strings.Contains(line, "{failed}") {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// TestFailedChatIsOneLine has the only runtime fail in every way: what there is
+// to say of a chat stands in one line.
+func TestFailedChatIsOneLine(t *testing.T) {
+	is := is.New(t)
+	env, key := withOneBot(t)
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+		switch r.Messages[len(r.Messages)-1].Content {
+		case "refuse":
+			s.Refuse(http.StatusInternalServerError, `{}`)
+		case "break":
+			s.Text("Hel")
+			s.Break()
+		}
+	})
+	p := serve(t, env, "--runtime", "local="+runtime.URL)
+	p.ready(t)
+	for prompt, want := range map[string]int{"refuse": http.StatusBadGateway, "break": http.StatusBadGateway} {
+		status, _ := ask(t, key, "POST", p.url+"/v1/chat", chatBody(prompt, false))
+		is.Equal(status, want)
+	}
+	s := openStreamOf(t, key, p.url, "break")
+	is.Equal(s.next(), `{"content":"Hel"}`)
+	is.True(strings.HasPrefix(s.next(), `{"detail":`))
+	is.Equal(s.next(), "")
+	eventually(t, "all chats are logged", func() bool { return len(p.logged(t, "chat")) == 3 })
+
+	for _, chat := range p.logged(t, "chat") {
+		is.Equal(chat["level"], "ERROR")
+		is.True(chat["error"] != nil)
+		is.Equal(strings.Count(p.log.String(), chat["request_id"].(string)), 1)
+	}
+}
+
+// TestStreamThatIsCutIsSeen looks for its span and for its metric.
+func TestStreamThatIsCutIsSeen(t *testing.T) {
+	is := is.New(t)
+	env, key := withOneBot(t)
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
+		s.Text("Hel")
+		s.Break()
+	})
+	var collected spans
+	otel := httptest.NewServer(&collected)
+	defer otel.Close()
+	p := serve(t, append(env, "OTEL_EXPORTER_OTLP_ENDPOINT="+otel.URL), "--runtime", "local="+runtime.URL)
+	p.ready(t)
+	s := openStream(t, key, p.url)
+	for s.next() != "" {
+	}
+	is.True(s.lines.Err() != nil) // it is cut
+
+	const cut = `http_server_request_duration_seconds_count{error_type="aborted",http_request_method="POST",http_response_status_code="200",http_route="/v1/chat",`
+	eventually(t, "it is measured", func() bool { return len(seriesOf(scrape(t, p), cut)) == 1 })
+	p.terminate(t)
+	p.wait(t)
+	is.Equal(collected.values("POST /v1/chat", "http.route"), []string{"/v1/chat"})
+	is.Equal(collected.values("POST /v1/chat", "http.response.status_code"), []string{"200"})
+	is.Equal(collected.named("POST /v1/chat")[0].Status.Code, tracepb.Status_STATUS_CODE_ERROR)
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	"example.com/botapi/examples/production/internal/postgres"
+)
+
+type limitsCommands struct {
+	Set    setLimitsCommand    `cmd:"" help:"Set the limits of an account, or of everybody else."`
+	List   listLimitsCommand   `cmd:"" help:"List the limits."`
+	Remove removeLimitsCommand `cmd:"" help:"Remove the limits of an account, or of everybody else."`
+}
+
+type setLimitsCommand struct {
+	Account        string `placeholder:"ACCOUNT" help:"Whose limits; those of everybody else unless given."`
+	ChatsPerMinute *int64 `placeholder:"N" help:"Chats that are admitted in any 60 seconds."`
+	TokensPerDay   *int64 `placeholder:"N" help:"Prompt and completion tokens in a day of UTC, after which no chat begins."`
+	ChatsAtOnce    *int64 `placeholder:"N" help:"Chats in progress."`
+}
+
+func (c *setLimitsCommand) Help() string {
+	return `Limits are counted over all replicas that are served with --redis. They replace
+those that there were: one that is not given is as for everybody else, and for
+everybody else there is none. 0 is no limit. Replicas take up to ten seconds to
+learn of them.`
+}
+
+// Validate finds what parses but makes no sense.
+func (c *setLimitsCommand) Validate() error {
+	if c.ChatsPerMinute == nil && c.TokensPerDay == nil && c.ChatsAtOnce == nil {
+		return errors.New("no limit is given: remove takes the limits of an account away")
+	}
+	for flag, value := range map[string]*int64{
+		"--chats-per-minute": c.ChatsPerMinute,
+		"--tokens-per-day":   c.TokensPerDay,
+		"--chats-at-once":    c.ChatsAtOnce,
+	} {
+		if value != nil && *value < 0 {
+			return fmt.Errorf("%s is too small", flag)
+		}
+	}
+	return nil
+}
+
+func (c *setLimitsCommand) Run(ctx context.Context, p *program) error {
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
+		return d.SetLimits(ctx, postgres.AccountLimits{
+			Account:        c.Account,
+			ChatsPerMinute: c.ChatsPerMinute,
+			TokensPerDay:   c.TokensPerDay,
+			ChatsAtOnce:    c.ChatsAtOnce,
+		})
+	})
+}
+
+type listLimitsCommand struct{}
+
+func (c *listLimitsCommand) Run(ctx context.Context, p *program) error {
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
+		limits, err := d.AllLimits(ctx)
+		if err != nil {
+			return err
+		}
+		return table(func(line func(cells ...any)) {
+			line("ACCOUNT", "CHATS PER MINUTE", "TOKENS PER DAY", "CHATS AT ONCE")
+			for _, l := range limits {
+				line(cmp.Or(l.Account, "(everybody else)"), number(l.ChatsPerMinute, "-"), number(l.TokensPerDay, "-"), number(l.ChatsAtOnce, "-"))
+			}
+		})
+	})
+}
+
+type removeLimitsCommand struct {
+	Account string `placeholder:"ACCOUNT" help:"Whose limits; those of everybody else unless given."`
+}
+
+func (c *removeLimitsCommand) Run(ctx context.Context, p *program) error {
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
+		err := d.RemoveLimits(ctx, c.Account)
+		if errors.Is(err, postgres.ErrNoLimits) {
+			return mistakef("there are no limits to remove")
+		}
+		return err
+	})
+}

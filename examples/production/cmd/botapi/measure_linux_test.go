@@ -1,0 +1,400 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// BenchmarkBeside measures what a chat costs a replica, beside what it costs a
+// reverse proxy and a gateway written by hand, all in front of one runtime, and
+// what it costs HAProxy to be in front of a replica:
+//
+//	go test -run '^$' -bench Beside -benchtime 9x ./cmd/botapi
+//
+// Each server is a process of its own. A round measures all of them, one after
+// the other, and the next round begins with another one. Figures are medians:
+// of the costs, and of the rounds' ratios. Processor time is the server's own,
+// as its operating system counts it; the delay is from the runtime's write to
+// the client's read.
+//
+// The table that it prints is the README's.
+func BenchmarkBeside(b *testing.B) {
+	runtime := httptest.NewServer(http.HandlerFunc(speakPlan))
+	b.Cleanup(runtime.Close)
+	servers, replica := startServers(b, runtime.URL+"/v1")
+	idle := memory(b, replica.Process, "VmRSS")
+
+	var table strings.Builder
+	table.WriteString("\n| | proxy | gateway | replica | of the proxy | of the gateway | HAProxy |\n|---|---|---|---|---|---|---|\n")
+	for _, load := range []load{
+		{name: "paced", what: "a fragment of a stream, 30 a second in each of 200", clients: 200, stream: true, fragments: 180, rate: 30, warm: 30},
+		{name: "fast", what: "a fragment of a stream without pauses", clients: 10, stream: true, fragments: 4000, warm: 400},
+		{name: "oneBody", what: "one body of 200 tokens", clients: 8, chats: 40, fragments: 200, perChat: true},
+		{name: "short", what: "a stream of one fragment", clients: 8, chats: 40, stream: true, fragments: 1, perChat: true},
+	} {
+		b.Run(load.name, func(b *testing.B) {
+			measured := measure(b, servers, load)
+			measured.report(b, load)
+			measured.writeTo(&table, load)
+			if load.name == "paced" {
+				peak := memory(b, replica.Process, "VmHWM")
+				b.ReportMetric(peak, "replica-MiB")
+				fmt.Fprintf(&table, "| memory, idle and for each of 200 streams | | | %.0f MiB, %.2f MiB | | | |\n", idle, (peak-idle)/200)
+			}
+		})
+	}
+	fmt.Print(table.String())
+}
+
+// A load is what clients ask for in one round.
+type load struct {
+	name, what string
+	clients    int // at once
+	chats      int // of each client, one after the other; 0 means 1
+	stream     bool
+	fragments  int // of each answer
+	rate       int // fragments a second; 0 means no pauses
+	warm       int // fragments in the round before the first; 0 means as many
+	perChat    bool
+}
+
+// units is what the cost of a round is divided by.
+func (l load) units() float64 {
+	chats := l.clients * max(l.chats, 1)
+	if l.perChat {
+		return float64(chats)
+	}
+	return float64(chats * l.fragments)
+}
+
+// prompt tells the runtime what to say: see speakPlan.
+func (l load) prompt() string { return fmt.Sprintf("%d %d", l.fragments, l.rate) }
+
+const (
+	chunkStart = `data: {"id":"chatcmpl-0f6b5c1de2a94f0f8c0b2d8e2f7a6b31","object":"chat.completion.chunk","created":1760000000,"model":"m1","choices":[{"index":0,`
+	chunkText  = `"delta":{"content":"`
+	chunkEnd   = `"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n"
+	chunkStop  = `"delta":{},"logprobs":null,"finish_reason":"stop","token_ids":null}]}` + "\n\n" + "data: [DONE]\n\n"
+
+	stampLength = 19 // digits of a time in nanoseconds
+)
+
+// speakPlan is a runtime that says as many fragments as the last message asks
+// for, at the rate that it asks for. A fragment at a rate is the time of its
+// write; without one, fragments leave as the connection takes them.
+func speakPlan(w http.ResponseWriter, r *http.Request) {
+	var request struct{ Messages []struct{ Content string } }
+	var count, rate int
+	if err := json.NewDecoder(r.Body).Decode(&request); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	if _, err := fmt.Sscan(request.Messages[len(request.Messages)-1].Content, &count, &rate); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", "text/event-stream")
+	if rate == 0 {
+		for range count {
+			io.WriteString(w, chunkStart+chunkText+"word "+chunkEnd)
+		}
+	} else {
+		speakPaced(w, count, time.Second/time.Duration(rate))
+	}
+	io.WriteString(w, chunkStart+chunkStop)
+}
+
+func speakPaced(w http.ResponseWriter, count int, interval time.Duration) {
+	chunk := []byte(chunkStart + chunkText)
+	due := time.Now().Add(rand.N(interval))
+	for range count {
+		time.Sleep(time.Until(due))
+		stamped := strconv.AppendInt(chunk, time.Now().UnixNano(), 10)
+		w.Write(append(stamped, chunkEnd...))
+		w.(http.Flusher).Flush()
+		due = due.Add(interval)
+	}
+}
+
+// A server is one that is measured.
+type server struct {
+	name   string
+	url    string // where to ask
+	bodies func(prompt string, stream bool) string
+	key    string
+	pid    int // whose processor time counts
+}
+
+// startServers starts all that are measured, and returns the replica's command
+// besides.
+func startServers(b *testing.B, runtime string) ([]server, *exec.Cmd) {
+	env := migrated(b)
+	importBots(b, env, oneBot)
+	key := createKey(b, env)
+	p := serve(b, env, "--runtime", "local="+runtime)
+	p.ready(b)
+	servers := []server{
+		startBeside(b, "proxy", runtime, "/chat/completions", completionBody),
+		startBeside(b, "gateway", runtime, "/v1/chat", chatBody),
+		{name: "replica", url: p.url + "/v1/chat", bodies: chatBody, key: key, pid: p.cmd.Process.Pid},
+	}
+	haproxy := startProxy(b, []*process{p, p, p})
+	return append(servers, server{"HAProxy", haproxy.url + "/v1/chat", chatBody, key, haproxy.cmd.Process.Pid}), p.cmd
+}
+
+// completionBody asks the runtime itself, which always streams.
+func completionBody(prompt string, stream bool) string {
+	return fmt.Sprintf(`{"model":"m1","stream":%t,"messages":[{"role":"system","content":"SECRET"},{"role":"user","content":%q}]}`, stream, prompt)
+}
+
+func startBeside(b *testing.B, name, runtime, path string, bodies func(string, bool) string) server {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = []string{besideVariable + "=" + name, besideRuntimeVariable + "=" + runtime}
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		stdin.Close()
+		cmd.Wait()
+	})
+	var address string
+	if _, err := fmt.Fscanln(stdout, &address); err != nil {
+		b.Fatalf("%s has no address: %v", name, err)
+	}
+	return server{name, "http://" + address + path, bodies, "key", cmd.Process.Pid}
+}
+
+// measurements are those of all rounds, by server.
+type measurements map[string]*figures
+
+type figures struct {
+	cost  []float64 // microseconds of processor time for a unit, in each round
+	delay []float64 // milliseconds, at the 99th percentile of each round
+}
+
+func measure(b *testing.B, servers []server, l load) measurements {
+	measured := make(measurements)
+	for _, s := range servers {
+		measured[s.name] = new(figures)
+		warm := l
+		if l.warm > 0 {
+			warm.fragments = l.warm
+		}
+		s.ask(b, warm)
+	}
+	for round := 0; b.Loop(); round++ {
+		for i := range servers {
+			s := servers[(round+i)%len(servers)]
+			cost, delays := s.ask(b, l)
+			f := measured[s.name]
+			f.cost = append(f.cost, cost)
+			if l.rate > 0 {
+				f.delay = append(f.delay, delays[len(delays)*99/100].Seconds()*1000)
+			}
+		}
+	}
+	return measured
+}
+
+func (m measurements) report(b *testing.B, l load) {
+	b.ReportMetric(0, "ns/op") // a round's time says nothing
+	b.ReportMetric(median(m["replica"].cost), "replica-µs")
+	b.ReportMetric(ratio(m["replica"].cost, m["proxy"].cost), "of-proxy")
+	b.ReportMetric(ratio(m["replica"].cost, m["gateway"].cost), "of-gateway")
+	if l.rate > 0 {
+		b.ReportMetric(ratio(m["replica"].delay, m["proxy"].delay), "delay-of-proxy")
+	}
+}
+
+func (m measurements) writeTo(table *strings.Builder, l load) {
+	proxy, gateway, replica, haproxy := m["proxy"], m["gateway"], m["replica"], m["HAProxy"]
+	fmt.Fprintf(table, "| %s | %.3g µs | %.3g µs | %.3g µs | %.2f | %.2f | %.3g µs |\n", l.what,
+		median(proxy.cost), median(gateway.cost), median(replica.cost),
+		ratio(replica.cost, proxy.cost), ratio(replica.cost, gateway.cost), median(haproxy.cost))
+	if l.rate > 0 {
+		fmt.Fprintf(table, "| its delay at the 99th percentile | %.2f ms | %.2f ms | %.2f ms | %.2f | %.2f | %.2f ms |\n",
+			median(proxy.delay), median(gateway.delay), median(replica.delay),
+			ratio(replica.delay, proxy.delay), ratio(replica.delay, gateway.delay), median(haproxy.delay))
+	}
+}
+
+func median(of []float64) float64 {
+	sorted := slices.Sorted(slices.Values(of))
+	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
+}
+
+// ratio is the median of the ratios of each round.
+func ratio(a, b []float64) float64 {
+	ratios := make([]float64, len(a))
+	for i := range a {
+		ratios[i] = a[i] / b[i]
+	}
+	return median(ratios)
+}
+
+// ask puts a load on a server. It returns what a unit cost, in microseconds,
+// and the delays of fragments, sorted. Where there is a rate, both are of a
+// while in which all streams run: that 200 begin at once is no part of them.
+func (s server) ask(b *testing.B, l load) (cost float64, delays []time.Duration) {
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: l.clients}}
+	defer client.CloseIdleConnections()
+	c := newReaders(l.clients)
+	var clients sync.WaitGroup
+	before := processorTime(b, s.pid)
+	for i := range l.clients {
+		clients.Go(func() {
+			for range max(l.chats, 1) {
+				if err := s.chat(b.Context(), client, l, c, &c.delays[i]); err != nil {
+					b.Errorf("%s: %v", s.name, err)
+				}
+			}
+		})
+	}
+	if l.rate > 0 {
+		c.begun.Wait()
+		cost = s.costOfFragments(b, c, l)
+	}
+	clients.Wait()
+	if b.Failed() {
+		b.FailNow()
+	}
+	if l.rate == 0 {
+		cost = microseconds(processorTime(b, s.pid)-before) / l.units()
+	}
+	delays = slices.Concat(c.delays...)
+	slices.Sort(delays)
+	return cost, delays
+}
+
+// readers are the clients of one load, seen together.
+type readers struct {
+	begun    sync.WaitGroup // until each client has its first fragment
+	received atomic.Int64   // fragments
+	steady   atomic.Bool    // all streams run: what is seen now counts
+	delays   [][]time.Duration
+}
+
+func newReaders(clients int) *readers {
+	r := &readers{delays: make([][]time.Duration, clients)}
+	r.begun.Add(clients)
+	return r
+}
+
+// costOfFragments measures for two thirds of the time that the streams take.
+func (s server) costOfFragments(b *testing.B, c *readers, l load) float64 {
+	c.steady.Store(true)
+	defer c.steady.Store(false)
+	count, before := c.received.Load(), processorTime(b, s.pid)
+	time.Sleep(time.Duration(l.fragments) * time.Second / time.Duration(l.rate) * 2 / 3)
+	return microseconds(processorTime(b, s.pid)-before) / float64(c.received.Load()-count)
+}
+
+func microseconds(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
+
+// chat reads one answer, and fails unless it is whole.
+func (s server) chat(ctx context.Context, client *http.Client, l load, c *readers, delays *[]time.Duration) error {
+	count := 0
+	defer func() {
+		if count == 0 && l.rate > 0 {
+			c.begun.Done() // nobody shall wait for this one
+		}
+	}()
+	response, err := request(ctx, client, s.key, "POST", s.url, s.bodies(l.prompt(), l.stream))
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("status %d", response.StatusCode)
+	}
+	lines := bufio.NewReader(response.Body)
+	for {
+		line, err := lines.ReadSlice('\n')
+		if _, text, ok := bytes.Cut(line, []byte(`"content":"`)); ok {
+			if count == 0 && l.rate > 0 {
+				c.begun.Done()
+			}
+			count += max(1, bytes.Count(text, []byte("word ")))
+			if l.rate > 0 {
+				c.received.Add(1)
+				if c.steady.Load() {
+					*delays = append(*delays, delayOf(text))
+				}
+			}
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if count != l.fragments {
+		return fmt.Errorf("%d fragments, not %d", count, l.fragments)
+	}
+	return nil
+}
+
+// delayOf is how old a text is that begins with its time.
+func delayOf(text []byte) time.Duration {
+	stamp, err := strconv.ParseInt(string(text[:stampLength]), 10, 64)
+	if err != nil {
+		panic(err)
+	}
+	return time.Since(time.Unix(0, stamp))
+}
+
+// processorTime is what a process has computed so far.
+func processorTime(b *testing.B, pid int) time.Duration {
+	b.Helper()
+	var t unix.Timespec
+	// The clock's number is made as clock_getcpuclockid(3) makes it.
+	if err := unix.ClockGettime(int32(^pid)<<3|2, &t); err != nil {
+		b.Fatalf("the processor time of another process: %v", err)
+	}
+	return time.Duration(t.Nano())
+}
+
+// memory is one of the figures that Linux has of a process's memory, in MiB.
+func memory(b *testing.B, p *os.Process, name string) float64 {
+	b.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		var kilobytes float64
+		if _, err := fmt.Sscanf(line, name+": %f kB", &kilobytes); err == nil {
+			return kilobytes / 1024
+		}
+	}
+	b.Fatalf("no %s", name)
+	return 0
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"example.com/botapi/examples/production/internal/postgrestest"
+	"example.com/botapi/examples/production/internal/runtimetest"
+	"example.com/botapi/examples/production/internal/service"
+	"github.com/alecthomas/kong"
+	"github.com/matryer/is"
+)
+
+func readme(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestFirstBlockOfTheReadme pastes the first commands of the README into a shell
+// as one. Only what belongs to this machine is another: ports, the database, and
+// where the program is put.
+func TestFirstBlockOfTheReadme(t *testing.T) {
+	is := is.New(t)
+	if _, err := exec.LookPath("createdb"); err != nil {
+		t.Skip("createdb was not found: the README begins with it (Debian: apt-get install postgresql-client)")
+	}
+	database, err := url.Parse(postgrestest.Database(t))
+	is.NoErr(err)
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("Hello", " yourself") })
+	public := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
+	internal := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
+
+	_, block, _ := strings.Cut(readme(t), "```sh\n")
+	block, _, _ = strings.Cut(block, "```")
+	name := strings.TrimPrefix(database.Path, "/") + "_readme"
+	block = strings.NewReplacer(
+		"-h 127.0.0.1", "-h "+database.Hostname()+" -p "+database.Port(),
+		"-U postgres botapi", "-U postgres "+name,
+		"postgres://postgres@127.0.0.1:5432/botapi", database.Scheme+"://"+database.User.String()+"@"+database.Host+"/"+name,
+		"http://127.0.0.1:11434/v1", runtime.URL,
+		"127.0.0.1:8080", public,
+		"127.0.0.1:9080", internal,
+		"bin/botapi", filepath.Join(t.TempDir(), "botapi"),
+	).Replace(block)
+	t.Cleanup(func() {
+		exec.Command("dropdb", "--force", "-h", database.Hostname(), "-p", database.Port(), "-U", "postgres", name).Run()
+	})
+
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	shell := exec.CommandContext(ctx, "bash", "-eu")
+	shell.Dir, shell.Stdin = "../..", strings.NewReader(block)
+	shell.Env = append(os.Environ(), "BOTAPI_LISTEN="+public, "BOTAPI_INTERNAL_LISTEN="+internal)
+	if password, ok := database.User.Password(); ok {
+		shell.Env = append(shell.Env, "PGPASSWORD="+password)
+	}
+	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // to end the service, too
+	shell.Cancel = func() error { return syscall.Kill(-shell.Process.Pid, syscall.SIGKILL) }
+	var stdout, stderr buffer
+	shell.Stdout, shell.Stderr = &stdout, &stderr
+	is.NoErr(shell.Start())
+	defer func() {
+		syscall.Kill(-shell.Process.Pid, syscall.SIGKILL)
+		shell.Wait()
+	}()
+	eventually(t, "the model has answered", func() bool { return strings.Contains(stdout.String(), "data: [DONE]") })
+	is.True(strings.Contains(stdout.String(), `"slug":"helper"`))
+	is.True(strings.Contains(stdout.String(), `data: {"content":"Hello"}`))
+}
+
+// TestSupervisorsWaitLongEnough compares the times that the README and the unit
+// give a replica to end with the time that it may take, and a sixteenth more.
+func TestSupervisorsWaitLongEnough(t *testing.T) {
+	is := is.New(t)
+	longest := servedWith(t, "--database=postgres://", "--runtime=local=http://127.0.0.1:1").ShutdownTime()
+	given := regexp.MustCompile(`(?:TimeoutStopSec=|terminationGracePeriodSeconds: )(\d+)`).FindAllStringSubmatch(readme(t)+deployed(t, "botapi.service"), -1)
+	is.Equal(len(given), 3)
+	for _, match := range given {
+		seconds, err := strconv.Atoi(match[1])
+		is.NoErr(err)
+		is.True(time.Duration(seconds)*time.Second >= longest+longest/16)
+	}
+}
+
+// servedWith is how the serve command serves with these flags.
+func servedWith(t *testing.T, flags ...string) service.Config {
+	t.Helper()
+	var p program
+	parser, err := kong.New(&p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := parser.Parse(append([]string{"serve"}, flags...)); err != nil {
+		t.Fatal(err)
+	}
+	return p.Serve.config(nil, nil, nil)
+}
+
+// TestReadmeSaysWhatEachPackageDoes looks for each package in the table.
+func TestReadmeSaysWhatEachPackageDoes(t *testing.T) {
+	_, table, _ := strings.Cut(readme(t), "## What is where")
+	table, _, _ = strings.Cut(table, "\n## ")
+	packages, err := filepath.Glob("../../internal/*")
+	if err != nil || len(packages) == 0 {
+		t.Fatal("no packages", err)
+	}
+	for _, directory := range packages {
+		if !strings.Contains(table, "`internal/"+filepath.Base(directory)+"`") {
+			t.Errorf("the table does not have %s", directory)
+		}
+	}
+}

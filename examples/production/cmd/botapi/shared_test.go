@@ -1,0 +1,329 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"example.com/botapi/examples/production/internal/redistest"
+	"example.com/botapi/examples/production/internal/runtimetest"
+	"github.com/jackc/pgx/v5"
+	"github.com/matryer/is"
+)
+
+// sharing are three replicas with one database, one Redis and one runtime.
+type sharing struct {
+	env      []string
+	key      string
+	replicas []*process
+	redis    *redistest.Server
+}
+
+func share(t *testing.T, runtime string, args ...string) sharing {
+	t.Helper()
+	s := sharing{redis: redistest.NewServer(t), env: migrated(t)}
+	importBots(t, s.env, oneBot)
+	s.key = createKey(t, s.env)
+	for range replicas {
+		p := serve(t, s.env, append([]string{"--runtime", "local=" + runtime, "--redis", s.redis.URL}, args...)...)
+		p.ready(t)
+		s.replicas = append(s.replicas, p)
+	}
+	return s
+}
+
+// send sends a chat, under an Idempotency-Key unless that is empty.
+func (s sharing) send(ctx context.Context, replica int, idempotency, prompt string) (*http.Response, error) {
+	body := fmt.Sprintf(`{"bot_slug":"helper","prompt":%q,"stream":true}`, prompt)
+	request, err := http.NewRequestWithContext(ctx, "POST", s.replicas[replica].url+"/v1/chat", strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Authorization", "Bearer "+s.key)
+	if idempotency != "" {
+		request.Header.Set("Idempotency-Key", idempotency)
+	}
+	return http.DefaultClient.Do(request)
+}
+
+// connect returns a stream that has begun, and how to leave it.
+func (s sharing) connect(t *testing.T, replica int, idempotency string) (stream, context.CancelFunc) {
+	t.Helper()
+	ctx, leave := context.WithCancel(t.Context())
+	response, err := s.send(ctx, replica, idempotency, "Hi")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { response.Body.Close() })
+	if response.StatusCode != http.StatusOK {
+		t.Fatalf("status %d", response.StatusCode)
+	}
+	return stream{bufio.NewScanner(response.Body), response.Body}, leave
+}
+
+func (s sharing) status(t *testing.T, replica int, idempotency string) (status int, retryAfter string) {
+	t.Helper()
+	response, err := s.send(t.Context(), replica, idempotency, "Hi")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	_, _ = io.Copy(io.Discard, response.Body)
+	return response.StatusCode, response.Header.Get("Retry-After")
+}
+
+// wordsOf is what the runtime of TestRetriesPayOnce says to a prompt.
+func wordsOf(prompt string) (words []string) {
+	for i := range 40 {
+		words = append(words, fmt.Sprintf("%s/%d ", prompt, i))
+	}
+	return words
+}
+
+// TestRetriesPayOnce has 200 clients leave their streams at random points, and
+// come back to any replica. Each gets its answer whole and once, and the runtime
+// is asked once for each.
+func TestRetriesPayOnce(t *testing.T) {
+	is := is.New(t)
+	const clients = 200
+	gates := make(map[string]chan struct{})
+	for i := range clients {
+		gates[fmt.Sprint("p", i)] = make(chan struct{})
+	}
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+		prompt := r.Messages[len(r.Messages)-1].Content
+		for i, word := range wordsOf(prompt) {
+			if i == 20 {
+				select {
+				case <-gates[prompt]:
+				case <-r.Context().Done():
+					return
+				}
+			}
+			s.Text(word)
+		}
+		s.Stop()
+		s.Usage(9, 40)
+		s.Done()
+	})
+	s := share(t, runtime.URL)
+	var all sync.WaitGroup
+	for prompt, gate := range gates {
+		all.Go(func() {
+			if err := s.dropAndReturn(t.Context(), prompt, gate); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	is.Equal(len(runtime.Requests()), clients)
+
+	// What was paid is in the books once, though most clients left.
+	for _, p := range s.replicas {
+		p.terminate(t)
+		p.wait(t)
+	}
+	conn, err := pgx.Connect(t.Context(), strings.TrimPrefix(s.env[0], "DATABASE_URL="))
+	is.NoErr(err)
+	defer conn.Close(context.Background())
+	var records, completion int
+	is.NoErr(conn.QueryRow(t.Context(), `SELECT count(completion_tokens), sum(completion_tokens) FROM usage`).Scan(&records, &completion))
+	is.Equal(records, clients)
+	is.Equal(completion, clients*40)
+}
+
+func (s sharing) dropAndReturn(ctx context.Context, prompt string, gate chan struct{}) error {
+	drops := 1 + rand.IntN(3)
+	opens := rand.IntN(drops + 1) // on which connection the runtime may go on
+	whole := strings.Join(wordsOf(prompt), "")
+	for drop := range drops + 1 {
+		if drop == opens {
+			close(gate)
+		}
+		most := 20
+		if drop >= opens {
+			most = 40
+		}
+		if drop == drops {
+			most = 1000 // to the end
+		} else {
+			most = rand.IntN(most)
+		}
+		text, end, err := s.read(ctx, prompt, most)
+		if err != nil {
+			return err
+		}
+		if drop < drops && !strings.HasPrefix(whole, text) {
+			return fmt.Errorf("the answer to %s began as %q", prompt, text)
+		}
+		if drop == drops && (text != whole || end != "[DONE]") {
+			return fmt.Errorf("the answer to %s is not whole: %q, then %s", prompt, text, end)
+		}
+	}
+	return nil
+}
+
+// read reads some events of an answer, and leaves.
+func (s sharing) read(ctx context.Context, prompt string, most int) (text, end string, err error) {
+	ctx, leave := context.WithTimeout(ctx, patience)
+	defer leave()
+	response, err := s.send(ctx, rand.IntN(replicas), "key-"+prompt, prompt)
+	if err != nil {
+		return "", "", err
+	}
+	defer response.Body.Close()
+	events := stream{bufio.NewScanner(response.Body), response.Body}
+	for range most {
+		data := events.next()
+		var fragment struct{ Content string }
+		if json.Unmarshal([]byte(data), &fragment) != nil {
+			return text, data, nil
+		}
+		text += fragment.Content
+	}
+	return text, "", nil
+}
+
+// TestReplicaIsKilled kills the replica that gives an answer. Who follows it
+// elsewhere sees it break; who asks again gets a new one.
+func TestReplicaIsKilled(t *testing.T) {
+	is := is.New(t)
+	var asked atomic.Int64
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+		if asked.Add(1) == 1 {
+			s.Text("one")
+			<-r.Context().Done()
+			return
+		}
+		s.Whole("two")
+	})
+	s := share(t, runtime.URL)
+	s.connect(t, 0, "k1")
+	elsewhere, _ := s.connect(t, 1, "k1")
+	is.Equal(elsewhere.next(), `{"content":"one"}`)
+	is.NoErr(s.replicas[0].cmd.Process.Kill())
+	is.Equal(elsewhere.next(), `{"detail":"The answer broke off"}`)
+	is.Equal(elsewhere.next(), "") // cut
+	again, _ := s.connect(t, 2, "k1")
+	is.Equal(again.next(), `{"content":"two"}`)
+	is.Equal(again.next(), "[DONE]")
+}
+
+// TestLimitsOverAllReplicas has 1,000 clients ask three replicas for more than
+// their account may have.
+func TestLimitsOverAllReplicas(t *testing.T) {
+	is := is.New(t)
+	const clients, limit = 1000, 50
+	done := make(chan struct{})
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+		s.Text("one")
+		select {
+		case <-done:
+		case <-r.Context().Done():
+			return
+		}
+		s.Stop()
+		s.Usage(60, 40)
+		s.Done()
+	})
+	s := share(t, runtime.URL)
+	is.Equal(command(t, "", s.env, "limits", "set", "--chats-at-once", "1").code, 0)
+	is.Equal(command(t, "", s.env, "limits", "set", "--account", "acme", "--chats-at-once", fmt.Sprint(limit), "--tokens-per-day", fmt.Sprint(100*limit)).code, 0)
+	var admitted, refused atomic.Int64
+	var all sync.WaitGroup
+	for i := range clients {
+		all.Go(func() {
+			response, err := s.send(t.Context(), i%replicas, "", "Hi")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer response.Body.Close()
+			switch response.StatusCode {
+			case http.StatusOK:
+				admitted.Add(1)
+			case http.StatusTooManyRequests:
+				refused.Add(1)
+			default:
+				t.Errorf("status %d", response.StatusCode)
+			}
+			_, _ = io.Copy(io.Discard, response.Body)
+		})
+	}
+	eventually(t, "all have an answer", func() bool { return admitted.Load()+refused.Load() == clients })
+	is.Equal(admitted.Load(), int64(limit))
+	is.Equal(len(runtime.Requests()), limit) // and not one more
+	close(done)
+	all.Wait()
+	for replica := range replicas { // the tokens of the day are used up
+		status, retryAfter := s.status(t, replica, "")
+		is.Equal(status, http.StatusTooManyRequests)
+		is.True(len(retryAfter) > 1 || time.Now().UTC().Hour() == 23) // not before midnight
+	}
+}
+
+// TestAnswerWithoutClientCounts leaves an answer, which keeps its place until it
+// is stopped.
+func TestAnswerWithoutClientCounts(t *testing.T) {
+	is := is.New(t)
+	stopped := make(chan struct{}, 10)
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+		s.Text("one")
+		<-r.Context().Done()
+		stopped <- struct{}{}
+	})
+	s := share(t, runtime.URL)
+	is.Equal(command(t, "", s.env, "limits", "set", "--chats-at-once", "1").code, 0)
+	first, leave := s.connect(t, 0, "k1")
+	is.Equal(first.next(), `{"content":"one"}`)
+	leave()
+	for replica := range replicas {
+		status, _ := s.status(t, replica, "k2")
+		is.Equal(status, http.StatusTooManyRequests)
+	}
+	back, leave := s.connect(t, 1, "k1") // to come back takes no place
+	is.Equal(back.next(), `{"content":"one"}`)
+	leave()
+	status, _ := ask(t, s.key, "DELETE", s.replicas[2].url+"/answers/k1", "")
+	is.Equal(status, http.StatusNoContent)
+	<-stopped
+	eventually(t, "the place is free", func() bool {
+		ctx, leave := context.WithCancel(t.Context())
+		defer leave()
+		response, err := s.send(ctx, 2, "", "Hi")
+		is.NoErr(err)
+		defer response.Body.Close()
+		return response.StatusCode == http.StatusOK
+	})
+	<-stopped // without a key, the model stops at once
+}
+
+// TestShutdownWaitsForAnswers ends a replica while an answer goes on there that
+// nobody is connected to. Its client gets the whole of it elsewhere.
+func TestShutdownWaitsForAnswers(t *testing.T) {
+	is := is.New(t)
+	words, runtime := paced(t)
+	s := share(t, runtime)
+	words <- "one"
+	first, leave := s.connect(t, 0, "k1")
+	is.Equal(first.next(), `{"content":"one"}`)
+	leave()
+	s.replicas[0].terminate(t)
+	eventually(t, "it takes no new connections", func() bool { return statusOf(s.replicas[0].url+"/health-check") == 0 })
+	back, _ := s.connect(t, 1, "k1")
+	is.Equal(back.next(), `{"content":"one"}`)
+	words <- "two"
+	is.Equal(back.next(), `{"content":"two"}`)
+	close(words)
+	is.Equal(back.next(), "[DONE]")
+	s.replicas[0].wait(t)
+}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"encoding/csv"
+	"fmt"
+	"os"
+	"time"
+
+	"example.com/botapi/examples/production/internal/postgres"
+)
+
+type usageCommands struct {
+	Show   showUsageCommand   `cmd:"" default:"withargs" help:"Add usage up by day and account. The default."`
+	Delete deleteUsageCommand `cmd:"" help:"Delete the records of days that are too old to keep."`
+}
+
+type showUsageCommand struct {
+	Account string    `placeholder:"ACCOUNT" help:"Only the usage of this account."`
+	From    time.Time `format:"2006-01-02" placeholder:"DAY" help:"The first day, as 2026-01-31; 30 days before the last unless given."`
+	To      time.Time `format:"2006-01-02" placeholder:"DAY" help:"The last day; today unless given."`
+	CSV     bool      `help:"As CSV, for other programs."`
+}
+
+func (c *showUsageCommand) Help() string {
+	return `Days are those of UTC. COMPLETE counts the chats whose clients were given the
+whole answer. Tokens are as the model runtime counts them; COUNTED is how many
+chats it counted: none where it does not count, nor those that were cut short.`
+}
+
+func (c *showUsageCommand) Run(ctx context.Context, p *program) error {
+	if c.To.IsZero() {
+		c.To = today()
+	}
+	if c.From.IsZero() {
+		c.From = c.To.AddDate(0, 0, -30)
+	}
+	if c.To.Before(c.From) {
+		return mistakef("--from is after --to")
+	}
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
+		days, err := d.DailyUsage(ctx, c.Account, c.From, c.To)
+		if err != nil {
+			return err
+		}
+		if c.CSV {
+			return usageCSV(days)
+		}
+		return usageTable(days)
+	})
+}
+
+// today is the day that it is in UTC.
+func today() time.Time { return time.Now().UTC().Truncate(24 * time.Hour) }
+
+func usageTable(days []postgres.DailyUsage) error {
+	return table(func(line func(cells ...any)) {
+		line("DAY", "ACCOUNT", "CHATS", "COMPLETE", "BYTES", "COUNTED", "PROMPT TOKENS", "COMPLETION TOKENS")
+		for _, d := range days {
+			line(d.Day.Format(time.DateOnly), d.Account, d.Chats, d.Complete, d.Bytes, d.Counted,
+				number(d.PromptTokens, "-"), number(d.CompletionTokens, "-"))
+		}
+	})
+}
+
+func usageCSV(days []postgres.DailyUsage) error {
+	lines := [][]string{{"day", "account", "chats", "complete", "bytes", "counted", "prompt_tokens", "completion_tokens"}}
+	for _, d := range days {
+		lines = append(lines, []string{d.Day.Format(time.DateOnly), d.Account, fmt.Sprint(d.Chats), fmt.Sprint(d.Complete),
+			fmt.Sprint(d.Bytes), fmt.Sprint(d.Counted), number(d.PromptTokens, ""), number(d.CompletionTokens, "")})
+	}
+	return csv.NewWriter(os.Stdout).WriteAll(lines)
+}
+
+// number is a number, or what stands for none.
+func number(n *int64, none string) string {
+	if n == nil {
+		return none
+	}
+	return fmt.Sprint(*n)
+}
+
+type deleteUsageCommand struct {
+	KeepDays int `required:"" placeholder:"N" help:"How many days to keep, today not counted."`
+	Batch    int `default:"1000" placeholder:"N" help:"How many records to delete at a time (${default})."`
+}
+
+func (c *deleteUsageCommand) Help() string {
+	return `Safe beside running replicas, to be interrupted, and to be run again: for cron,
+or for a timer of systemd.`
+}
+
+// Validate finds what parses but makes no sense.
+func (c *deleteUsageCommand) Validate() error {
+	if c.KeepDays < 0 || c.Batch < 1 {
+		return fmt.Errorf("--keep-days or --batch is too small")
+	}
+	if c.KeepDays > maxKeepDays {
+		return fmt.Errorf("--keep-days is more than %d", maxKeepDays)
+	}
+	return nil
+}
+
+// maxKeepDays is a century. Far beyond it, the day to keep from overflows into
+// the future, and all usage is deleted.
+const maxKeepDays = 36_500
+
+func (c *deleteUsageCommand) Run(ctx context.Context, p *program) error {
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
+		before := today().AddDate(0, 0, -c.KeepDays)
+		deleted, err := d.DeleteUsage(ctx, before, c.Batch)
+		fmt.Printf("deleted %d records of before %s\n", deleted, before.Format(time.DateOnly))
+		return err
+	})
+}

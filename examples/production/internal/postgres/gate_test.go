@@ -1,0 +1,177 @@
+package postgres_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/production/internal/postgres"
+	"example.com/botapi/examples/production/internal/postgrestest"
+	"github.com/matryer/is"
+)
+
+// stranger returns a key that nobody has.
+func stranger() string { return "bot_" + rand.Text() }
+
+// locked locks a table until the function that it returns is called.
+func locked(t *testing.T, url, table string) (unlock func()) {
+	t.Helper()
+	lock, err := connect(t, url).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lock.Exec(t.Context(), `LOCK TABLE `+table); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := lock.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestWhatCannotBeAKeyIsNotLookedUp(t *testing.T) {
+	is := is.New(t)
+	nowhere := fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres", postgrestest.FreePort(t))
+	d := openWith(t, nowhere, postgres.Options{})
+	random := rand.Text()
+	for _, wrong := range []string{
+		random, "bot_", "bot_" + random[1:], "bot-" + random, "bot_" + strings.ToLower(random), "bot_" + random[1:] + "1",
+		"bot_" + random[1:] + "\x00", "bot_" + strings.Repeat(random, 1000),
+	} {
+		_, err := d.VerifyKey(t.Context(), wrong)
+		is.True(errors.Is(err, botapi.ErrInvalidKey))
+	}
+	_, err := d.VerifyKey(t.Context(), "bot_"+random)
+	is.True(!errors.Is(err, botapi.ErrInvalidKey)) // only the database could say
+}
+
+func TestRefusedKeyIsNotLookedUpAgain(t *testing.T) {
+	is := is.New(t)
+	url := postgrestest.Database(t)
+	d := open(t, url)
+	key := stranger()
+	revoked, id, err := d.CreateKey(t.Context(), "acme", "")
+	is.NoErr(err)
+	_, err = d.VerifyKey(t.Context(), revoked)
+	is.NoErr(err)
+	_, err = d.RevokeKey(t.Context(), id)
+	is.NoErr(err)
+	refuse := func() {
+		for _, key := range []string{key, revoked} {
+			_, err := d.VerifyKey(t.Context(), key)
+			is.True(errors.Is(err, botapi.ErrInvalidKey))
+		}
+	}
+	refuse()
+	defer locked(t, url, "api_keys")()
+	refuse() // a lookup could only fail now
+}
+
+func TestGuessesLeaveTheDatabaseToOthers(t *testing.T) {
+	is := is.New(t)
+	url := postgrestest.Database(t)
+	open(t, url).Close()
+	d := openWith(t, url, postgres.Options{MaxConnections: 4, QueryTimeout: time.Minute})
+	is.NoErr(d.ImportBots(t.Context(), []postgres.ImportedBot{published("u1", "helper")}))
+	key, _, err := d.CreateKey(t.Context(), "acme", "")
+	is.NoErr(err)
+	_, err = d.VerifyKey(t.Context(), key)
+	is.NoErr(err)
+	watcher := connect(t, url)
+
+	unlock := locked(t, url, "api_keys")
+	const guesses = 6_000
+	results := make(chan error, guesses)
+	for range guesses {
+		go func() {
+			_, err := d.VerifyKey(t.Context(), stranger())
+			results <- err
+		}()
+	}
+	for range guesses - 5_000 { // those that find the line full
+		answer, ok := errors.AsType[*botapi.StatusError](<-results)
+		is.True(ok)
+		is.Equal(answer.Status, http.StatusTooManyRequests)
+		is.Equal(answer.RetryAfter, 2*time.Second)
+	}
+	waitFor(t, watcher, waiting+" = 2") // half of the connections
+	bots, err := d.Bots(t.Context())
+	is.NoErr(err)
+	is.Equal(len(bots), 1)
+	known := make(chan error)
+	go func() {
+		_, err := d.VerifyKey(t.Context(), key)
+		known <- err
+	}()
+	waitFor(t, watcher, waiting+" = 3") // a key that was good stands in no line
+
+	unlock()
+	is.NoErr(<-known)
+	for range 5_000 {
+		is.True(errors.Is(<-results, botapi.ErrInvalidKey))
+	}
+}
+
+func TestWhoLeavesTheLineMakesRoom(t *testing.T) {
+	is := is.New(t)
+	url := postgrestest.Database(t)
+	open(t, url).Close()
+	d := openWith(t, url, postgres.Options{MaxConnections: 4, QueryTimeout: time.Minute})
+	key, _, err := d.CreateKey(t.Context(), "acme", "")
+	is.NoErr(err)
+
+	unlock := locked(t, url, "api_keys")
+	clients, leave := context.WithCancel(t.Context())
+	results := make(chan error, 5_000)
+	for range 5_000 {
+		go func() {
+			_, err := d.VerifyKey(clients, stranger())
+			results <- err
+		}()
+	}
+	waitFor(t, connect(t, url), waiting+" = 2")
+	leave()
+	for range 4_998 {
+		is.True(errors.Is(<-results, context.Canceled))
+	}
+	unlock()
+	for range 2 { // those that were looked up all the while
+		<-results
+	}
+	account, err := d.VerifyKey(t.Context(), key)
+	is.NoErr(err)
+	is.Equal(account, "acme")
+}
+
+func TestRefusalsAreLoggedNowAndThen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		var log bytes.Buffer
+		d, err := postgres.Open("postgres://127.0.0.1:1/none", postgres.Options{Logger: slog.New(slog.NewJSONHandler(&log, nil))})
+		is.NoErr(err)
+		defer d.Close()
+		refuse := func(n int) {
+			for range n {
+				_, err := d.VerifyKey(t.Context(), "bot_SECRET")
+				is.True(errors.Is(err, botapi.ErrInvalidKey))
+			}
+		}
+		refuse(5_000)
+		is.Equal(strings.Count(log.String(), "\n"), 1)
+		time.Sleep(10 * time.Second)
+		refuse(5_000)
+		is.Equal(strings.Count(log.String(), "\n"), 2)
+		is.True(strings.Contains(log.String(), `"msg":"API keys were refused","refusals":5000}`))
+		is.True(!strings.Contains(log.String(), "SECRET"))
+	})
+}

@@ -1,0 +1,78 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Limits is what one account may use, over all replicas. Zero means no limit.
+type Limits struct {
+	ChatsPerMinute, TokensPerDay, ChatsAtOnce int64
+}
+
+// AccountLimits are limits as the database has them: for one account, where nil
+// means as for everybody else, or for everybody else, where nil means no limit.
+type AccountLimits struct {
+	Account                                   string // empty for everybody else
+	ChatsPerMinute, TokensPerDay, ChatsAtOnce *int64
+}
+
+// ErrNoLimits is what RemoveLimits returns for an account without limits of its
+// own.
+var ErrNoLimits = errors.New("no such limits")
+
+// Limits returns the limits of an account: its own, and for what it has none of,
+// those for everybody else.
+func (d *Database) Limits(ctx context.Context, account string) (limits Limits, err error) {
+	err = d.run(ctx, "reading the limits of an account", func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, `
+			SELECT coalesce(own.chats_per_minute, rest.chats_per_minute, 0),
+			       coalesce(own.tokens_per_day, rest.tokens_per_day, 0),
+			       coalesce(own.chats_at_once, rest.chats_at_once, 0)
+			FROM (SELECT $1::text AS account) AS asked
+			LEFT JOIN account_limits AS own USING (account)
+			LEFT JOIN account_limits AS rest ON rest.account = ''`, account)
+		limits, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Limits])
+		return err
+	})
+	return limits, err
+}
+
+// SetLimits sets the limits of an account, or of everybody else, in place of
+// those that there were. Replicas see it when they ask again.
+func (d *Database) SetLimits(ctx context.Context, l AccountLimits) error {
+	return d.run(ctx, "setting limits", func(ctx context.Context, conn *pgxpool.Conn) error {
+		_, err := conn.Exec(ctx, `
+			INSERT INTO account_limits (account, chats_per_minute, tokens_per_day, chats_at_once) VALUES ($1, $2, $3, $4)
+			ON CONFLICT (account) DO UPDATE SET chats_per_minute = excluded.chats_per_minute,
+				tokens_per_day = excluded.tokens_per_day, chats_at_once = excluded.chats_at_once`,
+			l.Account, l.ChatsPerMinute, l.TokensPerDay, l.ChatsAtOnce)
+		return err
+	})
+}
+
+// RemoveLimits makes an account one like everybody else; of everybody else, it
+// removes all limits. It returns ErrNoLimits where there are none.
+func (d *Database) RemoveLimits(ctx context.Context, account string) error {
+	return d.run(ctx, "removing limits", func(ctx context.Context, conn *pgxpool.Conn) error {
+		tag, err := conn.Exec(ctx, `DELETE FROM account_limits WHERE account = $1`, account)
+		if err == nil && tag.RowsAffected() == 0 {
+			return ErrNoLimits
+		}
+		return err
+	})
+}
+
+// AllLimits returns the limits for everybody else, if there are any, and then
+// those of accounts, by name.
+func (d *Database) AllLimits(ctx context.Context) (limits []AccountLimits, err error) {
+	err = d.run(ctx, "listing limits", func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, `SELECT account, chats_per_minute, tokens_per_day, chats_at_once FROM account_limits ORDER BY account`)
+		limits, err = pgx.CollectRows(rows, pgx.RowToStructByPos[AccountLimits])
+		return err
+	})
+	return limits, err
+}

@@ -1,0 +1,9 @@
+-- +goose Up
+-- Null means as for everybody else; in the row without an account, which is for
+-- everybody else, it means no limit, and so does 0 anywhere.
+CREATE TABLE account_limits (
+    account          text PRIMARY KEY,
+    chats_per_minute bigint CHECK (chats_per_minute >= 0),
+    tokens_per_day   bigint CHECK (tokens_per_day >= 0),
+    chats_at_once    bigint CHECK (chats_at_once >= 0)
+);

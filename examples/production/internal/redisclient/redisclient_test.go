@@ -1,0 +1,113 @@
+package redisclient_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"example.com/botapi/examples/production/internal/redisclient"
+	"example.com/botapi/examples/production/internal/redistest"
+	"github.com/matryer/is"
+	"github.com/redis/go-redis/v9"
+)
+
+// log is a bytes.Buffer for several goroutines.
+type log struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *log) count(message string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), message)
+}
+
+func TestAwayAndBack(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	var log log
+	client, err := redisclient.Open(server.URL, slog.New(slog.NewTextHandler(&log, nil)))
+	is.NoErr(err)
+	defer client.Close()
+	ctx := context.Background()
+	is.NoErr(client.Ping(ctx).Err())
+	is.True(errors.Is(client.Get(ctx, "nothing").Err(), redis.Nil)) // an answer like any other
+	is.True(client.Do(ctx, "NONSENSE").Err() != nil)                // so is a refusal
+	is.NoErr(client.Ping(ctx).Err())
+
+	for _, way := range []struct{ goes, comes func(testing.TB) }{
+		{server.Stop, server.Start},
+		{server.Hang, server.GoOn},
+	} {
+		way.goes(t)
+		is.True(client.Ping(ctx).Err() != nil)
+		is.True(client.Away())
+		for range 100 {
+			is.True(errors.Is(client.Ping(ctx).Err(), redisclient.ErrAway)) // without asking
+		}
+		way.comes(t)
+		for client.Ping(ctx).Err() != nil {
+			time.Sleep(10 * time.Millisecond)
+		}
+		is.True(!client.Away())
+	}
+	is.Equal(log.count("redis is away"), 2)
+	is.Equal(log.count("redis is back"), 2)
+	is.Equal(log.count("\n"), 4)
+}
+
+// TestThereButUnfit has a Redis that answers, and takes nothing from anybody.
+func TestThereButUnfit(t *testing.T) {
+	for _, state := range []struct {
+		name        string
+		goes, comes []any
+	}{
+		{"full", []any{"CONFIG", "SET", "maxmemory", "1"}, []any{"CONFIG", "SET", "maxmemory", "0"}},
+		{"become a replica", []any{"REPLICAOF", "127.0.0.1", "1"}, []any{"REPLICAOF", "NO", "ONE"}},
+		{"without its replicas", []any{"CONFIG", "SET", "min-replicas-to-write", "1"}, []any{"CONFIG", "SET", "min-replicas-to-write", "0"}},
+	} {
+		t.Run(state.name, func(t *testing.T) {
+			is := is.New(t)
+			server := redistest.NewServer(t)
+			client, operator := server.Client(t), server.Client(t)
+			is.NoErr(client.Set(t.Context(), "key", "", 0).Err())
+			is.NoErr(operator.Do(t.Context(), state.goes...).Err())
+			is.True(client.Set(t.Context(), "key", "", 0).Err() != nil)
+			is.True(client.Away())
+			is.NoErr(operator.Do(t.Context(), state.comes...).Err())
+			for client.Set(t.Context(), "key", "", 0).Err() != nil {
+				time.Sleep(10 * time.Millisecond)
+			}
+			is.True(!client.Away())
+		})
+	}
+}
+
+// TestCloseWhileAway ends the search for a Redis that is away.
+func TestCloseWhileAway(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	client := server.Client(t)
+	server.Stop(t)
+	is.True(client.Ping(t.Context()).Err() != nil)
+	is.NoErr(client.Close())
+}
+
+func TestMistakenURL(t *testing.T) {
+	is := is.New(t)
+	_, err := redisclient.Open("127.0.0.1:6379", slog.Default())
+	is.True(err != nil)
+	is.True(strings.Contains(err.Error(), "reading the Redis URL"))
+}

@@ -1,0 +1,186 @@
+package resume
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"example.com/botapi"
+	"github.com/redis/go-redis/v9"
+)
+
+// Header is the request header that names an answer.
+const Header = "Idempotency-Key"
+
+// maxKeyBytes bounds a key.
+const maxKeyBytes = 255
+
+// Path is where answers are, each by its key: DELETE /answers/KEY stops one.
+const Path = "/answers/"
+
+// A request is what one with an Idempotency-Key and the Engine tell each other.
+type request struct {
+	keys    []string               // as they came
+	started atomic.Pointer[answer] // by this request
+}
+
+type requestKey struct{}
+
+// Keyed hands the Idempotency-Key of each request on to the Engine.
+func Keyed(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if keys := r.Header[Header]; len(keys) > 0 {
+			r = r.WithContext(context.WithValue(r.Context(), requestKey{}, &request{keys: keys}))
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func requestFrom(ctx context.Context) (r *request, ok bool) {
+	r, ok = ctx.Value(requestKey{}).(*request)
+	return r, ok
+}
+
+// WhenOver calls f when the answer that a request has started is over and its
+// chat engine has returned, also if that is after the request; at once if that is
+// so already, and for a request that has started none. It is for reports: what a
+// chat has cost is not known before. Engine.Close waits for f.
+func WhenOver(ctx context.Context, f func()) {
+	if r, ok := requestFrom(ctx); ok {
+		if a := r.started.Load(); a != nil && a.callWhenOver(f) {
+			return
+		}
+	}
+	f()
+}
+
+var errBadKey = &botapi.StatusError{
+	Status: http.StatusBadRequest,
+	Detail: fmt.Sprintf("An Idempotency-Key has 1 to %d visible ASCII characters, and there is one at most", maxKeyBytes),
+}
+
+func validate(keys []string) error {
+	if len(keys) != 1 || keys[0] == "" || len(keys[0]) > maxKeyBytes {
+		return errBadKey
+	}
+	for _, c := range []byte(keys[0]) {
+		if c < '!' || c > '~' {
+			return errBadKey
+		}
+	}
+	return nil
+}
+
+// name is the key of an account, in a form that no other account's can have.
+func name(account, key string) string {
+	sum := sha256.Sum256([]byte(strconv.Itoa(len(account)) + ":" + account + key))
+	return hex.EncodeToString(sum[:])
+}
+
+// fingerprint tells bodies apart by what they ask for.
+func fingerprint(req *botapi.ChatRequest) ([]byte, error) {
+	text, err := json.Marshal(struct {
+		Bot      string
+		Messages []botapi.ChatMessage
+		UserID   string
+		Stream   bool
+		Extra    map[string]json.RawMessage
+	}{req.Bot.UID, req.Messages, req.UserID, req.Stream, req.Extra})
+	if err != nil {
+		return nil, fmt.Errorf("taking the fingerprint of a chat: %w", err)
+	}
+	sum := sha256.Sum256(text)
+	return sum[:], nil
+}
+
+// Answers serves DELETE /answers/KEY, for whoever has an API key of the account
+// that asked under KEY. It stops an answer that is under way at once, on
+// whichever replica, and changes nothing about one that is over. It answers 204,
+// or 404 for a key that is not known any more.
+func (e *Engine) Answers(keys botapi.KeyVerifier) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodDelete {
+			w.Header().Set("Allow", http.MethodDelete)
+			refuse(w, http.StatusMethodNotAllowed, "Method Not Allowed")
+			return
+		}
+		account, err := authenticate(r, keys)
+		if err == nil {
+			err = e.Stop(r.Context(), account, strings.TrimPrefix(r.URL.Path, Path))
+		}
+		if err != nil {
+			e.fail(w, r, err)
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	})
+}
+
+// Stop stops the answer that an account has under a key. Errors are
+// botapi.StatusErrors.
+func (e *Engine) Stop(ctx context.Context, account, key string) error {
+	if err := validate([]string{key}); err != nil {
+		return err
+	}
+	id, err := e.store.stop(context.WithoutCancel(ctx), name(account, key))
+	if errors.Is(err, redis.Nil) {
+		return &botapi.StatusError{Status: http.StatusNotFound, Detail: "Answer not found"}
+	}
+	if err != nil {
+		return errUnavailable(fmt.Errorf("stopping an answer: %w", err))
+	}
+	if a := e.find(id); a != nil {
+		a.cancel(errStopped)
+	}
+	return nil
+}
+
+var errNotAuthenticated = errors.New("no usable Authorization header")
+
+func authenticate(r *http.Request, keys botapi.KeyVerifier) (account string, err error) {
+	scheme, key, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	key = strings.TrimLeft(key, " ")
+	if !strings.EqualFold(scheme, "Bearer") || key == "" || strings.ContainsAny(key, " \t") {
+		return "", errNotAuthenticated
+	}
+	return keys.VerifyKey(r.Context(), key)
+}
+
+// fail answers as botapi answers.
+func (e *Engine) fail(w http.ResponseWriter, r *http.Request, err error) {
+	answer, ok := errors.AsType[*botapi.StatusError](err)
+	switch {
+	case errors.Is(err, errNotAuthenticated):
+		w.Header().Set("WWW-Authenticate", "Bearer")
+		refuse(w, http.StatusUnauthorized, "Not authenticated")
+		return
+	case errors.Is(err, botapi.ErrInvalidKey):
+		w.Header().Set("WWW-Authenticate", `Bearer error="invalid_token"`)
+		refuse(w, http.StatusUnauthorized, "Invalid API key")
+		return
+	case !ok:
+		answer = &botapi.StatusError{Status: http.StatusInternalServerError, Detail: "Internal Server Error", Err: err}
+	}
+	if answer.Err != nil {
+		e.logger.ErrorContext(r.Context(), "stopping an answer failed", slog.Any("error", answer.Err))
+	}
+	if answer.RetryAfter > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int((answer.RetryAfter+time.Second-1)/time.Second)))
+	}
+	refuse(w, answer.Status, answer.Detail)
+}
+
+func refuse(w http.ResponseWriter, status int, detail string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(map[string]string{"detail": detail}) // a client that left needs none
+}

@@ -1,0 +1,301 @@
+package resume_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"iter"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/production/internal/redisclient"
+	"example.com/botapi/examples/production/internal/redistest"
+	"example.com/botapi/examples/production/internal/resume"
+)
+
+const patience = 20 * time.Second
+
+// A model answers a prompt as the test has it say, word by word.
+type model struct {
+	mu    sync.Mutex
+	turns []*turn
+	begun chan *turn
+}
+
+func newModel() *model { return &model{begun: make(chan *turn, 1000)} }
+
+// A turn is one answer of the model.
+type turn struct {
+	prompt string
+	words  chan string // said one by one; the answer is whole when it is closed
+	fails  chan error
+	ended  chan struct{} // closed when the engine has returned
+	cause  error         // why its context ended, then
+}
+
+func (m *model) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		said := &turn{
+			prompt: req.Messages[len(req.Messages)-1].Content,
+			words:  make(chan string), fails: make(chan error), ended: make(chan struct{}),
+		}
+		defer close(said.ended)
+		m.mu.Lock()
+		m.turns = append(m.turns, said)
+		m.mu.Unlock()
+		m.begun <- said
+		for {
+			select {
+			case word, more := <-said.words:
+				if !more || !yield(word, nil) {
+					return
+				}
+			case err := <-said.fails:
+				yield("", err)
+				return
+			case <-ctx.Done():
+				said.cause = context.Cause(ctx)
+				return
+			}
+		}
+	}
+}
+
+// next returns the next turn that begins.
+func (m *model) next(t *testing.T) *turn {
+	t.Helper()
+	return receive(t, m.begun)
+}
+
+// begins has the next turn begin with a word: only then is its client connected.
+func (m *model) begins(word string) <-chan *turn {
+	said := make(chan *turn, 1)
+	go func() {
+		turn := <-m.begun
+		turn.words <- word
+		said <- turn
+	}()
+	return said
+}
+
+func (m *model) asked() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.turns)
+}
+
+func (said *turn) say(t *testing.T, words ...string) {
+	t.Helper()
+	for _, word := range words {
+		select {
+		case said.words <- word:
+		case <-time.After(patience):
+			t.Fatal("the model may not go on")
+		}
+	}
+}
+
+// isOver waits until the engine has returned.
+func (said *turn) isOver(t *testing.T) {
+	t.Helper()
+	receive(t, said.ended)
+}
+
+func receive[T any](t *testing.T, from <-chan T) (value T) {
+	t.Helper()
+	select {
+	case value = <-from:
+	case <-time.After(patience):
+		t.Fatalf("nothing came in %v", patience)
+	}
+	return value
+}
+
+// A replica is a service whose answers can be resumed. Its API keys are the
+// accounts' names.
+type replica struct {
+	*resume.Engine
+	url string
+}
+
+func serve(t *testing.T, client *redisclient.Client, o resume.Options, onChat ...func(context.Context, botapi.ChatReport)) replica {
+	t.Helper()
+	level := slog.LevelError
+	if testing.Verbose() {
+		level = slog.LevelInfo
+	}
+	o.Redis, o.Logger = client, slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	engine := resume.New(o)
+	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
+		if key == "wrong" {
+			return "", botapi.ErrInvalidKey
+		}
+		return key, nil
+	})
+	api := botapi.Options{Bots: bots, Keys: keys, Engine: engine, Logger: o.Logger}
+	for _, f := range onChat {
+		api.OnChat = f
+	}
+	routes := http.NewServeMux()
+	routes.Handle("/", resume.Keyed(botapi.New(api)))
+	routes.Handle(resume.Path, engine.Answers(keys))
+	server := httptest.NewServer(routes)
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := engine.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return replica{engine, server.URL}
+}
+
+// three are three replicas, each with its own connections to one Redis.
+func three(t *testing.T, server *redistest.Server, o resume.Options) (all [3]replica) {
+	t.Helper()
+	for i := range all {
+		all[i] = serve(t, server.Client(t), o)
+	}
+	return all
+}
+
+// A chat is one request.
+type chat struct {
+	account string // "acme" if empty
+	keys    []string
+	prompt  string
+	oneBody bool
+}
+
+func (r replica) send(ctx context.Context, c chat) (*http.Response, error) {
+	body, _ := json.Marshal(map[string]any{"bot_slug": "helper", "prompt": c.prompt, "stream": !c.oneBody})
+	request, err := http.NewRequestWithContext(ctx, "POST", r.url+"/v1/chat", strings.NewReader(string(body)))
+	if err != nil {
+		return nil, err
+	}
+	if c.account == "" {
+		c.account = "acme"
+	}
+	request.Header.Set("Authorization", "Bearer "+c.account)
+	request.Header[resume.Header] = c.keys
+	return http.DefaultClient.Do(request)
+}
+
+// A client is one that reads a stream event by event.
+type client struct {
+	response *http.Response
+	lines    *bufio.Scanner
+	leave    context.CancelFunc
+}
+
+// connect sends a chat, and returns when its answer begins.
+func (r replica) connect(t *testing.T, c chat) *client {
+	t.Helper()
+	ctx, leave := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(leave)
+	response, err := r.send(ctx, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newClient(response, leave)
+}
+
+func newClient(response *http.Response, leave context.CancelFunc) *client {
+	lines := bufio.NewScanner(response.Body)
+	return &client{response, lines, leave}
+}
+
+// next returns the text of the next event; ok is false at the end, whole or not.
+func (c *client) next() (text string, ok bool) {
+	for c.lines.Scan() {
+		data, isData := strings.CutPrefix(c.lines.Text(), "data: ")
+		if !isData {
+			continue
+		}
+		var fragment struct{ Content, Detail string }
+		if json.Unmarshal([]byte(data), &fragment) != nil {
+			return data, false // [DONE]
+		}
+		return fragment.Content + fragment.Detail, fragment.Detail == ""
+	}
+	return "cut", false
+}
+
+// rest returns the texts to the end, and the end.
+func (c *client) rest() (texts []string, end string) {
+	for {
+		text, ok := c.next()
+		if !ok {
+			return texts, text
+		}
+		texts = append(texts, text)
+	}
+}
+
+// inBackground sends a chat that will be answered later.
+func (r replica) inBackground(t *testing.T, c chat) <-chan reply {
+	t.Helper()
+	replies := make(chan reply, 1)
+	go func() { replies <- r.reply(t.Context(), c) }()
+	return replies
+}
+
+// A reply is a whole answer.
+type reply struct {
+	status     int
+	body       string
+	retryAfter string
+}
+
+func (r replica) reply(ctx context.Context, c chat) reply {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	response, err := r.send(ctx, c)
+	if err != nil {
+		return reply{body: err.Error()}
+	}
+	defer response.Body.Close()
+	body, _ := io.ReadAll(response.Body)
+	return reply{response.StatusCode, string(body), response.Header.Get("Retry-After")}
+}
+
+func (r replica) call(t *testing.T, method, path, account string) reply {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), method, r.url+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if account != "" {
+		request.Header.Set("Authorization", "Bearer "+account)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	body, _ := io.ReadAll(response.Body)
+	return reply{response.StatusCode, strings.TrimSpace(string(body)), response.Header.Get("Retry-After")}
+}
+
+func eventually(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !so(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not so after %v: %s", patience, what)
+		}
+	}
+}

@@ -1,0 +1,375 @@
+package runtimes_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/production/internal/postgres"
+	"example.com/botapi/examples/production/internal/runtimes"
+	"example.com/botapi/examples/production/internal/runtimetest"
+	"github.com/matryer/is"
+	"go.opentelemetry.io/otel/sdk/metric"
+)
+
+// hang is a runtime that takes connections and never answers.
+func hang(_ *runtimetest.Stream, r *runtimetest.Request) { <-r.Context().Done() }
+
+func TestEndpointThatHangs(t *testing.T) {
+	for name, hangs := range map[string]func(*runtimetest.Stream, *runtimetest.Request){
+		"before its headers": hang,
+		"after its headers": func(s *runtimetest.Stream, r *runtimetest.Request) {
+			s.Raw(": keep-alive\n\n")
+			hang(s, r)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			silent := runtimetest.New(t, hangs)
+			good := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("good") })
+			o := options(t, silent.URL, good.URL)
+			o.Attempt = 50 * time.Millisecond
+			service := serve(t, o)
+			for range 6 {
+				_, answer := chat(t, service, oneBody)
+				is.Equal(text(t, answer), "good")
+			}
+			is.Equal(len(silent.Requests()), 1) // once was enough
+		})
+	}
+}
+
+func TestAttemptsHaveACap(t *testing.T) {
+	is := is.New(t)
+	var urls []string
+	var all []*runtimetest.Server
+	for range 5 {
+		runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Refuse(503, "") })
+		all, urls = append(all, runtime), append(urls, runtime.URL)
+	}
+	response, _ := chat(t, serve(t, options(t, urls...)), oneBody)
+	is.Equal(response.StatusCode, http.StatusServiceUnavailable)
+	asked := 0
+	for _, runtime := range all {
+		asked += len(runtime.Requests())
+	}
+	is.Equal(asked, 3)
+}
+
+func TestModelThatIsMissingIsNoIllness(t *testing.T) {
+	is := is.New(t)
+	a := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+		if r.Model == "elsewhere" {
+			s.Refuse(404, "")
+			return
+		}
+		s.Whole("a")
+	})
+	b := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("b") })
+	engine, err := runtimes.New(options(t, a.URL, b.URL))
+	is.NoErr(err)
+	answer, err := ask(t.Context(), engine, "elsewhere")
+	is.NoErr(err)
+	is.Equal(answer, "b")
+	for range 4 {
+		ask(t.Context(), engine, "m1")
+	}
+	is.Equal(len(a.Requests()), 1+2) // both go on taking turns
+}
+
+// ask runs a chat without a service around it.
+func ask(ctx context.Context, engine *runtimes.Engine, model string) (answer string, err error) {
+	for fragment, err := range engine.Chat(ctx, requestFor(model)) {
+		if err != nil {
+			return answer, err
+		}
+		answer += fragment
+	}
+	return answer, nil
+}
+
+func requestFor(model string) *botapi.ChatRequest {
+	bot := helper
+	bot.Model = model
+	return &botapi.ChatRequest{Bot: bot, Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: "Tell me about the sea."}}}
+}
+
+// hosts are runtimes inside the process, so that time can be synctest's. Each
+// is a state that tests change: what it does with a request.
+type hosts struct {
+	mu    sync.Mutex
+	state map[string]state
+	chats map[string]int // that each was asked for
+
+	release chan struct{} // closed when those that hang answer after all
+}
+
+type state int
+
+const (
+	answers   state = iota
+	refuses         // 503
+	hangs           // takes the request and never answers
+	halfHangs       // answers probes, but no chats
+)
+
+func (h *hosts) turn(host string, s state) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.state[host] = s
+}
+
+func (h *hosts) asked(host string) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.chats[host]
+}
+
+func (h *hosts) RoundTrip(r *http.Request) (*http.Response, error) {
+	isChat := r.Method == "POST"
+	h.mu.Lock()
+	state := h.state[r.URL.Host]
+	if isChat {
+		h.chats[r.URL.Host]++
+	}
+	h.mu.Unlock()
+	response := &http.Response{StatusCode: http.StatusOK, Request: r, Header: make(http.Header)}
+	switch {
+	case state == refuses:
+		response.StatusCode = http.StatusServiceUnavailable
+		response.Body = http.NoBody
+	case state == hangs, state == halfHangs && isChat:
+		select {
+		case <-r.Context().Done():
+			return nil, r.Context().Err()
+		case <-h.release:
+		}
+		fallthrough
+	default:
+		response.Body = io.NopCloser(strings.NewReader(`data: {"choices":[{"delta":{"content":"` + r.URL.Host + `"},"finish_reason":"stop"}]}` + "\n\n"))
+	}
+	return response, nil
+}
+
+// among returns an engine in front of these hosts.
+func among(t *testing.T, states map[string]state) (*runtimes.Engine, *hosts) {
+	t.Helper()
+	engine, h, _ := watchedAmong(t, states)
+	return engine, h
+}
+
+// watchedAmong returns besides what is seen of the engine.
+func watchedAmong(t *testing.T, states map[string]state) (*runtimes.Engine, *hosts, seen) {
+	t.Helper()
+	h := &hosts{state: states, chats: make(map[string]int), release: make(chan struct{})}
+	s := seen{reader: metric.NewManualReader()}
+	o := options(t)
+	o.MeterProvider = metric.NewMeterProvider(metric.WithReader(s.reader))
+	o.Transport = h
+	o.Attempt = time.Minute
+	for _, host := range []string{"a", "b"} {
+		o.Endpoints = append(o.Endpoints, runtimes.Endpoint{Runtime: "local", URL: "http://" + host + "/v1"})
+	}
+	engine, err := runtimes.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return engine, h, s
+}
+
+func TestHealthIsMeasured(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		engine, hosts, seen := watchedAmong(t, map[string]state{"a": refuses})
+		const a, b = "botapi.runtime.endpoint.up http://a/v1", "botapi.runtime.endpoint.up http://b/v1"
+		up := func() []int64 {
+			counts := seen.counts(t)
+			return []int64{counts[a], counts[b]}
+		}
+		is.Equal(up(), []int64{1, 1})
+		ask(t.Context(), engine, "m1") // a fails
+		is.Equal(up(), []int64{0, 1})
+
+		hosts.turn("a", answers)
+		time.Sleep(10 * time.Second)  // its rest
+		is.Equal(up(), []int64{0, 1}) // nobody knows yet
+		ask(t.Context(), engine, "m1")
+		is.Equal(up(), []int64{1, 1})
+	})
+}
+
+func TestOneChatTriesAnEndpointAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		engine, hosts := among(t, map[string]state{"a": refuses})
+		// sixAtOnce runs chats that all begin before the first of them is answered.
+		sixAtOnce := func() (toA int) {
+			before := hosts.asked("a")
+			var chats sync.WaitGroup
+			for range 6 {
+				chats.Go(func() {
+					if _, err := ask(t.Context(), engine, "m1"); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			chats.Wait()
+			return hosts.asked("a") - before
+		}
+		ask(t.Context(), engine, "m1") // it fails, and goes to b
+		is.Equal(hosts.asked("a"), 1)
+		is.Equal(sixAtOnce(), 0)
+
+		hosts.turn("a", halfHangs)
+		time.Sleep(10 * time.Second) // its rest
+		is.Equal(sixAtOnce(), 1)     // one chat finds out, and goes to b
+		time.Sleep(10 * time.Second)
+		is.Equal(sixAtOnce(), 0) // this rest is longer
+
+		hosts.turn("a", answers)
+		time.Sleep(10 * time.Second)
+		answer, err := ask(t.Context(), engine, "m1")
+		is.NoErr(err)
+		is.Equal(answer, "a")    // the trial
+		is.Equal(sixAtOnce(), 3) // it is well: they take turns
+	})
+}
+
+func TestAllWhoWaitLearnThatAnEndpointIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		engine, hosts := among(t, map[string]state{"a": hangs})
+		defer engine.Watch()()
+		start := time.Now()
+		var chats sync.WaitGroup
+		for range 20 {
+			chats.Go(func() {
+				if answer, err := ask(t.Context(), engine, "m1"); err != nil || answer != "b" {
+					t.Errorf("%q, %v", answer, err)
+				}
+			})
+		}
+		chats.Wait()
+		is.Equal(hosts.asked("a"), 10)
+		is.Equal(time.Since(start), 6*time.Second) // two probes, and not an attempt's minute
+
+		ask(t.Context(), engine, "m1")
+		time.Sleep(time.Hour)
+		ask(t.Context(), engine, "m1")
+		is.Equal(hosts.asked("a"), 10) // no chat is sent there while probes fail
+
+		hosts.turn("a", answers)
+		time.Sleep(5 * time.Second) // a probe
+		answer, err := ask(t.Context(), engine, "m1")
+		is.NoErr(err)
+		is.Equal(answer, "a")
+	})
+}
+
+func TestEndpointThatIsBusyDoesNotHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		engine, hosts := among(t, map[string]state{"a": halfHangs})
+		var answer string
+		var waiting sync.WaitGroup
+		waiting.Go(func() { answer, _ = ask(t.Context(), engine, "m1") })
+		synctest.Wait()
+		hosts.turn("a", answers) // others, but not the one that waits
+		for range 10 {
+			time.Sleep(30 * time.Second) // half an attempt
+			ask(t.Context(), engine, "m1")
+			ask(t.Context(), engine, "m1")
+		}
+		close(hosts.release)
+		waiting.Wait()
+		is.Equal(answer, "a")
+	})
+}
+
+func TestOnlyEndpointIsWaitedFor(t *testing.T) {
+	for name, states := range map[string]map[string]state{
+		"the other refuses": {"a": hangs, "b": refuses},
+		"all hang":          {"a": hangs, "b": hangs},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				engine, _ := among(t, states)
+				ask(within(t, time.Second, nil), engine, "m1")
+				ask(within(t, time.Second, nil), engine, "m1") // what refuses is known now
+				start := time.Now()
+				_, err := ask(within(t, time.Hour, botapi.ErrEngineStalled), engine, "m1")
+				is.True(errors.Is(err, botapi.ErrEngineStalled)) // and not before
+				is.Equal(time.Since(start), time.Hour)
+			})
+		})
+	}
+}
+
+// within is a context that ends like a chat's: with a cause.
+func within(t *testing.T, d time.Duration, cause error) context.Context {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	timer := time.AfterFunc(d, func() { cancel(cause) })
+	t.Cleanup(func() {
+		timer.Stop()
+		cancel(nil)
+	})
+	return ctx
+}
+
+func TestEndpointThatStalledIsTheLastChoice(t *testing.T) {
+	for name, c := range map[string]struct {
+		cause error
+		toA   int
+	}{
+		"the engine stalled": {botapi.ErrEngineStalled, 0},
+		"the client left":    {botapi.ErrClientLeft, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				engine, hosts := among(t, map[string]state{"a": hangs})
+				_, err := ask(within(t, time.Second, c.cause), engine, "m1")
+				is.True(errors.Is(err, c.cause))
+				hosts.turn("a", answers)
+				before := hosts.asked("a")
+				for range 4 {
+					ask(t.Context(), engine, "m1")
+				}
+				is.Equal(hosts.asked("a")-before, c.toA)
+			})
+		})
+	}
+}
+
+func TestTokensAreHandedOn(t *testing.T) {
+	is := is.New(t)
+	counts := true
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
+		s.Text("ok")
+		s.Stop()
+		if counts {
+			s.Usage(9, 7)
+		}
+		s.Done()
+	})
+	var got []runtimes.Tokens
+	o := options(t, runtime.URL)
+	o.Settings = settings(func(string) (postgres.Settings, error) { return postgres.Settings{}, nil })
+	o.OnTokens = func(ctx context.Context, tokens runtimes.Tokens) {
+		is.Equal(botapi.RequestIDFrom(ctx), "request-1")
+		got = append(got, tokens)
+	}
+	service := serve(t, o)
+	chat(t, service, oneBody)
+	counts = false
+	chat(t, service, oneBody)
+	is.Equal(got, []runtimes.Tokens{{Prompt: 9, Completion: 7}})
+}

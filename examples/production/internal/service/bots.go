@@ -1,0 +1,45 @@
+package service
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+
+	"example.com/botapi/examples/production/internal/runtimes"
+)
+
+// schemaReady reports whether the database can be worked with. The first time
+// that it can, the bots in it are looked at.
+func (r *replica) schemaReady(ctx context.Context) error {
+	err := r.database.SchemaReady(ctx)
+	if err == nil {
+		r.warned.Do(func() { r.warnOfRuntimes(ctx) })
+	}
+	return err
+}
+
+// warnOfRuntimes says which bots name a runtime that this replica does not
+// have: each of their chats would fail.
+func (r *replica) warnOfRuntimes(ctx context.Context) {
+	bots, err := r.database.AllBots(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		r.logger.Warn("the bots' runtimes were not checked", slog.Any("error", err))
+		return
+	}
+	lost := make(map[string][]string) // slugs by runtime
+	for _, bot := range bots {
+		if bot.Runtime != "" && !r.hasRuntime(bot.Runtime) {
+			lost[bot.Runtime] = append(lost[bot.Runtime], bot.Slug)
+		}
+	}
+	for runtime, slugs := range lost {
+		r.logger.Warn("bots name a runtime that does not exist", slog.String("runtime", runtime), slog.Any("bots", slugs))
+	}
+}
+
+func (r *replica) hasRuntime(name string) bool {
+	return slices.ContainsFunc(r.config.Endpoints, func(e runtimes.Endpoint) bool { return e.Runtime == name })
+}

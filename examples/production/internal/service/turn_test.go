@@ -1,0 +1,48 @@
+package service
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"example.com/botapi/examples/production/internal/postgres"
+	"github.com/matryer/is"
+)
+
+type noSettings struct{}
+
+func (noSettings) Settings(context.Context, string) (postgres.Settings, error) {
+	return postgres.Settings{}, nil
+}
+
+// TestTurnIsAskedOrHandedBack has a replica give a request up, and a model about
+// to be asked for it, in either order: never both come of it.
+func TestTurnIsAskedOrHandedBack(t *testing.T) {
+	is := is.New(t)
+	var ask func() error
+	giveUp := handingBack(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ask = func() error {
+			_, err := askingOnce{noSettings{}}.Settings(r.Context(), "u1")
+			return err
+		}
+		if r.URL.Path == "/asked" {
+			is.NoErr(ask())
+		}
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}))
+	serve := (&replica{}).identified(giveUp)
+	status := func(path, header string) int {
+		r := httptest.NewRequest("POST", path, nil)
+		r.Header.Set(tryElsewhere, header)
+		w := httptest.NewRecorder()
+		serve.ServeHTTP(w, r)
+		return w.Code
+	}
+
+	is.Equal(status("/not-asked", "425"), http.StatusTooEarly)
+	is.Equal(ask(), errHandedBack)
+	is.Equal(status("/asked", "425"), http.StatusServiceUnavailable)
+	is.Equal(status("/not-asked", ""), http.StatusServiceUnavailable) // nobody asked for another status
+	is.Equal(status("/not-asked", "200"), http.StatusServiceUnavailable)
+}
