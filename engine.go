@@ -310,22 +310,6 @@ func (run *engineRun) silence() time.Duration {
 	return 0
 }
 
-// failureOf is an error that an engine yielded. The reasons that only the
-// handler can know are never an engine's own: they come from another chat.
-func failureOf(err error) error {
-	err = checked(err)
-	for _, reason := range []error{ErrClientLeft, ErrClientStalled, ErrChatTimeout, ErrEngineStalled} {
-		if errors.Is(err, reason) {
-			foreign := errors.New(err.Error())
-			if own, ok := asEither[StatusError](err); ok {
-				return own.because(foreign)
-			}
-			return foreign
-		}
-	}
-	return err
-}
-
 // places are what MaxConcurrentChats and MaxChatsPerAccount count. A chat has
 // its place at once or is refused; nothing queues.
 type places struct {

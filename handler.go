@@ -191,7 +191,7 @@ type handler struct {
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := newExchange(h, w, r)
 	if err := x.serve(); err != nil {
-		x.refuse(err)
+		x.refuse(failureOf(err))
 	}
 	if x.cut {
 		panic(http.ErrAbortHandler)
@@ -337,7 +337,7 @@ func (x *exchange) requestEnded() (reason error) {
 		return nil
 	}
 	cause := context.Cause(ctx)
-	_, chosen := asEither[StatusError](cause)
+	_, chosen := errors.AsType[StatusError](cause)
 	switch {
 	case chosen:
 		return cause
@@ -568,6 +568,19 @@ func (e StatusError) Error() string {
 // Unwrap returns the cause.
 func (e StatusError) Unwrap() error { return e.Err }
 
+// As lets [errors.As] find both forms by either.
+func (e StatusError) As(target any) bool {
+	switch target := target.(type) {
+	case *StatusError:
+		*target = e
+	case **StatusError:
+		*target = &e
+	default:
+		return false
+	}
+	return true
+}
+
 // HTTPValidationError is a 422 answer; an engine may return one before its
 // first fragment, for instance for a member of Extra. In a stream that has begun
 // it is an error like any other. Both HTTPValidationError and
@@ -582,6 +595,19 @@ func (e HTTPValidationError) Error() string {
 	}
 	first := e.Detail[0]
 	return fmt.Sprintf("invalid request: %v: %s (%d in all)", first.Loc, first.Msg, len(e.Detail))
+}
+
+// As lets [errors.As] find both forms by either.
+func (e HTTPValidationError) As(target any) bool {
+	switch target := target.(type) {
+	case *HTTPValidationError:
+		*target = e
+	case **HTTPValidationError:
+		*target = &e
+	default:
+		return false
+	}
+	return true
 }
 
 // ValidationError is one problem of a request.
@@ -617,7 +643,7 @@ func (e StatusError) because(cause error) StatusError {
 
 // statusOf decides how an error is answered: the one place that does.
 func statusOf(err error) StatusError {
-	if own, ok := asEither[StatusError](err); ok {
+	if own, ok := errors.AsType[StatusError](err); ok {
 		return own.answerable()
 	}
 	switch {
@@ -662,17 +688,21 @@ func checked(err error) (checked error) {
 	return err
 }
 
-// asEither finds an E or a *E in the chain of err.
-func asEither[E error, P interface {
-	*E
-	error
-}](err error) (found E, ok bool) {
-	var pointer P
-	if errors.As(err, &pointer) {
-		return *pointer, true
+// failureOf is an error of the host's: what an engine yielded, what a store or a
+// verifier returned. The reasons that only the handler can know are never among
+// them: those come from another chat.
+func failureOf(err error) error {
+	err = checked(err)
+	for _, reason := range []error{ErrClientLeft, ErrClientStalled, ErrChatTimeout, ErrEngineStalled} {
+		if errors.Is(err, reason) {
+			foreign := errors.New(err.Error())
+			if own, ok := errors.AsType[StatusError](err); ok {
+				return own.because(foreign)
+			}
+			return foreign
+		}
 	}
-	ok = errors.As(err, &found)
-	return found, ok
+	return err
 }
 
 // refuse answers with the JSON form of an error, or cuts the connection where
@@ -685,8 +715,8 @@ func (x *exchange) refuse(err error) (status int) {
 		return 0
 	}
 	x.discardBody()
-	_, chosen := asEither[StatusError](err) // its cause is never sent
-	if invalid, ok := asEither[HTTPValidationError](err); ok && !chosen {
+	_, chosen := errors.AsType[StatusError](err) // its cause is never sent
+	if invalid, ok := errors.AsType[HTTPValidationError](err); ok && !chosen {
 		body, noJSON := invalid.body()
 		if noJSON == nil {
 			x.sendError(http.StatusUnprocessableEntity, body)
@@ -724,7 +754,7 @@ func nobodyListens(err error) bool {
 // answer is worth a line in the log only if it is the ResponseWriter's doing.
 func (x *exchange) abort(err error) {
 	x.cut = true
-	if p := (*panicError)(nil); errors.As(err, &p) && !errors.Is(err, http.ErrAbortHandler) {
+	if _, panicked := errors.AsType[*panicError](err); panicked && !errors.Is(err, http.ErrAbortHandler) {
 		x.handler.logError(x.ctx, "the ResponseWriter panicked", err)
 	}
 }
@@ -806,7 +836,7 @@ func (x *exchange) discardBody() {
 // logError writes what is not for the client to see, with the stack of a panic.
 func (h *handler) logError(ctx context.Context, message string, err error) {
 	attributes := []slog.Attr{slog.String("error", err.Error())}
-	if p := (*panicError)(nil); errors.As(err, &p) {
+	if p, panicked := errors.AsType[*panicError](err); panicked {
 		attributes = append(attributes, slog.String("stack", string(p.stack)))
 	}
 	h.log(ctx, slog.LevelError, message, attributes...)

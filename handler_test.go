@@ -671,6 +671,8 @@ func TestHostErrorsBecomeAnswers(t *testing.T) {
 		{"a wrapped one", fmt.Errorf("asking: %w", StatusError{Status: 451, Detail: "Not here", Err: cause}), 451, "Not here", nil, true},
 		{"a wrapped pointer to one", fmt.Errorf("asking: %w", &StatusError{Status: 503, Detail: "Closed", Err: cause}), 503, "Closed", nil, true},
 		{"one of several", errors.Join(cause, &StatusError{Status: 502, Detail: "Bad upstream"}), 502, "Bad upstream", nil, true},
+		{"one around a pointer to another", StatusError{Status: 503, Detail: "Closed", Err: &StatusError{Status: 404, Detail: "No row 7"}}, 503, "Closed", nil, true},
+		{"a pointer to one around another", &StatusError{Status: 429, Detail: "Slow down", Err: StatusError{Status: 503, Detail: "Pool is empty"}}, 429, "Slow down", nil, true},
 		{"one around a bot that is not found", StatusError{Status: 410, Detail: "Gone", Err: ErrBotNotFound}, 410, "Gone", nil, false},
 		{"one without a detail", StatusError{Status: 402, Err: cause}, 402, "Payment Required", nil, true},
 		{"one without a detail or a known status", StatusError{Status: 499, Err: cause}, 499, "", nil, true},
@@ -693,6 +695,10 @@ func TestHostErrorsBecomeAnswers(t *testing.T) {
 		{"a key that is not accepted", fmt.Errorf("row 7: %w", ErrInvalidKey), 401, "Invalid API key", http.Header{"Www-Authenticate": {`Bearer error="invalid_token"`}}, false},
 		{"a cancellation of the host's own", context.Canceled, 500, "Internal Server Error", nil, false},
 		{"a deadline of the host's own", context.DeadlineExceeded, 500, "Internal Server Error", nil, false},
+		{"that another client left", fmt.Errorf("asked together: %w", ErrClientLeft), 500, "Internal Server Error", nil, false},
+		{"that another client did not read", fmt.Errorf("asked together: %w", ErrClientStalled), 500, "Internal Server Error", nil, false},
+		{"that another chat took too long", fmt.Errorf("asked together: %w", ErrChatTimeout), 500, "Internal Server Error", nil, false},
+		{"one around the end of another chat", StatusError{Status: 502, Detail: "Bad upstream", Err: ErrClientLeft}, 502, "Bad upstream", nil, true},
 		{"a typed nil", (*StatusError)(nil), 500, "Internal Server Error", nil, false},
 		{"a panic in its JSON form", HTTPValidationError{[]ValidationError{{Loc: []any{faultyJSON{}}}}}, 500, "Internal Server Error", nil, false},
 	} {
@@ -878,6 +884,25 @@ func TestErrorsSayWhatTheyAre(t *testing.T) {
 	is.Equal(err.Error(), "503 Busy: pool is empty")
 	is.True(errors.Is(err, cause))
 	is.Equal(StatusError{Status: 404, Detail: "No"}.Error(), "404 No")
+	for _, either := range []error{err, &err} {
+		value, ok := errors.AsType[StatusError](fmt.Errorf("asking: %w", either))
+		is.True(ok)
+		is.Equal(value, err)
+		pointer, ok := errors.AsType[*StatusError](fmt.Errorf("asking: %w", either))
+		is.True(ok)
+		is.Equal(*pointer, err)
+	}
+	is.True(!errors.As(err, new(HTTPValidationError)))
+	invalid := HTTPValidationError{[]ValidationError{{Msg: "bad"}}}
+	for _, either := range []error{invalid, &invalid} {
+		value, ok := errors.AsType[HTTPValidationError](fmt.Errorf("asking: %w", either))
+		is.True(ok)
+		is.Equal(value, invalid)
+		pointer, ok := errors.AsType[*HTTPValidationError](fmt.Errorf("asking: %w", either))
+		is.True(ok)
+		is.Equal(*pointer, invalid)
+	}
+	is.True(!errors.As(invalid, new(StatusError)))
 	is.Equal(HTTPValidationError{}.Error(), "invalid request")
 	is.Equal(HTTPValidationError{[]ValidationError{{[]any{"body", "x"}, "bad", "t"}, {}}}.Error(), "invalid request: [body x]: bad (2 in all)")
 }
