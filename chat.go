@@ -10,6 +10,8 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"runtime"
+
 	"slices"
 	"strings"
 	"sync"
@@ -84,7 +86,6 @@ type chat struct {
 	answer      answer
 	streamed    bool
 	began       time.Duration   // when the engine was asked
-	timer       *time.Timer     // for the next thing to wait for
 	requestDone <-chan struct{} // closed when the client leaves, or the host ends the request
 	stopping    atomic.Bool     // there is a reason to stop
 	stopped     chan struct{}   // closed when it is recorded
@@ -145,32 +146,33 @@ func (c *chat) prepare(request ChatRequest) {
 // live takes the chat through its life. What is deferred happens also when the
 // host's ResponseWriter ends this goroutine.
 func (c *chat) live() {
-	left, _ := c.timeLeft()
-	c.timer = time.NewTimer(left)
 	defer c.waitToReturn()
 	defer c.reportEnd()
 	go c.run.run()
+	runtime.Gosched() // to an engine that need not wait: often there is nothing to wait for, then
 	c.wait()
 	c.end()
 }
 
 // wait returns when there is a reason to stop.
 func (c *chat) wait() {
-	for {
+	for !c.stopping.Load() {
+		left, late := c.timeLeft()
+		if left <= 0 {
+			c.stop(late)
+			break
+		}
+		timer := time.NewTimer(left)
 		select {
 		case <-c.stopped:
-			c.reason = c.exchange.reasonBehind(c.reason)
-			return
 		case <-c.requestDone:
 			c.stop(ErrClientLeft) // or another, behind this
-		case <-c.timer.C:
-			if left, late := c.timeLeft(); left > 0 {
-				c.timer.Reset(left)
-			} else {
-				c.stop(late)
-			}
+		case <-timer.C:
 		}
+		timer.Stop()
 	}
+	<-c.stopped
+	c.reason = c.exchange.reasonBehind(c.reason)
 }
 
 // stop records why the chat stops, if nothing has stopped it yet.
@@ -257,19 +259,16 @@ const (
 // waitToReturn returns when the handler may.
 func (c *chat) waitToReturn() {
 	if c.told {
-		c.timer.Reset(readTime)
+		pause := time.After(readTime)
 		select {
 		case <-c.requestDone:
 			if !errors.Is(c.exchange.requestEnded(), ErrClientLeft) {
-				<-c.timer.C // the host has ended the request: the client is still there
+				<-pause // the host has ended the request: the client is still there
 			}
-		case <-c.timer.C:
+		case <-pause:
 		}
 	}
-	c.timer.Reset(returnTime)
-	select {
-	case <-c.run.returned:
-	case <-c.timer.C:
+	if !c.run.returnedWithin(returnTime) {
 		c.exchange.handler.log(c.exchange.ctx, slog.LevelWarn, "the engine has not returned although its answer has ended")
 	}
 	if conn := &c.exchange.conn; !conn.lifting {
@@ -295,7 +294,7 @@ func (c *chat) fragment(text string) (more bool) {
 // answer is whole may ask again at once.
 func (c *chat) engineReturned(err error) {
 	c.place.release()
-	if p := (*panicError)(nil); !c.stop(err) && errors.As(err, &p) {
+	if _, panicked := errors.AsType[*panicError](err); !c.stop(err) && panicked {
 		c.exchange.handler.logError(c.exchange.ctx, "the engine panicked after its answer had ended", err)
 	}
 }
@@ -348,10 +347,10 @@ func fill(p []byte, from io.Reader) (n int, err error) {
 }
 
 func bodyError(err error) error {
-	var tooLarge *http.MaxBytesError
 	refusal := errBodyBroken
+	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
 	switch {
-	case errors.As(err, &tooLarge):
+	case tooLarge:
 		refusal = errBodyTooLarge
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		refusal = errBodyTooSlow
