@@ -160,7 +160,6 @@ func (c *chat) wait() {
 		left, late := c.timeLeft()
 		if left <= 0 {
 			c.stop(late)
-			break
 		}
 		timer := time.NewTimer(left)
 		select {
@@ -268,8 +267,14 @@ func (c *chat) waitToReturn() {
 		case <-pause:
 		}
 	}
-	if !c.run.returnedWithin(returnTime) {
-		c.exchange.handler.log(c.exchange.ctx, slog.LevelWarn, "the engine has not returned although its answer has ended")
+	select {
+	case <-c.run.returned:
+	default: // only now a timer is worth its price
+		select {
+		case <-c.run.returned:
+		case <-time.After(returnTime):
+			c.exchange.handler.log(c.exchange.ctx, slog.LevelWarn, "the engine has not returned although its answer has ended")
+		}
 	}
 	if conn := &c.exchange.conn; !conn.lifting {
 		conn.arm(c.elapsed()) // for the last bytes, which net/http writes when the handler has returned

@@ -310,23 +310,6 @@ func (run *engineRun) silence() time.Duration {
 	return 0
 }
 
-// returnedWithin waits for the engine to return, but no longer than limit.
-func (run *engineRun) returnedWithin(limit time.Duration) bool {
-	select {
-	case <-run.returned:
-		return true
-	default:
-	}
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case <-run.returned:
-		return true
-	case <-timer.C:
-		return false
-	}
-}
-
 // places are what MaxConcurrentChats and MaxChatsPerAccount count. A chat has
 // its place at once or is refused; nothing queues.
 type places struct {

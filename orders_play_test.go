@@ -763,11 +763,11 @@ func (p *play) noteStops() {
 	p.stopping = nil
 }
 
-// givenUp is when net/http has closed a connection of HTTP/2 that is stuck. For
+// givenUp is when net/http has closed a connection of HTTP/2 that was stuck. For
 // the handler, this may be either end.
 func (p *play) givenUp() (at time.Duration, ok bool) {
 	p.wire.change(func() {
-		at, ok = p.wire.closedAt.Sub(p.began), p.http2 && p.wire.closed && !p.wire.reading
+		at, ok = p.wire.closedAt.Sub(p.began), p.http2 && p.wire.closed && p.happened["ever stopped"]
 	})
 	return at, ok
 }

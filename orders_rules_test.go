@@ -210,8 +210,11 @@ func (s sight) tellable() bool {
 	return len(s.stops) > 0 && s.flushes && s.reads && !s.gone && !s.stoppedBecause(clientStalls)
 }
 
+// owesNothing is whether the client has all that it will get, but for the cut.
+// What it did not take in time, it is not owed any more.
 func (s sight) owesNothing(err error) bool {
-	return !s.flushes || !s.catchesUp || s.gone || errors.Is(err, ErrClientLeft) || errors.Is(err, ErrClientStalled) ||
+	return !s.flushes || !s.catchesUp || s.gone || s.stalled || errors.Is(err, ErrClientLeft) || errors.Is(err, ErrClientStalled) ||
+		!s.stream && s.got.status == 200 && errors.Is(err, ErrChatTimeout) ||
 		s.got.done || s.got.failure != ""
 }
 
