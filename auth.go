@@ -112,12 +112,13 @@ func (e *keylessError) Error() string { return e.text }
 
 func (e *keylessError) Unwrap() error { return e.err }
 
-// spellings are the key as it is, and as URLs, Go and JSON write it.
+// spellings are the key as it is, and as URLs, Go and JSON write it. The path of
+// a URL leaves more as it is than a segment of it.
 func spellings(key string) []string {
 	quoted, ascii := strconv.Quote(key), strconv.QuoteToASCII(key)
 	encoded, _ := json.Marshal(key) // a string always has a JSON form
 	return []string{
-		key, url.QueryEscape(key), url.PathEscape(key),
+		key, url.QueryEscape(key), url.PathEscape(key), (&url.URL{Path: key}).EscapedPath(),
 		quoted[1 : len(quoted)-1], ascii[1 : len(ascii)-1], string(encoded[1 : len(encoded)-1]),
 	}
 }
@@ -158,7 +159,7 @@ type digest [sha256.Size]byte
 // accounts. The map is not used after the call, and only SHA-256 digests of the
 // keys are kept. Every key is compared with all of them in constant time, so
 // that the response time reveals nothing about the keys: use it for up to a few
-// hundred. A key that is empty or contains white space never matches.
+// hundred. The handler never asks for a key that is empty or contains white space.
 func StaticKeys(keys map[string]string) KeyVerifier {
 	static := make(staticKeys, 0, len(keys))
 	for key, account := range keys {
@@ -202,8 +203,9 @@ const (
 // Concurrent requests with the same key share one call of v. Its context carries
 // the values of the first request, has a timeout of 30 seconds, and is cancelled
 // when no request waits for the result any more: one client that disconnects
-// does not affect the others. If v panics or calls [runtime.Goexit], all of them
-// get a 500.
+// does not affect the others. A request that comes while v has not returned from
+// a cancelled call waits for that, so v should return then. If v panics or calls
+// [runtime.Goexit], all of them get a 500.
 //
 // CacheKeys panics if v is nil.
 func CacheKeys(v KeyVerifier, ttl time.Duration) KeyVerifier {

@@ -442,6 +442,7 @@ func TestAKeyIsStruckOutHoweverItIsWritten(t *testing.T) {
 		{"nowhere", "key-of-acme", "no table", "no table"},
 		{"as it is", "key-of-acme", "no row for key-of-acme: key-of-acme", "no row for [key]: [key]"},
 		{"in a URL", `c2V+a/b"==`, "?key=c2V%2Ba%2Fb%22%3D%3D /c2V+a%2Fb%22==", "?key=[key] /[key]"},
+		{"in the path of a URL", "tenant|abc/def+gh==", "/keys/tenant%7Cabc/def+gh==", "/keys/[key]"},
 		{"quoted", `c2V+a/b"==`, `"c2V+a/b\"=="`, `"[key]"`},
 		{"quoted in ASCII", "clé-d'acme", `"cl\u00e9-d'acme"`, `"[key]"`},
 		{"in JSON", `k<e&y>"==`, `{"key":"k\u003ce\u0026y\u003e\"=="}`, `{"key":"[key]"}`},

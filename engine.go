@@ -57,7 +57,9 @@ type ChatEngine interface {
 	// the request's context, and when the answer has ended: an engine must not
 	// give it to work that is to outlive the chat. [context.Cause] tells which
 	// ([ErrClientLeft], [ErrClientStalled], [ErrChatTimeout],
-	// [ErrEngineStalled], or the host's own cause). Whatever the engine does
+	// [ErrEngineStalled], or the host's own cause). Its deadline is
+	// ChatTimeout's; one that the host gave the request ends it without being
+	// its deadline. Whatever the engine does
 	// after that changes nothing for the client. The context carries the values
 	// of the request's context, the account ([AccountFrom]) and the request id
 	// ([RequestIDFrom]).
@@ -260,7 +262,7 @@ func (run *engineRun) run() {
 	err := errEngineExited
 	defer func() {
 		if v := recover(); v != nil {
-			err = recovered("running the engine", v)
+			err = checked(recovered("running the engine", v)) // here, since the value's methods may block
 		}
 		run.listener.engineReturned(err)
 		close(run.returned)

@@ -393,6 +393,35 @@ func TestAHangingEngineKeepsItsPlaceButNotItsClient(t *testing.T) {
 	}
 }
 
+// What an engine panics with is the engine's: reading it may take as long as the
+// engine itself.
+func TestAPanicThatCannotBeRead(t *testing.T) {
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				o := testOptions(t, io.Discard)
+				o.KeepAlive, o.ChatTimeout = -1, time.Minute
+				err := heldError{make(chan struct{})}
+				defer close(err.release)
+				o.Engine = engineOf(func(context.Context, *ChatRequest, func(string, error) bool) { panic(err) })
+				server := way.serve(t, New(o))
+				start := time.Now()
+				is.Equal(ask(t, server, way.stream).status, 504)
+				is.True(time.Since(start) < time.Minute+time.Second)
+			})
+		})
+	}
+}
+
+// A heldError has no text until it is released.
+type heldError struct{ release chan struct{} }
+
+func (e heldError) Error() string {
+	<-e.release
+	return "released"
+}
+
 func TestANilIteratorIsAFailure(t *testing.T) {
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
@@ -611,6 +640,48 @@ func TestAHostEndsARequest(t *testing.T) {
 					report := <-reports
 					is.Equal(report.Status, c.status)
 					is.True(errors.Is(report.Err, c.err))
+				})
+			})
+		}
+	}
+}
+
+// A host that gives one of the handler's own reasons as its cause takes it from
+// another chat: it decides nothing here but what the host makes of it.
+func TestAHostsCauseFromAnotherChat(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		cause  error
+		status int
+		body   string
+	}{
+		{"a StatusError because a client left", StatusError{Status: 402, Detail: "Pay first", Err: ErrClientLeft}, 402, `{"detail":"Pay first"}`},
+		{"a StatusError because of an abort", StatusError{Status: 402, Detail: "Pay first", Err: http.ErrAbortHandler}, 402, `{"detail":"Pay first"}`},
+		{"a client that stalled", ErrClientStalled, 503, `{"detail":"Service Unavailable"}`},
+		{"two time-outs", errors.Join(ErrChatTimeout, ErrEngineStalled), 504, `{"detail":"The answer took too long"}`},
+	} {
+		for _, way := range ways {
+			t.Run(c.name+", "+way.name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					is := is.New(t)
+					reports := make(chan ChatReport, 1)
+					o := testOptions(t, t.Output())
+					engine := newHeldEngine()
+					defer close(engine.release)
+					o.Engine = engine
+					o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
+					h := New(o)
+					server := way.serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+						ctx, cancel := context.WithTimeoutCause(r.Context(), time.Second, c.cause)
+						defer cancel()
+						h.ServeHTTP(w, r.WithContext(ctx))
+					}))
+					got := ask(t, server, way.stream)
+					is.Equal(got.status, c.status)
+					is.Equal(got.body, c.body)
+					report := <-reports
+					is.Equal(report.Status, c.status)
+					is.Equal(endsOf(report.Err), nil)
 				})
 			})
 		}

@@ -19,9 +19,12 @@
 // # Errors
 //
 // A host decides an answer by the error it returns: [ErrInvalidKey],
-// [ErrBotNotFound], a [StatusError] with any status and text, or, from an
-// engine, an [HTTPValidationError]. Every other error, and every panic, is a
-// 500 that shows nothing of it; the log has it, with the request id.
+// [ErrBotNotFound], a [StatusError] with any status and text, or an
+// [HTTPValidationError]. They may be wrapped, mean the same from every part of
+// the host, and the outermost StatusError stands before all others. With
+// [http.ErrAbortHandler], returned or as a panic, the connection is cut. Every
+// other error, and every other panic, is a 500 that shows nothing of it; the log
+// has it, with the request id.
 //
 // # Mounting
 //
@@ -99,7 +102,8 @@ type Options struct {
 	// WriteTimeout bounds one write to a client that does not read; then the
 	// connection is cut. It may be exceeded by an eighth, at most by a second.
 	// Zero means DefaultWriteTimeout, negative no limit; then ChatTimeout, if
-	// there is one, bounds a write.
+	// there is one, bounds a write. A ResponseWriter that has no deadlines, and
+	// no Unwrap to one that has, must bound its writes itself.
 	WriteTimeout time.Duration
 
 	// Logger gets what the client must not see, with the request id. It is never
@@ -337,16 +341,17 @@ func (x *exchange) requestEnded() (reason error) {
 		return nil
 	}
 	cause := context.Cause(ctx)
-	_, chosen := errors.AsType[StatusError](cause)
+	reason = failureOf(cause)
+	_, chosen := errors.AsType[StatusError](reason)
 	switch {
 	case chosen:
-		return cause
+		return reason
 	case errors.Is(cause, context.DeadlineExceeded):
-		return errTooLong.because(cause)
+		return errTooLong.because(reason)
 	case errors.Is(cause, context.Canceled):
 		return ErrClientLeft
 	}
-	return errEndedByHost.because(cause)
+	return errEndedByHost.because(reason)
 }
 
 // reasonBehind is why a client seems to have left: the host may have ended the
@@ -552,7 +557,7 @@ func newRequestID() string {
 // choice.
 type StatusError struct {
 	Status     int           // 4xx or 5xx; anything else is answered 500, without the Detail
-	Detail     string        // sent to the client as {"detail": Detail}; empty means the status's own text
+	Detail     string        // sent to the client as {"detail": Detail}; empty means the status's own text, if it has one
 	RetryAfter time.Duration // sent as Retry-After, in whole seconds rounded up, when positive
 	Err        error         // cause: logged, never sent; may be nil
 }
@@ -683,22 +688,28 @@ func checked(err error) (checked error) {
 		}
 	}()
 	_ = err.Error()
-	_ = errors.As(err, new(*panicError)) // asks the whole chain
-	_ = errors.Is(err, ErrClientLeft)    // likewise
+	if p, found := errors.AsType[*panicError](err); found && p == nil { // asks the whole chain
+		panic("an As that returns true has set nothing")
+	}
+	_ = errors.Is(err, ErrClientLeft) // likewise
 	return err
 }
 
 // failureOf is an error of the host's: what an engine yielded, what a store or a
-// verifier returned. The reasons that only the handler can know are never among
-// them: those come from another chat.
+// verifier returned, why the host ended a request. The reasons that only the
+// handler can know are never among them: those come from another chat. Nor does
+// an http.ErrAbortHandler, which asks for a cut, stand before a StatusError.
 func failureOf(err error) error {
 	err = checked(err)
-	for _, reason := range []error{ErrClientLeft, ErrClientStalled, ErrChatTimeout, ErrEngineStalled} {
-		if errors.Is(err, reason) {
-			foreign := errors.New(err.Error())
-			if own, ok := errors.AsType[StatusError](err); ok {
-				return own.because(foreign)
-			}
+	for _, reason := range []error{ErrClientLeft, ErrClientStalled, ErrChatTimeout, ErrEngineStalled, http.ErrAbortHandler} {
+		if !errors.Is(err, reason) {
+			continue
+		}
+		foreign := errors.New(err.Error())
+		if own, ok := errors.AsType[StatusError](err); ok {
+			return own.because(foreign)
+		}
+		if reason != http.ErrAbortHandler {
 			return foreign
 		}
 	}

@@ -698,6 +698,7 @@ func TestHostErrorsBecomeAnswers(t *testing.T) {
 		{"that another client left", fmt.Errorf("asked together: %w", ErrClientLeft), 500, "Internal Server Error", nil, false},
 		{"that another client did not read", fmt.Errorf("asked together: %w", ErrClientStalled), 500, "Internal Server Error", nil, false},
 		{"that another chat took too long", fmt.Errorf("asked together: %w", ErrChatTimeout), 500, "Internal Server Error", nil, false},
+		{"one around an abort", StatusError{Status: 502, Detail: "Bad upstream", Err: fmt.Errorf("proxy: %w", http.ErrAbortHandler)}, 502, "Bad upstream", nil, true},
 		{"one around the end of another chat", StatusError{Status: 502, Detail: "Bad upstream", Err: ErrClientLeft}, 502, "Bad upstream", nil, true},
 		{"a typed nil", (*StatusError)(nil), 500, "Internal Server Error", nil, false},
 		{"a panic in its JSON form", HTTPValidationError{[]ValidationError{{Loc: []any{faultyJSON{}}}}}, 500, "Internal Server Error", nil, false},
@@ -1012,7 +1013,7 @@ type trapError struct{ trap string }
 
 func (e trapError) Error() string   { e.spring("Error"); return "a trap" }
 func (e trapError) Is(error) bool   { e.spring("Is"); return false }
-func (e trapError) As(any) bool     { e.spring("As"); return false }
+func (e trapError) As(any) bool     { e.spring("As"); return e.trap == "As, which lies" }
 func (e trapError) Unwrap() []error { e.spring("Unwrap"); return nil }
 
 func (e trapError) spring(method string) {
@@ -1022,7 +1023,7 @@ func (e trapError) spring(method string) {
 }
 
 func TestAnErrorWhoseMethodsPanic(t *testing.T) {
-	for _, method := range []string{"Error", "Is", "As", "Unwrap"} {
+	for _, method := range []string{"Error", "Is", "As", "As, which lies", "Unwrap"} {
 		for _, wrapped := range []error{trapError{method}, fmt.Errorf("wrapped: %w", &StatusError{Status: 418, Err: trapError{method}})} {
 			if method == "Error" && wrapped != error(trapError{method}) {
 				continue // fmt.Errorf survives it
@@ -1043,7 +1044,7 @@ func TestAnErrorWhoseMethodsPanic(t *testing.T) {
 					got := do(t, New(o), "POST", "/v1/chat", chatBodyJSON("hi", true))
 					is.Equal(got.status, 500)
 					is.Equal(got.body, `{"detail":"Internal Server Error"}`)
-					is.True(strings.Contains(log.String(), "a trap in "+method))
+					is.True(strings.Contains(log.String(), "a trap in "+method) || strings.Contains(log.String(), "an As that returns true has set nothing"))
 				})
 			}
 		}
