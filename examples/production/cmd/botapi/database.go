@@ -272,14 +272,18 @@ type revokeKeyCommand struct {
 
 func (c *revokeKeyCommand) Run(ctx context.Context, p *program) error {
 	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		key, err := d.RevokeKey(ctx, c.ID)
+		key, before, err := d.RevokeKey(ctx, c.ID)
 		if errors.Is(err, postgres.ErrKeyNotFound) {
 			return mistakef("no key has the number %d", c.ID)
 		}
 		if err != nil {
 			return err
 		}
-		fmt.Printf("key %d of %s (%s) has ended\n", key.ID, oneLine(key.Account), oneLine(key.Label))
+		ended := "has ended"
+		if before {
+			ended = "had been revoked already, at " + when(key.RevokedAt) + " UTC"
+		}
+		fmt.Printf("key %d of %s (%s) %s\n", key.ID, oneLine(key.Account), oneLine(key.Label), ended)
 		return nil
 	})
 }

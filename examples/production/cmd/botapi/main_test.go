@@ -146,6 +146,10 @@ func TestFirstSteps(t *testing.T) {
 	is.True(strings.Contains(r.stdout, "acme     laptop"))
 	is.True(!strings.Contains(r.stdout, key))
 	is.Equal(command(t, "", env, "keys", "revoke", "1"), result{stdout: "key 1 of acme (laptop) has ended\n"})
+	ended := strings.Fields(command(t, "", env, "keys", "list").stdout)
+	is.Equal(command(t, "", env, "keys", "revoke", "1"), result{
+		stdout: "key 1 of acme (laptop) had been revoked already, at " + strings.Join(ended[len(ended)-2:], " ") + " UTC\n",
+	})
 	is.Equal(command(t, "", env, "keys", "list", "--account", "other").stdout, "ID  ACCOUNT  LABEL  CREATED  LAST USED  REVOKED\n")
 }
 

@@ -118,7 +118,7 @@ func TestDatabaseThatDoesNotAnswerIsUnavailable(t *testing.T) {
 		"Settings":  func(ctx context.Context) error { _, err := d.Settings(ctx, "u1"); return err },
 		"VerifyKey": func(ctx context.Context) error { _, err := d.VerifyKey(ctx, stranger()); return err },
 		"Keys":      func(ctx context.Context) error { _, err := d.Keys(ctx, ""); return err },
-		"RevokeKey": func(ctx context.Context) error { _, err := d.RevokeKey(ctx, 1); return err },
+		"RevokeKey": func(ctx context.Context) error { _, _, err := d.RevokeKey(ctx, 1); return err },
 		"Publish":   func(ctx context.Context) error { return d.SetPublished(ctx, "helper", true) },
 	}
 	for name, call := range calls {
@@ -181,7 +181,7 @@ func TestWithoutPreparedStatements(t *testing.T) {
 	deleted, err := d.DeleteUsage(t.Context(), time.Now(), 1)
 	is.NoErr(err)
 	is.Equal(deleted, int64(2))
-	_, err = d.RevokeKey(t.Context(), id)
+	_, _, err = d.RevokeKey(t.Context(), id)
 	is.NoErr(err)
 	keys, err := d.Keys(t.Context(), "acme")
 	is.NoErr(err)

@@ -64,7 +64,7 @@ func TestRefusedKeyIsNotLookedUpAgain(t *testing.T) {
 	is.NoErr(err)
 	_, err = d.VerifyKey(t.Context(), revoked)
 	is.NoErr(err)
-	_, err = d.RevokeKey(t.Context(), id)
+	_, _, err = d.RevokeKey(t.Context(), id)
 	is.NoErr(err)
 	refuse := func() {
 		for _, key := range []string{key, revoked} {

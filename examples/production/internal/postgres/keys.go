@@ -144,19 +144,27 @@ func (d *Database) Keys(ctx context.Context, account string) (keys []Key, err er
 }
 
 // RevokeKey ends a key for good, and returns which one it was, or
-// ErrKeyNotFound. Revoking it again changes nothing. Replicas that have the key
-// in their cache go on accepting it until it falls out.
-func (d *Database) RevokeKey(ctx context.Context, id int64) (key Key, err error) {
+// ErrKeyNotFound. Revoking it again changes nothing: before reports that it had
+// ended. Replicas that have the key in their cache go on accepting it until it
+// falls out.
+func (d *Database) RevokeKey(ctx context.Context, id int64) (key Key, before bool, err error) {
+	type revoked struct {
+		Key
+		Before bool
+	}
+	var found revoked
 	err = d.run(ctx, "revoking a key", func(ctx context.Context, conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, `UPDATE api_keys SET revoked_at = coalesce(revoked_at, now()) WHERE id = $1
-			RETURNING `+keyColumns, id)
-		key, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Key])
+		rows, _ := conn.Query(ctx, `
+			WITH found AS (SELECT id AS found_id, revoked_at IS NOT NULL AS before FROM api_keys WHERE id = $1 FOR UPDATE)
+			UPDATE api_keys SET revoked_at = coalesce(revoked_at, now()) FROM found WHERE id = found_id
+			RETURNING `+keyColumns+`, before`, id)
+		found, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[revoked])
 		return err
 	})
 	if errors.Is(err, pgx.ErrNoRows) {
-		return Key{}, ErrKeyNotFound
+		err = ErrKeyNotFound
 	}
-	return key, err
+	return found.Key, found.Before, err
 }
 
 // digest is all that is kept of a key. A key has 128 random bits or more, so

@@ -38,17 +38,19 @@ func TestKeyLife(t *testing.T) {
 	is.Equal(keys[0].Label, "laptop")
 	is.Equal(keys[0].RevokedAt, nil)
 
-	revoked, err := d.RevokeKey(t.Context(), id)
+	revoked, before, err := d.RevokeKey(t.Context(), id)
 	is.NoErr(err)
+	is.True(!before)
 	is.Equal(revoked.Account, "acme")
 	is.Equal(revoked.Label, "laptop")
 	is.True(revoked.RevokedAt != nil)
 	_, err = d.VerifyKey(t.Context(), key)
 	is.True(errors.Is(err, botapi.ErrInvalidKey))
-	again, err := d.RevokeKey(t.Context(), id)
+	again, before, err := d.RevokeKey(t.Context(), id)
 	is.NoErr(err)
+	is.True(before)
 	is.True(again.RevokedAt.Equal(*revoked.RevokedAt)) // the first revocation counts
-	_, err = d.RevokeKey(t.Context(), id+1000)
+	_, _, err = d.RevokeKey(t.Context(), id+1000)
 	is.True(errors.Is(err, postgres.ErrKeyNotFound))
 
 	everyone, err := d.Keys(t.Context(), "")
