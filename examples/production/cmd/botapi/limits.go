@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"example.com/botapi/examples/production/internal/postgres"
+	"github.com/invopop/validation"
 )
 
 type limitsCommands struct {
@@ -15,8 +16,30 @@ type limitsCommands struct {
 	Remove removeLimitsCommand `cmd:"" help:"Remove the limits of an account, or of everybody else."`
 }
 
+// limitedAccount is whose limits a command is about.
+type limitedAccount struct {
+	Account *string `placeholder:"ACCOUNT" help:"Whose limits; those of everybody else unless given."`
+}
+
+// Validate refuses an empty account: a script whose variable is empty would
+// else change the limits of everybody else.
+func (a limitedAccount) Validate() error {
+	if a.Account != nil && *a.Account == "" {
+		return errors.New("--account is empty: leave it out for everybody else")
+	}
+	return nil
+}
+
+// name is as the database has it.
+func (a limitedAccount) name() string {
+	if a.Account == nil {
+		return ""
+	}
+	return *a.Account
+}
+
 type setLimitsCommand struct {
-	Account        string `placeholder:"ACCOUNT" help:"Whose limits; those of everybody else unless given."`
+	limitedAccount
 	ChatsPerMinute *int64 `placeholder:"N" help:"Chats that are admitted in any 60 seconds."`
 	TokensPerDay   *int64 `placeholder:"N" help:"Prompt and completion tokens in a day of UTC, after which no chat begins."`
 	ChatsAtOnce    *int64 `placeholder:"N" help:"Chats in progress."`
@@ -31,6 +54,9 @@ learn of them.`
 
 // Validate finds what parses but makes no sense.
 func (c *setLimitsCommand) Validate() error {
+	if err := c.limitedAccount.Validate(); err != nil {
+		return err
+	}
 	if c.ChatsPerMinute == nil && c.TokensPerDay == nil && c.ChatsAtOnce == nil {
 		return errors.New("no limit is given: remove takes the limits of an account away")
 	}
@@ -48,12 +74,16 @@ func (c *setLimitsCommand) Validate() error {
 
 func (c *setLimitsCommand) Run(ctx context.Context, p *program) error {
 	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		return d.SetLimits(ctx, postgres.AccountLimits{
-			Account:        c.Account,
+		err := d.SetLimits(ctx, postgres.AccountLimits{
+			Account:        c.name(),
 			ChatsPerMinute: c.ChatsPerMinute,
 			TokensPerDay:   c.TokensPerDay,
 			ChatsAtOnce:    c.ChatsAtOnce,
 		})
+		if _, invalid := errors.AsType[validation.Errors](err); invalid {
+			return mistake{err}
+		}
+		return err
 	})
 }
 
@@ -74,13 +104,11 @@ func (c *listLimitsCommand) Run(ctx context.Context, p *program) error {
 	})
 }
 
-type removeLimitsCommand struct {
-	Account string `placeholder:"ACCOUNT" help:"Whose limits; those of everybody else unless given."`
-}
+type removeLimitsCommand struct{ limitedAccount }
 
 func (c *removeLimitsCommand) Run(ctx context.Context, p *program) error {
 	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		err := d.RemoveLimits(ctx, c.Account)
+		err := d.RemoveLimits(ctx, c.name())
 		if errors.Is(err, postgres.ErrNoLimits) {
 			return mistakef("there are no limits to remove")
 		}

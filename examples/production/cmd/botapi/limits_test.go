@@ -19,4 +19,6 @@ func TestLimitsCommands(t *testing.T) {
 	is.Equal(command(t, "", env, "limits", "remove"), result{})
 	is.Equal(command(t, "", env, "limits", "remove"), result{code: 2, stderr: "botapi: there are no limits to remove\n"})
 	is.Equal(command(t, "", env, "limits", "set", "--chats-at-once=-1").code, 2)
+	is.Equal(command(t, "", env, "limits", "set", "--account", "acme\nother", "--chats-at-once", "1").code, 2)
+	is.Equal(command(t, "", env, "limits", "list").stdout, "ACCOUNT  CHATS PER MINUTE  TOKENS PER DAY  CHATS AT ONCE\n")
 }

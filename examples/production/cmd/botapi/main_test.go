@@ -201,6 +201,9 @@ func TestMistakes(t *testing.T) {
 		"fewer than no days":       {env, "usage delete --keep-days=-1", "", "--keep-days or --batch is too small"},
 		"more days than there are": {env, "usage delete --keep-days 213503982334501", "", "--keep-days is more than 36500"},
 		"limits without a limit":   {env, "limits set --account acme", "", "no limit is given"},
+		"limits of no account":     {env, "limits set --account= --chats-at-once 1", "", "--account is empty: leave it out for everybody else"},
+		"no limits of no account":  {env, "limits remove --account=", "", "--account is empty: leave it out for everybody else"},
+		"an invisible limit":       {env, "limits set --account=a\x1b[2Jb --chats-at-once 1", "", "setting limits: account: must be one line of printable text"},
 		"an unknown key":           {env, "keys revoke 7", "", "no key has the number 7"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -3,7 +3,9 @@ package postgres
 import (
 	"context"
 	"errors"
+	"fmt"
 
+	"github.com/invopop/validation"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -42,8 +44,14 @@ func (d *Database) Limits(ctx context.Context, account string) (limits Limits, e
 }
 
 // SetLimits sets the limits of an account, or of everybody else, in place of
-// those that there were. Replicas see it when they ask again.
+// those that there were. Replicas see it when they ask again. An account that is
+// not one short line is a validation.Errors: no key can be of such a one.
 func (d *Database) SetLimits(ctx context.Context, l AccountLimits) error {
+	if err := (validation.Errors{
+		"account": validation.Validate(l.Account, oneLine, validation.Length(0, maxName)),
+	}).Filter(); err != nil {
+		return fmt.Errorf("setting limits: %w", err)
+	}
 	return d.run(ctx, "setting limits", func(ctx context.Context, conn *pgxpool.Conn) error {
 		_, err := conn.Exec(ctx, `
 			INSERT INTO account_limits (account, chats_per_minute, tokens_per_day, chats_at_once) VALUES ($1, $2, $3, $4)
