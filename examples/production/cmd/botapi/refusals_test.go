@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/rand"
 	"fmt"
 	"maps"
 	"net/http"
@@ -62,4 +63,42 @@ func refusalsOf(t *testing.T, p *process) map[string]string {
 		counted[found[1]+" "+found[2]] = found[3]
 	}
 	return counted
+}
+
+// TestGuessesDoNotFillTheLog sends keys that nobody has while the database is
+// away. The log says how many they were, and what happens to others meanwhile.
+func TestGuessesDoNotFillTheLog(t *testing.T) {
+	is := is.New(t)
+	const guesses = 600
+	env, key := withOneBot(t)
+	way := newLink(t, strings.TrimPrefix(env[0], "DATABASE_URL="))
+	p := serve(t, []string{"DATABASE_URL=" + way.url}, "--runtime", "local=http://127.0.0.1:1/v1")
+	p.ready(t)
+	status, _ := ask(t, key, "GET", p.url+"/v1/bots", "")
+	is.Equal(status, http.StatusOK) // the key is good here from now on
+
+	way.breaks(refusing)
+	for range guesses {
+		status, _ := ask(t, "bot_"+rand.Text(), "GET", p.url+"/v1/bots", "")
+		is.Equal(status, http.StatusServiceUnavailable)
+	}
+	status, _ = ask(t, key, "GET", p.url+"/v1/bots", "")
+	is.Equal(status, http.StatusServiceUnavailable)
+	p.terminate(t)
+	p.wait(t)
+
+	failed := p.logged(t, "request failed")
+	is.True(len(failed) < 20) // a line each ten seconds, and some machines are slow
+	said := 0
+	for _, line := range append(failed, p.logged(t, "lines left out")...) {
+		if line["msg"] == "request failed" {
+			said++
+			is.True(line["request_id"] != nil && line["client"] != nil && line["trace_id"] != nil)
+		}
+		if more, ok := line["more"].(float64); ok {
+			said += int(more)
+		}
+	}
+	is.Equal(said, guesses+1)                                         // none is lost
+	is.True(strings.Contains(fmt.Sprint(failed), "listing the bots")) // the one with a good key is not hidden
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/production/internal/telemetry"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -26,9 +27,6 @@ const (
 
 	connectTimeout = 2 * time.Second
 	retryAfter     = 2 * time.Second
-
-	// logPeriod is how often the log has what may be so for each request.
-	logPeriod = 10 * time.Second
 )
 
 // Database is the store of bots, keys and usage. It is safe for concurrent use.
@@ -69,7 +67,7 @@ func Open(url string, o Options) (*Database, error) {
 	if err != nil {
 		return nil, fmt.Errorf("preparing the database pool: %w", err)
 	}
-	d := &Database{pool: pool, untouched: rate.Sometimes{Interval: logPeriod}, queryTimeout: o.QueryTimeout, logger: o.Logger}
+	d := &Database{pool: pool, untouched: rate.Sometimes{Interval: telemetry.LogPeriod}, queryTimeout: o.QueryTimeout, logger: o.Logger}
 	if d.queryTimeout == 0 {
 		d.queryTimeout = DefaultQueryTimeout
 	}

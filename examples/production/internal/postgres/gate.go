@@ -5,13 +5,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/production/internal/telemetry"
 	lru "github.com/hashicorp/golang-lru/v2"
 	"golang.org/x/sync/semaphore"
-	"golang.org/x/time/rate"
 )
 
 const (
@@ -40,21 +39,20 @@ type gate struct {
 	lookups *semaphore.Weighted // of strangers
 	wait    time.Duration       // in line, at most
 
-	logger    *slog.Logger
-	sometimes rate.Sometimes
-	refusals  atomic.Int64 // since the last line in the log
+	logger   *slog.Logger
+	refusals *telemetry.Sparing
 }
 
 // newGate returns a gate that lets so many strangers be looked up at once.
 func newGate(lookups int64, wait time.Duration, logger *slog.Logger) *gate {
 	return &gate{
-		good:      memory[struct{}](),
-		refused:   memory[time.Time](),
-		line:      semaphore.NewWeighted(strangersInLine),
-		lookups:   semaphore.NewWeighted(lookups),
-		wait:      wait,
-		logger:    logger,
-		sometimes: rate.Sometimes{Interval: logPeriod},
+		good:     memory[struct{}](),
+		refused:  memory[time.Time](),
+		line:     semaphore.NewWeighted(strangersInLine),
+		lookups:  semaphore.NewWeighted(lookups),
+		wait:     wait,
+		logger:   logger,
+		refusals: telemetry.NewSparing(),
 	}
 }
 
@@ -81,9 +79,8 @@ func (g *gate) wasGood(sum digest) { g.good.Add(sum, struct{}{}) }
 
 // count counts a refusal. The log has one line for many of them.
 func (g *gate) count(ctx context.Context) {
-	g.refusals.Add(1)
-	g.sometimes.Do(func() {
-		g.logger.WarnContext(ctx, "API keys were refused", slog.Int64("refusals", g.refusals.Swap(0)))
+	g.refusals.Count(func(times int64) {
+		g.logger.WarnContext(ctx, "API keys were refused", slog.Int64("refusals", times))
 	})
 }
 

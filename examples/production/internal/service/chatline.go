@@ -2,7 +2,6 @@ package service
 
 import (
 	"context"
-	"iter"
 	"log/slog"
 	"sync"
 	"time"
@@ -11,71 +10,65 @@ import (
 	"example.com/botapi/examples/production/internal/resume"
 )
 
-// chatNotes are what was to be logged while a chat is being answered. They wait
-// for the chat's own line, so that each chat has one line that says it all.
-type chatNotes struct {
-	mu       sync.Mutex
-	chatting bool
-	records  []slog.Record
+// notes are what was to be logged while a request is being answered. They wait
+// for the chat's own line, so that each chat has one line that says it all; those
+// of a request that comes to no chat are for the refusalLog.
+type notes struct {
+	mu    sync.Mutex
+	over  bool
+	taken []note
 }
 
-// mostNotes bounds what one chat may say; more is logged at once.
+// A note is a line that was to be logged.
+type note struct {
+	slog.Record
+	known bool // the request had a good key by then
+}
+
+// mostNotes bounds what one request may say; more is logged at once.
 const mostNotes = 16
 
-func (n *chatNotes) begin() {
+// take reports whether a record will be logged later.
+func (n *notes) take(ctx context.Context, record slog.Record) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.chatting = true
-}
-
-// take reports whether a record will be in the chat's line.
-func (n *chatNotes) take(record slog.Record) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if !n.chatting || len(n.records) == mostNotes {
+	if n.over || len(n.taken) == mostNotes {
 		return false
 	}
-	n.records = append(n.records, record.Clone())
+	n.taken = append(n.taken, note{record.Clone(), botapi.AccountFrom(ctx) != ""})
 	return true
 }
 
-// end returns the records. What is said later is logged at once.
-func (n *chatNotes) end() []slog.Record {
+// end returns the notes, once. What is said later is logged at once.
+func (n *notes) end() []note {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.chatting = false
-	return n.records
+	taken := n.taken
+	n.over, n.taken = true, nil
+	return taken
 }
 
-// chatLines is a log whose lines of chats wait for the line of their chat.
-type chatLines struct{ slog.Handler }
+// notedLines is a log whose lines of requests wait in their notes.
+type notedLines struct{ slog.Handler }
 
-func (h chatLines) Handle(ctx context.Context, record slog.Record) error {
-	if t := turnOf(ctx); t != nil && t.chat.take(record) {
+func (h notedLines) Handle(ctx context.Context, record slog.Record) error {
+	if t := turnOf(ctx); t != nil && t.notes.take(ctx, record) {
 		return nil
 	}
 	return h.Handler.Handle(ctx, record)
 }
 
-func (h chatLines) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return chatLines{h.Handler.WithAttrs(attrs)}
+func (h notedLines) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return notedLines{h.Handler.WithAttrs(attrs)}
 }
 
-func (h chatLines) WithGroup(name string) slog.Handler {
-	return chatLines{h.Handler.WithGroup(name)}
-}
-
-// noting is an engine whose chats keep their notes.
-func noting(engine botapi.ChatEngine) botapi.ChatEngine {
-	return botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
-		turnOf(ctx).chat.begin()
-		return engine.Chat(ctx, req)
-	})
+func (h notedLines) WithGroup(name string) slog.Handler {
+	return notedLines{h.Handler.WithGroup(name)}
 }
 
 // onChat writes one line and one record for each chat. The line leaves out the
-// end user, who is in the record. A chat that the proxy has back has no record:
-// it is another replica's.
+// end user, who is in the record. A chat that the proxy has back has no record,
+// and is no error: it is another replica's.
 func (r *replica) onChat(ctx context.Context, report botapi.ChatReport) {
 	attributes := []slog.Attr{
 		slog.String("account", report.Account),
@@ -91,14 +84,14 @@ func (r *replica) onChat(ctx context.Context, report botapi.ChatReport) {
 		attributes = append(attributes, slog.String("error", report.Err.Error()))
 	}
 	t := turnOf(ctx)
-	notes := t.chat.end()
+	notes := t.notes.end()
 	level := slog.LevelInfo
 	for _, note := range notes {
 		level = max(level, note.Level)
 	}
 	attributes = append(attributes, details(notes, report.Err)...)
 	if t.outcome.Load() == handedBack {
-		r.logger.LogAttrs(ctx, level, "chat handed back to the proxy", attributes...)
+		r.logger.LogAttrs(ctx, min(level, slog.LevelWarn), "chat handed back to the proxy", attributes...)
 		return
 	}
 	r.logger.LogAttrs(ctx, level, "chat", attributes...)
@@ -106,7 +99,7 @@ func (r *replica) onChat(ctx context.Context, report botapi.ChatReport) {
 }
 
 // details is what notes say besides the error that the line has already.
-func details(notes []slog.Record, known error) (attributes []slog.Attr) {
+func details(notes []note, known error) (attributes []slog.Attr) {
 	var rest []map[string]string
 	for _, note := range notes {
 		said := map[string]string{"msg": note.Message}

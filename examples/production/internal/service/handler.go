@@ -17,7 +17,7 @@ import (
 // public is everything that clients reach. Paths are switched on by hand
 // because http.ServeMux redirects some, and a redirected POST is lost.
 func (r *replica) public(engine botapi.ChatEngine) http.Handler {
-	api := r.identified(r.observed(handingBack(r.countingRefusals(r.api(engine)))))
+	api := r.identified(r.observed(r.refusalLog.logging(handingBack(r.countingRefusals(r.api(engine))))))
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.URL.Path == "/health-check" {
 			w.WriteHeader(http.StatusOK) // the process is alive; published clients ask for it
@@ -49,10 +49,13 @@ func (r *replica) api(engine botapi.ChatEngine) http.Handler {
 		StallTimeout:       r.config.StallTimeout,
 		MaxConcurrentChats: r.config.MaxChats,
 		MaxChatsPerAccount: r.config.MaxChatsPerAccount,
-		Logger:             slog.New(chatLines{r.logger.Handler()}),
+		Logger:             r.notedLogger(),
 		OnChat:             r.onChat,
 	}), keys))
 }
+
+// notedLogger is the log for what is said of requests while they are answered.
+func (r *replica) notedLogger() *slog.Logger { return slog.New(notedLines{r.logger.Handler()}) }
 
 // observed gives each request its span and its metrics. A stream that is cut
 // leaves its handler by a panic, which would take it past both: it is held

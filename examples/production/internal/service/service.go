@@ -79,15 +79,16 @@ var errGraceOver = &botapi.StatusError{
 
 // A replica is the service while it runs.
 type replica struct {
-	config    Config
-	logger    *slog.Logger
-	telemetry *telemetry.Telemetry
-	database  *postgres.Database
-	usage     *usage.Writer
-	refusals  metric.Int64Counter
-	readiness readiness
-	shared    *shared   // nil if replicas share no Redis
-	warned    sync.Once // of runtimes that bots name
+	config     Config
+	logger     *slog.Logger
+	telemetry  *telemetry.Telemetry
+	database   *postgres.Database
+	usage      *usage.Writer
+	refusals   metric.Int64Counter
+	refusalLog *refusalLog
+	readiness  readiness
+	shared     *shared   // nil if replicas share no Redis
+	warned     sync.Once // of runtimes that bots name
 }
 
 // Run serves until ctx ends, and then goes on until it has ended in order:
@@ -104,7 +105,14 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	r := &replica{config: c, logger: c.Logger, telemetry: observed, database: c.Database, usage: usage.NewWriter(c.Database, c.Logger)}
+	r := &replica{
+		config:     c,
+		logger:     c.Logger,
+		telemetry:  observed,
+		database:   c.Database,
+		usage:      usage.NewWriter(c.Database, c.Logger),
+		refusalLog: newRefusalLog(c.Logger),
+	}
 	defer r.flush()
 	engine, err := runtimes.New(runtimes.Options{
 		Endpoints:      c.Endpoints,
@@ -113,7 +121,7 @@ func Run(ctx context.Context, c Config) error {
 		OnTokens:       func(ctx context.Context, t runtimes.Tokens) { usage.Count(ctx, usage.Tokens(t)) },
 		TracerProvider: observed.Traces,
 		MeterProvider:  observed.Metrics,
-		Logger:         slog.New(chatLines{c.Logger.Handler()}),
+		Logger:         r.notedLogger(),
 	})
 	if err != nil {
 		return err
@@ -130,7 +138,7 @@ func Run(ctx context.Context, c Config) error {
 		return errors.Join(err, public.Close())
 	}
 	defer engine.Watch()()
-	return r.serve(ctx, public, internal, noting(r.share(engine)))
+	return r.serve(ctx, public, internal, r.share(engine))
 }
 
 func listen(ctx context.Context, address string) (net.Listener, error) {
@@ -227,6 +235,7 @@ func (r *replica) flush() {
 	ctx, cancel := context.WithTimeout(context.Background(), flush)
 	defer cancel()
 	r.usage.Close(ctx)
+	r.refusalLog.end()
 	if err := r.telemetry.Close(ctx); err != nil {
 		r.logger.Warn("some traces were not sent", slog.Any("error", err))
 	}

@@ -50,7 +50,7 @@ func (r *replica) share(engine botapi.ChatEngine) botapi.ChatEngine {
 		Within:       r.config.Shared.Resume,
 		ChatTimeout:  r.config.ChatTimeout,
 		StallTimeout: r.config.StallTimeout,
-		Logger:       r.logger,
+		Logger:       r.notedLogger(),
 	})
 	return r.shared.resume
 }

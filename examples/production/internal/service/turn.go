@@ -15,7 +15,7 @@ import (
 // tell each other about it.
 type turn struct {
 	outcome atomic.Int32 // open, asked or handedBack; it changes once
-	chat    chatNotes
+	notes   notes
 }
 
 const (
