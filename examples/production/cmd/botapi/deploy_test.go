@@ -23,6 +23,7 @@ import (
 	"testing"
 	"time"
 
+	"example.com/botapi/examples/production/internal/redistest"
 	"example.com/botapi/examples/production/internal/runtimetest"
 	"github.com/matryer/is"
 	apps "k8s.io/api/apps/v1"
@@ -183,7 +184,7 @@ func metricsOfABusyReplica(t *testing.T) string {
 		s.Usage(9, 7)
 		s.Done()
 	})
-	p := serve(t, env, "--runtime", "local="+runtime.URL)
+	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", redistest.NewServer(t).URL)
 	p.ready(t)
 	if status, answer := ask(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", false)); status != http.StatusOK {
 		t.Fatal(answer)

@@ -87,7 +87,7 @@ func (c *serveCommand) Run(ctx context.Context, p *program) error {
 	}
 	slog.SetDefault(p.logger()) // also for what libraries log
 	connection := postgres.Options{MaxConnections: c.DatabaseConnections, QueryTimeout: c.DatabaseTimeout}
-	shared, err := c.shared(p.logger())
+	shared, err := c.shared(ctx, p.logger())
 	if err != nil {
 		return mistake{err}
 	}
@@ -101,13 +101,18 @@ func (c *serveCommand) Run(ctx context.Context, p *program) error {
 	})
 }
 
-// shared is what this replica shares with others: nothing without --redis.
-func (c *serveCommand) shared(logger *slog.Logger) (*service.Shared, error) {
+// shared is what this replica shares with others: nothing without --redis. A
+// Redis that is away will be found later, one that refuses its clients is not.
+func (c *serveCommand) shared(ctx context.Context, logger *slog.Logger) (*service.Shared, error) {
 	if c.Redis == "" {
 		return nil, nil
 	}
 	client, err := redisclient.Open(c.Redis, logger)
 	if err != nil {
+		return nil, err
+	}
+	if err := client.Admitted(ctx); err != nil {
+		client.Close()
 		return nil, err
 	}
 	return &service.Shared{Redis: client, Resume: c.Resume}, nil

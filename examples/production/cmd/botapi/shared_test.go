@@ -327,3 +327,55 @@ func TestShutdownWaitsForAnswers(t *testing.T) {
 	is.Equal(back.next(), "[DONE]")
 	s.replicas[0].wait(t)
 }
+
+// TestRedisThatLetsNobodyIn starts replicas with what an operator may have got
+// wrong. One that is away is no mistake.
+func TestRedisThatLetsNobodyIn(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	operator := server.Client(t)
+	is.NoErr(operator.ConfigSet(t.Context(), "requirepass", "right").Err())
+	with := func(password string) string { return strings.Replace(server.URL, "//", "//:"+password+"@", 1) }
+	for url, want := range map[string]string{
+		server.URL:    "NOAUTH",
+		with("wrong"): "WRONGPASS",
+		strings.TrimSuffix(with("right"), "/0") + "/99": "DB index is out of range",
+	} {
+		r := command(t, "", migrated(t), "serve", "--runtime", "local=http://127.0.0.1:1/v1", "--redis", url)
+		is.Equal(r.code, 2)
+		is.Equal(strings.Count(r.stderr, "\n"), 1)
+		is.True(strings.HasPrefix(r.stderr, "botapi: redis does not let this service in: "))
+		is.True(strings.Contains(r.stderr, want))
+	}
+	serve(t, migrated(t), "--runtime", "local=http://127.0.0.1:1/v1", "--redis", with("right")).ready(t)
+	server.Stop(t)
+	serve(t, migrated(t), "--runtime", "local=http://127.0.0.1:1/v1", "--redis", with("wrong")).ready(t)
+}
+
+// TestRedisIsMeasured looks at a replica that has nothing to do: it notices.
+func TestRedisIsMeasured(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	p := serve(t, migrated(t), "--runtime", "local=http://127.0.0.1:1/v1", "--redis", server.URL)
+	p.ready(t)
+	reachable := func(value string) func() bool {
+		return func() bool {
+			for line := range strings.Lines(scrape(t, p)) {
+				if strings.HasPrefix(line, "botapi_redis_reachable{") {
+					return strings.HasSuffix(line, " "+value+"\n")
+				}
+			}
+			return false
+		}
+	}
+	eventually(t, "Redis is there", reachable("1"))
+	server.Stop(t)
+	eventually(t, "it is away", reachable("0"))
+	is.Equal(len(p.logged(t, "redis is away")), 1)
+	server.Start(t)
+	eventually(t, "it is back", reachable("1"))
+
+	alone := serve(t, migrated(t), "--runtime", "local=http://127.0.0.1:1/v1")
+	alone.ready(t)
+	is.True(!strings.Contains(scrape(t, alone), "botapi_redis"))
+}

@@ -65,6 +65,31 @@ func Open(url string, logger *slog.Logger) (*Client, error) {
 	return &Client{redis.NewClient(&guarded), b}, nil
 }
 
+// Admitted returns an error if Redis answers and lets this client do nothing: its
+// password, its user or its database is wrong, which whoever runs the service has
+// to put right. That Redis is away is no error.
+func (c *Client) Admitted(ctx context.Context) error {
+	err := c.breaker.look(ctx)
+	if redis.IsAuthError(err) || redis.IsPermissionError(err) || redis.HasErrorPrefix(err, "DB index") {
+		return fmt.Errorf("redis does not let this service in: %w", err)
+	}
+	return nil
+}
+
+// Watch asks Redis once a second until ctx ends: that it is away is known then
+// before a chat has waited for it, and when there are no chats.
+func (c *Client) Watch(ctx context.Context) {
+	next := time.NewTicker(probePeriod)
+	defer next.Stop()
+	for ctx.Err() == nil {
+		_ = c.Set(ctx, probeKey, "", probePeriod).Err() // the breaker has seen it
+		select {
+		case <-ctx.Done():
+		case <-next.C:
+		}
+	}
+}
+
 // Away reports whether Redis is away: whether a command that has just failed did
 // so for more reason than being late.
 func (c *Client) Away() bool { return c.breaker.isAway() }
@@ -139,15 +164,21 @@ func (b *breaker) ReportResult(err error) {
 
 // unfit reports whether Redis refuses for a reason that has nothing to do with
 // the command: it has no room, cannot write to its disk, has become a replica or
-// lost its own, or is still loading.
+// lost its own, is still loading, or has another password now.
 func unfit(err error) bool {
-	return redis.IsOOMError(err) || redis.IsReadOnlyError(err) || redis.IsLoadingError(err) ||
+	return redis.IsAuthError(err) || redis.IsOOMError(err) || redis.IsReadOnlyError(err) || redis.IsLoadingError(err) ||
 		redis.IsMasterDownError(err) || redis.IsNoReplicasError(err) || redis.HasErrorPrefix(err, "MISCONF")
+}
+
+// look asks Redis whatever is known of it. PING is answered by those that take
+// nothing.
+func (b *breaker) look(ctx context.Context) error {
+	return b.probe.Set(ctx, probeKey, "", probePeriod).Err()
 }
 
 // lookForIt returns when Redis is back, or the client is closed.
 func (b *breaker) lookForIt() {
-	for b.probe.Set(b.ctx, probeKey, "", probePeriod).Err() != nil { // PING is answered by those that take nothing
+	for b.look(b.ctx) != nil {
 		select {
 		case <-b.ctx.Done():
 			return

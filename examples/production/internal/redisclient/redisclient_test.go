@@ -95,6 +95,27 @@ func TestThereButUnfit(t *testing.T) {
 	}
 }
 
+// TestPasswordIsChanged changes it under a client, which goes on when it is what
+// it was.
+func TestPasswordIsChanged(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	client, operator := server.Client(t), server.Client(t)
+	is.NoErr(client.Admitted(t.Context()))
+	is.NoErr(operator.ConfigSet(t.Context(), "requirepass", "other").Err())
+	is.True(client.Admitted(t.Context()) == nil) // by the connection that it has
+	is.NoErr(operator.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err())
+	for !client.Away() {
+		_ = client.Ping(t.Context()).Err()
+	}
+	is.True(redis.IsAuthError(server.Client(t).Admitted(t.Context())))
+	is.NoErr(operator.ConfigSet(t.Context(), "requirepass", "").Err())
+	for client.Ping(t.Context()).Err() != nil {
+		time.Sleep(10 * time.Millisecond)
+	}
+	is.True(!client.Away())
+}
+
 // TestCloseWhileAway ends the search for a Redis that is away.
 func TestCloseWhileAway(t *testing.T) {
 	is := is.New(t)

@@ -161,7 +161,7 @@ func (r *replica) serve(ctx context.Context, public, internal net.Listener, engi
 	go func() { failed <- probed.Serve(internal) }()
 	r.logger.Info("serving", slog.String("address", public.Addr().String()), slog.String("internal_address", internal.Addr().String()))
 
-	defer r.watchDatabase(ctx)()
+	defer r.watch(ctx)()
 	var err error
 	select {
 	case err = <-failed:
@@ -188,18 +188,18 @@ func (r *replica) server(handler http.Handler) *http.Server {
 	}
 }
 
-// watchDatabase looks after readiness behind the server's back. The function
-// that it returns ends that.
-func (r *replica) watchDatabase(ctx context.Context) (end func()) {
+// watch looks after what the replica depends on, behind the server's back. The
+// function that it returns ends that.
+func (r *replica) watch(ctx context.Context) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		r.readiness.watch(ctx, r.schemaReady, r.logger)
-	}()
+	var watching sync.WaitGroup
+	watching.Go(func() { r.readiness.watch(ctx, r.schemaReady, r.logger) })
+	if r.config.Shared != nil {
+		watching.Go(func() { r.config.Shared.Redis.Watch(ctx) })
+	}
 	return func() {
 		cancel()
-		<-done
+		watching.Wait()
 	}
 }
 
