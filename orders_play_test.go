@@ -542,7 +542,7 @@ func (p *play) stopReading() {
 
 // jam leaves frames unread, on a connection of HTTP/2.
 func (p *play) jam() {
-	p.happened["stopped"], p.happened["ever stopped"] = true, true
+	p.happened["stopped"], p.happened["ever stopped"], p.happened["jammed"] = true, true, true
 	p.wire.change(func() { p.wire.reading = false })
 }
 
@@ -678,7 +678,7 @@ func (p *play) look() sight {
 	s.gone, s.closed = p.happened["gone"], p.happened["closed"]
 	s.hostEnded = p.happened["context ended"]
 	s.catchesUp = !p.happened["stopped"]
-	s.reads = !p.happened["ever stopped"]
+	s.reads, s.jammed = !p.happened["ever stopped"], p.happened["jammed"]
 	s.stops, s.stoppedAt, s.stopStep = p.stops, p.stoppedAt, p.stopStep
 	s.placeFree = p.placeFree
 	p.writer.look(&s)

@@ -83,6 +83,7 @@ type sight struct {
 	got       answerRead
 	reads     bool          // everything that comes, and always did
 	catchesUp bool          // it reads now
+	jammed    bool          // it has left frames unread, on a connection of HTTP/2
 	gone      bool          // it has left, or closed its half
 	closed    bool          // it has left
 	silence   time.Duration // since the server's last write
@@ -121,6 +122,9 @@ func (s sight) violations() (violated []string) {
 	report, reported := s.report()
 	running, over := len(s.stops) == 0, s.engineOver && reported
 	bound := s.options.WriteTimeout + writeSlack
+	if s.jammed {
+		bound += s.options.WriteTimeout // net/http ends no call before it gives the connection up, when nothing has left for WriteByteTimeout
+	}
 
 	// The client gets what the engine said, and can tell whole from broken.
 	must(strings.HasPrefix(s.wholeText, s.got.text), "the text is what the engine yielded, from its start", difference{s.got.text, s.wholeText})
