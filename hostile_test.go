@@ -297,7 +297,8 @@ func checkAnswers(t *testing.T, received []byte) {
 				}
 			}
 		case "text/event-stream":
-			if read := readStream(t, string(body)); !read.done {
+			// In HTTP/1.0, a cut looks like the end.
+			if read := readStream(t, string(body)); !read.done && len(res.TransferEncoding) > 0 {
 				t.Fatalf("a whole stream without an end: %q", body)
 			}
 		}
