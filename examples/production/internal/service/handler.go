@@ -68,7 +68,7 @@ func (r *replica) observed(next http.Handler) http.Handler {
 		// Clients are not trusted to decide what is sampled: a trace that
 		// comes with a request is linked, not continued.
 		otelhttp.WithPublicEndpointFn(func(*http.Request) bool { return true }))
-	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	return http.HandlerFunc(func(client http.ResponseWriter, req *http.Request) {
 		var aborted any
 		req.Pattern = route(req)
 		observe(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -77,13 +77,24 @@ func (r *replica) observed(next http.Handler) http.Handler {
 					markAborted(req)
 				}
 			}()
-			next.ServeHTTP(w, req)
-		})).ServeHTTP(w, req)
+			next.ServeHTTP(&headObserver{client, w}, req)
+		})).ServeHTTP(client, req)
 		if aborted != nil {
 			panic(aborted)
 		}
 	})
 }
+
+// A headObserver shows the observing writer the status of an answer, and no more:
+// what follows goes to the client without it, each fragment of a stream.
+type headObserver struct {
+	http.ResponseWriter // the client's
+	observing           http.ResponseWriter
+}
+
+func (w *headObserver) WriteHeader(status int) { w.observing.WriteHeader(status) }
+
+func (w *headObserver) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // route is the path of an operation. Unknown paths have none: a scanner must
 // not make a time series of each path that it tries.

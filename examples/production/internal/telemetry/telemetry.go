@@ -87,7 +87,8 @@ var (
 // the labels that are named here and no others.
 var views = []metric.View{
 	metric.NewView(metric.Instrument{Name: "http.server.request.duration"}, served(seconds)),
-	metric.NewView(metric.Instrument{Name: "http.server.*.body.size"}, served(bytes)),
+	metric.NewView(metric.Instrument{Name: "http.server.request.body.size"}, served(bytes)),
+	metric.NewView(metric.Instrument{Name: "http.server.response.body.size"}, metric.Stream{Aggregation: metric.AggregationDrop{}}), // it does not see bodies
 	metric.NewView(metric.Instrument{Name: "http.client.request.duration"}, metric.Stream{Aggregation: buckets(seconds)}),
 }
 
