@@ -836,7 +836,7 @@ func (p *play) end(o order) {
 // the test knew of it is gone.
 func (p *play) leftBehind() bool {
 	p.writer, p.cancel, p.engine.ctx, p.wire = nil, nil, nil, nil
-	time.Sleep(1) // a bubble keeps timers that were stopped until its clock moves
+	time.Sleep(time.Nanosecond) // a bubble keeps timers that were stopped until its clock moves
 	synctest.Wait()
 	runtime.GC()
 	runtime.GC() // and of what net/http keeps in pools
