@@ -327,9 +327,9 @@ func (x *exchange) sendHead(status, length int) {
 	x.conn.w.WriteHeader(status)
 }
 
-// requestEnded says why the request's context has ended; nil if it has not. Its cause
-// decides the answer: the host may have given one of its own. The context may
-// be one of the host's middleware, too, and panic.
+// requestEnded says why the request's context has ended; nil if it has not. Its
+// cause decides the answer: the host may have given one of its own. The context
+// may be one of the host's middleware, too, and panic.
 func (x *exchange) requestEnded() (reason error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -574,17 +574,7 @@ func (e StatusError) Error() string {
 func (e StatusError) Unwrap() error { return e.Err }
 
 // As lets [errors.As] find both forms by either.
-func (e StatusError) As(target any) bool {
-	switch target := target.(type) {
-	case *StatusError:
-		*target = e
-	case **StatusError:
-		*target = &e
-	default:
-		return false
-	}
-	return true
-}
+func (e StatusError) As(target any) bool { return setEither(e, target) }
 
 // HTTPValidationError is a 422 answer; an engine may return one before its
 // first fragment, for instance for a member of Extra. In a stream that has begun
@@ -603,11 +593,15 @@ func (e HTTPValidationError) Error() string {
 }
 
 // As lets [errors.As] find both forms by either.
-func (e HTTPValidationError) As(target any) bool {
+func (e HTTPValidationError) As(target any) bool { return setEither(e, target) }
+
+// setEither is errors.As' question to an error: whether it is what target points
+// to, or what a pointer there points to.
+func setEither[E error](e E, target any) bool {
 	switch target := target.(type) {
-	case *HTTPValidationError:
+	case *E:
 		*target = e
-	case **HTTPValidationError:
+	case **E:
 		*target = &e
 	default:
 		return false
@@ -720,7 +714,7 @@ func failureOf(err error) error {
 // nothing must be answered. It returns the status sent, or 0. It is the one
 // place that writes JSON errors, and the one that logs what they do not show.
 func (x *exchange) refuse(err error) (status int) {
-	err = x.reasonFor(checked(err))
+	err = x.reasonFor(err)
 	if nobodyListens(err) {
 		x.abort(err)
 		return 0

@@ -885,27 +885,31 @@ func TestErrorsSayWhatTheyAre(t *testing.T) {
 	is.Equal(err.Error(), "503 Busy: pool is empty")
 	is.True(errors.Is(err, cause))
 	is.Equal(StatusError{Status: 404, Detail: "No"}.Error(), "404 No")
-	for _, either := range []error{err, &err} {
-		value, ok := errors.AsType[StatusError](fmt.Errorf("asking: %w", either))
-		is.True(ok)
-		is.Equal(value, err)
-		pointer, ok := errors.AsType[*StatusError](fmt.Errorf("asking: %w", either))
-		is.True(ok)
-		is.Equal(*pointer, err)
-	}
+	isFoundEitherWay(t, err)
 	is.True(!errors.As(err, new(HTTPValidationError)))
 	invalid := HTTPValidationError{[]ValidationError{{Msg: "bad"}}}
-	for _, either := range []error{invalid, &invalid} {
-		value, ok := errors.AsType[HTTPValidationError](fmt.Errorf("asking: %w", either))
-		is.True(ok)
-		is.Equal(value, invalid)
-		pointer, ok := errors.AsType[*HTTPValidationError](fmt.Errorf("asking: %w", either))
-		is.True(ok)
-		is.Equal(*pointer, invalid)
-	}
+	isFoundEitherWay(t, invalid)
 	is.True(!errors.As(invalid, new(StatusError)))
 	is.Equal(HTTPValidationError{}.Error(), "invalid request")
 	is.Equal(HTTPValidationError{[]ValidationError{{[]any{"body", "x"}, "bad", "t"}, {}}}.Error(), "invalid request: [body x]: bad (2 in all)")
+}
+
+// isFoundEitherWay looks for an error by value and as a pointer, where it stands
+// by value and as a pointer.
+func isFoundEitherWay[E error, P interface {
+	*E
+	error
+}](t *testing.T, err E) {
+	t.Helper()
+	is := is.New(t)
+	for _, either := range []error{err, P(&err)} {
+		value, ok := errors.AsType[E](fmt.Errorf("asking: %w", either))
+		is.True(ok)
+		is.Equal(value, err)
+		pointer, ok := errors.AsType[P](fmt.Errorf("asking: %w", either))
+		is.True(ok)
+		is.Equal(*pointer, err)
+	}
 }
 
 // A marked key is sent down every path, and then looked for in everything that
