@@ -68,7 +68,12 @@ func command(t testing.TB, stdin string, env []string, args ...string) result {
 // migrated returns the environment of a fresh database with its schema.
 func migrated(t testing.TB) []string {
 	t.Helper()
-	env := []string{"DATABASE_URL=" + postgrestest.Database(t)}
+	return migratedAt(t, postgrestest.Database(t))
+}
+
+func migratedAt(t testing.TB, url string) []string {
+	t.Helper()
+	env := []string{"DATABASE_URL=" + url}
 	if r := command(t, "", env, "migrate"); r.code != 0 {
 		t.Fatal(r.stderr)
 	}

@@ -156,16 +156,8 @@ func requestIDs(requests []*runtimetest.Request) []string {
 func TestDatabaseIsDownForAll(t *testing.T) {
 	is := is.New(t)
 	database := postgrestest.NewServer(t)
-	env := []string{"DATABASE_URL=" + database.URL}
-	is.Equal(command(t, "", env, "migrate").code, 0)
-	importBots(t, env, oneBot)
-	key := createKey(t, env)
-	var running []*process
-	for range replicas {
-		p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1")
-		p.ready(t)
-		running = append(running, p)
-	}
+	env, key := withOneBotAt(t, database.URL)
+	running := serveAll(t, env, "--runtime", "local=http://127.0.0.1:1/v1")
 	proxy := startProxy(t, running)
 
 	database.Stop(t)
@@ -203,12 +195,7 @@ func TestProxyTriesElsewhereWhereThereIsRoom(t *testing.T) {
 		s.Text("one")
 		<-r.Context().Done()
 	})
-	var running []*process
-	for range replicas {
-		p := serve(t, env, "--runtime", "local="+runtime.URL, "--max-chats", "1")
-		p.ready(t)
-		running = append(running, p)
-	}
+	running := serveAll(t, env, "--runtime", "local="+runtime.URL, "--max-chats", "1")
 	is.Equal(openStream(t, key, running[0].url).next(), `{"content":"one"}`) // the proxy does not know of it
 	proxy := startProxy(t, running)
 

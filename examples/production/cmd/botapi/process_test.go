@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -10,11 +9,11 @@ import (
 	"net/http"
 	"os/exec"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"example.com/botapi/examples/production/internal/logtest"
 	"example.com/botapi/examples/production/internal/postgrestest"
 )
 
@@ -28,7 +27,7 @@ type process struct {
 	internal string // where probes and Prometheus ask
 	env      []string
 	args     []string
-	log      buffer
+	log      logtest.Log
 	cmd      *exec.Cmd
 	exit     chan error
 }
@@ -137,24 +136,6 @@ func eventually(t testing.TB, what string, so func() bool) {
 	}
 }
 
-// buffer is a bytes.Buffer for two goroutines.
-type buffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
-}
-
 // createKey makes a key with the command that is there for it.
 func createKey(t testing.TB, env []string) string {
 	t.Helper()
@@ -181,9 +162,25 @@ func importBots(t testing.TB, env []string, bots string) {
 // withOneBot returns the environment of a fresh database with a bot and a key.
 func withOneBot(t testing.TB) (env []string, key string) {
 	t.Helper()
-	env = migrated(t)
+	return withOneBotAt(t, postgrestest.Database(t))
+}
+
+func withOneBotAt(t testing.TB, url string) (env []string, key string) {
+	t.Helper()
+	env = migratedAt(t, url)
 	importBots(t, env, oneBot)
 	return env, createKey(t, env)
+}
+
+// serveAll starts as many replicas as a service has here, all alike.
+func serveAll(t testing.TB, env []string, args ...string) (running []*process) {
+	t.Helper()
+	for range replicas {
+		p := serve(t, env, args...)
+		p.ready(t)
+		running = append(running, p)
+	}
+	return running
 }
 
 // request sends a request with a key.

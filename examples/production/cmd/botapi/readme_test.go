@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"example.com/botapi/examples/production/internal/logtest"
 	"example.com/botapi/examples/production/internal/postgrestest"
 	"example.com/botapi/examples/production/internal/runtimetest"
 	"example.com/botapi/examples/production/internal/service"
@@ -70,7 +71,7 @@ func TestFirstBlockOfTheReadme(t *testing.T) {
 	}
 	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // to end the service, too
 	shell.Cancel = func() error { return syscall.Kill(-shell.Process.Pid, syscall.SIGKILL) }
-	var stdout, stderr buffer
+	var stdout, stderr logtest.Log
 	shell.Stdout, shell.Stderr = &stdout, &stderr
 	is.NoErr(shell.Start())
 	defer func() {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"example.com/botapi/examples/production/internal/logtest"
 	"example.com/botapi/examples/production/internal/postgrestest"
 	"example.com/botapi/examples/production/internal/runtimetest"
 	"github.com/matryer/is"
@@ -57,7 +58,7 @@ func speaking(t *testing.T) *runtimetest.Server {
 // A proxy is HAProxy with the configuration that is beside this program.
 type proxy struct {
 	url, stats string
-	log        *buffer
+	log        *logtest.Log
 	cmd        *exec.Cmd
 }
 
@@ -86,7 +87,7 @@ func startProxyAt(t testing.TB, options string, replicas []*process, env ...stri
 			fmt.Sprintf("REPLICA_%d=%s", i+1, strings.TrimPrefix(replica.url, "http://")),
 			fmt.Sprintf("INTERNAL_%d=%s", i+1, strings.TrimPrefix(replica.internal, "http://")))
 	}
-	log := new(buffer)
+	log := new(logtest.Log)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -242,18 +243,10 @@ func (c *crowd) list() error {
 func TestRollout(t *testing.T) {
 	is := is.New(t)
 	database := postgrestest.NewServer(t)
-	env := []string{"DATABASE_URL=" + database.URL}
-	is.Equal(command(t, "", env, "migrate").code, 0)
-	importBots(t, env, oneBot)
-	key := createKey(t, env)
+	env, key := withOneBotAt(t, database.URL)
 	runtime := speaking(t)
 
-	var running []*process
-	for range replicas {
-		p := serve(t, env, "--runtime", "local="+runtime.URL, "--drain-delay", "3s", "--key-cache", "1s")
-		p.ready(t)
-		running = append(running, p)
-	}
+	running := serveAll(t, env, "--runtime", "local="+runtime.URL, "--drain-delay", "3s", "--key-cache", "1s")
 	proxy := startProxy(t, running)
 	crowd := gather(proxy.url, key)
 	eventually(t, "all streams run", func() bool { return len(runtime.Requests()) >= streams })
@@ -316,9 +309,7 @@ func changesAreSeen(t *testing.T, env []string, slug string, replicas []*process
 // TestProxy checks what a client sees of the service through the proxy.
 func TestProxy(t *testing.T) {
 	is := is.New(t)
-	env := migrated(t)
-	importBots(t, env, oneBot)
-	key := createKey(t, env)
+	env, key := withOneBot(t)
 	stopped := make(chan struct{}, 1)
 	asked := make(chan struct{}, 1)
 	runtime := runtimetest.New(t, func(_ *runtimetest.Stream, r *runtimetest.Request) {

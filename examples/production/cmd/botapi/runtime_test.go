@@ -14,9 +14,7 @@ import (
 // chat goes to another, or learns of it in time.
 func TestRuntimeThatHangs(t *testing.T) {
 	is := is.New(t)
-	env := migrated(t)
-	importBots(t, env, oneBot)
-	key := createKey(t, env)
+	env, key := withOneBot(t)
 	hangs := runtimetest.New(t, func(_ *runtimetest.Stream, r *runtimetest.Request) { <-r.Context().Done() })
 	stops := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
 		s.Text("Once upon")
@@ -51,9 +49,7 @@ func TestRuntimeThatHangs(t *testing.T) {
 
 func TestRuntimeGetsNothingOfTheClients(t *testing.T) {
 	is := is.New(t)
-	env := migrated(t)
-	importBots(t, env, oneBot)
-	key := createKey(t, env)
+	env, key := withOneBot(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("ok") })
 	p := serve(t, env, "--runtime", "local="+runtime.URL)
 	p.ready(t)

@@ -107,9 +107,7 @@ func TestChatIsSeenFromOutside(t *testing.T) {
 		s.Usage(9, 7)
 		s.Done()
 	})
-	env := migrated(t)
-	importBots(t, env, oneBot)
-	key := createKey(t, env)
+	env, key := withOneBot(t)
 	p := serve(t, append(env, "OTEL_EXPORTER_OTLP_ENDPOINT="+otel.URL), "--runtime", "local="+runtime.URL)
 	p.ready(t)
 
@@ -232,9 +230,7 @@ func paced(t *testing.T) (words chan string, url string) {
 func TestShutdownLetsStreamsEnd(t *testing.T) {
 	is := is.New(t)
 	words, runtime := paced(t)
-	env := migrated(t)
-	importBots(t, env, oneBot)
-	key := createKey(t, env)
+	env, key := withOneBot(t)
 	p := serve(t, env, "--runtime", "local="+runtime, "--drain-delay", "2s")
 	p.ready(t)
 	words <- "one"
@@ -258,9 +254,7 @@ func TestShutdownLetsStreamsEnd(t *testing.T) {
 func TestShutdownEndsChatsWhenGraceIsOver(t *testing.T) {
 	is := is.New(t)
 	words, runtime := paced(t)
-	env := migrated(t)
-	importBots(t, env, oneBot)
-	key := createKey(t, env)
+	env, key := withOneBot(t)
 	p := serve(t, env, "--runtime", "local="+runtime, "--grace", "100ms")
 	p.ready(t)
 	words <- "one"
@@ -317,10 +311,7 @@ func statuses(all []used) (statuses []int) {
 func TestDatabaseGoesAwayAndComesBack(t *testing.T) {
 	is := is.New(t)
 	database := postgrestest.NewServer(t)
-	env := []string{"DATABASE_URL=" + database.URL}
-	is.Equal(command(t, "", env, "migrate").code, 0)
-	importBots(t, env, oneBot)
-	key := createKey(t, env)
+	env, key := withOneBotAt(t, database.URL)
 	words, runtime := paced(t)
 	p := serve(t, env, "--runtime", "local="+runtime)
 	p.ready(t)

@@ -30,14 +30,9 @@ type sharing struct {
 
 func share(t *testing.T, runtime string, args ...string) sharing {
 	t.Helper()
-	s := sharing{redis: redistest.NewServer(t), env: migrated(t)}
-	importBots(t, s.env, oneBot)
-	s.key = createKey(t, s.env)
-	for range replicas {
-		p := serve(t, s.env, append([]string{"--runtime", "local=" + runtime, "--redis", s.redis.URL}, args...)...)
-		p.ready(t)
-		s.replicas = append(s.replicas, p)
-	}
+	s := sharing{redis: redistest.NewServer(t)}
+	s.env, s.key = withOneBot(t)
+	s.replicas = serveAll(t, s.env, append([]string{"--runtime", "local=" + runtime, "--redis", s.redis.URL}, args...)...)
 	return s
 }
 

@@ -11,12 +11,12 @@ import (
 	"net/http"
 	"runtime"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/production/internal/logtest"
 	"example.com/botapi/examples/production/internal/postgres"
 	"example.com/botapi/examples/production/internal/postgrestest"
 	"example.com/botapi/examples/production/internal/usage"
@@ -175,7 +175,7 @@ type chatting struct {
 	handler http.Handler
 	key     string
 	usage   *usage.Writer
-	log     buffer
+	log     logtest.Log
 }
 
 func newChatting(t *testing.T, d *postgres.Database) *chatting {
@@ -216,24 +216,6 @@ func (c *chatting) close(within time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	c.usage.Close(ctx)
-}
-
-// buffer is a bytes.Buffer for two goroutines.
-type buffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
 }
 
 func TestNoClientVoidsTheBillsOfOthers(t *testing.T) {

@@ -1,43 +1,24 @@
 package redisclient_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
+	"example.com/botapi/examples/production/internal/logtest"
 	"example.com/botapi/examples/production/internal/redisclient"
 	"example.com/botapi/examples/production/internal/redistest"
 	"github.com/matryer/is"
 	"github.com/redis/go-redis/v9"
 )
 
-// log is a bytes.Buffer for several goroutines.
-type log struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *log) count(message string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.text.String(), message)
-}
-
 func TestAwayAndBack(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
-	var log log
+	var log logtest.Log
 	client, err := redisclient.Open(server.URL, slog.New(slog.NewTextHandler(&log, nil)))
 	is.NoErr(err)
 	defer client.Close()
@@ -63,9 +44,9 @@ func TestAwayAndBack(t *testing.T) {
 		}
 		is.True(!client.Away())
 	}
-	is.Equal(log.count("redis is away"), 2)
-	is.Equal(log.count("redis is back"), 2)
-	is.Equal(log.count("\n"), 4)
+	is.Equal(strings.Count(log.String(), "redis is away"), 2)
+	is.Equal(strings.Count(log.String(), "redis is back"), 2)
+	is.Equal(strings.Count(log.String(), "\n"), 4)
 }
 
 // TestThereButUnfit has a Redis that answers, and takes nothing from anybody.
