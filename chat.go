@@ -156,22 +156,29 @@ func (c *chat) live() {
 
 // wait returns when there is a reason to stop.
 func (c *chat) wait() {
-	for !c.stopping.Load() {
+	for !isClosed(c.stopped) {
 		left, late := c.timeLeft()
 		if left <= 0 {
 			c.stop(late)
 		}
-		timer := time.NewTimer(left)
 		select {
 		case <-c.stopped:
 		case <-c.requestDone:
 			c.stop(ErrClientLeft) // or another, behind this
-		case <-timer.C:
+		case <-time.After(left):
 		}
-		timer.Stop()
 	}
-	<-c.stopped
 	c.reason = c.exchange.reasonBehind(c.reason)
+}
+
+// isClosed is asked before a wait, since a wait begins by making its timer.
+func isClosed(done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	default:
+		return false
+	}
 }
 
 // stop records why the chat stops, if nothing has stopped it yet.
@@ -267,9 +274,7 @@ func (c *chat) waitToReturn() {
 		case <-pause:
 		}
 	}
-	select {
-	case <-c.run.returned:
-	default: // only now a timer is worth its price
+	if !isClosed(c.run.returned) {
 		select {
 		case <-c.run.returned:
 		case <-time.After(returnTime):
