@@ -316,11 +316,8 @@ func (c *keyCache) finish(l *lookup, sum digest) {
 func (c *keyCache) recall(sum digest) (account string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	known, ok := c.known[sum]
-	if !ok || !time.Now().Before(known.expires) {
-		return "", false
-	}
-	return known.account, true
+	known := c.known[sum] // one that is not there expired long ago
+	return known.account, time.Now().Before(known.expires)
 }
 
 // remember is called with the lock held.
