@@ -192,6 +192,42 @@ func TestAListIsNeverStale(t *testing.T) {
 	}
 }
 
+// What is kept of one list is not what another is encoded into.
+func TestAListThatIsKeptIsNotReused(t *testing.T) {
+	is := is.New(t)
+	var list []Bot
+	h := New(bots(t, func(context.Context) ([]Bot, error) { return list, nil }))
+	one, other := []Bot{echoBot, otherBot}, []Bot{otherBot}
+	for range 20 { // a pool does not return each buffer to the next who asks
+		for _, list = range [][]Bot{one, one, one, other} { // the third is what was kept
+			do(t, h, "GET", "/v1/bots", "")
+		}
+		list = one
+		is.Equal(do(t, h, "GET", "/v1/bots", "").body, listedBots)
+	}
+}
+
+// A list that cannot be sent is cut, as every answer is, and so is the answer
+// that it has not changed.
+func TestAListThatCannotBeSentIsCut(t *testing.T) {
+	fail := func() error { return errBroken }
+	for name, c := range map[string]struct {
+		method, ifNoneMatch string
+	}{
+		"written":                 {"Write", ""},
+		"flushed":                 {"Flush", ""},
+		"flushed without changes": {"Flush", "*"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			r := httptest.NewRequest("GET", "/v1/bots", nil)
+			r.Header.Set("Authorization", "Bearer "+testKey)
+			r.Header.Set("If-None-Match", c.ifNoneMatch)
+			is.True(serveRequest(&faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: c.method, fault: fail}, New(testOptions(t, io.Discard)), r))
+		})
+	}
+}
+
 func TestReplacedBotsAreListed(t *testing.T) {
 	is := is.New(t)
 	o := testOptions(t, t.Output())

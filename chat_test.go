@@ -314,6 +314,7 @@ func TestAnEngineHearsWhatTheClientSaid(t *testing.T) {
 		{"the last of repeated names, however they are written", `{"bot_slug":"echo","prompt":"a","\u0070rompt":"b","stream":false}`, ChatRequest{Messages: user("b")}},
 		{"the last of repeated messages", `{"bot_slug":"echo","messages":[7,{"role":"user","content":"a"}],"messages":[{"role":"user","content":"b"}],"stream":false}`, ChatRequest{Messages: user("b")}},
 		{"the last of repeated messages, after a word", `{"bot_slug":"echo","messages":"x","messages":[{"role":"user","content":"b"}],"stream":false}`, ChatRequest{Messages: user("b")}},
+		{"the last of repeated messages, that takes bad ones away", `{"bot_slug":"echo","messages":[7],"messages":null,"prompt":"p","stream":false}`, ChatRequest{Messages: user("p")}},
 		{"the last of a repeated name in a message", `{"bot_slug":"echo","messages":[{"role":"x","content":1,"content":"b","role":"user"}],"stream":false}`, ChatRequest{Messages: user("b")}},
 		{"unknown members of a message are dropped", `{"bot_slug":"echo","messages":[{"name":"x","role":"user","content":"b","Content":"c","parts":[{"role":"system"}]}],"stream":false}`, ChatRequest{Messages: user("b")}},
 		{"unknown members of the body are kept as they stand", `{"temperature": 0.70 ,"bot_slug":"echo","":null,"prompt":"p","Stream":true,"stream":false,"stop":[ "a" , {"b":"\ud800"} ]}`,
@@ -914,6 +915,21 @@ func TestRoomForWhatABodyHolds(t *testing.T) {
 		is.Equal(len(members.unknown), n)
 		is.True(cap(members.unknown) < n+n/2+300)
 	}
+}
+
+// Of half a body there is nothing to read before the cut: it comes at once.
+func TestHalfABodyIsCutAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		o := testOptions(t, io.Discard)
+		o.ChatTimeout = time.Second
+		o.Engine = fragmentsOf(strings.Repeat("x", 2*maxWrite))
+		w := &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: "Write", fault: func() error { time.Sleep(2 * time.Second); return nil }}
+		start := time.Now()
+		is.True(serveOn(w, New(o), chatBodyJSON("hi", false)))
+		is.Equal(w.Body.Len(), maxWrite)
+		is.Equal(time.Since(start), 2*time.Second)
+	})
 }
 
 // Once a whole answer is settled, it takes nothing more.
