@@ -623,7 +623,7 @@ var (
 	errMethodNotAllowed   = StatusError{Status: http.StatusMethodNotAllowed, Detail: "Method Not Allowed"}
 	errNotAuthenticated   = StatusError{Status: http.StatusUnauthorized, Detail: "Not authenticated"}
 	errKeyRefused         = StatusError{Status: http.StatusUnauthorized, Detail: "Invalid API key", Err: ErrInvalidKey}
-	errNoSuchBot          = StatusError{Status: http.StatusNotFound, Detail: "Bot not found", Err: ErrBotNotFound}
+	errNoSuchBot          = StatusError{Status: http.StatusNotFound, Detail: "Bot not found"}
 	errBodyTooLarge       = StatusError{Status: http.StatusRequestEntityTooLarge, Detail: "Request body too large"}
 	errBodyTooSlow        = StatusError{Status: http.StatusRequestTimeout, Detail: "Request body did not arrive in time"}
 	errBodyBroken         = StatusError{Status: http.StatusBadRequest, Detail: "Request body could not be read"}

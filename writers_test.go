@@ -317,6 +317,7 @@ func TestAFaultyWriter(t *testing.T) {
 				t.Run(fmt.Sprintf("%s %s after %d", method, verb, after), func(t *testing.T) {
 					is := is.New(t)
 					ended, taken := make(chan struct{}), 0
+					var cause error
 					o := testOptions(t, io.Discard)
 					o.MaxConcurrentChats = 1
 					o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
@@ -325,6 +326,7 @@ func TestAFaultyWriter(t *testing.T) {
 							taken++
 						}
 						<-ctx.Done()
+						cause = context.Cause(ctx)
 					})
 					var reports []ChatReport
 					o.OnChat = func(_ context.Context, r ChatReport) { reports = append(reports, r) }
@@ -342,6 +344,9 @@ func TestAFaultyWriter(t *testing.T) {
 					is.True(reports[0].Err != nil)
 					is.True(!readStream(t, w.Body.String()).done)
 					received(t, ended, "the engine to end")
+					if verb != "ends its goroutine" { // which may be the engine's
+						is.True(errors.Is(cause, ErrClientLeft))
+					}
 					if after < rapidFragments { // written in place
 						is.Equal(taken, after)
 					}
@@ -601,6 +606,7 @@ func (w *deadlineWriter) serve(t *testing.T, leaves time.Duration) (report ChatR
 		for range rapidFragments + 1 {
 			yield("x", nil)
 		}
+		time.Sleep(time.Nanosecond) // the last of these is being written
 		yield("behind", nil)
 		<-ctx.Done()
 		cause = context.Cause(ctx)
