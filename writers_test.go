@@ -509,6 +509,24 @@ func TestAFaultyWriterHoldsNoPlace(t *testing.T) {
 	}
 }
 
+// Half of a refusal must not look like all of it, whatever the server makes of a
+// handler that returns.
+func TestARefusalThatCannotBeWritten(t *testing.T) {
+	for _, method := range []string{"Write", "Flush"} {
+		for name, body := range map[string]string{"of a body": `{}`, "of an engine": chatBodyJSON("hi", false), "of an engine, stream": chatBodyJSON("hi", true)} {
+			t.Run(name+", "+method+" fails", func(t *testing.T) {
+				is := is.New(t)
+				o := testOptions(t, io.Discard)
+				o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) { yield("", errBroken) })
+				w := &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: method, fault: func() error { return errors.New("broken pipe") }}
+				cut := serveOn(w, New(o), body)
+				is.True(w.Code >= 400)
+				is.True(cut)
+			})
+		}
+	}
+}
+
 // An error is not sent for ever either, to a client that does not read: the
 // server's own deadline, which was lifted for the chat, would have ended it.
 func TestARefusalThatIsNotRead(t *testing.T) {
