@@ -813,7 +813,7 @@ func (p *play) end(o order) {
 	if len(s.stops) == 0 {
 		until = s.asked + p.options.ChatTimeout
 	}
-	if until += s.patience() + writeSlack; until > s.at && !(s.returned && o.isShort()) {
+	if until += s.patience(); until > s.at && !(s.returned && o.isShort()) {
 		p.steps++
 		p.sleepUntil(s, until)
 		p.settle()

@@ -144,6 +144,8 @@ func (s sight) violations() (violated []string) {
 	must(s.got.status == 0 || s.statusFits(s.got.status), "the status fits the reason, and what was sent before it", s.got.status)
 	must(s.got.failure == "" || s.got.status != 200 || s.gone || s.at > s.stoppedAt || !s.got.cut, "an error event can be read before the cut")
 	must(!s.returned || !s.brokenForClient() || s.got.cut, "a broken answer is cut")
+	must(!s.returned || !s.owedTheEnd() || s.handed.done || s.handed.failure != "", "the writer is given the end of the answer")
+	must(!s.returned || !s.owedTheEnd() || report.Err != nil || s.got.done, "what is reported as whole arrives")
 
 	// OnChat is called once, when the answer has ended, and says how it went.
 	must(len(s.reports) <= 1, "a chat is reported once", len(s.reports))
@@ -159,7 +161,7 @@ func (s sight) violations() (violated []string) {
 		must(report.Status == 0 || s.statusFits(report.Status) || s.gone, "the reported status is one that fits", report.Status)
 		must(s.figuresAgree(report), "the report's figures agree with what was sent", fmt.Sprintf("%d fragments, %d bytes", report.Fragments, report.Bytes))
 		must(report.FirstFragment == s.firstText() || report.FirstFragment == 0 && s.firstText() >= s.stoppedAt, "the report has the moment of the first text", report.FirstFragment)
-		must(report.Duration <= s.reported && report.Duration >= s.stoppedAt, "the report has the duration", report.Duration, " of ", s.reported)
+		must(report.Duration == s.reported, "the report has the duration", report.Duration, " of ", s.reported)
 		must(report.RequestID == orderRequestID && report.Account == testAccount && report.Bot == echoBot && report.Stream == s.stream, "the report says whose chat it was")
 	}
 
@@ -176,16 +178,16 @@ func (s sight) violations() (violated []string) {
 		must(!y.ended || !y.more || y.err == nil, "yield returns false for an error")
 		must(!y.ended || !y.more || running || y.step <= s.stopStep, "yield returns false after the end")
 	}
-	must(!s.yielding || running || !s.flushes || !s.certainly(clientLeft), "yield returns at once when the client has left")
-	must(!s.yielding || running || !s.flushes || s.at < s.stoppedAt+bound, "yield returns soon after the end")
+	must(!s.yielding || running || s.blocked() || !s.certainly(clientLeft), "yield returns at once when the client has left")
+	must(!s.yielding || running || s.blocked() || s.at < s.stoppedAt+bound, "yield returns soon after the end")
 
 	// A place is free exactly when engine and answer are both over.
 	must(s.placeFree == over, "a place is free when engine and answer are over, and not before", s.placeFree)
 
 	// ServeHTTP returns, whatever the engine does, and nobody writes behind its back.
 	must(s.offence == "", "one at a time uses the writer, and nobody after the end", s.offence)
-	must(!s.calling || !s.flushes || s.at-s.calledAt <= bound, "a write does not last longer than WriteTimeout", s.at-s.calledAt)
-	must(s.returned || running || !s.flushes || s.reporting || s.at < max(s.stoppedAt, s.letAt)+s.patience(), "ServeHTTP returns in bounded time")
+	must(!s.calling || s.blocked() || s.at-s.calledAt <= bound, "a write does not last longer than WriteTimeout", s.at-s.calledAt)
+	must(s.returned || running || s.blocked() || s.reporting || s.at < max(s.stoppedAt, s.letAt)+s.patience(), "ServeHTTP returns in bounded time")
 	must(s.returned || s.reporting || !reported || !s.engineOver || s.mayPause() || s.calling, "ServeHTTP returns when there is nothing to wait for")
 	must(!s.returned || running || s.engineOver || s.at >= s.stoppedAt+engineGrace, "ServeHTTP waits for an engine that may return soon")
 	return violated
@@ -203,6 +205,9 @@ func (s sight) looksWhole() bool {
 	return s.got.done || s.got.whole && s.got.status == 200
 }
 
+// blocked is whether a write lasts that nothing but the client can end.
+func (s sight) blocked() bool { return s.calling && !s.flushes }
+
 // prompt is whether nothing but the handler can hold a fragment back.
 func (s sight) prompt() bool {
 	return s.stream && s.flushes && s.catchesUp && !s.gone
@@ -211,7 +216,12 @@ func (s sight) prompt() bool {
 // tellable is whether the chat is over, and nothing but the handler can keep
 // the client from hearing of it.
 func (s sight) tellable() bool {
-	return len(s.stops) > 0 && s.flushes && s.reads && !s.gone && !s.stoppedBecause(clientStalls)
+	return s.flushes && s.owedTheEnd()
+}
+
+// owedTheEnd is whether the chat is over, and its client is there to hear of it.
+func (s sight) owedTheEnd() bool {
+	return len(s.stops) > 0 && s.reads && !s.gone && !s.stoppedBecause(clientStalls)
 }
 
 // owesNothing is whether the client has all that it will get, but for the cut.
