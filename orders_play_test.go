@@ -803,8 +803,9 @@ func (p *play) letReport() {
 
 // end is what comes after the last event of an order: time passes until all
 // must be over but a hanging engine; then that ends, too, and everybody goes.
-// After an order that is to leave nothing behind, no more time passes than must.
-func (p *play) end(o order) {
+// Where what is left behind is searched for, no more time passes than must: a
+// timer that has fired is not found.
+func (p *play) end(searched bool) {
 	p.mu.Lock()
 	p.unheld = true
 	p.mu.Unlock()
@@ -813,7 +814,7 @@ func (p *play) end(o order) {
 	if len(s.stops) == 0 {
 		until = s.asked + p.options.ChatTimeout
 	}
-	if until += s.patience(); until > s.at && !(s.returned && o.isShort()) {
+	if until += s.patience(); until > s.at && !(s.returned && searched) {
 		p.steps++
 		p.sleepUntil(s, until)
 		p.settle()
