@@ -144,7 +144,9 @@ func (b *bench) try(ctx context.Context, m *mutant) {
 	if m.number == 0 {
 		name := fmt.Sprintf("constant-%s-%d", strings.TrimSuffix(m.file, ".go"), m.start)
 		if err := b.compile(ctx, name, map[string][]byte{m.file: m.mutated()}); err != nil {
-			m.killedBy = "the compiler"
+			if ctx.Err() == nil {
+				log.Printf("%s does not build, which no test has noticed: %v", m.key(), err)
+			}
 			return
 		}
 		binary = filepath.Join(b.dir, name+".test")
