@@ -168,6 +168,7 @@ func (p *play) untilAlarms(s sight) (left []time.Duration) {
 // one at a time: .ci/faults does that again, and fails if one goes unnoticed. They
 // are patches below testdata/faults, to be kept applicable:
 //
+//   - buffer-kept: A buffer whose write failed is kept.
 //   - cancel-taken-for-leaving: An engine's own context.Canceled is taken for a client that has left.
 //   - chat-timeout-ignored-while-sending: ChatTimeout waits for the write that is under way.
 //   - context-ends-first: The context of the engine ends with the request, before there is a reason.
@@ -228,6 +229,12 @@ func TestEveryOrder(t *testing.T) {
 		playAlone(t, *oneOrder)
 		return
 	}
+	before := heapInUse()
+	t.Cleanup(func() { // when all of them are over
+		if grown := heapInUse() - before; grown > 1<<20 {
+			t.Errorf("%d bytes left behind", grown)
+		}
+	})
 	for _, s := range surfaces {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
