@@ -127,12 +127,10 @@ func (p *play) make(step string) bool {
 	return true
 }
 
-func eventNamed(name string) orderEvent {
-	i := slices.IndexFunc(orderEvents, func(e orderEvent) bool { return e.name == name })
-	if i < 0 {
-		panic("no event is named " + name)
-	}
-	return orderEvents[i]
+func eventNamed(name string) orderEvent { return orderEvents[indexOfEvent(name)] }
+
+func indexOfEvent(name string) int {
+	return slices.IndexFunc(orderEvents, func(e orderEvent) bool { return e.name == name })
 }
 
 // next are the events that could come now.
@@ -268,6 +266,11 @@ func playAlone(t *testing.T, line string) {
 	var o order
 	if events != "" {
 		o = strings.Split(events, ", ")
+	}
+	for name := range strings.FieldsFuncSeq(events, func(r rune) bool { return strings.ContainsRune(", |", r) }) {
+		if indexOfEvent(name) < 0 {
+			t.Fatalf("no event is named %q", name)
+		}
 	}
 	result := playOrder(t, surfaces[i], o, nil)
 	t.Log(result.state)
