@@ -495,3 +495,55 @@ func TestAListThatFails(t *testing.T) {
 		})
 	})
 }
+
+// A hidingStore shows less than the MemoryStore that it is made of.
+type hidingStore struct{ *MemoryStore }
+
+var _ BotStore = hidingStore{}
+
+func (hidingStore) Bots(context.Context) ([]Bot, error) { return []Bot{otherBot}, nil }
+
+func TestAStoreMadeOfAMemoryStoreIsAskedItself(t *testing.T) {
+	is := is.New(t)
+	o := testOptions(t, t.Output())
+	o.Bots = hidingStore{o.Bots.(*MemoryStore)}
+	var listed []Bot
+	is.NoErr(json.Unmarshal([]byte(do(t, New(o), "GET", "/v1/bots", "").body), &listed))
+	is.Equal(listed, []Bot{otherBot})
+}
+
+// A list that has not changed is bounded as any other answer is.
+func TestAClientThatDoesNotTakeThatItsListHasNotChanged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		h, start := New(testOptions(t, t.Output())), time.Now()
+		returned := make(chan time.Duration, 1)
+		server := serveInMemory(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			defer func() { returned <- time.Since(start) }()
+			h.ServeHTTP(w, r)
+		}))
+		conn := server.dial()
+		defer conn.Close()
+		_, err := io.WriteString(conn, lines(listLine, host, key, "If-None-Match: *", closing))
+		is.NoErr(err)
+		time.Sleep(time.Hour)
+		select {
+		case took := <-returned:
+			is.True(took >= DefaultWriteTimeout && took <= DefaultWriteTimeout+time.Second)
+		default:
+			is.Fail() // the handler still waits
+		}
+	})
+}
+
+// Tags may stand in several headers as well as in one.
+func TestAListThatHasNotChangedByTheSecondHeader(t *testing.T) {
+	is := is.New(t)
+	h := New(testOptions(t, t.Output()))
+	r := httptest.NewRequest("GET", "/v1/bots", nil)
+	r.Header.Set("Authorization", "Bearer "+testKey)
+	r.Header["If-None-Match"] = []string{`"other"`, do(t, h, "GET", "/v1/bots", "").header.Get("ETag")}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	is.Equal(w.Code, 304)
+}
