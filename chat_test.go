@@ -943,3 +943,66 @@ func TestASettledAnswerTakesNothing(t *testing.T) {
 	is.Equal(fragments, 1)
 	is.Equal(bytes, int64(1))
 }
+
+// An engine may make a value of Extra longer: it has no part in the next one.
+func TestAnEngineMayAppendToExtra(t *testing.T) {
+	is := is.New(t)
+	extra := heard(t, `{"bot_slug":"echo","prompt":"p","stream":false,"a":[1],"b":[2],"c":[3]}`).Extra
+	for name := range extra {
+		extra[name] = append(extra[name], "beyond"...)
+	}
+	is.Equal(extra, map[string]json.RawMessage{"a": json.RawMessage("[1]beyond"), "b": json.RawMessage("[2]beyond"), "c": json.RawMessage("[3]beyond")})
+}
+
+// A request belongs to its engine: what is said in later chats changes nothing
+// of it.
+func TestAnEngineMayKeepItsRequest(t *testing.T) {
+	is := is.New(t)
+	var kept []*ChatRequest
+	o := testOptions(t, t.Output())
+	o.Engine = engineOf(func(_ context.Context, req *ChatRequest, _ func(string, error) bool) {
+		kept = append(kept, req)
+	})
+	h := New(o)
+	const chats = 20 // a pool does not return each buffer to the next who asks
+	for i := range chats {
+		body := fmt.Sprintf(`{"bot_slug":"echo","messages":[{"role":"user","content":"message %d"}],"user_id":"u-%[1]d","stream":false,"n":%[1]d}`, i)
+		is.Equal(postChat(h, body).Code, 200)
+	}
+	for i, req := range kept {
+		is.Equal(req.Messages, []ChatMessage{{RoleUser, fmt.Sprint("message ", i)}})
+		is.Equal(req.UserID, fmt.Sprint("u-", i))
+		is.Equal(string(req.Extra["n"]), fmt.Sprint(i))
+	}
+}
+
+func TestAStoreHearsWhoseRequestItIs(t *testing.T) {
+	for name, body := range map[string]string{
+		"the list":   "",
+		"a uid":      `{"bot_uid":"u","prompt":"p","stream":false}`,
+		"a slug":     `{"bot_slug":"s","prompt":"p","stream":false}`,
+		"both names": `{"bot_uid":"u","bot_slug":"s","prompt":"p","stream":false}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			asked := 0
+			find := func(ctx context.Context, _ string) (Bot, error) {
+				asked++
+				is.Equal(AccountFrom(ctx), testAccount)
+				is.Equal(RequestIDFrom(ctx), "r-1")
+				return echoBot, nil
+			}
+			o := testOptions(t, t.Output())
+			o.Bots = &fakeStore{byUID: find, bySlug: find, bots: func(ctx context.Context) ([]Bot, error) {
+				bot, err := find(ctx, "")
+				return []Bot{bot}, err
+			}}
+			method, path := "POST", "/v1/chat"
+			if body == "" {
+				method, path = "GET", "/v1/bots"
+			}
+			is.Equal(do(t, New(o), method, path, body, "X-Request-Id", "r-1").status, 200)
+			is.True(asked > 0)
+		})
+	}
+}
