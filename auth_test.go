@@ -501,3 +501,44 @@ func TestAKeyIsStruckOutOfAPanicOfItsError(t *testing.T) {
 	is.True(strings.Contains(logged.String(), "no text for [key]"))
 	is.True(!strings.Contains(logged.String(), testKey))
 }
+
+func TestCacheKeysRemembersAnAccountWithoutAName(t *testing.T) {
+	is := is.New(t)
+	asked := 0
+	cache := CacheKeys(KeyVerifierFunc(func(context.Context, string) (string, error) {
+		asked++
+		return "", nil
+	}), time.Hour)
+	for range 3 {
+		account, err := cache.VerifyKey(t.Context(), "k")
+		is.NoErr(err)
+		is.Equal(account, "")
+	}
+	is.Equal(asked, 1)
+}
+
+// What a host ends a request with is its answer, also while a cached key is
+// looked up.
+func TestAHostEndsARequestThatWaitsForItsKey(t *testing.T) {
+	for cause, status := range map[error]int{
+		errBroken: 503,
+		StatusError{Status: 402, Detail: "Pay first"}: 402,
+		context.DeadlineExceeded:                      504,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			is := is.New(t)
+			o := testOptions(t, t.Output())
+			o.Keys = CacheKeys(KeyVerifierFunc(func(ctx context.Context, _ string) (string, error) {
+				<-ctx.Done()
+				return "", ctx.Err()
+			}), time.Hour)
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, cause)
+			defer cancel()
+			r := httptest.NewRequest("GET", "/v1/bots", nil).WithContext(ctx)
+			r.Header.Set("Authorization", "Bearer "+testKey)
+			w := httptest.NewRecorder()
+			New(o).ServeHTTP(w, r)
+			is.Equal(w.Code, status)
+		})
+	}
+}
