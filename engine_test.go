@@ -1408,3 +1408,108 @@ func TestAWriteIsBounded(t *testing.T) {
 		})
 	}
 }
+
+// An engine may change its request, and changes nothing for anyone else by that.
+func TestAChangedRequestChangesNoReport(t *testing.T) {
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			is := is.New(t)
+			var reported ChatReport
+			var log testLog
+			o := testOptions(t, &log)
+			o.Engine = engineOf(func(_ context.Context, req *ChatRequest, yield func(string, error) bool) {
+				*req = ChatRequest{UserID: "nobody", Stream: !req.Stream}
+				yield("ok", nil)
+			})
+			o.OnChat = func(_ context.Context, r ChatReport) { reported = r }
+			got := way.do(t, New(o), "POST", "/v1/chat", fmt.Sprintf(`{"bot_slug":"echo","prompt":"p","stream":%t,"user_id":7}`, way.stream))
+			is.Equal(got.status, 200)
+			is.Equal(reported.UserID, "7")
+			is.Equal(reported.Bot, echoBot)
+			is.Equal(reported.Stream, way.stream)
+			is.Equal(strings.Contains(log.String(), "cannot flush"), way.stream && way.hides)
+		})
+	}
+}
+
+// What still emits when the function of an engine returns is waited for: the
+// engine is not over before.
+func TestACallbackEngineEndsWithItsLastYield(t *testing.T) {
+	is := is.New(t)
+	yielding, yielded := make(chan struct{}), false
+	engine := CallbackEngine(func(_ context.Context, _ *ChatRequest, emit func(string) error) error {
+		go emit("a")
+		<-yielding
+		return nil
+	})
+	engine.Chat(t.Context(), &ChatRequest{})(func(string, error) bool {
+		close(yielding)
+		for range 1000 {
+			runtime.Gosched()
+		}
+		yielded = true
+		return true
+	})
+	is.True(yielded)
+}
+
+// An account may have the empty name: it is counted as any other.
+func TestAnAccountWithoutANameHasItsLimit(t *testing.T) {
+	is := is.New(t)
+	o := testOptions(t, t.Output())
+	o.MaxChatsPerAccount = 1
+	o.Keys = KeyVerifierFunc(func(context.Context, string) (string, error) { return "", nil })
+	var h http.Handler
+	statuses, nested := make(chan int, 1), false
+	o.Engine = engineOf(func(context.Context, *ChatRequest, func(string, error) bool) {
+		if !nested {
+			nested = true
+			statuses <- postChat(h, chatBodyJSON("hi", false)).Code
+		}
+	})
+	h = New(o)
+	is.Equal(postChat(h, chatBodyJSON("hi", false)).Code, 200)
+	is.Equal(<-statuses, 429)
+}
+
+// A context says whose it is as long as somebody keeps it.
+func TestContextsOutliveTheirRequests(t *testing.T) {
+	is := is.New(t)
+	kept := make(map[string]context.Context)
+	o := testOptions(t, t.Output())
+	o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+		kept[RequestIDFrom(ctx)] = ctx
+		yield("ok", nil)
+	})
+	h := New(o)
+	for i := range 20 { // a pool does not return each thing to the next who asks
+		r := httptest.NewRequest("POST", "/v1/chat", strings.NewReader(chatBodyJSON("hi", i%2 == 0)))
+		r.Header.Set("Authorization", "Bearer "+testKey)
+		r.Header.Set("X-Request-Id", fmt.Sprint("r-", i))
+		h.ServeHTTP(httptest.NewRecorder(), r)
+	}
+	is.Equal(len(kept), 20)
+	for id, ctx := range kept {
+		is.Equal(RequestIDFrom(ctx), id)
+		is.Equal(AccountFrom(ctx), testAccount)
+	}
+}
+
+// What the host has given as its reason stands before what lies behind it.
+func TestAHostsStatusErrorBecauseOfADeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		o := testOptions(t, t.Output())
+		o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, _ func(string, error) bool) { <-ctx.Done() })
+		h := New(o)
+		server := serveInMemory(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			cause := StatusError{Status: 402, Detail: "Your minute is over", Err: fmt.Errorf("budget: %w", context.DeadlineExceeded)}
+			ctx, cancel := context.WithTimeoutCause(r.Context(), time.Second, cause)
+			defer cancel()
+			h.ServeHTTP(w, r.WithContext(ctx))
+		}))
+		got := ask(t, server, false)
+		is.Equal(got.status, 402)
+		is.Equal(got.body, `{"detail":"Your minute is over"}`)
+	})
+}
