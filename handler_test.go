@@ -1215,3 +1215,66 @@ func TestALogThatPanicsSpoilsNoAnswer(t *testing.T) {
 		is.Equal(got.Body.String(), `{"detail":"Internal Server Error"}`)
 	}
 }
+
+// An http3Writer is one of a server whose write deadlines end a stream for good.
+type http3Writer struct {
+	*httptest.ResponseRecorder
+	deadline time.Time
+	armed    bool
+}
+
+func (w *http3Writer) SetWriteDeadline(at time.Time) error {
+	w.deadline, w.armed = at, w.armed || !at.IsZero()
+	return nil
+}
+
+// A host may serve the handler with a later protocol than net/http has.
+func TestAProtocolAfterHTTP2(t *testing.T) {
+	for _, c := range []struct {
+		method, path, key string
+		body              io.Reader
+		status            int
+	}{
+		{"GET", "/v1/bots", testKey, nil, 200},
+		{"POST", "/v1/chat", testKey, strings.NewReader(chatBodyJSON("hi", false)), 200},
+		{"POST", "/v1/chat", "wrong", failingReader{t}, 401},
+	} {
+		is := is.New(t)
+		r := httptest.NewRequest(c.method, c.path, c.body)
+		r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/3.0", 3, 0
+		r.Header.Set("Authorization", "Bearer "+c.key)
+		w := &http3Writer{ResponseRecorder: httptest.NewRecorder()}
+		New(testOptions(t, t.Output())).ServeHTTP(w, r)
+		is.Equal(w.Code, c.status)
+		is.True(w.armed)
+		is.True(w.deadline.IsZero()) // it would end the stream
+	}
+}
+
+// A failingReader must not be read.
+type failingReader struct{ t *testing.T }
+
+func (r failingReader) Read([]byte) (int, error) {
+	r.t.Error("read")
+	return 0, io.EOF
+}
+
+// What middleware has put into the headers does not stand beside what the
+// handler says.
+func TestTheHandlersHeadersReplaceTheHosts(t *testing.T) {
+	for _, c := range []struct{ path, body, contentType string }{
+		{"/v1/chat", chatBodyJSON("hi", false), "application/json"},
+		{"/v1/chat", chatBodyJSON("hi", true), "text/event-stream"},
+		{"/v1/chat", "{}", "application/json"},
+	} {
+		is := is.New(t)
+		h := New(testOptions(t, t.Output()))
+		got := do(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Type", "text/plain")
+			w.Header().Set("X-Request-Id", "theirs")
+			h.ServeHTTP(w, r)
+		}), "POST", c.path, c.body, "X-Request-Id", "mine")
+		is.Equal(got.header["Content-Type"], []string{c.contentType})
+		is.Equal(got.header["X-Request-Id"], []string{"mine"})
+	}
+}
