@@ -2,10 +2,14 @@ package botapi
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,7 +17,10 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/matryer/is"
 )
@@ -469,4 +476,71 @@ func anchors(text string) (anchors []string) {
 		anchors = append(anchors, "#"+strings.ReplaceAll(words, " ", "-"))
 	}
 	return anchors
+}
+
+// A heardLog keeps the level of each message.
+type heardLog struct {
+	slog.Handler
+	t *testing.T
+
+	mu     sync.Mutex
+	levels map[string]string
+}
+
+func (l *heardLog) Handle(ctx context.Context, r slog.Record) error {
+	if ctx.Value(hostKey{}) != "the host's" || AccountFrom(ctx) != testAccount || RequestIDFrom(ctx) == "" {
+		l.t.Error("logged without the request's context: ", r.Message)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.levels[r.Message] = strings.ToLower(r.Level.String())
+	return nil
+}
+
+// TestDocumentedLevels has each line logged that the documents have, and looks
+// at its level and its context.
+func TestDocumentedLevels(t *testing.T) {
+	want := make(map[string]string)
+	for _, row := range rows(t, "docs/operating.md") {
+		if level, isLevel := map[string]string{"error": "error", "warning": "warn", "info": "info"}[row[0]]; isLevel {
+			for _, message := range regexp.MustCompile("`[^`]+`").FindAllString(row[1], -1) {
+				want[strings.Trim(message, "`")] = level
+			}
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		o := testOptions(t, io.Discard)
+		log := &heardLog{Handler: o.Logger.Handler(), t: t, levels: make(map[string]string)}
+		o.Logger, o.ChatTimeout = slog.New(log), time.Second
+		serve := func(w http.ResponseWriter, stream bool) {
+			h := New(o)
+			serveOn(w, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), hostKey{}, "the host's")))
+			}), chatBodyJSON("hi", stream))
+		}
+		says := func(text string, err error) ChatEngine {
+			return engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+				_ = yield(text, nil) && yield("", err)
+			})
+		}
+		o.Engine = says("", errBroken)
+		serve(httptest.NewRecorder(), false)
+		serve(httptest.NewRecorder(), true)
+		o.Engine = says("", StatusError{Status: 429, Detail: "Slow down", Err: errBroken})
+		serve(httptest.NewRecorder(), false)
+		o.Engine = fragmentsOf("ok")
+		serve(struct{ http.ResponseWriter }{httptest.NewRecorder()}, true)
+		serve(&faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: "Write", fault: func() error { panic("a bug") }}, true)
+		o.OnChat = func(context.Context, ChatReport) { panic("a bug") }
+		serve(httptest.NewRecorder(), false)
+		o.OnChat = nil
+		o.Engine = engineOf(func(context.Context, *ChatRequest, func(string, error) bool) {
+			time.Sleep(time.Minute)
+			panic("too late")
+		})
+		serve(httptest.NewRecorder(), false)
+		time.Sleep(time.Hour)
+		is.Equal(log.levels, want)
+	})
 }
