@@ -674,3 +674,75 @@ func TestALongFragmentLeavesInFewWrites(t *testing.T) {
 		is.True(len(w.writes) <= 4) // the terminator among them
 	})
 }
+
+// A leftWriter is one of a client that has left during a write that is taken
+// nevertheless.
+type leftWriter struct {
+	*httptest.ResponseRecorder
+	leave context.CancelFunc
+	past  chan struct{}
+
+	deadlines []time.Time // behind the client's back
+}
+
+func (w *leftWriter) Write(p []byte) (int, error) {
+	w.leave()
+	<-w.past
+	return w.ResponseRecorder.Write(p)
+}
+
+func (w *leftWriter) SetWriteDeadline(at time.Time) error {
+	select {
+	case <-w.past:
+		w.deadlines = append(w.deadlines, at)
+	default:
+		if at.Before(time.Now()) && !at.IsZero() {
+			close(w.past)
+		}
+	}
+	return nil
+}
+
+// What is written to a client that has left is not given more time.
+func TestNoDeadlineIsMovedForAClientThatHasLeft(t *testing.T) {
+	is := is.New(t)
+	for major := 1; major <= 2; major++ {
+		ctx, leave := context.WithCancel(t.Context())
+		w := &leftWriter{ResponseRecorder: httptest.NewRecorder(), leave: leave, past: make(chan struct{})}
+		is.True(serveOn(w, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			r.ProtoMajor = major
+			New(testOptions(t, t.Output())).ServeHTTP(w, r.WithContext(ctx))
+		}), chatBodyJSON("hi", true)))
+		is.Equal(len(w.deadlines), 0)
+	}
+}
+
+// What the client must not see is logged, whatever the writer does with what it
+// may see.
+func TestAFailureIsLoggedThoughItsAnswerEndsTheGoroutine(t *testing.T) {
+	is := is.New(t)
+	var log testLog
+	o := testOptions(t, &log)
+	o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) { yield("", errBroken) })
+	w := &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: "Write", fault: func() error { runtime.Goexit(); return nil }}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		serveOn(w, New(o), chatBodyJSON("hi", false))
+	}()
+	<-served
+	is.True(strings.Contains(log.String(), errBroken.Error()))
+}
+
+// A stream that breaks behind a writer that cannot flush has been as late.
+func TestABrokenStreamBehindAWriterThatCannotFlush(t *testing.T) {
+	is := is.New(t)
+	var log testLog
+	o := testOptions(t, &log)
+	o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+		_ = yield("some text", nil) && yield("", errBroken)
+	})
+	is.True(serveOn(struct{ http.ResponseWriter }{httptest.NewRecorder()}, New(o), chatBodyJSON("hi", true)))
+	is.True(strings.Contains(log.String(), "answer broken off"))
+	is.True(strings.Contains(log.String(), "cannot flush"))
+}
