@@ -1104,3 +1104,36 @@ func TestAHostEndsAStream(t *testing.T) {
 		is.Equal(time.Since(began), time.Second+readTime)
 	})
 }
+
+func TestALargeBufferIsNotKept(t *testing.T) {
+	is := is.New(t)
+	for range 100 { // a pool does not return each buffer to the next who asks
+		b := newBatch("")
+		b.data = append(b.data, make([]byte, 3*maxWrite)...)
+		b.free(nil)
+		is.True(cap(newBatch("").data) <= 2*maxWrite)
+	}
+}
+
+// An engine that waits for room goes on when the next write begins, and fills
+// the queue while that lasts.
+func TestAWaitingEngineGoesOnWhenAWriteBegins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		const rounds = 100
+		var said time.Duration
+		began := time.Now()
+		o := testOptions(t, io.Discard)
+		o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			for range rounds {
+				for range maxWrite >> 10 {
+					yield(strings.Repeat("x", 1<<10), nil)
+				}
+				time.Sleep(time.Second) // to think
+			}
+			said = time.Since(began)
+		})
+		is.True(!serveOn(slowConn{httptest.NewRecorder()}, New(o), chatBodyJSON("hi", true)))
+		is.True(said <= 9*rounds/5*time.Second)
+	})
+}
