@@ -29,7 +29,10 @@ func (x *exchange) listBots() error {
 		err = x.send(http.StatusOK, list.body, never)
 	}
 	list.free(err)
-	return err
+	if err != nil {
+		x.abort(err)
+	}
+	return nil
 }
 
 // matchesETag is the weak comparison that RFC 9110 prescribes for If-None-Match.

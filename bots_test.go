@@ -496,6 +496,30 @@ func TestAListThatFails(t *testing.T) {
 	})
 }
 
+// A client that leaves, or does not read, is no failure of anybody's.
+func TestAClientThatDoesNotTakeItsListIsNoFailure(t *testing.T) {
+	for name, leaves := range map[string]bool{"it leaves": true, "it does not read": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				var log testLog
+				o := testOptions(t, &log)
+				o.Bots = &fakeStore{bots: func(context.Context) ([]Bot, error) { return manyBots(1000), nil }}
+				conn := serveInMemory(t, New(o)).dial()
+				defer conn.Close()
+				_, err := io.WriteString(conn, lines(listLine, host, key, closing))
+				is.NoErr(err)
+				synctest.Wait()
+				if leaves {
+					conn.Close()
+				}
+				time.Sleep(time.Hour)
+				is.Equal(log.String(), "")
+			})
+		})
+	}
+}
+
 // A hidingStore shows less than the MemoryStore that it is made of.
 type hidingStore struct{ *MemoryStore }
 
