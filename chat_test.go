@@ -899,24 +899,6 @@ func TestOneAnswerOfAnyLength(t *testing.T) {
 	}
 }
 
-// Little more room is made than the rest of the body can fill, though much where
-// much may come.
-func TestRoomForWhatABodyHolds(t *testing.T) {
-	const message, member = `{"role":"user","content":""},`, `"":0,`
-	for n := 1000; n < 5000; n += 50 {
-		is := is.New(t)
-		messages, members := new(decoder), new(decoder)
-		messages.parser.body = `{"messages":[` + strings.Repeat(message, n-1) + message[:len(message)-1] + `]}`
-		messages.decode()
-		is.Equal(len(messages.messages.good), n)
-		is.True(cap(messages.messages.good) < n+n/2+300)
-		members.parser.body = `{` + strings.Repeat(member, n-1) + member[:len(member)-1] + `}`
-		members.decode()
-		is.Equal(len(members.unknown), n)
-		is.True(cap(members.unknown) < n+n/2+300)
-	}
-}
-
 // Of half a body there is nothing to read before the cut: it comes at once.
 func TestHalfABodyIsCutAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
