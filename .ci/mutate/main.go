@@ -24,6 +24,7 @@ import (
 	"os/signal"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 )
@@ -34,7 +35,7 @@ var equivalent string
 func main() {
 	log.SetFlags(0)
 	file := flag.String("file", "", "only the mutants of this file, or of these, with commas between them")
-	line := flag.Int("line", 0, "only those of this line")
+	line := flag.String("line", "", "only those of this line, or of these")
 	sample := flag.Int("sample", 0, "only so many of them, at random; 0 means all")
 	seed := flag.Uint64("seed", 1, "seed of the sample")
 	run := flag.String("run", ".", "only tests that match this")
@@ -52,7 +53,7 @@ func main() {
 	sources, mutants, err := findMutants(".")
 	check(err)
 	mutants = slices.DeleteFunc(mutants, func(m *mutant) bool {
-		return *file != "" && !slices.Contains(strings.Split(*file, ","), m.file) || *line > 0 && m.line != *line
+		return !chosen(*file, m.file) || !chosen(*line, strconv.Itoa(m.line))
 	})
 	if *sample > 0 {
 		r := rand.New(rand.NewPCG(*seed, 0))
@@ -93,6 +94,11 @@ func main() {
 		os.RemoveAll(dir)
 		os.Exit(1)
 	}
+}
+
+// chosen is whether one of a list with commas is this one; an empty list is all.
+func chosen(list, one string) bool {
+	return list == "" || slices.Contains(strings.Split(list, ","), one)
 }
 
 // report prints the survivors, and reports whether all of them are known.
