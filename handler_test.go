@@ -1216,11 +1216,18 @@ func TestALogThatPanicsSpoilsNoAnswer(t *testing.T) {
 	}
 }
 
-// An http3Writer is one of a server whose write deadlines end a stream for good.
+// An http3Writer is one of a server whose deadlines, each that passes, end a
+// stream for good.
 type http3Writer struct {
 	*httptest.ResponseRecorder
-	deadline time.Time
-	armed    bool
+	deadline  time.Time
+	armed     bool
+	unhurried bool // the time to read the request in is lifted
+}
+
+func (w *http3Writer) SetReadDeadline(at time.Time) error {
+	w.unhurried = at.IsZero()
+	return nil
 }
 
 func (w *http3Writer) SetWriteDeadline(at time.Time) error {
@@ -1248,6 +1255,7 @@ func TestAProtocolAfterHTTP2(t *testing.T) {
 		is.Equal(w.Code, c.status)
 		is.True(w.armed)
 		is.True(w.deadline.IsZero()) // it would end the stream
+		is.Equal(w.unhurried, c.path == "/v1/chat" && c.status == 200)
 	}
 }
 

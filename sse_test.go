@@ -306,6 +306,13 @@ func TestPlainTextEndsAtTheFirstSpecialByte(t *testing.T) {
 			}
 		}
 	}
+	for length := range 120 {
+		for at := range length {
+			for _, special := range []string{"\n", `"`, `\`, "[", "é"} {
+				is.Equal(plainPrefix(strings.Repeat("z", at)+special+strings.Repeat("z", length-at-1)), at)
+			}
+		}
+	}
 }
 
 // Events have room for 4 KiB, whatever the text is made of, and a text that

@@ -527,6 +527,17 @@ func TestARefusalThatCannotBeWritten(t *testing.T) {
 	}
 }
 
+// A stream must not look whole either, because its terminator is all that is missing.
+func TestAnEndThatCannotBeWritten(t *testing.T) {
+	for _, method := range []string{"Write", "Flush"} {
+		is := is.New(t)
+		o := testOptions(t, io.Discard)
+		o.Engine = fragmentsOf("a")
+		w := &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: method, after: 1, fault: func() error { return errBroken }}
+		is.True(serveOn(w, New(o), chatBodyJSON("hi", true)))
+	}
+}
+
 // An error is not sent for ever either, to a client that does not read: the
 // server's own deadline, which was lifted for the chat, would have ended it.
 func TestARefusalThatIsNotRead(t *testing.T) {
