@@ -643,9 +643,9 @@ func (p *play) alarms(s sight) (due []alarm) {
 	add(s.calling, s.calledAt+o.WriteTimeout+writeSlack, nil)
 	add(!running, s.stoppedAt+breakPause, nil)
 	add(!running, s.stoppedAt+engineGrace, nil)
-	add(reported, s.reported+breakPause, nil)
-	add(reported, s.reported+engineGrace, nil)
-	add(reported, s.reported+breakPause+engineGrace, nil)
+	add(reported, s.wasReported()+breakPause, nil)
+	add(reported, s.wasReported()+engineGrace, nil)
+	add(reported, s.wasReported()+breakPause+engineGrace, nil)
 	return due
 }
 

@@ -96,8 +96,8 @@ type sight struct {
 	reports   []ChatReport
 	reporting bool          // OnChat has not returned
 	letAt     time.Duration // when it has
-	reported  time.Duration
-	returned  bool // ServeHTTP has
+	reported  time.Duration // OnChat was called
+	returned  bool          // ServeHTTP has
 	placeFree bool
 
 	// The host's writer
@@ -338,11 +338,14 @@ func (s sight) patience() time.Duration {
 	return patience
 }
 
+// wasReported is when OnChat was over.
+func (s sight) wasReported() time.Duration { return max(s.reported, s.letAt) }
+
 // mayPause is whether a broken stream may still be uncut. Where the host has
 // ended the request, nothing tells that the client has left.
 func (s sight) mayPause() bool {
 	report, _ := s.report()
-	return s.stream && report.Err != nil && (!s.gone || s.hostEnded) && s.at < s.reported+breakPause
+	return s.stream && report.Err != nil && (!s.gone || s.hostEnded) && s.at < s.wasReported()+breakPause
 }
 
 // A difference shows where the client's text and the engine's part.
