@@ -798,21 +798,6 @@ func TestAPanicAfterTheAnswerIsLogged(t *testing.T) {
 	}
 }
 
-func TestARequestBelongsToItsEngine(t *testing.T) {
-	is := is.New(t)
-	var reported ChatReport
-	o := testOptions(t, t.Output())
-	o.Engine = engineOf(func(_ context.Context, req *ChatRequest, yield func(string, error) bool) {
-		*req = ChatRequest{Stream: true}
-		yield("ok", nil)
-	})
-	o.OnChat = func(_ context.Context, r ChatReport) { reported = r }
-	got := postChat(New(o), chatBodyJSON("hi", false))
-	is.Equal(got.Body.String(), `{"content":"ok"}`)
-	is.Equal(reported.Bot, echoBot)
-	is.Equal(reported.Stream, false)
-}
-
 // Two servers on one handler share its limits, as a host may serve it on two
 // ports.
 func TestLimitsAreTheHandlersNotTheServers(t *testing.T) {
