@@ -93,6 +93,18 @@ func TestAnUnusableHeaderAsksNoVerifier(t *testing.T) {
 	is.Equal(do(t, New(o), "PUT", "/v1/bots", "").status, 405)
 }
 
+// Whatever it says: a verifier may count what it is asked.
+func TestAVerifierIsAskedOnce(t *testing.T) {
+	for _, err := range []error{nil, ErrInvalidKey, errOverloaded, errBroken, context.DeadlineExceeded} {
+		is := is.New(t)
+		keys := &countingKeys{fail: func(context.Context, string) error { return err }}
+		o := testOptions(t, t.Output())
+		o.Keys = keys
+		postChat(New(o), chatBodyJSON("hi", false))
+		is.Equal(keys.asked.Load(), int64(1))
+	}
+}
+
 func TestAnAccountBesideAnErrorDoesNotCount(t *testing.T) {
 	is := is.New(t)
 	o := testOptions(t, t.Output())
@@ -177,6 +189,24 @@ func TestCacheKeysRemembersForItsTime(t *testing.T) {
 	})
 }
 
+// The time of a key begins when it is known to be good, however long that took.
+func TestTheTimeOfACachedKeyBeginsBehindItsLookup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		keys := &countingKeys{fail: func(context.Context, string) error {
+			time.Sleep(10 * time.Second)
+			return nil
+		}}
+		cache := CacheKeys(keys, 5*time.Second)
+		for range 2 {
+			_, err := cache.VerifyKey(t.Context(), "k")
+			is.NoErr(err)
+			time.Sleep(5*time.Second - 1)
+		}
+		is.Equal(keys.asked.Load(), int64(1))
+	})
+}
+
 func TestCacheKeysWithoutATimeRemembersNothing(t *testing.T) {
 	for _, ttl := range []time.Duration{0, -time.Second} {
 		is := is.New(t)
@@ -223,6 +253,13 @@ func TestCacheKeysIsBounded(t *testing.T) {
 	_, err := cache.VerifyKey(t.Context(), "10099")
 	is.NoErr(err)
 	is.Equal(keys.asked.Load(), int64(10_100)) // the newest is there
+
+	keys.fail = func(context.Context, string) error { return ErrInvalidKey }
+	for i := range 100 {
+		_, err := cache.VerifyKey(t.Context(), fmt.Sprint("wrong ", i))
+		is.Equal(err, ErrInvalidKey)
+	}
+	is.Equal(len(cache.known), 10_000) // no good key has made room for them
 }
 
 func TestCacheKeysAsksOnceForAllWhoWait(t *testing.T) {
@@ -259,6 +296,57 @@ func TestCacheKeysAsksOnceForAllWhoWait(t *testing.T) {
 		synctest.Wait()
 		leave() // which fails nobody else
 		group.Wait()
+		is.Equal(keys.asked.Load(), int64(1))
+	})
+}
+
+// A verifier that is down is not asked by each of those who wait, either.
+func TestAllWhoWaitShareAFailure(t *testing.T) {
+	for name, fail := range map[string]func() error{
+		"an error": func() error { return errBroken },
+		"a panic":  func() error { panic(errBroken) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				keys := &countingKeys{fail: func(context.Context, string) error {
+					time.Sleep(time.Second)
+					return fail()
+				}}
+				cache := CacheKeys(keys, time.Minute)
+				var group sync.WaitGroup
+				for range 20 {
+					ctx, leave := context.WithCancel(t.Context())
+					defer leave()
+					group.Go(func() {
+						if _, err := cache.VerifyKey(ctx, "k"); err == nil {
+							t.Error("no error")
+						}
+					})
+				}
+				group.Wait()
+				is.Equal(keys.asked.Load(), int64(1))
+			})
+		})
+	}
+}
+
+// What a lookup has found out is known, though nobody has waited for it.
+func TestAnAbandonedLookupIsRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		keys := &countingKeys{fail: func(context.Context, string) error {
+			time.Sleep(time.Second) // whatever happens to the context
+			return nil
+		}}
+		cache := CacheKeys(keys, time.Minute)
+		ctx, leave := context.WithTimeout(t.Context(), time.Second/2)
+		defer leave()
+		_, err := cache.VerifyKey(ctx, "k")
+		is.True(errors.Is(err, context.DeadlineExceeded))
+		account, err := cache.VerifyKey(t.Context(), "k")
+		is.NoErr(err)
+		is.Equal(account, "account of k")
 		is.Equal(keys.asked.Load(), int64(1))
 	})
 }
@@ -454,6 +542,7 @@ func TestAKeyIsStruckOutHoweverItIsWritten(t *testing.T) {
 		{"one after the other", "12345678", "1234567812345678", "[key][key]"},
 		{"one that looks like the mark", "[key][key", "not [key][key]", "not [key]]"},
 		{"8 bytes", "selected", "cannot selected from x", "cannot [key] from x"},
+		{"8 bytes, of fewer characters", "clé-dé", "no row for clé-dé", "no row for [key]"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			is := is.New(t)

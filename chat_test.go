@@ -456,6 +456,19 @@ func TestAStoreThatFailsForOneOfTwoNames(t *testing.T) {
 	}
 }
 
+// A bot that a store makes anew for each look-up is the same by its uid.
+func TestOneBotOfTwoNamesMayDiffer(t *testing.T) {
+	is := is.New(t)
+	o := testOptions(t, t.Output())
+	o.Bots = &fakeStore{
+		byUID: func(context.Context, string) (Bot, error) { return echoBot, nil },
+		bySlug: func(context.Context, string) (Bot, error) {
+			return botWith(func(b *Bot) { b.Name = "Echo, renamed" }), nil
+		},
+	}
+	is.Equal(postChat(New(o), `{"bot_uid":"u","bot_slug":"former-slug","prompt":"p","stream":false}`).Code, 200)
+}
+
 func TestAnIntegerFindsTheBotOfThatName(t *testing.T) {
 	is := is.New(t)
 	o := testOptions(t, t.Output())
@@ -808,8 +821,14 @@ func unquoted(raw string) (text string) {
 
 // heldBy is how much memory is in use when keep has been called for a hundred
 // bodies of a megabyte and all that it returned is still kept.
-func heldBy(t *testing.T, keep func(body string) any) (bytes int64) {
-	kept := make([]any, 100)
+func heldBy(keep func(body string) any) (bytes int64) {
+	return heldByEach(make([]any, 100), func(i int) any {
+		return keep(fmt.Sprintf(`{"bot_slug":"echo","prompt":%q,"stream":false,"user_id":"user-%d","temperature":0.%d}`, strings.Repeat("x", 1<<20-200), i, i))
+	})
+}
+
+// heldByEach is how much memory is in use when next has filled all of kept.
+func heldByEach(kept []any, next func(i int) any) (bytes int64) {
 	in := func() int64 {
 		runtime.GC()
 		runtime.GC() // what is pooled survives one
@@ -819,7 +838,7 @@ func heldBy(t *testing.T, keep func(body string) any) (bytes int64) {
 	}
 	before := in()
 	for i := range kept {
-		kept[i] = keep(fmt.Sprintf(`{"bot_slug":"echo","prompt":%q,"stream":false,"user_id":"user-%d","temperature":0.%d}`, strings.Repeat("x", 1<<20-200), i, i))
+		kept[i] = next(i)
 	}
 	after := in()
 	runtime.KeepAlive(kept)
@@ -828,12 +847,25 @@ func heldBy(t *testing.T, keep func(body string) any) (bytes int64) {
 
 func TestExtraDoesNotKeepTheBody(t *testing.T) {
 	is := is.New(t)
-	is.True(heldBy(t, func(body string) any {
+	is.True(heldBy(func(body string) any {
 		asked, err := decodeChat(body)
 		is.NoErr(err)
 		is.Equal(len(asked.extra["temperature"]) >= 3, true)
 		return asked.extra
 	}) < 10<<20)
+}
+
+// A member that is named many times is one: who keeps it keeps no room for the
+// others.
+func TestExtraHoldsNoRoomForRepeatedNames(t *testing.T) {
+	is := is.New(t)
+	body := `{"bot_slug":"echo","prompt":"p","stream":false` + strings.Repeat(`,"x":0`, 50_000) + `}`
+	is.True(heldByEach(make([]any, 5), func(int) any {
+		asked, err := decodeChat(body)
+		is.NoErr(err)
+		is.Equal(len(asked.extra), 1)
+		return asked.extra
+	}) < 5<<20)
 }
 
 func TestAReportDoesNotKeepTheBody(t *testing.T) {
@@ -843,7 +875,7 @@ func TestAReportDoesNotKeepTheBody(t *testing.T) {
 	o.Engine = fragmentsOf("ok")
 	o.OnChat = func(_ context.Context, r ChatReport) { reported = r }
 	h := New(o)
-	is.True(heldBy(t, func(body string) any {
+	is.True(heldBy(func(body string) any {
 		is.Equal(postChat(h, body).Code, 200)
 		is.True(strings.HasPrefix(reported.UserID, "user-"))
 		return reported
