@@ -408,6 +408,7 @@ func TestARefusedBodyIsNotAskedFor(t *testing.T) {
 		status     int
 	}{
 		{"wrong key", "POST /v1/chat HTTP/1.1\r\nAuthorization: Bearer wrong\r\nContent-Length: 50", 401},
+		{"wrong key, and another spelling", "POST /v1/chat HTTP/1.1\r\nExpect: 100-Continue\r\nContent-Length: 50", 401},
 		{"wrong path", "POST /v1/chats HTTP/1.1\r\nAuthorization: Bearer " + testKey + "\r\nContent-Length: 50", 404},
 		{"too large", "POST /v1/chat HTTP/1.1\r\nAuthorization: Bearer " + testKey + "\r\nContent-Length: 99000000", 413},
 		{"good", fmt.Sprintf("POST /v1/chat HTTP/1.1\r\nAuthorization: Bearer %s\r\nContent-Length: %d", testKey, len(body)), 100},
@@ -459,7 +460,8 @@ func TestABodyThatBreaksOff(t *testing.T) {
 func TestABodyThatDoesNotArriveInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		server := serveInMemory(t, New(testOptions(t, t.Output())), func(s *http.Server) { s.ReadTimeout = 20 * time.Second })
+		var log testLog
+		server := serveInMemory(t, New(testOptions(t, &log)), func(s *http.Server) { s.ReadTimeout = 20 * time.Second })
 		conn := server.dial()
 		defer conn.Close()
 		_, err := io.WriteString(conn, "POST /v1/chat HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer "+testKey+"\r\nContent-Length: 100\r\n\r\n{\"bot")
@@ -467,6 +469,7 @@ func TestABodyThatDoesNotArriveInTime(t *testing.T) {
 		got := readAnswer(t, bufio.NewReader(conn), "POST")
 		is.Equal(got.status, http.StatusRequestTimeout)
 		is.Equal(got.body, `{"detail":"Request body did not arrive in time"}`)
+		is.True(strings.Contains(log.String(), "request refused") && strings.Contains(log.String(), "timeout"))
 	})
 }
 
@@ -677,6 +680,7 @@ func TestHostErrorsBecomeAnswers(t *testing.T) {
 		{"one without a detail", StatusError{Status: 402, Err: cause}, 402, "Payment Required", nil, true},
 		{"one without a detail or a known status", StatusError{Status: 499, Err: cause}, 499, "", nil, true},
 		{"a 401", StatusError{Status: 401, Detail: "Log in again", Err: cause}, 401, "Log in again", http.Header{"Www-Authenticate": {"Bearer"}}, true},
+		{"a 403", StatusError{Status: 403, Detail: "Not yours", Err: cause}, 403, "Not yours", nil, true},
 		{"a 401 for a bad key", StatusError{Status: 401, Detail: "Key expired", Err: ErrInvalidKey}, 401, "Key expired", http.Header{"Www-Authenticate": {`Bearer error="invalid_token"`}}, false},
 		{"a detail that needs escapes", StatusError{Status: 400, Detail: "\"a\"\n<b>\u2028[DONE]\xff"}, 400, "\"a\"\n<b>\u2028[DONE]\uFFFD", nil, false},
 		{"a status that is no error", StatusError{Status: 200, Detail: "OK", Err: cause}, 500, "Internal Server Error", nil, true},
@@ -689,6 +693,7 @@ func TestHostErrorsBecomeAnswers(t *testing.T) {
 		{"a whole minute", StatusError{Status: 503, Detail: "x", RetryAfter: time.Minute}, 503, "x", http.Header{"Retry-After": {"60"}}, false},
 		{"a nanosecond more", StatusError{Status: 503, Detail: "x", RetryAfter: time.Minute + 1}, 503, "x", http.Header{"Retry-After": {"61"}}, false},
 		{"for ever", StatusError{Status: 503, Detail: "x", RetryAfter: math.MaxInt64}, 503, "x", http.Header{"Retry-After": {"9223372037"}}, false},
+		{"a pause, whatever the status", StatusError{Status: 402, Detail: "x", RetryAfter: time.Hour}, 402, "x", http.Header{"Retry-After": {"3600"}}, false},
 		{"never", StatusError{Status: 503, Detail: "x", RetryAfter: -time.Minute}, 503, "x", nil, false},
 		{"any other error", cause, 500, "Internal Server Error", nil, true},
 		{"a bot that is not found", fmt.Errorf("row 7: %w", ErrBotNotFound), 404, "Bot not found", nil, false},
@@ -856,6 +861,7 @@ func TestAnEngineMayFindTheRequestInvalid(t *testing.T) {
 		{"without problems", HTTPValidationError{}, 422, `{"detail":[]}`},
 		{"without a place", HTTPValidationError{noPlace}, 422, `{"detail":[{"loc":[],"msg":"unknown tool","type":"value_error.tool"}]}`},
 		{"that has no JSON form", HTTPValidationError{[]ValidationError{{Loc: []any{make(chan int)}}}}, 500, `{"detail":"Internal Server Error"}`},
+		{"beside a StatusError", errors.Join(HTTPValidationError{[]ValidationError{problem}}, StatusError{Status: 502}), 502, `{"detail":"Bad Gateway"}`},
 		{"that is a StatusError's cause", StatusError{Status: 502, Err: HTTPValidationError{[]ValidationError{problem}}}, 502, `{"detail":"Bad Gateway"}`},
 	} {
 		for _, stream := range []bool{false, true} {
@@ -873,6 +879,21 @@ func TestAnEngineMayFindTheRequestInvalid(t *testing.T) {
 				is.Equal(got.header.Get("Content-Type"), "application/json")
 				is.Equal(decodedJSON(t, got.body), decodedJSON(t, c.body))
 				is.Equal(noPlace[0].Loc, nil) // the host's own is not changed
+			})
+		}
+	}
+}
+
+// So may every other part of the host.
+func TestAnyPartMayFindTheRequestInvalid(t *testing.T) {
+	invalid := HTTPValidationError{[]ValidationError{{Loc: []any{"header", "x"}, Msg: "too old", Type: "value_error"}}}
+	for _, err := range []error{invalid, &invalid, fmt.Errorf("wrapped: %w", invalid)} {
+		for place, failing := range failingEverywhere(err) {
+			t.Run(fmt.Sprintf("%T%s", err, place), func(t *testing.T) {
+				is := is.New(t)
+				got := postChat(New(failing(testOptions(t, t.Output()))), chatBodyJSON("hi", strings.Contains(place, "stream")))
+				is.Equal(got.Code, 422)
+				is.Equal(got.Body.String(), `{"detail":[{"loc":["header","x"],"msg":"too old","type":"value_error"}]}`)
 			})
 		}
 	}
@@ -1083,9 +1104,40 @@ func TestABodyLimitOfOneByte(t *testing.T) {
 // A limit of the host's on bodies is answered as the handler's own.
 func TestABodyLimitOfTheHosts(t *testing.T) {
 	is := is.New(t)
-	got := postChat(http.MaxBytesHandler(New(testOptions(t, io.Discard)), 10), chatBodyJSON("hi", false))
+	var log testLog
+	got := postChat(http.MaxBytesHandler(New(testOptions(t, &log)), 10), chatBodyJSON("hi", false))
 	is.Equal(got.Code, 413)
+	is.True(strings.Contains(log.String(), "http: request body too large")) // the answer does not say whose limit it was
 	is.Equal(got.Body.String(), `{"detail":"Request body too large"}`)
+}
+
+// Middleware that unpacks a body leaves its announced length; and a reader may
+// return nothing for once.
+func TestABodyIsReadToItsEnd(t *testing.T) {
+	is := is.New(t)
+	body := `{"bot_slug":"echo","stream":false,"prompt":"` + strings.Repeat("x", 20<<10) + `"}`
+	for _, length := range []int64{-1, 0, 10, bodyChunk, 16 << 10, int64(len(body)), int64(len(body)) + 1000} {
+		r := httptest.NewRequest("POST", "/v1/chat", &hesitantReader{from: strings.NewReader(body)})
+		r.Header.Set("Authorization", "Bearer "+testKey)
+		r.ContentLength = length
+		w := httptest.NewRecorder()
+		New(testOptions(t, t.Output())).ServeHTTP(w, r)
+		is.Equal(w.Code, 200)
+		is.Equal(w.Body.Len(), len(`{"content":""}`)+20<<10)
+	}
+}
+
+// A hesitantReader returns nothing every other time.
+type hesitantReader struct {
+	from  io.Reader
+	ready bool
+}
+
+func (r *hesitantReader) Read(p []byte) (int, error) {
+	if r.ready = !r.ready; r.ready {
+		return 0, nil
+	}
+	return r.from.Read(p)
 }
 
 // What a client announces of its body is not believed before some has come.
@@ -1270,19 +1322,60 @@ func (r failingReader) Read([]byte) (int, error) {
 // What middleware has put into the headers does not stand beside what the
 // handler says.
 func TestTheHandlersHeadersReplaceTheHosts(t *testing.T) {
-	for _, c := range []struct{ path, body, contentType string }{
-		{"/v1/chat", chatBodyJSON("hi", false), "application/json"},
-		{"/v1/chat", chatBodyJSON("hi", true), "text/event-stream"},
-		{"/v1/chat", "{}", "application/json"},
+	for _, c := range []struct {
+		method, path, body, key string
+		want                    map[string]string
+	}{
+		{"POST", "/v1/chat", chatBodyJSON("hi", false), testKey, map[string]string{"Content-Type": "application/json"}},
+		{"POST", "/v1/chat", chatBodyJSON("hi", true), testKey, map[string]string{
+			"Content-Type": "text/event-stream", "Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}},
+		{"POST", "/v1/chat", "{}", testKey, map[string]string{"Content-Type": "application/json"}},
+		{"POST", "/v1/chat", chatBodyJSON("busy", false), testKey, map[string]string{"Retry-After": "7"}},
+		{"GET", "/v1/bots", "", testKey, map[string]string{"Cache-Control": "private, no-cache"}},
+		{"GET", "/v1/bots", "", "wrong", map[string]string{"Www-Authenticate": `Bearer error="invalid_token"`}},
+		{"GET", "/v1/chat", "", testKey, map[string]string{"Allow": "POST"}},
 	} {
 		is := is.New(t)
-		h := New(testOptions(t, t.Output()))
+		o := testOptions(t, t.Output())
+		o.Engine = engineOf(func(_ context.Context, req *ChatRequest, yield func(string, error) bool) {
+			if lastContent(req) == "busy" {
+				yield("", StatusError{Status: 503, RetryAfter: 7 * time.Second})
+			}
+		})
+		h := New(o)
 		got := do(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Content-Type", "text/plain")
 			w.Header().Set("X-Request-Id", "theirs")
+			for name := range c.want {
+				w.Header().Set(name, "theirs")
+			}
 			h.ServeHTTP(w, r)
-		}), "POST", c.path, c.body, "X-Request-Id", "mine")
-		is.Equal(got.header["Content-Type"], []string{c.contentType})
+		}), c.method, c.path, c.body, "X-Request-Id", "mine", "Authorization", "Bearer "+c.key)
 		is.Equal(got.header["X-Request-Id"], []string{"mine"})
+		for name, value := range c.want {
+			is.Equal(got.header[name], []string{value})
+		}
 	}
+}
+
+// An addingWriter is middleware that adds to every header when it is sent.
+type addingWriter struct{ *httptest.ResponseRecorder }
+
+func (w addingWriter) WriteHeader(status int) {
+	for name := range w.Header() {
+		w.Header().Add(name, "theirs")
+	}
+	w.ResponseRecorder.WriteHeader(status)
+}
+
+// What a host adds to one header changes no other.
+func TestAHostMayAddToTheHandlersHeaders(t *testing.T) {
+	is := is.New(t)
+	r := httptest.NewRequest("GET", "/v1/bots", nil)
+	r.Header.Set("Authorization", "Bearer "+testKey)
+	r.Header.Set("X-Request-Id", "mine")
+	w := addingWriter{httptest.NewRecorder()}
+	New(testOptions(t, t.Output())).ServeHTTP(w, r)
+	is.Equal(w.Header()["X-Request-Id"], []string{"mine", "theirs"})
+	is.Equal(w.Header()["Content-Type"], []string{"application/json", "theirs"})
+	is.Equal(w.Header()["Content-Length"], []string{fmt.Sprint(w.Body.Len()), "theirs"})
 }
