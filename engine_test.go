@@ -761,18 +761,20 @@ func TestOnChatOutlivesItsClient(t *testing.T) {
 
 func TestAPanicInOnChatSpoilsNoAnswer(t *testing.T) {
 	for _, way := range ways {
-		t.Run(way.name, func(t *testing.T) {
-			is := is.New(t)
-			var logged bytes.Buffer
-			o := testOptions(t, &logged)
-			o.OnChat = func(context.Context, ChatReport) { panic("the meter is broken") }
-			got := way.do(t, New(o), "POST", "/v1/chat", chatBodyJSON("hi", way.stream), "X-Request-Id", "r-1")
-			is.Equal(got.status, 200)
-			is.NoErr(got.err)
-			is.True(strings.Contains(logged.String(), "the meter is broken"))
-			is.True(strings.Contains(logged.String(), "request_id=r-1"))
-			is.True(strings.Contains(logged.String(), "engine_test.go")) // its stack
-		})
+		for _, v := range []any{"the meter is broken", http.ErrAbortHandler} {
+			t.Run(fmt.Sprint(way.name, ", ", v), func(t *testing.T) {
+				is := is.New(t)
+				var logged bytes.Buffer
+				o := testOptions(t, &logged)
+				o.OnChat = func(context.Context, ChatReport) { panic(v) }
+				got := way.do(t, New(o), "POST", "/v1/chat", chatBodyJSON("hi", way.stream), "X-Request-Id", "r-1")
+				is.Equal(got.status, 200)
+				is.NoErr(got.err)
+				is.True(strings.Contains(logged.String(), fmt.Sprint(v)))
+				is.True(strings.Contains(logged.String(), "request_id=r-1"))
+				is.True(strings.Contains(logged.String(), "engine_test.go")) // its stack
+			})
+		}
 	}
 }
 
@@ -1044,6 +1046,31 @@ func TestChatTimeoutBoundsSending(t *testing.T) {
 			})
 		})
 	}
+}
+
+// ChatTimeout is the engine's: what the host's other parts take does not count.
+func TestChatTimeoutBeginsWithTheEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		o := testOptions(t, t.Output())
+		o.ChatTimeout = time.Minute
+		o.Bots = &fakeStore{bySlug: func(context.Context, string) (Bot, error) {
+			time.Sleep(time.Hour)
+			return echoBot, nil
+		}}
+		o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			deadline, _ := ctx.Deadline()
+			is.Equal(time.Until(deadline), time.Minute)
+			select {
+			case <-time.After(time.Minute - 1):
+				yield("ok", nil)
+			case <-ctx.Done():
+			}
+		})
+		got := postChat(New(o), chatBodyJSON("hi", false))
+		is.Equal(got.Code, 200)
+		is.Equal(got.Body.String(), `{"content":"ok"}`)
+	})
 }
 
 func TestStallTimeout(t *testing.T) {
@@ -1415,6 +1442,25 @@ func TestAChangedRequestChangesNoReport(t *testing.T) {
 			is.Equal(strings.Contains(log.String(), "cannot flush"), way.stream && way.hides)
 		})
 	}
+}
+
+// A function that has panicked has returned: an engine around it may go on, and
+// then nothing that still emits comes between.
+func TestACallbackEngineThatPanicsIsOver(t *testing.T) {
+	is := is.New(t)
+	var emitLater func(string) error
+	engine := CallbackEngine(func(_ context.Context, _ *ChatRequest, emit func(string) error) error {
+		emitLater = emit
+		panic(errBroken)
+	})
+	func() {
+		defer func() { is.Equal(recover(), errBroken) }()
+		engine.Chat(t.Context(), &ChatRequest{})(func(string, error) bool {
+			t.Error("a fragment behind the end")
+			return true
+		})
+	}()
+	is.True(emitLater("too late") != nil)
 }
 
 // What still emits when the function of an engine returns is waited for: the

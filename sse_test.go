@@ -505,21 +505,31 @@ func TestAnEngineThatExitsItsGoroutine(t *testing.T) {
 	is.True(late.err != nil)
 }
 
-// A panic with http.ErrAbortHandler asks for a cut, and gets one.
+// An http.ErrAbortHandler asks for a cut, and gets one and nothing else.
 func TestAnEngineThatAborts(t *testing.T) {
-	is := is.New(t)
-	o := testOptions(t, io.Discard)
-	o.Engine = engineOf(func(_ context.Context, req *ChatRequest, yield func(string, error) bool) {
-		if lastContent(req) == "late" {
-			yield("a", nil)
-		}
-		panic(http.ErrAbortHandler)
-	})
-	early, late := httptest.NewRecorder(), httptest.NewRecorder()
-	is.True(serveOn(early, New(o), chatBodyJSON("early", true)))
-	is.Equal(early.Body.String(), "")
-	is.True(serveOn(late, New(o), chatBodyJSON("late", true)))
-	is.True(!readStream(t, late.Body.String()).done)
+	for name, abort := range map[string]func(yield func(string, error) bool){
+		"by a panic":       func(func(string, error) bool) { panic(http.ErrAbortHandler) },
+		"by an error":      func(yield func(string, error) bool) { yield("", http.ErrAbortHandler) },
+		"by a wrapped one": func(yield func(string, error) bool) { yield("", fmt.Errorf("proxy: %w", http.ErrAbortHandler)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			var log testLog
+			o := testOptions(t, &log)
+			o.Engine = engineOf(func(_ context.Context, req *ChatRequest, yield func(string, error) bool) {
+				if lastContent(req) == "late" {
+					yield("a", nil)
+				}
+				abort(yield)
+			})
+			early, late := httptest.NewRecorder(), httptest.NewRecorder()
+			is.True(serveOn(early, New(o), chatBodyJSON("early", true)))
+			is.Equal(early.Body.String(), "")
+			is.True(serveOn(late, New(o), chatBodyJSON("late", true)))
+			is.Equal(late.Body.String(), data("a"))
+			is.Equal(log.String(), "")
+		})
+	}
 }
 
 // Fragments that wait for the connection when the engine fails are not lost.
