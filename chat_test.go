@@ -336,6 +336,31 @@ func TestAnEngineHearsWhatTheClientSaid(t *testing.T) {
 	}
 }
 
+// Nothing of a request is bounded but its body.
+func TestAnEngineHearsAllOfALongBody(t *testing.T) {
+	is := is.New(t)
+	const many = 5_000
+	number, name := strings.Repeat("9", many), strings.Repeat("n", many)
+	var body strings.Builder
+	fmt.Fprintf(&body, `{"bot_slug":"echo","stream":false,"user_id":%s,%q:[%[1]s],"messages":[`, number, name)
+	for i := range many {
+		fmt.Fprintf(&body, `{"role":"user","content":"%d"},`, i)
+	}
+	body.WriteString(`{"role":"assistant","content":"last"}]`)
+	for i := range many {
+		fmt.Fprintf(&body, `,"x%d":%[1]d`, i)
+	}
+	req := heard(t, body.String()+"}")
+	is.Equal(req.UserID, number)
+	is.Equal(len(req.Messages), many+1)
+	is.Equal(len(req.Extra), many+1)
+	is.Equal(string(req.Extra[name]), "["+number+"]")
+	for i := range many {
+		is.Equal(req.Messages[i], ChatMessage{RoleUser, fmt.Sprint(i)})
+		is.Equal(string(req.Extra[fmt.Sprint("x", i)]), fmt.Sprint(i))
+	}
+}
+
 // nested is an array of this many levels.
 func nested(levels int) string {
 	return strings.Repeat("[", levels) + strings.Repeat("]", levels)

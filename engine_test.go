@@ -143,7 +143,7 @@ func TestEachAccountHasItsOwnLimit(t *testing.T) {
 		is := is.New(t)
 		engine := newHeldEngine()
 		o := testOptions(t, t.Output())
-		o.Keys = StaticKeys(map[string]string{"a1": "a", "a2": "a", "b": "b", "c": "c"})
+		o.Keys = StaticKeys(map[string]string{"a1": "a", "a2": "a", "b": "A", "c": "c"})
 		o.Engine, o.MaxChatsPerAccount, o.MaxConcurrentChats = engine, 1, 2
 		server := serveInMemory(t, New(o))
 		held := make(chan int, 2)
@@ -1216,6 +1216,9 @@ func TestCallbackEngine(t *testing.T) {
 		{"an error", func(_ context.Context, _ *ChatRequest, emit func(string) error) error {
 			return cmp.Or(emit("a"), error(errOverloaded))
 		}, `{"detail":"Overloaded"}`, errOverloaded},
+		{"a cancellation of its own", func(_ context.Context, _ *ChatRequest, emit func(string) error) error {
+			return cmp.Or(emit("a"), context.Canceled)
+		}, `{"detail":"Internal Server Error"}`, context.Canceled},
 		{"from another goroutine", func(_ context.Context, _ *ChatRequest, emit func(string) error) error {
 			emitted := make(chan error)
 			go func() { emitted <- emit("elsewhere") }()

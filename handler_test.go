@@ -285,6 +285,7 @@ func TestTheBodyLimit(t *testing.T) {
 		{100, 100, 200}, {100, 101, 413},
 		{8 << 10, 8 << 10, 200}, {8 << 10, 8<<10 + 1, 413},
 		{3 << 20, 3 << 20, 200}, {3 << 20, 3<<20 + 1, 413},
+		{math.MaxInt64, 2 << 20, 200},
 	} {
 		t.Run(fmt.Sprintf("%d bytes of %d", c.size, c.limit), func(t *testing.T) {
 			t.Parallel() // net/http lets half a second pass before it closes a connection on an unread body
@@ -769,6 +770,7 @@ func TestHostPanicsAreInternalErrors(t *testing.T) {
 		"error":              func() { panic(errors.New("no table bots")) },
 		"StatusError":        func() { panic(StatusError{Status: 418, Detail: "no table bots"}) },
 		"a sentinel":         func() { panic(ErrBotNotFound) },
+		"around an abort":    func() { panic(fmt.Errorf("no table bots: %w", http.ErrAbortHandler)) },
 		"runtime error":      func() { var bots []Bot; _ = bots[len(testKey)] },
 		"nil pointer":        func() { var r *ChatRequest; _ = r.Bot },
 		"nil":                func() { panic(nil) },

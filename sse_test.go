@@ -551,6 +551,20 @@ func TestQueuedFragmentsArriveBeforeTheError(t *testing.T) {
 	is.Equal(read.failure, "Model died")
 }
 
+// What a StatusError says arrives whole.
+func TestALongErrorEvent(t *testing.T) {
+	is := is.New(t)
+	detail := strings.Repeat("0123456789", 300)
+	o := testOptions(t, io.Discard)
+	o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+		yield("a", nil)
+		yield("", StatusError{Status: 502, Detail: detail})
+	})
+	w := httptest.NewRecorder()
+	is.True(serveOn(w, New(o), chatBodyJSON("hi", true)))
+	is.Equal(w.Body.String(), data("a")+broken(detail))
+}
+
 // The first half of a character is never sent in place of it.
 func TestABrokenStreamDoesNotSendWhatItHoldsBack(t *testing.T) {
 	is := is.New(t)

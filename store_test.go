@@ -54,6 +54,7 @@ func TestValidate(t *testing.T) {
 		{"a slug with a C1 control", func(b *Bot) { b.Slug = "bot\u0085" }, "slug", spaced},
 		{"a name with spaces and lines", func(b *Bot) { b.Name = "Max\nMustermann" }, "", ""},
 		{"an avatar on another scheme", func(b *Bot) { b.AvatarURL = "data:image/png;base64,AA==" }, "", ""},
+		{"an avatar without a host", func(b *Bot) { b.AvatarURL = "blob:echo" }, "", ""},
 		{"an avatar's path alone", func(b *Bot) { b.AvatarURL = "/echo.png" }, "avatar_url", noURL},
 		{"an avatar without a scheme", func(b *Bot) { b.AvatarURL = "//bots.example.com/echo.png" }, "avatar_url", noURL},
 		{"an avatar that is no URL", func(b *Bot) { b.AvatarURL = "https://bots example.com/%zz" }, "avatar_url", noURL},

@@ -538,6 +538,27 @@ func TestAnEndThatCannotBeWritten(t *testing.T) {
 	}
 }
 
+// The report does not take it for whole when the writer ends the goroutine that
+// writes it.
+func TestAnEndWhoseWriterEndsItsGoroutine(t *testing.T) {
+	for _, stream := range []bool{false, true} {
+		is := is.New(t)
+		var reports []ChatReport
+		o := testOptions(t, io.Discard)
+		o.Engine = fragmentsOf()
+		o.OnChat = func(_ context.Context, r ChatReport) { reports = append(reports, r) }
+		w := &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: "Write", fault: func() error { runtime.Goexit(); return nil }}
+		served := make(chan bool)
+		go func() {
+			defer close(served)
+			serveOn(w, New(o), chatBodyJSON("hi", stream))
+		}()
+		<-served
+		is.Equal(len(reports), 1)
+		is.True(errors.Is(reports[0].Err, ErrClientLeft))
+	}
+}
+
 // An error is not sent for ever either, to a client that does not read: the
 // server's own deadline, which was lifted for the chat, would have ended it.
 func TestARefusalThatIsNotRead(t *testing.T) {
