@@ -448,9 +448,13 @@ func TestALookupHasItsFirstRequestsValues(t *testing.T) {
 		lookup = ctx
 		is.Equal(RequestIDFrom(ctx), "r-1")
 		is.Equal(AccountFrom(ctx), "")
+		is.Equal(ctx.Value(hostKey{}), "the host's")
 		return testAccount, nil
 	}), time.Hour)
-	h := New(o)
+	inner := New(o)
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		inner.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), hostKey{}, "the host's")))
+	})
 	is.Equal(do(t, h, "GET", "/v1/bots", "", "X-Request-Id", "r-1").status, 200)
 	is.Equal(lookup.Err(), context.Canceled) // it holds nothing any more
 	is.Equal(do(t, h, "GET", "/v1/bots", "", "X-Request-Id", "r-2").status, 200)
@@ -500,11 +504,13 @@ func TestAClientLeavesWhileItsKeyIsVerified(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			is := is.New(t)
 			var logged testLog
+			began, took := time.Now(), time.Duration(0)
 			var verifier KeyVerifier = KeyVerifierFunc(func(ctx context.Context, _ string) (string, error) {
 				select {
 				case <-ctx.Done():
 				case <-time.After(time.Minute):
 				}
+				took = time.Since(began)
 				return "", ctx.Err()
 			})
 			if cached {
@@ -521,6 +527,7 @@ func TestAClientLeavesWhileItsKeyIsVerified(t *testing.T) {
 			_, err = server.client().Do(request)
 			is.True(errors.Is(err, context.DeadlineExceeded))
 			time.Sleep(time.Hour)
+			is.Equal(took, time.Second)
 			is.Equal(logged.String(), "")
 		})
 	}

@@ -218,6 +218,16 @@ func TestSyntaxErrorsSayWhere(t *testing.T) {
 	}
 }
 
+// What is wrong with a request is its client's affair, and no line in the log.
+func TestAnInvalidRequestIsNotLogged(t *testing.T) {
+	is := is.New(t)
+	var log testLog
+	for _, body := range []string{"", "{", "{}", `{"bot_slug":"echo","prompt":7,"stream":true}`} {
+		is.Equal(postChat(New(testOptions(t, &log)), body).Code, 422)
+	}
+	is.Equal(log.String(), "")
+}
+
 func TestEveryProblemOfABodyIsListedInOrder(t *testing.T) {
 	const (
 		noBot   = "__root__: Either \"bot_uid\" or \"bot_slug\" is required (value_error)\n"

@@ -748,12 +748,20 @@ func TestOnChatOutlivesItsClient(t *testing.T) {
 				ended := make(chan error, 1)
 				o := testOptions(t, t.Output())
 				o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, _ func(string, error) bool) { <-ctx.Done() })
-				o.OnChat = func(ctx context.Context, _ ChatReport) { ended <- ctx.Err() }
+				var value any
+				o.OnChat = func(ctx context.Context, _ ChatReport) {
+					value = ctx.Value(hostKey{})
+					ended <- ctx.Err()
+				}
+				withValue := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					New(o).ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), hostKey{}, "the host's")))
+				})
 				ctx, leave := context.WithTimeout(t.Context(), time.Second)
 				defer leave()
-				_, err := askAs(ctx, testKey, way.serve(t, New(o)), way.stream)
+				_, err := askAs(ctx, testKey, way.serve(t, withValue), way.stream)
 				is.True(errors.Is(err, context.DeadlineExceeded)) // the client's own
 				is.NoErr(<-ended)
+				is.Equal(value, "the host's")
 			})
 		})
 	}

@@ -1129,6 +1129,17 @@ func TestABodyIsReadToItsEnd(t *testing.T) {
 	}
 }
 
+// Middleware may wrap what the connection says of the time.
+func TestABodyThatIsLateBehindMiddleware(t *testing.T) {
+	is := is.New(t)
+	late := iotest.ErrReader(fmt.Errorf("unpacking: %w", os.ErrDeadlineExceeded))
+	r := httptest.NewRequest("POST", "/v1/chat", late)
+	r.Header.Set("Authorization", "Bearer "+testKey)
+	w := httptest.NewRecorder()
+	New(testOptions(t, t.Output())).ServeHTTP(w, r)
+	is.Equal(w.Code, 408)
+}
+
 // A hesitantReader returns nothing every other time.
 type hesitantReader struct {
 	from  io.Reader
