@@ -12,6 +12,7 @@ import (
 	"os"
 	"runtime"
 
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -666,7 +667,7 @@ func (d *decoder) decodeBody() {
 			d.fields[known] = p.value()
 		default:
 			p.value()
-			d.unknown = append(d.unknown, member{name, start, p.at})
+			d.unknown = append(withRoom(d.unknown, p.rest()/len(`"":0,`)), member{name, start, p.at})
 		}
 	}
 }
@@ -699,8 +700,17 @@ func (d *decoder) decodeMessage(i int) {
 		}
 	}
 	if len(m.problems) == before {
-		m.good = append(m.good, ChatMessage{roleOf(d.message[fieldRole].text), d.message[fieldContent].text})
+		m.good = append(withRoom(m.good, d.parser.rest()/len(`{"role":"user","content":""},`)), ChatMessage{roleOf(d.message[fieldRole].text), d.message[fieldContent].text})
 	}
+}
+
+// withRoom makes room for one element more, and for no more than the rest of the
+// body can hold.
+func withRoom[E any](elements []E, rest int) []E {
+	if len(elements) < cap(elements) {
+		return elements
+	}
+	return slices.Grow(elements, 1+min(max(len(elements), 3), rest))
 }
 
 func (d *decoder) readMessage() {
@@ -856,6 +866,9 @@ func (p *parser) fail(what string) {
 	}}}
 	p.body = read
 }
+
+// rest is how many bytes are still to be read.
+func (p *parser) rest() int { return len(p.body) - p.at }
 
 // peek returns the byte that comes next, or 0, which is never part of JSON.
 func (p *parser) peek() byte {

@@ -3,6 +3,7 @@ package botapi
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -412,20 +413,31 @@ func TestHostileBodiesCostLittle(t *testing.T) {
 		n := (limit - len(start) - len(end)) / len(element)
 		return start + strings.TrimSuffix(strings.Repeat(element, n), ",") + end
 	}
+	members := func(member func(i int) string) string {
+		body := new(strings.Builder)
+		body.WriteString(`{"bot_slug":"echo","stream":false,"prompt":"p"`)
+		for i := 0; body.Len() < limit-100; i++ {
+			body.WriteString(member(i))
+		}
+		return body.String() + "}"
+	}
 	for _, c := range []struct {
 		name, body string
 		status     int
+		times      uint64 // as much memory as the body, at the most; 0: 5
 	}{
-		{"35,000 tiny messages", fill(`{"role":"user","content":"a"},`), http.StatusOK},
-		{"35,000 tiny messages and a bad one", fill(`{"role":"user","content":"a"},`)[:limit-100] + `"},7],"stream":false}`, http.StatusUnprocessableEntity},
-		{"500,000 bad elements", fill(`0,`), http.StatusUnprocessableEntity},
-		{"350,000 empty elements", fill(`{},`), http.StatusUnprocessableEntity},
-		{"10,000 levels", `{"bot_slug":"echo","stream":false,"prompt":"p","x":` + nested(maxDepth-1) + `}`, http.StatusOK},
-		{"500,000 levels", strings.Repeat("[", limit), http.StatusUnprocessableEntity},
-		{"500,000 levels of objects", strings.Repeat(`{"a":`, limit/5), http.StatusUnprocessableEntity},
-		{"a string of escapes", `{"bot_slug":"echo","stream":false,"messages":"` + strings.Repeat(`\n`, limit/2-50) + `"}`, http.StatusUnprocessableEntity},
-		{"an endless number", `{"bot_slug":"echo","stream":false,"messages":` + strings.Repeat(`9`, limit-100) + `}`, http.StatusUnprocessableEntity},
-		{"line breaks before an error", strings.Repeat("\n", limit-1) + "x", http.StatusUnprocessableEntity},
+		{"35,000 tiny messages", fill(`{"role":"user","content":"a"},`), http.StatusOK, 0},
+		{"35,000 tiny messages and a bad one", fill(`{"role":"user","content":"a"},`)[:limit-100] + `"},7],"stream":false}`, http.StatusUnprocessableEntity, 0},
+		{"500,000 bad elements", fill(`0,`), http.StatusUnprocessableEntity, 0},
+		{"350,000 empty elements", fill(`{},`), http.StatusUnprocessableEntity, 0},
+		{"200,000 members of one name", members(func(int) string { return `,"":0` }), http.StatusOK, 20},
+		{"100,000 members", members(func(i int) string { return fmt.Sprintf(`,"%x":0`, i) }), http.StatusOK, 30},
+		{"10,000 levels", `{"bot_slug":"echo","stream":false,"prompt":"p","x":` + nested(maxDepth-1) + `}`, http.StatusOK, 0},
+		{"500,000 levels", strings.Repeat("[", limit), http.StatusUnprocessableEntity, 0},
+		{"500,000 levels of objects", strings.Repeat(`{"a":`, limit/5), http.StatusUnprocessableEntity, 0},
+		{"a string of escapes", `{"bot_slug":"echo","stream":false,"messages":"` + strings.Repeat(`\n`, limit/2-50) + `"}`, http.StatusUnprocessableEntity, 0},
+		{"an endless number", `{"bot_slug":"echo","stream":false,"messages":` + strings.Repeat(`9`, limit-100) + `}`, http.StatusUnprocessableEntity, 0},
+		{"line breaks before an error", strings.Repeat("\n", limit-1) + "x", http.StatusUnprocessableEntity, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			is := is.New(t)
@@ -439,7 +451,7 @@ func TestHostileBodiesCostLittle(t *testing.T) {
 			is.True(got.Body.Len() < 32<<10)
 			allocated := (after.TotalAlloc - before.TotalAlloc) >> 10
 			t.Logf("%d KiB allocated, answer of %d bytes", allocated, got.Body.Len())
-			is.True(allocated < 9*limit>>10)
+			is.True(allocated < cmp.Or(c.times, 5)*limit>>10)
 		})
 	}
 }
@@ -963,6 +975,24 @@ func TestOneAnswerOfAnyLength(t *testing.T) {
 		got := postChat(New(o), chatBodyJSON("hi", false))
 		is.Equal(got.Body.String(), wholeStart+text+wholeEnd)
 		is.Equal(got.Header().Get("Content-Length"), fmt.Sprint(size))
+	}
+}
+
+// Little more room is made than the rest of the body can fill, though much where
+// much may come.
+func TestRoomForWhatABodyHolds(t *testing.T) {
+	const message, member = `{"role":"user","content":""},`, `"":0,`
+	for n := 1000; n < 5000; n += 50 {
+		is := is.New(t)
+		messages, members := new(decoder), new(decoder)
+		messages.parser.body = `{"messages":[` + strings.Repeat(message, n-1) + message[:len(message)-1] + `]}`
+		messages.decode()
+		is.Equal(len(messages.messages.good), n)
+		is.True(cap(messages.messages.good) < n+n/2+300)
+		members.parser.body = `{` + strings.Repeat(member, n-1) + member[:len(member)-1] + `}`
+		members.decode()
+		is.Equal(len(members.unknown), n)
+		is.True(cap(members.unknown) < n+n/2+300)
 	}
 }
 
