@@ -424,14 +424,14 @@ func TestHostileBodiesCostLittle(t *testing.T) {
 	for _, c := range []struct {
 		name, body string
 		status     int
-		times      uint64 // as much memory as the body, at the most; 0: 5
+		times      uint64 // as much memory as the body, at the most, also where races are looked for; 0: 6
 	}{
 		{"35,000 tiny messages", fill(`{"role":"user","content":"a"},`), http.StatusOK, 0},
 		{"35,000 tiny messages and a bad one", fill(`{"role":"user","content":"a"},`)[:limit-100] + `"},7],"stream":false}`, http.StatusUnprocessableEntity, 0},
 		{"500,000 bad elements", fill(`0,`), http.StatusUnprocessableEntity, 0},
 		{"350,000 empty elements", fill(`{},`), http.StatusUnprocessableEntity, 0},
-		{"200,000 members of one name", members(func(int) string { return `,"":0` }), http.StatusOK, 20},
-		{"100,000 members", members(func(i int) string { return fmt.Sprintf(`,"%x":0`, i) }), http.StatusOK, 30},
+		{"200,000 members of one name", members(func(int) string { return `,"":0` }), http.StatusOK, 26},
+		{"100,000 members", members(func(i int) string { return fmt.Sprintf(`,"%x":0`, i) }), http.StatusOK, 32},
 		{"10,000 levels", `{"bot_slug":"echo","stream":false,"prompt":"p","x":` + nested(maxDepth-1) + `}`, http.StatusOK, 0},
 		{"500,000 levels", strings.Repeat("[", limit), http.StatusUnprocessableEntity, 0},
 		{"500,000 levels of objects", strings.Repeat(`{"a":`, limit/5), http.StatusUnprocessableEntity, 0},
@@ -451,7 +451,7 @@ func TestHostileBodiesCostLittle(t *testing.T) {
 			is.True(got.Body.Len() < 32<<10)
 			allocated := (after.TotalAlloc - before.TotalAlloc) >> 10
 			t.Logf("%d KiB allocated, answer of %d bytes", allocated, got.Body.Len())
-			is.True(allocated < cmp.Or(c.times, 5)*limit>>10)
+			is.True(allocated < cmp.Or(c.times, 6)*limit>>10)
 		})
 	}
 }

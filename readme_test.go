@@ -541,6 +541,8 @@ func TestDocumentedLevels(t *testing.T) {
 		})
 		serve(httptest.NewRecorder(), false)
 		time.Sleep(time.Hour)
+		log.mu.Lock()
+		defer log.mu.Unlock()
 		is.Equal(log.levels, want)
 	})
 }
