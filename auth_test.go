@@ -451,10 +451,7 @@ func TestALookupHasItsFirstRequestsValues(t *testing.T) {
 		is.Equal(ctx.Value(hostKey{}), "the host's")
 		return testAccount, nil
 	}), time.Hour)
-	inner := New(o)
-	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		inner.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), hostKey{}, "the host's")))
-	})
+	h := withHostsValue(New(o))
 	is.Equal(do(t, h, "GET", "/v1/bots", "", "X-Request-Id", "r-1").status, 200)
 	is.Equal(lookup.Err(), context.Canceled) // it holds nothing any more
 	is.Equal(do(t, h, "GET", "/v1/bots", "", "X-Request-Id", "r-2").status, 200)

@@ -489,6 +489,13 @@ func TestAnEngineRunsOnce(t *testing.T) {
 	}
 }
 
+// withHostsValue is middleware whose value every context has to carry.
+func withHostsValue(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), hostKey{}, "the host's")))
+	})
+}
+
 type hostKey struct{}
 
 func TestAnEnginesContext(t *testing.T) {
@@ -514,10 +521,7 @@ func TestAnEnginesContext(t *testing.T) {
 					contexts <- derived
 					yield("ok", nil)
 				})
-				withValue := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					New(o).ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), hostKey{}, "the host's")))
-				})
-				server := way.serve(t, withValue)
+				server := way.serve(t, withHostsValue(New(o)))
 				got := doAt(t, server.client(), "http://memory", "POST", "/v1/chat", chatBodyJSON("hi", way.stream), "X-Request-Id", "r-1")
 				is.Equal(got.status, 200)
 				synctest.Wait()
@@ -753,12 +757,9 @@ func TestOnChatOutlivesItsClient(t *testing.T) {
 					value = ctx.Value(hostKey{})
 					ended <- ctx.Err()
 				}
-				withValue := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					New(o).ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), hostKey{}, "the host's")))
-				})
 				ctx, leave := context.WithTimeout(t.Context(), time.Second)
 				defer leave()
-				_, err := askAs(ctx, testKey, way.serve(t, withValue), way.stream)
+				_, err := askAs(ctx, testKey, way.serve(t, withHostsValue(New(o))), way.stream)
 				is.True(errors.Is(err, context.DeadlineExceeded)) // the client's own
 				is.NoErr(<-ended)
 				is.Equal(value, "the host's")

@@ -514,10 +514,7 @@ func TestDocumentedLevels(t *testing.T) {
 		log := &heardLog{Handler: o.Logger.Handler(), t: t, levels: make(map[string]string)}
 		o.Logger, o.ChatTimeout = slog.New(log), time.Second
 		serve := func(w http.ResponseWriter, stream bool) {
-			h := New(o)
-			serveOn(w, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), hostKey{}, "the host's")))
-			}), chatBodyJSON("hi", stream))
+			serveOn(w, withHostsValue(New(o)), chatBodyJSON("hi", stream))
 		}
 		says := func(text string, err error) ChatEngine {
 			return engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
