@@ -53,15 +53,13 @@ func (o order) isShort() bool { return len(o) <= 1 && !strings.Contains(o.String
 
 // endsSeen are the ways in which orders of one surface have ended. What a chat
 // leaves behind takes a while to find: only the first order that ends some way is
-// searched for it. An order that is played alone always is.
+// searched for it.
 type endsSeen map[string]bool
 
 func (seen endsSeen) isNew(way string) bool {
-	if seen == nil {
-		return true
-	}
-	defer func() { seen[way] = true }()
-	return !seen[way]
+	known := seen[way]
+	seen[way] = true
+	return !known
 }
 
 // played is what an order has led to.
@@ -272,7 +270,7 @@ func playAlone(t *testing.T, line string) {
 			t.Fatalf("no event is named %q", name)
 		}
 	}
-	result := playOrder(t, surfaces[i], o, nil)
+	result := playOrder(t, surfaces[i], o, make(endsSeen))
 	t.Log(result.state)
 	t.Log("next: ", result.next)
 	if result.missed {
