@@ -1,0 +1,161 @@
+package openai
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"example.com/botapi"
+)
+
+// An apiError is an error in OpenAI's form, for a status.
+type apiError struct {
+	status int
+
+	Message string  `json:"message"`
+	Type    string  `json:"type"`
+	Param   *string `json:"param"`
+	Code    *string `json:"code"`
+}
+
+func (e *apiError) Error() string { return e.Message }
+
+// body is the answer.
+func (e *apiError) body() []byte {
+	body, _ := json.Marshal(map[string]*apiError{"error": e}) // it always has a JSON form
+	return body
+}
+
+const (
+	typeInvalidRequest = "invalid_request_error"
+	typeRateLimit      = "rate_limit_error"
+	typeServer         = "server_error"
+)
+
+// invalid is a request that the handler refuses by itself.
+func invalid(param, code, message string) *apiError {
+	return &apiError{status: http.StatusBadRequest, Message: message, Type: typeInvalidRequest, Param: &param, Code: &code}
+}
+
+// errorOf makes an error of one of the API's, or of a middleware of the host's.
+func errorOf(status int, kind string, body []byte) *apiError {
+	detail, problem := readDetail(body)
+	if problem != nil {
+		return errorOfProblem(status, *problem)
+	}
+	if kind == "text/plain" && len(body) <= 200 {
+		detail = strings.TrimSpace(string(body))
+	}
+	if detail == "" {
+		detail = http.StatusText(status)
+	}
+	e := &apiError{status: status, Message: detail, Type: typeInvalidRequest}
+	switch code, param := codes[status], "model"; {
+	case status == http.StatusNotFound && detail == "Bot not found":
+		code = "model_not_found"
+		e.Message, e.Code, e.Param = "the model does not exist", &code, &param
+	case code != "":
+		e.Code = &code
+	}
+	switch {
+	case status == http.StatusTooManyRequests:
+		e.Type = typeRateLimit
+	case status >= 500:
+		e.Type = typeServer
+	}
+	return e
+}
+
+var codes = map[int]string{
+	http.StatusUnauthorized:          "invalid_api_key",
+	http.StatusMethodNotAllowed:      "method_not_allowed",
+	http.StatusRequestEntityTooLarge: "request_too_large",
+	http.StatusTooManyRequests:       "rate_limit_exceeded",
+}
+
+// errorOfProblem is for a 422: OpenAI has status 400 for what is wrong with a
+// request, and tells one problem at a time.
+func errorOfProblem(status int, problem botapi.ValidationError) *apiError {
+	if status == http.StatusUnprocessableEntity {
+		status = http.StatusBadRequest
+	}
+	e := &apiError{status: status, Message: problem.Msg, Type: typeInvalidRequest}
+	if param := paramOf(problem.Loc); param != "" {
+		e.Param, e.Message = &param, param+": "+problem.Msg
+	}
+	if code := codeOf(problem.Type); code != "" {
+		e.Code = &code
+	}
+	return e
+}
+
+// paramOf names a place in the body as OpenAI does: messages[0].content.
+func paramOf(loc []any) string {
+	var b strings.Builder
+	for i, step := range loc {
+		switch step := step.(type) {
+		case string:
+			if i == 0 && step == "body" || step == "__root__" {
+				continue
+			}
+			if b.Len() > 0 {
+				b.WriteByte('.')
+			}
+			b.WriteString(step)
+		case float64:
+			if i == 1 {
+				continue // the place of a mistake in the JSON: see its message
+			}
+			b.WriteString("[" + strconv.Itoa(int(step)) + "]")
+		}
+	}
+	switch param := b.String(); param {
+	case "bot_slug":
+		return "model"
+	case "user_id":
+		return "user"
+	default:
+		return param
+	}
+}
+
+func codeOf(kind string) string {
+	switch {
+	case kind == "value_error.messages.too_long":
+		return "context_length_exceeded"
+	case kind == "value_error.missing":
+		return "missing_required_parameter"
+	case kind == "value_error.jsondecode":
+		return "invalid_json"
+	case strings.HasPrefix(kind, "type_error"):
+		return "invalid_type"
+	case strings.HasPrefix(kind, "value_error"):
+		return "invalid_value"
+	}
+	return ""
+}
+
+// readDetail reads {"detail": "text"}, or the first problem of {"detail": [...]}.
+// The rest of a long list need not be there.
+func readDetail(body []byte) (detail string, first *botapi.ValidationError) {
+	decoder := json.NewDecoder(bytes.NewReader(body))
+	for _, want := range []string{"{", "detail"} {
+		token, err := decoder.Token()
+		if err != nil || fmt.Sprint(token) != want {
+			return "", nil
+		}
+	}
+	switch token, err := decoder.Token(); token := token.(type) {
+	case string:
+		return token, nil
+	case json.Delim:
+		var problem botapi.ValidationError
+		if err == nil && token == '[' && decoder.Decode(&problem) == nil && problem.Msg != "" {
+			return "", &problem
+		}
+	}
+	return "", nil
+}

@@ -1,0 +1,127 @@
+package openai_test
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"iter"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/openai"
+)
+
+// BenchmarkEngine is what a chat costs the engine, with the runtime and the
+// connection to it: a stream of 1,000 fragments, and one of a single fragment.
+func BenchmarkEngine(b *testing.B) {
+	const chunk = `data: {"id":"chatcmpl-0f6b5c1de2a94f0f8c0b2d8e2f7a6b31","object":"chat.completion.chunk","created":1760000000,"model":"m1","choices":[{"index":0,"delta":{"content":"word "},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n"
+	for name, fragments := range map[string]int{"short": 1, "long": 1000} {
+		b.Run(name, func(b *testing.B) {
+			runtime := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				io.Copy(io.Discard, r.Body)
+				w.Header().Set("Content-Type", "text/event-stream")
+				for range fragments {
+					io.WriteString(w, chunk)
+				}
+				io.WriteString(w, `data: {"choices":[{"finish_reason":"stop"}]}`+"\n\ndata: [DONE]\n\n")
+			}))
+			defer runtime.Close()
+			engine, err := openai.NewEngine(openai.Config{BaseURL: runtime.URL})
+			if err != nil {
+				b.Fatal(err)
+			}
+			request := &botapi.ChatRequest{Bot: helper, Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: "Hi"}}}
+			b.ReportAllocs()
+			for b.Loop() {
+				for _, err := range engine.Chat(context.Background(), request) {
+					if err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkTranslation is what a chat costs over HTTP, as the package sends it and
+// in OpenAI's form: a fragment that comes alone (its client has read the one
+// before), 1,000 without pauses, one body of them.
+func BenchmarkTranslation(b *testing.B) {
+	words := botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			for range 1000 {
+				if !yield("word ", nil) {
+					return
+				}
+			}
+		}
+	})
+	forms := []struct{ name, path, stream, whole string }{
+		{"plain", "/v1/chat", stream, oneBody},
+		{"openai", "/v1/chat/completions", askStream, ask},
+	}
+	for _, form := range forms {
+		b.Run("paced/"+form.name, func(b *testing.B) { benchmarkPaced(b, form.path, form.stream) })
+	}
+	for _, form := range forms {
+		b.Run("fast/"+form.name, func(b *testing.B) { benchmarkWhole(b, words, form.path, form.stream) })
+	}
+	for _, form := range forms {
+		b.Run("one body/"+form.name, func(b *testing.B) { benchmarkWhole(b, words, form.path, form.whole) })
+	}
+}
+
+// benchmarkPaced measures one fragment of a stream.
+func benchmarkPaced(b *testing.B, path, body string) {
+	next := make(chan bool)
+	server := serveHandler(b, botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			for range next {
+				if !yield("word ", nil) {
+					return
+				}
+			}
+		}
+	}), quietly)
+	defer close(next)
+	go func() { next <- true }()
+	answer := bufio.NewReader(send(b, server+path, body))
+	b.ReportAllocs()
+	for b.Loop() {
+		for blank := false; !blank; { // to the end of the event
+			line, err := answer.ReadSlice('\n')
+			if err != nil {
+				b.Fatal(err)
+			}
+			blank = len(line) == 1
+		}
+		next <- true
+	}
+}
+
+// benchmarkWhole measures one whole chat.
+func benchmarkWhole(b *testing.B, engine botapi.ChatEngine, path, body string) {
+	server := serveHandler(b, engine, quietly)
+	b.ReportAllocs()
+	for b.Loop() {
+		answer := send(b, server+path, body)
+		_, _ = io.Copy(io.Discard, answer)
+		answer.Close()
+	}
+}
+
+func quietly(o *botapi.Options) { o.Logger = slog.New(slog.DiscardHandler) }
+
+func send(b *testing.B, url, body string) io.ReadCloser {
+	r, _ := http.NewRequest("POST", url, strings.NewReader(body))
+	r.Header.Set("Authorization", "Bearer key")
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return response.Body
+}

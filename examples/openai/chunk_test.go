@@ -1,0 +1,172 @@
+package openai
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/matryer/is"
+)
+
+func TestReadChunk(t *testing.T) {
+	const nothing = "no JSON object"
+	for event, want := range map[string]string{
+		`{}`: "",
+		` {"choices" : [ {"delta" : {"content" : "a b"} , "index":0 } ] } ` + "\n":         "a b",
+		`{"choices":[{"delta":{"role":"assistant","content":null}}]}`:                      "",
+		`{"choices":[{"delta":{"refusal":"no"}},{"delta":{"content":"y","refusal":"z"}}]}`: "noyz",
+		`{"choices":[{"delta":{"content":"\u00fc\ud83d\udc4b\"\\\/\b\f\n\r\t"}}]}`:         "ü👋\"\\/\b\f\n\r\t",
+		`{"choices":[{"delta":{"content":"\ud83d|\udc4b\ud83d\u0041"}}]}`:                  "\ufffd|\ufffd\ufffdA",
+		"{\"choices\":[{\"delta\":{\"content\":\"caf\xc3\"}}]}":                            "caf\xc3", // cut inside a character
+		"{\"choices\":[{\"delta\":{\"content\":\"\xa9\\n\"}}]}":                            "\xa9\n",
+		`{"choices":[{"delta":{"content":"a","content":"b"}}]}`:                            "b",
+		`{"choices":[{"delta":{"content":"a"}}],"choices":[]}`:                             "",
+		`{"choices":[{"delta":{"Content":"a"}}],"Choices":7}`:                              "",
+		`{"choices":[{"\u0064elta":{"content":"a"}}]}`:                                     "a",
+		`{"choices":[7,null,{"delta":"a"},{"delta":{"content":{"content":"a"}}}]}`:         "",
+		`{"x":[0,-1.5e+3,true,false,null,{"y":[[],{}]}],"choices":{"delta":1}}`:            "",
+		``:                                   nothing,
+		`oops`:                               nothing,
+		`null`:                               nothing,
+		`"text"`:                             nothing,
+		`{"choices":[]}}`:                    nothing,
+		`{"choices":[]} x`:                   nothing,
+		`{"choices":[{"ind`:                  nothing,
+		`{"a":1,}`:                           nothing,
+		`{"a":[1,]}`:                         nothing,
+		`{"a":[,1]}`:                         nothing,
+		`{,"a":1}`:                           nothing,
+		`{"a" 1}`:                            nothing,
+		`{"a":01}`:                           nothing,
+		`{"a":1.}`:                           nothing,
+		`{"a":+1}`:                           nothing,
+		`{"a":1e}`:                           nothing,
+		`{"a":-}`:                            nothing,
+		`{"a":nul}`:                          nothing,
+		`{"a":"\x"}`:                         nothing,
+		`{"a":"\u12g4"}`:                     nothing,
+		`{"a":"\`:                            nothing,
+		`{"a":"\"}`:                          nothing,
+		"{\"a\":\"\n\"}":                     nothing,
+		`{"a":[1}`:                           nothing,
+		`{"a":` + strings.Repeat("[", 20000): nothing,
+	} {
+		t.Run(event[:min(len(event), 60)], func(t *testing.T) {
+			is := is.New(t)
+			c, err := readChunk([]byte(event))
+			if want == nothing {
+				is.Equal(err, errNoChunk)
+				return
+			}
+			is.NoErr(err)
+			is.Equal(string(c.Text), want)
+		})
+	}
+}
+
+func TestReadChunkBesidesItsText(t *testing.T) {
+	is := is.New(t)
+	c, err := readChunk([]byte(`{"id":"c1","model":"m\u0031","choices":[{"finish_reason":null},{"finish_reason":"stop"},{"finish_reason":null}],` +
+		`"usage":{"prompt_tokens":9,"completion_tokens":7,"total_tokens":16,"prompt_tokens_details":{"cached_tokens":3}},"error":null}`))
+	is.NoErr(err)
+	is.Equal(string(c.ID), "c1")
+	is.Equal(string(c.Model), "m1")
+	is.Equal(string(c.Finish), "stop")
+	is.Equal(c.Tokens, Tokens{Prompt: 9, Completion: 7})
+	is.True(c.Counted)
+	is.True(!c.failed)
+
+	for _, usage := range []string{`null`, `{}`, `{"prompt_tokens":1}`, `{"prompt_tokens":1,"completion_tokens":null}`, `{"prompt_tokens":1.5,"completion_tokens":2}`, `{"prompt_tokens":-1,"completion_tokens":2}`, `{"prompt_tokens":1,"completion_tokens":9223372036854775807}`} {
+		c, err := readChunk([]byte(`{"usage":` + usage + `}`))
+		is.NoErr(err)
+		is.True(!c.Counted) // the runtime does not count
+	}
+	for _, failure := range []string{`{"error":{"message":"m"}}`, `{"error":"m"}`, `{"choices":[],"error":{}}`, `{"object":"error","message":"m"}`} {
+		c, err := readChunk([]byte(failure))
+		is.NoErr(err)
+		is.True(c.failed)
+	}
+}
+
+func TestReadChunkAllocatesNothing(t *testing.T) {
+	is := is.New(t)
+	event := []byte(`{"id":"c1","model":"m1","choices":[{"index":0,"delta":{"content":"Grüße"},"logprobs":null,"finish_reason":null}],"usage":null}`)
+	is.Equal(testing.AllocsPerRun(100, func() { readChunk(event) }), 0.0)
+}
+
+// Many choices in one event are not copied again for each.
+func TestManyChoices(t *testing.T) {
+	is := is.New(t)
+	event := []byte(`{"choices":[` + strings.Repeat(`{"delta":{"content":"x","refusal":"y"}},`, 1000) + `{}]}`)
+	c, err := readChunk(event)
+	is.NoErr(err)
+	is.Equal(string(c.Text), strings.Repeat("xy", 1000))
+	event = bytes.ReplaceAll(event, []byte(`"y"`), []byte(`""`))
+	is.True(testing.AllocsPerRun(1, func() { readChunk(event) }) < 100)
+}
+
+// FuzzReadChunk compares with encoding/json: what is JSON, and, where the text
+// is UTF-8, what it says.
+func FuzzReadChunk(f *testing.F) {
+	recorded, _ := filepath.Glob("testdata/*.sse")
+	for _, file := range recorded {
+		stream, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		for line := range strings.Lines(string(stream)) {
+			if event, ok := strings.CutPrefix(line, "data: "); ok {
+				f.Add([]byte(event))
+			}
+		}
+	}
+	for _, event := range []string{
+		`{"choices":[{"delta":{"content":"\ud83d\udc4b\ud83d\n\u0000"},"finish_reason":"length"}]}`,
+		`{"choices":[{"delta":{"content":1}},{"delta":[]},null],"x":[-0.5E-2,true,false,null,{"a":{}}]}`,
+		`{"usage":{"prompt_tokens":9,"completion_tokens":7},"usage":null,"error":{"message":"m"}}`,
+		"{\"choices\":[{\"delta\":{\"content\":\"caf\xc3\",\"refusal\":\"r\"}}]}",
+	} {
+		f.Add([]byte(event))
+	}
+	f.Fuzz(func(t *testing.T, event []byte) {
+		c, err := readChunk(event)
+		var want map[string]any
+		isObject := json.Unmarshal(event, &want) == nil && want != nil
+		if isObject != (err == nil) {
+			t.Fatalf("an object: %v; readChunk: %v", isObject, err)
+		}
+		if err != nil || !utf8.Valid(event) {
+			return
+		}
+		text, finish := textOf(want)
+		if string(c.Text) != text || string(c.Finish) != finish {
+			t.Fatalf("%q and %q, not %q and %q", c.Text, c.Finish, text, finish)
+		}
+		if id, _ := want["id"].(string); string(c.ID) != id {
+			t.Fatalf("id %q, not %q", c.ID, id)
+		}
+		if c.failed != (want["error"] != nil || want["object"] == "error") {
+			t.Fatalf("failed: %v", c.failed)
+		}
+	})
+}
+
+// textOf is the text of a chunk that was decoded whole, and its finish_reason.
+func textOf(chunk map[string]any) (text, finish string) {
+	choices, _ := chunk["choices"].([]any)
+	for _, choice := range choices {
+		members, _ := choice.(map[string]any)
+		delta, _ := members["delta"].(map[string]any)
+		content, _ := delta["content"].(string)
+		refusal, _ := delta["refusal"].(string)
+		text += content + refusal
+		if reason, _ := members["finish_reason"].(string); reason != "" {
+			finish = reason
+		}
+	}
+	return text, finish
+}

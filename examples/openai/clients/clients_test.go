@@ -1,0 +1,205 @@
+package clients
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/openai"
+	"github.com/matryer/is"
+)
+
+// A client is one that somebody else wrote, made to talk to the bot "helper".
+type client struct {
+	models  func(ctx context.Context) ([]string, error) // nil if it has no such call
+	ask     func(ctx context.Context, prompt string) (string, error)
+	stream  func(ctx context.Context, prompt string, emit func(text string)) error
+	refusal func(error) (status int, message string) // what an error says; a status of 0 if it has none
+}
+
+const key = "sk-bots"
+
+// hostile is text that trips up readers of streams: a fragment ends inside each
+// of its characters.
+const hostile = "data: [DONE]\n\n\r\nGrüße, 世界 👋🏽\u2028\u2029\u0085\x00\"\\</script>"
+
+// A host is what the clients talk to.
+type host struct {
+	url  string     // of the API
+	left chan error // why an answer that waits has ended
+}
+
+// newHost serves a bot that does what it is told: "say" and a text, "fail" and a
+// status, "break", "wait", or the hostile text.
+func newHost(t *testing.T) *host {
+	t.Helper()
+	h := &host{left: make(chan error, 1)}
+	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"},
+		botapi.Bot{UID: "u2", Slug: "pirate", Name: "Pirate", Model: "m1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	api := botapi.New(botapi.Options{
+		Bots:   bots,
+		Keys:   botapi.StaticKeys(map[string]string{key: "acme"}),
+		Engine: botapi.CallbackEngine(h.obey),
+		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	})
+	server := httptest.NewServer(openai.NewHandler(api, openai.HandlerOptions{}))
+	t.Cleanup(server.Close)
+	h.url = server.URL + "/v1"
+	return h
+}
+
+func (h *host) obey(ctx context.Context, req *botapi.ChatRequest, emit func(string) error) error {
+	order, rest, _ := strings.Cut(req.Messages[len(req.Messages)-1].Content, " ")
+	switch order {
+	case "say":
+		for _, word := range strings.SplitAfter(rest, " ") {
+			if err := emit(word); err != nil {
+				return err
+			}
+		}
+	case "hostile":
+		for i := range len(hostile) {
+			if err := emit(hostile[i : i+1]); err != nil {
+				return err
+			}
+		}
+	case "fail":
+		return failure(rest)
+	case "break":
+		_ = emit("Once upon")
+		return &botapi.StatusError{Status: 502, Detail: "The model's answer broke off"}
+	case "wait":
+		_ = emit("Once upon")
+		<-ctx.Done()
+		h.left <- context.Cause(ctx)
+	}
+	return nil
+}
+
+func failure(status string) error {
+	n, _ := strconv.Atoi(status)
+	if n == 422 {
+		return &botapi.HTTPValidationError{Detail: []botapi.ValidationError{{
+			Loc: []any{"body", "messages"}, Msg: "the conversation is too long for the model", Type: "value_error.messages.too_long"}}}
+	}
+	return &botapi.StatusError{Status: n, Detail: "This is a " + status, RetryAfter: time.Second}
+}
+
+func TestGoClients(t *testing.T) {
+	for name, make := range map[string]func(url, key string) client{
+		"openai-go": openaiGo, "go-openai": sashabaranov, "langchaingo": langchaingo,
+	} {
+		t.Run(name, func(t *testing.T) { testClient(t, make) })
+	}
+}
+
+func TestNodeClients(t *testing.T) {
+	installNode(t)
+	for _, library := range []string{"openai", "ai-sdk", "langchain"} {
+		t.Run(library, func(t *testing.T) { testClient(t, inNode(t, library)) })
+	}
+}
+
+func testClient(t *testing.T, make func(url, key string) client) {
+	h := newHost(t)
+	c := make(h.url, key)
+	t.Run("lists", func(t *testing.T) {
+		if c.models == nil {
+			t.Skip("the library has no such call")
+		}
+		is := is.New(t)
+		models, err := c.models(t.Context())
+		is.NoErr(err)
+		is.Equal(models, []string{"helper", "pirate"})
+	})
+	t.Run("asks", func(t *testing.T) {
+		is := is.New(t)
+		text, err := c.ask(t.Context(), "say Hello there")
+		is.NoErr(err)
+		is.Equal(text, "Hello there")
+	})
+	t.Run("streams", func(t *testing.T) {
+		is := is.New(t)
+		text, err := streamed(t.Context(), c, "say Hello there")
+		is.NoErr(err)
+		is.Equal(text, "Hello there")
+	})
+	t.Run("hostile text", func(t *testing.T) {
+		is := is.New(t)
+		text, err := c.ask(t.Context(), "hostile")
+		is.NoErr(err)
+		is.Equal(text, hostile)
+		text, err = streamed(t.Context(), c, "hostile")
+		is.NoErr(err)
+		is.Equal(text, hostile)
+	})
+	for order, want := range map[string]struct {
+		status int
+		text   string
+	}{
+		"fail 403": {403, "This is a 403"},
+		"fail 422": {400, "the conversation is too long for the model"},
+		"fail 429": {429, "This is a 429"},
+		"fail 500": {500, "This is a 500"},
+		"fail 502": {502, "This is a 502"},
+		"fail 503": {503, "This is a 503"},
+		"fail 504": {504, "This is a 504"},
+	} {
+		t.Run(order, func(t *testing.T) {
+			is := is.New(t)
+			_, err := c.ask(t.Context(), order)
+			isError(is, c, err, want.status, want.text)
+			_, err = streamed(t.Context(), c, order)
+			isError(is, c, err, want.status, want.text)
+		})
+	}
+	t.Run("a wrong key", func(t *testing.T) {
+		is := is.New(t)
+		stranger := make(h.url, "sk-wrong")
+		_, err := stranger.ask(t.Context(), "say Hello")
+		isError(is, stranger, err, 401, "Invalid API key")
+	})
+	t.Run("a stream that breaks", func(t *testing.T) {
+		is := is.New(t)
+		text, err := streamed(t.Context(), c, "break")
+		is.True(err != nil) // nobody takes it for a whole one
+		is.Equal(text, "Once upon")
+	})
+	t.Run("leaves in the middle", func(t *testing.T) {
+		is := is.New(t)
+		ctx, leave := context.WithCancel(t.Context())
+		_ = c.stream(ctx, "wait", func(text string) { // some end as if the answer were whole: who has left knows better
+			if text != "" {
+				leave()
+			}
+		})
+		is.True(errors.Is(<-h.left, botapi.ErrClientLeft))
+		text, err := c.ask(t.Context(), "say Hello again")
+		is.NoErr(err)
+		is.Equal(text, "Hello again")
+	})
+}
+
+func streamed(ctx context.Context, c client, prompt string) (text string, err error) {
+	err = c.stream(ctx, prompt, func(fragment string) { text += fragment })
+	return text, err
+}
+
+func isError(is *is.I, c client, err error, status int, text string) {
+	is.Helper()
+	is.True(err != nil)
+	got, message := c.refusal(err)
+	is.Equal(got, status)
+	if !strings.Contains(message, text) {
+		is.Equal(message, text)
+	}
+}

@@ -1,0 +1,136 @@
+package clients
+
+import (
+	"context"
+	"errors"
+	"io"
+	"regexp"
+	"strconv"
+
+	"github.com/openai/openai-go/v3"
+	"github.com/openai/openai-go/v3/option"
+	goopenai "github.com/sashabaranov/go-openai"
+	"github.com/tmc/langchaingo/llms"
+	langchain "github.com/tmc/langchaingo/llms/openai"
+)
+
+// openaiGo is github.com/openai/openai-go.
+func openaiGo(url, key string) client {
+	c := openai.NewClient(option.WithBaseURL(url), option.WithAPIKey(key), option.WithMaxRetries(0))
+	params := func(prompt string) openai.ChatCompletionNewParams {
+		return openai.ChatCompletionNewParams{Model: "helper", Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage(prompt)}}
+	}
+	return client{
+		models: func(ctx context.Context) (ids []string, err error) {
+			pages := c.Models.ListAutoPaging(ctx)
+			for pages.Next() {
+				ids = append(ids, pages.Current().ID)
+			}
+			return ids, pages.Err()
+		},
+		ask: func(ctx context.Context, prompt string) (string, error) {
+			answer, err := c.Chat.Completions.New(ctx, params(prompt))
+			if err != nil {
+				return "", err
+			}
+			return answer.Choices[0].Message.Content, nil
+		},
+		stream: func(ctx context.Context, prompt string, emit func(string)) error {
+			chunks := c.Chat.Completions.NewStreaming(ctx, params(prompt))
+			defer chunks.Close()
+			for chunks.Next() {
+				for _, choice := range chunks.Current().Choices {
+					emit(choice.Delta.Content)
+				}
+			}
+			return chunks.Err()
+		},
+		refusal: func(err error) (int, string) {
+			if refused, ok := errors.AsType[*openai.Error](err); ok {
+				return refused.StatusCode, refused.Message
+			}
+			return 0, err.Error()
+		},
+	}
+}
+
+// sashabaranov is github.com/sashabaranov/go-openai.
+func sashabaranov(url, key string) client {
+	config := goopenai.DefaultConfig(key)
+	config.BaseURL = url
+	c := goopenai.NewClientWithConfig(config)
+	request := func(prompt string) goopenai.ChatCompletionRequest {
+		return goopenai.ChatCompletionRequest{Model: "helper", Messages: []goopenai.ChatCompletionMessage{{Role: "user", Content: prompt}}}
+	}
+	return client{
+		models: func(ctx context.Context) (ids []string, err error) {
+			list, err := c.ListModels(ctx)
+			for _, model := range list.Models {
+				ids = append(ids, model.ID)
+			}
+			return ids, err
+		},
+		ask: func(ctx context.Context, prompt string) (string, error) {
+			answer, err := c.CreateChatCompletion(ctx, request(prompt))
+			if err != nil {
+				return "", err
+			}
+			return answer.Choices[0].Message.Content, nil
+		},
+		stream: func(ctx context.Context, prompt string, emit func(string)) error {
+			chunks, err := c.CreateChatCompletionStream(ctx, request(prompt))
+			if err != nil {
+				return err
+			}
+			defer chunks.Close()
+			for {
+				chunk, err := chunks.Recv()
+				if err == io.EOF {
+					return nil
+				}
+				if err != nil {
+					return err
+				}
+				for _, choice := range chunk.Choices {
+					emit(choice.Delta.Content)
+				}
+			}
+		},
+		refusal: func(err error) (int, string) {
+			if refused, ok := errors.AsType[*goopenai.APIError](err); ok {
+				return refused.HTTPStatusCode, refused.Message
+			}
+			return 0, err.Error()
+		},
+	}
+}
+
+// langchaingo is github.com/tmc/langchaingo. It has no list, and tells the status
+// of an error in its text.
+func langchaingo(url, key string) client {
+	model, err := langchain.New(langchain.WithBaseURL(url), langchain.WithToken(key), langchain.WithModel("helper"))
+	if err != nil {
+		panic(err)
+	}
+	status := regexp.MustCompile(`status code:? (\d+)`)
+	return client{
+		ask: func(ctx context.Context, prompt string) (string, error) {
+			return llms.GenerateFromSinglePrompt(ctx, model, prompt)
+		},
+		stream: func(ctx context.Context, prompt string, emit func(string)) error {
+			_, err := llms.GenerateFromSinglePrompt(ctx, model, prompt, llms.WithStreamingFunc(func(_ context.Context, chunk []byte) error {
+				emit(string(chunk))
+				return nil
+			}))
+			return err
+		},
+		refusal: func(err error) (int, string) {
+			found := status.FindStringSubmatch(err.Error())
+			if found == nil {
+				return 0, err.Error()
+			}
+			n, _ := strconv.Atoi(found[1])
+			return n, err.Error()
+		},
+	}
+}

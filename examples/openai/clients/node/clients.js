@@ -1,0 +1,51 @@
+// One client of each library, in one form: what it lists, what it is answered in
+// one piece, and what a stream brings.
+import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
+import { ChatOpenAI } from '@langchain/openai';
+import { generateText, streamText } from 'ai';
+import OpenAI from 'openai';
+
+const messages = (prompt) => [{ role: 'user', content: prompt }];
+
+export const clients = {
+  openai(baseURL, apiKey, model) {
+    const client = new OpenAI({ baseURL, apiKey, maxRetries: 0 });
+    const completions = client.chat.completions;
+    return {
+      models: async () => (await client.models.list()).data.map((m) => m.id),
+      async ask(prompt, signal) {
+        const answer = await completions.create({ model, messages: messages(prompt) }, { signal });
+        return answer.choices[0].message.content;
+      },
+      async *stream(prompt, signal) {
+        const chunks = await completions.create({ model, messages: messages(prompt), stream: true }, { signal });
+        for await (const chunk of chunks) yield chunk.choices[0]?.delta?.content ?? '';
+      },
+    };
+  },
+
+  'ai-sdk'(baseURL, apiKey, model) {
+    const provider = createOpenAICompatible({ name: 'botapi', baseURL, apiKey });
+    const wish = (prompt, abortSignal) => ({ model: provider(model), messages: messages(prompt), abortSignal, maxRetries: 0 });
+    return {
+      ask: async (prompt, signal) => (await generateText(wish(prompt, signal))).text,
+      async *stream(prompt, signal) {
+        const answer = streamText({ ...wish(prompt, signal), onError() {} });
+        for await (const part of answer.fullStream) {
+          if (part.type === 'text-delta') yield part.text;
+          if (part.type === 'error') throw part.error;
+        }
+      },
+    };
+  },
+
+  langchain(baseURL, apiKey, model) {
+    const chat = new ChatOpenAI({ model, apiKey, maxRetries: 0, configuration: { baseURL } });
+    return {
+      ask: async (prompt, signal) => (await chat.invoke(prompt, { signal })).content,
+      async *stream(prompt, signal) {
+        for await (const chunk of await chat.stream(prompt, { signal })) yield chunk.content;
+      },
+    };
+  },
+};

@@ -1,0 +1,590 @@
+package openai_test
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/openai"
+	"example.com/botapi/examples/openai/runtimetest"
+	"github.com/matryer/is"
+)
+
+var helper = botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"}
+
+const (
+	stream  = `{"bot_slug":"helper","prompt":"Hi","stream":true}`
+	oneBody = `{"bot_slug":"helper","prompt":"Hi","stream":false}`
+)
+
+// serve returns the address of bots that answer with an engine.
+func serve(t *testing.T, c openai.Config, options ...func(*botapi.Options)) string {
+	t.Helper()
+	engine, err := openai.NewEngine(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bots, err := botapi.NewMemoryStore(helper)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := botapi.Options{
+		Bots:   bots,
+		Keys:   botapi.StaticKeys(map[string]string{"key": "acme"}),
+		Engine: engine,
+		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}
+	for _, option := range options {
+		option(&o)
+	}
+	counting := botapi.New(o)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, _ := openai.CountTokens(r.Context())
+		counting.ServeHTTP(w, r.WithContext(ctx))
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// reportsTo hands on how each chat ended.
+func reportsTo(reports chan<- error) func(*botapi.Options) {
+	return func(o *botapi.Options) {
+		o.OnChat = func(_ context.Context, r botapi.ChatReport) { reports <- r.Err }
+	}
+}
+
+// runtimeSays starts a runtime that answers every chat so.
+func runtimeSays(t *testing.T, answer func(*runtimetest.Stream)) *runtimetest.Server {
+	return runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { answer(s) })
+}
+
+var post, chat, text = runtimetest.Post, runtimetest.Chat, runtimetest.Text
+
+func TestRecordedStreams(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.sse")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no recorded streams", err)
+	}
+	for _, file := range files {
+		recorded, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, size := range []int{1, 7, 1 << 20} { // 1 and 7 cut inside characters
+			for name, body := range map[string]string{"stream": stream, "one body": oneBody} {
+				t.Run(filepath.Base(file)+"/"+name, func(t *testing.T) {
+					is := is.New(t)
+					runtime := runtimeSays(t, func(s *runtimetest.Stream) {
+						for rest := string(recorded); rest != ""; {
+							n := min(size, len(rest))
+							s.Raw(rest[:n])
+							rest = rest[n:]
+						}
+					})
+					response, answer := chat(t, serve(t, openai.Config{BaseURL: runtime.URL}), body)
+					is.Equal(response.StatusCode, http.StatusOK)
+					is.Equal(text(t, answer), "Grüße, 世界 👋🏽\n")
+					is.Equal(strings.HasSuffix(answer, "data: [DONE]"), name == "stream")
+				})
+			}
+		}
+	}
+}
+
+func TestCharacterCutBetweenChunks(t *testing.T) {
+	is := is.New(t)
+	runtime := runtimeSays(t, func(s *runtimetest.Stream) {
+		s.Raw("data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"caf\xc3\"}}]}\n\n")
+		s.Raw("data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"\xa9\"}}]}\n\n")
+		s.Stop()
+	})
+	_, answer := chat(t, serve(t, openai.Config{BaseURL: runtime.URL}), stream)
+	is.Equal(text(t, answer), "café")
+}
+
+func TestStreamsThatAreWhole(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer func(*runtimetest.Stream)
+		want   string
+	}{
+		"nothing but an end": {func(s *runtimetest.Stream) { s.Stop(); s.Done() }, ""},
+		"without [DONE]":     {func(s *runtimetest.Stream) { s.Text("whole"); s.Stop() }, "whole"},
+		"cut behind the end": {func(s *runtimetest.Stream) { s.Text("whole"); s.Stop(); s.Break() }, "whole"},
+		"comments and what else a stream may hold": {func(s *runtimetest.Stream) {
+			s.Raw(": processing\n\n: processing\r\n\r\nid: 7\nretry: 10\nevent: message\ndata: {\"choices\":\n")
+			s.Raw("data: [{\"delta\":{\"content\":\"whole\"}}]}\n\n")
+			s.Stop()
+			s.Done()
+		}, "whole"},
+		"reasoning is not the answer": {func(s *runtimetest.Stream) {
+			s.Raw(`data: {"choices":[{"delta":{"role":"assistant","reasoning_content":"hm","reasoning":"hm","content":null}}]}` + "\n\n")
+			s.Text("whole")
+			s.Stop()
+			s.Done()
+		}, "whole"},
+		"text that looks like an end": {func(s *runtimetest.Stream) {
+			s.Text("data: [DONE]\n\n\x00\u2028")
+			s.Stop()
+			s.Done()
+		}, "data: [DONE]\n\n\x00\u2028"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			response, answer := chat(t, serve(t, openai.Config{BaseURL: runtimeSays(t, c.answer).URL}), stream)
+			is.Equal(response.StatusCode, http.StatusOK)
+			is.Equal(text(t, answer), c.want)
+			is.True(strings.HasSuffix(answer, "data: [DONE]"))
+		})
+	}
+}
+
+func TestFragmentsPassAsTheyCome(t *testing.T) {
+	is := is.New(t)
+	next := make(chan string, 1)
+	runtime := runtimeSays(t, func(s *runtimetest.Stream) {
+		s.Role()
+		for fragment := range next {
+			s.Text(fragment)
+		}
+		s.Stop()
+		s.Done()
+	})
+	defer close(next)
+	next <- "fragment"
+	response := post(t, t.Context(), serve(t, openai.Config{BaseURL: runtime.URL}), stream)
+	lines := bufio.NewScanner(response.Body)
+	for range 5 {
+		is.True(lines.Scan())
+		is.Equal(lines.Text(), `data: {"content":"fragment"}`)
+		is.True(lines.Scan())
+		next <- "fragment" // only now that the client has read the one before
+	}
+}
+
+func TestUpstreamRequest(t *testing.T) {
+	const conversation = `"messages":[{"role":"system","content":"s"},{"role":"assistant","content":"<a>"},{"role":"user","content":"Hi"}]`
+	const tail = `"stream":true,"stream_options":{"include_usage":true}}`
+	for name, c := range map[string]struct {
+		config openai.Config
+		extra  string
+		want   string
+	}{
+		"plain":           {want: `{` + conversation + `,"model":"m1",` + tail},
+		"its own model":   {config: openai.Config{Model: "llama3.2"}, want: `{` + conversation + `,"model":"llama3.2",` + tail},
+		"counted along":   {config: openai.Config{Count: openai.CountAlong}, want: `{` + conversation + `,"model":"m1","stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`},
+		"never counted":   {config: openai.Config{Count: openai.CountNever}, want: `{` + conversation + `,"model":"m1","stream":true}`},
+		"members checked": {extra: `,"max_tokens":5,"seed":-1,"stop":["a"],"temperature":0.5,"top_p":null`, want: `{"max_tokens":5,` + conversation + `,"model":"m1","seed":-1,"stop":["a"],"stream":true,"stream_options":{"include_usage":true},"temperature":0.5}`},
+		"members refused": {extra: `,"model":"gpt-9","n":7,"stream_options":{},"tools":[],"chat_template":"x","user":"x"`, want: `{` + conversation + `,"model":"m1",` + tail},
+		"members named":   {config: openai.Config{Extra: []string{"top_k"}}, extra: `,"top_k":{"a":[1]},"top_j":1`, want: `{` + conversation + `,"model":"m1","stream":true,"stream_options":{"include_usage":true},"top_k":{"a":[1]}}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			runtime := runtimeSays(t, func(s *runtimetest.Stream) { s.Whole("ok") })
+			c.config.BaseURL = runtime.URL + "/?version=1"
+			c.config.Key = "sk-1"
+			chat(t, serve(t, c.config), `{"bot_slug":"helper","stream":false,"user_id":"someone@example.com","prompt":"Hi",
+				"messages":[{"role":"system","content":"s"},{"role":"assistant","content":"<a>"}]`+c.extra+`}`)
+			is.Equal(len(runtime.Requests()), 1)
+			request := runtime.Requests()[0]
+			is.Equal(strings.TrimSpace(request.Body), c.want)
+			is.Equal(request.URL.RawQuery, "version=1")
+			is.Equal(request.Header.Get("X-Request-Id"), "request-1")
+			is.Equal(request.Header.Get("Authorization"), "Bearer sk-1")
+			is.Equal(request.Header.Get("Accept-Encoding"), "identity")
+		})
+	}
+}
+
+func TestExtraThatMakesNoSense(t *testing.T) {
+	runtime := runtimeSays(t, func(s *runtimetest.Stream) { s.Whole("ok") })
+	service := serve(t, openai.Config{BaseURL: runtime.URL})
+	problem := func(field, msg, kind string) string {
+		return `{"loc":["body","` + field + `"],"msg":"` + msg + `","type":"` + kind + `"}`
+	}
+	for extra, want := range map[string]string{
+		`"temperature":true`:  problem("temperature", "value is not a valid float", "type_error.float"),
+		`"temperature":1e999`: problem("temperature", "value is not a valid float", "type_error.float"),
+		`"temperature":-0.1`:  problem("temperature", "ensure this value is greater than or equal to 0", "value_error.number.not_ge"),
+		`"max_tokens":1.5`:    problem("max_tokens", "value is not a valid integer", "type_error.integer"),
+		`"max_tokens":0`:      problem("max_tokens", "ensure this value is greater than or equal to 1", "value_error.number.not_ge"),
+		`"stop":[1]`:          problem("stop", "str or list of str expected", "type_error.str"),
+		`"top_p":2,"seed":"x"`: problem("seed", "value is not a valid integer", "type_error.integer") + "," +
+			problem("top_p", "ensure this value is less than or equal to 1", "value_error.number.not_le"),
+	} {
+		t.Run(extra, func(t *testing.T) {
+			is := is.New(t)
+			response, answer := chat(t, service, `{"bot_slug":"helper","prompt":"Hi","stream":true,`+extra+`}`)
+			is.Equal(response.StatusCode, http.StatusUnprocessableEntity)
+			is.Equal(answer, `{"detail":[`+want+`]}`)
+			is.Equal(len(runtime.Requests()), 0) // nobody was bothered
+		})
+	}
+}
+
+func TestUpstreamFailures(t *testing.T) {
+	const (
+		unavailable = `{"detail":"The model is unavailable for the moment"}`
+		failed      = `{"detail":"The model failed"}`
+		notAccepted = `{"detail":"The model did not accept the request"}`
+		tooLong     = `{"detail":[{"loc":["body","messages"],"msg":"the conversation is too long for the model","type":"value_error.messages.too_long"}]}`
+	)
+	for name, c := range map[string]struct {
+		upstream int
+		body     string
+		header   []string
+
+		status     int
+		answer     string
+		retryAfter string
+	}{
+		"our key is refused":       {401, `{"error":{"message":"Incorrect API key","type":"invalid_request_error","code":"invalid_api_key"}}`, nil, 502, failed, ""},
+		"our account is shut out":  {403, `{"error":{"message":"Forbidden"}}`, nil, 502, failed, ""},
+		"the model is not there":   {404, `{"object":"error","message":"The model does not exist.","code":404}`, nil, 502, failed, ""},
+		"it is busy":               {429, `{"error":{"message":"Rate limit reached"}}`, []string{"Retry-After", "17"}, 503, unavailable, "17"},
+		"it is busy, for how long": {429, ``, nil, 503, unavailable, "2"},
+		"it is busy for ever":      {429, ``, []string{"Retry-After", "99999999999"}, 503, unavailable, "2"},
+		"its queue is full":        {503, `{"error":{"message":"server busy, please try again.  maximum pending requests exceeded","type":"api_error","param":null,"code":null}}`, nil, 503, unavailable, "2"},
+		"it is overloaded":         {529, `{"error":{"message":"Overloaded","type":"overloaded_error"}}`, nil, 503, unavailable, "2"},
+		"it starts":                {503, `{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}`, nil, 503, unavailable, "2"},
+		"its router is alone":      {502, `<html>Bad Gateway</html>`, nil, 503, unavailable, "2"},
+		"it fails":                 {500, `Internal Server Error`, nil, 502, failed, ""},
+		"it sends us away":         {301, ``, []string{"Location", "/elsewhere"}, 502, failed, ""},
+		"it keeps our method":      {307, ``, []string{"Location", "/elsewhere"}, 502, failed, ""},
+		"it is no runtime":         {200, `<html>Welcome!</html>`, nil, 502, failed, ""},
+		"it answers in one body":   {200, `{"choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}`, nil, 502, failed, ""},
+		"it has nothing to say":    {204, ``, nil, 502, failed, ""},
+		"it does not understand":   {400, `{"error":{"message":"temperature is not supported","type":"invalid_request_error"}}`, nil, 502, notAccepted, ""},
+		"an error as text":         {400, `{"error":"temperature is not supported"}`, nil, 502, notAccepted, ""},
+		"an error of other types":  {400, `{"error":{"message":{},"type":[],"code":{}}}`, nil, 502, notAccepted, ""},
+		"an error that is endless": {400, `{"error":{"message":"` + strings.Repeat("x", 1<<20), nil, 502, notAccepted, ""},
+		"too long for OpenAI":      {400, `{"error":{"message":"Too many tokens.","type":"invalid_request_error","code":"context_length_exceeded"}}`, nil, 422, tooLong, ""},
+		"too long for vLLM once":   {400, `{"object":"error","message":"This model's maximum context length is 4096 tokens. However, you requested 5000.","type":"BadRequestError","param":null,"code":400}`, nil, 422, tooLong, ""},
+		"too long for vLLM":        {400, `{"error":{"message":"This model's maximum context length is 4096 tokens. However, you requested 5000.","type":"BadRequestError","param":null,"code":400}}`, nil, 422, tooLong, ""},
+		"too long for SGLang":      {400, `{"object":"error","message":"The input (5000 tokens) is longer than the model's context length (4096 tokens).","type":"BadRequestError","param":null,"code":400}`, nil, 422, tooLong, ""},
+		"too long for llama.cpp":   {400, `{"error":{"code":400,"message":"the request exceeds the available context size","type":"exceed_context_size_error","n_ctx":4096}}`, nil, 422, tooLong, ""},
+		"the same with status 200": {200, `{"error":{"code":400,"message":"the request exceeds the available context size","type":"exceed_context_size_error","n_ctx":4096}}`, nil, 422, tooLong, ""},
+		"too long for Ollama":      {400, `{"error":{"message":"the input length exceeds the context length","type":"invalid_request_error","param":null,"code":null}}`, nil, 422, tooLong, ""},
+		"too long for LM Studio":   {400, `{"error":"Trying to keep the first 9000 tokens when context the overflows. However, the model is loaded with context length of only 4096 tokens"}`, nil, 422, tooLong, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, body := range []string{stream, oneBody} {
+				is := is.New(t)
+				runtime := runtimeSays(t, func(s *runtimetest.Stream) { s.Refuse(c.upstream, c.body, c.header...) })
+				response, answer := chat(t, serve(t, openai.Config{BaseURL: runtime.URL}), body)
+				is.Equal(response.StatusCode, c.status)
+				is.Equal(answer, c.answer)
+				is.Equal(response.Header.Get("Retry-After"), c.retryAfter)
+			}
+		})
+	}
+}
+
+// An error of a runtime may come in its stream, before any text.
+func TestErrorsInPlaceOfText(t *testing.T) {
+	for name, c := range map[string]struct {
+		event  string
+		status int
+	}{
+		"OpenAI and vLLM":       {`data: {"error":{"message":"CUDA out of memory","type":"InternalServerError","code":500}}`, 502},
+		"vLLM once":             {`data: {"object":"error","message":"boom","code":500}`, 502},
+		"a busy hosted one":     {`data: {"error":{"message":"Rate limited","code":429}}`, 503},
+		"LM Studio":             {"event: error\ndata: {\"error\":{\"message\":\"Context size has been exceeded.\"}}", 422},
+		"llama.cpp":             {`data: {"error":{"code":400,"message":"m","type":"exceed_context_size_error"}}`, 422},
+		"llama.cpp once":        {`error: {"code":400,"message":"the request exceeds the available context size"}`, 422},
+		"an event of that name": {"event: error\ndata: oops", 502},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			runtime := runtimeSays(t, func(s *runtimetest.Stream) { s.Role(); s.Raw(c.event + "\n\n"); s.Done() })
+			response, _ := chat(t, serve(t, openai.Config{BaseURL: runtime.URL}), stream)
+			is.Equal(response.StatusCode, c.status)
+		})
+	}
+}
+
+func compressed(s string) string {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	io.WriteString(w, s)
+	w.Close()
+	return b.String()
+}
+
+// broken are the ways in which a stream ends before its answer does.
+var broken = map[string]struct {
+	answer func(*runtimetest.Stream)
+	cause  string
+}{
+	"error object": {func(s *runtimetest.Stream) {
+		s.Raw(`data: {"error":{"message":"CUDA out of memory","type":"InternalServerError","code":500}}` + "\n\n")
+		s.Done()
+	}, `an error in the stream, of type "InternalServerError" and code "500"`},
+	"abrupt close":             {func(s *runtimetest.Stream) { s.Break() }, "unexpected EOF"},
+	"close without an end":     {func(*runtimetest.Stream) {}, "the stream ended before the answer did"},
+	"done without an end":      {func(s *runtimetest.Stream) { s.Done() }, "the stream ended before the answer did"},
+	"cut inside a chunk":       {func(s *runtimetest.Stream) { s.Raw(`data: {"choices":[{"ind`); s.Break() }, "unexpected EOF"},
+	"cut behind a chunk":       {func(s *runtimetest.Stream) { s.Raw(`data: {"choices":[{"finish_reason":"stop"}]}`) }, "the stream ended before the answer did"},
+	"something else than JSON": {func(s *runtimetest.Stream) { s.Raw("data: oops\n\n") }, "not a JSON object"},
+	"an endless line":          {func(s *runtimetest.Stream) { endless(s, "data: ", strings.Repeat("x", 64<<10)) }, "longer than 1048576 bytes"},
+	"an endless comment":       {func(s *runtimetest.Stream) { endless(s, ":", strings.Repeat("x", 64<<10)) }, "longer than 1048576 bytes"},
+	"an endless event":         {func(s *runtimetest.Stream) { endless(s, "", "data: "+strings.Repeat("x", 32<<10)+"\n") }, "longer than 1048576 bytes"},
+}
+
+// endless writes for as long as somebody reads, up to 1 GiB.
+func endless(s *runtimetest.Stream, first, then string) {
+	s.Raw(first)
+	for n := 0; n < 1<<30 && s.Raw(then); n += len(then) {
+	}
+}
+
+func TestStreamsThatBreak(t *testing.T) {
+	for name, c := range broken {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // a stream that breaks is cut after a pause
+			is := is.New(t)
+			reports := make(chan error, 3)
+			service := func(before func(*runtimetest.Stream)) string {
+				runtime := runtimeSays(t, func(s *runtimetest.Stream) { before(s); c.answer(s) })
+				return serve(t, openai.Config{BaseURL: runtime.URL}, reportsTo(reports))
+			}
+
+			response, answer := chat(t, service(func(s *runtimetest.Stream) { s.Role() }), stream)
+			is.Equal(response.StatusCode, http.StatusBadGateway)
+			is.Equal(answer, `{"detail":"The model failed"}`)
+			failure, ok := errors.AsType[*openai.Failure](<-reports)
+			is.True(ok)
+			is.True(failure.Streamed && !failure.Begun)
+			is.True(strings.Contains(failure.Error(), c.cause))
+
+			begun := service(func(s *runtimetest.Stream) { s.Text("Once upon") })
+			response = post(t, t.Context(), begun, stream)
+			cut, err := io.ReadAll(response.Body)
+			is.True(err != nil) // cut, so that nobody takes it for whole
+			is.Equal(string(cut), "data: {\"content\":\"Once upon\"}\n\n"+
+				"event: error\ndata: {\"detail\":\"The model's answer broke off\"}\n\n")
+
+			response, answer = chat(t, begun, oneBody)
+			is.Equal(response.StatusCode, http.StatusBadGateway)
+			is.Equal(answer, `{"detail":"The model's answer broke off"}`)
+		})
+	}
+}
+
+func TestCompressionThatNobodyAskedFor(t *testing.T) {
+	is := is.New(t)
+	runtime := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		w.Header().Set("Content-Encoding", "gzip")
+		io.WriteString(w, compressed(`data: {"choices":[{"finish_reason":"stop"}]}`+"\n\n"))
+	}))
+	defer runtime.Close()
+	reports := make(chan error, 1)
+	response, _ := chat(t, serve(t, openai.Config{BaseURL: runtime.URL}, reportsTo(reports)), stream)
+	is.Equal(response.StatusCode, http.StatusBadGateway)
+	is.True(strings.Contains((<-reports).Error(), `the stream is encoded as "gzip"`))
+}
+
+func TestRedirectsAreNotFollowed(t *testing.T) {
+	is := is.New(t)
+	elsewhere := runtimeSays(t, func(s *runtimetest.Stream) { s.Whole("I have your key now") })
+	for _, status := range []int{301, 302, 303, 307, 308} {
+		runtime := runtimeSays(t, func(s *runtimetest.Stream) { s.Refuse(status, "", "Location", elsewhere.URL+"/chat/completions") })
+		response, _ := chat(t, serve(t, openai.Config{BaseURL: runtime.URL, HTTPClient: new(http.Client)}), stream)
+		is.Equal(response.StatusCode, http.StatusBadGateway)
+	}
+	is.Equal(len(elsewhere.Requests()), 0)
+}
+
+func TestRuntimeThatIsNotThere(t *testing.T) {
+	is := is.New(t)
+	runtime := runtimetest.New(t, nil)
+	runtime.Close()
+	response, answer := chat(t, serve(t, openai.Config{BaseURL: runtime.URL}), stream)
+	is.Equal(response.StatusCode, http.StatusServiceUnavailable)
+	is.Equal(response.Header.Get("Retry-After"), "2")
+	is.Equal(answer, `{"detail":"The model is unavailable for the moment"}`)
+}
+
+func TestLogHasNoTextOfTheRuntime(t *testing.T) {
+	is := is.New(t)
+	for _, fails := range []func(*runtimetest.Stream){
+		func(s *runtimetest.Stream) { s.Refuse(400, `{"error":{"message":"bad prompt: SECRET","type":"bad"}}`) },
+		func(s *runtimetest.Stream) { s.Refuse(500, `SECRET`) },
+		func(s *runtimetest.Stream) {
+			s.Raw(`data: {"error":{"message":"bad prompt: SECRET","type":"bad"}}` + "\n\n")
+		},
+		func(s *runtimetest.Stream) { s.Raw("data: SECRET\n\n") },
+	} {
+		var log bytes.Buffer
+		reports := make(chan error, 1)
+		service := serve(t, openai.Config{BaseURL: runtimeSays(t, fails).URL, Key: "SECRET"}, reportsTo(reports), func(o *botapi.Options) {
+			o.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		})
+		chat(t, service, oneBody)
+		<-reports
+		is.True(strings.Contains(log.String(), "the model runtime failed"))
+		is.True(!strings.Contains(log.String(), "SECRET"))
+	}
+}
+
+func TestClientThatLeavesStopsTheModel(t *testing.T) {
+	for name, c := range map[string]struct {
+		body  string
+		begun bool
+	}{
+		"a stream":                       {stream, true},
+		"a stream before its first text": {stream, false},
+		"one body":                       {oneBody, true},
+		"one body before its first text": {oneBody, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			asked, stopped := make(chan bool), make(chan bool)
+			runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+				s.Role()
+				if c.begun {
+					s.Text("Once upon")
+				}
+				asked <- true
+				<-r.Context().Done() // the connection was closed
+				close(stopped)
+			})
+			service := serve(t, openai.Config{BaseURL: runtime.URL})
+			ctx, leave := context.WithCancel(t.Context())
+			gone := make(chan bool)
+			go func() {
+				defer close(gone)
+				request, _ := http.NewRequestWithContext(ctx, "POST", service+"/v1/chat", strings.NewReader(c.body))
+				request.Header.Set("Authorization", "Bearer key")
+				if response, err := http.DefaultClient.Do(request); err == nil {
+					io.Copy(io.Discard, response.Body)
+					response.Body.Close()
+				}
+			}()
+			<-asked
+			leave()
+			<-stopped
+			<-gone
+		})
+	}
+}
+
+// A runtime that sends its error's head and nothing more is waited for 5 seconds.
+func TestErrorThatNeverEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		engine, err := openai.NewEngine(openai.Config{BaseURL: "http://runtime/v1", HTTPClient: &http.Client{
+			Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+				read, write := io.Pipe()
+				context.AfterFunc(r.Context(), func() { write.CloseWithError(r.Context().Err()) })
+				return &http.Response{StatusCode: 429, Header: http.Header{"Retry-After": {"9"}}, Body: read}, nil
+			}),
+		}})
+		is.NoErr(err)
+		for _, err := range engine.Chat(t.Context(), &botapi.ChatRequest{}) {
+			answer, ok := errors.AsType[*botapi.StatusError](err)
+			is.True(ok)
+			is.Equal(answer.Status, http.StatusServiceUnavailable)
+			is.Equal(answer.RetryAfter.String(), "9s")
+		}
+	})
+}
+
+// What follows the finish_reason is waited for 1 second: the answer is whole.
+func TestWholeAnswerThatDoesNotEnd(t *testing.T) {
+	for name, c := range map[string]struct {
+		usageAfter time.Duration
+		counted    bool
+	}{
+		"with its usage":   {500 * time.Millisecond, true},
+		"a usage too late": {time.Hour, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				var runtime sync.WaitGroup
+				defer runtime.Wait()
+				engine, err := openai.NewEngine(openai.Config{BaseURL: "http://runtime/v1", HTTPClient: &http.Client{
+					Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+						read, write := io.Pipe()
+						context.AfterFunc(r.Context(), func() { write.CloseWithError(r.Context().Err()) })
+						runtime.Go(func() {
+							io.WriteString(write, `data: {"choices":[{"delta":{"content":"whole"},"finish_reason":"stop"}]}`+"\n\n")
+							for began := time.Now(); time.Since(began) < c.usageAfter; time.Sleep(100 * time.Millisecond) {
+								if _, err := io.WriteString(write, ": ping\n\n"); err != nil {
+									return
+								}
+							}
+							io.WriteString(write, `data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":7}}`+"\n\n")
+						})
+						return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: read}, nil
+					}),
+				}})
+				is.NoErr(err)
+				ctx, giveUp := context.WithTimeout(t.Context(), time.Minute)
+				defer giveUp()
+				ctx, usage := openai.CountTokens(ctx)
+				said := ""
+				for text, err := range engine.Chat(ctx, &botapi.ChatRequest{}) {
+					is.NoErr(err)
+					said += text
+				}
+				is.Equal(said, "whole")
+				is.NoErr(ctx.Err())
+				_, counted := usage.Tokens()
+				is.Equal(counted, c.counted)
+			})
+		})
+	}
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func TestConnectionIsUsedAgain(t *testing.T) {
+	is := is.New(t)
+	var peers []string
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+		peers = append(peers, r.RemoteAddr)
+		s.Whole("ok")
+		time.Sleep(20 * time.Millisecond) // its body ends a moment after its answer
+	})
+	service := serve(t, openai.Config{BaseURL: runtime.URL})
+	for range 3 {
+		chat(t, service, stream)
+	}
+	is.Equal(len(peers), 3)
+	is.Equal(peers[1], peers[0])
+	is.Equal(peers[2], peers[0])
+}
+
+func TestConfigThatMakesNoSense(t *testing.T) {
+	for _, c := range []openai.Config{
+		{},
+		{BaseURL: "localhost:11434"},
+		{BaseURL: "ftp://localhost/v1"},
+		{BaseURL: "http:///v1"},
+		{BaseURL: "http://user:SECRET@localhost/v1"},
+		{BaseURL: "http://localhost/v1", Key: "SECRET\n"},
+		{BaseURL: "http://localhost/v1", Extra: []string{"model"}},
+	} {
+		is := is.New(t)
+		_, err := openai.NewEngine(c)
+		is.True(err != nil)
+		is.True(!strings.Contains(err.Error(), "SECRET"))
+	}
+}

@@ -1,0 +1,144 @@
+package openai_test
+
+import (
+	"context"
+	"encoding/json"
+	"iter"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/openai"
+)
+
+// FuzzCompletionRequest sends bodies to a bot that repeats what it hears. The
+// answer is in OpenAI's form, whatever came; what was said is what was heard.
+func FuzzCompletionRequest(f *testing.F) {
+	for _, body := range []string{
+		ask, askStream, "\ufeff" + ask, `{}`, `[]`, `null`, `{"model":"helper","messages":[null]}`,
+		`{"model":"helper","messages":[{"role":"developer","content":[{"type":"text","text":"a"},{"type":"text","text":"\u0000\ud83d"}]}],"x":{}}`,
+		`{"model":"helper","messages":[{"role":"user","content":"a","content":"b"}],"n":1,"n":2,"tools":[],"user":7}`,
+		`{"model":"helper","messages":[{"role":"assistant","refusal":"no"},{"role":"user","content":[{"type":"image_url"}]}]}`,
+		`{"model":"helper","messages":[{"role":"user","content":"\ud800"}],"stream_options":{"include_usage":true},"stream":true}`,
+	} {
+		f.Add([]byte(body))
+	}
+	var heard *botapi.ChatRequest
+	h := handlerFor(f, botapi.ChatEngineFunc(func(_ context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		heard = req
+		return func(yield func(string, error) bool) {
+			for _, message := range req.Messages {
+				if !yield(message.Content, nil) {
+					return
+				}
+			}
+		}
+	}), func(o *botapi.Options) { o.Logger = slog.New(slog.DiscardHandler) })
+	f.Fuzz(func(t *testing.T, body []byte) {
+		heard = nil
+		r := httptest.NewRequest("POST", "/v1/chat/completions", strings.NewReader(string(body)))
+		r.Header.Set("Authorization", "Bearer key")
+		recorder := httptest.NewRecorder()
+		h.ServeHTTP(recorder, r)
+		answer := recorder.Body.String()
+		if recorder.Code != http.StatusOK {
+			var refused struct{ Error *struct{ Message string } }
+			if json.Unmarshal([]byte(answer), &refused) != nil || refused.Error == nil || refused.Error.Message == "" || recorder.Code >= 500 {
+				t.Fatalf("%d %s", recorder.Code, answer)
+			}
+			return
+		}
+		said, plain := plainMessages(body)
+		if !plain {
+			return
+		}
+		if len(said) != len(heard.Messages) {
+			t.Fatalf("%q was heard as %q", said, heard.Messages)
+		}
+		want := ""
+		for i, message := range heard.Messages {
+			if message != said[i] {
+				t.Fatalf("%q was heard as %q", said[i], message)
+			}
+			want += message.Content
+		}
+		if text := textOfAnswer(t, answer, heard.Stream); text != want {
+			t.Fatalf("%q came back as %q", want, text)
+		}
+	})
+}
+
+// plainMessages are the messages of a body, read by encoding/json; false where
+// there is more in one than a role and a text under exactly these names.
+func plainMessages(body []byte) (messages []botapi.ChatMessage, ok bool) {
+	var completion map[string]json.RawMessage
+	var all []map[string]any
+	if json.Unmarshal(body, &completion) != nil || json.Unmarshal(completion["messages"], &all) != nil {
+		return nil, false
+	}
+	for _, message := range all {
+		role, isRole := message["role"].(string)
+		content, isText := message["content"].(string)
+		if !isRole || !isText {
+			return nil, false
+		}
+		if role == "developer" {
+			role = "system"
+		}
+		messages = append(messages, botapi.ChatMessage{Role: botapi.Role(role), Content: content})
+	}
+	return messages, true
+}
+
+func textOfAnswer(t *testing.T, answer string, stream bool) string {
+	if stream {
+		text, _ := textOfChunks(t, answer)
+		return text
+	}
+	var whole struct {
+		Choices []struct{ Message struct{ Content string } }
+	}
+	if err := json.Unmarshal([]byte(answer), &whole); err != nil {
+		t.Fatalf("%q: %v", answer, err)
+	}
+	return whole.Choices[0].Message.Content
+}
+
+// FuzzStream lets a runtime answer with any bytes. An answer is whole, or an
+// error, and never hangs; nothing of what the runtime says makes the engine panic.
+func FuzzStream(f *testing.F) {
+	for _, stream := range []string{
+		"data: {\"choices\":[{\"delta\":{\"content\":\"Hi\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n",
+		": comment\r\ndata: {\"choices\":\r\ndata: [{\"delta\":{\"content\":\"caf\xc3\"}}]}\r\n\r\n",
+		"event: error\ndata: {\"error\":{\"message\":\"m\",\"code\":429}}\n\n",
+		"error: {\"message\":\"maximum context length\"}\n\n", "data: {}\n\ndata: null\n\n", "data", "\n\n\n",
+	} {
+		f.Add([]byte(stream))
+	}
+	f.Fuzz(func(t *testing.T, stream []byte) {
+		engine, err := openai.NewEngine(openai.Config{BaseURL: "http://runtime/v1", HTTPClient: &http.Client{
+			Transport: roundTrip(func(*http.Request) (*http.Response, error) {
+				recorder := httptest.NewRecorder()
+				recorder.Header().Set("Content-Type", "text/event-stream")
+				_, _ = recorder.Write(stream)
+				return recorder.Result(), nil
+			}),
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var failed error
+		for text, err := range engine.Chat(t.Context(), &botapi.ChatRequest{Bot: helper}) {
+			if failed != nil || text == "" && err == nil {
+				t.Fatalf("%q and %v after %v", text, err, failed)
+			}
+			failed = err
+		}
+		if failed == nil && !strings.Contains(string(stream), "finish_reason") && !strings.Contains(string(stream), `\u`) {
+			t.Fatal("an answer without an end counts as whole")
+		}
+	})
+}

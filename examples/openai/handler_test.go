@@ -1,0 +1,570 @@
+package openai_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/openai"
+	"github.com/matryer/is"
+)
+
+// speaks makes an engine of texts and, at last, an error.
+func speaks(failure error, texts ...string) botapi.ChatEngine {
+	return botapi.ChatEngineFunc(func(_ context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			for _, text := range texts {
+				if !yield(text, nil) {
+					return
+				}
+			}
+			if failure != nil {
+				yield("", failure)
+			}
+		}
+	})
+}
+
+// counts is an engine that says how many tokens its answer took, as an engine of
+// any protocol may.
+func counts(tokens openai.Tokens, finish string, texts ...string) botapi.ChatEngine {
+	return botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		usage := openai.UsageFrom(ctx)
+		usage.Report(tokens)
+		usage.Finish(finish)
+		return speaks(nil, texts...).Chat(ctx, req)
+	})
+}
+
+func handlerFor(t testing.TB, engine botapi.ChatEngine, options ...func(*botapi.Options)) http.Handler {
+	t.Helper()
+	bots, err := botapi.NewMemoryStore(helper, botapi.Bot{UID: "u2", Slug: "pirate", Name: "Pi\"rate", Description: "Arr.", Model: "m2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := botapi.Options{
+		Bots:   bots,
+		Keys:   botapi.StaticKeys(map[string]string{"key": "acme"}),
+		Engine: engine,
+		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}
+	for _, option := range options {
+		option(&o)
+	}
+	return openai.NewHandler(botapi.New(o), openai.HandlerOptions{MaxBodyBytes: 64 << 10})
+}
+
+func serveHandler(t testing.TB, engine botapi.ChatEngine, options ...func(*botapi.Options)) string {
+	t.Helper()
+	server := httptest.NewServer(handlerFor(t, engine, options...))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// call sends a request, and returns the answer as far as it came.
+func call(t *testing.T, method, url, body string, headers ...string) (*http.Response, string, error) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "Bearer key")
+	for i := 0; i+1 < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	answer, err := io.ReadAll(response.Body)
+	return response, string(answer), err
+}
+
+func complete(t *testing.T, url, body string) (*http.Response, string, error) {
+	t.Helper()
+	return call(t, "POST", url+"/v1/chat/completions", body)
+}
+
+// known replaces what is different in each answer.
+func known(t *testing.T, answer string) string {
+	t.Helper()
+	var first struct {
+		ID      string
+		Created int64
+	}
+	start := strings.IndexByte(answer, '{')
+	if err := json.NewDecoder(strings.NewReader(answer[start:])).Decode(&first); err != nil {
+		t.Fatalf("%q: %v", answer, err)
+	}
+	if !strings.HasPrefix(first.ID, "chatcmpl-") || time.Since(time.Unix(first.Created, 0)).Abs() > time.Minute {
+		t.Fatalf("id %q, created %d", first.ID, first.Created)
+	}
+	return strings.NewReplacer(first.ID, "ID", fmt.Sprint(first.Created), "0").Replace(answer)
+}
+
+const (
+	ask       = `{"model":"helper","messages":[{"role":"user","content":"Hi"}]}`
+	askStream = `{"model":"helper","messages":[{"role":"user","content":"Hi"}],"stream":true}`
+)
+
+func TestModels(t *testing.T) {
+	url := serveHandler(t, speaks(nil))
+	const (
+		first  = `{"id":"helper","object":"model","created":0,"owned_by":"botapi","name":"Helper","description":""}`
+		second = `{"id":"pirate","object":"model","created":0,"owned_by":"botapi","name":"Pi\"rate","description":"Arr."}`
+		nobody = `{"error":{"message":"the model does not exist","type":"invalid_request_error","param":"model","code":"model_not_found"}}`
+	)
+	for name, c := range map[string]struct {
+		method, path string
+		status       int
+		want         string
+	}{
+		"all":                     {"GET", "/v1/models", 200, `{"object":"list","data":[` + first + `,` + second + `]}`},
+		"without a version":       {"GET", "/models", 200, `{"object":"list","data":[` + first + `,` + second + `]}`},
+		"one":                     {"GET", "/v1/models/pirate", 200, second},
+		"one that is not":         {"GET", "/v1/models/parrot", 404, nobody},
+		"HEAD of all":             {"HEAD", "/v1/models", 200, ""},
+		"HEAD of one":             {"HEAD", "/v1/models/helper", 200, ""},
+		"HEAD of one that is not": {"HEAD", "/v1/models/parrot", 404, ""},
+		"another method":          {"POST", "/v1/models", 405, `{"error":{"message":"Method Not Allowed","type":"invalid_request_error","param":null,"code":"method_not_allowed"}}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			response, answer, err := call(t, c.method, url+c.path, "")
+			is.NoErr(err)
+			is.Equal(response.StatusCode, c.status)
+			is.Equal(answer, c.want)
+			is.Equal(response.Header.Get("Content-Type"), "application/json")
+		})
+	}
+
+	is := is.New(t)
+	response, _, _ := call(t, "GET", url+"/v1/models", "")
+	response, answer, err := call(t, "GET", url+"/v1/models", "", "If-None-Match", response.Header.Get("ETag"))
+	is.NoErr(err)
+	is.Equal(response.StatusCode, http.StatusNotModified)
+	is.Equal(answer, "")
+	response, _, _ = call(t, "GET", url+"/v1/models/helper", "", "If-None-Match", response.Header.Get("ETag"))
+	is.Equal(response.StatusCode, http.StatusOK) // the tag is the list's
+	is.Equal(response.Header.Get("ETag"), "")
+}
+
+// A list that does not fit one write is translated as it comes.
+func TestManyModels(t *testing.T) {
+	is := is.New(t)
+	var bots []botapi.Bot
+	for i := range 2000 {
+		bots = append(bots, botapi.Bot{UID: fmt.Sprint("u", i), Slug: fmt.Sprint("s", i), Name: `[{,"}]`, Description: strings.Repeat("d", i%200), Model: "m"})
+	}
+	store, err := botapi.NewMemoryStore(bots...)
+	is.NoErr(err)
+	url := serveHandler(t, speaks(nil), func(o *botapi.Options) { o.Bots = store })
+	_, answer, err := call(t, "GET", url+"/v1/models", "")
+	is.NoErr(err)
+	var list struct{ Data []struct{ ID, Name string } }
+	is.NoErr(json.Unmarshal([]byte(answer), &list))
+	is.Equal(len(list.Data), 2000)
+	for i, model := range list.Data {
+		is.Equal(model.ID, fmt.Sprint("s", i))
+	}
+	_, answer, _ = call(t, "GET", url+"/v1/models/s1999", "")
+	is.True(strings.HasPrefix(answer, `{"id":"s1999",`))
+	store.Replace()
+	_, answer, _ = call(t, "GET", url+"/v1/models", "")
+	is.Equal(answer, `{"object":"list","data":[]}`)
+}
+
+func TestCompletion(t *testing.T) {
+	const start = `{"id":"ID","object":"chat.completion","created":0,"model":"helper","choices":[{"index":0,"message":{"role":"assistant","content":"`
+	for name, c := range map[string]struct {
+		engine botapi.ChatEngine
+		want   string
+	}{
+		"text":       {speaks(nil, "Pretty ", "Polly"), start + `Pretty Polly","refusal":null},"logprobs":null,"finish_reason":"stop"}]}`},
+		"nothing":    {speaks(nil), start + `","refusal":null},"logprobs":null,"finish_reason":"stop"}]}`},
+		"one letter": {speaks(nil, "a"), start + `a","refusal":null},"logprobs":null,"finish_reason":"stop"}]}`},
+		"counted": {counts(openai.Tokens{Prompt: 9, Completion: 7}, "length", "Hi"),
+			start + `Hi","refusal":null},"logprobs":null,"finish_reason":"length"}],"usage":{"prompt_tokens":9,"completion_tokens":7,"total_tokens":16}}`},
+		"a reason of its own": {counts(openai.Tokens{}, "eos_token", "Hi"),
+			start + `Hi","refusal":null},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":0,"completion_tokens":0,"total_tokens":0}}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			response, answer, err := complete(t, serveHandler(t, c.engine), ask)
+			is.NoErr(err)
+			is.Equal(response.StatusCode, http.StatusOK)
+			is.Equal(response.Header.Get("Content-Type"), "application/json")
+			is.Equal(response.ContentLength, int64(len(answer)))
+			is.Equal(known(t, answer), c.want)
+		})
+	}
+}
+
+func TestStreamOfChunks(t *testing.T) {
+	const (
+		start = `data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"helper","choices":[`
+		last  = start + `{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}]}` + "\n\n"
+		done  = "data: [DONE]\n\n"
+	)
+	chunk := func(delta string) string {
+		return start + `{"index":0,"delta":` + delta + `,"logprobs":null,"finish_reason":null}]}` + "\n\n"
+	}
+	noUsage := func(s string) string { return strings.ReplaceAll(s, `}]}`, `}],"usage":null}`) }
+	for name, c := range map[string]struct {
+		engine botapi.ChatEngine
+		body   string
+		want   string
+	}{
+		"text":    {speaks(nil, "Polly"), askStream, chunk(`{"role":"assistant","content":"Polly"}`) + last + done},
+		"nothing": {speaks(nil), askStream, last + done},
+		"counted, but nobody asked": {counts(openai.Tokens{Prompt: 9, Completion: 7}, "", "Hi"), askStream,
+			chunk(`{"role":"assistant","content":"Hi"}`) + last + done},
+		"counted": {counts(openai.Tokens{Prompt: 9, Completion: 7}, "", "Hi"), askStream[:len(askStream)-1] + `,"stream_options":{"include_usage":true}}`,
+			noUsage(chunk(`{"role":"assistant","content":"Hi"}`)+last) + start + `],"usage":{"prompt_tokens":9,"completion_tokens":7,"total_tokens":16}}` + "\n\n" + done},
+		"asked, but nobody counts": {speaks(nil, "Hi"), askStream[:len(askStream)-1] + `,"stream_options":{"include_usage":true}}`,
+			noUsage(chunk(`{"role":"assistant","content":"Hi"}`)+last) + done},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			response, answer, err := complete(t, serveHandler(t, c.engine), c.body)
+			is.NoErr(err)
+			is.Equal(response.StatusCode, http.StatusOK)
+			is.Equal(response.Header.Get("Content-Type"), "text/event-stream")
+			is.Equal(known(t, answer), c.want)
+		})
+	}
+}
+
+// textOfChunks reads a stream as a client does, line by line.
+func textOfChunks(t *testing.T, answer string) (text string, events []string) {
+	t.Helper()
+	lines := bufio.NewScanner(strings.NewReader(answer))
+	for lines.Scan() {
+		data, ok := strings.CutPrefix(lines.Text(), "data: ")
+		if !ok {
+			continue
+		}
+		events = append(events, data)
+		var chunk struct {
+			Choices []struct{ Delta struct{ Content string } }
+		}
+		if data != "[DONE]" {
+			if err := json.Unmarshal([]byte(data), &chunk); err != nil {
+				t.Fatalf("%q: %v", data, err)
+			}
+		}
+		for _, choice := range chunk.Choices {
+			text += choice.Delta.Content
+		}
+	}
+	if err := lines.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return text, events
+}
+
+func TestHostileText(t *testing.T) {
+	is := is.New(t)
+	fragments := []string{"caf\xc3", "\xa9 \"\\", "data: [DONE]\n\n", "\u2028\u2029\u0085\x00\r\n", "\xf0\x9f\x91", "\x8b", strings.Repeat("long ", 100_000), "}]}"}
+	want := "café \"\\data: [DONE]\n\n\u2028\u2029\u0085\x00\r\n👋" + strings.Repeat("long ", 100_000) + "}]}"
+	url := serveHandler(t, speaks(nil, fragments...))
+
+	_, answer, err := complete(t, url, askStream)
+	is.NoErr(err)
+	text, events := textOfChunks(t, answer)
+	is.Equal(text, want)
+	is.Equal(events[len(events)-1], "[DONE]")
+
+	_, answer, err = complete(t, url, ask)
+	is.NoErr(err)
+	var whole struct {
+		Choices []struct{ Message struct{ Content string } }
+	}
+	is.NoErr(json.Unmarshal([]byte(answer), &whole))
+	is.Equal(whole.Choices[0].Message.Content, want)
+}
+
+func TestRequestsThatBotsGet(t *testing.T) {
+	for name, c := range map[string]struct {
+		body     string
+		messages []botapi.ChatMessage
+		extra    map[string]string
+		userID   string
+		stream   bool
+	}{
+		"plain": {body: ask, messages: []botapi.ChatMessage{{Role: "user", Content: "Hi"}}},
+		"all roles": {
+			body: `{"model":"helper","messages":[{"role":"developer","content":"d"},{"role":"system","content":"s","name":"n"},
+				{"role":"assistant","content":"a","tool_calls":[],"refusal":null},{"role":"assistant","content":null,"refusal":"no"},{"role":"user","content":""}]}`,
+			messages: []botapi.ChatMessage{{Role: "system", Content: "d"}, {Role: "system", Content: "s"}, {Role: "assistant", Content: "a"}, {Role: "assistant", Content: "no"}, {Role: "user", Content: ""}},
+		},
+		"parts": {
+			body:     `{"model":"helper","messages":[{"role":"user","content":[{"type":"text","text":"a\"é"},{"type":"text","text":"b"}]},{"role":"assistant","content":[{"type":"refusal","refusal":"no"}]},{"role":"user","content":[]}]}`,
+			messages: []botapi.ChatMessage{{Role: "user", Content: "a\"é\nb"}, {Role: "assistant", Content: "no"}, {Role: "user", Content: ""}},
+		},
+		"wishes": {
+			body: askStream[:len(askStream)-1] + `,"user":"someone","temperature":0.50,"max_tokens":5,"stop":["a"],"seed":null,"x":{"y":[1, 2]},"stream_options":{"include_usage":false},
+				"n":1,"tools":[],"tool_choice":"auto","logprobs":false,"modalities":[ "text" ],"response_format":{"type":"text"}}`,
+			messages: []botapi.ChatMessage{{Role: "user", Content: "Hi"}},
+			extra:    map[string]string{"temperature": "0.50", "max_tokens": "5", "stop": `["a"]`, "x": `{"y":[1, 2]}`, "response_format": `{"type":"text"}`},
+			userID:   "someone", stream: true,
+		},
+		"the last of a repeated member counts": {
+			body:     `{"model":"pirate","messages":1,"model":"helper","messages":[{"role":"system","role":"user","content":"\ud83d\udc4b"}]}`,
+			messages: []botapi.ChatMessage{{Role: "user", Content: "👋"}},
+		},
+		"a byte order mark": {body: "\ufeff" + ask, messages: []botapi.ChatMessage{{Role: "user", Content: "Hi"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			var got *botapi.ChatRequest
+			response, answer, _ := complete(t, serveHandler(t, botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+				got = req
+				return speaks(nil).Chat(ctx, req)
+			})), c.body)
+			if response.StatusCode != http.StatusOK {
+				t.Fatal(answer)
+			}
+			is.Equal(got.Bot.Slug, "helper")
+			is.Equal(got.Messages, c.messages)
+			is.Equal(got.UserID, c.userID)
+			is.Equal(got.Stream, c.stream)
+			is.Equal(len(got.Extra), len(c.extra))
+			for name, value := range c.extra {
+				is.Equal(string(got.Extra[name]), value)
+			}
+		})
+	}
+}
+
+// A text in parts that is within the limit is not made too long by what is made of it.
+func TestPartsDoNotGrow(t *testing.T) {
+	for name, text := range map[string]string{
+		"tags":       strings.Repeat("<&>", 20<<10),
+		"separators": strings.Repeat("\u2028\u2029", 10<<10),
+		"escapes":    strings.Repeat("\\u2028\"\\", 4<<10),
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			var got string
+			service := serveHandler(t, botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+				got = req.Messages[0].Content
+				return speaks(nil).Chat(ctx, req)
+			}), func(o *botapi.Options) { o.MaxBodyBytes = 64 << 10 })
+			quoted := strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(text)
+			response, _, _ := complete(t, service, `{"model":"helper","messages":[{"role":"user","content":[{"type":"text","text":"`+quoted+`"}]}]}`)
+			is.Equal(response.StatusCode, http.StatusOK)
+			is.True(got == text)
+		})
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	url := serveHandler(t, speaks(nil, "Hi"))
+	with := func(members string) string { return ask[:len(ask)-1] + "," + members + "}" }
+	saying := func(content string) string {
+		return `{"model":"helper","messages":[{"role":"user","content":"Hi"},` + content + `]}`
+	}
+	for name, c := range map[string]struct {
+		body        string
+		param, code string // null where empty
+		message     string // a part of it
+	}{
+		"no JSON":             {`{"model":`, "", "invalid_json", ""},
+		"not UTF-8":           {"{\"model\":\"helper\",\"messages\":[{\"role\":\"user\",\"content\":\"\xff\"}]}", "", "invalid_json", ""},
+		"no object":           {`[]`, "", "invalid_type", ""},
+		"no body":             {``, "", "missing_required_parameter", ""},
+		"no model":            {`{"messages":[{"role":"user","content":"Hi"}]}`, "model", "missing_required_parameter", "model"},
+		"an empty model":      {`{"model":"","messages":[{"role":"user","content":"Hi"}]}`, "model", "missing_required_parameter", "model"},
+		"a strange model":     {`{"model":true,"messages":[{"role":"user","content":"Hi"}]}`, "model", "invalid_type", "str type expected"},
+		"no messages":         {`{"model":"helper"}`, "messages", "missing_required_parameter", "messages"},
+		"null messages":       {`{"model":"helper","messages":null}`, "messages", "missing_required_parameter", "messages"},
+		"empty messages":      {`{"model":"helper","messages":[ ]}`, "messages", "missing_required_parameter", "messages"},
+		"strange messages":    {`{"model":"helper","messages":{}}`, "messages", "invalid_type", "list"},
+		"a null message":      {saying(`null`), "messages[1]", "invalid_type", "none is not an allowed value"},
+		"a strange message":   {saying(`"Hi"`), "messages[1]", "invalid_type", "dict"},
+		"no role":             {saying(`{"content":"Hi"}`), "messages[1].role", "missing_required_parameter", "field required"},
+		"a strange role":      {saying(`{"role":"God","content":"Hi"}`), "messages[1].role", "invalid_type", "permitted: 'system', 'user', 'assistant'"},
+		"no content":          {saying(`{"role":"user"}`), "messages[1].content", "missing_required_parameter", "field required"},
+		"strange content":     {saying(`{"role":"user","content":1}`), "messages[1].content", "invalid_type", "str type expected"},
+		"a tool's message":    {saying(`{"role":"tool","content":"1","tool_call_id":"x"}`), "messages[1].role", "unsupported_value", "tools"},
+		"tool calls":          {saying(`{"role":"assistant","content":null,"tool_calls":[{}]}`), "messages[1].tool_calls", "unsupported_value", "tools"},
+		"a spoken answer":     {saying(`{"role":"assistant","content":"Hi","audio":{"id":"x"}}`), "messages[1].audio", "unsupported_value", "audio"},
+		"an image":            {saying(`{"role":"user","content":[{"type":"text","text":"see"},{"type":"image_url","image_url":{"url":"x"}}]}`), "messages[1].content[1].type", "unsupported_value", "text only"},
+		"a part without text": {saying(`{"role":"user","content":[{"type":"text"}]}`), "messages[1].content[0]", "missing_required_parameter", "text"},
+		"a strange part":      {saying(`{"role":"user","content":["Hi"]}`), "messages[1].content[0]", "invalid_type", "type"},
+		"a strange stream":    {with(`"stream":1`), "stream", "invalid_type", "boolean"},
+		"strange options":     {with(`"stream_options":[]`), "stream_options", "invalid_type", "include_usage"},
+		"a strange user":      {with(`"user":true`), "user", "invalid_type", "str type expected"},
+		"two answers":         {with(`"n":2`), "n", "unsupported_value", "n"},
+		"tools":               {with(`"tools":[{"type":"function"}]`), "tools", "unsupported_value", "tools"},
+		"a forced tool":       {with(`"tool_choice":"required"`), "tool_choice", "unsupported_value", "tool_choice"},
+		"functions":           {with(`"functions":[{}]`), "functions", "unsupported_value", "functions"},
+		"logprobs":            {with(`"logprobs":true`), "logprobs", "unsupported_value", "logprobs"},
+		"audio":               {with(`"modalities":["text","audio"],"audio":{"voice":"x"}`), "audio", "unsupported_value", "audio"},
+		"another protocol":    {with(`"bot_slug":"pirate"`), "bot_slug", "unknown_parameter", "bot_slug"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			response, answer, err := complete(t, url, c.body)
+			is.NoErr(err)
+			if response.StatusCode != http.StatusBadRequest {
+				t.Fatal(response.StatusCode, answer)
+			}
+			is.Equal(response.ContentLength, int64(len(answer)))
+			var got struct {
+				Error struct {
+					Message, Type string
+					Param, Code   *string
+				}
+			}
+			is.NoErr(json.Unmarshal([]byte(answer), &got))
+			is.Equal(got.Error.Type, "invalid_request_error")
+			is.True(got.Error.Message != "")
+			is.True(strings.Contains(got.Error.Message, c.message))
+			is.Equal(textOf(got.Error.Param), c.param)
+			is.Equal(textOf(got.Error.Code), c.code)
+		})
+	}
+}
+
+func textOf(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
+func TestErrorsOfTheInterface(t *testing.T) {
+	fails := func(err error) func(*botapi.Options) {
+		return func(o *botapi.Options) { o.Engine = speaks(err) }
+	}
+	failure := func(message, kind, param, code string) string {
+		return `{"error":{"message":"` + message + `","type":"` + kind + `","param":` + param + `,"code":` + code + `}}`
+	}
+	for name, c := range map[string]struct {
+		option  func(*botapi.Options)
+		headers []string
+		body    string
+		status  int
+		want    string
+		header  [2]string
+	}{
+		"no key":         {headers: []string{"Authorization", ""}, status: 401, want: failure("Not authenticated", "invalid_request_error", "null", `"invalid_api_key"`), header: [2]string{"WWW-Authenticate", "Bearer"}},
+		"a wrong key":    {headers: []string{"Authorization", "Bearer x"}, status: 401, want: failure("Invalid API key", "invalid_request_error", "null", `"invalid_api_key"`)},
+		"no such bot":    {body: strings.Replace(ask, "helper", "parrot", 1), status: 404, want: failure("the model does not exist", "invalid_request_error", `"model"`, `"model_not_found"`)},
+		"too large":      {body: with64KiB(ask), status: 413, want: failure("Request body too large", "invalid_request_error", "null", `"request_too_large"`)},
+		"too many chats": {option: fails(&botapi.StatusError{Status: 429, Detail: "Slow down", RetryAfter: 7 * time.Second}), status: 429, want: failure("Slow down", "rate_limit_error", "null", `"rate_limit_exceeded"`), header: [2]string{"Retry-After", "7"}},
+		"forbidden":      {option: fails(&botapi.StatusError{Status: 403, Detail: "Not yours"}), status: 403, want: failure("Not yours", "invalid_request_error", "null", "null")},
+		"too long": {option: fails(&botapi.HTTPValidationError{Detail: []botapi.ValidationError{{Loc: []any{"body", "messages"}, Msg: "the conversation is too long for the model", Type: "value_error.messages.too_long"}}}),
+			status: 400, want: failure("messages: the conversation is too long for the model", "invalid_request_error", `"messages"`, `"context_length_exceeded"`)},
+		"a failure":    {option: fails(errors.New("SECRET")), status: 500, want: failure("Internal Server Error", "server_error", "null", "null")},
+		"a bad model":  {option: fails(&botapi.StatusError{Status: 502, Detail: "The model failed"}), status: 502, want: failure("The model failed", "server_error", "null", "null")},
+		"a busy model": {option: fails(&botapi.StatusError{Status: 503, Detail: "Busy", RetryAfter: time.Second}), status: 503, want: failure("Busy", "server_error", "null", "null"), header: [2]string{"Retry-After", "1"}},
+		"too late": {option: func(o *botapi.Options) {
+			o.ChatTimeout = time.Millisecond
+			o.Engine = botapi.CallbackEngine(func(ctx context.Context, _ *botapi.ChatRequest, _ func(string) error) error {
+				<-ctx.Done()
+				return nil
+			})
+		}, status: 504, want: failure("The answer took too long", "server_error", "null", "null")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c.option == nil {
+				c.option = fails(nil)
+			}
+			url := serveHandler(t, speaks(nil), c.option)
+			for _, body := range []string{ask, askStream} {
+				is := is.New(t)
+				if c.body != "" {
+					body = c.body
+				}
+				response, answer, err := call(t, "POST", url+"/v1/chat/completions", body, c.headers...)
+				is.NoErr(err)
+				is.Equal(response.StatusCode, c.status)
+				is.Equal(answer, c.want)
+				is.Equal(response.Header.Get("Content-Type"), "application/json")
+				is.True(strings.HasPrefix(response.Header.Get(c.header[0]), c.header[1]))
+				is.True(response.Header.Get("X-Request-Id") != "")
+			}
+		})
+	}
+}
+
+func with64KiB(body string) string {
+	return strings.Replace(body, "Hi", strings.Repeat("x", 64<<10), 1)
+}
+
+// What a middleware of the host's refuses has OpenAI's form, too.
+func TestErrorsOfTheHost(t *testing.T) {
+	for name, c := range map[string]struct {
+		refuses http.HandlerFunc
+		want    string
+	}{
+		"text": {func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "come back tomorrow", http.StatusTooManyRequests)
+		}, "come back tomorrow"},
+		"HTML": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/html")
+			w.WriteHeader(429)
+			io.WriteString(w, "<html>")
+		}, "Too Many Requests"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			server := httptest.NewServer(openai.NewHandler(c.refuses, openai.HandlerOptions{}))
+			defer server.Close()
+			response, answer, err := complete(t, server.URL, ask)
+			is.NoErr(err)
+			is.Equal(response.StatusCode, 429)
+			is.Equal(answer, `{"error":{"message":"`+c.want+`","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}`)
+		})
+	}
+}
+
+func TestTheInterfaceIsStillThere(t *testing.T) {
+	is := is.New(t)
+	url := serveHandler(t, speaks(nil, "Hi"))
+	_, answer, err := call(t, "POST", url+"/v1/chat", oneBody)
+	is.NoErr(err)
+	is.Equal(answer, `{"content":"Hi"}`)
+	response, answer, _ := call(t, "GET", url+"/v1/embeddings", "")
+	is.Equal(response.StatusCode, http.StatusNotFound)
+	is.Equal(answer, `{"detail":"Not Found"}`)
+}
+
+func TestStreamThatBreaks(t *testing.T) {
+	is := is.New(t)
+	url := serveHandler(t, speaks(&botapi.StatusError{Status: 502, Detail: "The model's answer broke off"}, "Once upon"))
+	_, answer, err := complete(t, url, askStream)
+	is.True(err != nil) // cut
+	text, events := textOfChunks(t, answer)
+	is.Equal(text, "Once upon")
+	is.Equal(events[len(events)-1], `{"error":{"message":"The model's answer broke off","type":"server_error","param":null,"code":null}}`)
+	is.True(!strings.Contains(answer, `"finish_reason":"`))
+	is.True(!strings.Contains(answer, "[DONE]"))
+}
+
+func TestModelsStore(t *testing.T) {
+	is := is.New(t)
+	url := serveHandler(t, speaks(nil), func(o *botapi.Options) { o.Bots = brokenStore{} })
+	response, answer, _ := call(t, "GET", url+"/v1/models", "")
+	is.Equal(response.StatusCode, 500)
+	is.Equal(answer, `{"error":{"message":"Internal Server Error","type":"server_error","param":null,"code":null}}`)
+}
+
+type brokenStore struct{ botapi.BotStore }
+
+func (brokenStore) Bots(context.Context) ([]botapi.Bot, error) { return nil, errors.New("SECRET") }
