@@ -1,0 +1,4 @@
+// Package modelpb is the Go code of model.proto.
+package modelpb
+
+//go:generate ./generate.sh
