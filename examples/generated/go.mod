@@ -1,4 +1,4 @@
-module example.com/botapi/examples/openapi
+module example.com/botapi/examples/generated
 
 go 1.26.0
 

@@ -1,4 +1,4 @@
-module example.com/botapi/examples/openapi/go
+module example.com/botapi/examples/generated/go
 
 go 1.26.0
 

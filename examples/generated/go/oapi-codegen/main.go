@@ -17,7 +17,7 @@ import (
 	"os"
 	"strings"
 
-	"example.com/botapi/examples/openapi/go/stream"
+	"example.com/botapi/examples/generated/go/stream"
 )
 
 func main() {

@@ -1,4 +1,4 @@
-package openapi
+package generated
 
 import (
 	"bufio"
@@ -89,7 +89,11 @@ func startQuickstart(t *testing.T) (url string) {
 	is := is.New(t)
 	program := filepath.Join(t.TempDir(), "quickstart")
 	run(t, "../..", "go", "build", "-o", program, "./examples/quickstart")
-	quickstart := exec.CommandContext(t.Context(), program, "-addr", "127.0.0.1:0", "-pace", "0")
+	bots := filepath.Join(t.TempDir(), "bots.json")
+	is.NoErr(os.WriteFile(bots, []byte(`[
+		{"uid": "1", "slug": "mira", "name": "Mira", "model": "eliza-listener"},
+		{"uid": "2", "slug": "juniper", "name": "Juniper", "model": "eliza-gardener"}]`), 0o600))
+	quickstart := exec.CommandContext(t.Context(), program, "-addr", "127.0.0.1:0", "-pace", "0", "-bots", bots)
 	quickstart.Env = append(os.Environ(), "BOTAPI_KEY="+key)
 	output, err := quickstart.StdoutPipe()
 	is.NoErr(err)

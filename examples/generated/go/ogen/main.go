@@ -16,8 +16,8 @@ import (
 	"os"
 	"strings"
 
-	"example.com/botapi/examples/openapi/go/ogen/client"
-	"example.com/botapi/examples/openapi/go/stream"
+	"example.com/botapi/examples/generated/go/ogen/client"
+	"example.com/botapi/examples/generated/go/stream"
 )
 
 func main() {

@@ -1,4 +1,4 @@
-// Package openapi holds tests only. They check openapi.json, the description
+// Package generated holds tests only. They check openapi.json, the description
 // of the interface at the root of the repository, with tools that others use:
 //
 //   - every request and answer of the real handler, the conformance cases
@@ -9,4 +9,4 @@
 //   - clients are generated from it with openapi-typescript and hey-api, too.
 //
 // The last two need Node.js 20.19 or newer with npm, and are skipped without it.
-package openapi
+package generated
