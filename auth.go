@@ -57,19 +57,19 @@ func (f KeyVerifierFunc) VerifyKey(ctx context.Context, key string) (string, err
 var ErrInvalidKey = errors.New("botapi: invalid API key")
 
 // authenticate returns the account of the request's key.
-func (x *exchange) authenticate() (account string, err error) {
+func (x *exchange) authenticate() (account string, ended *ending) {
 	key, ok := bearerKey(x.r.Header)
 	if !ok {
-		return "", errNotAuthenticated
+		return "", rejected(errNotAuthenticated)
 	}
 	defer func() {
 		if v := recover(); v != nil {
-			err = withoutKey(recovered("verifying the key", v), key)
+			ended = failureOf(recovered("verifying the key", v)).withoutKey(key)
 		}
 	}()
-	account, err = x.handler.keys.VerifyKey(x.ctx, key)
+	account, err := x.handler.keys.VerifyKey(x.ctx, key)
 	if err != nil {
-		return "", withoutKey(checked(err), key)
+		return "", failureOf(err).withoutKey(key)
 	}
 	return account, nil
 }
@@ -89,28 +89,19 @@ func bearerKey(header http.Header) (key string, ok bool) {
 	return key, true
 }
 
-// withoutKey returns err with a text that does not hold the key: the error may
-// be logged, and keys must not be.
-func withoutKey(err error, key string) error {
-	text := "the verifier's error is not logged: the key is too short to be struck out of it"
-	if len(key) >= minStruckOut {
-		text = strikeOut(err.Error(), spellings(key))
+// withoutKey strikes the key out of what is logged.
+func (e *ending) withoutKey(key string) *ending {
+	if len(key) < minStruckOut {
+		e.text = "the verifier's error is not logged: the key is too short to be struck out of it"
+		return e
 	}
-	return &keylessError{err: err, text: text}
+	e.text = strikeOut(e.text, spellings(key))
+	return e
 }
 
 // minStruckOut is the shortest key that is struck out of a text. A shorter one
 // would garble the text, and could be guessed from the gaps.
 const minStruckOut = 8
-
-type keylessError struct {
-	err  error
-	text string
-}
-
-func (e *keylessError) Error() string { return e.text }
-
-func (e *keylessError) Unwrap() error { return e.err }
 
 // spellings are the key as it is, and as URLs, Go and JSON write it. The path of
 // a URL leaves more as it is than a segment of it.
@@ -207,9 +198,9 @@ const (
 // a cancelled call waits for that, so v should return then. If v panics or calls
 // [runtime.Goexit], all of them get a 500.
 //
-// CacheKeys panics if v is nil.
+// CacheKeys panics if v is nil, or a nil KeyVerifierFunc.
 func CacheKeys(v KeyVerifier, ttl time.Duration) KeyVerifier {
-	if v == nil {
+	if isNil(v) {
 		panic("botapi: CacheKeys: the KeyVerifier is nil")
 	}
 	return &keyCache{verifier: v, ttl: ttl, known: make(map[digest]knownKey), lookups: make(map[digest]*lookup)}

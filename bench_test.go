@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -146,24 +145,14 @@ func benchmarkRequest(b *testing.B, h http.Handler, method, path, body string) {
 	}
 	req.Header.Set("Authorization", "Bearer "+testKey)
 	w := &discarded{header: make(http.Header)}
-	before := cpuTime(b)
+	before := cpuTime()
 	for b.Loop() {
 		reader.Reset(body)
 		req.Body = io.NopCloser(reader)
 		clear(w.header)
 		h.ServeHTTP(w, req)
 	}
-	b.ReportMetric(float64(cpuTime(b)-before)/float64(b.N), "cpu-ns/op")
-}
-
-// cpuTime is the processor time that this process has used: unlike the time on
-// the clock, it does not depend on what else the machine does.
-func cpuTime(b *testing.B) time.Duration {
-	var usage syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
-		b.Fatal(err)
-	}
-	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+	b.ReportMetric(float64(cpuTime()-before)/float64(b.N), "cpu-ns/op")
 }
 
 // chatOf1KB is a request of three messages, about 1 KB.

@@ -10,27 +10,30 @@ import (
 	"sync/atomic"
 )
 
-// listBots answers GET /v1/bots.
-func (x *exchange) listBots() error {
-	bots, err := x.publishedBots()
+// listBots answers GET /v1/bots. A body has no place in that, but may be on its
+// way.
+func (x *exchange) listBots() *ending {
+	x.discardBody()
+	bots, fixed, err := x.publishedBots()
 	if err != nil {
-		return err
+		return failureOf(err)
 	}
-	list := x.handler.listed.encode(bots)
+	list := x.handler.listed.encode(bots, fixed)
 	header := x.conn.w.Header()
 	header.Set("ETag", list.etag)
 	header.Set("Cache-Control", "private, no-cache")
+	var failure *ending
 	if matchesETag(x.r.Header["If-None-Match"], list.etag) {
-		err = x.conn.within(x.conn.elapsed(), func() error {
+		failure = x.conn.writeWithDeadline(x.conn.elapsed(), func() error {
 			x.conn.w.WriteHeader(http.StatusNotModified)
-			return x.conn.flush()
+			return nil
 		})
 	} else {
-		err = x.send(http.StatusOK, list.body, never)
+		failure = x.send(http.StatusOK, list.body, never)
 	}
-	list.free(err)
-	if err != nil {
-		x.abort(err)
+	list.free(failure)
+	if failure != nil {
+		x.abort(failure)
 	}
 	return nil
 }
@@ -45,12 +48,14 @@ func matchesETag(ifNoneMatch []string, etag string) bool {
 }
 
 // publishedBots avoids the copy that MemoryStore.Bots makes: of a long list, it
-// would cost more than the rest of the request.
-func (x *exchange) publishedBots() ([]Bot, error) {
+// would cost more than the rest of the request. fixed is whether the slice will
+// never be modified.
+func (x *exchange) publishedBots() (bots []Bot, fixed bool, err error) {
 	if store, ok := x.handler.bots.(*MemoryStore); ok {
-		return store.listed(), nil
+		return store.listed(), true, nil
 	}
-	return x.handler.bots.Bots(x.ctx)
+	bots, err = x.handler.bots.Bots(x.ctx)
+	return bots, false, err
 }
 
 // A listing caches the encoding of the last list that came twice in a row: as
@@ -62,15 +67,15 @@ type listing struct {
 }
 
 type encodedBots struct {
-	bots []Bot // a copy, since the store may reuse its slice; nil unless cached
+	bots []Bot // not modified by anybody: a copy, if the store may reuse its slice; nil unless cached
 	body []byte
 	etag string
 
 	cached bool // shared with other requests, and no longer modified
 }
 
-func (l *listing) encode(bots []Bot) *encodedBots {
-	if known := l.repeated.Load(); known != nil && slices.Equal(known.bots, bots) {
+func (l *listing) encode(bots []Bot, fixed bool) *encodedBots {
+	if known := l.repeated.Load(); known != nil && equalBots(known.bots, bots) {
 		return known
 	}
 	list := encodedLists.Get().(*encodedBots)
@@ -78,10 +83,21 @@ func (l *listing) encode(bots []Bot) *encodedBots {
 	etag := newETag(list.body)
 	list.etag = etag
 	if last := l.lastETag.Swap(&etag); last != nil && *last == etag {
-		list.bots, list.cached = slices.Clone(bots), true
+		list.bots, list.cached = bots, true
+		if !fixed {
+			list.bots = slices.Clone(bots)
+		}
 		l.repeated.Store(list)
 	}
 	return list
+}
+
+// equalBots looks no further where both are one slice.
+func equalBots(a, b []Bot) bool {
+	if len(a) > 0 && len(a) == len(b) && &a[0] == &b[0] {
+		return true
+	}
+	return slices.Equal(a, b)
 }
 
 // Lists that are not cached are pooled: allocating the buffer would cost as much
@@ -90,7 +106,7 @@ var encodedLists = sync.Pool{New: func() any { return new(encodedBots) }}
 
 // free keeps no list whose write has failed: net/http may still read it, on
 // HTTP/2.
-func (list *encodedBots) free(failure error) {
+func (list *encodedBots) free(failure *ending) {
 	if failure == nil && !list.cached {
 		encodedLists.Put(list)
 	}

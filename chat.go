@@ -9,9 +9,9 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/textproto"
 	"os"
 	"runtime"
-
 	"slices"
 	"strings"
 	"sync"
@@ -23,155 +23,178 @@ import (
 	"github.com/invopop/validation"
 )
 
-// chat answers POST /v1/chat.
-func (x *exchange) chat() error {
-	body, err := x.readBody()
-	if err != nil {
-		return err
+// This file is POST /v1/chat, in four parts: the life of a chat; the answer that
+// is one JSON response; the request body and its rules; reading JSON.
+
+// chat answers POST /v1/chat. Its frame stays small while it waits: what the
+// goroutines that wait have on their stacks decides how large new stacks are.
+func (x *exchange) chat() *ending {
+	c, ended := x.newChat()
+	if ended != nil {
+		return ended
 	}
-	asked, err := decodeChat(body)
-	if err != nil {
-		return err
-	}
-	bot, err := x.findBot(asked.botUID, asked.botSlug)
-	if err != nil {
-		return err
-	}
-	c := &chat{exchange: x, requestDone: x.r.Context().Done(), stopped: make(chan struct{})}
-	x.conn.outlive() // as all that may panic, before there is a place to lose
-	if err := c.place.take(x.handler.places, x.account); err != nil {
-		return err
-	}
-	c.prepare(ChatRequest{
-		Bot:      bot,
-		Messages: asked.messages,
-		UserID:   asked.userID,
-		Stream:   asked.stream,
-		Extra:    asked.extra,
-	})
 	c.live()
 	return nil
 }
 
-// A chat is one chat that has its place, up to the report of how it went.
-//
-//	asked ─► running ─► stopped ─► ended ─► reported ─► the handler returns
-//
-// The handler's goroutine owns it, and moves it from each state to the next:
-//
-//   - asked: the engine has a goroutine of its own, which hands each fragment to
-//     the answer. A stream writes it there and then.
-//   - running: the handler waits, in one place, for the first reason to stop.
-//     The engine and a failed write give theirs; that the client has left, that
-//     the host has ended the request, or that time is up, the handler sees
-//     itself.
-//   - stopped: the first reason is recorded; what comes later is none. From now
-//     on no fragment is taken. Only then the engine's context is cancelled: it
-//     may yield that as an error, which must not be the reason.
-//   - ended: nobody writes any more but the handler, which has sent what belongs
-//     at the end. If that fails, this is the reason for an answer that was whole
-//     until then.
-//   - reported: OnChat knows.
-//
-// An engine that has not returned is waited for, but not for long. Nothing that
-// it does reaches the client.
-//
-// What goroutines share is atomic here, and guarded by the lock of the answer
-// there. reason belongs to whoever has set stopping; once stopped is closed, to
-// the handler, like all else.
-type chat struct {
-	exchange    *exchange
-	place       place
-	run         engineRun
-	answer      answer
-	streamed    bool
-	began       time.Duration   // when the engine was asked
-	requestDone <-chan struct{} // closed when the client leaves, or the host ends the request
-	stopping    atomic.Bool     // there is a reason to stop
-	stopped     chan struct{}   // closed when it is recorded
-	reason      error           // nil if the answer is whole
-	firstText   atomic.Int64    // when the engine's first text came; 0 if none has
-	told        bool            // the client has an error event to read
-	status      int             // sent
-	report      *ChatReport     // nil if nobody wants one
+// newChat reads the request, and returns its chat, or why there is none.
+func (x *exchange) newChat() (*chat, *ending) {
+	text, ended := x.readBody()
+	if ended != nil {
+		return nil, ended
+	}
+	body, err := decodeChat(text)
+	if err != nil {
+		return nil, failureOf(err)
+	}
+	bot, ended := x.findBot(body.botUID, body.botSlug)
+	if ended != nil {
+		return nil, ended
+	}
+	c := &chat{exchange: x, requestDone: x.r.Context().Done(), stopped: make(chan struct{})}
+	x.conn.liftServerDeadlines() // before the slot is taken, as Done is called before: code of the host's may panic or end this goroutine
+	if err := c.slot.take(x.handler.slots, x.account); err != nil {
+		return nil, failureOf(err)
+	}
+	c.prepare(ChatRequest{
+		Bot:      bot,
+		Messages: body.messages,
+		UserID:   body.userID,
+		Stream:   body.stream,
+		Extra:    body.unknown.extra(), // only now: it is many times as large as its part of the body
+	})
+	return c, nil
 }
 
-// An answer takes an engine's fragments to the client.
+// A chat is one chat from the moment it has its slot.
+//
+//	running ─► stopped ─► ended ─► reported ─► the handler returns
+//
+// Whatever gives a reason may stop it: the first call of stop wins. Every later
+// step is taken by the handler's goroutine, in live. The engine has a goroutine of
+// its own: from there come the calls of fragment, engineFailed and engineReturned.
+//
+//   - running (wait): the handler waits for a reason to stop. It notices by itself
+//     that the client has left, that the host has ended the request, and that time
+//     is up. The engine and a failed write call stop.
+//   - stopped (stop): the reason is recorded, nil for a complete answer. wait
+//     corrects one that only follows from the end of the request (realReason). From
+//     then on, calls of fragment return false. A fragment that is already on its way may
+//     still be queued and sent, until the answer is settled. Only now is the
+//     engine's context cancelled: an engine that yields ctx.Err() must not give the
+//     reason.
+//   - ended (end): the answer is settled, so that only the handler writes. Then the
+//     rest of a complete answer is sent, or an error response, or an error event.
+//     If the rest of a complete answer cannot be sent, that is the reason.
+//   - reported (reportEnd): OnChat has been called.
+//
+// Then the handler waits for an engine that has not returned, but not for long
+// (waitToReturn). Nothing that such an engine does reaches the client.
+//
+// Until stopped is closed, reason belongs to the call of stop that has won; then to
+// the handler's goroutine, which may correct it (wait) or find another (end).
+type chat struct {
+	// Set before the engine starts, and only read from then on.
+	exchange    *exchange
+	streamed    bool
+	began       time.Duration
+	requestDone <-chan struct{} // closed when the client leaves, or the host ends the request
+
+	// Shared by the engine's goroutine and the handler's.
+	slot      slot
+	call      engineCall
+	answer    answer        // safe for concurrent use until it is settled
+	stopping  atomic.Bool   // set by the call of stop that wins
+	stopped   chan struct{} // closed by that call, when reason has been written
+	reason    *ending       // nil while the chat is running, and if the answer is complete
+	firstText instant       // when the engine's first text came
+
+	// The handler's goroutine's.
+	errorEventSent bool
+	status         int         // sent; 0 if none was
+	report         *ChatReport // nil if there is no OnChat
+}
+
+// An answer takes an engine's fragments to the client: a stream, or a JSON
+// response.
 type answer interface {
-	// fragment takes the next fragment, in the engine's goroutine, and reports
-	// whether more are wanted.
+	// fragment takes the next fragment and reports whether more are wanted. It is
+	// called in the engine's goroutine.
 	fragment(text string) (more bool)
 
-	// settle takes no more fragments, and returns when only the caller will
-	// write any more. It reports whether something has been sent. Then finish
-	// or tellFailure may follow, once.
+	// settle has the answer take no more fragments and returns when nobody but
+	// the caller writes any more. It reports whether something has been sent. It
+	// may be called again.
 	settle() (committed bool)
 
-	// finish sends what is left of an answer that is whole.
-	finish() error
+	// finish sends what is left of a complete answer. It is called at most once,
+	// after settle.
+	finish() *ending
 
-	// tellFailure says to the client that the answer is not whole, and reports
-	// whether it could.
-	tellFailure(detail []byte) (told bool)
+	// sendErrorEvent tells the client that the answer is not complete, and reports
+	// whether it could. It is called at most once, after settle, and also after a
+	// finish that has failed.
+	sendErrorEvent(detail []byte) (sent bool)
 
-	// figures are what the client was sent, for the report.
+	// figures is what was handed to the connection, for the report. It is called
+	// after settle.
 	figures() (fragments int, bytes int64)
 }
 
-var _, _ answer = (*stream)(nil), (*wholeAnswer)(nil)
+var _, _ answer = (*stream)(nil), (*jsonResponse)(nil)
 
-// prepare makes ready what live needs. The report is begun here, since the engine
-// may change its request.
+// prepare begins the report, before the engine may change the request, and makes
+// the engine's context and the answer.
 func (c *chat) prepare(request ChatRequest) {
 	x, h := c.exchange, c.exchange.handler
 	c.began = x.conn.elapsed()
 	if h.onChat != nil {
 		c.report = &ChatReport{RequestID: x.admitted.requestID, Account: x.account, Bot: request.Bot, Stream: request.Stream}
-		c.report.UserID = strings.Clone(request.UserID) // else it keeps the body that it is cut out of
+		c.report.UserID = strings.Clone(request.UserID) // a host that keeps the report must not keep the request body
 	}
 	var deadline time.Time
 	if h.chatTimeout < never {
-		deadline = x.conn.began.Add(c.began + h.chatTimeout)
+		deadline = x.conn.began.Add(c.deadline())
 	}
-	c.run = engineRun{engine: h.engine, request: request, listener: c, timed: h.stallTimeout < never, returned: make(chan struct{})}
-	c.run.values = engineValues{&x.admitted, deadline}
-	c.run.ctx, c.run.cancel = context.WithCancelCause(&c.run.values)
+	c.call = engineCall{engine: h.engine, request: request, listener: c, timed: h.stallTimeout < never, returned: make(chan struct{})}
+	c.call.detached = detachedContext{&x.admitted, deadline}
+	c.call.ctx, c.call.cancel = context.WithCancelCause(&c.call.detached)
 	if c.streamed = request.Stream; c.streamed {
-		c.answer = newStream(&x.conn, h.keepAlive, c.stop)
+		c.answer = newStream(&x.conn, h.keepAlive, func(failure *ending) { c.stop(failure) })
 	} else {
-		c.answer = &wholeAnswer{chat: c, body: newBatch(wholeStart)}
+		c.answer = &jsonResponse{chat: c, body: newBatch(jsonStart)}
 	}
 }
 
-// live takes the chat through its life. What is deferred happens also when the
-// host's ResponseWriter ends this goroutine.
+// live takes the chat through its life. What is deferred is done also when the
+// host's code ends this goroutine.
 func (c *chat) live() {
 	defer c.waitToReturn()
 	defer c.reportEnd()
-	go c.run.run()
-	runtime.Gosched() // to an engine that need not wait: often there is nothing to wait for, then
+	defer c.abandon()
+	go c.call.run()
+	runtime.Gosched() // an engine that need not wait finishes now, which saves wait's timer: some 3 % of a short chat
 	c.wait()
 	c.end()
 }
 
 // wait returns when there is a reason to stop.
 func (c *chat) wait() {
-	for !isClosed(c.stopped) {
+	for !isClosed(c.stopped) { // checked before select, which would make a timer
 		left, late := c.timeLeft()
 		if left <= 0 {
-			c.stop(late)
+			c.stop(endingOf(late))
 		}
 		select {
 		case <-c.stopped:
 		case <-c.requestDone:
-			c.stop(ErrClientLeft) // or another, behind this
+			c.stop(endingOf(endingClientLeft)) // unless realReason finds another
 		case <-time.After(left):
 		}
 	}
-	c.reason = c.exchange.reasonBehind(c.reason)
+	c.reason = c.exchange.realReason(c.reason)
 }
 
-// isClosed is asked before a wait, since a wait begins by making its timer.
 func isClosed(done <-chan struct{}) bool {
 	select {
 	case <-done:
@@ -181,8 +204,9 @@ func isClosed(done <-chan struct{}) bool {
 	}
 }
 
-// stop records why the chat stops, if nothing has stopped it yet.
-func (c *chat) stop(reason error) (first bool) {
+// stop records why the chat stops, nil if its answer is complete, and reports
+// whether this is the first call. It is safe for concurrent use.
+func (c *chat) stop(reason *ending) (first bool) {
 	if !c.stopping.CompareAndSwap(false, true) {
 		return false
 	}
@@ -191,71 +215,99 @@ func (c *chat) stop(reason error) (first bool) {
 	return true
 }
 
-// timeLeft is how long the chat may still go on, and why no longer.
-func (c *chat) timeLeft() (left time.Duration, late error) {
+// deadline is when ChatTimeout passes.
+func (c *chat) deadline() time.Duration { return c.began + c.exchange.handler.chatTimeout }
+
+// timeLeft is how long nothing need be done about the chat's time, and what the chat
+// ends with if there is none left.
+func (c *chat) timeLeft() (left time.Duration, late endingKind) {
 	h := c.exchange.handler
-	left, late = c.began+h.chatTimeout-c.elapsed(), ErrChatTimeout
-	if engine := h.stallTimeout - c.run.silence(); engine < left {
-		left, late = engine, ErrEngineStalled
+	left, late = c.deadline()-c.elapsed(), endingTooLate
+	if untilStall := h.stallTimeout - c.call.silence(); untilStall < left {
+		left, late = untilStall, endingEngineStalled
 	}
 	return left, late
 }
 
-// end ends the answer for the client: the one place that does. A write that is
-// under way is made to fail if the client has left; else it has its
-// WriteTimeout, since the client is still owed the end.
+// end ends the answer for the client: the rest of it is sent, or an error response,
+// or an error event and the cut.
 func (c *chat) end() {
 	x := c.exchange
-	c.run.cancel(c.reason)
-	if errors.Is(c.reason, ErrClientLeft) {
-		x.conn.interrupt()
-	}
+	c.call.cancel(c.reason.cause())
+	c.limitSending()
 	committed := c.answer.settle()
 	if c.reason != nil && !committed {
-		c.status = x.refuse(c.reason)
+		x.conn.limit.clear() // an error response is sent whole, each part within WriteTimeout
+		c.status = x.writeError(c.reason)
 		return
 	}
 	c.status = http.StatusOK
 	if c.reason == nil {
-		c.reason = c.answer.finish()
+		c.reason = x.realReason(c.answer.finish())
 	}
-	switch {
-	case c.reason == nil:
-	case nobodyListens(c.reason):
-		x.abort(c.reason)
-	default:
-		x.cut = true // most clients do not know an error event, and none must take the answer for a whole one
-		x.handler.logError(x.ctx, "answer broken off", c.reason)
-		c.told = c.answer.tellFailure(statusOf(c.reason).body())
+	if c.reason != nil {
+		x.abort(c.reason) // even after an error event: most clients do not know it
+		c.errorEventSent = c.reason.tellsClient() && c.answer.sendErrorEvent(c.reason.response.body())
 	}
-	if x.conn.unflushing && c.streamed {
+	if x.conn.cannotFlush {
 		x.handler.log(x.ctx, slog.LevelWarn, "the ResponseWriter cannot flush: the stream was delivered whole at its end")
 	}
 }
 
-// reportEnd tells OnChat, which may be slow: the place has been given up.
+// limitSending bounds what is still to be sent. A complete answer has until
+// ChatTimeout and one WriteTimeout more. Of one that is not complete, the queue and
+// the error event have one WriteTimeout together. A write that is under way keeps
+// the deadline that it has, since the client is still to be told how the answer
+// ends; but if the client has left, it is made to fail.
+func (c *chat) limitSending() {
+	conn := &c.exchange.conn
+	if c.reason == nil {
+		conn.limitRemainingWrites(c.deadline())
+		return
+	}
+	if c.reason.kind == endingClientLeft {
+		conn.interrupt()
+	}
+	conn.limitRemainingWrites(c.elapsed())
+}
+
+// abandon runs after every chat, but changes something only if the host's code has
+// ended this goroutine with runtime.Goexit, which it can do when the chat has
+// stopped: then it cancels the engine's context, and sees that nobody writes any
+// more.
+func (c *chat) abandon() {
+	c.call.cancel(c.reason.cause())
+	c.answer.settle()
+}
+
+// reportEnd gives up the handler's use of the slot and calls OnChat, which may be
+// slow.
 func (c *chat) reportEnd() {
-	c.place.release()
+	c.slot.release()
 	if c.report == nil {
 		return
 	}
 	x := c.exchange
-	c.report.Status, c.report.Err = c.status, cmp.Or(c.reason, x.conn.failure)
+	ended := cmp.Or(c.reason, x.conn.failure) // only the failure, if the host ended this goroutine during finish
+	c.report.Status, c.report.Err = c.status, ended.cause()
 	if c.status == http.StatusOK {
 		c.report.Fragments, c.report.Bytes = c.answer.figures()
 	}
-	c.report.FirstFragment, c.report.Duration = time.Duration(c.firstText.Load()), c.elapsed()
+	if at, isSet := c.firstText.get(); isSet {
+		c.report.FirstFragment = at
+	}
+	c.report.Duration = c.elapsed()
 	defer func() {
 		if v := recover(); v != nil {
-			x.handler.logError(x.ctx, "OnChat panicked", recovered("calling OnChat", v))
+			x.handler.log(x.ctx, slog.LevelError, "OnChat panicked", failureOf(recovered("calling OnChat", v)).attributes()...)
 		}
 	}()
 	x.handler.onChat(context.WithoutCancel(x.ctx), *c.report)
 }
 
 const (
-	// readTime is how long a client that was told of a broken stream has to
-	// read that: browsers drop an unread event with the connection.
+	// readTime is how long the client of a broken stream has to read the error
+	// event: browsers drop what they have not read when the connection is cut.
 	readTime = 250 * time.Millisecond
 	// returnTime is how long the handler waits for an engine that should
 	// return: http.Server.Shutdown waits for handlers, not for engines.
@@ -264,29 +316,32 @@ const (
 
 // waitToReturn returns when the handler may.
 func (c *chat) waitToReturn() {
-	if c.told {
-		pause := time.After(readTime)
-		select {
-		case <-c.requestDone:
-			if !errors.Is(c.exchange.requestEnded(), ErrClientLeft) {
-				<-pause // the host has ended the request: the client is still there
-			}
-		case <-pause:
-		}
+	if c.errorEventSent {
+		c.waitToBeRead()
 	}
-	if !isClosed(c.run.returned) {
-		select {
-		case <-c.run.returned:
-		case <-time.After(returnTime):
-			c.exchange.handler.log(c.exchange.ctx, slog.LevelWarn, "the engine has not returned although its answer has ended")
-		}
+	if isClosed(c.call.returned) { // checked before select, which would make a timer
+		return
 	}
-	if conn := &c.exchange.conn; !conn.lifting {
-		conn.arm(c.elapsed()) // for the last bytes, which net/http writes when the handler has returned
+	select {
+	case <-c.call.returned:
+	case <-time.After(returnTime):
+		c.exchange.handler.log(c.exchange.ctx, slog.LevelWarn, "the engine has not returned although its answer has ended")
 	}
 }
 
-// What follows is the listener of the engine, called in its goroutine.
+// waitToBeRead gives the client time to read the error event, unless it has left.
+func (c *chat) waitToBeRead() {
+	pause := time.After(readTime)
+	select {
+	case <-pause:
+	case <-c.requestDone:
+		if ended := c.exchange.requestEnded(); ended == nil || ended.kind != endingClientLeft {
+			<-pause // the host has ended the request: the client is still there
+		}
+	}
+}
+
+// What follows is the engine's listener.
 
 func (c *chat) elapsed() time.Duration { return c.exchange.conn.elapsed() }
 
@@ -294,51 +349,78 @@ func (c *chat) fragment(text string) (more bool) {
 	if c.stopping.Load() {
 		return false
 	}
-	if text != "" && c.firstText.Load() == 0 {
-		c.firstText.Store(int64(max(c.elapsed(), 1)))
+	if text != "" {
+		if _, isSet := c.firstText.get(); !isSet {
+			c.firstText.set(max(c.elapsed(), 1)) // 0 in a report means that there was none
+		}
 	}
 	return c.answer.fragment(text)
 }
 
-// engineReturned gives up the engine's part of the place first: a client whose
-// answer is whole may ask again at once.
-func (c *chat) engineReturned(err error) {
-	c.place.release()
-	if _, panicked := errors.AsType[*panicError](err); !c.stop(err) && panicked {
-		c.exchange.handler.logError(c.exchange.ctx, "the engine panicked after its answer had ended", err)
+func (c *chat) engineFailed(failure *ending, at time.Duration) { c.stop(c.orTooLate(failure, at)) }
+
+// orTooLate is how an engine's failure ends the chat: as ChatTimeout if it came at or
+// after the deadline of the engine's context. An engine that watches that deadline
+// itself fails at the moment at which the handler's timer fires.
+func (c *chat) orTooLate(failure *ending, at time.Duration) *ending {
+	if failure != nil && at >= c.deadline() {
+		return tooLateFor(failure)
+	}
+	return failure
+}
+
+// engineReturned gives up the engine's use of the slot before the handler can send
+// the end, so that only the handler's own use is still to be given up then.
+func (c *chat) engineReturned(failure *ending, at time.Duration) {
+	c.slot.release()
+	if !c.stop(c.orTooLate(failure, at)) && failure != nil && failure.stack != nil {
+		c.exchange.handler.log(c.exchange.ctx, slog.LevelError, "the engine panicked after its answer had ended", failure.attributes()...)
 	}
 }
 
 // readBody reads the body to its end: only then does net/http notice that a
-// client left. What a body announces of its length is believed only when some
-// of it has come.
-func (x *exchange) readBody() (string, error) {
+// client left. What it announces of its length is not believed: a body that is
+// still coming takes memory for what has come of it.
+func (x *exchange) readBody() (string, *ending) {
 	if x.r.ContentLength > x.handler.maxBodyBytes {
-		return "", errBodyTooLarge
+		return "", rejected(errBodyTooLarge)
 	}
 	if x.r.Body == nil { // as in a request that a test made with http.NewRequest
 		return "", nil
 	}
-	chunk := bodyChunks.Get().(*[bodyChunk]byte)
-	defer bodyChunks.Put(chunk)
-	var body strings.Builder
-	for {
-		left := x.handler.maxBodyBytes - int64(body.Len())
-		n, err := fill(chunk[:1+min(left, bodyChunk-1)], x.r.Body)
-		if int64(n) > left {
-			return "", errBodyTooLarge
+	var few [2]*[bodyChunk]byte
+	chunks := few[:0] // all but the last are full
+	defer func() {
+		for _, chunk := range chunks {
+			bodyChunks.Put(chunk)
 		}
-		if n == bodyChunk {
-			body.Grow(max(n, int(x.r.ContentLength)-body.Len()))
-		}
-		body.Write(chunk[:n])
-		if err == io.EOF {
-			return body.String(), nil
-		}
-		if err != nil {
+	}()
+	for left := x.handler.maxBodyBytes; ; {
+		chunk := bodyChunks.Get().(*[bodyChunk]byte)
+		chunks = append(chunks, chunk)
+		n, err := fill(chunk[:1+min(left, bodyChunk-1)], &x.body)
+		left -= int64(n)
+		switch {
+		case left < 0:
+			return "", rejected(errBodyTooLarge)
+		case err == io.EOF:
+			return joined(chunks, n), nil
+		case err != nil:
 			return "", bodyError(err)
 		}
 	}
+}
+
+// joined is the text of the chunks. The last holds only that many bytes.
+func joined(chunks []*[bodyChunk]byte, last int) string {
+	full := len(chunks) - 1
+	var body strings.Builder
+	body.Grow(full*bodyChunk + last)
+	for _, chunk := range chunks[:full] {
+		body.Write(chunk[:])
+	}
+	body.Write(chunks[full][:last])
+	return body.String()
 }
 
 const bodyChunk = 8 << 10
@@ -356,24 +438,44 @@ func fill(p []byte, from io.Reader) (n int, err error) {
 	return n, err
 }
 
-func bodyError(err error) error {
-	refusal := errBodyBroken
-	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
+// bodyError is how a body that could not be read is refused. The log gets the
+// kind of the error, not its text: net/http's may quote what the client sent.
+func bodyError(err error) *ending {
+	if _, panicked := errors.AsType[*panicError](err); panicked {
+		return failureOf(err)
+	}
+	answer, kind := errBodyBroken, fmt.Sprintf("%T", err)
+	limit, tooLarge := errors.AsType[*http.MaxBytesError](err)
+	_, badTrailer := errors.AsType[textproto.ProtocolError](err)
 	switch {
 	case tooLarge:
-		refusal = errBodyTooLarge
+		answer, kind = errBodyTooLarge, limit.Error()
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		refusal = errBodyTooSlow
+		answer, kind = errBodyTooSlow, os.ErrDeadlineExceeded.Error()
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		kind = io.ErrUnexpectedEOF.Error()
+	case badTrailer:
+		kind = "malformed trailer"
 	}
-	refusal.Err = err
-	return refusal
+	answer.Err = errors.New("reading the request body: " + kind)
+	e := rejected(answer)
+	e.canceled, e.deadline = errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded)
+	return e
 }
 
 // findBot finds the bot that both names name, where both are given.
-func (x *exchange) findBot(uid, slug string) (Bot, error) {
+func (x *exchange) findBot(uid, slug string) (Bot, *ending) {
 	if !isIdentifier(uid) || !isIdentifier(slug) {
-		return Bot{}, errNoSuchBot
+		return Bot{}, rejected(errNoSuchBot)
 	}
+	bot, err := x.lookUpBot(uid, slug)
+	if err != nil {
+		return Bot{}, failureOf(err)
+	}
+	return bot, nil
+}
+
+func (x *exchange) lookUpBot(uid, slug string) (Bot, error) {
 	bots := x.handler.bots
 	if uid == "" {
 		return bots.BotBySlug(x.ctx, slug)
@@ -389,60 +491,67 @@ func (x *exchange) findBot(uid, slug string) (Bot, error) {
 	return bot, err
 }
 
-// A wholeAnswer gathers the fragments of an answer that is sent at its end.
-type wholeAnswer struct {
+// The answer that is one JSON response.
+
+// A jsonResponse collects the fragments of an answer and sends them when it is
+// complete.
+type jsonResponse struct {
 	chat *chat
 
 	mu        sync.Mutex
 	body      *batch
 	text      textEncoder
 	fragments int
-	stopped   bool // no more fragments are taken
+	closed    bool // no more fragments are accepted
 }
 
-// maxWhole bounds an answer that is held in memory until it is whole.
-const maxWhole = 64 << 20
+// maxJSONResponse bounds the memory of an answer that is not streamed.
+const maxJSONResponse = 64 << 20
 
-var errAnswerTooLarge = errors.New("the engine's answer is larger than one body may be")
+var errAnswerTooLarge = errors.New("the engine's answer is too large for a JSON response")
 
 const (
-	wholeStart = `{"content":"`
-	wholeEnd   = `"}`
+	jsonStart = `{"content":"`
+	jsonEnd   = `"}`
 )
 
-func (w *wholeAnswer) fragment(text string) (more bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.stopped {
+func (j *jsonResponse) fragment(text string) (more bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.closed {
 		return false
 	}
-	w.fragments++
-	if w.body.data, text = w.text.append(w.body.data, text, maxWhole); text != "" {
-		w.stopped = true
-		w.chat.stop(errAnswerTooLarge)
+	j.fragments++
+	j.body.data, text = j.text.append(j.body.data, text, maxJSONResponse)
+	if text != "" || len(j.body.data) > maxJSONResponse { // a character that was cut is completed beyond the limit
+		j.closed = true
+		j.chat.stop(endingOf(endingTooLarge))
 	}
-	return !w.stopped
+	return !j.closed
 }
 
-func (w *wholeAnswer) settle() (committed bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.stopped = true
+func (j *jsonResponse) settle() (committed bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.closed = true
 	return false
 }
 
-// finish sends the body within ChatTimeout.
-func (w *wholeAnswer) finish() error {
-	w.body.data = append(w.text.appendHeld(w.body.data), wholeEnd...)
-	err := w.chat.exchange.send(http.StatusOK, w.body.data, w.chat.began+w.chat.exchange.handler.chatTimeout)
-	w.body.free(err)
-	return err
+// finish sends the response. No part of it is begun after ChatTimeout.
+func (j *jsonResponse) finish() *ending {
+	j.body.data = append(j.text.appendHeld(j.body.data), jsonEnd...)
+	failure := j.chat.exchange.send(http.StatusOK, j.body.data, j.chat.deadline())
+	j.body.free(failure)
+	return failure
 }
 
-// tellFailure can say nothing: half a body is sign enough.
-func (w *wholeAnswer) tellFailure([]byte) (told bool) { return false }
+// sendErrorEvent sends nothing: a response of which a part is missing is an error to
+// every client.
+func (j *jsonResponse) sendErrorEvent([]byte) (sent bool) { return false }
 
-func (w *wholeAnswer) figures() (fragments int, bytes int64) { return w.fragments, w.text.bytes }
+func (j *jsonResponse) figures() (fragments int, bytes int64) { return j.fragments, j.text.bytes }
+
+// The request body and its rules.
 
 // A chatBody is a request body that has passed every rule.
 type chatBody struct {
@@ -450,7 +559,7 @@ type chatBody struct {
 	messages        []ChatMessage
 	userID          string
 	stream          bool
-	extra           map[string]json.RawMessage
+	unknown         unknownFields
 }
 
 // decodeChat reads a body as the interface's reference does. The error is an
@@ -486,15 +595,15 @@ const (
 	bodyFields
 )
 
-// The fields of a message, likewise.
+// The fields of a message, in the order in which their problems are listed.
 const (
 	fieldRole = iota
 	fieldContent
 	messageFields
 )
 
-// A field is a member that the interface defines, with what must hold for its
-// value. Its first rule that fails is its problem.
+// A field is one that the interface defines, with the rules for its value. The
+// first rule that fails is the problem that is listed.
 type field struct {
 	name  string
 	rules []validation.Rule
@@ -534,8 +643,8 @@ var (
 
 // The rules for a *decoder, whose fields have been checked.
 var (
-	namesABot     = rule(errNoBot, func(d *decoder) bool { return d.says(fieldBotUID) || d.says(fieldBotSlug) })
-	saysSomething = rule(errNoInput, func(d *decoder) bool { return d.says(fieldPrompt) || d.says(fieldMessages) })
+	namesABot     = rule(errNoBot, func(d *decoder) bool { return d.isSet(fieldBotUID) || d.isSet(fieldBotSlug) })
+	saysSomething = rule(errNoInput, func(d *decoder) bool { return d.isSet(fieldPrompt) || d.isSet(fieldMessages) })
 )
 
 var (
@@ -602,18 +711,18 @@ func (p problems) add(err error, loc ...any) problems {
 	return append(p, ValidationError{Loc: loc, Msg: problem.Message(), Type: problem.Code()})
 }
 
-// A decoder reads one body: first everything that stands in it, the last of a
-// repeated member replacing the earlier ones; then the rules are applied.
+// A decoder reads one body: first all of it, the last of a repeated field replacing
+// the earlier ones; then the rules are applied.
 type decoder struct {
 	parser   parser
 	document value
 	fields   [bodyFields]value
 	messages messageList
-	unknown  []member
+	unknown  unknownFields
 	failed   [bodyFields]bool // did not pass its own rules
 
-	// The message that is being read, here so that the rules can be given a
-	// pointer to it without an allocation.
+	// The message that is being read. It is a field so that the rules can be given
+	// a pointer to it without an allocation.
 	element value
 	message [messageFields]value
 }
@@ -627,16 +736,10 @@ func (d *decoder) free() {
 	decoders.Put(d)
 }
 
-// A messageList is what has been read of the last member called messages.
+// A messageList is what has been read of the last field called messages.
 type messageList struct {
 	good     []ChatMessage
 	problems problems // none: all elements are good
-}
-
-// A member is one that the interface does not define.
-type member struct {
-	name       string
-	start, end int // of its value, in the body
 }
 
 func (d *decoder) decode() {
@@ -656,9 +759,8 @@ func (d *decoder) decodeBody() {
 	p := &d.parser
 	p.enter()
 	for first := true; p.next('}', first); first = false {
-		name := p.name()
 		start := p.at
-		known := fieldNamed(bodyRules[:], name)
+		known := fieldNamed(bodyRules[:], p.name())
 		switch {
 		case known == fieldMessages && p.peek() == '[':
 			d.fields[fieldMessages] = value{kind: list}
@@ -666,8 +768,12 @@ func (d *decoder) decodeBody() {
 		case known >= 0:
 			d.fields[known] = p.value()
 		default:
+			u, value := &d.unknown, p.at
 			p.value()
-			d.unknown = append(withRoom(d.unknown, p.rest()/len(`"":0,`)), member{name, start, p.at})
+			if u.count == 0 {
+				u.start = start
+			}
+			u.count, u.size, u.end = u.count+1, u.size+p.at-value, p.at
 		}
 	}
 }
@@ -771,7 +877,7 @@ func (d *decoder) check() problems {
 
 // says reports whether a field counts as present: it passed its own rules and
 // is neither null nor empty.
-func (d *decoder) says(f int) bool {
+func (d *decoder) isSet(f int) bool {
 	v := &d.fields[f]
 	switch {
 	case d.failed[f]:
@@ -789,36 +895,50 @@ func (d *decoder) result() chatBody {
 		botSlug: d.fields[fieldBotSlug].text,
 		userID:  d.fields[fieldUserID].text,
 		stream:  d.fields[fieldStream].text == "true",
-		extra:   d.extra(),
+		unknown: d.unknown,
 	}
-	if d.says(fieldMessages) {
+	b.unknown.body = d.parser.body
+	if d.isSet(fieldMessages) {
 		b.messages = d.messages.good
 	}
-	if d.says(fieldPrompt) {
+	if d.isSet(fieldPrompt) {
 		b.messages = append(b.messages, ChatMessage{RoleUser, d.fields[fieldPrompt].text})
 	}
 	return b
 }
 
-// extra copies the values, all together: an engine may change them, and keeping
-// them must not keep the body.
-func (d *decoder) extra() map[string]json.RawMessage {
-	if len(d.unknown) == 0 {
+// unknownFields are the fields of a body that the interface does not define.
+// It is only known where they stand: a small body may have very many.
+type unknownFields struct {
+	body        string
+	count, size int // of all, and of their values
+	start, end  int // of the first and of the last in the body; others may stand between
+}
+
+// extra reads the fields again, which have passed as JSON. Their values are
+// copied, all together: an engine may change them, and keeping them must not
+// keep the body.
+func (u *unknownFields) extra() map[string]json.RawMessage {
+	if u.count == 0 {
 		return nil
 	}
-	size := 0
-	for _, m := range d.unknown {
-		size += m.end - m.start
-	}
-	values := make([]byte, 0, size)
-	extra := make(map[string]json.RawMessage, min(len(d.unknown), 64)) // a name may stand there many times
-	for _, m := range d.unknown {
-		start := len(values)
-		values = append(values, d.parser.body[m.start:m.end]...)
-		extra[strings.Clone(m.name)] = values[start:len(values):len(values)]
+	values := make([]byte, 0, u.size)
+	extra := make(map[string]json.RawMessage, min(u.count, 64)) // a name may stand there many times
+	p := parser{body: u.body[:u.end], at: u.start}
+	for first := true; p.rest() > 0 && p.next('}', first); first = false {
+		name := p.name()
+		start := p.at
+		p.value()
+		if fieldNamed(bodyRules[:], name) < 0 {
+			kept := len(values)
+			values = append(values, p.body[start:p.at]...)
+			extra[strings.Clone(name)] = values[kept:len(values):len(values)]
+		}
 	}
 	return extra
 }
+
+// Reading JSON.
 
 // A value is one JSON value, as far as the rules look at it.
 type value struct {
@@ -850,8 +970,8 @@ type parser struct {
 
 const maxDepth = 10_000
 
-// fail keeps the first error, with the place as the interface's reference
-// writes it. What is left of the body is not read.
+// fail keeps the first error, with its offset, line and column in the form of the
+// reference service. The rest of the body is not read.
 func (p *parser) fail(what string) {
 	if p.err != nil {
 		return
@@ -903,7 +1023,7 @@ func (p *parser) end() {
 	}
 }
 
-// enter steps into the object or array that begins here.
+// enter steps into the object or array that comes next.
 func (p *parser) enter() {
 	if p.depth++; p.depth > maxDepth {
 		p.fail("Too many levels")
@@ -937,7 +1057,7 @@ func (p *parser) next(closing byte, first bool) bool {
 	return true
 }
 
-// name reads the name of a member, up to where its value begins.
+// name reads the name of a field, up to where its value begins.
 func (p *parser) name() string {
 	if p.peek() != '"' {
 		p.fail("Expecting property name enclosed in double quotes")
@@ -1073,7 +1193,7 @@ func (p *parser) string() string {
 		p.at++
 		return p.body[start : p.at-1]
 	}
-	decoded := make([]byte, 0, 2*(p.at-start)+32)
+	decoded := make([]byte, 0, min(2*(p.at-start)+32, p.at-start+p.rest()))
 	for p.err == nil {
 		decoded = append(decoded, p.body[start:p.at]...)
 		if p.peek() == '"' {
@@ -1111,7 +1231,7 @@ func (p *parser) characters() {
 	p.fail("Unterminated string")
 }
 
-// escape decodes the escape that begins here. Surrogates count in pairs only.
+// escape decodes the escape that comes next. A lone surrogate is U+FFFD.
 func (p *parser) escape(dst []byte) []byte {
 	p.at++
 	c := p.peek()

@@ -29,40 +29,58 @@ type ChatEngine interface {
 	//		}
 	//	}
 	//
-	// The answer is whole when the iterator returns; an answer without
-	// fragments is the empty text. Fragments may have any size, may be empty,
-	// and may be cut anywhere, even inside a UTF-8 character.
+	// The answer is complete when the iterator returns; without fragments it is
+	// the empty text. Fragments may have any size, may be empty, and may be cut
+	// anywhere, even inside a UTF-8 character.
+	//
+	// # Errors
 	//
 	// A non-nil error ends the answer: the text beside it is not sent, and what
-	// is yielded after it is not read. A nil iterator, a panic and
+	// is yielded after it is ignored. A nil iterator, a panic and
 	// [runtime.Goexit] count as errors.
 	//
-	// What the client sees of an error depends on whether a stream has begun,
-	// which it does with the first fragment or keep-alive. Before that, and
-	// always in a one-body answer, the error decides the answer: a [StatusError]
-	// its status and text, an [HTTPValidationError] a 422 with its list,
-	// [ErrBotNotFound] a 404, any other a 500 that shows nothing of it. A
-	// stream that has begun gets an error event, with the detail of a
-	// StatusError, and its connection is cut.
+	// Before anything has been sent, the error decides the response: a
+	// [StatusError] its status and text, an [HTTPValidationError] a 422 with its
+	// list, [ErrBotNotFound] a 404, [ErrInvalidKey] a 401; [http.ErrAbortHandler]
+	// cuts the connection; any other error is a 500 that shows nothing of it. A
+	// JSON response is sent only at the end, so this is always the case there. A
+	// stream begins with the first fragment or keep-alive. From then on, its
+	// client gets an error event, with the detail of a StatusError (but none for
+	// http.ErrAbortHandler), and its connection is cut.
 	//
-	// The handler calls Chat, and runs the iterator once, in a goroutine that
-	// belongs to this chat. A yield blocks while the client does not read, so a
-	// slow client holds its engine back. When yield returns false, nothing more
-	// is wanted and the engine should return soon. The client does not wait for
-	// an engine that goes on, but such an engine keeps its goroutine, and its
-	// place under the limits, until it returns.
+	// # Calls
 	//
-	// The context is cancelled when the client disconnects, when
-	// Options.ChatTimeout or Options.StallTimeout passes, when the host ends
-	// the request's context, and when the answer has ended: an engine must not
-	// give it to work that is to outlive the chat. [context.Cause] tells which
-	// ([ErrClientLeft], [ErrClientStalled], [ErrChatTimeout],
-	// [ErrEngineStalled], or the host's own cause). Its deadline is
-	// ChatTimeout's; one that the host gave the request ends it without being
-	// its deadline. Whatever the engine does
-	// after that changes nothing for the client. The context carries the values
-	// of the request's context, the account ([AccountFrom]) and the request id
-	// ([RequestIDFrom]).
+	// The handler calls Chat, and runs the iterator once, in a goroutine of its
+	// own for each chat. yield must not be called by two goroutines at once; the
+	// emit of a [CallbackEngine] may.
+	//
+	// yield blocks while the client does not read, so a slow client slows its
+	// engine down. When yield returns false, nothing more is wanted and the
+	// engine should return soon. The handler waits for it for half a second at
+	// most. An engine that goes on keeps its goroutine, and its slot under
+	// MaxConcurrentChats and MaxChatsPerAccount, until it returns.
+	//
+	// # Context
+	//
+	// ctx is cancelled when the answer ends, for whatever reason. Do not pass it
+	// to work that is to outlive the chat. [context.Cause] tells the reason:
+	// [ErrClientLeft], [ErrClientStalled], [ErrChatTimeout] or
+	// [ErrEngineStalled]; the error that ended the answer, if the engine failed;
+	// an error with the host's cause, if the host cancelled the request's context
+	// with one (without, that looks like ErrClientLeft); [context.Canceled], if
+	// the answer is complete. After that, nothing the engine does reaches the
+	// client.
+	//
+	// The deadline of ctx is ChatTimeout's. A deadline that the host has set on
+	// the request's context cancels ctx, but ctx.Deadline does not return it. An
+	// engine may watch the deadline itself. If it fails at or after the deadline,
+	// with whatever error or panic, ChatTimeout has passed (504,
+	// [ErrChatTimeout]), and the engine's error is logged as the cause. An error
+	// that comes after the handler has ended the chat is dropped; a panic is
+	// logged.
+	//
+	// ctx carries the values of the request's context, the account
+	// ([AccountFrom]) and the request id ([RequestIDFrom]).
 	//
 	// req belongs to the engine, which may keep and change it.
 	Chat(ctx context.Context, req *ChatRequest) iter.Seq2[string, error]
@@ -77,51 +95,57 @@ func (f ChatEngineFunc) Chat(ctx context.Context, req *ChatRequest) iter.Seq2[st
 }
 
 // CallbackEngine makes a [ChatEngine] of a function that calls emit for each
-// fragment, the form of most model clients. The answer is whole when f returns
+// fragment, the form of most model clients. The answer is complete when f returns
 // nil; the error that f returns ends it, as one that is yielded does.
 //
-// emit returns an error when nothing more is wanted: the reason, as
-// [context.Cause] has it, or one that only says so. f should return then; what
-// it returns does not matter any more. emit is safe for concurrent use. After f
-// has returned, emit only returns an error.
+// emit returns an error when nothing more is wanted: the [context.Cause] of ctx, or
+// one that says only that. f should return then; its own error is ignored. emit is
+// safe for concurrent use. After f has returned, emit does nothing but return an
+// error.
+//
+// CallbackEngine panics if f is nil.
 func CallbackEngine(f func(ctx context.Context, req *ChatRequest, emit func(text string) error) error) ChatEngine {
+	if f == nil {
+		panic("botapi: CallbackEngine: the function is nil")
+	}
 	return ChatEngineFunc(func(ctx context.Context, req *ChatRequest) iter.Seq2[string, error] {
 		return func(yield func(string, error) bool) {
 			e := emitter{ctx: ctx, yield: yield}
-			defer e.stop()
-			if err := f(ctx, req, e.emit); err != nil && e.stop() {
-				yield("", err)
+			defer e.close()
+			if err := f(ctx, req, e.emit); err != nil && e.close() {
+				yield("", err) // it has not returned false yet
 			}
 		}
 	})
 }
 
-// An emitter guards a yield that is not to be called again.
+// An emitter makes yield safe for concurrent use, and stops calling it once it has
+// returned false or the engine is done.
 type emitter struct {
 	ctx   context.Context
 	yield func(string, error) bool
 
-	mu      sync.Mutex // held while yield runs
-	stopped bool
+	mu     sync.Mutex // held while emit calls yield
+	closed bool       // yield has returned false, or f has returned
 }
 
 func (e *emitter) emit(text string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !e.stopped && e.yield(text, nil) {
+	if !e.closed && e.yield(text, nil) {
 		return nil
 	}
-	e.stopped = true
+	e.closed = true
 	return cmp.Or(context.Cause(e.ctx), errNothingWanted)
 }
 
-// stop reports whether more was wanted until now.
-func (e *emitter) stop() bool {
+// close sees that emit calls yield no more, and reports whether it still would have.
+func (e *emitter) close() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	wanted := !e.stopped
-	e.stopped = true
-	return wanted
+	wasOpen := !e.closed
+	e.closed = true
+	return wasOpen
 }
 
 var errNothingWanted = errors.New("botapi: no more fragments are wanted")
@@ -137,11 +161,11 @@ type ChatRequest struct {
 	// UserID is what the client says of its end user; it may be empty, and
 	// nothing vouches for it.
 	UserID string
-	// Stream is whether the client asked for a stream. An engine need not
-	// care: both kinds of answer are made of its fragments.
+	// Stream is whether the client asked for a stream. An engine may ignore it:
+	// both kinds of response are made of its fragments.
 	Stream bool
-	// Extra holds the members of the body that the interface does not define,
-	// by name, as they stand in the body; nil if there are none.
+	// Extra holds the fields of the body that the interface does not define, by
+	// name, with their values as they are in the body; nil if there are none.
 	Extra map[string]json.RawMessage
 }
 
@@ -169,10 +193,11 @@ type ChatReport struct {
 	Bot                        Bot
 	Stream                     bool
 	// Status is the HTTP status that was sent, 200 for a stream that broke
-	// later; 0 if the client was gone before there was one.
+	// later, or of which the sending had only begun; 0 if the connection was cut
+	// before there was an answer, or before any of an error response was sent.
 	Status int
 	// Fragments is how many fragments of the engine, whole or in part, were
-	// handed to the connection, empty ones too. A one-body answer is handed over
+	// handed to the connection, empty ones too. A JSON response is handed over
 	// when its sending begins: all of it, or nothing if it failed before.
 	Fragments int
 	// Bytes is the answer text handed to the connection, in bytes of UTF-8 as
@@ -184,209 +209,238 @@ type ChatReport struct {
 	FirstFragment, Duration time.Duration
 	// Err is why the answer ended early, nil when it is whole. By errors.Is it
 	// is at most one of ErrClientLeft, ErrClientStalled, ErrChatTimeout and
-	// ErrEngineStalled; else it is what the engine yielded, its panic, or the
-	// cause with which the host ended the request's context.
+	// ErrEngineStalled. Else it is what the engine yielded, its panic or another
+	// failure of its own (a nil iterator, runtime.Goexit, an answer too large for
+	// a JSON response), or an error with the cause with which the host ended the
+	// request's context.
 	Err error
 }
 
-// Why an answer ended early, where it was neither the engine's doing nor the
-// host's: for errors.Is with ChatReport.Err and, in an engine, with the
-// context.Cause of its context. An engine's own time-out or cancellation is
-// none of them.
+// Why an answer ended early, where only the handler can know: for errors.Is with
+// ChatReport.Err and, in an engine, with the context.Cause of its context. An
+// engine's own time-out or cancellation is none of them.
 var (
 	// ErrClientLeft: the client disconnected. It is context.Canceled, too.
 	ErrClientLeft = fmt.Errorf("botapi: the client left: %w", context.Canceled)
 	// ErrClientStalled: the client did not read for WriteTimeout. It is
 	// os.ErrDeadlineExceeded, too.
 	ErrClientStalled = fmt.Errorf("botapi: the client did not read: %w", os.ErrDeadlineExceeded)
-	// ErrChatTimeout: ChatTimeout passed. It is context.DeadlineExceeded, too.
+	// ErrChatTimeout: ChatTimeout passed, or the engine failed at or after the
+	// deadline of its context. It is context.DeadlineExceeded, too.
 	ErrChatTimeout = fmt.Errorf("botapi: the answer took longer than ChatTimeout: %w", context.DeadlineExceeded)
 	// ErrEngineStalled: the engine yielded nothing for StallTimeout. It is
 	// context.DeadlineExceeded, too.
 	ErrEngineStalled = fmt.Errorf("botapi: the engine yielded nothing for StallTimeout: %w", context.DeadlineExceeded)
 )
 
-// An engineRun is one engine answering one request, in a goroutine of its own.
-type engineRun struct {
+// An engineCall is one engine answering one request. Its method run is the engine's
+// goroutine. The handler's goroutine calls only cancel and silence, and receives
+// from returned.
+type engineCall struct {
 	engine   ChatEngine
 	request  ChatRequest
 	listener listener
-	values   engineValues
-	ctx      context.Context // what the engine is given
+	detached detachedContext
+	ctx      context.Context // what the engine is given, derived from detached
 	cancel   context.CancelCauseFunc
 
-	failure  error         // what the engine has yielded
-	returned chan struct{} // closed when the engine has
+	returned chan struct{} // closed when the engine has returned and the listener has been told
 
-	timed bool         // there is a StallTimeout
-	asked atomic.Int64 // 1 + when the engine was asked for what comes next; 0 while it is not
+	timed       bool    // there is a StallTimeout
+	silentSince instant // since when the handler has been waiting for the engine; not set while yield runs, or without a StallTimeout
 }
 
-// A listener takes what an engine says. All is called in the engine's goroutine.
+// A listener is told what an engine does. A time is one since the start of the
+// request.
 type listener interface {
+	// elapsed is safe for concurrent use.
 	elapsed() time.Duration
 
-	// fragment takes the next fragment, and reports whether more are wanted.
+	// fragment takes the next fragment, and reports whether more are wanted. It
+	// and engineFailed are called by whoever calls yield, one at a time: the
+	// engine's goroutine, or another that it lets do so.
 	fragment(text string) (more bool)
 
-	// stop is called when the engine has yielded an error; it has not returned
-	// yet, and may never.
-	stop(err error) (first bool)
+	// engineFailed is called when the engine has yielded an error. It may go on
+	// for ever after that: engineReturned need not follow.
+	engineFailed(failure *ending, at time.Duration)
 
-	// engineReturned is called when the engine has returned: nil if its answer
-	// is whole. It comes last.
-	engineReturned(err error)
+	// engineReturned is called by the engine's goroutine when the engine has
+	// returned, and is the last call. failure is a panic, runtime.Goexit or a nil iterator, also after an
+	// error that was yielded; it is nil if the iterator has returned.
+	engineReturned(failure *ending, at time.Duration)
 }
 
-// engineValues are the values of a request's context, with a deadline. They are
-// never done: the context derived from them is cancelled by the owner of the
-// chat, once the reason is recorded. Else an engine that yields ctx.Err() would
-// make a failure of every disconnect.
-type engineValues struct {
+// An instant is a time since the start of a request that is not always set. It is
+// safe for concurrent use. The zero value is not set.
+type instant struct {
+	plusOne atomic.Int64 // the time plus a nanosecond; 0 if it is not set
+}
+
+func (i *instant) set(at time.Duration) { i.plusOne.Store(int64(at) + 1) }
+func (i *instant) clear()               { i.plusOne.Store(0) }
+
+func (i *instant) get() (at time.Duration, isSet bool) {
+	plusOne := i.plusOne.Load()
+	return time.Duration(plusOne - 1), plusOne != 0
+}
+
+// A detachedContext has the values of the request's context and a deadline, but is
+// never done. The engine's context is derived from it, and cancelled by the handler
+// after the reason has been recorded. If it ended together with the request, the
+// engine could yield ctx.Err() before the handler has called stop, and the client's
+// disconnect would be recorded as a failure of the engine.
+type detachedContext struct {
 	context.Context
 	deadline time.Time // ChatTimeout's; zero if there is none
 }
 
-func (c *engineValues) Done() <-chan struct{}       { return nil }
-func (c *engineValues) Err() error                  { return nil }
-func (c *engineValues) Deadline() (time.Time, bool) { return c.deadline, !c.deadline.IsZero() }
+func (c *detachedContext) Done() <-chan struct{}       { return nil }
+func (c *detachedContext) Err() error                  { return nil }
+func (c *detachedContext) Deadline() (time.Time, bool) { return c.deadline, !c.deadline.IsZero() }
 
 var (
 	errNilIterator  = errors.New("the engine returned a nil iterator")
 	errEngineExited = errors.New("the engine ended its goroutine with runtime.Goexit")
 )
 
-// run lets the engine speak until it has returned. Whatever it does must not
-// take the process down.
-func (run *engineRun) run() {
+// run calls the engine and returns when the engine has. It recovers a panic, which
+// would end the process.
+func (call *engineCall) run() {
 	err := errEngineExited
 	defer func() {
-		if v := recover(); v != nil {
-			err = checked(recovered("running the engine", v)) // here, since the value's methods may block
+		v, at := recover(), call.listener.elapsed()
+		if v != nil {
+			err = recovered("running the engine", v)
 		}
-		run.listener.engineReturned(err)
-		close(run.returned)
+		var failure *ending
+		if err != nil {
+			failure = failureOf(err)
+		}
+		call.listener.engineReturned(failure, at)
+		close(call.returned)
 	}()
-	err = run.speak()
+	err = call.iterate()
 }
 
-// speak calls the iterator directly: a range statement would panic in an engine
-// that goes on yielding after it was told to stop.
-func (run *engineRun) speak() error {
-	run.ask()
-	fragments := run.engine.Chat(run.ctx, &run.request)
+// iterate calls the iterator directly: with a range statement, an engine that goes
+// on yielding after it was told to stop would panic.
+func (call *engineCall) iterate() error {
+	call.startSilence()
+	fragments := call.engine.Chat(call.ctx, &call.request)
 	if fragments == nil {
 		return errNilIterator
 	}
-	fragments(run.yield)
-	return nil // or the error that it yielded has stopped the chat
+	fragments(call.yield)
+	return nil
 }
 
-// yield hands fragments on until one comes with an error.
-func (run *engineRun) yield(text string, err error) (more bool) {
-	run.asked.Store(0)
-	switch {
-	case run.failure != nil:
-		return false
-	case err != nil:
-		run.failure = failureOf(err)
-		run.listener.stop(run.failure)
+// yield is what the engine calls. After an error, the listener wants no more.
+func (call *engineCall) yield(text string, err error) (more bool) {
+	call.silentSince.clear()
+	if err != nil {
+		at := call.listener.elapsed() // before the error is read, which may block
+		call.listener.engineFailed(failureOf(err), at)
 		return false
 	}
-	more = run.listener.fragment(text)
-	run.ask()
+	more = call.listener.fragment(text)
+	call.startSilence()
 	return more
 }
 
-func (run *engineRun) ask() {
-	if run.timed {
-		run.asked.Store(1 + int64(run.listener.elapsed()))
+func (call *engineCall) startSilence() {
+	if call.timed {
+		call.silentSince.set(call.listener.elapsed())
 	}
 }
 
-// silence is how long the engine has said nothing although it was asked.
-func (run *engineRun) silence() time.Duration {
-	if asked := run.asked.Load(); asked > 0 {
-		return run.listener.elapsed() - time.Duration(asked-1)
+// silence is how long the handler has been waiting for the engine.
+func (call *engineCall) silence() time.Duration {
+	if since, isSet := call.silentSince.get(); isSet {
+		return call.listener.elapsed() - since
 	}
 	return 0
 }
 
-// places are what MaxConcurrentChats and MaxChatsPerAccount count. A chat has
-// its place at once or is refused; nothing queues.
-type places struct {
-	all        *semaphore.Weighted // nil: no limit
+// slots counts the chats in progress, for MaxConcurrentChats and
+// MaxChatsPerAccount. A chat gets its slot at once or is refused: nothing queues.
+type slots struct {
+	total      *semaphore.Weighted // nil: no limit
 	perAccount int64               // 0: no limit
 
-	mu    sync.Mutex
-	taken map[string]int64 // chats in progress by account; no zeros
+	mu    sync.Mutex       // held by take and release if there is a limit for accounts
+	inUse map[string]int64 // chats in progress by account; an account without any has no entry
 }
 
-func newPlaces(all, perAccount int64) *places {
-	p := &places{perAccount: perAccount, taken: make(map[string]int64)}
-	if all > 0 {
-		p.all = semaphore.NewWeighted(all)
+func newSlots(total, perAccount int64) *slots {
+	s := &slots{perAccount: perAccount, inUse: make(map[string]int64)}
+	if total > 0 {
+		s.total = semaphore.NewWeighted(total)
 	}
-	return p
+	return s
 }
 
-// A place is what one chat takes up under the limits until its engine has
-// returned and its answer has ended, whichever is later.
-type place struct {
-	places  *places
-	account string
-	holders atomic.Int32
-}
-
-// take takes a place for a chat of the account, or says which limit is reached.
-func (p *place) take(places *places, account string) error {
-	if places.all != nil && !places.all.TryAcquire(1) {
-		return errAllPlacesTaken
+// take takes a slot for a chat of the account. Its error is the StatusError for
+// the limit that was reached. Both limits are looked at with the lock held: a chat
+// that its account's limit refuses never keeps a chat of another account out, even
+// for a moment.
+func (s *slots) take(account string) error {
+	if s.perAccount > 0 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
 	}
-	if !places.takeForAccount(account) {
-		places.releaseOfAll()
-		return errAccountPlacesTaken
+	if s.total != nil && !s.total.TryAcquire(1) {
+		return errTooManyChats
 	}
-	p.places, p.account = places, account
-	p.holders.Store(2)
+	if s.perAccount <= 0 {
+		return nil
+	}
+	if s.inUse[account] >= s.perAccount {
+		s.releaseTotal()
+		return errTooManyAccountChats
+	}
+	s.inUse[account]++
 	return nil
 }
 
-// release is called twice, by the engine's goroutine and by the handler's: the
-// second call gives the place back.
-func (p *place) release() {
-	if p.holders.Add(-1) == 0 {
-		p.places.releaseForAccount(p.account)
-		p.places.releaseOfAll()
+func (s *slots) release(account string) {
+	if s.perAccount > 0 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.inUse[account]--; s.inUse[account] == 0 {
+			delete(s.inUse, account)
+		}
+	}
+	s.releaseTotal()
+}
+
+func (s *slots) releaseTotal() {
+	if s.total != nil {
+		s.total.Release(1)
 	}
 }
 
-func (p *places) releaseOfAll() {
-	if p.all != nil {
-		p.all.Release(1)
-	}
+// A slot is what one chat uses of the limits, until its engine has returned and
+// its answer has ended, whichever is later.
+type slot struct {
+	slots   *slots
+	account string
+	users   atomic.Int32 // how many of the two goroutines, the engine's and the handler's, still need it
 }
 
-func (p *places) takeForAccount(account string) bool {
-	if p.perAccount <= 0 {
-		return true
+func (s *slot) take(slots *slots, account string) error {
+	if err := slots.take(account); err != nil {
+		return err
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.taken[account] >= p.perAccount {
-		return false
-	}
-	p.taken[account]++
-	return true
+	s.slots, s.account = slots, account
+	s.users.Store(2)
+	return nil
 }
 
-func (p *places) releaseForAccount(account string) {
-	if p.perAccount <= 0 {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.taken[account]--; p.taken[account] == 0 {
-		delete(p.taken, account)
+// release is called once by the engine's goroutine and once by the handler's. The
+// second call gives the slot back.
+func (s *slot) release() {
+	if s.users.Add(-1) == 0 {
+		s.slots.release(s.account)
 	}
 }

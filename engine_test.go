@@ -1,8 +1,6 @@
 package botapi
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -11,6 +9,7 @@ import (
 	"iter"
 	"log/slog"
 	"math"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -30,7 +29,9 @@ type way struct {
 	name   string
 	stream bool
 	http2  bool
-	hides  bool // all that the writer can do but write
+	hides  bool                            // all that the writer can do but write
+	behind func(http.Handler) http.Handler // middleware of the host; nil: none
+	leaves time.Duration                   // when the client does; 0: never
 }
 
 var ways = []way{
@@ -42,34 +43,46 @@ var ways = []way{
 	{name: "stream, the writer cannot flush", stream: true, hides: true},
 }
 
+// inEachWay runs a test once for each way, in a synctest bubble. What still runs
+// behind it has two hours to end.
+func inEachWay(t *testing.T, name string, test func(t *testing.T, w way)) {
+	for _, w := range ways {
+		t.Run(strings.TrimPrefix(name+", "+w.name, ", "), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				defer time.Sleep(2 * time.Hour)
+				test(t, w)
+			})
+		})
+	}
+}
+
 func (w way) mount(h http.Handler) http.Handler {
 	if w.hides {
-		return wrapping(h, func(w http.ResponseWriter) http.ResponseWriter { return struct{ http.ResponseWriter }{w} })
+		h = wrapping(h, func(w http.ResponseWriter) http.ResponseWriter { return struct{ http.ResponseWriter }{w} })
+	}
+	if w.behind != nil {
+		h = w.behind(h)
 	}
 	return h
 }
 
 // serve serves h in memory.
-func (w way) serve(t testing.TB, h http.Handler, configure ...func(*http.Server)) *memoryServer {
-	return serveInMemory(t, w.mount(h), append(configure, func(s *http.Server) {
+func (w way) serve(t testing.TB, h http.Handler) *memoryServer {
+	return serveInMemory(t, w.mount(h), func(s *http.Server) {
 		if w.http2 {
 			s.Protocols = clearTextHTTP2()
 		}
-	})...)
+	})
 }
 
-// do is the function do in this way.
-func (w way) do(t testing.TB, h http.Handler, method, path, body string, header ...string) answered {
-	t.Helper()
-	server := httptest.NewUnstartedServer(w.mount(h))
-	transport := &http.Transport{}
-	if w.http2 {
-		server.Config.Protocols, transport.Protocols = clearTextHTTP2(), clearTextHTTP2()
+// ask sends a chat, and returns an error where there is no answer.
+func (w way) ask(t testing.TB, server *memoryServer) (answered, error) {
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	if w.leaves > 0 {
+		defer time.AfterFunc(w.leaves, leave).Stop()
 	}
-	server.Start()
-	defer server.Close() // when the handler has returned
-	defer transport.CloseIdleConnections()
-	return doAt(t, &http.Client{Transport: transport}, server.URL, method, path, body, header...)
+	return askAs(ctx, testKey, server, w.stream)
 }
 
 // askAs sends a chat with a key, and returns an error where there is no answer.
@@ -98,10 +111,18 @@ func ask(t testing.TB, server *memoryServer, stream bool) answered {
 }
 
 // A heldEngine answers "ok" in each chat once it is released. It does not care
-// for its context.
-type heldEngine struct{ release chan struct{} }
+// for its context, and is released at the end of the test at the latest.
+type heldEngine struct {
+	release    chan struct{}
+	releaseAll func()
+}
 
-func newHeldEngine() *heldEngine { return &heldEngine{make(chan struct{})} }
+func newHeldEngine(t testing.TB) *heldEngine {
+	release := make(chan struct{})
+	e := &heldEngine{release, sync.OnceFunc(func() { close(release) })}
+	t.Cleanup(e.releaseAll)
+	return e
+}
 
 func (e *heldEngine) Chat(context.Context, *ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
@@ -110,242 +131,184 @@ func (e *heldEngine) Chat(context.Context, *ChatRequest) iter.Seq2[string, error
 	}
 }
 
-func TestAChatTooManyIsRefusedAtOnce(t *testing.T) {
-	for _, way := range ways {
-		t.Run(way.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				engine := newHeldEngine()
-				o := testOptions(t, t.Output())
-				o.Engine, o.MaxConcurrentChats = engine, 2
-				server := way.serve(t, New(o))
-				statuses := make(chan int, 2)
-				for range 2 {
-					go func() { statuses <- ask(t, server, way.stream).status }()
-				}
-				synctest.Wait()
-				refused := ask(t, server, way.stream)
-				is.Equal(refused.status, 503)
-				is.Equal(refused.body, `{"detail":"Too many chats in progress"}`)
-				is.Equal(refused.header.Get("Retry-After"), "1")
-				is.Equal(doAt(t, server.client(), "http://memory", "GET", "/v1/bots", "").status, 200) // bots are no chats
-				close(engine.release)
-				is.Equal([]int{<-statuses, <-statuses}, []int{200, 200})
-				synctest.Wait()
-				is.Equal(ask(t, server, way.stream).status, 200)
-			})
-		})
-	}
-}
-
-func TestEachAccountHasItsOwnLimit(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		is := is.New(t)
-		engine := newHeldEngine()
-		o := testOptions(t, t.Output())
-		o.Keys = StaticKeys(map[string]string{"a1": "a", "a2": "a", "b": "A", "c": "c"})
-		o.Engine, o.MaxChatsPerAccount, o.MaxConcurrentChats = engine, 1, 2
-		server := serveInMemory(t, New(o))
-		held := make(chan int, 2)
-		go func() {
-			got, _ := askAs(t.Context(), "a1", server, true)
-			held <- got.status
-		}()
-		synctest.Wait()
-		for range 5 { // a refused chat takes no place of the others
-			refused, err := askAs(t.Context(), "a2", server, false)
-			is.NoErr(err)
-			is.Equal(refused.status, 429)
-			is.Equal(refused.body, `{"detail":"Too many chats in progress for this key"}`)
-			is.Equal(refused.header.Get("Retry-After"), "1")
-		}
-		go func() {
-			got, _ := askAs(t.Context(), "b", server, false)
-			held <- got.status
-		}()
-		synctest.Wait()
-		refused, err := askAs(t.Context(), "c", server, false)
-		is.NoErr(err)
-		is.Equal(refused.status, 503)
-		refused, err = askAs(t.Context(), "a1", server, false) // both limits are reached: all chats count first
-		is.NoErr(err)
-		is.Equal(refused.status, 503)
-		close(engine.release)
-		is.Equal([]int{<-held, <-held}, []int{200, 200})
-		synctest.Wait()
-		for _, key := range []string{"a2", "b", "c"} {
-			got, err := askAs(t.Context(), key, server, true)
-			is.NoErr(err)
-			is.Equal(got.status, 200)
-		}
+// withHostsValue is middleware whose value every context has to carry.
+func withHostsValue(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), hostKey{}, "the host's")))
 	})
 }
 
-func TestWithoutLimitsNoChatIsRefused(t *testing.T) {
-	for _, limit := range []int64{0, -1} {
-		synctest.Test(t, func(t *testing.T) {
-			is := is.New(t)
-			engine := newHeldEngine()
-			o := testOptions(t, t.Output())
-			o.Engine, o.MaxChatsPerAccount, o.MaxConcurrentChats = engine, limit, limit
-			server := serveInMemory(t, New(o))
-			statuses := make(chan int)
-			for range 50 {
-				go func() { statuses <- ask(t, server, false).status }()
-			}
-			synctest.Wait()
-			close(engine.release)
-			for range 50 {
-				is.Equal(<-statuses, 200)
-			}
-		})
-	}
+type hostKey struct{}
+
+var (
+	errOverloaded = StatusError{Status: 529, Detail: "Overloaded"}
+	errBroken     = errors.New("the model is broken")
+)
+
+// What an engine may do in the end.
+type engineEnd func(ctx context.Context, yield func(string, error) bool)
+
+func failsWith(err error) engineEnd {
+	return func(_ context.Context, yield func(string, error) bool) { yield("", err) }
 }
 
-var errOverloaded = StatusError{Status: 529, Detail: "Overloaded"}
-
-// Every ending of a chat: what its client gets, and what is reported of it.
-//
-// Each engine yields "", "héllo" and " you", one a second, before it ends.
-var endings = []struct {
-	name    string
-	timeout time.Duration                                             // 0: the default
-	leaves  time.Duration                                             // when the client leaves; 0: never
-	early   bool                                                      // before the first fragment
-	end     func(ctx context.Context, yield func(string, error) bool) // how the engine ends
-	status  int                                                       // of an answer that has not begun; 0: the connection is cut
-	err     error                                                     // the report's
-	took    time.Duration
-}{
-	{name: "whole", end: func(context.Context, func(string, error) bool) {}, status: 200, took: 3 * time.Second},
-	{name: "a StatusError", end: func(_ context.Context, yield func(string, error) bool) { yield("", errOverloaded) }, status: 529, err: errOverloaded, took: 3 * time.Second},
-	{name: "a StatusError early", early: true, end: func(_ context.Context, yield func(string, error) bool) { yield("", errOverloaded) }, status: 529, err: errOverloaded},
-	{name: "an error beside text", end: func(_ context.Context, yield func(string, error) bool) { yield("lost", errOverloaded) }, status: 529, err: errOverloaded, took: 3 * time.Second},
-	{name: "an error, and more after it", early: true, end: func(_ context.Context, yield func(string, error) bool) {
-		for yield("", errOverloaded) || yield("more", nil) || yield("", io.EOF) {
-			panic("more is wanted after an error")
-		}
-	}, status: 529, err: errOverloaded},
-	{name: "an error, and a long way home", early: true, end: func(_ context.Context, yield func(string, error) bool) {
-		yield("", errOverloaded)
-		time.Sleep(time.Hour)
-	}, status: 529, err: errOverloaded},
-	{name: "an error, then a panic", early: true, end: func(_ context.Context, yield func(string, error) bool) {
-		yield("", errOverloaded)
-		panic("and now?")
-	}, status: 529, err: errOverloaded},
-	{name: "a plain error", end: func(_ context.Context, yield func(string, error) bool) { yield("", io.ErrUnexpectedEOF) }, status: 500, err: io.ErrUnexpectedEOF, took: 3 * time.Second},
-	{name: "a panic", end: func(context.Context, func(string, error) bool) { panic(fmt.Errorf("%w", errBroken)) }, status: 500, err: new(panicError), took: 3 * time.Second},
-	{name: "a panic early", early: true, end: func(context.Context, func(string, error) bool) { panic(errBroken) }, status: 500, err: new(panicError)},
-	{name: "runtime.Goexit", end: func(context.Context, func(string, error) bool) { runtime.Goexit() }, status: 500, err: errEngineExited, took: 3 * time.Second},
-	{name: "runtime.Goexit early", early: true, end: func(context.Context, func(string, error) bool) { runtime.Goexit() }, status: 500, err: errEngineExited},
-	{name: "too late", timeout: 5 * time.Second, end: untilDone, status: 504, err: context.DeadlineExceeded, took: 5 * time.Second},
-	{name: "too late, early", timeout: 5 * time.Second, early: true, end: untilDone, status: 504, err: context.DeadlineExceeded, took: 5 * time.Second},
-	{name: "too late, with its context's error", timeout: 5 * time.Second, end: func(ctx context.Context, yield func(string, error) bool) {
-		<-ctx.Done()
-		yield("", ctx.Err())
-	}, status: 504, err: context.DeadlineExceeded, took: 5 * time.Second},
-	{name: "too late, and does not stop", timeout: 5 * time.Second, early: true, end: func(context.Context, func(string, error) bool) { time.Sleep(time.Hour) },
-		status: 504, err: context.DeadlineExceeded, took: 5 * time.Second},
-	{name: "too late by default", end: untilDone, status: 504, err: context.DeadlineExceeded, took: DefaultChatTimeout},
-	{name: "the client leaves", leaves: 4 * time.Second, end: untilDone, err: context.Canceled, took: 4 * time.Second},
-	{name: "the client leaves early", leaves: 4 * time.Second, early: true, end: untilDone, err: context.Canceled, took: 4 * time.Second},
-	{name: "the client leaves, and the engine does not stop", leaves: 4 * time.Second, early: true,
-		end: func(context.Context, func(string, error) bool) { time.Sleep(time.Hour) }, err: context.Canceled, took: 4 * time.Second},
+func panicsWith(v any) engineEnd {
+	return func(context.Context, func(string, error) bool) { panic(v) }
 }
 
-var errBroken = errors.New("the model is broken")
+func sleepsFor(d time.Duration) engineEnd {
+	return func(context.Context, func(string, error) bool) { time.Sleep(d) }
+}
 
 func untilDone(ctx context.Context, _ func(string, error) bool) { <-ctx.Done() }
 
+// engine is one that does nothing before its end.
+func (end engineEnd) engine() ChatEngine {
+	return engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) { end(ctx, yield) })
+}
+
+// A slowError takes an hour to say what it is.
+type slowError struct{}
+
+func (slowError) Error() string {
+	time.Sleep(time.Hour)
+	return "slow"
+}
+
+const tooLong = "The answer took too long"
+
+// Every ending of a chat: what its client gets, and what is reported of it. Each
+// engine yields "", "héllo" and " you", one a second, before it ends; and each has
+// its ending once more before the first fragment.
+var endings = []struct {
+	name    string
+	timeout time.Duration // ChatTimeout; 0: the default
+	stall   time.Duration // StallTimeout
+	leaves  time.Duration // when the client does; 0: never
+	end     engineEnd
+
+	status int // of an answer that has not begun; 0: the connection is cut
+	detail string
+	err    error         // the report's
+	at     time.Duration // the end of the answer, if that is later than
+	after  time.Duration // so long behind the engine's last fragment
+	logs   string
+}{
+	{name: "whole", end: sleepsFor(0), status: 200},
+	{name: "no ChatTimeout", timeout: -1, end: sleepsFor(24 * time.Hour), status: 200, after: 24 * time.Hour},
+	{name: "a StatusError", end: failsWith(errOverloaded), status: 529, detail: "Overloaded", err: errOverloaded},
+	{name: "an error beside text", end: func(_ context.Context, yield func(string, error) bool) { yield("lost", errOverloaded) }, status: 529, detail: "Overloaded", err: errOverloaded},
+	{name: "an error, and more after it", end: func(_ context.Context, yield func(string, error) bool) {
+		if yield("", errOverloaded) || yield("more", nil) || yield("", io.EOF) {
+			panic("more is wanted after an error")
+		}
+	}, status: 529, detail: "Overloaded", err: errOverloaded},
+	{name: "an error, and a long way home", end: func(_ context.Context, yield func(string, error) bool) {
+		yield("", errOverloaded)
+		time.Sleep(time.Hour)
+	}, status: 529, detail: "Overloaded", err: errOverloaded},
+	{name: "an error, then a panic", end: func(_ context.Context, yield func(string, error) bool) {
+		yield("", errOverloaded)
+		panic("and now?")
+	}, status: 529, detail: "Overloaded", err: errOverloaded, logs: "and now?"},
+	{name: "a plain error", end: failsWith(io.ErrUnexpectedEOF), status: 500, detail: "Internal Server Error", err: io.ErrUnexpectedEOF, logs: "unexpected EOF"},
+	{name: "a panic", end: panicsWith(fmt.Errorf("%w", errBroken)), status: 500, detail: "Internal Server Error", err: new(panicError), logs: "stack="},
+	{name: "runtime.Goexit", end: func(context.Context, func(string, error) bool) { runtime.Goexit() }, status: 500, detail: "Internal Server Error", err: errEngineExited},
+	{name: "too late", timeout: 5 * time.Second, end: untilDone, status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second},
+	{name: "too late by default", end: untilDone, status: 504, detail: tooLong, err: ErrChatTimeout, at: DefaultChatTimeout},
+	{name: "too late, with its context's error", timeout: 5 * time.Second, end: func(ctx context.Context, yield func(string, error) bool) {
+		<-ctx.Done()
+		yield("", ctx.Err())
+	}, status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second},
+	{name: "too late, and goes on", timeout: 5 * time.Second, end: func(ctx context.Context, yield func(string, error) bool) {
+		<-ctx.Done()
+		synctest.Wait()
+		if yield("a", nil) || yield("b", nil) || yield("", io.EOF) {
+			panic("more is wanted after the end")
+		}
+	}, status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second},
+	{name: "too late, and does not stop", timeout: 5 * time.Second, end: sleepsFor(time.Hour), status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second},
+	{name: "too late with the text of a panic", timeout: 5 * time.Second, end: panicsWith(slowError{}), status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second},
+	{name: "silent for too long", stall: 1500 * time.Millisecond, end: untilDone, status: 504, detail: tooLong, err: ErrEngineStalled, after: 1500 * time.Millisecond},
+	{name: "the client leaves", leaves: 4 * time.Second, end: untilDone, err: ErrClientLeft, at: 4 * time.Second},
+	{name: "the client leaves after an hour of silence", timeout: -1, leaves: time.Hour, end: untilDone, err: ErrClientLeft, at: time.Hour},
+	{name: "the client leaves, and the engine does not stop", leaves: 4 * time.Second, end: sleepsFor(time.Hour), err: ErrClientLeft, at: 4 * time.Second},
+}
+
 func TestEndings(t *testing.T) {
-	for _, ending := range endings {
-		for _, way := range ways {
-			t.Run(ending.name+", "+way.name, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					is := is.New(t)
-					reports := make(chan ChatReport, 10)
-					o := testOptions(t, t.Output())
-					o.KeepAlive, o.MaxConcurrentChats, o.ChatTimeout = -1, 1, ending.timeout
-					o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
-					o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
-						for _, fragment := range []string{"", "héllo", " you"} {
-							if ending.early {
-								break
-							}
-							time.Sleep(time.Second)
-							if !yield(fragment, nil) {
-								return
-							}
+	for _, c := range endings {
+		for _, early := range []bool{false, true} {
+			inEachWay(t, fmt.Sprint(c.name, ", early ", early), func(t *testing.T, w way) {
+				is := is.New(t)
+				fragments := []string{"", "héllo", " you"}
+				if early {
+					fragments = nil
+				}
+				w.leaves = c.leaves
+				engine := engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+					for _, fragment := range fragments {
+						time.Sleep(time.Second)
+						if !yield(fragment, nil) {
+							return
 						}
-						ending.end(ctx, yield)
-					})
-					server := way.serve(t, New(o))
-					ctx, leave := context.WithCancel(t.Context())
-					defer leave()
-					if ending.leaves > 0 {
-						time.AfterFunc(ending.leaves, leave)
 					}
-					got, err := askAs(ctx, testKey, server, way.stream)
-					synctest.Wait()
-
-					committed := way.stream && !ending.early
-					switch {
-					case ending.leaves > 0:
-						is.True(cmp.Or(err, got.err) != nil) // its own cancellation or, on HTTP/2, how the server answers that
-					case ending.status == 200 && way.stream:
-						is.Equal(got.body, "data: {\"content\":\"\"}\n\ndata: {\"content\":\"héllo\"}\n\ndata: {\"content\":\" you\"}\n\ndata: [DONE]\n\n")
-						is.NoErr(got.err)
-					case ending.status == 200:
-						is.Equal(got.body, `{"content":"héllo you"}`)
-						is.NoErr(got.err)
-					case committed && way.hides:
-						is.True(err != nil) // cut before anything left
-					case committed:
-						is.Equal(got.status, 200)
-						is.True(!strings.Contains(got.body, "[DONE]"))
-						is.True(!strings.Contains(got.body, "lost"))
-						failure := statusOf(ending.err)
-						if ending.status == 504 {
-							failure = errTooLong
-						}
-						is.True(strings.HasSuffix(got.body, "event: error\ndata: "+string(failure.body())+"\n\n"))
-						is.True(got.err != nil) // cut
-					default:
-						is.NoErr(err)
-						is.NoErr(got.err)
-						is.Equal(got.status, ending.status)
-						is.Equal(got.header.Get("Content-Type"), "application/json")
-						is.True(!strings.Contains(got.body, "llo"))
-						is.True(!strings.Contains(got.body, "lost"))
-					}
-
-					want := ChatReport{Account: testAccount, Bot: echoBot, Stream: way.stream, Status: ending.status, Duration: ending.took}
-					if !ending.early {
-						want.FirstFragment = 2 * time.Second
-					}
-					if committed {
-						want.Status = 200
-					}
-					if committed || ending.status == 200 {
-						want.Fragments, want.Bytes = 3, int64(len("héllo you"))
-					}
-					is.Equal(len(reports), 1)
-					report := <-reports
-					is.True(report.RequestID != "")
-					reportedErr := report.Err
-					report.RequestID, report.Err = "", nil
-					is.Equal(report, want)
-					is.True(sameEnd(reportedErr, ending.err))
-
-					time.Sleep(2 * time.Hour) // the engine has returned
-					synctest.Wait()
-					is.Equal(len(reports), 0)
-					again, err := askAs(t.Context(), testKey, server, false)
-					is.NoErr(err)
-					is.True(again.status != 503) // its place is free again
-					time.Sleep(2 * time.Hour)
+					c.end(ctx, yield)
 				})
+				var endOfOnChat error
+				got := playChat(t, w, engine, func(o *Options) {
+					o.KeepAlive, o.ChatTimeout, o.StallTimeout = -1, c.timeout, c.stall
+					o.OnChat = func(ctx context.Context, _ ChatReport) {
+						time.Sleep(time.Hour) // longer than WriteTimeout: what net/http still writes has its own
+						endOfOnChat = ctx.Err()
+					}
+				})
+
+				text, events, committed := strings.Join(fragments, ""), "", w.stream && !early
+				for _, fragment := range fragments {
+					events += data(fragment)
+				}
+				switch {
+				case c.leaves > 0:
+					is.True(got.err != nil) // its own cancellation or, on HTTP/2, how the server answers that
+				case c.status == 200 && w.stream:
+					is.Equal(got.body, events+terminator)
+					is.NoErr(got.err)
+				case c.status == 200:
+					is.Equal(got.body, `{"content":"`+text+`"}`)
+					is.NoErr(got.err)
+				case committed && w.hides:
+					is.Equal(got.status, 0) // cut before anything left
+				case committed:
+					is.Equal(got.status, 200)
+					is.Equal(got.body, events+broken(c.detail))
+					is.True(got.err != nil) // cut
+				default:
+					is.Equal(got.status, c.status)
+					is.Equal(got.header.Get("Content-Type"), "application/json")
+					is.Equal(got.body, `{"detail":"`+c.detail+`"}`)
+					is.NoErr(got.err)
+				}
+
+				report := got.report(t)
+				want := ChatReport{RequestID: report.RequestID, Account: testAccount, Bot: echoBot, Stream: w.stream, Status: c.status, Err: report.Err}
+				want.Duration = max(c.at, time.Duration(len(fragments))*time.Second+c.after)
+				if !early {
+					want.FirstFragment = 2 * time.Second
+				}
+				if committed {
+					want.Status = 200
+				}
+				if want.Status == 200 {
+					want.Fragments, want.Bytes = len(fragments), int64(len(text))
+				}
+				is.Equal(report, want)
+				is.True(report.RequestID != "")
+				is.True(sameEnd(report.Err, c.err))
+				is.Equal(endsOf(report.Err), endsOf(c.err))
+				is.NoErr(endOfOnChat)
+				is.True(strings.Contains(got.log, c.logs))
+				is.True(!strings.Contains(got.log, "more is wanted"))
+				is.True(c.leaves == 0 || !strings.Contains(got.log, "ERROR")) // it is nobody's fault
 			})
 		}
 	}
@@ -359,346 +322,329 @@ func sameEnd(err, want error) bool {
 	return errors.Is(err, want)
 }
 
-func TestAHangingEngineKeepsItsPlaceButNotItsClient(t *testing.T) {
-	for _, way := range ways {
-		t.Run(way.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				engine := newHeldEngine()
-				var log testLog
-				o := testOptions(t, &log)
-				o.KeepAlive, o.ChatTimeout, o.Engine = -1, time.Minute, engine
-				o.MaxConcurrentChats, o.MaxChatsPerAccount = 2, 1
-				server := way.serve(t, New(o))
-				start := time.Now()
-				got := ask(t, server, way.stream)
-				is.Equal(got.status, 504)
-				is.Equal(got.body, `{"detail":"The answer took too long"}`)
-				took := time.Minute
-				if way.http2 || way.hides { // where an answer ends when the handler returns
-					took += 500 * time.Millisecond // for the engine to return
-				}
-				is.Equal(time.Since(start), took)
-				is.NoErr(server.Shutdown(t.Context())) // which does not wait for the engine
-				is.Equal(time.Since(start).Truncate(time.Minute), time.Minute)
-				is.Equal(strings.Count(log.String(), "the engine has not returned"), 1)
-
-				other := serveInMemory(t, server.Handler)
-				is.Equal(ask(t, other, way.stream).status, 429)
-				close(engine.release)
-				synctest.Wait()
-				is.Equal(ask(t, other, way.stream).status, 200)
+// The longest times there are end nothing, whenever a chat begins.
+func TestChatTimeoutLongest(t *testing.T) {
+	inEachWay(t, "", func(t *testing.T, w way) {
+		is := is.New(t)
+		got := playChat(t, w, sleepsFor(24*time.Hour).engine(), func(o *Options) {
+			o.ChatTimeout, o.StallTimeout, o.KeepAlive, o.WriteTimeout = math.MaxInt64, math.MaxInt64, math.MaxInt64, math.MaxInt64
+			o.Keys = KeyVerifierFunc(func(context.Context, string) (string, error) {
+				time.Sleep(time.Second) // the chat begins later than its request
+				return testAccount, nil
 			})
 		})
-	}
-}
-
-// What an engine panics with is the engine's: reading it may take as long as the
-// engine itself.
-func TestAPanicThatCannotBeRead(t *testing.T) {
-	for _, way := range ways {
-		t.Run(way.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				o := testOptions(t, io.Discard)
-				o.KeepAlive, o.ChatTimeout = -1, time.Minute
-				err := heldError{make(chan struct{})}
-				defer close(err.release)
-				o.Engine = engineOf(func(context.Context, *ChatRequest, func(string, error) bool) { panic(err) })
-				server := way.serve(t, New(o))
-				start := time.Now()
-				is.Equal(ask(t, server, way.stream).status, 504)
-				is.True(time.Since(start) < time.Minute+time.Second)
-			})
-		})
-	}
-}
-
-// A heldError has no text until it is released.
-type heldError struct{ release chan struct{} }
-
-func (e heldError) Error() string {
-	<-e.release
-	return "released"
-}
-
-func TestANilIteratorIsAFailure(t *testing.T) {
-	for _, way := range ways {
-		t.Run(way.name, func(t *testing.T) {
-			is := is.New(t)
-			var logged bytes.Buffer
-			var reports []ChatReport
-			o := testOptions(t, &logged)
-			o.Engine = nilIterator
-			o.OnChat = func(_ context.Context, r ChatReport) { reports = append(reports, r) }
-			got := way.do(t, New(o), "POST", "/v1/chat", chatBodyJSON("hi", way.stream), "X-Request-Id", "r-1")
-			is.Equal(got.status, 500)
-			is.Equal(got.body, `{"detail":"Internal Server Error"}`)
-			is.True(strings.Contains(logged.String(), "nil iterator"))
-			is.True(strings.Contains(logged.String(), "request_id=r-1"))
-			is.Equal(len(reports), 1)
-			is.Equal(reports[0].Status, 500)
-			is.Equal(reports[0].RequestID, "r-1")
-		})
-	}
-}
-
-// A range statement would panic in an engine that yields again after it was
-// told to stop.
-func TestAnEngineMayYieldAfterItWasToldToStop(t *testing.T) {
-	for _, way := range ways {
-		t.Run(way.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				var logged bytes.Buffer
-				answers := make(chan bool, 3)
-				o := testOptions(t, &logged)
-				o.ChatTimeout = time.Second
-				o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
-					<-ctx.Done()
-					synctest.Wait()
-					answers <- yield("a", nil)
-					answers <- yield("b", nil)
-					answers <- yield("", io.EOF)
-				})
-				server := way.serve(t, New(o))
-				got := ask(t, server, way.stream)
-				is.Equal(got.status, 504)
-				is.Equal([]bool{<-answers, <-answers, <-answers}, []bool{false, false, false})
-				synctest.Wait()
-				is.True(!strings.Contains(logged.String(), "panic"))
-			})
-		})
-	}
-}
-
-func TestAnEngineRunsOnce(t *testing.T) {
-	for _, way := range ways {
-		t.Run(way.name, func(t *testing.T) {
-			is := is.New(t)
-			var asked, run atomic.Int32
-			o := testOptions(t, t.Output())
-			o.Engine = ChatEngineFunc(func(context.Context, *ChatRequest) iter.Seq2[string, error] {
-				asked.Add(1)
-				return func(func(string, error) bool) { run.Add(1) }
-			})
-			is.Equal(way.do(t, New(o), "POST", "/v1/chat", chatBodyJSON("hi", way.stream)).status, 200)
-			is.Equal(asked.Load(), int32(1))
-			is.Equal(run.Load(), int32(1))
-		})
-	}
-}
-
-// withHostsValue is middleware whose value every context has to carry.
-func withHostsValue(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), hostKey{}, "the host's")))
+		is.Equal(got.status, 200)
+		is.NoErr(got.report(t).Err)
 	})
 }
 
-type hostKey struct{}
+// An engine's silence ends with each of its fragments, and begins before Chat has
+// returned.
+func TestStallTimeout(t *testing.T) {
+	spoken := 0
+	lively := engineEnd(func(_ context.Context, yield func(string, error) bool) {
+		for spoken = 0; spoken < 5; spoken++ {
+			time.Sleep(900 * time.Millisecond)
+			yield([]string{"", "a"}[spoken%2], nil)
+		}
+		time.Sleep(900 * time.Millisecond)
+	})
+	silentInChat := ChatEngineFunc(func(ctx context.Context, _ *ChatRequest) iter.Seq2[string, error] {
+		<-ctx.Done()
+		return fragmentsOf("late").Chat(ctx, nil)
+	})
+	withTimeout := func(o *Options) { o.StallTimeout = time.Second }
+	inEachWay(t, "", func(t *testing.T, w way) {
+		is := is.New(t)
+		got := playChat(t, w, lively.engine(), withTimeout)
+		is.NoErr(got.report(t).Err)
+		is.Equal(spoken, 5)
+		got = playChat(t, w, silentInChat, withTimeout)
+		is.Equal(got.status, 504)
+		is.Equal(got.report(t).Duration, time.Second)
+		is.True(errors.Is(got.report(t).Err, ErrEngineStalled))
+	})
+}
 
-func TestAnEnginesContext(t *testing.T) {
-	for _, way := range ways {
-		t.Run(way.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				contexts := make(chan context.Context, 2)
-				o := testOptions(t, t.Output())
-				o.ChatTimeout = time.Minute
-				o.Engine = engineOf(func(ctx context.Context, req *ChatRequest, yield func(string, error) bool) {
-					is.NoErr(ctx.Err())
-					deadline, ok := ctx.Deadline()
-					is.True(ok)
-					is.Equal(time.Until(deadline), time.Minute)
-					is.Equal(AccountFrom(ctx), testAccount)
-					is.Equal(RequestIDFrom(ctx), "r-1")
-					is.Equal(ctx.Value(hostKey{}), "the host's")
-					derived, cancel := context.WithTimeout(ctx, time.Hour)
-					context.AfterFunc(derived, cancel) // it ends with the context that it is made of
-					is.Equal(AccountFrom(derived), testAccount)
-					contexts <- ctx
-					contexts <- derived
-					yield("ok", nil)
-				})
-				server := way.serve(t, withHostsValue(New(o)))
-				got := doAt(t, server.client(), "http://memory", "POST", "/v1/chat", chatBodyJSON("hi", way.stream), "X-Request-Id", "r-1")
-				is.Equal(got.status, 200)
-				synctest.Wait()
-				is.Equal((<-contexts).Err(), context.Canceled) // the answer is over
-				is.Equal((<-contexts).Err(), context.Canceled)
-			})
+// The handler waits for an engine, but not for long.
+func TestEngineHangs(t *testing.T) {
+	inEachWay(t, "", func(t *testing.T, w way) {
+		is := is.New(t)
+		start := time.Now()
+		got := playChat(t, w, sleepsFor(time.Hour).engine(), func(o *Options) { o.KeepAlive, o.ChatTimeout = -1, time.Minute })
+		is.Equal(time.Since(start), time.Minute+500*time.Millisecond)
+		is.Equal(got.status, 504)
+		is.Equal(strings.Count(got.log, "the engine has not returned"), 1)
+	})
+}
+
+func TestEngineNilIterator(t *testing.T) {
+	inEachWay(t, "", func(t *testing.T, w way) {
+		is := is.New(t)
+		got := playChat(t, w, nilIterator)
+		is.Equal(got.status, 500)
+		is.Equal(got.body, `{"detail":"Internal Server Error"}`)
+		is.Equal(got.report(t).Err, errNilIterator)
+		is.True(strings.Contains(got.log, "nil iterator"))
+		is.True(strings.Contains(got.log, "request_id="+got.report(t).RequestID))
+	})
+}
+
+// What the host's other parts take does not count for ChatTimeout.
+func TestEngineContext(t *testing.T) {
+	inEachWay(t, "", func(t *testing.T, w way) {
+		is := is.New(t)
+		w.behind = withHostsValue
+		var contexts []context.Context
+		var begun error
+		var left time.Duration
+		engine := engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			derived, cancel := context.WithTimeout(ctx, time.Hour)
+			context.AfterFunc(derived, cancel) // it ends with the context that it is made of
+			contexts = []context.Context{ctx, derived}
+			deadline, _ := ctx.Deadline()
+			begun, left = ctx.Err(), time.Until(deadline)
+			time.Sleep(time.Minute - 1)
+			yield("ok", nil)
 		})
+		got := playChat(t, w, engine, func(o *Options) {
+			o.KeepAlive, o.ChatTimeout = -1, time.Minute
+			o.Bots = &fakeStore{bySlug: func(context.Context, string) (Bot, error) {
+				time.Sleep(time.Hour)
+				return echoBot, nil
+			}}
+		})
+		is.Equal(got.status, 200)
+		is.NoErr(begun)
+		is.Equal(left, time.Minute)
+		for _, ctx := range contexts {
+			is.Equal(AccountFrom(ctx), testAccount)
+			is.Equal(RequestIDFrom(ctx), got.report(t).RequestID)
+			is.Equal(ctx.Value(hostKey{}), "the host's")
+			is.Equal(ctx.Err(), context.Canceled) // the answer is over
+		}
+	})
+}
+
+func TestEngineContextWithoutADeadline(t *testing.T) {
+	is := is.New(t)
+	hasDeadline := true
+	got := playChat(t, way{}, engineOf(func(ctx context.Context, _ *ChatRequest, _ func(string, error) bool) {
+		_, hasDeadline = ctx.Deadline()
+	}), func(o *Options) { o.ChatTimeout = -1 })
+	is.Equal(got.status, 200)
+	is.True(!hasDeadline)
+}
+
+// A context says whose it is as long as somebody keeps it.
+func TestContextsOutliveTheirRequests(t *testing.T) {
+	is := is.New(t)
+	kept := make(map[string]context.Context)
+	o := testOptions(t, t.Output())
+	o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+		kept[RequestIDFrom(ctx)] = ctx
+		yield("ok", nil)
+	})
+	h := New(o)
+	for range 20 { // a pool does not return each thing to the next who asks
+		is.Equal(postChat(h, chatBodyJSON("hi", len(kept)%2 == 0)).Code, 200)
+	}
+	is.Equal(len(kept), 20)
+	for id, ctx := range kept {
+		is.Equal(RequestIDFrom(ctx), id)
+		is.Equal(AccountFrom(ctx), testAccount)
 	}
 }
 
-func TestAnEngineThatLooksAtItsContextOnlyLater(t *testing.T) {
-	for _, way := range ways {
-		t.Run(way.name, func(t *testing.T) {
-			is := is.New(t)
-			late := make(chan context.Context, 1)
-			o := testOptions(t, t.Output())
-			o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
-				late <- ctx
-				yield("ok", nil)
-			})
-			is.Equal(way.do(t, New(o), "POST", "/v1/chat", chatBodyJSON("hi", way.stream)).status, 200)
-			ctx := <-late
-			<-ctx.Done()
-			is.Equal(ctx.Err(), context.Canceled)
-		})
-	}
-}
-
-func TestNoChatTimeout(t *testing.T) {
-	for _, way := range ways {
-		t.Run(way.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				o := testOptions(t, t.Output())
-				o.ChatTimeout, o.KeepAlive = -1, -1
-				o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
-					_, ok := ctx.Deadline()
-					is.Equal(ok, false)
-					time.Sleep(24 * time.Hour)
-					yield("ok", ctx.Err())
-				})
-				is.Equal(ask(t, way.serve(t, New(o)), way.stream).status, 200)
-			})
-		})
-	}
-}
-
-func TestTheLongestLimits(t *testing.T) {
-	for _, way := range ways {
-		t.Run(way.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				o := testOptions(t, t.Output())
-				o.ChatTimeout, o.KeepAlive, o.WriteTimeout = math.MaxInt64, math.MaxInt64, math.MaxInt64
-				o.Keys = KeyVerifierFunc(func(context.Context, string) (string, error) {
-					time.Sleep(time.Second) // the chat begins later than its request
-					return testAccount, nil
-				})
-				o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
-					time.Sleep(24 * time.Hour)
-					yield("ok", ctx.Err())
-				})
-				server := way.serve(t, New(o), func(s *http.Server) {
-					if !way.hides { // nor lift a deadline
-						s.WriteTimeout = time.Minute
-					}
-				})
-				is.Equal(ask(t, server, way.stream).status, 200)
-			})
-		})
-	}
-}
-
-// A host may end the contexts of its requests, and may give a cause.
-func TestAHostEndsARequest(t *testing.T) {
+// A host may end the contexts of its requests, and may give a cause. One of the
+// handler's own reasons comes from another chat then: it decides nothing here but
+// what the host makes of it.
+func TestHostEndsARequest(t *testing.T) {
 	draining := StatusError{Status: 503, Detail: "Shutting down", RetryAfter: 5 * time.Second}
 	for _, c := range []struct {
 		name   string
-		end    func(context.Context) (context.Context, context.CancelFunc)
-		status int // 0: the connection is cut
-		body   string
+		cause  error // nil: a deadline without one
+		status int   // 0: the connection is cut
+		detail string
 		err    error
 	}{
-		{"with a StatusError", func(ctx context.Context) (context.Context, context.CancelFunc) {
-			return context.WithTimeoutCause(ctx, time.Second, draining)
-		}, 503, `{"detail":"Shutting down"}`, draining},
-		{"with another cause", func(ctx context.Context) (context.Context, context.CancelFunc) {
-			return context.WithTimeoutCause(ctx, time.Second, errBroken)
-		}, 503, `{"detail":"Service Unavailable"}`, errBroken},
-		{"with a deadline", func(ctx context.Context) (context.Context, context.CancelFunc) {
-			return context.WithTimeout(ctx, time.Second)
-		}, 504, `{"detail":"The answer took too long"}`, context.DeadlineExceeded},
-		{"without a cause", func(ctx context.Context) (context.Context, context.CancelFunc) {
-			ctx, cancel := context.WithCancel(ctx)
-			time.AfterFunc(time.Second, cancel)
-			return ctx, cancel
-		}, 0, "", context.Canceled},
+		{"with a StatusError", draining, 503, "Shutting down", draining},
+		{"with a StatusError for a deadline", StatusError{402, "Your minute is over", 0, context.DeadlineExceeded}, 402, "Your minute is over", context.DeadlineExceeded},
+		{"with a StatusError because a client left", StatusError{402, "Pay first", 0, ErrClientLeft}, 402, "Pay first", nil},
+		{"with a StatusError because of an abort", StatusError{402, "Pay first", 0, http.ErrAbortHandler}, 402, "Pay first", nil},
+		{"with another cause", errBroken, 503, "Service Unavailable", errBroken},
+		{"with a client that stalled", ErrClientStalled, 503, "Service Unavailable", nil},
+		{"with two time-outs", errors.Join(ErrChatTimeout, ErrEngineStalled), 504, tooLong, nil},
+		{"with a deadline", nil, 504, tooLong, context.DeadlineExceeded},
+		{"without a cause", context.Canceled, 0, "", ErrClientLeft},
+		{"with a reason why the client has left", fmt.Errorf("connection reset: %w", context.Canceled), 0, "", ErrClientLeft},
 	} {
-		for _, way := range ways {
-			t.Run(c.name+", "+way.name, func(t *testing.T) {
+		inEachWay(t, c.name, func(t *testing.T, w way) {
+			is := is.New(t)
+			w.behind = func(h http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					ctx, end := context.WithCancelCause(r.Context())
+					defer end(nil)
+					if c.cause != nil {
+						time.AfterFunc(time.Second, func() { end(c.cause) })
+					}
+					ctx, cancel := context.WithTimeout(ctx, time.Second+1)
+					defer cancel()
+					h.ServeHTTP(w, r.WithContext(ctx))
+				})
+			}
+			var cause error
+			got := playChat(t, w, engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+				<-ctx.Done()
+				cause = context.Cause(ctx)
+				yield("", ctx.Err())
+			}))
+			is.Equal(got.err != nil, c.status == 0)
+			is.Equal(got.status, c.status)
+			if c.status != 0 {
+				is.Equal(got.body, `{"detail":"`+c.detail+`"}`)
+			}
+			report := got.report(t)
+			is.Equal(report.Status, c.status)
+			is.Equal(cause, report.Err)
+			is.True(c.err == nil || errors.Is(report.Err, c.err))
+			is.Equal(endsOf(report.Err), endsOf(c.err))
+			is.True(c.status != 0 || !strings.Contains(got.log, "ERROR")) // it is nobody's fault
+		})
+	}
+}
+
+// A host that ends the request while the last bytes are sent has ended the
+// answer, if they are not taken: the client has not left.
+func TestHostEndsARequestDuringTheLastWrite(t *testing.T) {
+	for _, stream := range []bool{false, true} {
+		for _, stalls := range []time.Duration{0, DefaultWriteTimeout} {
+			t.Run(fmt.Sprint("stream ", stream, ", stalls ", stalls), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					is := is.New(t)
-					reports := make(chan ChatReport, 1)
-					o := testOptions(t, t.Output())
-					o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
-						<-ctx.Done()
-						yield("", ctx.Err())
-					})
-					o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
-					h := New(o)
-					server := way.serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-						ctx, cancel := c.end(r.Context())
-						defer cancel()
-						h.ServeHTTP(w, r.WithContext(ctx))
-					}))
-					got, err := askAs(t.Context(), testKey, server, way.stream)
-					is.Equal(err != nil, c.status == 0)
-					is.Equal(got.status, c.status)
-					is.Equal(got.body, c.body)
-					report := <-reports
-					is.Equal(report.Status, c.status)
-					is.True(errors.Is(report.Err, c.err))
+					ctx, end := context.WithCancelCause(t.Context())
+					defer end(nil)
+					w := &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: "Write", fault: func() error {
+						end(errOverloaded)
+						time.Sleep(stalls)
+						return io.ErrClosedPipe
+					}}
+					got := playRequestOn(t, w, chatRequest(t, "", "hi", stream).WithContext(ctx), fragmentsOf())
+					is.Equal(got.err, http.ErrAbortHandler) // cut
+					is.True(errors.Is(got.report(t).Err, errOverloaded))
+					is.Equal(endsOf(got.report(t).Err), nil)
 				})
 			})
 		}
 	}
 }
 
-// A host that gives one of the handler's own reasons as its cause takes it from
-// another chat: it decides nothing here but what the host makes of it.
-func TestAHostsCauseFromAnotherChat(t *testing.T) {
+// An engine that keeps its context's deadline by itself, as a connection with a
+// deadline does, fails at the same moment as the handler's own timer. Whichever
+// comes first, ChatTimeout has passed; before it, the failure is the engine's. An
+// engine that is first has its failure logged as the cause, a panic with its stack.
+func TestEngineKeepsItsDeadline(t *testing.T) {
 	for _, c := range []struct {
-		name   string
-		cause  error
-		status int
-		body   string
+		name string
+		fail engineEnd
+		logs string
 	}{
-		{"a StatusError because a client left", StatusError{Status: 402, Detail: "Pay first", Err: ErrClientLeft}, 402, `{"detail":"Pay first"}`},
-		{"a StatusError because of an abort", StatusError{Status: 402, Detail: "Pay first", Err: http.ErrAbortHandler}, 402, `{"detail":"Pay first"}`},
-		{"a client that stalled", ErrClientStalled, 503, `{"detail":"Service Unavailable"}`},
-		{"two time-outs", errors.Join(ErrChatTimeout, ErrEngineStalled), 504, `{"detail":"The answer took too long"}`},
+		{"an error", failsWith(os.ErrDeadlineExceeded), ""},
+		{"a StatusError", failsWith(errOverloaded), ""},
+		{"a panic", panicsWith("the model took too long"), "stack="},
+		{"an exit", func(context.Context, func(string, error) bool) { runtime.Goexit() }, ""},
 	} {
-		for _, way := range ways {
-			t.Run(c.name+", "+way.name, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					is := is.New(t)
-					reports := make(chan ChatReport, 1)
-					o := testOptions(t, t.Output())
-					engine := newHeldEngine()
-					defer close(engine.release)
-					o.Engine = engine
-					o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
-					h := New(o)
-					server := way.serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-						ctx, cancel := context.WithTimeoutCause(r.Context(), time.Second, c.cause)
-						defer cancel()
-						h.ServeHTTP(w, r.WithContext(ctx))
-					}))
-					got := ask(t, server, way.stream)
-					is.Equal(got.status, c.status)
-					is.Equal(got.body, c.body)
-					report := <-reports
-					is.Equal(report.Status, c.status)
-					is.Equal(endsOf(report.Err), nil)
-				})
+		for _, before := range []time.Duration{1, 0} {
+			inEachWay(t, fmt.Sprint(c.name, ", ", before, " before"), func(t *testing.T, w way) {
+				is := is.New(t)
+				got := playChat(t, w, engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+					deadline, _ := ctx.Deadline()
+					own := time.NewTimer(time.Until(deadline) - before)
+					yield("text", nil)
+					<-own.C
+					c.fail(ctx, yield)
+				}), func(o *Options) { o.KeepAlive, o.ChatTimeout = -1, time.Minute })
+				report := got.report(t)
+				is.Equal(errors.Is(report.Err, ErrChatTimeout), before == 0)
+				is.Equal(errors.Is(report.Err, errOverloaded), before > 0 && c.name == "a StatusError")
+				is.Equal(strings.Contains(got.log, ErrChatTimeout.Error()), before == 0)
+				is.True(strings.Contains(got.log, c.logs))
+				if !w.stream {
+					is.Equal(got.status == 504, before == 0)
+				}
 			})
 		}
 	}
 }
 
-func TestOnlyChatsThatReachedTheEngineAreReported(t *testing.T) {
+// What an engine says of another chat is not believed: why this one has ended,
+// only the handler knows.
+func TestReasonsOfAnotherChat(t *testing.T) {
+	for _, reason := range []error{ErrClientLeft, ErrClientStalled, ErrChatTimeout, ErrEngineStalled} {
+		is := is.New(t)
+		is.Equal(endsOf(reason), []error{reason})
+
+		got := playChat(t, way{}, failsWith(fmt.Errorf("another chat: %w", reason)).engine())
+		is.Equal(got.status, 500)
+		is.Equal(endsOf(got.report(t).Err), nil)
+		is.Equal(got.report(t).Err.Error(), "another chat: "+reason.Error())
+
+		got = playChat(t, way{}, failsWith(StatusError{Status: 503, Detail: "Upstream is slow", Err: reason}).engine())
+		is.Equal(got.body, `{"detail":"Upstream is slow"}`)
+		is.Equal(endsOf(got.report(t).Err), nil)
+	}
+	is := is.New(t)
+	is.True(errors.Is(ErrClientLeft, context.Canceled))
+	is.True(errors.Is(ErrClientStalled, os.ErrDeadlineExceeded))
+	is.True(errors.Is(ErrChatTimeout, context.DeadlineExceeded))
+	is.True(errors.Is(ErrEngineStalled, context.DeadlineExceeded))
+}
+
+// A report is of the request as it came. An engine may change its own, and
+// changes nothing for anyone else by that.
+func TestReport(t *testing.T) {
+	inEachWay(t, "", func(t *testing.T, w way) {
+		is := is.New(t)
+		w.behind = withHostsValue
+		var log testLog
+		var reports []ChatReport
+		var given context.Context
+		asked, run := 0, 0
+		o := testOptions(t, &log)
+		o.Engine = ChatEngineFunc(func(_ context.Context, req *ChatRequest) iter.Seq2[string, error] {
+			asked++
+			return func(yield func(string, error) bool) {
+				run++
+				*req = ChatRequest{UserID: "nobody", Stream: !req.Stream}
+				time.Sleep(time.Second)
+				_ = yield("a\xff", nil) && yield("", nil) && yield("b\xe2\x82", nil)
+			}
+		})
+		o.OnChat = func(ctx context.Context, r ChatReport) { given, reports = ctx, append(reports, r) }
+		body := fmt.Sprintf(`{"bot_slug":"Other","prompt":"p","stream":%t,"user_id":7}`, w.stream)
+		got := doAt(t, w.serve(t, New(o)).client(), "http://memory", "POST", "/v1/chat", body, "X-Request-Id", "r-1")
+		synctest.Wait()
+		is.Equal(got.status, 200)
+		is.Equal(reports, []ChatReport{{
+			RequestID: "r-1", Account: testAccount, UserID: "7", Bot: otherBot, Stream: w.stream, Status: 200,
+			Fragments: 3, Bytes: int64(len("a\uFFFDb\uFFFD\uFFFD")), // as the client decodes it
+			FirstFragment: time.Second, Duration: time.Second,
+		}})
+		is.Equal(RequestIDFrom(given), "r-1")
+		is.Equal(AccountFrom(given), testAccount)
+		is.Equal(given.Value(hostKey{}), "the host's")
+		is.Equal([]int{asked, run}, []int{1, 1})
+		is.Equal(strings.Contains(log.String(), "cannot flush"), w.stream && w.hides)
+	})
+}
+
+func TestReportOnlyOfChats(t *testing.T) {
 	is := is.New(t)
 	o := testOptions(t, t.Output())
 	o.OnChat = func(context.Context, ChatReport) { t.Error("reported") }
 	o.MaxConcurrentChats = 1
 	h := New(o)
-	h.(*handler).places.all.TryAcquire(1) // another chat
+	h.(*handler).slots.total.TryAcquire(1) // another chat
 	for status, body := range map[int]string{422: `{}`, 404: `{"bot_slug":"nobody","prompt":"p","stream":true}`, 503: chatBodyJSON("hi", true)} {
 		is.Equal(do(t, h, "POST", "/v1/chat", body).status, status)
 	}
@@ -706,285 +652,74 @@ func TestOnlyChatsThatReachedTheEngineAreReported(t *testing.T) {
 	is.Equal(do(t, h, "POST", "/v1/chat", chatBodyJSON("hi", true), "Authorization", "-").status, 401)
 }
 
-func TestWhatIsReportedOfARequest(t *testing.T) {
-	for _, way := range ways {
-		t.Run(way.name, func(t *testing.T) {
-			is := is.New(t)
-			reported, returned := 0, false
-			var engine context.Context
-			o := testOptions(t, t.Output())
-			o.Engine = ChatEngineFunc(func(ctx context.Context, req *ChatRequest) iter.Seq2[string, error] {
-				engine = ctx
-				return fragmentsOf("a\xff", "", "b\xe2\x82").Chat(ctx, req)
-			})
-			o.OnChat = func(ctx context.Context, r ChatReport) {
-				reported++
-				is.Equal(returned, false)
-				is.Equal(engine.Err(), context.Canceled) // its answer is over
-				is.NoErr(ctx.Err())
-				is.Equal(RequestIDFrom(ctx), "r-1")
-				is.Equal(AccountFrom(ctx), testAccount)
-				is.Equal(r.RequestID, "r-1")
-				is.Equal(r.Account, testAccount)
-				is.Equal(r.UserID, "7")
-				is.Equal(r.Bot, otherBot)
-				is.Equal(r.Stream, way.stream)
-				is.Equal(r.Fragments, 3)
-				is.Equal(r.Bytes, int64(len("a\uFFFDb\uFFFD\uFFFD"))) // as the client decodes it
-				is.NoErr(r.Err)
-			}
-			h := New(o)
-			got := way.do(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				h.ServeHTTP(w, r)
-				returned = true
-			}), "POST", "/v1/chat", fmt.Sprintf(`{"bot_slug":"Other","prompt":"p","stream":%t,"user_id":7}`, way.stream), "X-Request-Id", "r-1")
-			is.Equal(got.status, 200)
-			is.Equal(reported, 1)
-		})
-	}
-}
-
-func TestOnChatOutlivesItsClient(t *testing.T) {
-	for _, way := range ways {
-		t.Run(way.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				ended := make(chan error, 1)
-				o := testOptions(t, t.Output())
-				o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, _ func(string, error) bool) { <-ctx.Done() })
-				var value any
-				o.OnChat = func(ctx context.Context, _ ChatReport) {
-					value = ctx.Value(hostKey{})
-					ended <- ctx.Err()
-				}
-				ctx, leave := context.WithTimeout(t.Context(), time.Second)
-				defer leave()
-				_, err := askAs(ctx, testKey, way.serve(t, withHostsValue(New(o))), way.stream)
-				is.True(errors.Is(err, context.DeadlineExceeded)) // the client's own
-				is.NoErr(<-ended)
-				is.Equal(value, "the host's")
-			})
-		})
-	}
-}
-
-func TestAPanicInOnChatSpoilsNoAnswer(t *testing.T) {
-	for _, way := range ways {
-		for _, v := range []any{"the meter is broken", http.ErrAbortHandler} {
-			t.Run(fmt.Sprint(way.name, ", ", v), func(t *testing.T) {
-				is := is.New(t)
-				var logged bytes.Buffer
-				o := testOptions(t, &logged)
-				o.OnChat = func(context.Context, ChatReport) { panic(v) }
-				got := way.do(t, New(o), "POST", "/v1/chat", chatBodyJSON("hi", way.stream), "X-Request-Id", "r-1")
-				is.Equal(got.status, 200)
-				is.NoErr(got.err)
-				is.True(strings.Contains(logged.String(), fmt.Sprint(v)))
-				is.True(strings.Contains(logged.String(), "request_id=r-1"))
-				is.True(strings.Contains(logged.String(), "engine_test.go")) // its stack
-			})
-		}
-	}
-}
-
-func TestAPanicAfterTheAnswerIsLogged(t *testing.T) {
-	for _, way := range ways {
-		t.Run(way.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				var logged testLog
-				o := testOptions(t, &logged)
-				o.ChatTimeout = time.Second
-				o.Engine = engineOf(func(context.Context, *ChatRequest, func(string, error) bool) {
-					time.Sleep(time.Minute)
-					panic(errBroken)
-				})
-				got := ask(t, way.serve(t, New(o)), way.stream)
-				is.Equal(got.status, 504)
-				is.True(!strings.Contains(logged.String(), errBroken.Error()))
-				time.Sleep(time.Hour)
-				is.True(strings.Contains(logged.String(), errBroken.Error()))
-			})
-		})
-	}
-}
-
-// Two servers on one handler share its limits, as a host may serve it on two
-// ports.
-func TestLimitsAreTheHandlersNotTheServers(t *testing.T) {
-	is := is.New(t)
-	started, release := make(chan struct{}), make(chan struct{})
-	o := testOptions(t, t.Output())
-	o.MaxConcurrentChats = 1
-	o.Engine = engineOf(func(context.Context, *ChatRequest, func(string, error) bool) {
-		close(started)
-		<-release
-	})
-	h := New(o)
-	first := httptest.NewServer(h)
-	defer first.Close()
-	done := make(chan answered)
-	go func() { done <- doAt(t, first.Client(), first.URL, "POST", "/v1/chat", chatBodyJSON("hi", true)) }()
-	<-started
-	is.Equal(do(t, h, "POST", "/v1/chat", chatBodyJSON("hi", true)).status, 503)
-	close(release)
-	is.Equal((<-done).status, 200)
-}
-
-// An engine may hold a lock while it yields, and OnChat may want the same one:
-// nothing of the host's is called on the engine's stack.
-func TestOnChatMayWantALockThatTheEngineHolds(t *testing.T) {
-	is := is.New(t)
-	var mu sync.Mutex
-	reporting, reported := make(chan struct{}), make(chan struct{})
-	o := testOptions(t, io.Discard)
-	o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-		mu.Lock()
-		defer mu.Unlock()
-		yield("", errOverloaded)
-		<-reporting
-	})
-	o.OnChat = func(context.Context, ChatReport) {
-		close(reporting)
-		mu.Lock()
-		defer mu.Unlock()
-		close(reported)
-	}
-	got := do(t, New(o), "POST", "/v1/chat", chatBodyJSON("hi", false))
-	is.Equal(got.status, 529)
-	received(t, reported, "OnChat")
-}
-
-// lastWriteFails is a writer of which one write fails, a second after the engine
-// has finished. A later one would not.
-type lastWriteFails struct {
-	hijackable
-	writes int
-}
-
-func (w *lastWriteFails) Write(p []byte) (int, error) {
-	if w.writes++; w.writes != rapidFragments+1 {
-		return w.hijackable.Write(p)
-	}
-	time.Sleep(time.Second)
-	return 0, io.ErrClosedPipe
-}
-
 // A write that fails when the engine has finished already is no less a failure:
 // the answer must not end as if it were whole. What waited behind it was handed
 // to nobody.
-func TestAWriteThatFailsBehindTheEngineIsNotForgotten(t *testing.T) {
+func TestReportOfAWriteThatFailsBehindTheEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		w := &lastWriteFails{hijackable{httptest.NewRecorder()}, 0}
-		reports := make(chan ChatReport, 1)
-		o := testOptions(t, io.Discard)
-		o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-			for range rapidFragments + 1 {
+		failed := false
+		w := &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: "Write", after: burstAfter, fault: func() error {
+			if failed {
+				return nil // a later one would be taken
+			}
+			failed = true
+			time.Sleep(time.Second)
+			return io.ErrClosedPipe
+		}}
+		got := playOn(t, w, true, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			for range burstAfter + 1 {
 				yield("x", nil)
 			}
 			synctest.Wait()
 			yield("behind", nil)
-		})
-		o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
-		is.True(serveOn(w, New(o), chatBodyJSON("hi", true))) // cut
-		report := <-reports
+		}))
+		is.Equal(got.err, http.ErrAbortHandler) // cut
+		report := got.report(t)
 		is.True(errors.Is(report.Err, io.ErrClosedPipe))
-		is.Equal(report.Fragments, rapidFragments+1)
-		is.Equal(report.Bytes, int64(rapidFragments+1))
+		is.Equal(report.Fragments, burstAfter+1)
+		is.Equal(report.Bytes, int64(burstAfter+1))
 		is.True(!strings.Contains(w.Body.String(), "[DONE]"))
 	})
 }
 
-// A place is taken until the answer has ended, too: what a limit bounds is work,
-// and a slow reader's answer is some.
-func TestAPlaceIsHeldUntilTheAnswerHasEnded(t *testing.T) {
-	for _, stream := range []bool{false, true} {
-		t.Run(fmt.Sprint("stream ", stream), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				returned := make(chan struct{}, 2)
-				o := testOptions(t, t.Output())
-				o.MaxChatsPerAccount = 1
-				o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-					yield(strings.Repeat("x", maxEvent/2), nil)
-					returned <- struct{}{}
-				})
-				server := serveInMemory(t, New(o))
-				conn := server.dial() // what it does not read waits in the server
-				defer conn.Close()
-				go func() { _ = chatRequest(t, "http://memory", "hi", stream).Write(conn) }()
-				if !stream { // of a stream, the engine waits for its fragment to be written
-					<-returned
-				}
-				synctest.Wait()
-				is.Equal(ask(t, server, stream).status, 429)
-
-				go func() { _, _ = io.Copy(io.Discard, conn) }()
-				synctest.Wait()
-				is.Equal(ask(t, server, stream).status, 200)
+func TestOnChatPanics(t *testing.T) {
+	for _, v := range []any{"the meter is broken", http.ErrAbortHandler} {
+		inEachWay(t, fmt.Sprint(v), func(t *testing.T, w way) {
+			is := is.New(t)
+			got := playChat(t, w, fragmentsOf("ok"), func(o *Options) {
+				o.OnChat = func(context.Context, ChatReport) { panic(v) }
 			})
+			is.Equal(got.status, 200)
+			is.NoErr(got.err)
+			is.True(strings.Contains(got.log, fmt.Sprint(v)))
+			is.True(strings.Contains(got.log, "request_id="+got.report(t).RequestID))
+			is.True(strings.Contains(got.log, "engine_test.go")) // its stack
 		})
 	}
 }
 
-// Middleware may say why a client left. It has left all the same.
-func TestAClientThatLeavesForAReason(t *testing.T) {
-	for _, way := range ways {
-		t.Run(way.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				var log testLog
-				reports := make(chan ChatReport, 1)
-				causes := make(chan error, 1)
-				o := testOptions(t, &log)
-				o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
-					<-ctx.Done()
-					causes <- context.Cause(ctx)
-					yield("", ctx.Err())
-				})
-				o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
-				h := New(o)
-				server := way.serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					ctx, cancel := context.WithCancelCause(r.Context())
-					time.AfterFunc(time.Second, func() { cancel(fmt.Errorf("connection reset: %w", context.Canceled)) })
-					h.ServeHTTP(w, r.WithContext(ctx))
-				}))
-				_, err := askAs(t.Context(), testKey, server, way.stream)
-				is.True(err != nil)
-				report := <-reports
-				is.True(errors.Is(report.Err, ErrClientLeft))
-				is.Equal(report.Status, 0)
-				is.True(errors.Is(<-causes, ErrClientLeft))
-				is.True(!strings.Contains(log.String(), "ERROR"))
-			})
+// An engine may hold a lock while it yields, and OnChat and the Logger may want
+// the same one: nothing of the host's is called on the engine's stack.
+func TestOnChatWaitsForTheEngine(t *testing.T) {
+	inEachWay(t, "", func(t *testing.T, w way) {
+		is := is.New(t)
+		var mu sync.Mutex
+		reporting := make(chan struct{})
+		got := playChat(t, w, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			yield("", errOverloaded)
+			<-reporting
+		}), func(o *Options) {
+			o.OnChat = func(context.Context, ChatReport) {
+				close(reporting)
+				mu.Lock()
+				defer mu.Unlock()
+			}
 		})
-	}
-}
-
-// An error answer is on its way before OnChat is called, which may be slow.
-func TestAnErrorAnswerDoesNotWaitForOnChat(t *testing.T) {
-	for _, protocol := range protocols {
-		for _, stream := range []bool{false, true} {
-			t.Run(fmt.Sprint(protocol, ", stream ", stream), func(t *testing.T) {
-				is := is.New(t)
-				read := make(chan struct{})
-				o := testOptions(t, t.Output())
-				o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) { yield("", errOverloaded) })
-				o.OnChat = func(context.Context, ChatReport) { received(t, read, "the client to have its answer") }
-				base, client := serveOver(t, protocol, New(o))
-				res, err := client.Do(chatRequest(t, base, "hi", stream))
-				is.NoErr(err)
-				defer res.Body.Close()
-				is.Equal(res.StatusCode, 529)
-				body := make([]byte, res.ContentLength)
-				_, err = io.ReadFull(res.Body, body)
-				is.NoErr(err)
-				is.Equal(string(body), `{"detail":"Overloaded"}`)
-				close(read)
-			})
-		}
-	}
+		is.Equal(got.status, 529)
+	})
 }
 
 // A lockedLog is a log handler that shares a lock with an engine.
@@ -1002,27 +737,140 @@ func (l *lockedLog) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
-func TestALogMayWantALockThatTheEngineHolds(t *testing.T) {
-	for _, way := range ways {
-		t.Run(way.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				log := &lockedLog{Handler: slog.NewTextHandler(io.Discard, nil), logging: make(chan struct{}), locked: make(chan struct{})}
-				o := testOptions(t, io.Discard)
-				o.Logger = slog.New(log)
-				o.ChatTimeout = time.Second
-				wanted := make(chan bool, 1)
-				o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-					yield("a", nil)
-					<-log.logging
-					log.mu.Lock()
-					defer log.mu.Unlock()
-					close(log.locked)
-					wanted <- yield("b", nil)
-				})
-				_, _ = askAs(t.Context(), testKey, way.serve(t, New(o)), way.stream)
-				is.Equal(<-wanted, false)
-			})
+func TestLoggerWaitsForTheEngine(t *testing.T) {
+	inEachWay(t, "", func(t *testing.T, w way) {
+		is := is.New(t)
+		log := &lockedLog{Handler: slog.NewTextHandler(io.Discard, nil), logging: make(chan struct{}), locked: make(chan struct{})}
+		wanted := true
+		playChat(t, w, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			yield("a", nil)
+			<-log.logging
+			log.mu.Lock()
+			defer log.mu.Unlock()
+			close(log.locked)
+			wanted = yield("b", nil)
+		}), func(o *Options) { o.Logger, o.ChatTimeout = slog.New(log), time.Second })
+		is.True(!wanted)
+	})
+}
+
+// Limits count chats that are in progress, of an account with the empty name as of
+// any other. A refused chat takes no place.
+func TestLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		engine := newHeldEngine(t)
+		o := testOptions(t, t.Output())
+		o.Engine, o.MaxConcurrentChats, o.MaxChatsPerAccount = engine, 4, 2
+		o.Keys = KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
+			return strings.TrimPrefix(key, "nobody"), nil
+		})
+		h := New(o).(*handler)
+		server := serveInMemory(t, h)
+		statuses := make(chan int, 9)
+		begins := func(key string, ended ...int) {
+			t.Helper()
+			go func() {
+				got, _ := askAs(t.Context(), key, server, true)
+				statuses <- got.status
+			}()
+			synctest.Wait()
+			is.Equal(len(statuses), len(ended))
+			for _, status := range ended {
+				is.Equal(<-statuses, status)
+			}
+		}
+		begins("acme")
+		begins("acme")
+		for range 5 {
+			begins("acme", 429)
+		}
+		engine.release <- struct{}{}
+		synctest.Wait()
+		is.Equal(<-statuses, 200)
+		begins("acme")
+		begins("acme", 429)
+		begins("nobody")
+		begins("nobody")
+		for _, key := range []string{"acme", "nobody", "other"} { // where both limits are reached, all chats count first
+			begins(key, 503)
+		}
+		is.Equal(doAt(t, server.client(), "http://memory", "GET", "/v1/bots", "").status, 200) // bots are no chats
+
+		engine.releaseAll()
+		for range 4 {
+			is.Equal(<-statuses, 200)
+		}
+		begins("other", 200)
+		is.Equal(len(h.slots.inUse), 0) // an account whose chats have all ended is forgotten
+	})
+}
+
+func TestLimitNone(t *testing.T) {
+	for _, limit := range []int64{0, -1} {
+		synctest.Test(t, func(t *testing.T) {
+			is := is.New(t)
+			o := testOptions(t, t.Output())
+			o.Engine, o.MaxChatsPerAccount, o.MaxConcurrentChats = sleepsFor(time.Second).engine(), limit, limit
+			h := New(o).(*handler)
+			server := serveInMemory(t, h)
+			statuses := make(chan int)
+			for range 50 {
+				go func() { statuses <- ask(t, server, false).status }()
+			}
+			for range 50 {
+				is.Equal(<-statuses, 200)
+			}
+			is.Equal(len(h.slots.inUse), 0)
+		})
+	}
+}
+
+// A chat that its account's limit refuses takes no place from another account,
+// not even for a moment.
+func TestLimitPerAccountTakesNothingOfAnother(t *testing.T) {
+	is := is.New(t)
+	p := newSlots(2, 1)
+	var full slot
+	is.NoErr(full.take(p, "full"))
+	var refusals atomic.Int64
+	var asking sync.WaitGroup
+	for range 4 {
+		asking.Go(func() {
+			for refusals.Add(1) < 400_000 {
+				if new(slot).take(p, "full") == nil {
+					t.Error("a chat more than its account may have")
+				}
+			}
+		})
+	}
+	refused := 0
+	for refusals.Load() < 400_000 {
+		var chat slot
+		if chat.take(p, "other") != nil {
+			refused++
+			continue
+		}
+		chat.release()
+		chat.release()
+	}
+	asking.Wait()
+	is.Equal(refused, 0)
+}
+
+// Where nothing bounds a write, ChatTimeout does. Else WriteTimeout does, and may
+// be exceeded by an eighth.
+func TestWriteTimeout(t *testing.T) {
+	for _, c := range []struct{ chat, write, took time.Duration }{
+		{4 * time.Second, -1, 4500 * time.Millisecond},
+		{time.Minute, 4 * time.Second, 4500 * time.Millisecond},
+		{time.Hour, time.Minute, 61 * time.Second},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			is := is.New(t)
+			conn, reports := dialChat(t, true, fragmentsOf("hi"), func(o *Options) { o.ChatTimeout, o.WriteTimeout = c.chat, c.write })
+			defer conn.Close() // and does not read before
+			is.Equal((<-reports).Duration, c.took)
 		})
 	}
 }
@@ -1030,185 +878,38 @@ func TestALogMayWantALockThatTheEngineHolds(t *testing.T) {
 // ChatTimeout bounds the sending of an answer, too: a reader that takes a little
 // each half minute must not hold its place for hours.
 func TestChatTimeoutBoundsSending(t *testing.T) {
-	for _, stream := range []bool{false, true} {
-		t.Run(fmt.Sprint("stream ", stream), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				reports := make(chan ChatReport, 1)
-				o := testOptions(t, io.Discard)
+	for stream, part := range map[bool]int{true: maxWrite, false: maxPart} {
+		synctest.Test(t, func(t *testing.T) {
+			is := is.New(t)
+			conn, reports := dialChat(t, stream, fragmentsOf(strings.Repeat("x", 1<<20)), func(o *Options) {
 				o.KeepAlive, o.ChatTimeout = -1, 5*time.Minute
-				o.Engine = fragmentsOf(strings.Repeat("x", 1<<20))
-				o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
-				conn := serveInMemory(t, New(o)).dial()
-				defer conn.Close()
-				start := time.Now()
-				is.NoErr(chatRequest(t, "http://memory", "hi", stream).Write(conn))
-				var err error
-				for err == nil {
-					_, err = io.ReadFull(conn, make([]byte, maxWrite))
-					time.Sleep(29 * time.Second)
-				}
-				report := <-reports
-				is.True(errors.Is(report.Err, ErrChatTimeout))
-				is.Equal(report.Status, 200)
-				is.True(time.Since(start) < 8*time.Minute)
 			})
+			defer conn.Close()
+			var err error
+			for err == nil {
+				_, err = io.ReadFull(conn, make([]byte, part))
+				time.Sleep(29 * time.Second)
+			}
+			report := <-reports
+			is.True(errors.Is(report.Err, ErrChatTimeout))
+			is.Equal(report.Status, 200)
+			is.True(report.Duration < 8*time.Minute)
 		})
 	}
 }
 
-// ChatTimeout is the engine's: what the host's other parts take does not count.
-func TestChatTimeoutBeginsWithTheEngine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		is := is.New(t)
-		o := testOptions(t, t.Output())
-		o.ChatTimeout = time.Minute
-		o.Bots = &fakeStore{bySlug: func(context.Context, string) (Bot, error) {
-			time.Sleep(time.Hour)
-			return echoBot, nil
-		}}
-		o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
-			deadline, _ := ctx.Deadline()
-			is.Equal(time.Until(deadline), time.Minute)
-			select {
-			case <-time.After(time.Minute - 1):
-				yield("ok", nil)
-			case <-ctx.Done():
-			}
-		})
-		got := postChat(New(o), chatBodyJSON("hi", false))
-		is.Equal(got.Code, 200)
-		is.Equal(got.Body.String(), `{"content":"ok"}`)
-	})
-}
-
-func TestStallTimeout(t *testing.T) {
-	second := func(yield func(string, error) bool, fragments ...string) bool {
-		for _, fragment := range fragments {
-			time.Sleep(900 * time.Millisecond)
-			if !yield(fragment, nil) {
-				return false
-			}
-		}
-		return true
+// dialChat sends a chat on a connection that the test reads by itself.
+func dialChat(t *testing.T, stream bool, engine ChatEngine, change func(*Options)) (net.Conn, <-chan ChatReport) {
+	reports := make(chan ChatReport, 1)
+	o := testOptions(t, io.Discard)
+	o.Engine = engine
+	o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
+	change(&o)
+	conn := serveInMemory(t, New(o)).dial()
+	if err := chatRequest(t, "http://memory", "hi", stream).Write(conn); err != nil {
+		t.Fatal(err)
 	}
-	for _, c := range []struct {
-		name   string
-		engine ChatEngine
-		status int // 0: a stream breaks, one answer is a 504
-		after  time.Duration
-	}{
-		{"an engine that says something in time", engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-			second(yield, "", "a", "", "", "b")
-			time.Sleep(900 * time.Millisecond)
-		}), 200, 5400 * time.Millisecond},
-		{"silence before the first fragment", engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
-			<-ctx.Done()
-			yield("", ctx.Err())
-		}), 504, time.Second},
-		{"silence in Chat", ChatEngineFunc(func(ctx context.Context, _ *ChatRequest) iter.Seq2[string, error] {
-			<-ctx.Done()
-			return fragmentsOf("late").Chat(ctx, nil)
-		}), 504, time.Second},
-		{"silence behind fragments", engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
-			if second(yield, "a", "") {
-				<-ctx.Done()
-			}
-		}), 0, 2800 * time.Millisecond},
-	} {
-		for _, way := range ways {
-			t.Run(c.name+", "+way.name, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					is := is.New(t)
-					reports := make(chan ChatReport, 1)
-					o := testOptions(t, io.Discard)
-					o.StallTimeout = time.Second
-					o.Engine = c.engine
-					o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
-					got, _ := askAs(t.Context(), testKey, way.serve(t, New(o)), way.stream)
-					status := c.status
-					switch {
-					case status == 0 && way.stream:
-						status = 200
-						is.True(!strings.Contains(got.body, "[DONE]"))
-					case status == 0:
-						status = 504
-					}
-					report := <-reports
-					is.Equal(report.Status, status)
-					is.Equal(report.Duration, c.after)
-					is.Equal(report.Err == nil, c.status == 200)
-					if report.Err != nil {
-						is.True(errors.Is(report.Err, ErrEngineStalled))
-						is.True(errors.Is(report.Err, context.DeadlineExceeded))
-						is.True(!errors.Is(report.Err, ErrChatTimeout))
-					}
-				})
-			})
-		}
-	}
-}
-
-// The time that a client takes to read is not its engine's silence.
-func TestAStalledClientIsNoStalledEngine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		is := is.New(t)
-		reports := make(chan ChatReport, 1)
-		o := testOptions(t, io.Discard)
-		o.KeepAlive, o.StallTimeout = -1, time.Second
-		o.Engine = fragmentsOf(strings.Repeat("x", 100<<10), "y")
-		o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
-		conn := serveInMemory(t, New(o)).dial()
-		defer conn.Close()
-		is.NoErr(chatRequest(t, "http://memory", "hi", true).Write(conn))
-		reader := bufio.NewReader(conn)
-		for range 5 {
-			time.Sleep(5 * time.Second)
-			_, err := io.CopyN(io.Discard, reader, 10<<10)
-			is.NoErr(err)
-		}
-		rest, err := http.ReadResponse(bufio.NewReader(io.MultiReader(strings.NewReader("HTTP/1.1 200 OK\r\n\r\n"), reader)), nil)
-		is.NoErr(err)
-		go func() { _, _ = io.Copy(io.Discard, rest.Body) }()
-		is.NoErr((<-reports).Err)
-	})
-}
-
-// Why a chat has ended is known to its engine and in its report, in the same
-// words; what an engine says of another chat is not believed.
-func TestReasons(t *testing.T) {
-	sentinels := map[string]error{"left": ErrClientLeft, "stalled": ErrClientStalled, "timeout": ErrChatTimeout, "engine": ErrEngineStalled}
-	for name, sentinel := range sentinels {
-		is := is.New(t)
-		matching := 0
-		for _, other := range sentinels {
-			if errors.Is(sentinel, other) {
-				matching++
-			}
-		}
-		is.Equal(matching, 1)
-
-		var reported ChatReport
-		o := testOptions(t, io.Discard)
-		o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-			yield("", fmt.Errorf("another chat (%s): %w", name, sentinel))
-		})
-		o.OnChat = func(_ context.Context, r ChatReport) { reported = r }
-		got := postChat(New(o), chatBodyJSON("hi", false))
-		is.Equal(got.Code, 500)
-		is.True(!errors.Is(reported.Err, sentinel))
-		is.True(strings.Contains(reported.Err.Error(), "another chat ("+name))
-
-		chosen := StatusError{Status: 503, Detail: "Upstream is slow", Err: sentinel}
-		o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) { yield("", chosen) })
-		is.Equal(postChat(New(o), chatBodyJSON("hi", false)).Body.String(), `{"detail":"Upstream is slow"}`)
-		is.True(!errors.Is(reported.Err, sentinel))
-	}
-	is := is.New(t)
-	is.True(errors.Is(ErrClientLeft, context.Canceled))
-	is.True(errors.Is(ErrClientStalled, os.ErrDeadlineExceeded))
-	is.True(errors.Is(ErrChatTimeout, context.DeadlineExceeded))
-	is.True(errors.Is(ErrEngineStalled, context.DeadlineExceeded))
+	return conn, reports
 }
 
 func TestCallbackEngine(t *testing.T) {
@@ -1237,56 +938,55 @@ func TestCallbackEngine(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			is := is.New(t)
-			var reported ChatReport
-			o := testOptions(t, io.Discard)
-			o.Engine = CallbackEngine(c.f)
-			o.OnChat = func(_ context.Context, r ChatReport) { reported = r }
-			is.Equal(postChat(New(o), chatBodyJSON("hi", false)).Body.String(), c.body)
-			is.True(sameEnd(reported.Err, c.err))
+			got := playChat(t, way{}, CallbackEngine(c.f))
+			is.Equal(got.body, c.body)
+			is.True(sameEnd(got.report(t).Err, c.err))
 		})
 	}
 }
 
+func TestCallbackEngineNil(t *testing.T) {
+	is := is.New(t)
+	defer func() { is.Equal(recover(), "botapi: CallbackEngine: the function is nil") }()
+	CallbackEngine(nil)
+	t.Error("CallbackEngine has returned")
+}
+
 // emit says that nothing more is wanted, and why. What a function makes of that
-// is no failure of its own, and what it emits when it has returned is lost.
-func TestACallbackEngineThatIsToStop(t *testing.T) {
+// is no failure of its own.
+func TestCallbackEngineIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		emitted := make(chan error, 3)
-		var emitLater func(string) error
-		reports := make(chan ChatReport, 1)
-		o := testOptions(t, io.Discard)
-		o.ChatTimeout = time.Second
-		o.Engine = CallbackEngine(func(ctx context.Context, _ *ChatRequest, emit func(string) error) error {
-			emitLater = emit
-			emitted <- emit("a")
+		var emitted []error
+		got := playChat(t, way{stream: true}, CallbackEngine(func(ctx context.Context, _ *ChatRequest, emit func(string) error) error {
+			emitted = append(emitted, emit("a"))
 			<-ctx.Done()
-			emitted <- emit("b")
+			emitted = append(emitted, emit("b"))
 			return fmt.Errorf("streaming: %w", emit("c"))
-		})
-		o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
-		got := ask(t, serveInMemory(t, New(o)), true)
-		is.Equal(got.body, "data: {\"content\":\"a\"}\n\nevent: error\ndata: {\"detail\":\"The answer took too long\"}\n\n")
-		is.NoErr(<-emitted)
-		is.True(errors.Is(<-emitted, ErrChatTimeout))
-		is.True(errors.Is((<-reports).Err, ErrChatTimeout))
-		is.True(emitLater("too late") != nil)
+		}), func(o *Options) { o.ChatTimeout = time.Second })
+		is.Equal(got.body, data("a")+broken(tooLong))
+		is.Equal(len(emitted), 2)
+		is.NoErr(emitted[0])
+		is.True(errors.Is(emitted[1], ErrChatTimeout))
+		is.True(errors.Is(got.report(t).Err, ErrChatTimeout))
 	})
 }
 
 // An engine may be made of another one. Then a range statement takes the
-// fragments, which panics if its body is called once too often.
-func TestACallbackEngineWithinAnother(t *testing.T) {
+// fragments, which panics if its body is called once too often. A function that
+// has returned, or panicked, is over: what it still emits comes to nothing.
+func TestCallbackEngineWithinAnother(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		wanted int // fragments
-		err    error
+		end    func() error
 		yields []string
 	}{
-		{"to its end", 9, nil, []string{"a", "b"}},
-		{"to its error", 9, errBroken, []string{"a", "b", "the model is broken"}},
-		{"not to its end", 1, nil, []string{"a"}},
-		{"not to its error", 1, errBroken, []string{"a"}},
+		{"to its end", 9, func() error { return nil }, []string{"a", "b"}},
+		{"to its error", 9, func() error { return errBroken }, []string{"a", "b", "the model is broken"}},
+		{"to its panic", 9, func() error { panic(errBroken) }, []string{"a", "b", "panic: the model is broken"}},
+		{"not to its end", 1, func() error { return nil }, []string{"a"}},
+		{"not to its error", 1, func() error { return errBroken }, []string{"a"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			is := is.New(t)
@@ -1296,188 +996,33 @@ func TestACallbackEngineWithinAnother(t *testing.T) {
 				for _, text := range []string{"a", "b"} {
 					is.Equal(emit(text) == nil, c.wanted > 1)
 				}
-				return c.err
+				return c.end()
 			})
 			var yields []string
-			for text, err := range engine.Chat(t.Context(), &ChatRequest{}) {
-				if err != nil {
-					text += err.Error()
+			func() {
+				defer func() {
+					if v := recover(); v != nil {
+						yields = append(yields, fmt.Sprint("panic: ", v))
+					}
+				}()
+				for text, err := range engine.Chat(t.Context(), &ChatRequest{}) {
+					if err != nil {
+						text += err.Error()
+					}
+					if yields = append(yields, text); len(yields) == c.wanted {
+						break
+					}
 				}
-				yields = append(yields, text)
-				if len(yields) == c.wanted {
-					break
-				}
-			}
+			}()
 			is.Equal(yields, c.yields)
 			is.True(emitLater("too late") != nil)
 		})
 	}
 }
 
-// An engine that waits for its client hears that the time is up when it is, and
-// not when the write that it waits for has ended.
-func TestAWaitingEngineIsToldAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		is := is.New(t)
-		told, wanted := make(chan time.Duration, 1), false
-		o := testOptions(t, io.Discard)
-		o.ChatTimeout = time.Second
-		o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
-			began := time.Now()
-			for yield(strings.Repeat("x", 1<<10), nil) {
-				wanted = wanted || ctx.Err() != nil
-			}
-			told <- time.Since(began)
-		})
-		conn := serveInMemory(t, New(o)).dial()
-		defer conn.Close()
-		is.NoErr(chatRequest(t, "http://memory", "hi", true).Write(conn))
-		_, err := io.ReadFull(conn, make([]byte, 100<<10)) // then another goroutine writes
-		is.NoErr(err)
-		is.Equal(<-told, time.Second)
-		is.True(!wanted) // nothing more of an answer that has ended
-	})
-}
-
-// OnChat may take longer than WriteTimeout: what net/http writes behind it has
-// its own.
-func TestASlowOnChatSpoilsNoAnswer(t *testing.T) {
-	for _, way := range ways {
-		t.Run(way.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				o := testOptions(t, io.Discard)
-				o.OnChat = func(context.Context, ChatReport) { time.Sleep(time.Hour) }
-				got := ask(t, way.serve(t, New(o)), way.stream)
-				is.NoErr(got.err)
-				is.Equal(got.status, 200)
-				time.Sleep(2 * time.Hour) // OnChat has returned
-			})
-		})
-	}
-}
-
-// A client that leaves long after the last write was there until then.
-func TestAClientThatLeavesInTheSilence(t *testing.T) {
-	for _, way := range ways {
-		t.Run(way.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				reports := make(chan ChatReport, 1)
-				o := testOptions(t, io.Discard)
-				o.ChatTimeout, o.KeepAlive = -1, -1
-				o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
-					yield("a", nil)
-					<-ctx.Done()
-				})
-				o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
-				ctx, leave := context.WithTimeout(t.Context(), time.Hour)
-				defer leave()
-				_, _ = askAs(ctx, testKey, way.serve(t, New(o)), way.stream)
-				report := <-reports
-				is.True(errors.Is(report.Err, ErrClientLeft))
-				is.Equal(report.Duration, time.Hour)
-			})
-		})
-	}
-}
-
-// An account whose chats have all ended is forgotten, and not before.
-func TestAccountsAreForgotten(t *testing.T) {
-	is := is.New(t)
-	for _, limit := range []int64{0, 2} {
-		p := newPlaces(0, limit)
-		chats := make([]place, 3)
-		is.NoErr(chats[0].take(p, "a"))
-		is.NoErr(chats[1].take(p, "a"))
-		end := func(chat *place) { chat.release(); chat.release() }
-		end(&chats[0])
-		is.NoErr(chats[0].take(p, "a"))
-		is.Equal(chats[2].take(p, "a") != nil, limit > 0)
-		end(&chats[0])
-		end(&chats[1])
-		is.Equal(len(p.taken), 0)
-	}
-}
-
-func TestNothingIsWantedAfterAnError(t *testing.T) {
-	is := is.New(t)
-	wanted := make(chan []bool, 1)
-	o := testOptions(t, io.Discard)
-	o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-		wanted <- []bool{yield("", errOverloaded), yield("more", nil), yield("", io.EOF)}
-	})
-	is.Equal(postChat(New(o), chatBodyJSON("hi", false)).Code, 529)
-	is.Equal(received(t, wanted, "the engine to end"), []bool{false, false, false})
-}
-
-// Where nothing bounds a write, ChatTimeout does. Else WriteTimeout does, and may
-// be exceeded by an eighth.
-func TestAWriteIsBounded(t *testing.T) {
-	for _, c := range []struct{ chat, write, took time.Duration }{
-		{4 * time.Second, -1, 4500 * time.Millisecond},
-		{time.Minute, 4 * time.Second, 4500 * time.Millisecond},
-		{time.Hour, time.Minute, 61 * time.Second},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			is := is.New(t)
-			reports := make(chan ChatReport, 1)
-			o := testOptions(t, io.Discard)
-			o.ChatTimeout, o.WriteTimeout = c.chat, c.write
-			o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
-			conn := serveInMemory(t, New(o)).dial() // whose client does not read
-			defer conn.Close()
-			is.NoErr(chatRequest(t, "http://memory", "hi", true).Write(conn))
-			is.Equal((<-reports).Duration, c.took)
-		})
-	}
-}
-
-// An engine may change its request, and changes nothing for anyone else by that.
-func TestAChangedRequestChangesNoReport(t *testing.T) {
-	for _, way := range ways {
-		t.Run(way.name, func(t *testing.T) {
-			is := is.New(t)
-			var reported ChatReport
-			var log testLog
-			o := testOptions(t, &log)
-			o.Engine = engineOf(func(_ context.Context, req *ChatRequest, yield func(string, error) bool) {
-				*req = ChatRequest{UserID: "nobody", Stream: !req.Stream}
-				yield("ok", nil)
-			})
-			o.OnChat = func(_ context.Context, r ChatReport) { reported = r }
-			got := way.do(t, New(o), "POST", "/v1/chat", fmt.Sprintf(`{"bot_slug":"echo","prompt":"p","stream":%t,"user_id":7}`, way.stream))
-			is.Equal(got.status, 200)
-			is.Equal(reported.UserID, "7")
-			is.Equal(reported.Bot, echoBot)
-			is.Equal(reported.Stream, way.stream)
-			is.Equal(strings.Contains(log.String(), "cannot flush"), way.stream && way.hides)
-		})
-	}
-}
-
-// A function that has panicked has returned: an engine around it may go on, and
-// then nothing that still emits comes between.
-func TestACallbackEngineThatPanicsIsOver(t *testing.T) {
-	is := is.New(t)
-	var emitLater func(string) error
-	engine := CallbackEngine(func(_ context.Context, _ *ChatRequest, emit func(string) error) error {
-		emitLater = emit
-		panic(errBroken)
-	})
-	func() {
-		defer func() { is.Equal(recover(), errBroken) }()
-		engine.Chat(t.Context(), &ChatRequest{})(func(string, error) bool {
-			t.Error("a fragment behind the end")
-			return true
-		})
-	}()
-	is.True(emitLater("too late") != nil)
-}
-
 // What still emits when the function of an engine returns is waited for: the
 // engine is not over before.
-func TestACallbackEngineEndsWithItsLastYield(t *testing.T) {
+func TestCallbackEngineEndsWithItsLastYield(t *testing.T) {
 	is := is.New(t)
 	yielding, yielded := make(chan struct{}), false
 	engine := CallbackEngine(func(_ context.Context, _ *ChatRequest, emit func(string) error) error {
@@ -1494,65 +1039,4 @@ func TestACallbackEngineEndsWithItsLastYield(t *testing.T) {
 		return true
 	})
 	is.True(yielded)
-}
-
-// An account may have the empty name: it is counted as any other.
-func TestAnAccountWithoutANameHasItsLimit(t *testing.T) {
-	is := is.New(t)
-	o := testOptions(t, t.Output())
-	o.MaxChatsPerAccount = 1
-	o.Keys = KeyVerifierFunc(func(context.Context, string) (string, error) { return "", nil })
-	var h http.Handler
-	statuses, nested := make(chan int, 1), false
-	o.Engine = engineOf(func(context.Context, *ChatRequest, func(string, error) bool) {
-		if !nested {
-			nested = true
-			statuses <- postChat(h, chatBodyJSON("hi", false)).Code
-		}
-	})
-	h = New(o)
-	is.Equal(postChat(h, chatBodyJSON("hi", false)).Code, 200)
-	is.Equal(<-statuses, 429)
-}
-
-// A context says whose it is as long as somebody keeps it.
-func TestContextsOutliveTheirRequests(t *testing.T) {
-	is := is.New(t)
-	kept := make(map[string]context.Context)
-	o := testOptions(t, t.Output())
-	o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
-		kept[RequestIDFrom(ctx)] = ctx
-		yield("ok", nil)
-	})
-	h := New(o)
-	for i := range 20 { // a pool does not return each thing to the next who asks
-		r := httptest.NewRequest("POST", "/v1/chat", strings.NewReader(chatBodyJSON("hi", i%2 == 0)))
-		r.Header.Set("Authorization", "Bearer "+testKey)
-		r.Header.Set("X-Request-Id", fmt.Sprint("r-", i))
-		h.ServeHTTP(httptest.NewRecorder(), r)
-	}
-	is.Equal(len(kept), 20)
-	for id, ctx := range kept {
-		is.Equal(RequestIDFrom(ctx), id)
-		is.Equal(AccountFrom(ctx), testAccount)
-	}
-}
-
-// What the host has given as its reason stands before what lies behind it.
-func TestAHostsStatusErrorBecauseOfADeadline(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		is := is.New(t)
-		o := testOptions(t, t.Output())
-		o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, _ func(string, error) bool) { <-ctx.Done() })
-		h := New(o)
-		server := serveInMemory(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			cause := StatusError{Status: 402, Detail: "Your minute is over", Err: fmt.Errorf("budget: %w", context.DeadlineExceeded)}
-			ctx, cancel := context.WithTimeoutCause(r.Context(), time.Second, cause)
-			defer cancel()
-			h.ServeHTTP(w, r.WithContext(ctx))
-		}))
-		got := ask(t, server, false)
-		is.Equal(got.status, 402)
-		is.Equal(got.body, `{"detail":"Your minute is over"}`)
-	})
 }

@@ -24,7 +24,8 @@
 // the host, and the outermost StatusError stands before all others. With
 // [http.ErrAbortHandler], returned or as a panic, the connection is cut. Every
 // other error, and every other panic, is a 500 that shows nothing of it; the log
-// has it, with the request id.
+// has it, with the request id. An engine that fails at or after the deadline of
+// its context is too late, whatever its error says: the answer is a 504.
 //
 // # Mounting
 //
@@ -52,7 +53,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -113,9 +113,10 @@ type Options struct {
 	// OnChat, if not nil, is called once for each chat that reached the engine,
 	// when the answer has ended and before the handler returns: the client has
 	// what it is owed, but the request is not over while OnChat runs. (Behind a
-	// ResponseWriter that cannot flush, the answer leaves only after it.) It
-	// must be safe for concurrent use. The context has the request's values and is
-	// not cancelled. A panic is logged.
+	// ResponseWriter that cannot flush, the answer leaves only after it. An answer
+	// in one body is flushed by the writer itself or not at all, a stream also by
+	// what its Unwrap returns.) It must be safe for concurrent use. The context
+	// has the request's values and is not cancelled. A panic is logged.
 	OnChat func(context.Context, ChatReport)
 }
 
@@ -130,21 +131,22 @@ var OpenAPI string
 
 // New returns the handler that the options describe. It serves GET /v1/bots
 // and POST /v1/chat, each also without /v1. It panics, naming the field, when
-// Bots, Keys or Engine is nil.
+// Bots, Keys or Engine is nil, or holds a nil *MemoryStore, KeyVerifierFunc or
+// ChatEngineFunc.
 func New(o Options) http.Handler {
 	switch {
-	case o.Bots == nil:
+	case isNil(o.Bots):
 		panic("botapi: New: Options.Bots is nil")
-	case o.Keys == nil:
+	case isNil(o.Keys):
 		panic("botapi: New: Options.Keys is nil")
-	case o.Engine == nil:
+	case isNil(o.Engine):
 		panic("botapi: New: Options.Engine is nil")
 	}
 	h := &handler{
 		bots:         o.Bots,
 		keys:         o.Keys,
 		engine:       o.Engine,
-		places:       newPlaces(o.MaxConcurrentChats, o.MaxChatsPerAccount),
+		slots:        newSlots(o.MaxConcurrentChats, o.MaxChatsPerAccount),
 		maxBodyBytes: o.MaxBodyBytes,
 		chatTimeout:  orDefault(o.ChatTimeout, DefaultChatTimeout),
 		stallTimeout: orDefault(o.StallTimeout, never),
@@ -165,6 +167,22 @@ func New(o Options) http.Handler {
 	return h
 }
 
+// isNil is also true of the package's own types that are nil in an interface:
+// nothing could be done with them. What a nil of the host's can do, it knows.
+func isNil(part any) bool {
+	switch part := part.(type) {
+	case nil:
+		return true
+	case *MemoryStore:
+		return part == nil
+	case KeyVerifierFunc:
+		return part == nil
+	case ChatEngineFunc:
+		return part == nil
+	}
+	return false
+}
+
 // never is longer than any answer. It can be added to a moment.
 const never = 100 * 365 * 24 * time.Hour
 
@@ -180,7 +198,7 @@ type handler struct {
 	bots   BotStore
 	keys   KeyVerifier
 	engine ChatEngine
-	places *places
+	slots  *slots
 	listed listing
 
 	maxBodyBytes int64
@@ -194,59 +212,62 @@ type handler struct {
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := newExchange(h, w, r)
-	if err := x.serve(); err != nil {
-		x.refuse(failureOf(err))
+	defer x.stopDiscarding()
+	if ended := x.serve(); ended != nil {
+		x.writeError(x.realReason(ended))
 	}
+	x.conn.extendDeadlineForReturn()
 	if x.cut {
 		panic(http.ErrAbortHandler)
 	}
 }
 
-// An exchange is one request and its answer. It belongs to the goroutine that
-// net/http serves the request in.
+// An exchange is one request and its response. It belongs to the goroutine in which
+// net/http serves the request. A chat's other goroutines only read what no longer
+// changes then, and write through conn as the stream allows.
 type exchange struct {
 	handler *handler
 	r       *http.Request
 	conn    connection // to the client
+	body    requestBody
 	account string
-	ctx     context.Context // the request's, with what the handler knows of it
+	ctx     context.Context // the request's, with the request id and the account
 
-	cut bool // the connection must not look as if the answer were whole
+	cut bool // the connection is to be cut when the handler returns
 
-	// What the context and the headers point into, in one allocation with it.
+	// What ctx and the headers point to, in the same allocation.
 	identified, admitted requestContext
 	values               [3]string
 }
 
 func newExchange(h *handler, w http.ResponseWriter, r *http.Request) *exchange {
-	x := &exchange{handler: h, r: r}
+	x := &exchange{handler: h, r: r, body: requestBody{r: r}}
 	x.conn.w = w
 	x.conn.control = *http.NewResponseController(w)
 	x.conn.began = time.Now()
 	x.conn.timeout = h.writeTimeout
-	x.conn.lifting = r.ProtoMajor != 1
-	id := requestID(r.Header)
-	x.identified = requestContext{Context: r.Context(), requestID: id}
+	x.conn.http2 = r.ProtoMajor != 1
+	x.identified = requestContext{Context: r.Context(), requestID: requestID(r.Header)}
 	x.ctx = &x.identified
-	x.setHeader("X-Request-Id", 0, id)
 	return x
 }
 
-// serve finds the route, checks the key, and answers. The error it returns is
-// still to be told to the client.
-func (x *exchange) serve() (err error) {
+// serve finds the route, checks the key, and answers. It returns nil, or the error
+// that is still to be sent.
+func (x *exchange) serve() (ended *ending) {
 	defer func() {
 		if v := recover(); v != nil {
-			err = recovered("serving the request", v)
+			ended = failureOf(recovered("serving the request", v))
 		}
 	}()
-	route, err := x.route()
-	if err != nil {
-		return err
+	x.setHeader("X-Request-Id", 0, x.identified.requestID)
+	route, ended := x.route()
+	if ended != nil {
+		return ended
 	}
-	account, err := x.authenticate()
-	if err != nil {
-		return err
+	account, ended := x.authenticate()
+	if ended != nil {
+		return ended
 	}
 	x.admit(account)
 	return route(x)
@@ -254,25 +275,25 @@ func (x *exchange) serve() (err error) {
 
 // route compares paths exactly: a redirect to a cleaner one would turn a POST
 // into a GET.
-func (x *exchange) route() (func(*exchange) error, error) {
+func (x *exchange) route() (func(*exchange) *ending, *ending) {
 	switch x.r.URL.Path {
 	case "/v1/bots", "/bots":
 		return (*exchange).listBots, x.allow(http.MethodGet, http.MethodHead)
 	case "/v1/chat", "/chat":
 		return (*exchange).chat, x.allow(http.MethodPost)
 	}
-	return nil, errNotFound
+	return nil, rejected(errNotFound)
 }
 
-func (x *exchange) allow(methods ...string) error {
+func (x *exchange) allow(methods ...string) *ending {
 	if slices.Contains(methods, x.r.Method) {
 		return nil
 	}
 	x.conn.w.Header().Set("Allow", strings.Join(methods, ", "))
-	return errMethodNotAllowed
+	return rejected(errMethodNotAllowed)
 }
 
-// admit makes the account known to everything that comes after.
+// admit adds the account to the exchange and its context.
 func (x *exchange) admit(account string) {
 	x.account = account
 	x.admitted = x.identified
@@ -280,200 +301,304 @@ func (x *exchange) admit(account string) {
 	x.ctx = &x.admitted
 }
 
-// setHeader sets a header that has its place in x.values.
-func (x *exchange) setHeader(canonical string, place int, value string) {
-	x.values[place] = value
-	x.conn.w.Header()[canonical] = x.values[place : place+1 : place+1]
+// setHeader sets a header whose value is kept in x.values, at index i: that saves
+// an allocation.
+func (x *exchange) setHeader(canonical string, i int, value string) {
+	x.values[i] = value
+	x.conn.w.Header()[canonical] = x.values[i : i+1 : i+1]
 }
 
-// send answers with a whole JSON body, and sees that it is on its way: on
-// HTTP/2, what is left when the handler returns would have no deadline. Each
-// write is of bounded size and has its own WriteTimeout, and none begins when
-// more time has passed than limit.
-func (x *exchange) send(status int, body []byte, limit time.Duration) error {
-	length := len(body)
+// maxPart bounds one write of a response that is not a stream: it is what the
+// slowest client must take within WriteTimeout.
+const maxPart = 64 << 10
+
+// send sends a response with a JSON body, and flushes it where the writer can: it is
+// on its way before OnChat is called. Each part has its own WriteTimeout, and no
+// part but the first is begun after lastStart.
+func (x *exchange) send(status int, body []byte, lastStart time.Duration) *ending {
+	failure := x.conn.writeHeader(status, func() {
+		x.setHeader("Content-Type", 1, "application/json")
+		x.setHeader("Content-Length", 2, strconv.Itoa(len(body)))
+	})
 	if x.r.Method == http.MethodHead {
-		body = nil
+		return failure
 	}
-	for first := true; first || len(body) > 0; first = false {
-		now := x.conn.elapsed()
-		if !first && now > limit {
-			return ErrChatTimeout
+	for first := true; failure == nil && (first || len(body) > 0); first = false {
+		if !first && x.conn.elapsed() > lastStart {
+			return endingOf(endingTooLate)
 		}
-		part := body[:min(len(body), maxWrite)]
+		part := body[:min(len(body), maxPart)]
 		body = body[len(part):]
-		err := x.conn.within(now, func() error {
-			if first {
-				x.sendHead(status, length)
-			}
-			if _, err := x.conn.w.Write(part); err != nil {
-				return err
-			}
-			if len(body) > 0 {
-				return nil
-			}
-			return x.conn.flush()
-		})
-		if err != nil {
-			return err
-		}
+		failure = x.conn.write(part, len(body) == 0)
 	}
-	return nil
+	return failure
 }
 
-func (x *exchange) sendHead(status, length int) {
-	x.setHeader("Content-Type", 1, "application/json")
-	x.setHeader("Content-Length", 2, strconv.Itoa(length))
-	x.conn.w.WriteHeader(status)
-}
-
-// requestEnded says why the request's context has ended; nil if it has not. Its
-// cause decides the answer: the host may have given one of its own. The context
-// may be one of the host's middleware, too, and panic.
-func (x *exchange) requestEnded() (reason error) {
+// requestEnded says how the request's context has ended, or returns nil if it has
+// not. The context may belong to the host's middleware, and panic.
+func (x *exchange) requestEnded() (ended *ending) {
 	defer func() {
 		if v := recover(); v != nil {
-			reason = recovered("asking the request's context", v)
+			ended = failureOf(recovered("asking the request's context", v))
 		}
 	}()
 	ctx := x.r.Context()
 	if ctx.Err() == nil {
 		return nil
 	}
-	cause := context.Cause(ctx)
-	reason = failureOf(cause)
-	_, chosen := errors.AsType[StatusError](reason)
+	return endedByHost(context.Cause(ctx))
+}
+
+// realReason corrects an ending that may only be what the end of the request has
+// led to: a client that seems to have left, a write that failed, code of the host's
+// that returned context.Canceled or context.DeadlineExceeded. The host may have
+// ended the request before. And when a write takes too long, net/http cancels the
+// request's context, as if the client had left.
+func (x *exchange) realReason(e *ending) *ending {
+	if e == nil {
+		return nil
+	}
+	byClient := e.kind == endingClientLeft || e.kind == endingClientStalled
+	if !byClient && !e.canceled && !e.deadline {
+		return e
+	}
+	ended := x.requestEnded()
 	switch {
-	case chosen:
-		return reason
-	case errors.Is(cause, context.DeadlineExceeded):
-		return errTooLong.because(reason)
-	case errors.Is(cause, context.Canceled):
-		return ErrClientLeft
-	}
-	return errEndedByHost.because(reason)
-}
-
-// reasonBehind is why a client seems to have left: the host may have ended the
-// request, and with it what its writer takes; or the client has only stopped
-// reading, when net/http takes it for one that left.
-func (x *exchange) reasonBehind(reason error) error {
-	if !errors.Is(reason, ErrClientLeft) {
-		return reason
-	}
-	if ended := x.requestEnded(); ended != nil && !errors.Is(ended, ErrClientLeft) {
+	case ended != nil && (ended.kind != endingClientLeft || !byClient):
 		return ended
+	case byClient && x.conn.stalled():
+		return endingOf(endingClientStalled)
 	}
-	if x.conn.stalled() {
-		return ErrClientStalled
-	}
-	return reason
+	return e
 }
 
-// A connection writes to one client, each write within WriteTimeout. One
-// goroutine at a time writes; any may call interrupt and stalled beside it, as
-// long as the handler has not returned.
-//
-// It keeps every moment as time since the request began: that takes one look at
-// one clock, and eight bytes.
+// A connection writes to one client, each write within WriteTimeout. Its times are
+// durations since began, the start of the request: one clock, and eight bytes each.
 type connection struct {
+	// Set once.
 	w       http.ResponseWriter
 	control http.ResponseController
 	began   time.Time
-	timeout time.Duration
+	timeout time.Duration // WriteTimeout
+	http2   bool          // not HTTP/1: a deadline that passes between two writes would end the stream, so each is cleared
 
-	deadline   time.Duration // the last that arm has set
-	lifting    bool          // each deadline is lifted behind its write, as HTTP/2 wants: one that passes ends the stream
-	unflushing bool          // the writer cannot flush: everything leaves at the end
-	failure    error         // why nothing more reaches the client
+	// Used by one goroutine at a time, the one that may write.
+	deadline    time.Duration // the last that extendDeadline has set
+	cannotFlush bool          // the writer has no Flush for a stream, which leaves when the handler returns
+	flushed     bool          // the last flush worked: nothing need be buffered in the writer
+	headSent    bool          // the head of a response that is not a stream was sent, as far as can be known
+	failure     *ending       // why nothing can be written any more; nil between writes that work, writeDidNotReturn during each
 
-	writeBegan atomic.Int64 // 1 + when the write that is under way, or stalled, began; 0 if none is
+	// Safe for concurrent use.
+	limit      instant // when no write is begun any more, and the deadline of those before
+	writeBegan instant // when the write that is under way began; stays set if that stalled
 
-	mu    sync.Mutex // held while a deadline is set
-	fixed bool       // no other deadline is set any more
+	mu             sync.Mutex // held while the write deadline is set
+	deadlineFrozen bool       // the write deadline is not changed any more, or cannot be
 }
 
 func (c *connection) elapsed() time.Duration { return time.Since(c.began) }
 
-// outlive lifts the server's ReadTimeout and WriteTimeout, which are meant for
-// requests, not for answers that a model is still writing.
-func (c *connection) outlive() {
-	_ = guard(func() error { return c.control.SetReadDeadline(time.Time{}) }) // unsupported: then the host's writer has none to lift
+// liftServerDeadlines removes the server's ReadTimeout and WriteTimeout, which are
+// meant for requests, not for answers that a model is still writing.
+func (c *connection) liftServerDeadlines() {
+	_ = guard(func() error { return c.control.SetReadDeadline(time.Time{}) }) // unsupported: then the host's writer has none
 	c.setDeadline(time.Time{}, false)
 }
 
-// within calls the host's ResponseWriter, with a deadline. If that fails,
-// panics, or ends its goroutine, it is the end of the connection: the error says
-// whether the client left or did not read.
-func (c *connection) within(now time.Duration, call func() error) error {
+// writeHeader sends the head, which net/http buffers. It calls set first, which sets
+// the headers: the host's writer may fail there, too.
+func (c *connection) writeHeader(status int, set func()) *ending {
+	return c.writeWithDeadline(c.elapsed(), func() error {
+		set()
+		c.w.WriteHeader(status)
+		return nil
+	})
+}
+
+// write sends a part of a body, and flushes the last.
+func (c *connection) write(part []byte, last bool) *ending {
+	return c.writeWithDeadline(c.elapsed(), func() error {
+		if _, err := c.w.Write(part); err != nil {
+			return err
+		}
+		// On HTTP/2, the head is a frame of its own, which may leave even if the
+		// body then cannot. On HTTP/1, both leave together.
+		c.headSent = c.headSent || c.http2 || !last
+		if !last {
+			return nil
+		}
+		err := c.flushBody()
+		c.headSent = c.headSent || err == nil
+		return err
+	})
+}
+
+// writeWithDeadline calls the host's ResponseWriter. If the call fails, panics or
+// ends its goroutine, nothing more is written: the client is taken for one that has
+// left, or that does not read.
+func (c *connection) writeWithDeadline(now time.Duration, call func() error) *ending {
+	if c.failure == nil && c.pastLimit(now) {
+		c.failure = endingOf(endingClientStalled)
+	}
 	if c.failure != nil {
 		return c.failure
 	}
-	c.failure = ErrClientLeft // unless the calls return
-	c.arm(now)
-	c.writeBegan.Store(1 + int64(now))
-	c.failure = c.explain(guard(call))
-	if !errors.Is(c.failure, ErrClientStalled) {
-		c.writeBegan.Store(0)
+	c.failure = writeDidNotReturn // which stands if the call ends this goroutine
+	c.extendDeadline(now)
+	c.writeBegan.set(now)
+	c.failure = c.writeFailure(guard(call))
+	if c.failure == nil || c.failure.kind != endingClientStalled {
+		c.writeBegan.clear()
 	}
-	if c.lifting {
+	if c.http2 {
 		c.setDeadline(time.Time{}, false)
 	}
 	return c.failure
 }
 
-// explain says what the failure of the write that is under way means.
-func (c *connection) explain(err error) error {
-	switch {
-	case err == nil:
+// writeDidNotReturn stands for a write whose goroutine the host has ended. It counts
+// as a client that left.
+var writeDidNotReturn = endingOf(endingClientLeft)
+
+// writeFailure is what it means that the write that is under way failed. That
+// depends on how long it took, not on the error. The stack of a panic is kept for
+// the log.
+func (c *connection) writeFailure(err error) *ending {
+	if err == nil {
 		return nil
-	case c.stalled():
-		return fmt.Errorf("%w: %w", ErrClientStalled, err)
 	}
-	return fmt.Errorf("%w: %w", ErrClientLeft, err)
+	e := endingOf(endingClientLeft)
+	if c.stalled() {
+		e = endingOf(endingClientStalled)
+	}
+	e.err = fmt.Errorf("%w: %w", e.err, err)
+	if p, panicked := err.(*panicError); panicked && p.value != any(http.ErrAbortHandler) {
+		e.text, e.stack = p.text, p.stack
+	}
+	return e
 }
 
-// stalled is whether the write that is under way has had its time, or has
-// failed because of that.
+// stalled reports whether the write that is under way has used up its time, or
+// has failed because of that. It is safe for concurrent use.
 func (c *connection) stalled() bool {
-	began := c.writeBegan.Load()
-	return began > 0 && c.elapsed()-time.Duration(began-1) >= c.timeout
+	began, isSet := c.writeBegan.get()
+	if !isSet {
+		return false
+	}
+	now := c.elapsed()
+	return now-began >= c.timeout || c.pastLimit(now)
 }
 
-// arm sees that a write that begins now has its whole timeout, and little
-// more. On HTTP/1 the deadline is moved only once in a while, since moving it
-// costs.
-func (c *connection) arm(now time.Duration) {
-	if c.lifting || c.deadline < now+c.timeout {
+// limitRemainingWrites gives all that is still to be written one WriteTimeout
+// together, from that time on. A write that is under way keeps its deadline. It is
+// safe for concurrent use.
+func (c *connection) limitRemainingWrites(from time.Duration) { c.limit.set(from + c.timeout) }
+
+func (c *connection) pastLimit(now time.Duration) bool {
+	limit, isSet := c.limit.get()
+	return isSet && now >= limit
+}
+
+// extendDeadline sees that a write that begins now has its whole timeout, and
+// little more, but does not go on after the limit. On HTTP/1, a deadline that is
+// right already stays as it is, and one that is too near is moved a little further
+// than needed, since moving it costs.
+func (c *connection) extendDeadline(now time.Duration) {
+	limit, limited := c.limit.get()
+	if c.http2 || c.deadline < now+c.timeout || limited && c.deadline > limit {
 		c.deadline = now + c.timeout + min(c.timeout/8, time.Second)
+		if limited {
+			c.deadline = min(c.deadline, limit)
+		}
 		c.setDeadline(c.began.Add(c.deadline), false)
 	}
 }
 
-// interrupt makes the write that is under way fail, and every later one.
-func (c *connection) interrupt() { c.setDeadline(time.Unix(1, 0), true) }
-
-// setDeadline sets the write deadline, unless one was set for good. A writer of
-// the host's that has no deadlines has bounds of its own.
-func (c *connection) setDeadline(at time.Time, forGood bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.fixed {
-		c.fixed = guard(func() error { return c.control.SetWriteDeadline(at) }) != nil || forGood
+// extendDeadlineForReturn sets a deadline for what net/http writes when the
+// handler has returned: a whole WriteTimeout, since OnChat may have taken any time.
+// Where deadlines are cleared, it does so only if there may be something left to
+// write.
+func (c *connection) extendDeadlineForReturn() {
+	c.limit.clear()
+	if !c.http2 || !c.flushed {
+		c.extendDeadline(c.elapsed())
 	}
 }
 
-// flush sends what the writer holds back. A write may fail only now, though
-// Write has returned nil.
+// interrupt makes the write that is under way fail, and every later one. It is
+// safe for concurrent use until the handler returns.
+func (c *connection) interrupt() { c.setDeadline(time.Unix(1, 0), true) }
+
+// setDeadline sets the write deadline, unless it is frozen. Without support for
+// deadlines, the host's writer must have bounds of its own.
+func (c *connection) setDeadline(at time.Time, freeze bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.deadlineFrozen {
+		c.deadlineFrozen = guard(func() error { return c.control.SetWriteDeadline(at) }) != nil || freeze
+	}
+}
+
+// endReading makes the read that is under way fail, and every later one.
+func (c *connection) endReading() {
+	_ = guard(func() error { return c.control.SetReadDeadline(time.Unix(1, 0)) }) // unsupported: the host's writer has bounds of its own
+}
+
+// closeAfterResponse has net/http close the connection after the response, without
+// reading the rest of the body before. net/http then first closes its own side and
+// waits a while: if it closed at once, with bytes of the client unread, the
+// connection would be reset and the response lost. Only http.MaxBytesReader can ask
+// net/http for that, when its limit is reached.
+func (c *connection) closeAfterResponse() {
+	_ = guard(func() error {
+		w := c.w
+		for {
+			wrapper, ok := w.(interface{ Unwrap() http.ResponseWriter })
+			if !ok {
+				break
+			}
+			w = wrapper.Unwrap()
+		}
+		_, err := http.MaxBytesReader(w, io.NopCloser(strings.NewReader("more")), 0).Read(make([]byte, 1))
+		return err
+	})
+}
+
+// flush sends what the writer has buffered of a stream. It may return the error of
+// an earlier Write.
 func (c *connection) flush() error {
 	err := c.control.Flush()
-	if errors.Is(err, http.ErrNotSupported) {
-		c.unflushing, err = true, nil
+	c.flushed = err == nil
+	if errors.Is(err, errors.ErrUnsupported) {
+		c.cannotFlush, err = true, nil
 	}
 	return err
 }
 
-// guard calls the host's ResponseWriter, and makes an error of its panic.
+// flushBody sends what the writer has buffered of a response that is not a stream,
+// if the writer itself has a Flush. It does not use that of a writer behind Unwrap:
+// a writer that buffers and has no Flush may not have sent its status yet. A
+// response without a body is not flushed: behind compression, that would begin a
+// body.
+func (c *connection) flushBody() error {
+	var err error
+	switch w := c.w.(type) {
+	case interface{ FlushError() error }:
+		err = w.FlushError()
+	case http.Flusher:
+		w.Flush()
+	default:
+		return nil
+	}
+	c.flushed = err == nil
+	if errors.Is(err, errors.ErrUnsupported) {
+		return nil
+	}
+	return err
+}
+
+// guard calls the host's ResponseWriter and turns a panic into an error.
 func guard(call func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -483,7 +608,7 @@ func guard(call func() error) (err error) {
 	return call()
 }
 
-// requestContext is the request's context with what the handler knows of it.
+// requestContext is the request's context with the request id and the account.
 type requestContext struct {
 	context.Context
 	requestID, account string
@@ -555,6 +680,9 @@ func newRequestID() string {
 // it, or wrap it. Both StatusError and *StatusError will do. For a 422, whose
 // detail is a list in this interface, an [HTTPValidationError] is the better
 // choice.
+//
+// A 5xx is logged at Error, unless it has a RetryAfter and no Err: then a limit
+// was reached, which is logged at Info.
 type StatusError struct {
 	Status     int           // 4xx or 5xx; anything else is answered 500, without the Detail
 	Detail     string        // sent to the client as {"detail": Detail}; empty means the status's own text, if it has one
@@ -573,12 +701,12 @@ func (e StatusError) Error() string {
 // Unwrap returns the cause.
 func (e StatusError) Unwrap() error { return e.Err }
 
-// As lets [errors.As] find both forms by either.
+// As matches a StatusError and a *StatusError.
 func (e StatusError) As(target any) bool { return setEither(e, target) }
 
-// HTTPValidationError is a 422 answer; an engine may return one before its
-// first fragment, for instance for a member of Extra. In a stream that has begun
-// it is an error like any other. Both HTTPValidationError and
+// HTTPValidationError is a 422 with a list of problems. An engine may yield one
+// before its first fragment, for instance for a field of Extra. In a stream that has
+// begun it is an error like any other. Both HTTPValidationError and
 // *HTTPValidationError will do.
 type HTTPValidationError struct {
 	Detail []ValidationError `json:"detail"`
@@ -592,11 +720,10 @@ func (e HTTPValidationError) Error() string {
 	return fmt.Sprintf("invalid request: %v: %s (%d in all)", first.Loc, first.Msg, len(e.Detail))
 }
 
-// As lets [errors.As] find both forms by either.
+// As matches an HTTPValidationError and an *HTTPValidationError.
 func (e HTTPValidationError) As(target any) bool { return setEither(e, target) }
 
-// setEither is errors.As' question to an error: whether it is what target points
-// to, or what a pointer there points to.
+// setEither sets the target of errors.As, if it is an E or a *E.
 func setEither[E error](e E, target any) bool {
 	switch target := target.(type) {
 	case *E:
@@ -616,31 +743,248 @@ type ValidationError struct {
 	Type string `json:"type"`
 }
 
-// What the handler itself refuses. A StatusError of the host stands before all
-// of them.
+// The error responses of the handler itself.
 var (
-	errNotFound           = StatusError{Status: http.StatusNotFound, Detail: "Not Found"}
-	errMethodNotAllowed   = StatusError{Status: http.StatusMethodNotAllowed, Detail: "Method Not Allowed"}
-	errNotAuthenticated   = StatusError{Status: http.StatusUnauthorized, Detail: "Not authenticated"}
-	errKeyRefused         = StatusError{Status: http.StatusUnauthorized, Detail: "Invalid API key", Err: ErrInvalidKey}
-	errNoSuchBot          = StatusError{Status: http.StatusNotFound, Detail: "Bot not found"}
-	errBodyTooLarge       = StatusError{Status: http.StatusRequestEntityTooLarge, Detail: "Request body too large"}
-	errBodyTooSlow        = StatusError{Status: http.StatusRequestTimeout, Detail: "Request body did not arrive in time"}
-	errBodyBroken         = StatusError{Status: http.StatusBadRequest, Detail: "Request body could not be read"}
-	errAllPlacesTaken     = StatusError{Status: http.StatusServiceUnavailable, Detail: "Too many chats in progress", RetryAfter: time.Second}
-	errAccountPlacesTaken = StatusError{Status: http.StatusTooManyRequests, Detail: "Too many chats in progress for this key", RetryAfter: time.Second}
-	errTooLong            = StatusError{Status: http.StatusGatewayTimeout, Detail: "The answer took too long"}
-	errEndedByHost        = StatusError{Status: http.StatusServiceUnavailable, Detail: "Service Unavailable"}
-	errInternal           = StatusError{Status: http.StatusInternalServerError, Detail: "Internal Server Error"}
+	errNotFound            = StatusError{Status: http.StatusNotFound, Detail: "Not Found"}
+	errMethodNotAllowed    = StatusError{Status: http.StatusMethodNotAllowed, Detail: "Method Not Allowed"}
+	errNotAuthenticated    = StatusError{Status: http.StatusUnauthorized, Detail: "Not authenticated"}
+	errKeyRefused          = StatusError{Status: http.StatusUnauthorized, Detail: "Invalid API key", Err: ErrInvalidKey}
+	errNoSuchBot           = StatusError{Status: http.StatusNotFound, Detail: "Bot not found"}
+	errBodyTooLarge        = StatusError{Status: http.StatusRequestEntityTooLarge, Detail: "Request body too large"}
+	errBodyTooSlow         = StatusError{Status: http.StatusRequestTimeout, Detail: "Request body did not arrive in time"}
+	errBodyBroken          = StatusError{Status: http.StatusBadRequest, Detail: "Request body could not be read"}
+	errTooManyChats        = StatusError{Status: http.StatusServiceUnavailable, Detail: "Too many chats in progress", RetryAfter: time.Second}
+	errTooManyAccountChats = StatusError{Status: http.StatusTooManyRequests, Detail: "Too many chats in progress for this key", RetryAfter: time.Second}
+	errTooLong             = StatusError{Status: http.StatusGatewayTimeout, Detail: "The answer took too long"}
+	errEndedByHost         = StatusError{Status: http.StatusServiceUnavailable, Detail: "Service Unavailable"}
+	errInternal            = StatusError{Status: http.StatusInternalServerError, Detail: "Internal Server Error"}
 )
 
-// because is the same answer with a cause for the log.
-func (e StatusError) because(cause error) StatusError {
-	e.Err = cause
+// An ending is why a request ends without a complete answer, and what its client,
+// the log and OnChat get. A nil *ending stands for the opposite: a complete answer,
+// or so far no reason to end. An error of the host's is read once, where it comes
+// in (failureOf); from then on, only what was read of it counts. realReason may put
+// another ending in its place.
+type ending struct {
+	kind      endingKind
+	response  StatusError // the error response, and the detail of the error event
+	list      []byte      // the body of the error response, if it is an HTTPValidationError
+	challenge string      // the WWW-Authenticate of the error response
+	err       error       // what OnChat and context.Cause are given
+	text      string      // what is logged
+	stack     []byte      // of a panic, logged as well
+	hides     bool        // text says more than response does
+
+	// What was read of the error behind it, if there is one.
+	chosen             bool // it has a StatusError in it
+	canceled, deadline bool // it is context.Canceled, context.DeadlineExceeded
+}
+
+type endingKind uint8
+
+const (
+	endingRejected      endingKind = iota // the handler does not accept the request
+	endingFailed                          // the host's code returned an error, or panicked
+	endingAborted                         // the host's code asked for the cut: http.ErrAbortHandler
+	endingClientLeft                      // the client disconnected, or a write failed
+	endingClientStalled                   // the client did not read for WriteTimeout, or not fast enough for the limit
+	endingTooLate                         // ChatTimeout passed
+	endingEngineStalled                   // StallTimeout passed
+	endingByHost                          // the host cancelled the request's context
+	endingTooLarge                        // the answer is too large for a JSON response
+)
+
+// outcomes says what follows from each kind of ending. An answer is committed when
+// the sending of its head has begun. Before that, the client can get an error
+// response. After that, the connection is cut, for a stream behind an error event.
+// Some endings leave nobody to tell: the connection is only cut.
+//
+//	                  before the commit     after the commit    logged  OnChat, context.Cause
+//	complete (nil)    200                   [DONE]                      nil
+//	rejected          the error response                        *       (not a chat yet)
+//	failed            the host's choice,    error event, cut    *       the host's error
+//	                  else 500
+//	aborted           cut                   cut                         the host's error
+//	client left       cut                   cut                 *       ErrClientLeft
+//	client stalled    cut                   cut                 *       ErrClientStalled
+//	too late          504                   error event, cut    Error   ErrChatTimeout
+//	engine stalled    504                   error event, cut    Error   ErrEngineStalled
+//	by host           the host's choice,    error event, cut    *       the host's StatusError,
+//	                  504 for a deadline,                               else one that wraps
+//	                  else 503                                          the host's cause
+//	too large         500                                       Error   errAnswerTooLarge
+//
+// * depends on the answer: see [ending.level].
+//
+// A host that cancels the request without a cause of its own cannot be told from a
+// client that left.
+var outcomes = [...]struct {
+	tellsClient bool
+	response    StatusError
+	err         error
+}{
+	endingRejected:      {tellsClient: true},
+	endingFailed:        {tellsClient: true, response: errInternal},
+	endingAborted:       {tellsClient: false},
+	endingClientLeft:    {tellsClient: false, err: ErrClientLeft},
+	endingClientStalled: {tellsClient: false, err: ErrClientStalled},
+	endingTooLate:       {tellsClient: true, response: errTooLong, err: ErrChatTimeout},
+	endingEngineStalled: {tellsClient: true, response: errTooLong, err: ErrEngineStalled},
+	endingByHost:        {tellsClient: true, response: errEndedByHost},
+	endingTooLarge:      {tellsClient: true, response: errInternal, err: errAnswerTooLarge},
+}
+
+// tellsClient reports whether the client gets an error response or an error event.
+func (e *ending) tellsClient() bool { return outcomes[e.kind].tellsClient }
+
+// cause is what OnChat and context.Cause are given.
+func (e *ending) cause() error {
+	if e == nil {
+		return nil
+	}
+	return e.err
+}
+
+// level is the level at which the ending is logged, if it is. A limit that was
+// reached is Info, even if it breaks off a stream, and the host's own included: a
+// StatusError with a RetryAfter and no cause. A 5xx is Error, and so is every other
+// answer of which the client is told that it is broken. Another error response is
+// Info, if there is more to say than what the client was told. A cut of which it is
+// not told is not logged, unless the ResponseWriter has panicked.
+func (e *ending) level(committed bool) (level slog.Level, logged bool) {
+	switch {
+	case !e.tellsClient():
+		return slog.LevelError, e.stack != nil && e.kind != endingAborted // a panic of the ResponseWriter
+	case e.response.isLimit():
+		return slog.LevelInfo, true
+	case committed || e.response.Status >= 500:
+		return slog.LevelError, true
+	}
+	return slog.LevelInfo, e.hides
+}
+
+// endingOf returns an ending that the handler itself has noticed.
+func endingOf(kind endingKind) *ending {
+	o := &outcomes[kind]
+	e := &ending{kind: kind, response: o.response, err: o.err}
+	if o.tellsClient {
+		e.text = o.err.Error()
+	}
 	return e
 }
 
-// statusOf decides how an error is answered: the one place that does.
+// tooLateFor returns the ending for an engine that failed at or after its deadline:
+// ChatTimeout, with the failure as the cause that is logged.
+func tooLateFor(failure *ending) *ending {
+	e := endingOf(endingTooLate)
+	e.text, e.stack = e.text+": "+failure.text, failure.stack
+	return e
+}
+
+// rejected returns the ending for a request that the handler does not accept.
+func rejected(answer StatusError) *ending {
+	return &ending{kind: endingRejected, response: answer, challenge: challenge(answer), err: answer, text: answer.Error(), hides: hidesCause(answer)}
+}
+
+// failureOf reads an error of the host's: what an engine yielded, what a store or a
+// verifier returned, or a panic. It is called where the error comes in, once: the
+// methods of such an error may panic or block.
+//
+// The reasons that only the handler can know ([ErrClientLeft] and its like) come
+// from another chat if the host's code returns them. They are kept as text only, so
+// that nobody takes them for this chat's. So is an http.ErrAbortHandler beside a
+// StatusError, which counts first.
+func failureOf(err error) (e *ending) {
+	defer func() {
+		if v := recover(); v != nil {
+			e = failureOf(recovered("reading an error", v)) // has no methods of the host's
+		}
+	}()
+	e = &ending{kind: endingFailed, err: err, text: err.Error(), stack: stackOf(err)}
+	e.canceled, e.deadline = errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded)
+	own, chosen := errors.AsType[StatusError](err)
+	aborts := errors.Is(err, http.ErrAbortHandler)
+	switch otherChat := isOfAnotherChat(err); {
+	case chosen && (otherChat || aborts):
+		own.Err = errors.New(e.text)
+		e.err = own
+	case otherChat:
+		e.err = errors.New(e.text)
+	case aborts:
+		e.kind = endingAborted
+		return e
+	}
+	e.response, e.chosen = statusOf(e.err), chosen
+	e.challenge, e.hides = challenge(e.response), hidesCause(e.response)
+	if invalid, isList := errors.AsType[HTTPValidationError](e.err); isList && !chosen {
+		e.readList(invalid)
+	}
+	return e
+}
+
+// stackOf returns the stack of a panic. It makes sure that the error's As can be
+// relied on.
+func stackOf(err error) []byte {
+	p, panicked := errors.AsType[*panicError](err)
+	switch {
+	case !panicked:
+		return nil
+	case p == nil:
+		panic("an As that returns true has set nothing")
+	}
+	return p.stack
+}
+
+// readList makes the ending a 422 with the list as its body. An error event has no
+// room for a list: it has the text of a 500.
+func (e *ending) readList(invalid HTTPValidationError) {
+	list, err := invalid.body()
+	if err != nil {
+		e.text = "encoding a validation error: " + err.Error()
+		return
+	}
+	e.list, e.challenge, e.hides = list, "", false
+	e.response = StatusError{Status: http.StatusUnprocessableEntity, Detail: errInternal.Detail}
+}
+
+// isOfAnotherChat reports whether an error of the host's is a reason that only the
+// handler can know.
+func isOfAnotherChat(err error) bool {
+	for _, reason := range [...]error{ErrClientLeft, ErrClientStalled, ErrChatTimeout, ErrEngineStalled} {
+		if errors.Is(err, reason) {
+			return true
+		}
+	}
+	return false
+}
+
+// endedByHost reads the cause with which a request's context was cancelled.
+func endedByHost(cause error) *ending {
+	e := failureOf(cause)
+	switch {
+	case e.kind == endingAborted:
+		return e
+	case e.chosen:
+	case e.deadline:
+		e.answerWith(errTooLong)
+	case e.canceled:
+		return endingOf(endingClientLeft)
+	default:
+		e.answerWith(outcomes[endingByHost].response)
+	}
+	e.kind = endingByHost
+	return e
+}
+
+// answerWith replaces the answer. What the ending was becomes the cause.
+func (e *ending) answerWith(answer StatusError) {
+	e.response, e.list, e.challenge = answer, nil, ""
+	e.text = answer.Error() + ": " + e.text
+	answer.Err = e.err
+	e.err = answer
+}
+
+// statusOf returns the answer that an error of the host's chooses.
 func statusOf(err error) StatusError {
 	if own, ok := errors.AsType[StatusError](err); ok {
 		return own.answerable()
@@ -650,13 +994,12 @@ func statusOf(err error) StatusError {
 		return errKeyRefused
 	case errors.Is(err, ErrBotNotFound):
 		return errNoSuchBot
-	case errors.Is(err, ErrChatTimeout), errors.Is(err, ErrEngineStalled):
-		return errTooLong
 	}
 	return errInternal
 }
 
-// answerable is the error with a status that says it is one.
+// answerable returns e as it is sent: with a text, and not with a status that is no
+// error.
 func (e StatusError) answerable() StatusError {
 	if e.Status < 400 || e.Status > 599 {
 		return errInternal
@@ -667,140 +1010,85 @@ func (e StatusError) answerable() StatusError {
 	return e
 }
 
-// hidesCause tells a cause worth logging from one that the answer itself says.
-func (e StatusError) hidesCause() bool {
-	return e.Err != nil && !errors.Is(e.Err, ErrInvalidKey) && !errors.Is(e.Err, ErrBotNotFound)
+// isLimit reports whether a limit was reached, the handler's own or one of the
+// host's, and nothing has failed.
+func (e StatusError) isLimit() bool {
+	return e.Err == nil && (e.RetryAfter > 0 || e == errBodyTooLarge)
 }
 
-// checked returns err itself unless its own methods panic, as those of a nil
-// *StatusError in an error do: that is a panic of the host's, here and not
-// wherever the error is looked at later.
-func checked(err error) (checked error) {
-	defer func() {
-		if v := recover(); v != nil {
-			checked = recovered("reading an error", v)
-		}
-	}()
-	_ = err.Error()
-	if p, found := errors.AsType[*panicError](err); found && p == nil { // asks the whole chain
-		panic("an As that returns true has set nothing")
-	}
-	_ = errors.Is(err, ErrClientLeft) // likewise
-	return err
+// hidesCause reports whether there is a cause that the answer does not say.
+func hidesCause(answer StatusError) bool {
+	return answer.Err != nil && !errors.Is(answer.Err, ErrInvalidKey) && !errors.Is(answer.Err, ErrBotNotFound)
 }
 
-// failureOf is an error of the host's: what an engine yielded, what a store or a
-// verifier returned, why the host ended a request. The reasons that only the
-// handler can know are never among them: those come from another chat. Nor does
-// an http.ErrAbortHandler, which asks for a cut, stand before a StatusError.
-func failureOf(err error) error {
-	err = checked(err)
-	for _, reason := range []error{ErrClientLeft, ErrClientStalled, ErrChatTimeout, ErrEngineStalled, http.ErrAbortHandler} {
-		if !errors.Is(err, reason) {
-			continue
-		}
-		foreign := errors.New(err.Error())
-		if own, ok := errors.AsType[StatusError](err); ok {
-			return own.because(foreign)
-		}
-		if reason != http.ErrAbortHandler {
-			return foreign
-		}
-	}
-	return err
-}
-
-// refuse answers with the JSON form of an error, or cuts the connection where
-// nothing must be answered. It returns the status sent, or 0. It is the one
-// place that writes JSON errors, and the one that logs what they do not show.
-func (x *exchange) refuse(err error) (status int) {
-	err = x.reasonFor(err)
-	if nobodyListens(err) {
-		x.abort(err)
-		return 0
-	}
-	x.discardBody()
-	_, chosen := errors.AsType[StatusError](err) // its cause is never sent
-	if invalid, ok := errors.AsType[HTTPValidationError](err); ok && !chosen {
-		body, noJSON := invalid.body()
-		if noJSON == nil {
-			x.sendError(http.StatusUnprocessableEntity, body)
-			return http.StatusUnprocessableEntity
-		}
-		err = fmt.Errorf("encoding a validation error: %w", noJSON)
-	}
-	answer := statusOf(err)
-	switch {
-	case answer.Status >= 500:
-		x.handler.logError(x.ctx, "request failed", err)
-	case answer.hidesCause():
-		x.handler.log(x.ctx, slog.LevelInfo, "request refused", slog.String("error", err.Error()))
-	}
-	x.setErrorHeaders(answer)
-	x.sendError(answer.Status, answer.body())
-	return answer.Status
-}
-
-// reasonFor returns err, or why the request's context has ended if that is all
-// that err says.
-func (x *exchange) reasonFor(err error) error {
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return cmp.Or(x.requestEnded(), err)
-	}
-	return err
-}
-
-// nobodyListens tells the errors that are not to be answered.
-func nobodyListens(err error) bool {
-	return errors.Is(err, ErrClientLeft) || errors.Is(err, ErrClientStalled) || errors.Is(err, http.ErrAbortHandler)
-}
-
-// abort has the connection cut when the handler returns. That nobody is left to
-// answer is worth a line in the log only if it is the ResponseWriter's doing.
-func (x *exchange) abort(err error) {
-	x.cut = true
-	if _, panicked := errors.AsType[*panicError](err); panicked && !errors.Is(err, http.ErrAbortHandler) {
-		x.handler.logError(x.ctx, "the ResponseWriter panicked", err)
-	}
-}
-
-func (x *exchange) sendError(status int, body []byte) {
-	if err := x.send(status, body, never); err != nil {
-		x.abort(err)
-	}
-}
-
-func (x *exchange) setErrorHeaders(answer StatusError) {
-	header := x.conn.w.Header()
-	if answer.Status == http.StatusUnauthorized {
-		header.Set("WWW-Authenticate", challenge(answer))
-	}
-	if answer.RetryAfter > 0 {
-		seconds := 1 + (answer.RetryAfter-1)/time.Second
-		header.Set("Retry-After", strconv.FormatInt(int64(seconds), 10))
-	}
-}
-
+// challenge returns the answer's WWW-Authenticate, or "" if it has none.
 func challenge(answer StatusError) string {
-	if errors.Is(answer, ErrInvalidKey) {
+	switch {
+	case answer.Status != http.StatusUnauthorized:
+		return ""
+	case errors.Is(answer.Err, ErrInvalidKey):
 		return `Bearer error="invalid_token"`
 	}
 	return "Bearer"
 }
 
-// body is {"detail": "text"}.
+// writeError sends an error response, or has the connection cut if the ending has
+// none. Nothing else writes error responses. It returns the status, or 0 if none was
+// sent.
+func (x *exchange) writeError(e *ending) (status int) {
+	if !e.tellsClient() {
+		x.abort(e)
+		return 0
+	}
+	x.discardBody()
+	x.logEnding(e, false)
+	if err := guard(func() error { x.setErrorHeaders(e); return nil }); err != nil {
+		x.abort(x.conn.writeFailure(err))
+		return 0
+	}
+	return x.sendErrorResponse(e)
+}
+
+// abort has the connection cut when the handler returns, and logs the ending.
+func (x *exchange) abort(e *ending) {
+	x.cut = true
+	x.logEnding(e, true)
+}
+
+// sendErrorResponse returns the status, or 0 if none was sent.
+func (x *exchange) sendErrorResponse(e *ending) (sent int) {
+	body := e.list
+	if body == nil {
+		body = e.response.body()
+	}
+	if failure := x.send(e.response.Status, body, never); failure != nil {
+		x.abort(failure)
+	}
+	if !x.conn.headSent {
+		return 0
+	}
+	return e.response.Status
+}
+
+func (x *exchange) setErrorHeaders(e *ending) {
+	header := x.conn.w.Header()
+	if e.challenge != "" {
+		header.Set("WWW-Authenticate", e.challenge)
+	}
+	if e.response.RetryAfter > 0 {
+		seconds := 1 + (e.response.RetryAfter-1)/time.Second
+		header.Set("Retry-After", strconv.FormatInt(int64(seconds), 10))
+	}
+}
+
+// body returns {"detail": "text"}.
 func (e StatusError) body() []byte {
 	return append(appendString([]byte(`{"detail":`), e.Detail), '}')
 }
 
-// body is the 422 form, with lists even where they are empty. A Loc that has no
-// JSON form is a mistake of the host's engine.
-func (e HTTPValidationError) body() (_ []byte, err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = recovered("encoding a validation error", v)
-		}
-	}()
+// body returns the JSON of a 422, with [] for a nil Detail or Loc. It fails if a Loc
+// has no JSON form.
+func (e HTTPValidationError) body() ([]byte, error) {
 	detail := make([]ValidationError, len(e.Detail)) // a copy: the host's is not changed
 	for i, problem := range e.Detail {
 		if problem.Loc == nil {
@@ -811,66 +1099,136 @@ func (e HTTPValidationError) body() (_ []byte, err error) {
 	return json.Marshal(HTTPValidationError{detail})
 }
 
+// A requestBody is the body of a request, and how far it has been read.
+type requestBody struct {
+	r         *http.Request
+	started   bool       // a read was tried: net/http has sent the 100 Continue that a client may wait for
+	ended     bool       // it was read to its end
+	discarded *bodyTimer // nil unless a rest is discarded
+}
+
+// A bodyTimer bounds how long the rest of a body is read.
+type bodyTimer struct {
+	timer   *time.Timer
+	expired chan struct{} // closed when the timer has ended the reading
+}
+
+// Read turns a panic into an error: the body may be one of the host's middleware.
+// The value of the panic may quote the body, so only its type is kept.
+func (b *requestBody) Read(p []byte) (n int, err error) {
+	defer func() {
+		v := recover()
+		if v != nil && v != any(http.ErrAbortHandler) {
+			v = fmt.Sprintf("%T", v)
+		}
+		if v != nil {
+			err = recovered("reading the request body", v)
+		}
+	}()
+	b.started = true
+	n, err = b.r.Body.Read(p)
+	b.ended = err == io.EOF
+	return n, err
+}
+
 const (
 	discardBytes = 4 << 20
 	discardTime  = 5 * time.Second
 )
 
-// discardBody takes what a client is still sending on HTTP/1, within bounds,
-// before it is refused: many clients read nothing before they have sent
-// everything, and closing a connection with unread bytes resets it, so that the
-// refusal would be lost. A client that waits for 100 Continue has sent nothing.
+// bodyRemains reports whether net/http, on HTTP/1, would read a rest of the body when
+// it sends the response, and after that.
+func (x *exchange) bodyRemains() bool {
+	return x.r.ProtoMajor == 1 && x.r.ContentLength != 0 && x.r.Body != nil && !x.body.ended
+}
+
+// discardBody reads what a client is still sending, within bounds, before it gets
+// its response. Many clients read nothing before they have sent everything, and a
+// connection that is closed with unread bytes is reset: the response would be lost.
+// A client that waits for 100 Continue is not sending.
 //
-// The read deadline is only ever brought forward: the server's ReadTimeout may
-// pass before.
+// The timer runs until stopDiscarding is called, after the response. It only brings
+// the read deadline forward: the server's ReadTimeout may pass before.
 func (x *exchange) discardBody() {
-	if x.r.Body == nil || x.r.ProtoMajor != 1 || x.r.Header.Get("Expect") != "" {
+	if !x.bodyRemains() || x.body.discarded != nil {
 		return
 	}
-	ended := make(chan struct{})
-	expire := time.AfterFunc(discardTime, func() {
-		defer close(ended)
-		_ = guard(func() error { return x.conn.control.SetReadDeadline(time.Unix(1, 0)) }) // unsupported: the host's writer has bounds of its own
-	})
-	_, _ = io.CopyN(io.Discard, x.r.Body, discardBytes)
-	if !expire.Stop() {
-		<-ended
+	expired := make(chan struct{})
+	x.body.discarded = &bodyTimer{expired: expired, timer: time.AfterFunc(discardTime, func() {
+		defer close(expired)
+		x.conn.endReading()
+	})}
+	waiting := !x.body.started && x.r.ProtoAtLeast(1, 1) && x.r.Header.Get("Expect") != ""
+	if !waiting {
+		_, _ = io.CopyN(io.Discard, &x.body, discardBytes)
+	}
+	if !x.body.ended {
+		x.conn.closeAfterResponse()
 	}
 }
 
-// logError writes what is not for the client to see, with the stack of a panic.
-func (h *handler) logError(ctx context.Context, message string, err error) {
-	attributes := []slog.Attr{slog.String("error", err.Error())}
-	if p, panicked := errors.AsType[*panicError](err); panicked {
-		attributes = append(attributes, slog.String("stack", string(p.stack)))
+// stopDiscarding is called after the response. It keeps net/http from waiting for a
+// rest of the body.
+func (x *exchange) stopDiscarding() {
+	if d := x.body.discarded; d != nil && !d.timer.Stop() {
+		<-d.expired
+		return
 	}
-	h.log(ctx, slog.LevelError, message, attributes...)
+	if x.bodyRemains() {
+		x.conn.endReading()
+	}
 }
 
-// log outlives a Logger that panics: it may be called where nobody recovers.
+// logEnding logs the ending, if it is one that is logged.
+func (x *exchange) logEnding(e *ending, committed bool) {
+	level, logged := e.level(committed)
+	if !logged {
+		return
+	}
+	switch h := x.handler; {
+	case !e.tellsClient():
+		h.log(x.ctx, level, "the ResponseWriter panicked", e.attributes()...)
+	case committed:
+		h.log(x.ctx, level, "answer broken off", e.attributes()...)
+	case level == slog.LevelError:
+		h.log(x.ctx, level, "request failed", e.attributes()...)
+	default:
+		h.log(x.ctx, level, "request refused", e.attributes()...)
+	}
+}
+
+func (e *ending) attributes() []slog.Attr {
+	attributes := []slog.Attr{slog.String("error", e.text)}
+	if e.stack != nil {
+		attributes = append(attributes, slog.String("stack", string(e.stack)))
+	}
+	return attributes
+}
+
+// log adds the request id. It recovers a panic of the Logger, since it is called in
+// goroutines where nothing else would.
 func (h *handler) log(ctx context.Context, level slog.Level, message string, attributes ...slog.Attr) {
 	defer func() { _ = recover() }()
 	id := slog.String("request_id", RequestIDFrom(ctx))
 	h.logger.LogAttrs(ctx, level, message, append([]slog.Attr{id}, attributes...)...)
 }
 
-// panicError is what a recovered panic becomes. It is no way to choose an
-// answer: only http.ErrAbortHandler shows through it.
+// A panicError is a recovered panic. A panic cannot choose an answer by its value:
+// only http.ErrAbortHandler is recognized.
 type panicError struct {
-	doing string
 	value any
+	text  string
 	stack []byte
 }
 
-// recovered makes an error of what recover returned. It is called in the
-// deferred function, while the stack still shows where the panic began.
+// recovered makes an error of what recover returned. Call it in the deferred
+// function, while the stack still shows where the panic began. It calls the value's
+// methods, which may block.
 func recovered(doing string, value any) error {
-	return &panicError{doing: doing, value: value, stack: debug.Stack()}
+	return &panicError{value: value, text: fmt.Sprintf("panic while %s: %v", doing, value), stack: debug.Stack()}
 }
 
-func (e *panicError) Error() string {
-	return fmt.Sprintf("panic while %s: %v", e.doing, e.value)
-}
+func (e *panicError) Error() string { return e.text }
 
 func (e *panicError) Is(target error) bool {
 	return target == http.ErrAbortHandler && e.value == any(target)

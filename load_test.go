@@ -21,7 +21,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -57,14 +56,12 @@ var loadKinds = []string{"plain", "bound", "botapi"}
 //	silent                one fragment, then nothing until the client leaves
 //
 // An answer in one body is 1 KB in one fragment. Its request says no plan, only
-// its header says "whole".
+// its header says "whole". That of a list says "list".
 type loadPlan []string
 
 func (p loadPlan) number(i int) int {
 	n, err := strconv.Atoi(p[i])
-	if err != nil {
-		panic(err)
-	}
+	must(err)
 	return n
 }
 
@@ -102,15 +99,27 @@ func (p loadPlan) speakPaced(yield func(string) bool) {
 	}
 }
 
-var encodedAnswerOf1KB = []byte(wholeStart + answerOf1KB + wholeEnd)
+// loadBots are 1,000: the chats ask for the first.
+func loadBots() []Bot { return append([]Bot{echoBot}, manyBots(999)...) }
+
+// boundAnswers are the answers that are whole, by their headers.
+var boundAnswers = sync.OnceValue(func() map[string][]byte {
+	return map[string][]byte{
+		"whole": []byte(jsonStart + answerOf1KB + jsonEnd),
+		"list":  appendBots(nil, loadBots()),
+	}
+})
 
 // boundHandler is the least that net/http can do.
 func boundHandler(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body)
 	load := r.Header.Get("X-Load")
-	if load == "whole" {
+	if whole, ok := boundAnswers()[load]; ok {
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(encodedAnswerOf1KB)
+		if load == "list" { // else net/http would send it in chunks
+			w.Header().Set("Content-Length", strconv.Itoa(len(whole)))
+		}
+		_, _ = w.Write(whole)
 		return
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
@@ -141,23 +150,21 @@ func serveLoad(kind string) {
 		plan := loadPlan(strings.Fields(lastContent(req)))
 		plan.speak(ctx, func(text string) bool { return yield(text, nil) })
 	})
-	store, _ := NewMemoryStore(echoBot)
+	bots := loadBots()
+	store, err := NewMemoryStore(bots...)
+	must(err)
 	keys := map[string]string{testKey: testAccount}
 	handlers := map[string]http.Handler{
-		"plain":  &plainHandler{bots: []Bot{echoBot}, keys: keys, engine: engine},
+		"plain":  &plainHandler{bots: bots, keys: keys, engine: engine},
 		"bound":  http.HandlerFunc(boundHandler),
 		"botapi": New(Options{Bots: store, Keys: StaticKeys(keys), Engine: engine}),
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		panic(err)
-	}
+	must(err)
 	if name := os.Getenv(loadProfileVariable); name != "" {
 		profile, err := os.Create(name + "." + kind)
-		if err != nil {
-			panic(err)
-		}
-		_ = pprof.StartCPUProfile(profile)
+		must(err)
+		must(pprof.StartCPUProfile(profile))
 		defer pprof.StopCPUProfile()
 	}
 	counting := &countingListener{Listener: listener}
@@ -165,6 +172,13 @@ func serveLoad(kind string) {
 	fmt.Println(listener.Addr())
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		_ = json.NewEncoder(os.Stdout).Encode(countLoad(&counting.writes, lines.Text() == "collect"))
+	}
+}
+
+// must ends a server process that cannot go on.
+func must(err error) {
+	if err != nil {
+		panic(err)
 	}
 }
 
@@ -187,13 +201,11 @@ func countLoad(writes *atomic.Int64, collect bool) loadCounts {
 	}
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
-	var usage syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
 	statm, _ := os.ReadFile("/proc/self/statm")
 	var size, resident int64
 	_, _ = fmt.Sscan(string(statm), &size, &resident)
 	return loadCounts{
-		CPU:        time.Duration(usage.Utime.Nano() + usage.Stime.Nano()),
+		CPU:        cpuTime(),
 		Mallocs:    memory.Mallocs,
 		Allocated:  memory.TotalAlloc,
 		Writes:     writes.Load(),
@@ -233,20 +245,15 @@ type loadServer struct {
 }
 
 func startLoadServer(b testing.TB, kind string) *loadServer {
+	is := is.New(b)
 	command := exec.Command(os.Args[0])
 	command.Env = append(os.Environ(), loadServerVariable+"="+kind)
 	command.Stderr = os.Stderr
 	stdin, err := command.StdinPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
+	is.NoErr(err)
 	stdout, err := command.StdoutPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := command.Start(); err != nil {
-		b.Fatal(err)
-	}
+	is.NoErr(err)
+	is.NoErr(command.Start())
 	s := &loadServer{b: b, stdin: stdin, stdout: bufio.NewReader(stdout)}
 	b.Cleanup(func() {
 		_ = stdin.Close()
@@ -290,9 +297,9 @@ func (s *loadServer) dial() net.Conn {
 	return conn
 }
 
-// stream reads one stream, calls seen for each event with its text, and returns
-// at the terminator, or when the connection is closed.
-func (s *loadServer) stream(conn net.Conn, plan string, seen func(text []byte)) {
+// stream reads one stream, calls seen for each event with the time that is its text,
+// and returns at the terminator, or when the connection is closed.
+func (s *loadServer) stream(conn net.Conn, plan string, seen func(stamp int64)) {
 	if _, err := conn.Write(s.request(plan, "")); err != nil {
 		return
 	}
@@ -310,7 +317,8 @@ func (s *loadServer) stream(conn net.Conn, plan string, seen func(text []byte)) 
 			if start < 0 || end < 0 {
 				break
 			}
-			seen(read[start+len(marker) : start+end])
+			stamp, _ := strconv.ParseInt(string(read[start+len(marker):start+end]), 10, 64)
+			seen(stamp)
 			read = read[start+end+len(eventEnd):]
 		}
 		if bytes.Contains(read, done) {
@@ -350,13 +358,6 @@ func (s *loadServer) connections(count int, use func(i int, conn net.Conn)) {
 		})
 	}
 	all.Wait()
-}
-
-// streams runs many streams at once and waits for them.
-func (s *loadServer) streams(count int, plan string, seen func(stream int, text []byte)) {
-	s.connections(count, func(i int, conn net.Conn) {
-		s.stream(conn, plan, func(text []byte) { seen(i, text) })
-	})
 }
 
 // A loadFigure is one measured number of one round.
@@ -399,9 +400,8 @@ func TestTooManyStreamsLoseNothing(t *testing.T) {
 	s := startLoadServer(t, "botapi")
 	before := s.counts("collect")
 	due := make([][]int64, streams)
-	s.streams(streams, fmt.Sprintf("late %d %d", rate, fragments), func(stream int, text []byte) {
-		stamp, _ := strconv.ParseInt(string(text), 10, 64)
-		due[stream] = append(due[stream], stamp)
+	s.connections(streams, func(i int, conn net.Conn) {
+		s.stream(conn, fmt.Sprintf("late %d %d", rate, fragments), func(stamp int64) { due[i] = append(due[i], stamp) })
 	})
 	after := s.counts("")
 	for _, stamps := range due {
@@ -481,8 +481,7 @@ func (s *loadServer) delays(streams int, plan string, atMost time.Duration) []ti
 		if atMost > 0 {
 			_ = conn.SetReadDeadline(time.Now().Add(atMost))
 		}
-		s.stream(conn, plan, func(text []byte) {
-			stamp, _ := strconv.ParseInt(string(text), 10, 64)
+		s.stream(conn, plan, func(stamp int64) {
 			each[i] = append(each[i], time.Duration(time.Now().UnixNano()-stamp))
 		})
 	})
@@ -498,32 +497,45 @@ func percentile[T cmp.Ordered](values []T, p float64) float64 {
 }
 
 func BenchmarkLoadOneAnswer(b *testing.B) {
-	const clients, requests = 8, 250
-	body := chatOf1KB
-	compareLoad(b, loadKinds, func(s *loadServer) loadFigures {
-		request := s.request("whole", body)
-		before := s.counts("")
-		s.connections(clients, func(_ int, conn net.Conn) {
-			reader := bufio.NewReader(conn)
-			for range requests {
-				_, _ = conn.Write(request)
-				res, err := http.ReadResponse(reader, nil)
-				if err != nil || res.StatusCode != http.StatusOK {
-					b.Errorf("%v, %v", res, err)
-					return
-				}
-				_, _ = io.Copy(io.Discard, res.Body)
-			}
+	for _, clients := range []int{8, 64} {
+		b.Run(fmt.Sprint(clients), func(b *testing.B) {
+			compareLoad(b, loadKinds, func(s *loadServer) loadFigures {
+				return s.requests(clients, 2000/clients, s.request("whole", chatOf1KB))
+			})
 		})
-		after := s.counts("")
-		const n = clients * requests
-		return loadFigures{
-			"cpu/request":    float64(after.CPU-before.CPU) / n,
-			"allocs/request": float64(after.Mallocs-before.Mallocs) / n,
-			"B/request":      float64(after.Allocated-before.Allocated) / n,
-			"writes/request": float64(after.Writes-before.Writes) / n,
+	}
+}
+
+func BenchmarkLoadList(b *testing.B) {
+	compareLoad(b, loadKinds, func(s *loadServer) loadFigures {
+		return s.requests(8, 250, fmt.Appendf(nil, "GET /v1/bots HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nX-Load: list\r\n\r\n", s.addr, testKey))
+	})
+}
+
+// requests are the figures of one request for a whole answer, sent so many times
+// by each of the clients.
+func (s *loadServer) requests(clients, each int, request []byte) loadFigures {
+	before := s.counts("")
+	s.connections(clients, func(_ int, conn net.Conn) {
+		reader := bufio.NewReader(conn)
+		for range each {
+			_, _ = conn.Write(request)
+			res, err := http.ReadResponse(reader, nil)
+			if err != nil || res.StatusCode != http.StatusOK {
+				s.b.Errorf("%v, %v", res, err)
+				return
+			}
+			_, _ = io.Copy(io.Discard, res.Body)
 		}
 	})
+	after := s.counts("")
+	n := float64(clients * each)
+	return loadFigures{
+		"cpu/request":    float64(after.CPU-before.CPU) / n,
+		"allocs/request": float64(after.Mallocs-before.Mallocs) / n,
+		"B/request":      float64(after.Allocated-before.Allocated) / n,
+		"writes/request": float64(after.Writes-before.Writes) / n,
+	}
 }
 
 func BenchmarkLoadSilent(b *testing.B) {
@@ -541,6 +553,7 @@ func BenchmarkLoadSilent(b *testing.B) {
 				b.Error(err)
 			}
 		}
+		fresh := s.counts("")
 		open := s.counts("collect")
 		for _, conn := range conns {
 			_ = conn.Close()
@@ -551,6 +564,7 @@ func BenchmarkLoadSilent(b *testing.B) {
 			closed = s.counts("collect")
 		}
 		return loadFigures{
+			"KiB-fresh/stream":  float64(fresh.Resident-before.Resident) / streams / 1024,
 			"KiB/stream":        float64(open.Resident-before.Resident) / streams / 1024,
 			"KiB-heap/stream":   float64(open.Heap-before.Heap) / streams / 1024,
 			"KiB-stack/stream":  float64(open.Stack-before.Stack) / streams / 1024,

@@ -12,6 +12,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -136,7 +137,8 @@ type answered struct {
 }
 
 // do sends a request with the test key (unless the header names another) to a
-// handler behind a real server on a loopback port.
+// handler behind a real server on a loopback port. The header is pairs of a name
+// and a value; the value "-" removes it.
 func do(t testing.TB, h http.Handler, method, path, body string, header ...string) answered {
 	t.Helper()
 	server := httptest.NewServer(h)
@@ -144,32 +146,110 @@ func do(t testing.TB, h http.Handler, method, path, body string, header ...strin
 	return doAt(t, server.Client(), server.URL, method, path, body, header...)
 }
 
-// doAt is do for a server that is there already. The header is pairs of a name
-// and a value; the value "-" removes it.
+// doAt is do for a server that is there already. Without an answer, the status is 0.
 func doAt(t testing.TB, client *http.Client, base, method, path, body string, header ...string) answered {
 	t.Helper()
 	req, err := http.NewRequest(method, base+path, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
-	req.Header.Set("Authorization", "Bearer "+testKey)
-	for i := 0; i+1 < len(header); i += 2 {
-		if req.Header.Set(header[i], header[i+1]); header[i+1] == "-" {
-			req.Header.Del(header[i])
-		}
-	}
+	setHeader(req, header)
 	res, err := client.Do(req)
 	if err != nil {
-		t.Fatal(err)
+		t.Log(err)
+		return answered{err: err}
 	}
 	defer res.Body.Close()
 	read, err := io.ReadAll(res.Body)
 	return answered{res.StatusCode, res.Header, string(read), err}
 }
 
+// setHeader sets the test key, and then pairs of a name and a value; the value "-"
+// removes the name.
+func setHeader(r *http.Request, pairs []string) {
+	r.Header.Set("Authorization", "Bearer "+testKey)
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if r.Header.Set(pairs[i], pairs[i+1]); pairs[i+1] == "-" {
+			r.Header.Del(pairs[i])
+		}
+	}
+}
+
+// newRequest is a request as do sends it, for a handler without a network.
+func newRequest(method, path string, body io.Reader, header ...string) *http.Request {
+	r := httptest.NewRequest(method, path, body)
+	setHeader(r, header)
+	return r
+}
+
+// record answers a request without a network.
+func record(h http.Handler, r *http.Request) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+// serveLogged is httptest.NewServer with a log for what net/http says.
+func serveLogged(h http.Handler, log io.Writer) *httptest.Server {
+	server := httptest.NewUnstartedServer(h)
+	server.Config.ErrorLog = slog.NewLogLogger(slog.NewTextHandler(log, nil), slog.LevelError)
+	server.Start()
+	return server
+}
+
 // chatBodyJSON is a body for the echo bot with one prompt.
 func chatBodyJSON(prompt string, stream bool) string {
 	return fmt.Sprintf(`{"bot_slug":"echo","prompt":%q,"stream":%t}`, prompt, stream)
+}
+
+// What one chat was for everybody who saw it.
+type chatOutcome struct {
+	answered              // the client; err is also that there was no answer at all
+	reports  []ChatReport // OnChat
+	log      string       // the Logger, at all levels
+}
+
+// playChat sends one chat with the prompt "hi" to a handler with this engine, in
+// this way, and returns when the handler has returned. The handler's other options
+// are testOptions, as change leaves them. A client that leaves in the middle has a
+// way.leaves. It may be called within a synctest bubble and outside.
+func playChat(t testing.TB, w way, engine ChatEngine, change ...func(*Options)) (p chatOutcome) {
+	t.Helper()
+	var log testLog
+	o := testOptions(t, &log)
+	o.Engine = engine
+	for _, change := range change {
+		change(&o)
+	}
+	onChat := o.OnChat
+	o.OnChat = func(ctx context.Context, report ChatReport) {
+		p.reports = append(p.reports, report)
+		if onChat != nil {
+			onChat(ctx, report)
+		}
+	}
+	h, returned := New(o), make(chan struct{})
+	server := w.serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer close(returned)
+		h.ServeHTTP(w, r)
+	}))
+	got, err := w.ask(t, server)
+	p.answered = got
+	if err != nil {
+		p.err = err
+	}
+	<-returned
+	p.log = log.String()
+	return p
+}
+
+// report returns the one report of the chat.
+func (p chatOutcome) report(t testing.TB) ChatReport {
+	t.Helper()
+	if len(p.reports) != 1 {
+		t.Fatalf("%d reports of one chat", len(p.reports))
+	}
+	return p.reports[0]
 }
 
 // A memoryServer is a real http.Server on connections in memory, for use inside
@@ -190,6 +270,15 @@ func serveInMemory(t testing.TB, h http.Handler, configure ...func(*http.Server)
 		closed: make(chan struct{}),
 		served: make(chan struct{}),
 	}
+	var open sync.WaitGroup // connections: net/http waits before it closes one on an unread body
+	s.ConnState = func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateNew:
+			open.Add(1)
+		case http.StateClosed, http.StateHijacked:
+			open.Done()
+		}
+	}
 	for _, configure := range configure {
 		configure(s.Server)
 	}
@@ -200,6 +289,7 @@ func serveInMemory(t testing.TB, h http.Handler, configure ...func(*http.Server)
 	t.Cleanup(func() {
 		_ = s.Server.Close()
 		<-s.served
+		open.Wait()
 	})
 	return s
 }

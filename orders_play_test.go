@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -30,16 +30,9 @@ type surface struct {
 
 var surfaces = func() (all []surface) {
 	for _, writer := range []surface{{name: "h2", flushes: true, http2: true}, {name: "h1", flushes: true}, {name: "unflushable"}} {
-		for _, stream := range []bool{true, false} {
-			for _, hasty := range []bool{false, true} {
-				s := writer
-				s.stream, s.hasty = stream, hasty
-				s.name += map[bool]string{true: " stream", false: " whole"}[stream]
-				if hasty {
-					s.name += " hasty"
-				}
-				all = append(all, s)
-			}
+		for _, kind := range []surface{{name: " stream", stream: true}, {name: " stream hasty", stream: true, hasty: true}, {name: " whole"}, {name: " whole hasty", hasty: true}} {
+			kind.name, kind.http2, kind.flushes = writer.name+kind.name, writer.http2, writer.flushes
+			all = append(all, kind)
 		}
 	}
 	return all
@@ -82,7 +75,8 @@ var (
 
 // A play is one chat with everybody around it: a real server, a client on a
 // wire, an engine that says what it is told, and the host. It lives in a
-// synctest bubble.
+// synctest bubble. The test looks at it, and lets things happen, only when nothing
+// more happens by itself: what one goroutine writes needs no mutex.
 type play struct {
 	surface
 	options Options
@@ -90,32 +84,33 @@ type play struct {
 	handler http.Handler
 	server  *memoryServer
 	wire    *wire
+	got     answerRead // by the client, until now
 	engine  *scriptedEngine
 	writer  *watchedWriter
 	cancel  context.CancelCauseFunc // of the request's context
 	probe   weak.Pointer[[64]byte]  // something that the request refers to
 
-	stops     []reason // what may have ended the chat; nil: nothing yet
-	stopping  []reason // the same, of the step that is being made
-	stopStep  int
+	stops     []reason // what may have ended the chat first; nil: it goes on
 	stoppedAt time.Duration
+	stopStep  int
+	stopping  []reason // what may have, of the step that is being made
 	steps     int
 	happened  map[string]bool
 	shutdown  chan error // what Shutdown returned
 	second    chan int   // the status of a second chat
 	placeFree bool
 	reported  bool            // before the step that is being made
-	checked   map[string]bool // violated rules that are noted already
-	violated  []string
+	violated  []string        // rules
+	checked   map[string]bool // those that are noted already
 
-	mu         sync.Mutex
 	reports    []ChatReport
 	reportedAt time.Duration
-	reporting  chan struct{} // closed by the test when OnChat may return
+	reporting  chan struct{} // closed by the test when OnChat may return; nil: it has
 	letAt      time.Duration // when it was
-	returned   bool          // ServeHTTP has
+	unheld     atomic.Bool   // OnChat returns at once
+	returned   atomic.Bool   // ServeHTTP has
 	returnedAt time.Duration
-	unheld     bool // OnChat returns at once
+	looked     atomic.Bool // for the race detector: see letGo
 }
 
 // largeText is more than the queue and what is being written hold together. It
@@ -156,7 +151,7 @@ func verifySlowly(ctx context.Context, _ string) (string, error) {
 // asked: the timers that are set then are not those of the first event.
 func (p *play) start(t *testing.T) {
 	body := chatBodyJSON("hi", p.stream)
-	client, request := client(&http1Client{answerRead: answerRead{stream: p.stream}}), http1Request
+	client, request := client(&http1Client{stream: p.stream}), http1Request
 	if p.http2 {
 		client, request = &http2Client{answerRead: answerRead{stream: p.stream}, granted: true}, http2Request
 	}
@@ -173,12 +168,11 @@ func (p *play) start(t *testing.T) {
 
 // serve is the host's middleware.
 func (p *play) serve(w http.ResponseWriter, r *http.Request) {
-	p.writer = &watchedWriter{ResponseWriter: w, play: p, quiet: never}
 	defer func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.returned, p.returnedAt = true, p.clock()
+		p.returnedAt = p.clock()
+		p.returned.Store(true)
 	}()
+	p.writer = &watchedWriter{ResponseWriter: w, play: p, quiet: never}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	p.cancel = cancel
@@ -194,43 +188,50 @@ func (p *play) serve(w http.ResponseWriter, r *http.Request) {
 
 type probeKey struct{}
 
-func (p *play) clock() time.Duration { return time.Since(p.began) }
+func (p *play) clock() time.Duration {
+	p.goOn()
+	return time.Since(p.began)
+}
 
-func (p *play) onChat(ctx context.Context, report ChatReport) {
+// letGo and goOn are for the race detector, to which a bubble's time is no order of
+// events: what the test has looked at before it calls letGo may be changed by others
+// when they have called goOn.
+func (p *play) letGo() {
+	p.looked.Store(true)
+	p.wire.change(func() {})
+}
+
+func (p *play) goOn() { p.looked.Load() }
+
+func (p *play) onChat(_ context.Context, report ChatReport) {
 	if report.RequestID != orderRequestID {
 		return
 	}
-	p.mu.Lock()
-	p.reports = append(p.reports, report)
 	p.reportedAt = p.clock()
-	if p.unheld {
-		p.mu.Unlock()
-		return
+	p.reports = append(p.reports, report)
+	if !p.unheld.Load() {
+		held := make(chan struct{})
+		p.reporting = held
+		<-held
 	}
-	held := make(chan struct{})
-	p.reporting = held
-	p.mu.Unlock()
-	<-held
 }
 
 // A scriptedEngine does one thing after the other, as the test says. When it
 // does not ignore its context and what yield returns, it ends by both.
 type scriptedEngine struct {
-	play  *play
-	steps chan engineStep
-
+	play     *play
+	steps    chan engineStep
 	released chan struct{} // closed at the end of the test
 
-	mu                     sync.Mutex
 	ctx                    context.Context
-	yields                 []*yielded
-	said                   string // the fragments, joined
-	wholeText, certainText string // the same, as a client is to see it; certain but for a cut character
-	deaf                   bool
-	idle                   bool // waits for a step
-	over                   bool // the iterator has returned
 	askedAt                time.Duration
-	spokeAt                time.Duration
+	yields                 []*yielded
+	said                   string        // the fragments, joined
+	wholeText, certainText string        // the same, as a client is to see it; certain but for a cut character
+	answeredAt             time.Duration // since then something new is wanted
+	idle                   bool          // waits for a step
+	deaf                   bool
+	over                   bool // the iterator has returned
 	finished               bool // of its own accord, and properly
 }
 
@@ -254,24 +255,32 @@ func (e *scriptedEngine) speak(ctx context.Context, req *ChatRequest, yield func
 	if lastContent(req) == probePrompt {
 		return
 	}
-	e.set(func() { e.ctx, e.askedAt, e.spokeAt = ctx, e.play.clock(), e.play.clock() })
-	defer e.set(func() { e.over = true })
+	e.ctx, e.askedAt, e.answeredAt = ctx, e.play.clock(), e.play.clock()
+	defer func() {
+		e.play.goOn()
+		e.over, e.idle = true, false
+	}()
 	for {
-		e.set(func() { e.idle = true })
+		hears := ctx.Done()
+		if e.deaf {
+			hears = nil
+		}
+		e.idle = true
 		select {
 		case step := <-e.steps:
-			e.set(func() { e.idle = false })
+			e.idle = false
 			switch {
 			case step.ends:
-				e.set(func() { e.finished = true })
+				e.finished = true
 				return
 			case step.other != nil:
 				step.other()
-			case !e.yield(step.say, yield) && !e.isDeaf():
+			case !e.yield(step.say, yield) && !e.deaf:
 				return
 			}
-		case <-e.hears(ctx):
-			e.set(func() { e.idle = false })
+		case <-hears:
+			e.play.goOn()
+			e.idle = false
 			yield("", ctx.Err())
 			return
 		case <-e.released:
@@ -282,36 +291,30 @@ func (e *scriptedEngine) speak(ctx context.Context, req *ChatRequest, yield func
 
 func (e *scriptedEngine) yield(y *yielded, yield func(string, error) bool) bool {
 	y.at, y.step = e.play.clock(), e.play.steps
-	e.set(func() {
-		e.yields = append(e.yields, y)
-		if y.err == nil {
-			e.hear(y.text)
-		}
-	})
+	e.yields = append(e.yields, y)
+	if y.err == nil {
+		e.hear(y.text)
+	}
 	more := yield(y.text, y.err)
-	e.set(func() { y.ended, y.more, e.spokeAt = true, more, e.play.clock() })
+	e.answeredAt = e.play.clock()
+	y.ended, y.more = true, more
 	return more
 }
 
-func (e *scriptedEngine) set(change func()) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	change()
+// yielding is whether it waits for yield to return.
+func (e *scriptedEngine) yielding() bool {
+	return !e.over && slices.ContainsFunc(e.yields, func(y *yielded) bool { return !y.ended })
 }
 
-func (e *scriptedEngine) isDeaf() (deaf bool) {
-	e.set(func() { deaf = e.deaf })
-	return deaf
-}
+func (e *scriptedEngine) contextEnded() bool { return e.ctx != nil && e.ctx.Err() != nil }
 
-func (e *scriptedEngine) hears(ctx context.Context) <-chan struct{} {
-	if e.isDeaf() {
+// cause is why the context has ended.
+func (e *scriptedEngine) cause() error {
+	if !e.contextEnded() {
 		return nil
 	}
-	return ctx.Done()
+	return context.Cause(e.ctx)
 }
-
-func (e *scriptedEngine) stopListening() { e.set(func() { e.deaf = true }) }
 
 // hear keeps what the engine has said, as its client is to see it: all of it,
 // and without a character whose end may still come.
@@ -331,7 +334,7 @@ func (e *scriptedEngine) hear(text string) {
 
 func validText(said string) string {
 	if utf8.ValidString(said) {
-		return said
+		return said // much sooner
 	}
 	return textOf(said)
 }
@@ -352,76 +355,70 @@ type watchedWriter struct {
 	quiet   time.Duration // between a keep-alive and the Write before it, at the least
 }
 
-func (w *watchedWriter) enter(method string) {
-	w.play.mu.Lock()
-	returned := w.play.returned
-	w.play.mu.Unlock()
+// call makes a call of the writer.
+func (w *watchedWriter) call(method string, do func() error) error {
+	w.watch(method, func() {
+		w.since = w.play.clock()
+		if w.calls++; w.calls > 1 {
+			w.offence = method + " beside another call"
+		}
+	})
+	err := do()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.calls++; w.calls > 1 {
-		w.offence = method + " beside another call"
-	}
-	if returned {
+	w.until = w.play.clock()
+	w.calls--
+	w.stalled = w.stalled || err != nil && w.until-w.since >= w.play.options.WriteTimeout
+	return err
+}
+
+// watch notes a call, and whether it comes too late.
+func (w *watchedWriter) watch(method string, note func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	note()
+	if w.play.returned.Load() {
 		w.offence = method + " after ServeHTTP has returned"
 	}
-	w.since = w.play.clock()
 }
 
-func (w *watchedWriter) leave(err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.calls--
-	w.until = w.play.clock()
-	w.stalled = w.stalled || err != nil && w.until-w.since >= w.play.options.WriteTimeout
-}
-
-func (w *watchedWriter) Header() http.Header {
-	w.enter("Header")
-	defer w.leave(nil)
-	return w.ResponseWriter.Header()
+func (w *watchedWriter) Header() (header http.Header) {
+	_ = w.call("Header", func() error { header = w.ResponseWriter.Header(); return nil })
+	return header
 }
 
 func (w *watchedWriter) WriteHeader(status int) {
-	w.enter("WriteHeader")
-	w.mu.Lock()
-	w.handed.stream, w.handed.status = w.play.stream, status
-	w.mu.Unlock()
-	defer w.leave(nil)
-	w.ResponseWriter.WriteHeader(status)
+	_ = w.call("WriteHeader", func() error {
+		w.handed.stream, w.handed.status = w.play.stream, status
+		w.ResponseWriter.WriteHeader(status)
+		return nil
+	})
 }
 
 func (w *watchedWriter) Write(p []byte) (n int, err error) {
-	w.enter("Write")
-	w.hear(p)
-	defer func() { w.leave(err) }()
-	return w.ResponseWriter.Write(p)
+	err = w.call("Write", func() error {
+		heard := w.handed.keepAlives
+		w.handed.read(p)
+		if w.handed.keepAlives > heard {
+			w.quiet = min(w.quiet, w.since-w.wrote)
+		}
+		w.wrote = w.since
+		n, err = w.ResponseWriter.Write(p)
+		return err
+	})
+	return n, err
 }
 
-func (w *watchedWriter) hear(p []byte) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	heard := w.handed.keepAlives
-	w.handed.read(p)
-	if w.handed.keepAlives > heard {
-		w.quiet = min(w.quiet, w.since-w.wrote)
-	}
-	w.wrote = w.since
-}
-
-func (w *watchedWriter) FlushError() (err error) {
-	w.enter("Flush")
-	defer func() { w.leave(err) }()
-	return w.control().Flush()
-}
+func (w *watchedWriter) FlushError() error { return w.call("Flush", w.control().Flush) }
 
 // Deadlines may be set beside other calls: that is how a write is made to fail.
 func (w *watchedWriter) SetReadDeadline(t time.Time) error {
-	w.notAfterReturn("SetReadDeadline")
+	w.watch("SetReadDeadline", func() {})
 	return w.control().SetReadDeadline(t)
 }
 
 func (w *watchedWriter) SetWriteDeadline(t time.Time) error {
-	w.notAfterReturn("SetWriteDeadline")
+	w.watch("SetWriteDeadline", func() {})
 	return w.control().SetWriteDeadline(t)
 }
 
@@ -429,24 +426,9 @@ func (w *watchedWriter) control() *http.ResponseController {
 	return http.NewResponseController(w.ResponseWriter)
 }
 
-func (w *watchedWriter) notAfterReturn(method string) {
-	w.play.mu.Lock()
-	returned := w.play.returned
-	w.play.mu.Unlock()
-	if returned {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.offence = method + " after ServeHTTP has returned"
-	}
-}
-
 // askForPlace is a whole second chat, which returns the status it got.
 func (p *play) askForPlace() int {
-	r := httptest.NewRequest("POST", "/v1/chat", strings.NewReader(chatBodyJSON(probePrompt, false)))
-	r.Header.Set("Authorization", "Bearer "+testKey)
-	recorder := httptest.NewRecorder()
-	p.handler.ServeHTTP(recorder, r)
-	return recorder.Code
+	return postChat(p.handler, chatBodyJSON(probePrompt, false)).Code
 }
 
 // An orderEvent is something that one of those around a chat can do next.
@@ -468,7 +450,7 @@ var orderEvents = []orderEvent{
 	{"return", "engine", (*play).engineIdle, func(p *play) { p.stop(finished, p.clock()); p.tell(engineStep{ends: true}) }},
 	{"panic", "engine", (*play).engineIdle, func(p *play) { p.stop(crashed, p.clock()); p.tell(engineStep{other: panics}) }},
 	{"exit", "engine", (*play).engineIdle, func(p *play) { p.stop(crashed, p.clock()); p.tell(engineStep{other: runtime.Goexit}) }},
-	{"deaf", "engine", (*play).engineListens, func(p *play) { p.tell(engineStep{other: p.engine.stopListening}) }},
+	{"deaf", "engine", (*play).engineListens, func(p *play) { p.tell(engineStep{other: func() { p.engine.deaf = true }}) }},
 
 	{"read-little", "client", (*play).clientStopped, (*play).readLittle},
 	{"read-on", "client", (*play).clientStopped, (*play).readOn},
@@ -484,15 +466,11 @@ var orderEvents = []orderEvent{
 	{"host-deadline", "host", (*play).contextGoesOn, func(p *play) { p.endContext(hostTooLate, context.DeadlineExceeded) }},
 
 	// Alone it is no event: a second chat asks for the place after each one.
-	{"second", "second", func(p *play) bool { return !p.isOver() }, (*play).askAtOnce},
+	{"second", "second", func(p *play) bool { return !p.returned.Load() }, (*play).askAtOnce},
 }
 
-func (p *play) engineIdle() (idle bool) {
-	p.engine.set(func() { idle = p.engine.idle && !p.engine.over })
-	return idle
-}
-
-func (p *play) engineListens() bool { return p.engineIdle() && !p.engine.isDeaf() }
+func (p *play) engineIdle() bool    { return p.engine.idle }
+func (p *play) engineListens() bool { return p.engine.idle && !p.engine.deaf }
 
 func (p *play) tell(step engineStep) { p.engine.steps <- step }
 
@@ -517,17 +495,11 @@ func (p *play) stop(r reason, at time.Duration) {
 
 func panics() { panic("a bug in the engine") }
 
-func (p *play) isOver() (over bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.returned
-}
-
-func (p *play) clientThere() bool   { return !p.isOver() && !p.happened["gone"] }
+func (p *play) clientThere() bool   { return !p.returned.Load() && !p.happened["gone"] }
 func (p *play) clientReads() bool   { return p.clientThere() && !p.happened["stopped"] }
 func (p *play) clientStopped() bool { return p.clientThere() && p.happened["stopped"] }
-func (p *play) canShutDown() bool   { return !p.isOver() && !p.happened["shutdown"] }
-func (p *play) contextGoesOn() bool { return !p.isOver() && !p.happened["context ended"] }
+func (p *play) canShutDown() bool   { return !p.returned.Load() && !p.happened["shutdown"] }
+func (p *play) contextGoesOn() bool { return !p.returned.Load() && !p.happened["context ended"] }
 
 func (p *play) stopReading() {
 	p.happened["stopped"], p.happened["ever stopped"] = true, true
@@ -576,8 +548,10 @@ func (p *play) readOn() {
 // before, though nothing may have told yet.
 func (p *play) part() {
 	p.stop(clientLeft, p.clock())
-	if s := p.look(); s.calling && s.at-s.calledAt >= p.options.WriteTimeout {
-		p.stop(clientStalls, s.at)
+	p.writer.mu.Lock()
+	defer p.writer.mu.Unlock()
+	if p.writer.calls > 0 && p.clock()-p.writer.since >= p.options.WriteTimeout {
+		p.stop(clientStalls, p.clock())
 	}
 }
 
@@ -626,138 +600,102 @@ type alarm struct {
 	end *reason // what it may end the chat for
 }
 
-func (p *play) alarms(s sight) (due []alarm) {
-	if s.returned {
+func (p *play) alarms() (due []alarm) {
+	if p.returned.Load() {
 		return nil
 	}
-	o := p.options
+	o, e, now := p.options, p.engine, p.clock()
 	add := func(set bool, at time.Duration, end *reason) {
-		if set && at > s.at {
+		if set && at > now {
 			due = append(due, alarm{at, end})
 		}
 	}
-	running, reported := len(s.stops) == 0, len(s.reports) > 0
-	add(!reported, s.asked+o.ChatTimeout, &tooLate)
-	add(running && s.stream && o.KeepAlive > 0 && !s.calling, s.called+o.KeepAlive, nil)
-	add(running && o.StallTimeout > 0 && !s.yielding && !s.engineOver, s.answered+o.StallTimeout, &engineStalls)
-	add(s.calling, s.calledAt+o.WriteTimeout+writeSlack, nil)
-	add(!running, s.stoppedAt+breakPause, nil)
-	add(!running, s.stoppedAt+engineGrace, nil)
-	add(reported, s.wasReported()+breakPause, nil)
-	add(reported, s.wasReported()+engineGrace, nil)
-	add(reported, s.wasReported()+breakPause+engineGrace, nil)
+	running, reported := len(p.stops) == 0, len(p.reports) > 0
+	add(!reported, e.askedAt+o.ChatTimeout, &tooLate)
+	add(running && p.stream && o.KeepAlive > 0 && !p.writing(), p.calledLast()+o.KeepAlive, nil)
+	add(running && o.StallTimeout > 0 && !e.yielding() && !e.over, e.answeredAt+o.StallTimeout, &engineStalls)
+	add(p.writing(), p.writer.since+o.WriteTimeout+writeSlack, nil)
+	add(!running, p.stoppedAt+breakPause, nil)
+	add(!running, p.stoppedAt+engineGrace, nil)
+	add(reported, p.wasReported()+breakPause, nil)
+	add(reported, p.wasReported()+engineGrace, nil)
+	add(reported, p.wasReported()+breakPause+engineGrace, nil)
 	return due
 }
 
-func (p *play) alarmIsSet() bool { return len(p.alarms(p.look())) > 0 }
+// calledLast is when the last call of the writer has ended.
+func (p *play) calledLast() time.Duration { return max(p.writer.until, p.engine.askedAt) }
+
+// wasReported is when OnChat was over.
+func (p *play) wasReported() time.Duration { return max(p.reportedAt, p.letAt) }
+
+func (p *play) alarmIsSet() bool { return len(p.alarms()) > 0 }
 
 // nextAlarm lets the time pass until then.
 func (p *play) nextAlarm() {
-	s := p.look()
-	next := slices.MinFunc(p.alarms(s), func(a, b alarm) int { return cmp.Compare(a.at, b.at) })
-	p.sleepUntil(s, next.at)
+	next := slices.MinFunc(p.alarms(), func(a, b alarm) int { return cmp.Compare(a.at, b.at) })
+	p.sleepUntil(next.at)
 }
 
-func (p *play) sleepUntil(s sight, until time.Duration) {
-	for _, due := range p.alarms(s) {
+func (p *play) sleepUntil(until time.Duration) {
+	for _, due := range p.alarms() {
 		if due.at <= until && due.end != nil {
 			p.stop(*due.end, due.at)
 		}
 	}
-	time.Sleep(until - s.at)
-}
-
-// look is what can be seen now.
-func (p *play) look() sight {
-	s := sight{surface: p.surface, options: p.options, at: p.clock()}
-	p.engine.look(&s)
-	p.wire.change(func() {
-		s.got = *p.wire.client.answer()
-		s.silence = s.at - max(p.wire.wrote.Sub(p.began), s.asked)
-	})
-	s.gone, s.closed = p.happened["gone"], p.happened["closed"]
-	s.hostEnded = p.happened["context ended"]
-	s.catchesUp = !p.happened["stopped"]
-	s.reads, s.jammed = !p.happened["ever stopped"], p.happened["jammed"]
-	s.stops, s.stoppedAt, s.stopStep = p.stops, p.stoppedAt, p.stopStep
-	s.placeFree = p.placeFree
-	p.writer.look(&s)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s.reports, s.reported, s.reporting = p.reports, p.reportedAt, p.reporting != nil
-	s.returned, s.letAt = p.returned, p.letAt
-	return s
-}
-
-func (e *scriptedEngine) look(s *sight) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, y := range e.yields {
-		s.yields = append(s.yields, *y)
-		s.spokeAt = y.at
-		s.yielding = s.yielding || !y.ended && !e.over
-	}
-	s.wholeText, s.certainText = e.wholeText, e.certainText
-	s.engineOver, s.finished = e.over, e.finished
-	s.asked, s.answered = e.askedAt, e.spokeAt
-	if e.ctx != nil {
-		s.contextEnded, s.contextCause = e.ctx.Err() != nil, context.Cause(e.ctx)
-	}
-}
-
-func (w *watchedWriter) look(s *sight) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	s.offence, s.stalled, s.handed, s.quiet = w.offence, w.stalled, w.handed, w.quiet
-	s.calling, s.calledAt, s.called = w.calls > 0, w.since, max(w.until, s.asked)
+	p.letGo()
+	time.Sleep(until - p.clock())
 }
 
 // settle waits until nothing more happens by itself, and checks the rules.
-func (p *play) settle() sight {
-	synctest.Wait()
+func (p *play) settle() {
+	p.wait()
 	p.noteStops()
 	wasFree := p.placeFree
-	if p.reportIsHeld() {
+	if p.reporting != nil {
 		p.placeFree = p.askForPlace() == http.StatusOK
-		p.check(p.look(), "while OnChat is called")
-		p.letReport()
-		synctest.Wait()
+		p.check("while OnChat is called")
+		close(p.reporting)
+		p.reporting, p.letAt = nil, p.clock()
+		p.wait()
 	}
-	free := p.askForPlace() == http.StatusOK
+	p.placeFree = p.askForPlace() == http.StatusOK
 	if p.second != nil {
-		if status := <-p.second; (status == http.StatusOK) != free && free == wasFree {
+		if status := <-p.second; (status == http.StatusOK) != p.placeFree && p.placeFree == wasFree {
 			p.violate(fmt.Sprintf("a place is free or taken: a second chat got %d", status))
 		}
 		p.second = nil
 	}
-	p.placeFree = free
-	s := p.look()
-	p.reported = len(s.reports) > 0
-	p.check(s, fmt.Sprintf("after %d events", p.steps))
-	return s
+	p.reported = len(p.reports) > 0
+	p.check(fmt.Sprintf("after %d events", p.steps))
+}
+
+func (p *play) wait() {
+	synctest.Wait()
+	p.got = *p.wire.client.answer()
 }
 
 // noteStops decides what may have been the first reason, now that a step is
 // made. An engine that has finished may still have a client that does not take
 // the end of its answer.
 func (p *play) noteStops() {
-	s := p.look()
-	if s.stalled {
-		p.stop(clientStalls, s.called)
+	if p.writer.stalled {
+		p.stop(clientStalls, p.calledLast())
 	}
 	if at, ok := p.givenUp(); ok {
 		p.stop(clientLeft, at)
 		p.stop(clientStalls, at)
 	}
-	if !s.contextEnded { // then an engine that spoke at the last moment was in time
-		p.stopping = slices.DeleteFunc(p.stopping, func(r reason) bool { return r.name == engineStalls.name && s.spokeAt >= r.at })
+	if yields := p.engine.yields; !p.engine.contextEnded() && len(yields) > 0 { // an engine that spoke at the last moment was in time
+		spoke := yields[len(yields)-1].at
+		p.stopping = slices.DeleteFunc(p.stopping, func(r reason) bool { return r.name == engineStalls.name && spoke >= r.at })
 	}
 	switch {
 	case len(p.stopping) == 0:
 	case len(p.stops) == 0:
 		p.stoppedAt, p.stopStep = slices.MinFunc(p.stopping, earlier).at, p.steps
 		p.stops = slices.DeleteFunc(p.stopping, func(r reason) bool { return r.at > p.stoppedAt })
-	case !p.reported && slices.ContainsFunc(p.stops, func(r reason) bool { return r.name == finished.name }):
+	case !p.reported && p.stoppedBecause(finished):
 		p.stops = append(slices.Clone(p.stops), p.stopping...)
 	}
 	p.stopping = nil
@@ -766,14 +704,11 @@ func (p *play) noteStops() {
 // givenUp is when net/http has closed a connection of HTTP/2 that was stuck. For
 // the handler, this may be either end.
 func (p *play) givenUp() (at time.Duration, ok bool) {
-	p.wire.change(func() {
-		at, ok = p.wire.closedAt.Sub(p.began), p.http2 && p.wire.closed && p.happened["ever stopped"]
-	})
-	return at, ok
+	return p.wire.closedAt.Sub(p.began), p.http2 && p.wire.closed && p.happened["ever stopped"]
 }
 
-func (p *play) check(s sight, when string) {
-	for _, rule := range s.violations() {
+func (p *play) check(when string) {
+	for _, rule := range p.violations() {
 		p.violate(rule + " (" + when + ")")
 	}
 }
@@ -787,36 +722,19 @@ func (p *play) violate(rule string) {
 	}
 }
 
-func (p *play) reportIsHeld() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.reporting != nil
-}
-
-// letReport has OnChat return.
-func (p *play) letReport() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	close(p.reporting)
-	p.reporting, p.letAt = nil, p.clock()
-}
-
 // end is what comes after the last event of an order: time passes until all
 // must be over but a hanging engine; then that ends, too, and everybody goes.
 // Where what is left behind is searched for, no more time passes than must: a
 // timer that has fired is not found.
 func (p *play) end(searched bool) {
-	p.mu.Lock()
-	p.unheld = true
-	p.mu.Unlock()
-	s := p.look()
-	until := s.stoppedAt
-	if len(s.stops) == 0 {
-		until = s.asked + p.options.ChatTimeout
+	p.unheld.Store(true)
+	until := p.stoppedAt
+	if len(p.stops) == 0 {
+		until = p.engine.askedAt + p.options.ChatTimeout
 	}
-	if until += s.patience(); until > s.at && !(s.returned && searched) {
+	if until += p.patience(); until > p.clock() && !(p.returned.Load() && searched) {
 		p.steps++
-		p.sleepUntil(s, until)
+		p.sleepUntil(until)
 		p.settle()
 	}
 	close(p.engine.released)
@@ -824,6 +742,7 @@ func (p *play) end(searched bool) {
 	p.wire.change(func() { p.wire.left = true })
 	p.happened["gone"], p.happened["closed"] = true, true
 	p.settle()
+	p.letGo()
 	if p.happened["shutdown"] {
 		if err := <-p.shutdown; err != nil {
 			p.violate(fmt.Sprintf("Shutdown waits for the chat: %v", err))

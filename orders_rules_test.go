@@ -59,268 +59,229 @@ func endsOf(err error) (claimed []error) {
 	return claimed
 }
 
-// A sight is all that can be seen of one chat, from outside, at a moment when
-// nothing more happens by itself.
-type sight struct {
-	surface
-	options Options
-	at      time.Duration // since the request
-
-	// The engine
-	yields       []yielded
-	wholeText    string // of all its fragments
-	certainText  string // without a character whose end may still come
-	engineOver   bool
-	finished     bool          // as it should
-	yielding     bool          // it waits for yield to return
-	spokeAt      time.Duration // it called yield last
-	asked        time.Duration // Chat was called
-	answered     time.Duration // since then something new is wanted of the engine
-	contextEnded bool
-	contextCause error
-
-	// The client
-	got       answerRead
-	reads     bool          // everything that comes, and always did
-	catchesUp bool          // it reads now
-	jammed    bool          // it has left frames unread, on a connection of HTTP/2
-	gone      bool          // it has left, or closed its half
-	closed    bool          // it has left
-	silence   time.Duration // since the server's last write
-
-	// The chat
-	hostEnded bool     // the host has ended the request's context
-	stops     []reason // what may have ended it first; nil: it goes on
-	stoppedAt time.Duration
-	stopStep  int
-	reports   []ChatReport
-	reporting bool          // OnChat has not returned
-	letAt     time.Duration // when it has
-	reported  time.Duration // OnChat was called
-	returned  bool          // ServeHTTP has
-	placeFree bool
-
-	// The host's writer
-	handed   answerRead    // what it was given
-	quiet    time.Duration // between a keep-alive and what was written before it, at the least
-	calling  bool          // a call is in progress
-	calledAt time.Duration // the last call began
-	called   time.Duration // and ended
-	stalled  bool          // a call failed after WriteTimeout
-	offence  string        // against the writer
-}
-
 // violations are the rules of a chat that do not hold in what is seen. It is the
 // contract of the package, written from outside: nothing of it is taken from
 // the code that it judges but the sizes.
-func (s sight) violations() (violated []string) {
+func (p *play) violations() (violated []string) {
 	must := func(holds bool, rule string, seen ...any) {
 		if !holds {
 			violated = append(violated, rule+strings.TrimSuffix(": "+fmt.Sprint(seen...), ": "))
 		}
 	}
-	report, reported := s.report()
-	running, over := len(s.stops) == 0, s.engineOver && reported
-	bound := s.options.WriteTimeout + writeSlack
-	if s.jammed {
-		bound += s.options.WriteTimeout // net/http ends no call before it gives the connection up, when nothing has left for WriteByteTimeout
+	engine, writer, got, report := p.engine, p.writer, p.got, p.report()
+	running, reported, returned := len(p.stops) == 0, len(p.reports) > 0, p.returned.Load()
+	yielding, contextEnded, cause := engine.yielding(), engine.contextEnded(), engine.cause()
+	bound := p.options.WriteTimeout + writeSlack
+	if p.happened["jammed"] {
+		bound += p.options.WriteTimeout // net/http ends no call before it gives the connection up, when nothing has left for WriteByteTimeout
 	}
 
 	// The client gets what the engine said, and can tell whole from broken.
-	must(strings.HasPrefix(s.wholeText, s.got.text), "the text is what the engine yielded, from its start", difference{s.got.text, s.wholeText})
-	must(s.got.wrong == "", "the answer has its form", s.got.wrong)
-	must(!s.looksWhole() || s.finished && s.got.text == s.wholeText, "only what is whole looks whole")
-	must(!s.got.cut || !s.got.done || !s.stream || s.gone, "what is whole is not cut")
-	must(!running || !s.prompt() || s.got.text == s.certainText, "a fragment leaves at once", difference{s.got.text, s.certainText})
-	must(!s.yielding || !s.catchesUp, "yield does not wait for a client that reads")
-	must(!s.yielding || s.stream, "yield does not wait where nothing is sent")
-	must(s.unsent() <= 2*maxWrite+8<<10, "a client that does not read holds the engine back", s.unsent())
-	must(!running || !s.prompt() || s.options.KeepAlive < 0 || s.silence < s.options.KeepAlive, "a stream is not silent for longer than KeepAlive", s.silence)
-	must(s.quiet >= s.options.KeepAlive, "a keep-alive comes after silence only", s.quiet)
+	must(strings.HasPrefix(engine.wholeText, got.text), "the text is what the engine yielded, from its start", difference{got.text, engine.wholeText})
+	must(got.wrong == "", "the answer has its form", got.wrong)
+	must(!p.looksWhole() || engine.finished && got.text == engine.wholeText, "only what is whole looks whole")
+	must(!got.cut || !got.done || !p.stream || p.gone(), "what is whole is not cut")
+	must(!running || !p.prompt() || got.text == engine.certainText, "a fragment leaves at once", difference{got.text, engine.certainText})
+	must(!yielding || !p.catchesUp(), "yield does not wait for a client that reads")
+	must(!yielding || p.stream, "yield does not wait where nothing is sent")
+	must(p.unsent() <= 2*maxWrite+8<<10, "a client that does not read holds the engine back", p.unsent())
+	must(!running || !p.prompt() || p.options.KeepAlive < 0 || p.silence() < p.options.KeepAlive, "a stream is not silent for longer than KeepAlive", p.silence())
+	must(writer.quiet >= p.options.KeepAlive, "a keep-alive comes after silence only", writer.quiet)
 
 	// A failure has its status before the commit, an error event and the cut after it.
-	must(!s.tellable() || s.got.done || s.got.failure != "", "a client that reads hears of the end at once")
-	must(s.got.failure == "" || s.anyStop(func(r reason) bool { return r.detail == s.got.failure }), "the client is told the reason", s.got.failure)
-	must(s.got.status == 0 || s.statusFits(s.got.status), "the status fits the reason, and what was sent before it", s.got.status)
-	must(s.got.failure == "" || s.got.status != 200 || s.gone || s.at > s.stoppedAt || !s.got.cut, "an error event can be read before the cut")
-	must(!s.returned || !s.brokenForClient() || s.got.cut, "a broken answer is cut")
-	must(!s.returned || !s.owedTheEnd() || s.handed.done || s.handed.failure != "", "the writer is given the end of the answer")
-	must(!s.returned || !s.owedTheEnd() || report.Err != nil || s.got.done, "what is reported as whole arrives")
+	must(!p.tellable() || got.done || got.failure != "", "a client that reads hears of the end at once")
+	must(got.failure == "" || p.anyStop(func(r reason) bool { return r.detail == got.failure }), "the client is told the reason", got.failure)
+	must(got.status == 0 || p.statusFits(got.status), "the status fits the reason, and what was sent before it", got.status)
+	must(got.failure == "" || got.status != 200 || p.gone() || !returned || !got.cut || p.returnedAt >= writer.wrote+breakPause, "an error event can be read before the cut", p.returnedAt-writer.wrote)
+	must(!returned || !p.brokenForClient() || got.cut, "a broken answer is cut")
+	must(!returned || !p.owedTheEnd() || writer.handed.done || writer.handed.failure != "", "the writer is given the end of the answer")
+	must(!returned || !p.owedTheEnd() || report.Err != nil || got.done, "what is reported as whole arrives")
 
 	// OnChat is called once, when the answer has ended, and says how it went.
-	must(len(s.reports) <= 1, "a chat is reported once", len(s.reports))
-	must(!s.returned || reported, "a chat is reported before ServeHTTP returns")
+	must(len(p.reports) <= 1, "a chat is reported once", len(p.reports))
+	must(!returned || reported, "a chat is reported before ServeHTTP returns")
 	must(!reported || !running, "a chat is not reported before its end")
 	if reported {
-		must(s.anyStop(func(r reason) bool { return r.is(report.Err) }), "the report has the reason", report.Err, ", not ", s.stopNames())
+		must(p.anyStop(func(r reason) bool { return r.is(report.Err) }), "the report has the reason", report.Err, ", not ", p.stopNames())
 		must(len(endsOf(report.Err)) <= 1, "a report has one reason", report.Err)
-		must(report.Err != nil || s.finished, "a report without a reason is one of a whole answer")
-		must(report.Err == nil || !s.looksWhole(), "what looks whole is reported as whole", report.Err)
-		must(s.owesNothing(report.Err), "what the client is owed is on its way before OnChat is called")
-		must(s.got.status == 0 || report.Status == s.got.status, "the report has the status", report.Status)
-		must(report.Status == 0 || s.statusFits(report.Status) || s.gone, "the reported status is one that fits", report.Status)
-		must(s.figuresAgree(report), "the report's figures agree with what was sent", fmt.Sprintf("%d fragments, %d bytes", report.Fragments, report.Bytes))
-		must(report.FirstFragment == s.firstText() || report.FirstFragment == 0 && s.firstText() >= s.stoppedAt, "the report has the moment of the first text", report.FirstFragment)
-		must(report.Duration == s.reported, "the report has the duration", report.Duration, " of ", s.reported)
-		must(report.RequestID == orderRequestID && report.Account == testAccount && report.Bot == echoBot && report.Stream == s.stream, "the report says whose chat it was")
+		must(report.Err != nil || engine.finished, "a report without a reason is one of a whole answer")
+		must(report.Err == nil || !p.looksWhole(), "what looks whole is reported as whole", report.Err)
+		must(p.owesNothing(report.Err), "what the client is owed is on its way before OnChat is called")
+		must(got.status == 0 || report.Status == got.status, "the report has the status", report.Status)
+		must(report.Status == 0 || p.statusFits(report.Status) || p.gone(), "the reported status is one that fits", report.Status)
+		must(p.figuresAgree(report), "the report's figures agree with what was sent", fmt.Sprintf("%d fragments, %d bytes", report.Fragments, report.Bytes))
+		must(report.FirstFragment == p.firstText() || report.FirstFragment == 0 && p.firstText() >= p.stoppedAt, "the report has the moment of the first text", report.FirstFragment)
+		must(report.Duration == p.reportedAt, "the report has the duration", report.Duration, " of ", p.reportedAt)
+		must(report.RequestID == orderRequestID && report.Account == testAccount && report.Bot == echoBot && report.Stream == p.stream, "the report says whose chat it was")
 	}
 
 	// The engine's context ends with the chat, and for the same reason.
-	must(!running || !s.contextEnded, "the engine's context does not end before the chat", s.contextCause)
-	must(!s.onlyOutside() || s.contextEnded, "the engine's context ends at once when something else ends the chat")
-	must(!reported || s.contextEnded, "the engine's context ends with the answer")
-	must(!reported || !s.contextEnded || len(endsOf(s.contextCause)) == 0 || slices.Equal(endsOf(s.contextCause), endsOf(report.Err)), "the context's cause is the report's", s.contextCause, ", not ", report.Err)
-	must(!s.onlyOutside() || s.anyStop(func(r reason) bool { return r.is(s.contextCause) }), "the context's cause is why the chat ended", s.contextCause)
+	must(!running || !contextEnded, "the engine's context does not end before the chat", cause)
+	must(!p.onlyOutside() || contextEnded, "the engine's context ends at once when something else ends the chat")
+	must(!reported || contextEnded, "the engine's context ends with the answer")
+	must(!reported || !contextEnded || len(endsOf(cause)) == 0 || slices.Equal(endsOf(cause), endsOf(report.Err)), "the context's cause is the report's", cause, ", not ", report.Err)
+	must(!p.onlyOutside() || p.anyStop(func(r reason) bool { return r.is(cause) }), "the context's cause is why the chat ended", cause)
 
 	// yield tells the engine.
-	for _, y := range s.yields {
+	for _, y := range engine.yields {
 		must(!y.ended || y.more || y.err != nil || !running, "yield returns true while the chat goes on")
 		must(!y.ended || !y.more || y.err == nil, "yield returns false for an error")
-		must(!y.ended || !y.more || running || y.step <= s.stopStep, "yield returns false after the end")
+		must(!y.ended || !y.more || running || y.step <= p.stopStep, "yield returns false after the end")
 	}
-	must(!s.yielding || running || s.blocked() || !s.certainly(clientLeft), "yield returns at once when the client has left")
-	must(!s.yielding || running || s.blocked() || s.at < s.stoppedAt+bound, "yield returns soon after the end")
+	must(!yielding || running || p.blocked() || !p.certainly(clientLeft), "yield returns at once when the client has left")
+	must(!yielding || running || p.blocked() || p.clock() < p.stoppedAt+bound, "yield returns soon after the end")
 
 	// A place is free exactly when engine and answer are both over.
-	must(s.placeFree == over, "a place is free when engine and answer are over, and not before", s.placeFree)
+	must(p.placeFree == (engine.over && reported), "a place is free when engine and answer are over, and not before", p.placeFree)
 
 	// ServeHTTP returns, whatever the engine does, and nobody writes behind its back.
-	must(s.offence == "", "one at a time uses the writer, and nobody after the end", s.offence)
-	must(!s.calling || s.blocked() || s.at-s.calledAt <= bound, "a write does not last longer than WriteTimeout", s.at-s.calledAt)
-	must(s.returned || running || s.blocked() || s.reporting || s.at < max(s.stoppedAt, s.letAt)+s.patience(), "ServeHTTP returns in bounded time")
-	must(s.returned || s.reporting || !reported || !s.engineOver || s.mayPause() || s.calling, "ServeHTTP returns when there is nothing to wait for")
-	must(!s.returned || running || s.engineOver || s.at >= s.stoppedAt+engineGrace, "ServeHTTP waits for an engine that may return soon")
+	must(writer.offence == "", "one at a time uses the writer, and nobody after the end", writer.offence)
+	must(!p.writing() || p.blocked() || p.clock()-writer.since <= bound, "a write does not last longer than WriteTimeout", p.clock()-writer.since)
+	must(returned || running || p.blocked() || p.reporting != nil || p.clock() < max(p.stoppedAt, p.letAt)+p.patience(), "ServeHTTP returns in bounded time")
+	must(returned || p.reporting != nil || !reported || !engine.over || p.mayPause() || p.writing(), "ServeHTTP returns when there is nothing to wait for")
+	must(!returned || running || engine.over || p.clock() >= p.stoppedAt+engineGrace, "ServeHTTP waits for an engine that may return soon")
 	return violated
 }
 
-func (s sight) report() (ChatReport, bool) {
-	if len(s.reports) == 0 {
-		return ChatReport{}, false
+// report is the first, which is the only one where no rule is violated.
+func (p *play) report() (first ChatReport) {
+	if len(p.reports) > 0 {
+		first = p.reports[0]
 	}
-	return s.reports[0], true
+	return first
+}
+
+func (p *play) gone() bool       { return p.happened["gone"] }          // the client has left, or closed its half
+func (p *play) catchesUp() bool  { return !p.happened["stopped"] }      // it reads now
+func (p *play) alwaysRead() bool { return !p.happened["ever stopped"] } // everything that came
+func (p *play) writing() bool    { return p.writer.calls > 0 }
+
+// silence is how long the server has written nothing.
+func (p *play) silence() time.Duration {
+	return p.clock() - max(p.wire.wrote.Sub(p.began), p.engine.askedAt)
 }
 
 // looksWhole is what the least careful client goes by.
-func (s sight) looksWhole() bool {
-	return s.got.done || s.got.whole && s.got.status == 200
+func (p *play) looksWhole() bool {
+	return p.got.done || p.got.whole && p.got.status == 200
 }
 
 // blocked is whether a write lasts that nothing but the client can end.
-func (s sight) blocked() bool { return s.calling && !s.flushes }
+func (p *play) blocked() bool { return p.writing() && !p.flushes }
 
 // prompt is whether nothing but the handler can hold a fragment back.
-func (s sight) prompt() bool {
-	return s.stream && s.flushes && s.catchesUp && !s.gone
+func (p *play) prompt() bool {
+	return p.stream && p.flushes && p.catchesUp() && !p.gone()
 }
 
 // tellable is whether the chat is over, and nothing but the handler can keep
 // the client from hearing of it.
-func (s sight) tellable() bool {
-	return s.flushes && s.owedTheEnd()
+func (p *play) tellable() bool {
+	return p.flushes && p.owedTheEnd()
 }
 
 // owedTheEnd is whether the chat is over, and its client is there to hear of it.
-func (s sight) owedTheEnd() bool {
-	return len(s.stops) > 0 && s.reads && !s.gone && !s.stoppedBecause(clientStalls)
+func (p *play) owedTheEnd() bool {
+	return len(p.stops) > 0 && p.alwaysRead() && !p.gone() && !p.stoppedBecause(clientStalls)
 }
 
 // owesNothing is whether the client has all that it will get, but for the cut.
 // What it did not take in time, it is not owed any more.
-func (s sight) owesNothing(err error) bool {
-	return !s.flushes || !s.catchesUp || s.gone || s.stalled || errors.Is(err, ErrClientLeft) || errors.Is(err, ErrClientStalled) ||
-		!s.stream && s.got.status == 200 && errors.Is(err, ErrChatTimeout) ||
-		s.got.done || s.got.failure != ""
+func (p *play) owesNothing(err error) bool {
+	return !p.flushes || !p.catchesUp() || p.gone() || p.writer.stalled || errors.Is(err, ErrClientLeft) || errors.Is(err, ErrClientStalled) ||
+		!p.stream && p.got.status == 200 && errors.Is(err, ErrChatTimeout) ||
+		p.got.done || p.got.failure != ""
 }
 
-func (s sight) brokenForClient() bool {
-	return s.catchesUp && !s.gone && s.stream && s.got.status == 200 && !s.got.done
+func (p *play) brokenForClient() bool {
+	return p.catchesUp() && !p.gone() && p.stream && p.got.status == 200 && !p.got.done
 }
 
-func (s sight) anyStop(is func(reason) bool) bool { return slices.ContainsFunc(s.stops, is) }
+func (p *play) anyStop(is func(reason) bool) bool { return slices.ContainsFunc(p.stops, is) }
 
-func (s sight) stoppedBecause(r reason) bool {
-	return s.anyStop(func(other reason) bool { return other.name == r.name })
+func (p *play) stoppedBecause(r reason) bool {
+	return p.anyStop(func(other reason) bool { return other.name == r.name })
 }
 
-func (s sight) certainly(r reason) bool { return len(s.stops) == 1 && s.stoppedBecause(r) }
+func (p *play) certainly(r reason) bool { return len(p.stops) == 1 && p.stoppedBecause(r) }
 
-func (s sight) stopNames() (names []string) {
-	for _, r := range s.stops {
+func (p *play) stopNames() (names []string) {
+	for _, r := range p.stops {
 		names = append(names, r.name)
 	}
 	return names
 }
 
 // onlyOutside is whether the reason is certainly not the engine's.
-func (s sight) onlyOutside() bool {
-	return len(s.stops) > 0 && !s.anyStop(func(r reason) bool { return !r.outside })
+func (p *play) onlyOutside() bool {
+	return len(p.stops) > 0 && !p.anyStop(func(r reason) bool { return !r.outside })
 }
 
 // statusFits is whether the answer may begin with this status.
-func (s sight) statusFits(status int) bool {
+func (p *play) statusFits(status int) bool {
 	if status != 200 {
-		return !s.committed() && s.anyStop(func(r reason) bool { return r.status == status })
+		return !p.committed() && p.anyStop(func(r reason) bool { return r.status == status })
 	}
-	if s.stream {
-		return s.mayCommit()
+	if p.stream {
+		return p.mayCommit()
 	}
-	return s.finished
+	return p.engine.finished
 }
 
 // committed is whether the answer has certainly begun as a stream.
-func (s sight) committed() bool {
-	return s.stream && slices.ContainsFunc(s.yields, func(y yielded) bool { return y.ended && y.more })
+func (p *play) committed() bool {
+	return p.stream && slices.ContainsFunc(p.engine.yields, func(y *yielded) bool { return y.ended && y.more })
 }
 
-func (s sight) mayCommit() bool {
-	return s.finished || s.keepAlivesDue() > 0 || slices.ContainsFunc(s.yields, func(y yielded) bool { return y.err == nil })
+func (p *play) mayCommit() bool {
+	return p.engine.finished || p.keepAlivesDue() > 0 || slices.ContainsFunc(p.engine.yields, func(y *yielded) bool { return y.err == nil })
 }
 
-func (s sight) keepAlivesDue() int {
-	if s.options.KeepAlive < 0 || !s.stream {
+func (p *play) keepAlivesDue() int {
+	if p.options.KeepAlive < 0 || !p.stream {
 		return 0
 	}
-	return int(s.at / s.options.KeepAlive)
+	return int(p.clock() / p.options.KeepAlive)
 }
 
 // unsent is how many bytes of text the handler has taken, but not sent. What
 // waits in the network counts as sent.
-func (s sight) unsent() int {
-	if !s.stream || len(s.stops) > 0 {
+func (p *play) unsent() int {
+	if !p.stream || len(p.stops) > 0 {
 		return 0
 	}
 	taken := 0
-	for _, y := range s.yields {
+	for _, y := range p.engine.yields {
 		if y.ended && y.more {
 			taken += len(y.text)
 		}
 	}
-	return taken - len(s.got.text)
+	return taken - len(p.got.text)
 }
 
-func (s sight) figuresAgree(report ChatReport) bool {
+func (p *play) figuresAgree(report ChatReport) bool {
 	said := 0
-	for _, y := range s.yields {
+	for _, y := range p.engine.yields {
 		if y.err == nil {
 			said++
 		}
 	}
 	switch {
 	case report.Err == nil:
-		return report.Fragments == said && report.Bytes == int64(len(s.wholeText))
-	case report.Fragments > said || report.Bytes > int64(len(s.wholeText)) || report.Bytes < int64(len(s.got.text)):
+		return report.Fragments == said && report.Bytes == int64(len(p.engine.wholeText))
+	case report.Fragments > said || report.Bytes > int64(len(p.engine.wholeText)) || report.Bytes < int64(len(p.got.text)):
 		return false
-	case !s.stream && !s.finished:
+	case !p.stream && !p.engine.finished:
 		return report.Fragments == 0 && report.Bytes == 0
-	case s.stream:
-		return report.Bytes == int64(len(s.handed.text))
+	case p.stream:
+		return report.Bytes == int64(len(p.writer.handed.text))
 	}
 	return true
 }
 
 // firstText is when the engine first said something.
-func (s sight) firstText() time.Duration {
-	for _, y := range s.yields {
+func (p *play) firstText() time.Duration {
+	for _, y := range p.engine.yields {
 		if y.err == nil && y.text != "" {
 			return y.at
 		}
@@ -330,22 +291,18 @@ func (s sight) firstText() time.Duration {
 
 // patience is how long ServeHTTP may take after the end of the chat: for a
 // write that is under way, the error event, the pause, and the engine.
-func (s sight) patience() time.Duration {
+func (p *play) patience() time.Duration {
 	patience := breakPause + engineGrace + time.Millisecond
-	if !s.reads && !s.closed {
-		patience += 2 * (s.options.WriteTimeout + writeSlack)
+	if !p.alwaysRead() && !p.happened["closed"] {
+		patience += 2 * (p.options.WriteTimeout + writeSlack)
 	}
 	return patience
 }
 
-// wasReported is when OnChat was over.
-func (s sight) wasReported() time.Duration { return max(s.reported, s.letAt) }
-
 // mayPause is whether a broken stream may still be uncut. Where the host has
 // ended the request, nothing tells that the client has left.
-func (s sight) mayPause() bool {
-	report, _ := s.report()
-	return s.stream && report.Err != nil && (!s.gone || s.hostEnded) && s.at < s.wasReported()+breakPause
+func (p *play) mayPause() bool {
+	return p.stream && p.report().Err != nil && (!p.gone() || p.happened["context ended"]) && p.clock() < p.wasReported()+breakPause
 }
 
 // A difference shows where the client's text and the engine's part.

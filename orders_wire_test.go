@@ -1,12 +1,14 @@
 package botapi
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"strconv"
 	"strings"
@@ -191,7 +193,6 @@ type answerRead struct {
 	body   []byte // as far as it has no meaning yet
 
 	text       string // of the bot
-	pieces     strings.Builder
 	keepAlives int
 	done       bool   // the answer says that it is all there
 	failure    string // the detail of an error, or of an error event
@@ -229,7 +230,7 @@ func (a *answerRead) readEvents() {
 }
 
 func (a *answerRead) readEvent(event string) {
-	if event == "data: [DONE]" {
+	if event+"\n\n" == terminator {
 		a.done = true
 		return
 	}
@@ -242,8 +243,7 @@ func (a *answerRead) readEvent(event string) {
 		a.wrong = fmt.Sprintf("%q is no event", event)
 		return
 	}
-	a.pieces.WriteString(text)
-	a.text = a.pieces.String()
+	a.text += text
 }
 
 // readJSON finds a body that is all there; a part of one means nothing.
@@ -278,79 +278,42 @@ func contentIn(body []byte) (text string, ok bool) {
 	return *answer.Content, true
 }
 
-// An http1Client has sent one request.
+// An http1Client has sent one request. When there is more to read, it reads all of
+// it again.
 type http1Client struct {
-	answerRead
-	unread []byte // not a whole part of the answer yet
-	length int    // of the body; negative: it comes in chunks
+	stream   bool
+	received []byte
+	ended    bool
+	read     *answerRead // of all that; nil: not yet
 }
 
 func http1Request(body string) []byte {
 	return fmt.Appendf(nil, "POST /v1/chat HTTP/1.1\r\nHost: memory\r\nAuthorization: Bearer %s\r\nX-Request-Id: %s\r\nContent-Length: %d\r\n\r\n%s", testKey, orderRequestID, len(body), body)
 }
 
-func (c *http1Client) answer() *answerRead { return &c.answerRead }
-
-func (c *http1Client) end() { c.cut = !c.whole }
-
 func (c *http1Client) take(p []byte) (reply []byte) {
-	c.unread = append(c.unread, p...)
-	for len(c.unread) > 0 && c.takePart() {
-	}
+	c.received, c.read = append(c.received, p...), nil
 	return nil
 }
 
-// takePart reports whether there was one.
-func (c *http1Client) takePart() bool {
-	switch {
-	case c.whole:
-		c.wrong = fmt.Sprintf("%q comes after the end", c.unread)
-		return false
-	case c.status == 0:
-		return c.takeHead()
-	case c.length >= 0:
-		n := min(c.length, len(c.unread))
-		c.length -= n
-		c.whole = c.length == 0
-		c.read(c.unread[:n])
-		c.unread = c.unread[n:]
-		return true
-	}
-	return c.takeChunk()
-}
+func (c *http1Client) end() { c.ended, c.read = true, nil }
 
-func (c *http1Client) takeHead() bool {
-	head, rest, ok := bytes.Cut(c.unread, []byte("\r\n\r\n"))
-	if !ok {
-		return false
+func (c *http1Client) answer() *answerRead {
+	if c.read != nil {
+		return c.read
 	}
-	c.status, _ = strconv.Atoi(string(head[len("HTTP/1.1 "):][:3]))
-	c.length = -1
-	if _, length, ok := strings.Cut(string(head), "\r\nContent-Length: "); ok {
-		length, _, _ = strings.Cut(length, "\r\n")
-		c.length, _ = strconv.Atoi(length)
+	a, received := &answerRead{stream: c.stream}, bufio.NewReader(bytes.NewReader(c.received))
+	if res, err := http.ReadResponse(received, nil); err == nil {
+		body, err := io.ReadAll(res.Body)
+		a.status, a.whole = res.StatusCode, err == nil
+		a.read(body)
 	}
-	c.unread = rest
-	return true
-}
-
-func (c *http1Client) takeChunk() bool {
-	line, rest, ok := bytes.Cut(c.unread, []byte("\r\n"))
-	if !ok {
-		return false
+	if rest, _ := io.ReadAll(received); a.whole && len(rest) > 0 {
+		a.wrong = fmt.Sprintf("%q comes after the end", rest)
 	}
-	size, err := strconv.ParseInt(string(line), 16, 32)
-	if err != nil {
-		c.wrong = fmt.Sprintf("%q is no chunk", line)
-		return false
-	}
-	if len(rest) < int(size)+2 {
-		return false
-	}
-	c.whole = size == 0
-	c.read(rest[:size])
-	c.unread = rest[size+2:]
-	return true
+	a.cut = c.ended && !a.whole
+	c.read = a
+	return a
 }
 
 // An http2Client has sent one request, on the first stream of its connection.

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -25,7 +24,7 @@ import (
 type proxy struct {
 	program   string
 	arguments []string // before the file
-	config    string   // of the address to listen on and that of the server
+	config    string   // of the socket to listen on and the address of the server
 }
 
 const proxyTimeout = time.Second
@@ -41,7 +40,7 @@ http {
 	proxy_send_timeout 1s;
 	send_timeout 1s;
 	server {
-		listen %s;
+		listen unix:%s;
 		location / { proxy_pass http://%s; }
 	}
 }
@@ -53,26 +52,31 @@ defaults
 	timeout client 1s
 	timeout server 1s
 frontend clients
-	bind %s
+	bind unix@%s
 	default_backend servers
 backend servers
 	server one %s
 `},
 }
 
-// start runs the proxy in front of a server until the test ends, and returns
-// its base address.
-func (p proxy) start(t *testing.T, server *httptest.Server) string {
+// start runs the proxy in front of a server until the test ends, and returns a
+// client that reaches it under any address. It listens on a socket of its own: a
+// port that was free a moment ago may be another test's.
+func (p proxy) start(t *testing.T, server *httptest.Server) *http.Client {
 	program, err := exec.LookPath(p.program)
 	if err != nil {
 		if program, err = exec.LookPath("/usr/sbin/" + p.program); err != nil {
 			t.Skipf("%s is not installed; on Debian: apt-get install nginx-light haproxy", p.program)
 		}
 	}
-	dir := t.TempDir()
-	address := freeAddress(t)
+	dir, err := os.MkdirTemp("", "proxy") // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "socket")
 	file := filepath.Join(dir, p.program+".conf")
-	if err := os.WriteFile(file, fmt.Appendf(nil, p.config, address, server.Listener.Addr()), 0o600); err != nil {
+	if err := os.WriteFile(file, fmt.Appendf(nil, p.config, socket, server.Listener.Addr()), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var output testLog
@@ -91,48 +95,54 @@ func (p proxy) start(t *testing.T, server *httptest.Server) string {
 			t.Log(output.String())
 		}
 	})
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}
 	for deadline := time.Now().Add(10 * time.Second); ; {
-		conn, err := net.Dial("tcp", address)
+		conn, err := dial(t.Context(), "", "")
 		if err == nil {
 			conn.Close()
-			return "http://" + address
+			break
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf("%s does not listen: %v", p.program, err)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
+	transport := &http.Transport{DialContext: dial}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
 }
 
-// freeAddress is one that nobody listens on, for a program that must be told.
-func freeAddress(t testing.TB) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+// serveBehind serves an engine behind the proxy, with keep-alives that outlast its
+// timeouts, and returns a client of it.
+func (p proxy) serveBehind(t *testing.T, engine ChatEngine, change ...func(*Options)) *http.Client {
+	o := testOptions(t, io.Discard)
+	o.KeepAlive, o.Engine = proxyTimeout/5, engine
+	for _, change := range change {
+		change(&o)
 	}
-	defer l.Close()
-	return l.Addr().String()
-}
-
-// serveBehind serves the options behind the proxy, and returns its base address
-// and a client.
-func (p proxy) serveBehind(t *testing.T, o Options) (base string, client *http.Client) {
 	server := httptest.NewServer(New(o))
 	t.Cleanup(server.Close)
-	return p.start(t, server), server.Client()
+	return p.start(t, server)
 }
 
-func TestBehindProxies(t *testing.T) {
-	tests := map[string]func(proxy, *testing.T){
-		"fragments arrive one by one":     proxy.testOneByOne,
-		"answers pass":                    proxy.testAnswers,
-		"keep-alives outlast its timeout": proxy.testKeepAlive,
-		"silence does not":                proxy.testSilence,
-		"a disconnect reaches the engine": proxy.testDisconnect,
-		"a broken stream has no end":      proxy.testBroken,
-	}
+const behind = "http://proxy"
+
+// playBehind streams one chat from behind the proxy.
+func (p proxy) playBehind(t *testing.T, engine ChatEngine, change ...func(*Options)) answered {
+	return doAt(t, p.serveBehind(t, engine, change...), behind, "POST", "/v1/chat", chatBodyJSON("hi", true))
+}
+
+func TestProxiesPassStreamsOn(t *testing.T) {
 	for _, p := range proxies {
-		for name, test := range tests {
+		for name, test := range map[string]func(proxy, *testing.T){
+			"fragments arrive one by one":     proxy.testOneByOne,
+			"answers pass":                    proxy.testAnswers,
+			"keep-alives outlast its timeout": proxy.testSilence,
+			"a disconnect reaches the engine": proxy.testDisconnect,
+			"a broken stream has no end":      proxy.testBroken,
+		} {
 			t.Run(p.program+", "+name, func(t *testing.T) {
 				t.Parallel() // they mostly wait
 				test(p, t)
@@ -146,10 +156,8 @@ func TestBehindProxies(t *testing.T) {
 func (p proxy) testOneByOne(t *testing.T) {
 	is := is.New(t)
 	steps := newLockstep()
-	o := testOptions(t, io.Discard)
-	o.Engine = steps.engine()
-	base, client := p.serveBehind(t, o)
-	res, err := client.Do(hangLimit(t, chatRequest(t, base, "hi", true)))
+	client := p.serveBehind(t, steps.engine())
+	res, err := client.Do(hangLimit(t, chatRequest(t, behind, "hi", true)))
 	is.NoErr(err)
 	defer res.Body.Close()
 	steps.follow(t, res.Body)
@@ -157,63 +165,52 @@ func (p proxy) testOneByOne(t *testing.T) {
 
 func (p proxy) testAnswers(t *testing.T) {
 	is := is.New(t)
-	base, client := p.serveBehind(t, testOptions(t, io.Discard))
-	whole := doAt(t, client, base, "POST", "/v1/chat", chatBodyJSON("hi", false))
-	is.Equal(whole.body, `{"content":"hi"}`)
-	stream := doAt(t, client, base, "POST", "/v1/chat", chatBodyJSON("hi", true))
-	is.NoErr(stream.err)
-	is.Equal(stream.header.Get("Content-Type"), "text/event-stream")
-	is.Equal(stream.body, data("hi")+terminator)
-	refused := doAt(t, client, base, "POST", "/v1/chat", "{}", "Authorization", "-")
-	is.Equal(refused.status, 401)
-	is.Equal(refused.body, `{"detail":"Not authenticated"}`)
+	client := p.serveBehind(t, fragmentsOf("hi"))
+	for _, c := range []struct {
+		key, body    string
+		status       int
+		kind, answer string
+	}{
+		{"Bearer " + testKey, chatBodyJSON("hi", false), 200, "application/json", `{"content":"hi"}`},
+		{"Bearer " + testKey, chatBodyJSON("hi", true), 200, "text/event-stream", data("hi") + terminator},
+		{"-", "{}", 401, "application/json", `{"detail":"Not authenticated"}`},
+	} {
+		got := doAt(t, client, behind, "POST", "/v1/chat", c.body, "Authorization", c.key)
+		is.NoErr(got.err)
+		is.Equal(got.status, c.status)
+		is.Equal(got.header.Get("Content-Type"), c.kind)
+		is.Equal(got.body, c.answer)
+	}
 }
 
-// silentFor is an engine that thinks before its first fragment, and behind it.
-func silentFor(silence time.Duration) ChatEngine { return pacedEngine(silence, silence) }
-
-func (p proxy) testKeepAlive(t *testing.T) {
+// Without keep-alives, the proxy's timeout ends what is silent for so long.
+func (p proxy) testSilence(t *testing.T) {
 	is := is.New(t)
-	o := testOptions(t, io.Discard)
-	o.KeepAlive = proxyTimeout / 5
-	o.Engine = silentFor(proxyTimeout * 3 / 2)
-	base, client := p.serveBehind(t, o)
-	got := doAt(t, client, base, "POST", "/v1/chat", chatBodyJSON("hi", true))
+	thinks := pacedEngine(proxyTimeout*3/2, proxyTimeout*3/2)
+	got := p.playBehind(t, thinks)
 	is.NoErr(got.err)
 	read := readStream(t, got.body)
 	is.Equal(read.text(), "xx")
 	is.True(read.done)
 	is.True(read.keepAlives > 0)
-}
-
-// Without keep-alives, the proxy's timeout does what the test above is about.
-func (p proxy) testSilence(t *testing.T) {
-	is := is.New(t)
-	o := testOptions(t, io.Discard)
-	o.KeepAlive = -1
-	o.Engine = silentFor(proxyTimeout * 3 / 2)
-	base, client := p.serveBehind(t, o)
-	is.Equal(doAt(t, client, base, "POST", "/v1/chat", chatBodyJSON("hi", true)).status, 504)
+	is.Equal(p.playBehind(t, thinks, func(o *Options) { o.KeepAlive = -1 }).status, 504)
 }
 
 // HAProxy tells the server of a client that left only when there is something
 // to send to it, unless "option abortonclose" is set: the next keep-alive.
 func (p proxy) testDisconnect(t *testing.T) {
 	is := is.New(t)
-	ended := make(chan struct{})
-	reports := make(chan ChatReport, 1)
-	o := testOptions(t, io.Discard)
-	o.KeepAlive = proxyTimeout / 5
-	o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+	ended, reports := make(chan struct{}), make(chan ChatReport, 1)
+	client := p.serveBehind(t, engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
 		yield("x", nil)
 		<-ctx.Done()
 		close(ended)
+	}), func(o *Options) {
+		o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
 	})
-	o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
-	base, client := p.serveBehind(t, o)
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
-	res, err := client.Do(chatRequest(t, base, "hi", true).WithContext(ctx))
+	res, err := client.Do(chatRequest(t, behind, "hi", true).WithContext(ctx))
 	is.NoErr(err)
 	defer res.Body.Close()
 	_, err = io.ReadFull(res.Body, make([]byte, len(data("x"))))
@@ -228,15 +225,8 @@ func (p proxy) testDisconnect(t *testing.T) {
 // there is no terminator.
 func (p proxy) testBroken(t *testing.T) {
 	is := is.New(t)
-	o := testOptions(t, io.Discard)
-	o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-		yield("a", nil)
-		yield("", StatusError{Status: 502, Detail: "Model died"})
-	})
-	base, client := p.serveBehind(t, o)
-	got := doAt(t, client, base, "POST", "/v1/chat", chatBodyJSON("hi", true))
+	got := p.playBehind(t, failing(StatusError{Status: 502, Detail: "Model died"}, "a"))
 	is.Equal(got.body, data("a")+broken("Model died"))
-	is.True(!strings.Contains(got.body, "[DONE]"))
 	if p.program != "nginx" {
 		is.True(got.err != nil)
 	}

@@ -15,7 +15,8 @@ const (
 	// maxEvent bounds one event: the published asynchronous client parses each
 	// network read by itself, and clients that read by line stop at 64 KiB.
 	maxEvent = 4 << 10
-	// maxWrite bounds what is queued for a stream, and so one write.
+	// maxWrite bounds the queue of a stream, and so one write. A stream holds
+	// two at most: one that is being written, and one that is queued.
 	maxWrite = 16 << 10
 
 	eventStart = `data: {"content":"`
@@ -29,77 +30,88 @@ const (
 
 // A stream is one streamed answer on its way to the client.
 //
-// Fragments that come slower than the connection takes them are written in
-// place, by the engine's goroutine: waking another one for each costs more
-// than the write. When several in a row came on the heels of a write, a
-// goroutine is started that writes until it finds nothing more, and everything
-// that is ready leaves together.
+// A fragment that comes when the connection is idle is written in place, by the
+// engine's goroutine: waking another goroutine for each costs more than the
+// write. After several writes in a row, each right after the previous one, a
+// goroutine is started that writes until the queue is empty (a burst), so that
+// fragments that are ready together leave together. So is one for the first write
+// of the stream (writeFirst).
 //
-// The right to write is a token. Whoever has set writing, under the mutex, holds
-// it: the engine's goroutine, the one started for a burst, or the keep-alive's
-// timer. Nobody takes it of a stream that has stopped: then only the handler
-// writes. The mutex itself is not held during a write, and no code of the host's
-// is called with it.
+// The right to write is a token: it is taken while writing is set, and its holder
+// may write without the mutex. The engine's goroutine and the keep-alive timer take
+// it, only while the stream is open; a burst is handed it. settle closes the stream
+// and waits until the token is free. Nobody can take it then: only the handler
+// writes, without it. No code of the host's is called with the mutex held.
 //
-// What every fragment needs comes first: of a thousand paced streams, none is in
-// the processor's cache when its next fragment comes.
+// Whoever adds to the queue takes the token, or leaves the queue to the holder of
+// the token, who writes until the queue is empty. So when nobody holds the token
+// and the mutex is free, the queue is empty: settle need not look at it.
+//
+// What every fragment needs comes first in the struct: of a thousand paced
+// streams, none is in the processor's cache when its next fragment comes.
 type stream struct {
-	conn *connection
+	conn *connection // written to by who holds the token; after settle, by the handler
 
-	mu        sync.Mutex
-	queue     *batch // whole events that wait for the writer; nil if there are none
-	text      textEncoder
-	taken     int           // fragments, in the queue or behind it
-	fragments int           // of them, how many were handed to the connection
-	bytes     int64         // likewise
-	wrote     time.Duration // when the last write ended
-	rapid     int           // fragments in a row that came on the heels of a write
-	writing   bool          // somebody holds the token
-	stopped   bool          // no more fragments are taken
+	mu sync.Mutex
 
-	committed bool // the head has been sent; used by who holds the token
+	// Guarded by mu. When settle has returned, only finish changes them, and the
+	// handler needs no mutex; a late fragment or timer sees only that the stream
+	// is closed.
+	queue        *batch // whole events that wait to be written; nil if there are none
+	text         textEncoder
+	accepted     int           // fragments that were queued
+	sent         int           // fragments of which a write has begun
+	bytes        int64         // text of which a write has begun
+	wrote        time.Duration // when the last write ended
+	writesInARow int           // each began within quickGap of the previous one, but for the first
+	writing      bool          // the token is taken
+	closed       bool          // no more fragments are accepted
 
-	changes   sync.Cond        // there is room in the queue again, the token is free, or the stream has stopped
-	lost      func(error) bool // told why nothing reaches the client any more
-	keepAlive time.Duration
-	silence   *time.Timer // for the next keep-alive
-	burst     func()      // writeBurst, made once, so that starting it allocates nothing
+	committed bool // the sending of the head has begun; belongs to who holds the token
+
+	changed        sync.Cond     // the queue was taken, the token was given back, or the stream was closed
+	onFailure      func(*ending) // called with mu held, at most once, when a write before settle has failed
+	keepAlive      time.Duration
+	keepAliveTimer *time.Timer
+	burst          func() // writeBurst, made once, so that starting it allocates nothing
 }
 
 const (
-	// A fragment is rapid when it comes this soon after the write of the last.
-	rapidGap = 50 * time.Microsecond
-	// After so many in a row, a goroutine of their own writes them.
-	rapidFragments = 3
+	// quickGap is how soon a write begins after the previous one to be in a row
+	// with it.
+	quickGap = 50 * time.Microsecond
+	// burstAfter is how many writes in a row the engine's goroutine makes before a
+	// burst takes over.
+	burstAfter = 3
 )
 
-// newStream returns a stream that may be writing already: a keep-alive. lost
-// must not wait.
-func newStream(conn *connection, keepAlive time.Duration, lost func(error) bool) *stream {
-	s := &stream{conn: conn, lost: lost, keepAlive: keepAlive}
-	s.changes.L = &s.mu
+// newStream returns a stream whose keep-alive timer is running: it may write at
+// once. onFailure must not block, and must not use the stream.
+func newStream(conn *connection, keepAlive time.Duration, onFailure func(*ending)) *stream {
+	s := &stream{conn: conn, onFailure: onFailure, keepAlive: keepAlive}
+	s.changed.L = &s.mu
 	s.burst = s.writeBurst
-	s.mu.Lock() // the timer may run at once
+	s.mu.Lock() // sendKeepAlive uses the timer, and may run before it is assigned
 	defer s.mu.Unlock()
-	s.silence = time.AfterFunc(keepAlive, s.sendKeepAlive)
+	s.keepAliveTimer = time.AfterFunc(keepAlive, s.sendKeepAlive)
 	return s
 }
 
-// fragment queues the events of one fragment and sees that they leave. It
-// waits while the queue is full: a client that does not read holds its engine
+// fragment queues the events of one fragment, at least one, and has them written.
+// It waits while the queue is full: a client that does not read holds its engine
 // back.
 func (s *stream) fragment(text string) (more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for first := true; first || text != ""; first = false {
-		for s.queue.full() && !s.stopped {
-			s.changes.Wait()
+	for begun := false; !begun || text != ""; begun = true {
+		for s.queue.full() && !s.closed {
+			s.changed.Wait()
 		}
-		if s.stopped {
+		if s.closed {
 			return false
 		}
-		if first {
-			s.taken++
+		if !begun {
+			s.accepted++
 		}
 		if s.queue == nil {
 			s.queue = newBatch("")
@@ -109,40 +121,51 @@ func (s *stream) fragment(text string) (more bool) {
 			s.push()
 		}
 	}
-	return !s.stopped
+	return !s.closed
 }
 
-// push has the queue written, here or by a goroutine for rapid fragments.
-// Whoever is writing already takes it along.
+// push, writeFirst, writeQueue and writeBatch are called with mu held and return with
+// mu held, but release it during each write: what was read before may have changed.
+
+// push has the queue written: by the holder of the token, if there is one, else
+// here, or by a burst.
 func (s *stream) push() {
 	if s.writing {
 		return
 	}
 	s.writing = true
 	now := s.conn.elapsed()
-	if now-s.wrote > rapidGap {
-		s.rapid = 0
+	if now-s.wrote > quickGap {
+		s.writesInARow = 0
 	}
-	if s.rapid++; s.rapid > rapidFragments {
+	if s.writesInARow++; s.writesInARow > burstAfter {
 		go s.burst()
+		return
+	}
+	if !s.committed {
+		s.writeFirst()
 		return
 	}
 	s.writeQueue(now)
 }
 
-// writeBurst is given the token. The handler waits for it to come back.
-func (s *stream) writeBurst() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.writeQueue(s.conn.elapsed())
+// writeFirst has a goroutine that is soon gone write the head, and waits for it.
+// For a head, net/http needs 3 KiB of stack: that of the engine's goroutine would
+// grow to 8 KiB, and a silent stream would keep them.
+func (s *stream) writeFirst() {
+	go s.burst()
+	for s.writing {
+		s.changed.Wait()
+	}
 }
 
-// writeQueue writes until nothing is queued, and gives the token back, even if
-// the host's ResponseWriter ends this goroutine.
+// writeQueue writes until the queue is empty and gives the token back, even if the
+// host's ResponseWriter panics or ends this goroutine. Only the holder of the token
+// calls it.
 func (s *stream) writeQueue(now time.Duration) {
 	defer func() {
 		s.writing = false
-		s.changes.Broadcast()
+		s.changed.Broadcast()
 	}()
 	for s.queue != nil {
 		s.writeBatch(now)
@@ -150,12 +173,13 @@ func (s *stream) writeQueue(now time.Duration) {
 	}
 }
 
-// writeBatch writes what is queued now. A failed write is the end of the stream.
+// writeBatch takes the queue and writes it. If that fails, the stream is closed.
+// Only the holder of the token calls it.
 func (s *stream) writeBatch(now time.Duration) {
 	b := s.queue
 	s.queue = nil
-	s.fragments, s.bytes = s.taken, s.text.bytes
-	s.changes.Broadcast()
+	s.sent, s.bytes = s.accepted, s.text.bytes
+	s.changed.Broadcast()
 	s.mu.Unlock()
 	defer func() {
 		b.free(s.conn.failure)
@@ -163,17 +187,25 @@ func (s *stream) writeBatch(now time.Duration) {
 		s.mu.Lock()
 		s.wrote = wrote
 		if s.conn.failure != nil {
-			s.queue, s.stopped = nil, true
-			s.lost(s.conn.failure)
+			s.queue, s.closed = nil, true
+			s.onFailure(s.conn.failure)
 		}
 	}()
-	_ = s.send(b.data, now) // conn.failure has it, also where send does not return
+	_ = s.send(b.data, now) // what is deferred reads conn.failure: send may end this goroutine
 }
 
-// send hands whole events to the client, behind the head if they are the first.
-// It is called by who holds the token.
-func (s *stream) send(events []byte, now time.Duration) error {
-	return s.conn.within(now, func() error {
+// writeBurst is a burst. It is started with the token taken, and settle waits for
+// it.
+func (s *stream) writeBurst() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.writeQueue(s.conn.elapsed())
+}
+
+// send writes whole events, after the head if they are the first, and flushes
+// them. It is called by who holds the token, or after settle, without mu.
+func (s *stream) send(events []byte, now time.Duration) *ending {
+	return s.conn.writeWithDeadline(now, func() error {
 		if !s.committed {
 			s.committed = true
 			s.sendHead()
@@ -193,48 +225,50 @@ func (s *stream) sendHead() {
 	s.conn.w.WriteHeader(http.StatusOK)
 }
 
-// sendKeepAlive sends a comment if the stream has been silent for long enough,
-// and looks again when the next one may be due.
+// sendKeepAlive is called by the timer. It sends a comment if nothing was written
+// for as long as keepAlive, and sets the timer again.
 func (s *stream) sendKeepAlive() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stopped {
+	if s.closed {
 		return
 	}
 	now := s.conn.elapsed()
 	next := s.wrote + s.keepAlive - now
-	if next <= 0 && !s.writing {
-		s.queue = newBatch(keepAliveLine)
+	due := next <= 0
+	if due && !s.writing {
+		s.queue = newBatch(keepAliveLine) // it is empty, since nobody holds the token
 		s.writing = true
 		s.writeQueue(now)
 	}
-	if next <= 0 {
+	if due {
 		next = s.keepAlive
 	}
-	if !s.stopped {
-		s.silence.Reset(next)
+	if !s.closed {
+		s.keepAliveTimer.Reset(next)
 	}
 }
 
-// settle waits for the token, which nobody takes any more: from now on, only the
-// caller writes. Everything that was queued has been written then, or is lost.
+// settle closes the stream and waits for the token. What was queued before has
+// been written when it returns, or could not be: while nobody writes, the queue
+// is empty. It may be called again.
 func (s *stream) settle() (committed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.stopped = true
-	s.silence.Stop()
-	s.changes.Broadcast()
+	s.closed = true
+	s.keepAliveTimer.Stop()
+	s.changed.Broadcast()
 	for s.writing {
-		s.changes.Wait()
+		s.changed.Wait()
 	}
 	return s.committed
 }
 
-// finish sends the rest of the text, if the last character was cut off, and
+// finish sends the incomplete character that is held back, if there is one, and
 // the terminator.
-func (s *stream) finish() error {
+func (s *stream) finish() *ending {
 	if s.conn.failure != nil {
-		return s.conn.failure // and nothing more counts as sent
+		return s.conn.failure // before more is counted as sent
 	}
 	b := newBatch("")
 	if s.text.holds() {
@@ -242,23 +276,23 @@ func (s *stream) finish() error {
 		s.bytes = s.text.bytes
 	}
 	b.data = append(b.data, doneEvent...)
-	err := s.send(b.data, s.conn.elapsed())
-	b.free(err)
-	return err
+	failure := s.send(b.data, s.conn.elapsed())
+	b.free(failure)
+	return failure
 }
 
-// tellFailure sends an error event: most clients do not know it, but those
-// that do learn why the connection is about to be cut.
-func (s *stream) tellFailure(detail []byte) (told bool) {
+// sendErrorEvent sends an error event: most clients do not know it, but those that do
+// learn why the connection is about to be cut.
+func (s *stream) sendErrorEvent(detail []byte) (sent bool) {
 	return s.send(slices.Concat([]byte(errorStart), detail, []byte("\n\n")), s.conn.elapsed()) == nil
 }
 
-func (s *stream) figures() (fragments int, bytes int64) { return s.fragments, s.bytes }
+func (s *stream) figures() (fragments int, bytes int64) { return s.sent, s.bytes }
 
-// A batch is what leaves together: whole events, or one body.
+// A batch is the bytes of one write or more: whole events, or a JSON response.
 type batch struct{ data []byte }
 
-// Batches are pooled, so that a silent stream holds none.
+// Batches are pooled: a silent stream holds none.
 var batches = sync.Pool{New: func() any { return new(batch) }}
 
 func newBatch(start string) *batch {
@@ -267,15 +301,15 @@ func newBatch(start string) *batch {
 	return b
 }
 
-// free keeps no buffer that only a rare, large answer needs, nor one whose write
-// has failed: net/http may still read it then, on HTTP/2.
-func (b *batch) free(failure error) {
+// free gives the batch back to the pool. One whose write has failed is dropped:
+// on HTTP/2, net/http may still read it. So is a large one, which few need.
+func (b *batch) free(failure *ending) {
 	if failure == nil && cap(b.data) <= 2*maxWrite {
 		batches.Put(b)
 	}
 }
 
-// full is whether there is no room for another event of any size.
+// full reports whether there is no room for another event of maxEvent bytes.
 func (b *batch) full() bool {
 	return b != nil && len(b.data) > maxWrite-maxEvent
 }
@@ -297,7 +331,7 @@ func (e *textEncoder) appendEvent(dst []byte, text string) (_ []byte, rest strin
 	return append(dst, eventEnd...), rest
 }
 
-// appendLastEvent writes what is held back, which will never be a character.
+// appendLastEvent writes one event with what is held back, as invalid.
 func (e *textEncoder) appendLastEvent(dst []byte) []byte {
 	dst = append(dst, eventStart...)
 	dst = e.appendHeld(dst)
@@ -306,15 +340,15 @@ func (e *textEncoder) appendLastEvent(dst []byte) []byte {
 
 func (e *textEncoder) holds() bool { return e.count > 0 }
 
-// append writes as much of the text as leaves dst at most limit long, cut
-// between characters. Room for one character more than is held back must be
-// there.
+// append writes as much of the text as leaves dst at most limit bytes long, cut
+// between characters, and returns the rest. A character whose start is held back
+// is completed even if that exceeds the limit.
 func (e *textEncoder) append(dst []byte, text string, limit int) (_ []byte, rest string) {
 	if e.count > 0 {
 		dst, text = e.complete(dst, text)
 	}
 	for {
-		run := plainPrefix(text[:min(len(text), limit-len(dst))])
+		run := plainPrefix(text[:min(len(text), max(0, limit-len(dst)))])
 		dst = append(dst, text[:run]...)
 		e.bytes += int64(run)
 		if text = text[run:]; text == "" {
@@ -355,7 +389,8 @@ func (e *textEncoder) complete(dst []byte, text string) (_ []byte, rest string) 
 	}
 }
 
-// appendHeld gives up on what is held back: no rest will come.
+// appendHeld writes what is held back as invalid: the character is incomplete at
+// the end of the text.
 func (e *textEncoder) appendHeld(dst []byte) []byte {
 	for ; e.count > 0; e.count-- {
 		dst = e.appendRune(dst, utf8.RuneError)
@@ -363,7 +398,8 @@ func (e *textEncoder) appendHeld(dst []byte) []byte {
 	return dst
 }
 
-// appendSpecial writes the first character of the text, which plainPrefix left.
+// appendSpecial writes the first character of the text, at which plainPrefix has
+// stopped.
 func (e *textEncoder) appendSpecial(dst []byte, text string) (_ []byte, rest string) {
 	if text[0] >= utf8.RuneSelf {
 		r, size := utf8.DecodeRuneInString(text)
@@ -457,10 +493,10 @@ func word(s string) uint64 {
 // specials looks at eight bytes at once: the lowest bit that is set in what it
 // returns is the high bit of the first byte that is not plain.
 //
-// What is added to a byte of ASCII brings it to 0x80 if it is large enough.
+// Adding 0x80-k to a byte of ASCII sets its high bit if the byte is at least k.
 // Flipping bit 1 puts the quote right above the control characters, so that one
-// term is enough for both; the bracket and the backslash are neighbours. What is
-// not ASCII may carry into the bytes behind it, which do not count then.
+// term is enough for both. The bracket and the backslash are neighbours. A byte
+// that is not ASCII may carry into the bytes behind it: those do not count then.
 func specials(v uint64) uint64 {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	aboveQuote := (v ^ ones*0x02) + ones*(0x80-0x21)

@@ -18,7 +18,7 @@ import (
 // UID and Slug each identify the bot in a chat request. They may not contain
 // white space or control characters, and are compared exactly.
 //
-// The JSON members are uid, slug, name, description, welcome_message, model and
+// The JSON fields are uid, slug, name, description, welcome_message, model and
 // avatar_url; an empty AvatarURL is null. Invalid UTF-8 is encoded as U+FFFD, one
 // for each byte.
 type Bot struct {

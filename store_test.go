@@ -21,59 +21,50 @@ func botWith(change func(*Bot)) Bot {
 	return bot
 }
 
-func TestValidate(t *testing.T) {
+func TestBotValidate(t *testing.T) {
 	const (
 		blank  = "cannot be blank"
 		spaced = "must not contain white space or control characters"
 		noURL  = "must be an absolute URL"
 	)
+	codes := map[string]string{blank: "validation_required", spaced: "bot_identifier", noURL: "bot_avatar_url"}
 	for _, c := range []struct {
-		name   string
-		change func(*Bot)
-		field  string // "" where the bot is valid
-		msg    string
+		field, msg string // "": the bot is valid
+		values     []string
 	}{
-		{"as it is", func(*Bot) {}, "", ""},
-		{"no uid", func(b *Bot) { b.UID = "" }, "uid", blank},
-		{"no slug", func(b *Bot) { b.Slug = "" }, "slug", blank},
-		{"no name", func(b *Bot) { b.Name = "" }, "name", blank},
-		{"no model", func(b *Bot) { b.Model = "" }, "model", blank},
-		{"no description", func(b *Bot) { b.Description = "" }, "", ""},
-		{"no welcome", func(b *Bot) { b.WelcomeMessage = "" }, "", ""},
-		{"no avatar", func(b *Bot) { b.AvatarURL = "" }, "", ""},
-		{"a uid that is no UUID", func(b *Bot) { b.UID = "bot/7?x=1#é" }, "", ""},
-		{"a slug with upper-case letters", func(b *Bot) { b.Slug = "Max_Mustermann" }, "", ""},
-		{"a slug of digits", func(b *Bot) { b.Slug = "007" }, "", ""},
-		{"a uid with a space", func(b *Bot) { b.UID = "bot 7" }, "uid", spaced},
-		{"a uid with a line break", func(b *Bot) { b.UID = "bot\n7" }, "uid", spaced},
-		{"a uid of a space", func(b *Bot) { b.UID = " " }, "uid", ""},
-		{"a slug with a tab", func(b *Bot) { b.Slug = "bot\t7" }, "slug", spaced},
-		{"a slug with a no-break space", func(b *Bot) { b.Slug = "bot\u00A07" }, "slug", spaced},
-		{"a slug with a NUL", func(b *Bot) { b.Slug = "bot\x007" }, "slug", spaced},
-		{"a slug with a delete", func(b *Bot) { b.Slug = "bot\x7f" }, "slug", spaced},
-		{"a slug with a C1 control", func(b *Bot) { b.Slug = "bot\u0085" }, "slug", spaced},
-		{"a name with spaces and lines", func(b *Bot) { b.Name = "Max\nMustermann" }, "", ""},
-		{"an avatar on another scheme", func(b *Bot) { b.AvatarURL = "data:image/png;base64,AA==" }, "", ""},
-		{"an avatar without a host", func(b *Bot) { b.AvatarURL = "blob:echo" }, "", ""},
-		{"an avatar's path alone", func(b *Bot) { b.AvatarURL = "/echo.png" }, "avatar_url", noURL},
-		{"an avatar without a scheme", func(b *Bot) { b.AvatarURL = "//bots.example.com/echo.png" }, "avatar_url", noURL},
-		{"an avatar that is no URL", func(b *Bot) { b.AvatarURL = "https://bots example.com/%zz" }, "avatar_url", noURL},
+		{"uid", "", []string{"bot/7?x=1#é"}}, // it need be no UUID
+		{"uid", blank, []string{""}},
+		{"uid", spaced, []string{" ", "bot 7", "bot\n7"}},
+		{"slug", "", []string{"Max_Mustermann", "007"}},
+		{"slug", blank, []string{""}},
+		{"slug", spaced, []string{"bot\t7", "bot\u00A07", "bot\x007", "bot\x7f", "bot\u0085"}},
+		{"name", "", []string{"Max\nMustermann"}},
+		{"name", blank, []string{""}},
+		{"model", blank, []string{""}},
+		{"description", "", []string{""}},
+		{"welcome_message", "", []string{""}},
+		{"avatar_url", "", []string{"", "data:image/png;base64,AA==", "blob:echo"}},
+		{"avatar_url", noURL, []string{"/echo.png", "//bots.example.com/echo.png", "https://bots example.com/%zz"}},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			is := is.New(t)
-			err := botWith(c.change).Validate()
-			if c.field == "" {
+		for _, value := range c.values {
+			t.Run(fmt.Sprintf("%s %q", c.field, value), func(t *testing.T) {
+				is := is.New(t)
+				bot := echoBot
+				change, err := json.Marshal(map[string]string{c.field: value})
 				is.NoErr(err)
-				return
-			}
-			var fields validation.Errors
-			is.True(errors.As(err, &fields))
-			is.Equal(len(fields), 1)
-			is.True(fields[c.field] != nil)
-			is.True(strings.HasPrefix(fields[c.field].Error(), c.msg))
-			code := map[string]string{blank: "validation_required", spaced: "bot_identifier", noURL: "bot_avatar_url"}[c.msg]
-			is.True(c.msg == "" || fields[c.field].(validation.Error).Code() == code)
-		})
+				is.NoErr(json.Unmarshal(change, &bot))
+				err = bot.Validate()
+				if c.msg == "" {
+					is.NoErr(err)
+					return
+				}
+				var fields validation.Errors
+				is.True(errors.As(err, &fields))
+				is.Equal(len(fields), 1)
+				is.Equal(fields[c.field].Error(), c.msg)
+				is.Equal(fields[c.field].(validation.Error).Code(), codes[c.msg])
+			})
+		}
 	}
 	t.Run("every field at once", func(t *testing.T) {
 		is := is.New(t)
@@ -83,7 +74,51 @@ func TestValidate(t *testing.T) {
 	})
 }
 
-func TestAMemoryStoreSaysWhichBotIsWrong(t *testing.T) {
+// holds says of a store which bots it has, in which order.
+func holds(t *testing.T, store *MemoryStore, want ...Bot) {
+	t.Helper()
+	is := is.New(t)
+	bots, err := store.Bots(t.Context())
+	is.NoErr(err)
+	is.True(slices.Equal(bots, want))
+	for _, bot := range append(want, echoBot, otherBot, Bot{}, Bot{UID: "ECHO", Slug: "ECHO"}, Bot{UID: "echo ", Slug: "echo "}) {
+		byUID, uidErr := store.BotByUID(t.Context(), bot.UID)
+		bySlug, slugErr := store.BotBySlug(t.Context(), bot.Slug)
+		if slices.Contains(want, bot) {
+			is.NoErr(errors.Join(uidErr, slugErr))
+			is.Equal(byUID, bot)
+			is.Equal(bySlug, bot)
+		} else {
+			is.Equal(uidErr, ErrBotNotFound)
+			is.Equal(slugErr, ErrBotNotFound)
+		}
+	}
+}
+
+// What goes in and what comes out are copies: a store in front of this one, which
+// hides bots, may do so in place.
+func TestMemoryStore(t *testing.T) {
+	is := is.New(t)
+	given := []Bot{otherBot, echoBot}
+	store, err := NewMemoryStore(given...)
+	is.NoErr(err)
+	clear(given)
+	lent, err := store.Bots(t.Context())
+	is.NoErr(err)
+	clear(lent)
+	holds(t, store, otherBot, echoBot)
+	is.NoErr(store.Replace(echoBot))
+	holds(t, store, echoBot)
+	is.NoErr(store.Replace())
+	holds(t, store)
+
+	store = new(MemoryStore)
+	holds(t, store)
+	is.NoErr(store.Replace(echoBot))
+	holds(t, store, echoBot)
+}
+
+func TestMemoryStoreInvalid(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		bots  []Bot
@@ -101,15 +136,10 @@ func TestAMemoryStoreSaysWhichBotIsWrong(t *testing.T) {
 			for _, want := range append(c.wants, "botapi: ") {
 				is.True(strings.Contains(err.Error(), want))
 			}
-
 			store, err = NewMemoryStore(echoBot)
 			is.NoErr(err)
 			is.True(store.Replace(c.bots...) != nil)
-			bots, err := store.Bots(t.Context())
-			is.NoErr(err)
-			is.Equal(bots, []Bot{echoBot}) // nothing has changed
-			_, err = store.BotByUID(t.Context(), otherBot.UID)
-			is.True(errors.Is(err, ErrBotNotFound))
+			holds(t, store, echoBot) // nothing has changed
 		})
 	}
 	t.Run("names are compared exactly", func(t *testing.T) {
@@ -119,114 +149,41 @@ func TestAMemoryStoreSaysWhichBotIsWrong(t *testing.T) {
 	})
 }
 
-func TestAMemoryStoreFindsItsBots(t *testing.T) {
-	is := is.New(t)
-	given := []Bot{otherBot, echoBot}
-	store, err := NewMemoryStore(given...)
-	is.NoErr(err)
-	given[0], given[1] = Bot{}, Bot{} // the store has its own
-	bots, err := store.Bots(t.Context())
-	is.NoErr(err)
-	is.Equal(bots, []Bot{otherBot, echoBot}) // in the order given
-	for _, want := range bots {
-		byUID, err := store.BotByUID(t.Context(), want.UID)
-		is.NoErr(err)
-		is.Equal(byUID, want)
-		bySlug, err := store.BotBySlug(t.Context(), want.Slug)
-		is.NoErr(err)
-		is.Equal(bySlug, want)
-	}
-	for _, name := range []string{"", "ECHO", "echo ", "nobody"} {
-		_, err := store.BotBySlug(t.Context(), name)
-		is.True(errors.Is(err, ErrBotNotFound))
-		_, err = store.BotByUID(t.Context(), name)
-		is.True(errors.Is(err, ErrBotNotFound))
-	}
-
-	is.NoErr(store.Replace(echoBot))
-	_, err = store.BotBySlug(t.Context(), otherBot.Slug)
-	is.True(errors.Is(err, ErrBotNotFound))
-	is.NoErr(store.Replace())
-	bots, err = store.Bots(t.Context())
-	is.NoErr(err)
-	is.Equal(len(bots), 0)
-}
-
-// A store in front of this one, which hides bots, may do so in place.
-func TestAMemoryStoreLendsNothing(t *testing.T) {
-	is := is.New(t)
-	store, err := NewMemoryStore(echoBot, otherBot)
-	is.NoErr(err)
-	lent, err := store.Bots(t.Context())
-	is.NoErr(err)
-	_ = slices.DeleteFunc(lent, func(bot Bot) bool { return bot.UID == echoBot.UID })
-	bots, err := store.Bots(t.Context())
-	is.NoErr(err)
-	is.Equal(bots, []Bot{echoBot, otherBot})
-	bot, err := store.BotByUID(t.Context(), echoBot.UID)
-	is.NoErr(err)
-	is.Equal(bot, echoBot)
-}
-
-func TestAZeroMemoryStoreIsEmpty(t *testing.T) {
-	is := is.New(t)
-	var store MemoryStore
-	bots, err := store.Bots(t.Context())
-	is.NoErr(err)
-	is.Equal(len(bots), 0)
-	_, err = store.BotByUID(t.Context(), "u")
-	is.Equal(err, ErrBotNotFound)
-	_, err = store.BotBySlug(t.Context(), "s")
-	is.Equal(err, ErrBotNotFound)
-	is.NoErr(store.Replace(echoBot))
-	_, err = store.BotBySlug(t.Context(), "echo")
-	is.NoErr(err)
-}
-
 // A name that no bot can have is none: some databases fail when asked for it,
 // and any client can ask.
-func TestNamesThatNoBotCanHave(t *testing.T) {
-	o := testOptions(t, t.Output())
-	asked := 0
-	find := func(context.Context, string) (Bot, error) {
-		asked++
-		return echoBot, nil
-	}
-	o.Bots = &fakeStore{byUID: find, bySlug: find}
-	h := New(o)
-	for _, c := range []struct {
-		names  string
-		status int
-	}{
-		{`"bot_slug":"echo"`, 200},
-		{`"bot_uid":"\ud800"`, 200}, // U+FFFD: neither white space nor a control character
-		{`"bot_slug":"e\u0000"`, 404},
-		{`"bot_uid":"\u0000"`, 404},
-		{`"bot_slug":"echo "`, 404},
-		{`"bot_uid":" "`, 404},
-		{`"bot_slug":"a\nb"`, 404},
-		{`"bot_slug":"\u007f"`, 404},
-		{`"bot_slug":"\u0085"`, 404},
-		{`"bot_slug":"a\u00a0b"`, 404},
-		{`"bot_slug":"a\u2028b"`, 404},
-		{`"bot_uid":"u","bot_slug":"e\u0000"`, 404},
-		{`"bot_uid":"u\u0000","bot_slug":"echo"`, 404},
+func TestBotNameInvalid(t *testing.T) {
+	for names, status := range map[string]int{
+		`"bot_slug":"echo"`:                     200,
+		`"bot_uid":"\ud800"`:                    200, // U+FFFD: neither white space nor a control character
+		`"bot_slug":"e\u0000"`:                  404,
+		`"bot_uid":"\u0000"`:                    404,
+		`"bot_slug":"echo "`:                    404,
+		`"bot_uid":" "`:                         404,
+		`"bot_slug":"a\nb"`:                     404,
+		`"bot_slug":"\u007f"`:                   404,
+		`"bot_slug":"\u0085"`:                   404,
+		`"bot_slug":"a\u00a0b"`:                 404,
+		`"bot_slug":"a\u2028b"`:                 404,
+		`"bot_uid":"u","bot_slug":"e\u0000"`:    404,
+		`"bot_uid":"u\u0000","bot_slug":"echo"`: 404,
 	} {
-		t.Run(c.names, func(t *testing.T) {
+		t.Run(names, func(t *testing.T) {
 			is := is.New(t)
-			asked = 0
-			got := do(t, h, "POST", "/v1/chat", `{`+c.names+`,"prompt":"hi","stream":false}`)
-			is.Equal(got.status, c.status)
-			is.Equal(asked > 0, c.status == 200)
-			if c.status == 404 {
-				is.Equal(got.body, `{"detail":"Bot not found"}`)
+			asked := 0
+			find := func(context.Context, string) (Bot, error) {
+				asked++
+				return echoBot, nil
 			}
+			o := testOptions(t, t.Output())
+			o.Bots = &fakeStore{byUID: find, bySlug: find}
+			is.Equal(postChat(New(o), `{`+names+`,"prompt":"hi","stream":false}`).Code, status)
+			is.Equal(asked > 0, status == 200)
 		})
 	}
 }
 
 // Every reader sees one set or the other, whole.
-func TestReplaceWhileOthersRead(t *testing.T) {
+func TestMemoryStoreReplaceConcurrently(t *testing.T) {
 	set := func(name string) (bots []Bot) {
 		for i := range 20 {
 			bots = append(bots, Bot{UID: fmt.Sprint("u", i), Slug: fmt.Sprint("s", i), Name: name, Model: "m"})
@@ -243,22 +200,18 @@ func TestReplaceWhileOthersRead(t *testing.T) {
 			for range 200 {
 				bots, err := store.Bots(t.Context())
 				mixed := slices.ContainsFunc(bots, func(bot Bot) bool { return bot.Name != bots[0].Name })
-				if err != nil || len(bots) != 20 || mixed {
-					t.Errorf("%v %v", bots, err)
-				}
-				if bot, err := store.BotBySlug(t.Context(), "s7"); err != nil || bot.UID != "u7" {
-					t.Errorf("%v %v", bot, err)
-				}
-				if bot, err := store.BotByUID(t.Context(), "u7"); err != nil || bot.Slug != "s7" {
-					t.Errorf("%v %v", bot, err)
+				bySlug, slugErr := store.BotBySlug(t.Context(), "s7")
+				byUID, uidErr := store.BotByUID(t.Context(), "u7")
+				if err := errors.Join(err, slugErr, uidErr); err != nil || len(bots) != 20 || mixed || bySlug.UID != "u7" || byUID.Slug != "s7" {
+					t.Errorf("%v %v %v %v", err, bots, bySlug, byUID)
 				}
 			}
 		})
 	}
-	for range 2 {
+	for _, name := range []string{"old", "new"} {
 		group.Go(func() {
-			for i := range 100 {
-				if err := store.Replace(set([]string{"old", "new"}[i%2])...); err != nil {
+			for range 100 {
+				if err := store.Replace(set(name)...); err != nil {
 					t.Error(err)
 				}
 			}
@@ -267,17 +220,11 @@ func TestReplaceWhileOthersRead(t *testing.T) {
 	group.Wait()
 }
 
-func TestABotAsJSON(t *testing.T) {
+func TestBotJSON(t *testing.T) {
 	is := is.New(t)
-	const echoJSON = `{"uid":"11111111-1111-4111-8111-111111111111","slug":"echo","name":"Echo","description":"Says what it hears",` +
-		`"welcome_message":"Hello!\nSay something.","model":"echo-1","avatar_url":"https://bots.example.com/echo.png"}`
-	encoded, err := json.Marshal(echoBot)
+	encoded, err := json.Marshal([]any{echoBot, &otherBot})
 	is.NoErr(err)
-	is.Equal(string(encoded), echoJSON)
-	encoded, err = json.Marshal(&Bot{})
-	is.NoErr(err)
-	is.Equal(string(encoded), `{"uid":"","slug":"","name":"","description":"","welcome_message":"","model":"","avatar_url":null}`)
-
+	is.Equal(string(encoded), listedBots)
 	for _, bot := range []Bot{echoBot, otherBot, {}, {Name: "\"\\\n\u2028<b>[DONE]😀"}} {
 		encoded, err := json.Marshal(map[string]any{"bot": bot})
 		is.NoErr(err)
@@ -285,7 +232,6 @@ func TestABotAsJSON(t *testing.T) {
 		is.NoErr(json.Unmarshal(encoded, &decoded))
 		is.Equal(decoded["bot"], bot)
 	}
-
 	encoded, err = Bot{Name: "a\xff\xe2\x82"}.MarshalJSON()
 	is.NoErr(err)
 	is.True(strings.Contains(string(encoded), "\"name\":\"a\uFFFD\uFFFD\uFFFD\""))

@@ -2,15 +2,18 @@ package botapi
 
 import (
 	"bufio"
+	"bytes"
 	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -78,26 +81,20 @@ func hangLimit(t testing.TB, r *http.Request) *http.Request {
 	return r.WithContext(ctx)
 }
 
-func TestFragmentsArriveOneByOne(t *testing.T) {
-	middleware := map[string]func(http.Handler) http.Handler{
-		"nothing around it": func(h http.Handler) http.Handler { return h },
-		"writers that only unwrap, three deep": func(h http.Handler) http.Handler {
-			return wrapped(wrapped(wrapped(h)))
-		},
-		"compression that flushes": compressed,
+func TestWriterFragmentsArriveOneByOne(t *testing.T) {
+	for name, middleware := range map[string]func(http.Handler) http.Handler{
+		"nothing around it":                    func(h http.Handler) http.Handler { return h },
+		"writers that only unwrap, three deep": func(h http.Handler) http.Handler { return wrapped(wrapped(wrapped(h))) },
+		"compression that flushes":             compressed,
 		"recovery that passes http.ErrAbortHandler on": func(h http.Handler) http.Handler {
 			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				defer func() {
-					if v := recover(); v != nil {
-						panic(v)
-					}
-				}()
-				h.ServeHTTP(w, r)
+				if serveRequest(w, h, r) {
+					panic(http.ErrAbortHandler)
+				}
 			})
 		},
-	}
-	for _, protocol := range protocols {
-		for name, middleware := range middleware {
+	} {
+		for _, protocol := range protocols {
 			t.Run(protocol+", "+name, func(t *testing.T) {
 				is := is.New(t)
 				steps := newLockstep()
@@ -116,7 +113,7 @@ func TestFragmentsArriveOneByOne(t *testing.T) {
 
 // wrapped hides everything of a writer but its methods and Unwrap.
 func wrapped(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(unwrapper{w}, r) })
+	return wrapping(h, func(w http.ResponseWriter) http.ResponseWriter { return unwrapper{w} })
 }
 
 type unwrapper struct{ http.ResponseWriter }
@@ -154,116 +151,175 @@ func (w gzipWriter) FlushError() error {
 
 func (w gzipWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
+// buffered is middleware that holds an answer back until it is whole, to sign it
+// or to count it. It hands on no Flush, though what is behind it could.
+func buffered(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		held := &bufferedWriter{ResponseWriter: w, status: http.StatusOK}
+		h.ServeHTTP(held, r)
+		w.WriteHeader(held.status)
+		_, _ = held.body.WriteTo(w)
+	})
+}
+
+type bufferedWriter struct {
+	http.ResponseWriter
+	status int
+	body   bytes.Buffer
+}
+
+func (w *bufferedWriter) WriteHeader(status int)      { w.status = status }
+func (w *bufferedWriter) Write(p []byte) (int, error) { return w.body.Write(p) }
+func (w *bufferedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// unsupporting is middleware whose writer says only when it is asked that it
+// cannot flush.
+func unsupporting(h http.Handler) http.Handler {
+	return wrapping(h, func(w http.ResponseWriter) http.ResponseWriter { return unsupportingWriter{w} })
+}
+
+type unsupportingWriter struct{ http.ResponseWriter }
+
+func (w unsupportingWriter) FlushError() error {
+	return fmt.Errorf("this writer: %w", errors.ErrUnsupported)
+}
+
+// What middleware does with an answer is its own: the handler's flush neither
+// begins a body where there is none, nor sends a status that is not decided yet,
+// nor is one that cannot be made a failure.
+func TestWriterMiddleware(t *testing.T) {
+	for name, middleware := range map[string]func(http.Handler) http.Handler{
+		"compression":                  compressed,
+		"a buffer":                     buffered,
+		"a buffer within compression":  func(h http.Handler) http.Handler { return compressed(buffered(h)) },
+		"a writer that only unwraps":   wrapped,
+		"a writer that cannot flush":   unflushable,
+		"a writer that says it cannot": unsupporting,
+		"http.TimeoutHandler":          timeLimited,
+	} {
+		for _, protocol := range protocols {
+			t.Run(protocol+", "+name, func(t *testing.T) {
+				is := is.New(t)
+				o := testOptions(t, t.Output())
+				o.Engine = engineOf(func(_ context.Context, req *ChatRequest, yield func(string, error) bool) {
+					yield("hi", map[string]error{"busy": errOverloaded}[lastContent(req)])
+				})
+				base, client := serveOver(t, protocol, middleware(New(o)))
+				for _, c := range []struct {
+					method, path, body string
+					header             []string
+					status             int
+					answer             string
+				}{
+					{"GET", "/v1/bots", "", nil, 200, listedBots},
+					{"HEAD", "/v1/bots", "", nil, 200, ""},
+					{"GET", "/v1/bots", "", []string{"If-None-Match", "*"}, 304, ""},
+					{"GET", "/v1/bots", "", []string{"Authorization", "-"}, 401, `{"detail":"Not authenticated"}`},
+					{"HEAD", "/v1/bots", "", []string{"Authorization", "-"}, 401, ""},
+					{"GET", "/v1/chat", "", nil, 405, `{"detail":"Method Not Allowed"}`},
+					{"POST", "/v1/chat", chatBodyJSON("hi", false), nil, 200, `{"content":"hi"}`},
+					{"POST", "/v1/chat", chatBodyJSON("busy", false), nil, 529, `{"detail":"Overloaded"}`},
+					{"POST", "/v1/chat", chatBodyJSON("busy", true), nil, 529, `{"detail":"Overloaded"}`},
+				} {
+					got := doAt(t, client, base, c.method, c.path, c.body, c.header...)
+					is.NoErr(got.err)
+					is.Equal(got.status, c.status)
+					is.Equal(got.body, c.answer)
+				}
+			})
+		}
+	}
+}
+
 // A stream that breaks is cut behind every middleware that passes
 // http.ErrAbortHandler on, even one that ends its own format properly.
-func TestABrokenStreamIsCutBehindCompression(t *testing.T) {
-	for _, protocol := range protocols {
+func TestWriterCompressionBrokenStream(t *testing.T) {
+	for _, protocol := range []string{"HTTP/1.1", "HTTP/2"} {
 		t.Run(protocol, func(t *testing.T) {
-			is := is.New(t)
-			o := testOptions(t, io.Discard)
-			o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-				yield("a", nil)
-				yield("", errors.New("died"))
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				o := testOptions(t, io.Discard)
+				o.Engine = failing(errBroken, "a")
+				client := clientInMemory(t, protocol, compressed(New(o)), nil)
+				got := doAt(t, client, "http://memory", "POST", "/v1/chat", chatBodyJSON("hi", true))
+				is.Equal(got.body, data("a")+broken("Internal Server Error"))
+				is.True(got.err != nil)
 			})
-			base, client := serveOver(t, protocol, compressed(New(o)))
-			got := doAt(t, client, base, "POST", "/v1/chat", chatBodyJSON("hi", true))
-			is.Equal(got.body, data("a")+broken("Internal Server Error"))
-			is.True(got.err != nil)
 		})
 	}
 }
 
 // unflushable hides all of a writer's optional methods.
-func unflushable(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h.ServeHTTP(struct{ http.ResponseWriter }{w}, r)
-	})
-}
+func unflushable(h http.Handler) http.Handler { return way{hides: true}.mount(h) }
 
 func timeLimited(h http.Handler) http.Handler {
 	return http.TimeoutHandler(h, 30*time.Second, "too slow")
 }
 
-// Where the writer cannot flush, a stream comes whole at its end, and one
-// warning says why.
-func TestAWriterThatCannotFlush(t *testing.T) {
+// Where the writer cannot flush, a stream comes whole at its end, or as far as it
+// got, and one warning says why.
+func TestWriterCannotFlush(t *testing.T) {
+	some := slices.Repeat([]string{"some text "}, 1000)
 	for name, middleware := range map[string]func(http.Handler) http.Handler{"no Flusher": unflushable, "http.TimeoutHandler": timeLimited} {
 		t.Run(name, func(t *testing.T) {
-			is := is.New(t)
-			var log testLog
-			o := testOptions(t, &log)
-			o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-				for range 1000 {
-					yield("some text ", nil)
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				for _, c := range []struct {
+					engine   ChatEngine
+					stream   bool
+					body     string
+					warnings int
+				}{
+					{fragmentsOf(some...), false, jsonStart + strings.Join(some, "") + jsonEnd, 0},
+					{fragmentsOf(some...), true, strings.Repeat(data("some text "), 1000) + terminator, 1},
+					{failing(errBroken, "some text "), true, data("some text ") + broken("Internal Server Error"), 1},
+				} {
+					w := httptest.NewRecorder()
+					var log testLog
+					o := testOptions(t, &log)
+					o.Engine = c.engine
+					if cut := serveOn(w, middleware(New(o)), chatBodyJSON("hi", c.stream)); cut && name == "http.TimeoutHandler" {
+						continue // it drops what it held back
+					}
+					is.Equal(w.Code, 200)
+					is.Equal(w.Header().Get("Content-Type") == "text/event-stream", c.stream)
+					is.Equal(w.Body.String(), c.body)
+					is.Equal(strings.Count(log.String(), "level=WARN"), c.warnings)
+					is.Equal(strings.Count(log.String(), "cannot flush"), c.warnings)
+					is.Equal(strings.Count(log.String(), "request_id="+w.Header().Get("X-Request-Id")), strings.Count(log.String(), "\n"))
 				}
 			})
-			h := middleware(New(o))
-			whole := do(t, h, "POST", "/v1/chat", chatBodyJSON("hi", false))
-			is.Equal(whole.status, 200)
-			is.Equal(whole.body, `{"content":"`+strings.Repeat("some text ", 1000)+`"}`)
-			is.Equal(log.String(), "")
-
-			stream := do(t, h, "POST", "/v1/chat", chatBodyJSON("hi", true))
-			is.Equal(stream.status, 200)
-			is.Equal(stream.header.Get("Content-Type"), "text/event-stream")
-			is.NoErr(stream.err)
-			is.Equal(stream.body, strings.Repeat(data("some text "), 1000)+terminator)
-			is.Equal(strings.Count(log.String(), "\n"), 1)
-			is.True(strings.Contains(log.String(), "level=WARN"))
-			is.True(strings.Contains(log.String(), "cannot flush"))
-			is.True(strings.Contains(log.String(), "request_id="+stream.header.Get("X-Request-Id")))
 		})
 	}
 }
 
 // http.TimeoutHandler ends the request's context: the engine hears of it, and
 // nothing is written behind the handler's back.
-func TestATimeoutHandlerThatFires(t *testing.T) {
-	engines := map[string]ChatEngine{
-		"an engine that waits": engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
-			yield("a", nil)
-			<-ctx.Done()
-			yield("too late", nil)
-		}),
-		"an engine that talks": engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-			for yield("a", nil) {
-				time.Sleep(time.Millisecond)
-			}
-		}),
-	}
-	for name, engine := range engines {
-		for _, stream := range []bool{false, true} {
-			t.Run(fmt.Sprint(name, ", stream ", stream), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					is := is.New(t)
-					reports := make(chan ChatReport, 1)
-					o := testOptions(t, io.Discard)
-					o.Engine = engine
-					o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
-					got := ask(t, serveInMemory(t, http.TimeoutHandler(New(o), 50*time.Millisecond, "too slow")), stream)
-					is.Equal(got.status, 503)
-					is.Equal(got.body, "too slow")
-					is.True(errors.Is((<-reports).Err, context.DeadlineExceeded))
-					time.Sleep(time.Second) // the handler, too, has returned
+func TestWriterTimeoutHandler(t *testing.T) {
+	for _, stream := range []bool{false, true} {
+		t.Run(fmt.Sprint("stream ", stream), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				reports := make(chan ChatReport, 1)
+				o := testOptions(t, io.Discard)
+				o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+					for yield("a", nil) {
+						time.Sleep(time.Millisecond)
+					}
 				})
+				o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
+				got := ask(t, serveInMemory(t, http.TimeoutHandler(New(o), 50*time.Millisecond, "too slow")), stream)
+				is.Equal(got.status, 503)
+				is.Equal(got.body, "too slow")
+				is.True(errors.Is((<-reports).Err, context.DeadlineExceeded))
+				time.Sleep(time.Second) // the handler, too, has returned
 			})
-		}
+		})
 	}
-}
-
-func TestAResponseRecorder(t *testing.T) {
-	is := is.New(t)
-	o := testOptions(t, io.Discard)
-	o.Engine = fragmentsOf("a", "b")
-	stream, whole := serveInProcess(t, New(o), true), serveInProcess(t, New(o), false)
-	is.Equal(stream.Code, 200)
-	is.True(stream.Flushed)
-	is.Equal(stream.Body.String(), data("a")+data("b")+terminator)
-	is.Equal(whole.Body.String(), `{"content":"ab"}`)
 }
 
 // A faultyWriter works until one of its methods is called the given number of
-// times.
+// times. From then on, each call begins with the fault.
 type faultyWriter struct {
 	*httptest.ResponseRecorder
 	method string
@@ -271,7 +327,22 @@ type faultyWriter struct {
 	fault  func() error
 
 	wroteHeader bool
+	writes      []string
 }
+
+func faulty(method string, after int, fault func() error) *faultyWriter {
+	return &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: method, after: after, fault: fault}
+}
+
+// faults are what the host's writer may do instead of its work.
+var faults = map[string]func() error{"fails": faultFails, "panics": faultPanics, "exits": faultExits}
+
+func faultFails() error  { return errors.New("broken pipe") }
+func faultPanics() error { panic("a bug in the writer") }
+func faultExits() error  { runtime.Goexit(); return nil }
+
+// takes is a fault that is none, but slow.
+func takes(d time.Duration) func() error { return func() error { time.Sleep(d); return nil } }
 
 func (w *faultyWriter) call(method string) error {
 	if method != w.method {
@@ -290,6 +361,7 @@ func (w *faultyWriter) Write(p []byte) (int, error) {
 	if err := w.call("Write"); err != nil {
 		return 0, err
 	}
+	w.writes = append(w.writes, string(p))
 	return w.ResponseRecorder.Write(p)
 }
 
@@ -299,55 +371,93 @@ func (w *faultyWriter) WriteHeader(status int) {
 	w.ResponseRecorder.WriteHeader(status)
 }
 
+func (w *faultyWriter) Header() http.Header {
+	_ = w.call("Header")
+	return w.ResponseRecorder.Header()
+}
+
 func (w *faultyWriter) FlushError() error                  { return w.call("Flush") }
 func (w *faultyWriter) SetReadDeadline(time.Time) error    { return w.call("SetReadDeadline") }
 func (w *faultyWriter) SetWriteDeadline(t time.Time) error { return w.call("SetWriteDeadline") }
 
-// A writer that fails or panics, whichever goroutine calls it, ends its own
-// chat and nothing else.
-func TestAFaultyWriter(t *testing.T) {
-	faults := map[string]func() error{
-		"fails":              func() error { return errors.New("broken pipe") },
-		"panics":             func() error { panic("a bug in the writer") },
-		"ends its goroutine": func() error { runtime.Goexit(); return nil },
+// errExited stands for a handler whose goroutine was ended.
+var errExited = errors.New("the handler's goroutine was ended")
+
+// playOn is playChat without a server, on a writer of the test's own. err says how
+// the handler ended: nil if it returned. Whatever the writer does, the chat must
+// give its place back.
+func playOn(t testing.TB, w http.ResponseWriter, stream bool, engine ChatEngine, change ...func(*Options)) chatOutcome {
+	t.Helper()
+	return playRequestOn(t, w, chatRequest(t, "", "hi", stream), engine, change...)
+}
+
+func playRequestOn(t testing.TB, w http.ResponseWriter, r *http.Request, engine ChatEngine, change ...func(*Options)) chatOutcome {
+	t.Helper()
+	var log testLog
+	var reports []ChatReport
+	o := testOptions(t, &log)
+	o.MaxConcurrentChats = 1
+	o.Engine = ChatEngineFunc(func(ctx context.Context, req *ChatRequest) iter.Seq2[string, error] {
+		if lastContent(req) == "again" {
+			return fragmentsOf("ok").Chat(ctx, req)
+		}
+		return engine.Chat(ctx, req)
+	})
+	o.OnChat = func(_ context.Context, report ChatReport) { reports = append(reports, report) }
+	for _, change := range change {
+		change(&o)
 	}
+	h, ended := New(o), make(chan error, 1)
+	go func() {
+		defer close(ended)
+		if serveRequest(w, h, r) {
+			ended <- http.ErrAbortHandler
+			return
+		}
+		ended <- nil
+	}()
+	err, returned := <-ended
+	if !returned {
+		err = errExited
+	}
+	p := chatOutcome{answered{err: err}, reports, log.String()}
+	if w, recorded := w.(interface{ Result() *http.Response }); recorded {
+		res := w.Result()
+		body, _ := io.ReadAll(res.Body)
+		p.status, p.header, p.body = res.StatusCode, res.Header, string(body)
+	}
+	if again := postChat(h, chatBodyJSON("again", false)); again.Code != 200 {
+		t.Errorf("the next chat: %d %s", again.Code, again.Body)
+	}
+	return p
+}
+
+// A stream that never ends is ended by a writer that fails, whichever goroutine
+// calls it.
+func TestWriterFails(t *testing.T) {
 	for _, method := range []string{"Write", "Flush"} {
-		for verb, fault := range faults {
+		for name, fault := range faults {
 			for after := range 10 { // the first few are the engine's goroutine's, the others the handler's
-				t.Run(fmt.Sprintf("%s %s after %d", method, verb, after), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%s %s after %d", method, name, after), func(t *testing.T) {
 					is := is.New(t)
 					ended, taken := make(chan struct{}), 0
 					var cause error
-					o := testOptions(t, io.Discard)
-					o.MaxConcurrentChats = 1
-					o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+					got := playOn(t, faulty(method, after, fault), true, engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
 						defer close(ended)
 						for yield("some text", nil) {
 							taken++
 						}
 						<-ctx.Done()
 						cause = context.Cause(ctx)
-					})
-					var reports []ChatReport
-					o.OnChat = func(_ context.Context, r ChatReport) { reports = append(reports, r) }
-					h := New(o)
-					w := &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: method, after: after, fault: fault}
-					served := make(chan bool, 1)
-					go func() {
-						defer close(served) // also when the writer has ended this goroutine
-						served <- serveOn(w, h, chatBodyJSON("hi", true))
-					}()
-					cut, returned := <-served
-					is.Equal(cut, returned)
-					<-served
-					is.Equal(len(reports), 1)
-					is.True(reports[0].Err != nil)
-					is.True(!readStream(t, w.Body.String()).done)
-					received(t, ended, "the engine to end")
-					if verb != "ends its goroutine" { // which may be the engine's
+					}))
+					<-ended
+					is.True(got.err != nil)
+					is.True(got.report(t).Err != nil)
+					is.True(!readStream(t, got.body).done)
+					if name != "exits" { // which may be the engine's goroutine
 						is.True(errors.Is(cause, ErrClientLeft))
 					}
-					if after < rapidFragments { // written in place
+					if after < burstAfter { // written in place
 						is.Equal(taken, after)
 					}
 				})
@@ -356,20 +466,72 @@ func TestAFaultyWriter(t *testing.T) {
 	}
 }
 
-// Deadlines are more than a writer need have.
-func TestAWriterWhoseDeadlinesPanic(t *testing.T) {
-	for _, method := range []string{"SetReadDeadline", "SetWriteDeadline"} {
-		for after := range 3 {
-			is := is.New(t)
-			var log testLog
-			o := testOptions(t, &log)
-			o.Engine = fragmentsOf("a", "b", "c", "d", "e")
-			w := &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: method, after: after, fault: func() error { panic("a bug in the writer") }}
-			is.True(!serveOn(w, asHTTP2(New(o)), chatBodyJSON("hi", true)))
-			is.Equal(readStream(t, w.Body.String()).text(), "abcde")
-			is.True(strings.Count(log.String(), "\n") <= 2) // once for each kind of deadline
+// Any answer may meet a writer that fails, panics or ends its goroutine: it is cut,
+// so that it does not look whole, and reported with what the client has got. What
+// the client must not see is logged all the same.
+func TestWriterFailsAnyAnswer(t *testing.T) {
+	for answer, engine := range map[string]ChatEngine{
+		"nothing":           fragmentsOf(),
+		"a text":            fragmentsOf("a"),
+		"an error":          failing(errBroken),
+		"a bad request":     failing(HTTPValidationError{}),
+		"an error to retry": failing(StatusError{Status: 503, RetryAfter: time.Second, Err: errBroken}),
+	} {
+		for _, stream := range []bool{false, true} {
+			for _, method := range []string{"Header", "WriteHeader", "Write", "Flush"} {
+				for name, fault := range faults {
+					if name == "fails" && strings.HasSuffix(method, "Header") {
+						continue // it has no way to
+					}
+					t.Run(fmt.Sprint(answer, ", stream ", stream, ", ", method, " ", name), func(t *testing.T) {
+						isError := !slices.Contains([]string{"nothing", "a text"}, answer)
+						after := 0
+						if method == "Header" {
+							after = 1 // the first is before the chat
+						}
+						for reached := true; reached; after++ {
+							is := is.New(t)
+							reached = false
+							got := playOn(t, faulty(method, after, func() error { reached = true; return fault() }), stream, engine)
+							is.Equal(got.err != nil, reached)
+							is.Equal(strings.Contains(got.log, "a bug in the writer"), reached && name == "panics")
+							is.Equal(strings.Contains(got.log, errBroken.Error()), isError && answer != "a bad request")
+							report := got.report(t)
+							is.Equal(report.Err != nil, reached || isError)
+							is.Equal(errors.Is(report.Err, ErrClientLeft), reached && !isError)
+							if isError {
+								is.Equal(report.Status, map[bool]int{false: got.status}[reached])
+							}
+						}
+					})
+				}
+			}
 		}
 	}
+}
+
+// Deadlines are more than a writer need have: it may panic when it is asked for
+// them. If it ends the handler's goroutine, that costs no place.
+func TestWriterDeadlinesFail(t *testing.T) {
+	fragments := []string{"a", "b", "c", "d", "e"}
+	for _, method := range []string{"SetReadDeadline", "SetWriteDeadline"} {
+		for after := range 4 {
+			for _, stream := range []bool{false, true} {
+				is := is.New(t)
+				got := playRequestOn(t, faulty(method, after, faultPanics), overHTTP2(chatRequest(t, "", "hi", stream)), fragmentsOf(fragments...))
+				is.NoErr(got.err)
+				is.True(strings.Contains(got.body, "e"))
+				is.True(strings.Count(got.log, "\n") <= 2) // once for each kind of deadline
+				playRequestOn(t, faulty(method, after, faultExits), overHTTP2(chatRequest(t, "", "hi", stream)), fragmentsOf(fragments...))
+			}
+		}
+	}
+}
+
+// overHTTP2 makes a request one that came over HTTP/2.
+func overHTTP2(r *http.Request) *http.Request {
+	r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0
+	return r
 }
 
 // A lingeringWriter fails, and still reads what it was given: that of HTTP/2
@@ -386,69 +548,98 @@ func (w *lingeringWriter) Write(p []byte) (int, error) {
 
 // What a failed write was given is not used again: it could go out to that
 // client with the text of another's.
-func TestABufferWhoseWriteFailedIsNotUsedAgain(t *testing.T) {
+func TestWriterBufferIsNotUsedAgain(t *testing.T) {
 	o := testOptions(t, io.Discard)
-	o.Engine = engineOf(func(_ context.Context, req *ChatRequest, yield func(string, error) bool) {
-		yield(req.Messages[0].Content, nil)
-	})
 	o.Bots = &fakeStore{
 		bots:   func(ctx context.Context) ([]Bot, error) { return []Bot{{Name: RequestIDFrom(ctx)}}, nil },
 		bySlug: func(context.Context, string) (Bot, error) { return Bot{}, nil },
 	}
 	h := New(o)
 	for what, request := range map[string]func(text string) *http.Request{
-		"a stream": func(text string) *http.Request {
-			return httptest.NewRequest("POST", "/v1/chat", strings.NewReader(chatBodyJSON(text, true)))
-		},
-		"one body": func(text string) *http.Request {
-			return httptest.NewRequest("POST", "/v1/chat", strings.NewReader(chatBodyJSON(text, false)))
-		},
+		"a stream": func(text string) *http.Request { return chatRequest(t, "", text, true) },
+		"one body": func(text string) *http.Request { return chatRequest(t, "", text, false) },
 		"a list": func(text string) *http.Request {
 			r := httptest.NewRequest("GET", "/v1/bots", nil)
-			r.Header.Set("X-Request-Id", text)
+			r.Header = http.Header{"Authorization": {"Bearer " + testKey}, "X-Request-Id": {text}}
 			return r
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
 			is := is.New(t)
-			serve := func(w http.ResponseWriter, text string) {
-				r := request(text)
-				r.Header.Set("Authorization", "Bearer "+testKey)
-				serveRequest(w, h, r)
-			}
 			for range 20 { // a pool does not return each buffer to the next who asks
 				w := &lingeringWriter{ResponseWriter: httptest.NewRecorder()}
-				serve(w, "mine")
-				serve(httptest.NewRecorder(), "ours")
+				serveRequest(w, h, request("mine"))
+				serveRequest(httptest.NewRecorder(), h, request("ours"))
 				is.True(strings.Contains(string(w.given), "mine"))
 			}
 		})
 	}
 }
 
-// The host is asked before a place is taken: what it does then costs none.
-func TestAWriterThatEndsItsGoroutineInADeadline(t *testing.T) {
-	for _, method := range []string{"SetReadDeadline", "SetWriteDeadline"} {
-		for after := range 4 {
-			for _, stream := range []bool{false, true} {
-				t.Run(fmt.Sprint(method, " after ", after, ", stream ", stream), func(t *testing.T) {
+// An exitingContext ends the goroutine that asks why it has ended.
+type exitingContext struct{ context.Context }
+
+func (exitingContext) Err() error {
+	runtime.Goexit()
+	return nil
+}
+
+// A host that ends the handler's goroutine in the middle of a chat leaves
+// nothing behind: no engine that is never told, no keep-alive that writes when
+// the handler has returned.
+func TestWriterExitsInTheHandler(t *testing.T) {
+	for _, place := range []string{"the context's Err", "SetWriteDeadline"} {
+		for _, stream := range []bool{false, true} {
+			t.Run(fmt.Sprint(place, ", stream ", stream), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
 					is := is.New(t)
-					o := testOptions(t, io.Discard)
-					o.MaxConcurrentChats = 1
-					o.Engine = fragmentsOf("a", "b", "c", "d", "e")
-					h := New(o)
-					w := &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: method, after: after, fault: func() error { runtime.Goexit(); return nil }}
-					served := make(chan bool)
-					go func() {
-						defer close(served)
-						serveOn(w, asHTTP2(h), chatBodyJSON("hi", stream))
-					}()
-					<-served
-					is.True(serveInProcess(t, h, false).Code != 503)
+					ctx, leave := context.WithCancel(t.Context())
+					var left atomic.Bool
+					time.AfterFunc(time.Second, func() { left.Store(true); leave() })
+					r := chatRequest(t, "", "hi", stream).WithContext(ctx)
+					if place == "the context's Err" {
+						r = r.WithContext(exitingContext{ctx})
+					}
+					w := faulty(place, 0, func() error {
+						if left.Load() {
+							runtime.Goexit()
+						}
+						return nil
+					})
+					told := false
+					got := playRequestOn(t, w, r, engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+						<-ctx.Done()
+						told = true
+					}))
+					is.Equal(got.err, errExited)
+					is.True(told)
+					is.True(got.report(t).Err != nil)
+					time.Sleep(time.Hour)
+					is.Equal(len(w.writes), 0)
 				})
-			}
+			})
 		}
 	}
+}
+
+// A writer that keeps no deadline is called no more when what the client is still
+// owed has had its WriteTimeout: here, one queued write is begun, and no error event.
+func TestWriterWithoutDeadlinesIsLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		w := faulty("Write", 0, takes(20*time.Second))
+		got := playOn(t, w, true, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			for _, fragment := range []string{"a", "b", "c", "d"} {
+				yield(fragment, nil)
+			}
+			time.Sleep(time.Second) // a burst writes the last
+			yield("e", nil)
+			yield("", errBroken)
+		}), func(o *Options) { o.KeepAlive = -1 })
+		is.True(got.err != nil) // cut
+		is.Equal(got.report(t).Err, errBroken)
+		is.Equal(got.body, data("a")+data("b")+data("c")+data("d")+data("e"))
+	})
 }
 
 // A faultyContext is one of the host's middleware.
@@ -456,153 +647,49 @@ type faultyContext struct{ context.Context }
 
 func (faultyContext) Done() <-chan struct{} { panic("a bug in the middleware") }
 
-func TestAFaultyContextHoldsNoPlace(t *testing.T) {
+func TestHostContextPanicsWithoutASlot(t *testing.T) {
 	is := is.New(t)
-	o := testOptions(t, io.Discard)
-	o.MaxConcurrentChats = 1
-	h := New(o)
-	w := httptest.NewRecorder()
-	is.True(!serveOn(w, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h.ServeHTTP(w, r.WithContext(faultyContext{r.Context()}))
-	}), chatBodyJSON("hi", false)))
-	is.Equal(w.Code, 500)
-	is.Equal(serveInProcess(t, h, false).Code, 200)
-}
-
-// asHTTP2 has h believe that its requests came over HTTP/2.
-func asHTTP2(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0
-		h.ServeHTTP(w, r)
-	})
-}
-
-// A chat whose writer panics before anything is sent is reported, and gives its
-// place back, whether it had an answer or an error to send.
-func TestAFaultyWriterHoldsNoPlace(t *testing.T) {
-	for _, method := range []string{"WriteHeader", "Write"} {
-		for _, stream := range []bool{false, true} {
-			for prompt, engine := range map[string]ChatEngine{
-				"an answer": fragmentsOf("a"),
-				"an error":  engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) { yield("", errors.New("died")) }),
-			} {
-				t.Run(fmt.Sprint(method, " panics, stream ", stream, ", ", prompt), func(t *testing.T) {
-					is := is.New(t)
-					var log testLog
-					o := testOptions(t, &log)
-					o.MaxConcurrentChats = 1
-					o.Engine = engine
-					var reports []ChatReport
-					o.OnChat = func(_ context.Context, r ChatReport) { reports = append(reports, r) }
-					h := New(o)
-					w := &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: method, after: 0, fault: func() error { panic("a bug in the writer") }}
-					cut := serveOn(w, h, chatBodyJSON(prompt, stream))
-					is.Equal(len(reports), 1)
-					is.True(cut)
-					is.True(reports[0].Err != nil)
-					is.True(strings.Contains(log.String(), "a bug in the writer"))
-					again := serveInProcess(t, h, false)
-					is.True(again.Code != 503)
-				})
-			}
-		}
-	}
+	r := chatRequest(t, "", "hi", false)
+	got := playRequestOn(t, httptest.NewRecorder(), r.WithContext(faultyContext{r.Context()}), fragmentsOf("a"))
+	is.NoErr(got.err)
+	is.Equal(got.status, 500)
+	is.Equal(len(got.reports), 0)
 }
 
 // Half of a refusal must not look like all of it, whatever the server makes of a
-// handler that returns.
-func TestARefusalThatCannotBeWritten(t *testing.T) {
-	for _, method := range []string{"Write", "Flush"} {
-		for name, body := range map[string]string{"of a body": `{}`, "of an engine": chatBodyJSON("hi", false), "of an engine, stream": chatBodyJSON("hi", true)} {
-			t.Run(name+", "+method+" fails", func(t *testing.T) {
-				is := is.New(t)
-				o := testOptions(t, io.Discard)
-				o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) { yield("", errBroken) })
-				w := &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: method, fault: func() error { return errors.New("broken pipe") }}
-				cut := serveOn(w, New(o), body)
-				is.True(w.Code >= 400)
-				is.True(cut)
+// handler that returns. A writer that panics is the writer's failure and no other.
+func TestWriterFailsARefusal(t *testing.T) {
+	for name, c := range map[string]struct{ method, path, key string }{
+		"a bad body":     {"POST", "/v1/chat", testKey},
+		"a bad key":      {"GET", "/v1/bots", "wrong"},
+		"a wrong method": {"GET", "/v1/chat", testKey},
+	} {
+		for _, method := range []string{"Header", "WriteHeader", "Write", "Flush"} {
+			t.Run(name+", "+method, func(t *testing.T) {
+				for after, reached := 0, true; reached; after++ {
+					is := is.New(t)
+					reached = false
+					var log testLog
+					r := httptest.NewRequest(c.method, c.path, strings.NewReader("{}"))
+					r.Header.Set("Authorization", "Bearer "+c.key)
+					w := faulty(method, after, func() error { reached = true; return faultPanics() })
+					is.Equal(serveRequest(w, New(testOptions(t, &log)), r), reached)
+					is.Equal(strings.Contains(log.String(), "a bug in the writer"), reached)
+				}
 			})
 		}
 	}
 }
 
-// A stream must not look whole either, because its terminator is all that is missing.
-func TestAnEndThatCannotBeWritten(t *testing.T) {
-	for _, method := range []string{"Write", "Flush"} {
-		is := is.New(t)
-		o := testOptions(t, io.Discard)
-		o.Engine = fragmentsOf("a")
-		w := &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: method, after: 1, fault: func() error { return errBroken }}
-		is.True(serveOn(w, New(o), chatBodyJSON("hi", true)))
-	}
-}
-
-// The report does not take it for whole when the writer ends the goroutine that
-// writes it.
-func TestAnEndWhoseWriterEndsItsGoroutine(t *testing.T) {
-	for _, stream := range []bool{false, true} {
-		is := is.New(t)
-		var reports []ChatReport
-		o := testOptions(t, io.Discard)
-		o.Engine = fragmentsOf()
-		o.OnChat = func(_ context.Context, r ChatReport) { reports = append(reports, r) }
-		w := &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: "Write", fault: func() error { runtime.Goexit(); return nil }}
-		served := make(chan bool)
-		go func() {
-			defer close(served)
-			serveOn(w, New(o), chatBodyJSON("hi", stream))
-		}()
-		<-served
-		is.Equal(len(reports), 1)
-		is.True(errors.Is(reports[0].Err, ErrClientLeft))
-	}
-}
-
-// An error is not sent for ever either, to a client that does not read: the
-// server's own deadline, which was lifted for the chat, would have ended it.
-func TestARefusalThatIsNotRead(t *testing.T) {
-	for _, stream := range []bool{false, true} {
-		t.Run(fmt.Sprint("stream ", stream), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				o := testOptions(t, io.Discard)
-				o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) { yield("", errors.New("died")) })
-				conn := serveInMemory(t, New(o), func(s *http.Server) { s.WriteTimeout = time.Second }).dial()
-				defer conn.Close()
-				is.NoErr(chatRequest(t, "http://memory", "hi", stream).Write(conn))
-				time.Sleep(time.Minute)
-				_, err := conn.Read(make([]byte, 1))
-				is.Equal(err, io.EOF) // closed long ago
-			})
-		})
-	}
-}
-
-// A failingWriter takes nothing, and can neither flush nor be hijacked.
-type failingWriter struct{ header http.Header }
-
-func (w *failingWriter) Header() http.Header       { return w.header }
-func (w *failingWriter) WriteHeader(int)           {}
-func (w *failingWriter) Write([]byte) (int, error) { return 0, errBroken }
-
 // The first keep-alive may fail before the engine has begun.
-func TestAKeepAliveMayFailAtOnce(t *testing.T) {
+func TestWriterFailsInAKeepAlive(t *testing.T) {
 	is := is.New(t)
-	o := testOptions(t, io.Discard)
-	o.KeepAlive = 1
-	var reports atomic.Int64
-	o.OnChat = func(context.Context, ChatReport) { reports.Add(1) }
-	h := New(o)
 	for range 300 {
-		r := httptest.NewRequest("POST", "/v1/chat", strings.NewReader(chatBodyJSON("hi", true)))
-		r.Header.Set("Authorization", "Bearer "+testKey)
-		func() {
-			defer func() { is.Equal(recover(), http.ErrAbortHandler) }()
-			h.ServeHTTP(&failingWriter{make(http.Header)}, r)
-		}()
+		got := playOn(t, faulty("Write", 0, faultFails), true, fragmentsOf("a"), func(o *Options) { o.KeepAlive = 1 })
+		is.Equal(got.err, http.ErrAbortHandler)
+		is.Equal(got.body, "")
+		is.True(errors.Is(got.report(t).Err, ErrClientLeft))
 	}
-	is.Equal(reports.Load(), int64(300))
 }
 
 // A deadlineWriter is a connection over HTTP/2 of which every write after the
@@ -610,10 +697,9 @@ func TestAKeepAliveMayFailAtOnce(t *testing.T) {
 // of its time ends the request, too.
 type deadlineWriter struct {
 	*httptest.ResponseRecorder
-	ctx    context.Context
-	cancel context.CancelFunc
-	fast   int           // writes that take no time
-	slow   time.Duration // of the first after these; 0: to its deadline
+	leave context.CancelFunc
+	fast  int           // writes that take no time
+	slow  time.Duration // of the first after these; 0: to its deadline
 
 	deadline *time.Timer
 	passed   chan struct{}
@@ -626,7 +712,7 @@ func (w *deadlineWriter) SetWriteDeadline(at time.Time) error {
 	w.passed = make(chan struct{})
 	if !at.IsZero() {
 		passed := w.passed
-		w.deadline = time.AfterFunc(time.Until(at), func() { w.cancel(); close(passed) })
+		w.deadline = time.AfterFunc(time.Until(at), func() { w.leave(); close(passed) })
 	}
 	return nil
 }
@@ -645,66 +731,39 @@ func (w *deadlineWriter) Write(p []byte) (int, error) {
 	return 0, os.ErrDeadlineExceeded
 }
 
-// serve answers a stream on the writer, whose client leaves in time, if ever. The
-// cause is what the engine is told.
-func (w *deadlineWriter) serve(t *testing.T, leaves time.Duration) (report ChatReport, cause error) {
-	w.ctx, w.cancel = context.WithCancel(t.Context())
-	defer w.cancel()
-	o := testOptions(t, io.Discard)
-	o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
-		time.Sleep(time.Second)
-		for range rapidFragments + 1 {
-			yield("x", nil)
-		}
-		time.Sleep(time.Nanosecond) // the last of these is being written
-		yield("behind", nil)
-		<-ctx.Done()
-		cause = context.Cause(ctx)
-	})
-	o.OnChat = func(_ context.Context, r ChatReport) { report = r }
-	r := httptest.NewRequest("POST", "/v1/chat", strings.NewReader(chatBodyJSON("hi", true)))
-	r.Header.Set("Authorization", "Bearer "+testKey)
-	if leaves > 0 {
-		time.AfterFunc(leaves, w.cancel)
-	}
-	serveRequest(w, asHTTP2(New(o)), r.WithContext(w.ctx))
-	return report, cause
-}
-
 // A write that has had its time ends the request on HTTP/2. That is no client
-// that has left.
-func TestAStalledClientWhoseRequestEndsFirst(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		is := is.New(t)
-		w := &deadlineWriter{ResponseRecorder: httptest.NewRecorder(), fast: rapidFragments}
-		report, cause := w.serve(t, 0)
-		is.True(errors.Is(report.Err, ErrClientStalled))
-		is.True(errors.Is(cause, ErrClientStalled))
-	})
-}
-
-// When a client has left, no other write may last.
-func TestNoWriteOutlivesItsClient(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		is := is.New(t)
-		w := &deadlineWriter{ResponseRecorder: httptest.NewRecorder(), fast: rapidFragments, slow: 3 * time.Second}
-		report, cause := w.serve(t, 2*time.Second)
-		is.True(errors.Is(report.Err, ErrClientLeft))
-		is.True(errors.Is(cause, ErrClientLeft))
-		is.True(report.Duration < DefaultWriteTimeout)
-	})
-}
-
-// A long fragment leaves in few writes.
-func TestALongFragmentLeavesInFewWrites(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		is := is.New(t)
-		o := testOptions(t, io.Discard)
-		o.Engine = fragmentsOf(strings.Repeat("x", 2*maxWrite))
-		w := &slowWriter{ResponseRecorder: httptest.NewRecorder(), began: time.Now()}
-		is.True(!serveOn(w, New(o), chatBodyJSON("hi", true)))
-		is.True(len(w.writes) <= 4) // the terminator among them
-	})
+// that has left. When one has, no other write may last.
+func TestClientStallsOrLeavesDuringAWrite(t *testing.T) {
+	for name, c := range map[string]struct {
+		slow, leaves time.Duration
+		want         error
+	}{
+		"stalls": {0, time.Hour, ErrClientStalled},
+		"leaves": {3 * time.Second, 2 * time.Second, ErrClientLeft},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				ctx, leave := context.WithCancel(t.Context())
+				defer time.AfterFunc(c.leaves, leave).Stop()
+				w := &deadlineWriter{ResponseRecorder: httptest.NewRecorder(), leave: leave, fast: burstAfter, slow: c.slow}
+				var cause error
+				got := playRequestOn(t, w, overHTTP2(chatRequest(t, "", "hi", true).WithContext(ctx)), engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+					time.Sleep(time.Second)
+					for range burstAfter + 1 {
+						yield("x", nil)
+					}
+					time.Sleep(time.Nanosecond) // the last of these is being written
+					yield("behind", nil)
+					<-ctx.Done()
+					cause = context.Cause(ctx)
+				}))
+				is.True(errors.Is(got.report(t).Err, c.want))
+				is.True(errors.Is(cause, c.want))
+				is.True(got.report(t).Duration <= time.Second+DefaultWriteTimeout+2*time.Second)
+			})
+		})
+	}
 }
 
 // A leftWriter is one of a client that has left during a write that is taken
@@ -736,45 +795,14 @@ func (w *leftWriter) SetWriteDeadline(at time.Time) error {
 }
 
 // What is written to a client that has left is not given more time.
-func TestNoDeadlineIsMovedForAClientThatHasLeft(t *testing.T) {
-	is := is.New(t)
+func TestClientLeavesAndNoDeadlineMoves(t *testing.T) {
 	for major := 1; major <= 2; major++ {
+		is := is.New(t)
 		ctx, leave := context.WithCancel(t.Context())
 		w := &leftWriter{ResponseRecorder: httptest.NewRecorder(), leave: leave, past: make(chan struct{})}
-		is.True(serveOn(w, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			r.ProtoMajor = major
-			New(testOptions(t, t.Output())).ServeHTTP(w, r.WithContext(ctx))
-		}), chatBodyJSON("hi", true)))
+		r := chatRequest(t, "", "hi", true).WithContext(ctx)
+		r.ProtoMajor = major
+		is.Equal(playRequestOn(t, w, r, fragmentsOf("a")).err, http.ErrAbortHandler)
 		is.Equal(len(w.deadlines), 0)
 	}
-}
-
-// What the client must not see is logged, whatever the writer does with what it
-// may see.
-func TestAFailureIsLoggedThoughItsAnswerEndsTheGoroutine(t *testing.T) {
-	is := is.New(t)
-	var log testLog
-	o := testOptions(t, &log)
-	o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) { yield("", errBroken) })
-	w := &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: "Write", fault: func() error { runtime.Goexit(); return nil }}
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		serveOn(w, New(o), chatBodyJSON("hi", false))
-	}()
-	<-served
-	is.True(strings.Contains(log.String(), errBroken.Error()))
-}
-
-// A stream that breaks behind a writer that cannot flush has been as late.
-func TestABrokenStreamBehindAWriterThatCannotFlush(t *testing.T) {
-	is := is.New(t)
-	var log testLog
-	o := testOptions(t, &log)
-	o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-		_ = yield("some text", nil) && yield("", errBroken)
-	})
-	is.True(serveOn(struct{ http.ResponseWriter }{httptest.NewRecorder()}, New(o), chatBodyJSON("hi", true)))
-	is.True(strings.Contains(log.String(), "answer broken off"))
-	is.True(strings.Contains(log.String(), "cannot flush"))
 }

@@ -95,7 +95,7 @@ func (b *bench) measure(ctx context.Context, run, skip string) error {
 		t := &test{name: name, reached: map[int]bool{}}
 		seen := filepath.Join(b.dir, name)
 		began := time.Now()
-		if out, err := b.start(ctx, b.binary, time.Minute, []*test{t}, "MUTANTS_REACHED="+seen); err != nil {
+		if out, err := b.start(ctx, b.binary, 5*time.Minute, []*test{t}, "MUTANTS_REACHED="+seen); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}

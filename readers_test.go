@@ -1,0 +1,99 @@
+package botapi
+
+import (
+	"context"
+	"errors"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/matryer/is"
+)
+
+// TestDocumentedReaders has each reader of docs/wire.md read real streams: a
+// whole one with a keep-alive in it, and broken ones.
+func TestDocumentedReaders(t *testing.T) {
+	programs := map[string]struct {
+		run   []string
+		after string // the reader: prints what it reads
+	}{
+		"python": {[]string{"python3", "read.py"}, `
+import sys
+for fragment in chat(sys.argv[1] + "/v1/chat", "` + testKey + `", bot_slug="` + echoBot.Slug + `", prompt="Hello"):
+    print(fragment, end="", flush=True)
+`},
+		"js": {[]string{"node", "read.js"}, `
+(async () => {
+  for await (const fragment of chat(process.argv[2] + "/v1/chat", "` + testKey + `", { bot_slug: "` + echoBot.Slug + `", prompt: "Hello" })) {
+    process.stdout.write(fragment);
+  }
+})();
+`},
+		"go": {[]string{"go", "run", "read.go"}, `
+func main() {
+	req, _ := http.NewRequest("POST", os.Args[1] + "/v1/chat", strings.NewReader(` + "`" + `{"bot_slug": "` + echoBot.Slug + `", "prompt": "Hello", "stream": true}` + "`" + `))
+	req.Header.Set("Authorization", "Bearer ` + testKey + `")
+	resp, err := http.DefaultClient.Do(req)
+	if err == nil {
+		err = readStream(resp.Body, func(fragment string) { fmt.Print(fragment) })
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+`},
+	}
+	streams := map[string]struct {
+		engine  ChatEngine
+		prints  string
+		failure string // part of it; empty for a whole answer
+	}{
+		"whole": {engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			_ = yield("Good ", nil)
+			time.Sleep(20 * time.Millisecond) // for a keep-alive to be sent
+			_ = yield("mörning\n[DONE]\u2028", nil)
+		}), "Good mörning\n[DONE]\u2028", ""},
+		"failed": {engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			_ = yield("Good ", nil) && yield("", StatusError{Status: 503, Detail: "It fell asleep", Err: errors.New("a bug")})
+		}), "Good ", "It fell asleep"},
+	}
+	for _, block := range blocksOf("docs/wire.md", readDocument(t, "docs/wire.md")) {
+		program, isReader := programs[block.language]
+		if !isReader {
+			continue
+		}
+		delete(programs, block.language)
+		directory := t.TempDir()
+		text := block.text + program.after
+		if block.language == "go" {
+			text = "package main\n\nimport (\n\t\"fmt\"\n\t\"os\"\n)\n\n" + importsOf(text) + text
+		}
+		is.New(t).NoErr(os.WriteFile(filepath.Join(directory, program.run[len(program.run)-1]), []byte(text), 0o600))
+		for name, stream := range streams {
+			t.Run(block.language+" "+name, func(t *testing.T) {
+				is := is.New(t)
+				if _, err := exec.LookPath(program.run[0]); err != nil {
+					t.Skip(program.run[0], "is not here to run the reader")
+				}
+				o := testOptions(t, t.Output())
+				o.Engine, o.KeepAlive = stream.engine, 5*time.Millisecond
+				server := httptest.NewServer(New(o))
+				defer server.Close()
+				read := exec.CommandContext(t.Context(), program.run[0], append(program.run[1:], server.URL)...)
+				read.Dir = directory
+				var complaints strings.Builder
+				read.Stderr = &complaints
+				printed, err := read.Output()
+				is.Equal(string(printed), stream.prints)
+				is.Equal(err != nil, stream.failure != "")
+				is.True(strings.Contains(complaints.String(), stream.failure))
+			})
+		}
+	}
+	is.New(t).Equal(len(programs), 0) // the page has a reader in each language
+}
