@@ -28,8 +28,9 @@ import (
 // The tests in this file keep README.md and the pages in docs/ true. What
 // their blocks mean:
 //
-//	```go  with a package clause: a whole program. Without one: declarations,
-//	       compiled as a package of their own, with imports added by name.
+//	```go  with a package clause: a whole program, of 40 lines at most. Without
+//	       one: declarations, compiled as a package of their own, with imports
+//	       added by name.
 //	```sh  commands, run in the order of the README, or named in runElsewhere.
 //	       A block without a language right after one is what they print.
 //
@@ -47,7 +48,6 @@ type block struct {
 
 // runElsewhere are the commands that no test here runs, and why.
 var runElsewhere = map[string]string{
-	"go test ./...\n": "is what runs this test",
 	"go test -run '^$' -bench Load -benchtime 5x .\n": "takes minutes, and a machine that does nothing else",
 	"go test -run '^$' -bench . -skip Load .\n":       ".ci/run runs these benchmarks, a few times each",
 }
@@ -97,6 +97,7 @@ func TestDocumentedGo(t *testing.T) {
 	app := filepath.Join(dir, "app")
 	for i, block := range blocks(t, "go") {
 		writePackage(t, app, i, block.text)
+		is.True(!strings.HasPrefix(block.text, "package ") || strings.Count(block.text, "\n") <= 40)
 	}
 	runIn(t, app, "export GOWORK=off GOFLAGS=; go mod tidy && go vet ./...")
 }
@@ -114,10 +115,9 @@ func commandOf(t *testing.T, words string) string {
 // writePackage writes a block as a package of the program.
 func writePackage(t *testing.T, app string, i int, text string) {
 	is := is.New(t)
-	folder, source := app, text
+	folder, source := filepath.Join(app, fmt.Sprint("block", i)), text
 	if !strings.HasPrefix(text, "package ") {
-		folder = filepath.Join(app, fmt.Sprint("fragment", i))
-		source = fmt.Sprintf("package fragment%d\n\n%s\n%s", i, importsOf(text), text)
+		source = fmt.Sprintf("package block%d\n\n%s\n%s", i, importsOf(text), text)
 	}
 	is.NoErr(os.MkdirAll(folder, 0o755))
 	is.NoErr(os.WriteFile(filepath.Join(folder, "main.go"), []byte(source), 0o644))
@@ -127,8 +127,8 @@ func writePackage(t *testing.T, app string, i int, text string) {
 func importsOf(text string) string {
 	var imports strings.Builder
 	for _, path := range []string{
-		"bufio", "cmp", "context", "encoding/json", "errors", "io", "log/slog", "net", "net/http", "strings", "time",
-		"example.com/botapi",
+		"bufio", "cmp", "context", "encoding/json", "errors", "io", "iter", "log/slog", "net", "net/http", "strings", "time",
+		"example.com/botapi", "example.com/botapi/examples/openai",
 	} {
 		if regexp.MustCompile(`\b` + filepath.Base(path) + `\.[A-Z]`).MatchString(text) {
 			fmt.Fprintf(&imports, "import %q\n", path)
@@ -162,7 +162,12 @@ func TestREADMEMountingExample(t *testing.T) {
 	program := blocks(t, "go")[0].text
 	_, shown, _ := strings.Cut(program, "func main() {\n")
 	is.Equal(shown, tested+"\tlog.Fatal(http.ListenAndServe(\"127.0.0.1:8080\", mux))\n}\n")
-	is.True(strings.Count(program, "\n") < 40)
+}
+
+// TestREADMEIsShort keeps room for what matters first.
+func TestREADMEIsShort(t *testing.T) {
+	is := is.New(t)
+	is.True(strings.Count(readDocument(t, "README.md"), "\n") <= 260)
 }
 
 // TestDocumentedCommands does what the documents say, as somebody who has just
@@ -248,7 +253,7 @@ func (n *newcomer) startQuickstart(t *testing.T, b block) {
 		printed.WriteString(line)
 	}
 	var address string
-	_, err = fmt.Sscanf(printed.String(), "Serving 2 bots at http://%s with the key secret", &address)
+	_, err = fmt.Sscanf(printed.String(), "Serving 3 bots at http://%s with the key secret", &address)
 	is.NoErr(err)
 	is.Equal(strings.ReplaceAll(printed.String(), address, documentedAddress), b.prints)
 	n.services["secret"] = address
@@ -334,7 +339,7 @@ func TestDocumentedAnswers(t *testing.T) {
 	}
 	for _, answer := range []StatusError{
 		errNotFound, errMethodNotAllowed, errNotAuthenticated, errKeyRefused, errNoSuchBot, errBodyTooLarge,
-		errBodyTooSlow, errBodyBroken, errAllPlacesTaken, errAccountPlacesTaken, errTooLong, errEndedByHost, errInternal,
+		errBodyTooSlow, errBodyBroken, errTooManyChats, errTooManyAccountChats, errTooLong, errEndedByHost, errInternal,
 	} {
 		status := fmt.Sprint(answer.Status)
 		switch {
@@ -363,14 +368,17 @@ func TestDocumentedBounds(t *testing.T) {
 		"docs/operating.md": {
 			fmt.Sprintf("| %d KiB queued and %d KiB being written", maxWrite>>10, maxWrite>>10),
 			fmt.Sprintf("| %d KiB; %d KiB |", maxEvent>>10, maxWrite>>10),
-			fmt.Sprintf("| %d MiB; beyond that", maxWhole>>20),
+			fmt.Sprintf("| one write of any other answer | %d KiB:", maxPart>>10),
+			fmt.Sprintf("| %d MiB; beyond that", maxJSONResponse>>20),
 			fmt.Sprintf("| %d problems |", maxProblems),
+			fmt.Sprintf("what has come of it, and %d KiB", bodyChunk>>10),
+			fmt.Sprintf("| %d MiB or %.0f seconds, taken", discardBytes>>20, discardTime.Seconds()),
 			fmt.Sprintf("| %d,000 levels |", maxDepth/1000),
 			fmt.Sprintf("| %d,000, about", cachedKeys/1000),
 		},
 		"docs/wire.md": {
 			fmt.Sprintf("up to %d MiB or %.0f seconds", discardBytes>>20, discardTime.Seconds()),
-			fmt.Sprintf("longer than %d MiB is a 500", maxWhole>>20),
+			fmt.Sprintf("longer than %d MiB is a 500", maxJSONResponse>>20),
 			fmt.Sprintf("at most %d KiB a write", maxWrite>>10),
 			fmt.Sprintf("at most %d KiB long", maxEvent>>10),
 			fmt.Sprintf("up to %d, in the form", maxProblems),
@@ -423,15 +431,47 @@ func sources(t *testing.T, pattern string, tests bool) (texts []string) {
 	return texts
 }
 
-// TestDocumentedProofs looks for the tests that the README names.
+// TestDocumentedProofs looks for the tests that the README names, in the files
+// that it links to.
 func TestDocumentedProofs(t *testing.T) {
 	is := is.New(t)
-	tests := strings.Join(append(sources(t, "*.go", true), sources(t, "examples/production/cmd/botapi/*.go", true)...), "")
-	proofs := regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z]+)`").FindAllStringSubmatch(readDocument(t, "README.md"), -1)
+	text := readDocument(t, "README.md")
+	proofs := regexp.MustCompile("\\[`((?:Test|Fuzz|Benchmark)[A-Za-z]+)`\\]\\(([^)]*)\\)").FindAllStringSubmatch(text, -1)
 	is.True(len(proofs) > 5)
+	is.Equal(len(proofs), len(regexp.MustCompile("`(Test|Fuzz|Benchmark)[A-Z]").FindAllString(text, -1))) // each has its link
 	for _, proof := range proofs {
-		is.True(strings.Contains(tests, "\nfunc "+proof[1]+"(")) // a test of this name
+		is.True(strings.Contains(readDocument(t, proof[2]), "\nfunc "+proof[1]+"(")) // a test of this name
 	}
+}
+
+// TestDocumentedInterfaces compares the README's three interfaces with the
+// package's.
+func TestDocumentedInterfaces(t *testing.T) {
+	is := is.New(t)
+	source := strings.Join(sources(t, "*.go", false), "\n")
+	for _, b := range blocks(t, "go") {
+		if !strings.HasPrefix(b.text, "type BotStore interface") {
+			continue
+		}
+		is.Equal(methods(strings.ReplaceAll(b.text, "botapi.", "")), methods(source))
+		return
+	}
+	is.Fail() // the README shows the interfaces
+}
+
+// methods are those of the three interfaces, without comments.
+func methods(source string) map[string][]string {
+	all := map[string][]string{}
+	for _, name := range []string{"BotStore", "KeyVerifier", "ChatEngine"} {
+		_, body, _ := strings.Cut(source, "type "+name+" interface {")
+		body, _, _ = strings.Cut(body, "\n}\n")
+		for line := range strings.Lines(body) {
+			if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "//") {
+				all[name] = append(all[name], line)
+			}
+		}
+	}
+	return all
 }
 
 // TestDocumentedLinks looks for what the documents point to within the
@@ -440,7 +480,7 @@ func TestDocumentedLinks(t *testing.T) {
 	is := is.New(t)
 	others, err := filepath.Glob("examples/*/README.md")
 	is.NoErr(err)
-	others = append(others, "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
+	others = append(others, "examples/quickstart/browser/README.md", "testdata/wire/README.md", "examples/README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
 	for _, document := range append(others, documents...) {
 		for _, link := range linkTarget.FindAllStringSubmatch(readDocument(t, document), -1) {
 			file, heading, _ := strings.Cut(link[1]+link[2], "#")
