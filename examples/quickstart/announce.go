@@ -40,8 +40,8 @@ func (s settings) announce(w io.Writer, address net.Addr, store botapi.BotStore)
 	_, err = fmt.Fprintf(w, announcement, len(bots), base, s.key,
 		base+"/#key="+url.QueryEscape(s.key),
 		"curl "+base+"/v1/bots "+key,
-		"curl "+base+"/v1/chat "+key+" -d "+quote(chatBody(bots[0].Slug, false)),
-		"curl -N "+base+"/v1/chat "+key+" -d "+quote(chatBody(bots[0].Slug, true)))
+		"curl "+base+"/v1/chat "+key+" -d "+quote(chatBody(bots[0].Slug, firstQuestion(bots[0]), false)),
+		"curl -N "+base+"/v1/chat "+key+" -d "+quote(chatBody(bots[0].Slug, firstQuestion(bots[0]), true)))
 	return err
 }
 
@@ -54,12 +54,12 @@ func reachable(address net.Addr) string {
 	return address.String()
 }
 
-func chatBody(slug string, stream bool) string {
+func chatBody(slug, prompt string, stream bool) string {
 	body, _ := json.Marshal(struct { // always has a JSON form
 		BotSlug string `json:"bot_slug"`
 		Prompt  string `json:"prompt"`
 		Stream  bool   `json:"stream"`
-	}{slug, "I am worried about my exam", stream})
+	}{slug, prompt, stream})
 	return string(body)
 }
 

@@ -11,47 +11,61 @@ import (
 	"os"
 	"os/signal"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"unicode/utf8"
 
 	"example.com/botapi"
-	"example.com/botapi/examples/quickstart/eliza"
+	"example.com/botapi/examples/quickstart/guide"
 )
 
 //go:embed bots.json
 var builtInBots []byte
 
-// loadBots has the store serve the bots of a file, or the built-in ones if file
-// is empty. On an error nothing changes; the error names the file, and the bot
-// and its member where it is about one.
-func loadBots(store *botapi.MemoryStore, file string) error {
-	if file == "" {
-		return replaceBots(store, builtInBots)
+// questions are those that the chat page suggests, by the slugs of the built-in
+// bots. Under "" are those for all others.
+var questions = map[string][]string{
+	"guide":   guide.Questions,
+	"mira":    {"I am worried about my exam", "I had a strange dream last night", "My brother never listens to me"},
+	"juniper": {"My tomatoes have yellow leaves", "I would like to grow something on my balcony", "Slugs eat my lettuce"},
+	"model":   {"Explain server-sent events with a short example in Go", "Compare HTTP/1.1 and HTTP/2 in a table", "Write a haiku about waiting"},
+	"":        {"Hello! Who are you?", "What can you help me with?"},
+}
+
+// firstQuestion is what a bot can be asked to begin with.
+func firstQuestion(bot botapi.Bot) string {
+	return slices.Concat(questions[bot.Slug], questions[""])[0]
+}
+
+// loadBots has the store serve the bots of the file, or the built-in ones if
+// there is none. On an error nothing changes; the error names the file, and the
+// bot and its member where it is about one.
+func (s settings) loadBots(store *botapi.MemoryStore) error {
+	if s.botsFile == "" {
+		return s.replaceBots(store, builtInBots)
 	}
-	data, err := os.ReadFile(file)
+	data, err := os.ReadFile(s.botsFile)
 	if err != nil {
 		return fmt.Errorf("reading the bots: %w", err)
 	}
-	if err := replaceBots(store, data); err != nil {
-		return fmt.Errorf("%s: %w", file, err)
+	if err := s.replaceBots(store, data); err != nil {
+		return fmt.Errorf("%s: %w", s.botsFile, err)
 	}
 	return nil
 }
 
-func replaceBots(store *botapi.MemoryStore, data []byte) error {
-	bots, err := parseBots(data)
+func (s settings) replaceBots(store *botapi.MemoryStore, data []byte) error {
+	bots, err := parseBots(data, s.engines())
 	if err != nil {
 		return err
 	}
-	return store.Replace(bots...)
+	return store.Replace(s.runtime.join(bots)...)
 }
 
 // parseBots reads a JSON array of bots, each with the members that it has in
 // the list of bots. What makes a bot valid is the store's to say, except that
-// its model must be one that the engine knows.
-func parseBots(data []byte) ([]botapi.Bot, error) {
+// there must be an engine for its model.
+func parseBots(data []byte, engines engines) ([]botapi.Bot, error) {
 	var elements []json.RawMessage
 	if err := json.Unmarshal(data, &elements); err != nil {
 		return nil, describe(err, data)
@@ -61,7 +75,7 @@ func parseBots(data []byte) ([]botapi.Bot, error) {
 	}
 	bots := make([]botapi.Bot, len(elements))
 	for i, element := range elements {
-		if err := parseBot(element, &bots[i]); err != nil {
+		if err := parseBot(element, engines, &bots[i]); err != nil {
 			return nil, fmt.Errorf("bot %d (slug %q): %w", i, bots[i].Slug, err)
 		}
 	}
@@ -81,7 +95,7 @@ func describe(err error, data []byte) error {
 	return fmt.Errorf("line %d, column %d: %w", line, column, err)
 }
 
-func parseBot(element json.RawMessage, bot *botapi.Bot) error {
+func parseBot(element json.RawMessage, engines engines, bot *botapi.Bot) error {
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(element, &members); err != nil {
 		return errors.New("it must be an object")
@@ -107,8 +121,8 @@ func parseBot(element json.RawMessage, bot *botapi.Bot) error {
 	if len(members) > 0 {
 		return fmt.Errorf("unknown member %q", slices.Min(slices.Collect(maps.Keys(members))))
 	}
-	if !slices.Contains(eliza.Models(), bot.Model) {
-		return fmt.Errorf("model: %q is none of %s", bot.Model, strings.Join(eliza.Models(), ", "))
+	if engines[bot.Model] == nil {
+		return fmt.Errorf("model: %q is none of %s", bot.Model, engines.names())
 	}
 	return nil
 }
@@ -127,13 +141,13 @@ func parseText(value json.RawMessage, text *string) error {
 // reloadOnHangup has the store read the file again at each SIGHUP, until the
 // returned function is called. Requests that are being answered go on with the
 // bots they have found.
-func reloadOnHangup(store *botapi.MemoryStore, file string, logger *slog.Logger) (stop func()) {
+func (s settings) reloadOnHangup(store *botapi.MemoryStore, logger *slog.Logger) (stop func()) {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	var reloading sync.WaitGroup
 	reloading.Go(func() {
 		for range hangups {
-			reload(store, file, logger)
+			s.reload(store, logger)
 		}
 	})
 	return func() {
@@ -144,10 +158,10 @@ func reloadOnHangup(store *botapi.MemoryStore, file string, logger *slog.Logger)
 }
 
 // reload leaves the bots as they are when the file cannot be used.
-func reload(store *botapi.MemoryStore, file string, logger *slog.Logger) {
-	if err := loadBots(store, file); err != nil {
+func (s settings) reload(store *botapi.MemoryStore, logger *slog.Logger) {
+	if err := s.loadBots(store); err != nil {
 		logger.Error("bots not reloaded", "error", err)
 		return
 	}
-	logger.Info("bots reloaded", "file", file)
+	logger.Info("bots reloaded", "file", s.botsFile)
 }

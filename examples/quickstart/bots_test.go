@@ -19,12 +19,15 @@ import (
 func TestBuiltInBots(t *testing.T) {
 	is := is.New(t)
 	bots := loaded(t, "")
-	is.Equal(len(bots), 2)
-	is.True(bots[0].Model != bots[1].Model) // they have different scripts
+	is.Equal(len(bots), 3)
+	models := map[string]bool{}
 	for _, bot := range bots {
+		models[bot.Model] = true
+		is.True(len(questions[bot.Slug]) > 1) // to suggest
 		is.True(bot.Description != "")
 		is.True(bot.WelcomeMessage != "")
 	}
+	is.Equal(len(models), len(bots)) // each is different
 }
 
 const (
@@ -61,9 +64,9 @@ func TestBotsFileErrors(t *testing.T) {
 		{"a member of a wrong type", `[{"slug":"ivy","uid":7}]`, `bot 0 (slug "ivy"): uid: must be a string`},
 		{"a slug of a wrong type", `[{"slug":["ivy"]}]`, `bot 0 (slug ""): slug: must be a string`},
 		{"no model", `[{"slug":"ivy","uid":"1","name":"Ivy"}]`,
-			`bot 0 (slug "ivy"): model: "" is none of eliza-gardener, eliza-listener`},
+			`bot 0 (slug "ivy"): model: "" is none of eliza-gardener, eliza-listener, no-model`},
 		{"no such model", "[" + ivy + "," + strings.Replace(oak, "eliza-listener", "gpt", 1) + "]",
-			`bot 1 (slug "oak"): model: "gpt" is none of eliza-gardener, eliza-listener`},
+			`bot 1 (slug "oak"): model: "gpt" is none of eliza-gardener, eliza-listener, no-model`},
 		{"no name", strings.Replace("["+ivy+"]", `"name":"Ivy",`, "", 1),
 			`botapi: bot 0 (slug "ivy"): name: cannot be blank.`},
 		{"a slug with a space", strings.Replace("["+ivy+"]", `"ivy"`, `"i vy"`, 1),
@@ -79,7 +82,7 @@ func TestBotsFileErrors(t *testing.T) {
 			store, err := botapi.NewMemoryStore(botapi.Bot{UID: "0", Slug: "old", Name: "Old", Model: "m"})
 			is.NoErr(err)
 
-			err = loadBots(store, file)
+			err = settings{botsFile: file}.loadBots(store)
 			is.True(err != nil)
 			is.Equal(err.Error(), file+": "+c.says)
 
@@ -120,7 +123,7 @@ func TestReloadDropsNoRequest(t *testing.T) {
 	is := is.New(t)
 	small, large := writeBots(t, "["+ivy+"]"), writeBots(t, "["+oak+","+ivy+"]")
 	store := new(botapi.MemoryStore)
-	is.NoErr(loadBots(store, small))
+	is.NoErr(settings{botsFile: small}.loadBots(store))
 	server := httptest.NewServer(settings{key: "k"}.routes(store, slog.New(slog.DiscardHandler)))
 	defer server.Close()
 
@@ -128,8 +131,8 @@ func TestReloadDropsNoRequest(t *testing.T) {
 	var reloads sync.WaitGroup
 	reloads.Go(func() {
 		for reloading.Err() == nil {
-			reload(store, large, slog.New(slog.DiscardHandler))
-			reload(store, small, slog.New(slog.DiscardHandler))
+			settings{botsFile: large}.reload(store, slog.New(slog.DiscardHandler))
+			settings{botsFile: small}.reload(store, slog.New(slog.DiscardHandler))
 		}
 	})
 	var clients sync.WaitGroup
@@ -148,7 +151,7 @@ func TestReloadDropsNoRequest(t *testing.T) {
 // chatWithIvy asks a bot that is there before and after each reload.
 func chatWithIvy(base string, times int) error {
 	for range times {
-		_, answer, err := request("POST", base+"/v1/chat", "k", chatBody("ivy", true))
+		_, answer, err := request("POST", base+"/v1/chat", "k", chatBody("ivy", "Hello", true))
 		if err != nil {
 			return err
 		}
@@ -162,7 +165,7 @@ func chatWithIvy(base string, times int) error {
 func loaded(t *testing.T, file string) []botapi.Bot {
 	t.Helper()
 	store := new(botapi.MemoryStore)
-	if err := loadBots(store, file); err != nil {
+	if err := (settings{botsFile: file}).loadBots(store); err != nil {
 		t.Fatal(err)
 	}
 	bots, err := store.Bots(context.Background())

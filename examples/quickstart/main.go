@@ -1,4 +1,4 @@
-// Command quickstart serves two small bots over the botapi interface, on one
+// Command quickstart serves three small bots over the botapi interface, on one
 // machine and without any network: run it, and paste the commands it prints.
 //
 // It also shows what a host program does around the handler: routes of its own,
@@ -25,7 +25,7 @@ import (
 	"unicode"
 
 	"example.com/botapi"
-	"example.com/botapi/examples/quickstart/eliza"
+	"example.com/botapi/examples/quickstart/page"
 )
 
 func main() {
@@ -42,7 +42,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	case err != nil:
 		return 2
 	}
-	if err := s.serve(stdout, slog.New(slog.NewTextHandler(stderr, nil))); err != nil {
+	if err := s.serve(stdout, stderr); err != nil {
 		fmt.Fprintln(stderr, "quickstart:", err)
 		return 1
 	}
@@ -55,22 +55,29 @@ type settings struct {
 	key      string
 	botsFile string // empty: the built-in bots
 	pace     time.Duration
+	runtime  *modelRuntime // nil: no real model
 }
 
 // parseSettings has told the user of an error when it returns one.
 func parseSettings(args []string, stderr io.Writer) (settings, error) {
 	var s settings
+	var runtime, model string
 	flags := flag.NewFlagSet("quickstart", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.StringVar(&s.address, "addr", "127.0.0.1:8080", "`address` to listen on; port 0 takes a free one")
 	flags.StringVar(&s.key, "key", "", "the API `key`; without it $BOTAPI_KEY, else one is made up and printed")
-	flags.StringVar(&s.botsFile, "bots", "", "JSON `file` of bots to serve, read again on SIGHUP (default two built-in bots)")
+	flags.StringVar(&s.botsFile, "bots", "", "JSON `file` of bots to serve, read again on SIGHUP (default three built-in bots)")
+	flags.StringVar(&runtime, "runtime", "", "base `URL` of a model runtime that speaks OpenAI's protocol; $BOTAPI_RUNTIME_KEY is its key, if it asks for one")
+	flags.StringVar(&model, "model", "", "`name` of the model at the runtime")
 	flags.DurationVar(&s.pace, "pace", 75*time.Millisecond, "wait between two words of a stream")
 	if err := flags.Parse(args); err != nil {
 		return s, err
 	}
 	s.key = cmp.Or(s.key, os.Getenv("BOTAPI_KEY"), rand.Text())
 	err := s.check(flags.Args())
+	if err == nil {
+		s.runtime, err = newRuntime(runtime, model)
+	}
 	if err != nil {
 		fmt.Fprintln(stderr, err)
 		flags.Usage()
@@ -92,13 +99,17 @@ func (s settings) check(extra []string) error {
 }
 
 // serve returns when the service has stopped.
-func (s settings) serve(stdout io.Writer, logger *slog.Logger) error {
+func (s settings) serve(stdout, stderr io.Writer) error {
+	logger := slog.New(slog.NewTextHandler(stderr, nil))
+	if s.runtime != nil {
+		s.runtime.problem = s.runtime.probe(context.Background())
+	}
 	store := new(botapi.MemoryStore)
-	if err := loadBots(store, s.botsFile); err != nil {
+	if err := s.loadBots(store); err != nil {
 		return err
 	}
 	if s.botsFile != "" {
-		defer reloadOnHangup(store, s.botsFile, logger)()
+		defer s.reloadOnHangup(store, logger)()
 	}
 	stop := make(chan os.Signal, 2)
 	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)
@@ -108,44 +119,35 @@ func (s settings) serve(stdout io.Writer, logger *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("%w; -addr chooses another address", err)
 	}
+	if s.runtime != nil && s.runtime.problem != nil {
+		fmt.Fprintln(stderr, "quickstart:", s.runtime.problem) // and go on: it may be there later
+	}
 	if err := s.announce(stdout, listener.Addr(), store); err != nil {
 		return err
 	}
 	return serveUntil(stop, newServer(s.routes(store, logger), logger), listener, logger)
 }
 
-// routes is where the program's own routes stand beside the handler.
+// routes mounts the handler beside the program's own routes and the pages.
 func (s settings) routes(store botapi.BotStore, logger *slog.Logger) http.Handler {
-	handler := botapi.New(botapi.Options{
+	api := botapi.New(botapi.Options{
 		Bots:   store,
 		Keys:   botapi.StaticKeys(map[string]string{s.key: "quickstart"}),
-		Engine: eliza.Engine{Pace: s.pace},
+		Engine: s.engines(),
 		Logger: logger,
 		OnChat: logChats(logger),
 	})
-	own := http.NewServeMux()
-	own.HandleFunc("GET /health-check", checkHealth)
-	handlePages(own, store)
-	return beside(own, handler)
-}
-
-// beside serves the program's own routes, and leaves the rest to the handler.
-// So a path that nobody has and a method that a route does not have are
-// answered in the interface's form, too, with a request id.
-func beside(own *http.ServeMux, handler http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, pattern := own.Handler(r); pattern != "" {
-			own.ServeHTTP(w, r)
-			return
-		}
-		get := r.Clone(r.Context())
-		get.Method = http.MethodGet
-		if _, pattern := own.Handler(get); pattern != "" {
-			r = r.Clone(r.Context())
-			r.URL.Path = "/v1/bots" // has the same methods as each of these routes: GET and HEAD
-		}
-		handler.ServeHTTP(w, r)
-	})
+	mux := http.NewServeMux()
+	mux.Handle("/v1/", api)
+	mux.Handle("/bots", api)
+	mux.Handle("/chat", api)
+	mux.HandleFunc("GET /health-check", checkHealth)
+	mux.Handle("/", page.Handler(page.Options{
+		Bots:      store,
+		Questions: questions,
+		KeyHint:   "The quickstart printed it, and a link that brings it along, in the terminal where you started it.",
+	}))
+	return mux
 }
 
 // checkHealth answers what the published Python client asks before anything

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/quickstart/speech"
 )
 
 // scripts are the characters that bots can have, by the model names that
@@ -55,36 +56,7 @@ func (e Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[str
 		if !req.Stream {
 			pace = 0
 		}
-		speak(ctx, script.answer(req.Bot.Name, req.Messages), pace, yield)
-	}
-}
-
-// speak yields text by words, each with the space after it.
-func speak(ctx context.Context, text string, pace time.Duration, yield func(string, error) bool) {
-	var wait time.Duration
-	for word := range strings.SplitAfterSeq(text, " ") {
-		if err := sleep(ctx, wait); err != nil {
-			yield("", err)
-			return
-		}
-		if !yield(word, nil) {
-			return
-		}
-		wait = pace
-	}
-}
-
-// sleep waits for d, or until the context ends, and then says why.
-func sleep(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return ctx.Err()
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+		words := strings.SplitAfterSeq(script.answer(req.Bot.Name, req.Messages), " ")
+		speech.Speak(ctx, words, pace, yield)
 	}
 }

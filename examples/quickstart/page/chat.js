@@ -1,21 +1,31 @@
-// The chat page: a list of bots beside one conversation for each of them.
+// The chat page: a list of bots and of the conversations with them, beside one
+// of these.
 
 import { BotClient } from "./client.js";
-import { Conversation, asJSON, asMarkdown } from "./conversation.js";
+import { Conversation, asJSON, asMarkdown, newID } from "./conversation.js";
+import { plainText } from "./markdown.js";
 import { ConversationView, drawAvatar } from "./view.js";
 import { Scroller } from "./scrolling.js";
+import { directionOf } from "./direction.js";
 import { save } from "./copying.js";
-import { store } from "./store.js";
+import { BotList, addressOf } from "./list.js";
+import { store, titleOf } from "./store.js";
 import { explain, troubleWith } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
+const told = (name) => document.querySelector(`meta[name=${name}]`).content; // by the host
+const service = told("application-name");
 const wide = matchMedia("(min-width: 46rem)");
 const scroller = new Scroller($("scroller"), $("latest"));
 
 let client; // set once there is a key
 let bots = [];
-let chat; // {conversation, view, place, editing}: the one on show
-const chats = new Map(); // by the bot's uid
+let chat; // {conversation, view, place, editing, unseen}: the one on show
+const chats = new Map(); // those that were on show, by the conversation's id
+const lastChat = new Map(); // the id of the last one on show, by the bot's uid
+let deleted; // {id, bot, title, changed, isOnShow, chat, restore}: the conversation that was deleted last
+
+const list = new BotList($("bots"), { remove: deleteConversation, restore: restoreConversation });
 
 // ---- The key ----
 
@@ -25,7 +35,7 @@ function takeKeyFromAddress() {
   const fragment = new URLSearchParams(location.hash.slice(1));
   const key = fragment.get("key");
   if (key === null) return false;
-  store.key = key.trim();
+  store.keepKey(key.trim(), store.keepsKey);
   fragment.delete("key");
   const rest = fragment.toString();
   history.replaceState(null, "", location.pathname + location.search + (rest && "#" + rest));
@@ -33,10 +43,10 @@ function takeKeyFromAddress() {
 }
 
 function askForKey(problem = "") {
-  store.key = "";
+  store.forgetKey();
   closeDialogs();
   leave();
-  $("bots").replaceChildren();
+  list.draw([], []);
   $("app").hidden = true;
   $("key-view").hidden = false;
   $("key").value = "";
@@ -54,8 +64,20 @@ $("key-form").addEventListener("submit", (event) => {
   const key = $("key").value.trim(); // pasted keys often bring white space along
   if (!key) return showKeyProblem("Enter a key.");
   if (!/^[!-~]+$/.test(key)) return showKeyProblem("A key has no spaces and no accented letters.");
-  store.key = key;
+  store.keepKey(key, $("keep-key").checked);
   start();
+});
+
+// offerToKeep offers what the form for a key does to those who came with a link.
+function offerToKeep() {
+  $("keep-offer").hidden = store.keepsKey;
+}
+
+$("keep-now").addEventListener("click", () => {
+  store.keepKey(store.key, true);
+  offerToKeep();
+  announce(store.keepsKey ? "This browser keeps the key until you forget it." : "This browser keeps nothing.");
+  $("forget-key").focus();
 });
 
 $("forget-key").addEventListener("click", () => $("forget-dialog").showModal());
@@ -85,6 +107,8 @@ function closeDialogs() {
 function forgetChats() {
   chats.forEach(({ conversation }) => conversation.forget());
   chats.clear();
+  lastChat.clear();
+  deleted = undefined;
   chat = undefined;
   compose("");
 }
@@ -94,9 +118,11 @@ function forgetChats() {
 // start lists the bots with the key at hand, or asks for one.
 async function start() {
   if (!store.key) return askForKey();
-  client = new BotClient(document.baseURI, store.key);
+  client = new BotClient(new URL(told("api"), document.baseURI), store.key);
   $("key-view").hidden = true;
   $("app").hidden = false;
+  $("app").classList.remove("listed");
+  offerToKeep();
   note("Loading the bots…");
   try {
     bots = await client.bots();
@@ -105,7 +131,7 @@ async function start() {
     const { title, advice = "" } = explain(error);
     return note(`${title} ${advice}`, "Try again", start);
   }
-  drawBots();
+  noteOnBots();
   showFromAddress();
 }
 
@@ -116,36 +142,70 @@ async function refetch() {
   const fresh = await client.bots().catch(() => bots);
   if ($("app").hidden || JSON.stringify(fresh) === JSON.stringify(bots)) return;
   bots = fresh;
-  for (const bot of bots) chats.get(bot.uid)?.conversation.meet(bot);
-  drawBots();
+  for (const { conversation } of chats.values()) conversation.meet(bots.find(({ uid }) => uid === conversation.bot.uid) ?? conversation.bot);
+  noteOnBots();
   const named = namedBot();
   if (!chat || (named && named.uid !== chat.conversation.bot.uid)) showFromAddress();
   else showBot(chat.conversation.bot);
+  drawList();
 }
 
-function drawBots() {
+function noteOnBots() {
+  $("app").classList.toggle("listed", bots.length > 0);
   note(bots.length === 0 ? "No bot is published here yet." : "");
-  const focused = [...$("bots").querySelectorAll("a")].indexOf(document.activeElement);
-  $("bots").replaceChildren(...bots.map(botItem));
-  markChosen();
-  $("bots").querySelectorAll("a")[focused]?.focus();
 }
 
-function botItem(bot) {
-  const item = $("bot-item").content.cloneNode(true);
-  const link = item.querySelector("a");
-  link.href = "#" + new URLSearchParams({ bot: bot.slug });
-  drawAvatar(item.querySelector(".avatar"), bot);
-  item.querySelector(".bot-name").textContent = bot.name;
-  item.querySelector(".bot-description").textContent = bot.description;
-  return item;
+function drawList() {
+  list.draw(bots, conversations(), chat && { bot: chat.conversation.bot.uid, id: chat.conversation.id });
 }
 
-function markChosen() {
-  [...$("bots").querySelectorAll("a")].forEach((link, i) => {
-    if (chat && bots[i].uid === chat.conversation.bot.uid) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-  });
+// conversations are those that are kept, those that there was no room for, and
+// the one that was just deleted.
+function conversations() {
+  const kept = new Map(store.conversations().map((each) => [each.id, each]));
+  for (const { conversation: { id, bot, turns } } of chats.values()) {
+    if (turns.length > 0 && !kept.has(id)) kept.set(id, { id, bot: bot.uid, title: titleOf(turns), changed: Infinity });
+  }
+  if (deleted) kept.set(deleted.id, { ...deleted, deleted: true });
+  return [...kept.values()].sort((a, b) => b.changed - a.changed).map((each) => ({ ...each, state: stateOf(chats.get(each.id)) }));
+}
+
+function stateOf(chat) {
+  if (chat?.conversation.answering) return "answering";
+  return chat?.unseen ? "unseen" : "";
+}
+
+// deleteConversation can be undone until the next one is deleted.
+function deleteConversation({ id, bot, title, changed }) {
+  const kept = chats.get(id);
+  kept?.conversation.stop();
+  const isOnShow = kept !== undefined && kept === chat;
+  if (isOnShow) leave();
+  deleted = { id, bot, title, changed, isOnShow, chat: kept, restore: store.remove(id) };
+  chats.delete(id);
+  if (lastChat.get(bot) === id) lastChat.delete(bot);
+  if (isOnShow) go(addressOf(kept.conversation.bot));
+  else drawList();
+  announce("The conversation is deleted.");
+  $("bots").querySelector(".deleted .restore")?.focus();
+}
+
+function restoreConversation() {
+  const { id, bot, isOnShow, chat: kept, restore } = deleted;
+  const address = addressOf(bots.find(({ uid }) => uid === bot), id);
+  deleted = undefined;
+  restore();
+  if (kept) chats.set(id, kept);
+  announce("The conversation is back.");
+  if (isOnShow) return go(address);
+  drawList();
+  $("bots").querySelector(`a[href="${CSS.escape(address)}"]`)?.focus();
+}
+
+// go shows what is at another address, in place of this one.
+function go(address) {
+  history.replaceState(null, "", address);
+  showFromAddress();
 }
 
 // note says something in place of the list, with a button where it helps.
@@ -165,29 +225,30 @@ function note(text, action, act) {
 
 // ---- The conversation on show ----
 
-function slugInAddress() {
-  return new URLSearchParams(location.hash.slice(1)).get("bot");
+// inAddress reads the address, `#bot=slug&chat=id`, or `#bot=slug` for the last
+// conversation with a bot.
+function inAddress(name) {
+  return new URLSearchParams(location.hash.slice(1)).get(name);
 }
 
-// namedBot is the bot that the address names, `#bot=slug`.
 function namedBot() {
-  return bots.find(({ slug }) => slug === slugInAddress());
+  return bots.find(({ slug }) => slug === inAddress("bot"));
 }
 
 // showFromAddress shows the bot that the address names. Without one, a wide
 // screen has room for the first bot beside the list.
 function showFromAddress() {
   const named = namedBot();
-  const bot = named ?? (wide.matches || bots.length === 1 ? bots[0] : undefined);
+  const bot = named ?? (wide.matches || (bots.length === 1 && location.hash !== "#bots") ? bots[0] : undefined);
   const left = bots.findIndex(({ uid }) => uid === chat?.conversation.bot.uid);
   leave();
   $("app").classList.toggle("chatting", bot !== undefined);
   $("chat-header").hidden = $("composer").hidden = bot === undefined;
-  document.title = "Bots";
-  if (bot) show(bot);
-  else $("bots").querySelectorAll("a")[left]?.focus();
-  markChosen();
-  if (slugInAddress() && !named) refetch(); // it may be new
+  document.title = service;
+  if (bot) show(bot, (named && chatInAddress(bot)) ?? lastChatWith(bot));
+  drawList();
+  if (!bot) $("bots").querySelectorAll(".bot")[left]?.focus();
+  if (inAddress("bot") && !named) refetch(); // it may be new
 }
 
 // leave puts the conversation on show aside, with its draft and its place.
@@ -199,40 +260,68 @@ function leave() {
   scroller.clear();
 }
 
-function show(bot) {
-  chat = chatWith(bot);
+// chatInAddress is the id of a conversation with a bot, or of a new one.
+function chatInAddress(bot) {
+  const id = inAddress("chat");
+  const known = chats.get(id)?.conversation.bot.uid ?? store.conversations().find((each) => each.id === id)?.bot;
+  return id && (known ?? bot.uid) === bot.uid ? id : null;
+}
+
+// lastChatWith is the id of the conversation that was on show last, else of the
+// last one that is kept, else a new one.
+function lastChatWith(bot) {
+  return lastChat.get(bot.uid) ?? store.conversations().find((each) => each.bot === bot.uid)?.id ?? newID();
+}
+
+function show(bot, id) {
+  lastChat.set(bot.uid, id);
+  chat = chatWith(bot, id);
+  chat.unseen = false;
   showBot(bot);
-  compose(chat.editing ? chat.editing.draft : store.draft(bot.uid));
+  compose(chat.editing ? chat.editing.draft : store.draft(draftName()));
   $("editing").hidden = !chat.editing;
   scroller.show(chat.view.element, chat.place);
   showProgress();
-  // Where the list is not in sight, say whose conversation this is; the
-  // composer would also bring up a phone's keyboard.
+  focusChat();
+}
+
+// focusChat has the composer ready. Where the list is not in sight, it says
+// whose conversation this is; the composer would also bring up a phone's
+// keyboard.
+function focusChat() {
   (wide.matches ? $("message") : $("chat-name")).focus({ preventScroll: true });
 }
 
 function showBot(bot) {
-  document.title = `${bot.name} · Bots`;
+  document.title = `${bot.name} · ${service}`;
   drawAvatar($("chat-avatar"), bot);
   $("chat-name").textContent = bot.name;
   $("chat-description").textContent = [bot.description, bot.model].filter(Boolean).join(" · ");
   $("message-label").textContent = `Message to ${bot.name}`;
+  $("new-chat").href = addressOf(bot, newID());
 }
 
-function chatWith(bot) {
-  if (!chats.has(bot.uid)) chats.set(bot.uid, newChat(bot));
-  return chats.get(bot.uid);
+function chatWith(bot, id) {
+  if (!chats.has(id)) chats.set(id, newChat(bot, id));
+  return chats.get(id);
 }
 
-function newChat(bot) {
-  const conversation = new Conversation(bot, (request, options) => client.chat(request, options));
+function newChat(bot, id) {
+  const conversation = new Conversation(bot, id, (request, options) => client.chat(request, options));
+  conversation.addEventListener("change", drawList);
   conversation.addEventListener("start", () => announce(`${conversation.bot.name} is answering.`));
   conversation.addEventListener("end", ({ detail }) => ended(conversation, detail));
-  return { conversation, view: new ConversationView(conversation, page), place: undefined, editing: null };
+  return { conversation, view: new ConversationView(conversation, page), place: undefined, editing: null, unseen: false };
 }
 
 // page is what the view of a conversation may ask of the page around it.
 const page = {
+  ask(question) {
+    scroller.toEnd();
+    store.keepDraft(draftName(), "");
+    chat.conversation.say(question);
+    focusChat();
+  },
   edit: (turn) => edit(turn),
   announce: (text) => announce(text),
   focusComposer: () => $("message").focus(),
@@ -245,25 +334,43 @@ const page = {
 
 // ended has a screen reader say how an answer ended, and looks after what a
 // failure says about the key and the bots.
-function ended({ bot, turns }, { turn, error, stopped, kept }) {
+function ended({ id, bot, turns }, { turn, error, stopped, fate }) {
+  const ended = chats.get(id);
+  if (ended) ended.unseen = ended !== chat || document.hidden;
+  drawList();
   if (error?.status === 401) return askForKey("The server does not accept this key any more.");
   if (error?.status === 404) refetch();
   const trouble = error && troubleWith(turn, turn === turns.at(-1));
-  if (trouble) announce(`${trouble.title} ${trouble.advice}`.trim());
-  else announce(stopped ? "Stopped." : `${bot.name}: ${chats.get(bot.uid).view.spoken(turn)}`);
-  $("composer-hint").classList.toggle("warning", !kept);
-  if (!kept) $("composer-hint").textContent = "This browser has no room left: it will forget this conversation.";
+  const said = trouble ? `${trouble.title} ${trouble.advice}` : stopped ? "Stopped." : `${bot.name}: ${spoken(turn.answer)}`;
+  announce(`${said} ${room[fate] ?? ""}`.trim());
+  $("composer-hint").classList.toggle("warning", fate !== "kept");
+  $("composer-hint").textContent = room[fate] ?? hint;
+}
+
+const hint = $("composer-hint").textContent;
+
+const room = {
+  "no room": "This browser has no room left: it will forget this conversation.",
+  "made room": "This browser had no room left: your oldest conversations are deleted.",
+};
+
+// So many characters of an answer are read out without being asked for.
+const readOut = 5000;
+
+function spoken(answer) {
+  const text = plainText(answer.slice(0, readOut)) || "The answer is empty.";
+  return answer.length > readOut ? `${text} … The rest is in the conversation.` : text;
 }
 
 // showProgress offers either to send or to stop, and keeps the focus on the
 // composer when the button that had it goes.
 function showProgress() {
   const { answering, isEmpty } = chat.conversation;
-  const focused = [$("send"), $("stop"), $("start-over")].includes(document.activeElement);
+  const focused = [$("send"), $("stop"), $("start-over"), $("new-chat")].includes(document.activeElement);
   if ($("send").hidden === answering && $("start-over").hidden === isEmpty) return;
   $("send").hidden = answering;
   $("stop").hidden = !answering;
-  $("start-over").hidden = $("menu-button").hidden = isEmpty;
+  $("new-chat").hidden = $("start-over").hidden = $("menu-button").hidden = isEmpty;
   if (focused) (answering ? $("stop") : $("message")).focus();
 }
 
@@ -296,25 +403,24 @@ $("message").addEventListener("keydown", (event) => {
 // compose puts text into the composer.
 function compose(text) {
   $("message").value = text;
-  direct();
+  composed();
 }
 
-// direct has the composer run as its text does. It stands in for dir="auto",
-// with which Chromium takes minutes for a file of 20,000 lines.
-function direct() {
-  const [letter] = /\p{L}/u.exec($("message").value) ?? [""];
-  $("message").dir = rightToLeft.test(letter) ? "rtl" : "ltr";
+// composed has the composer run as its text does, and send only what there is.
+function composed() {
+  const text = $("message").value;
+  $("message").dir = directionOf([text]);
+  $("send").disabled = text.trim() === "";
 }
 
-const rightToLeft = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
-
-$("message").addEventListener("input", direct);
+$("message").addEventListener("input", composed);
 
 // edit puts a message of the user back into the composer. Sending it takes the
 // place of the message and of all behind it.
 function edit(turn) {
   chat.editing ??= { turn, draft: "", before: $("message").value };
   chat.editing.turn = turn;
+  chat.view.markEdited(turn);
   compose(turn.question);
   $("editing").hidden = false;
   $("message").focus();
@@ -326,6 +432,7 @@ function finishEditing() {
   compose(chat.editing.before);
   $("editing").hidden = true;
   chat.editing = null;
+  chat.view.markEdited(null);
 }
 
 $("cancel-editing").addEventListener("click", () => {
@@ -337,7 +444,13 @@ $("cancel-editing").addEventListener("click", () => {
 function keepDraft() {
   if (!chat) return;
   if (chat.editing) chat.editing.draft = $("message").value;
-  store.keepDraft(chat.conversation.bot.uid, chat.editing ? chat.editing.before : $("message").value);
+  store.keepDraft(draftName(), chat.editing ? chat.editing.before : $("message").value);
+}
+
+// draftName is that of the bot as long as nothing was said.
+function draftName() {
+  const { id, bot, isEmpty } = chat.conversation;
+  return isEmpty ? bot.uid : id;
 }
 
 // Escape stops the answer wherever the focus is: the one on show, or else any.
@@ -386,11 +499,19 @@ addEventListener("pageshow", ({ persisted }) => {
   if (persisted) chats.forEach(({ conversation }) => conversation.refresh()); // going back may bring the page as it was
 });
 
-document.addEventListener("visibilitychange", refetch);
+document.addEventListener("visibilitychange", () => {
+  if (chat && !document.hidden) chat.unseen = false;
+  if (!$("app").hidden) drawList();
+  refetch();
+});
 addEventListener("online", refetch);
 setInterval(refetch, 60_000);
 
-store.watch(() => chats.forEach(({ conversation }) => conversation.refresh()));
+store.watch((id) => {
+  if (id) chats.get(id)?.conversation.refresh();
+  else chats.forEach(({ conversation }) => conversation.refresh());
+  if (!$("app").hidden) drawList();
+});
 
 takeKeyFromAddress();
 start();

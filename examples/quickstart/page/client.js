@@ -99,22 +99,25 @@ async function refusal(response) {
 export async function* serverSentEvents(stream, heard = () => {}) {
   let event = "";
   let data = [];
-  for await (const line of lines(stream, heard)) {
-    if (line === "") {
-      if (data.length > 0) yield { event: event || "message", data: data.join("\n") };
-      event = "";
-      data = [];
-      continue;
+  for await (const some of lines(stream, heard)) {
+    for (const line of some) {
+      if (line === "") {
+        if (data.length > 0) yield { event: event || "message", data: data.join("\n") };
+        event = "";
+        data = [];
+        continue;
+      }
+      const [, field, value] = /^([^:]*):? ?(.*)$/s.exec(line);
+      if (field === "data") data.push(value);
+      if (field === "event") event = value;
+      // Other fields have no use here, and a comment's field is empty.
     }
-    const [, field, value] = /^([^:]*):? ?(.*)$/s.exec(line);
-    if (field === "data") data.push(value);
-    if (field === "event") event = value;
-    // Other fields have no use here, and a comment's field is empty.
   }
 }
 
-// lines yields the lines of a stream, which may end in CRLF, LF or CR. The
-// network cuts its chunks anywhere: inside a line, between CR and LF, and
+// lines yields the lines of a stream, those of a chunk together: a promise for
+// each would take longer than everything else. They may end in CRLF, LF or CR.
+// The network cuts its chunks anywhere: inside a line, between CR and LF, and
 // inside a character, which the decoder holds back until it is whole.
 async function* lines(stream, heard) {
   const decoder = new TextDecoder();
@@ -128,7 +131,7 @@ async function* lines(stream, heard) {
     afterCR = text.endsWith("\r");
     const parts = (rest + text).split(/\r\n|\r|\n/);
     rest = parts.pop();
-    yield* parts;
+    yield parts;
   }
 }
 

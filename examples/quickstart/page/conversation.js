@@ -1,4 +1,4 @@
-// One conversation with one bot: what was said, and the answer in progress. It
+// A conversation with a bot: what was said, and the answer in progress. It
 // knows nothing of how it looks.
 
 import { store } from "./store.js";
@@ -8,6 +8,9 @@ import { explain } from "./words.js";
 // many milliseconds the browser has a turn, to show what has come and to hear
 // the reader.
 const patience = 8;
+
+// So many steps can be undone.
+const mostUndone = 20;
 
 // breathe does not use a timer, which browsers slow down in hidden tabs.
 function breathe() {
@@ -24,18 +27,20 @@ function breathe() {
 export class Conversation extends EventTarget {
   turns;
   attempt = null; // the answer in progress: {turn, text, since, heard, controller}
-  cleared = null; // the turns that starting over took away
+  #past = []; // what undo brings back, the last at the end: {turns, done, turn}
+  #fate = "kept"; // what became of what the store was given for the last answer
+  arrived = () => {}; // called when text of an answer has come; an event for each word would cost more than the word
   #chat; // as BotClient.chat
   #ticking;
 
   // Events: "change" when turns have changed, "start" and "end", with its
-  // outcome, of an answer, "arrival" when text of it has come, and "tick" each
-  // second meanwhile.
-  constructor(bot, chat) {
+  // outcome, of an answer, and "tick" each second meanwhile.
+  constructor(bot, id, chat) {
     super();
     this.bot = bot;
+    this.id = id;
     this.#chat = chat;
-    this.turns = store.turns(bot.uid);
+    this.turns = store.turns(id);
   }
 
   get answering() {
@@ -47,14 +52,22 @@ export class Conversation extends EventTarget {
   }
 
   // say adds a message of the user and asks for the bot's answer. In place of a
-  // turn, it takes that one and all behind it away.
+  // turn, it takes that one and all behind it away, until that is undone.
   say(question, inPlaceOf) {
-    const at = this.turns.findIndex(({ id }) => id === inPlaceOf?.id);
-    if (at >= 0) this.turns.splice(at);
-    this.cleared = null;
     const turn = { id: newID(), question, answer: "", state: "none", stopped: false, failure: null };
-    this.turns.push(turn);
-    store.replaceTurns(this.bot.uid, this.turns);
+    const at = this.turns.findIndex(({ id }) => id === inPlaceOf?.id);
+    if (at >= 0) this.#remember("edited", turn);
+    else this.#past = [];
+    this.turns = [...(at >= 0 ? this.turns.slice(0, at) : this.turns), turn];
+    this.#fate = store.keep(this, this.turns);
+    return this.ask(turn);
+  }
+
+  // regenerate asks for another answer. That takes the place of the one that is
+  // there, until that is undone.
+  regenerate(turn) {
+    this.stop();
+    if (turn.answer) this.#remember("regenerated", turn);
     return this.ask(turn);
   }
 
@@ -84,7 +97,7 @@ export class Conversation extends EventTarget {
     for await (const fragment of this.#chat(request, { signal: attempt.controller.signal, heard })) {
       if (this.attempt !== attempt) return;
       attempt.text += fragment;
-      this.#emit("arrival");
+      this.arrived();
       if (performance.now() - breath < patience) continue;
       await breathe();
       breath = performance.now();
@@ -113,9 +126,11 @@ export class Conversation extends EventTarget {
     this.attempt = null;
     clearInterval(this.#ticking);
     Object.assign(turn, outcome(turn, text, error, stopped));
-    const kept = store.putTurn(this.bot.uid, turn);
+    if (this.#isSameAsBefore(turn)) this.#past.pop();
+    this.#fate = worst(this.#fate, store.keepTurn(this, turn));
     this.#emit("change");
-    this.#emit("end", { turn, error, stopped, kept });
+    this.#emit("end", { turn, error, stopped, fate: this.#fate });
+    this.#fate = "kept";
   }
 
   #tick() {
@@ -127,7 +142,7 @@ export class Conversation extends EventTarget {
   keep() {
     const { turn, text } = this.attempt ?? {};
     if (turn && text.length > turn.answer.length && turn.state !== "whole") {
-      store.putTurn(this.bot.uid, { ...turn, answer: text, state: "partial", stopped: false, failure: null });
+      store.keepTurn(this, { ...turn, answer: text, state: "partial", stopped: false, failure: null });
     }
   }
 
@@ -137,23 +152,44 @@ export class Conversation extends EventTarget {
     this.#abandon();
   }
 
-  // startOver goes back to the bot's welcome. Until something is said, undo
-  // brings back what was there.
+  // startOver goes back to the bot's welcome, until that is undone.
   startOver() {
     this.stop();
-    this.cleared = this.turns;
+    this.#remember("cleared", null);
     this.#replace([]);
   }
 
+  // undoable is what undo would bring back: {done: "cleared" | "edited" |
+  // "regenerated", turn}, with the turn that took the place of others. There is
+  // nothing to undo once something else has been said.
+  get undoable() {
+    const last = this.#past.at(-1);
+    const isPending = last?.done === "regenerated" && this.attempt?.turn.id === last.turn.id;
+    return last && !isPending ? last : null;
+  }
+
   undo() {
-    const turns = [...this.cleared, ...this.turns];
-    this.cleared = null;
+    this.stop();
+    const { turns } = this.#past.pop();
     this.#replace(turns);
+  }
+
+  // isSameAsBefore says of a turn that was to be regenerated that its answer
+  // stays, and there is nothing to undo.
+  #isSameAsBefore({ id, answer }) {
+    const last = this.#past.at(-1);
+    return last?.done === "regenerated" && last.turn.id === id && last.turns.find((turn) => turn.id === id)?.answer === answer;
+  }
+
+  // remember keeps the turns as they are for undo.
+  #remember(done, turn) {
+    this.#past.push({ done, turn, turns: this.turns.map((each) => ({ ...each })) });
+    if (this.#past.length > mostUndone) this.#past.shift();
   }
 
   #replace(turns) {
     this.turns = turns;
-    store.replaceTurns(this.bot.uid, turns);
+    store.keep(this, turns);
     this.#emit("change");
   }
 
@@ -161,7 +197,7 @@ export class Conversation extends EventTarget {
   forget() {
     this.#abandon();
     this.turns = [];
-    this.cleared = null;
+    this.#past = [];
     this.#emit("change");
   }
 
@@ -179,8 +215,10 @@ export class Conversation extends EventTarget {
   // refresh takes over what another tab has kept.
   refresh() {
     const own = this.attempt?.turn;
-    this.turns = store.turns(this.bot.uid).map((turn) => (turn.id === own?.id ? own : turn));
+    const before = this.turns;
+    this.turns = store.turns(this.id).map((turn) => (turn.id === own?.id ? own : turn));
     if (own && !this.turns.includes(own)) this.turns.push(own);
+    if (this.turns.length !== before.length || this.turns.some(({ id }, i) => id !== before[i].id)) this.#past = [];
     this.#emit("change");
   }
 
@@ -188,6 +226,8 @@ export class Conversation extends EventTarget {
     this.dispatchEvent(new CustomEvent(type, { detail }));
   }
 }
+
+const worst = (...fates) => ["no room", "made room", "kept"].find((fate) => fates.includes(fate));
 
 // outcome is what becomes of a turn after a try. A failed one does not take
 // away what an earlier one has brought.
@@ -203,11 +243,12 @@ function outcome(turn, text, error, stopped) {
 
 function failureOf(error) {
   const { title, advice = "" } = explain(error);
-  return { title, advice, requestID: error.requestID ?? "" };
+  const { requestID = "", retryAfter = 0 } = error;
+  return { title, advice, requestID, retryAfter, until: Date.now() + 1000 * retryAfter };
 }
 
-// newID is not of crypto.randomUUID, which pages without https do not have.
-function newID() {
+// newID is that of a turn, or a conversation. It is not of crypto.randomUUID, which pages without https do not have.
+export function newID() {
   return Date.now().toString(36) + Math.random().toString(36).slice(2);
 }
 

@@ -1,7 +1,8 @@
 // The reference page: it shows openapi.json as text to read.
 
-import { copyButton } from "./copying.js";
+import { colour } from "./code.js";
 import { el } from "./elements.js";
+import { begin, trial } from "./trial.js";
 
 let api; // the document
 
@@ -22,6 +23,12 @@ function prose(text = "") {
     if (!block.startsWith("- ")) return el("p", null, inline(block));
     return el("ul", null, block.slice(2).split("\n- ").map((item) => el("li", null, inline(item))));
   });
+}
+
+// leadOf cuts a text behind its first paragraph.
+function leadOf(text) {
+  const [lead, ...rest] = text.split("\n\n");
+  return [lead, rest.join("\n\n")];
 }
 
 function inline(text) {
@@ -52,81 +59,32 @@ function tags() {
 }
 
 function operationSection({ path, otherPath, method, operationId, summary, description, parameters = [], requestBody, responses }) {
+  const [lead, rest] = leadOf(description);
   return el("section", { id: operationId, "aria-labelledby": operationId + "-title" },
     el("h3", { id: operationId + "-title" }, summary),
     el("p", { class: "route" }, el("span", { class: "method " + method }, method.toUpperCase()), " ", el("code", null, path), otherPath ? [" or ", el("code", null, otherPath)] : []),
-    prose(description),
+    prose(lead),
     el("h4", null, "Try it"),
-    calls(method, path, requestBody && resolved(requestBody)),
+    trial({ operationId, method, path }, examplesOf(requestBody)),
+    prose(rest),
     headerTable("Request header", parameters.map(resolved).map((parameter) => [parameter.name, parameter])),
     requestBody ? [el("h4", null, "Request body"), bodies(resolved(requestBody).content)] : [],
     el("h4", null, "Responses"),
     Object.entries(responses).map(([status, response]) => responseDetails(status, resolved(response))));
 }
 
-// ---- Examples to copy ----
-
-// calls shows how to call an operation, with each of its example bodies.
-function calls(method, path, requestBody) {
-  const examples = Object.values(requestBody?.content["application/json"].examples ?? { none: {} });
-  return examples.map(resolved).map(({ summary, value }) => [
-    summary ? el("p", { class: "example" }, inline(summary)) : [],
-    code("curl", curlCall(path, value)),
-    code("JavaScript", value?.stream ? streamCall(value) : fetchCall(method, path, value)),
-  ]);
-}
-
-function addressOf(path) {
-  return new URL("." + path, document.baseURI).href;
-}
-
-function curlCall(path, body) {
-  const lines = [`curl ${body?.stream ? "-N " : ""}${addressOf(path)}`, `-H "Authorization: Bearer $BOTAPI_KEY"`];
-  if (body) lines.push(`-d '${JSON.stringify(body).replaceAll("'", `'\\''`)}'`);
-  return lines.join(" \\\n  ");
-}
-
-function fetchCall(method, path, body) {
-  return [
-    `const response = await fetch("${addressOf(path)}", {`,
-    ...(method === "get" ? [] : [`  method: "${method.toUpperCase()}",`]),
-    "  headers: { Authorization: `Bearer ${key}` },",
-    ...(body ? [`  body: JSON.stringify(${indented(body)}),`] : []),
-    "});",
-    "if (!response.ok) throw new Error(await response.text());",
-    "console.log(await response.json());",
-  ].join("\n");
-}
-
-function streamCall({ stream, ...body }) {
-  return [
-    `import { BotClient } from "./client.js"; // a copy of ${addressOf("/page/client.js")}`,
-    "",
-    `const client = new BotClient("${addressOf("/")}", key);`,
-    `for await (const fragment of client.chat(${indented(body, "")})) {`,
-    "  console.log(fragment);",
-    "}",
-  ].join("\n");
-}
-
-// indented writes a value as JavaScript, behind a line that is indented itself.
-function indented(value, indent = "  ") {
-  return JSON.stringify(value, null, 2).replace(/"([a-z_]+)":/g, "$1:").replaceAll("\n", "\n" + indent);
-}
-
-function code(title, text) {
-  return el("figure", { class: "code" },
-    el("figcaption", null, el("span", null, title), copyButton(() => text)),
-    el("pre", { tabindex: "0", role: "group", "aria-label": title }, text));
+// examplesOf are the bodies to try an operation with.
+function examplesOf(requestBody) {
+  return Object.values(resolved(requestBody)?.content["application/json"].examples ?? {}).map(resolved);
 }
 
 // ---- Answers ----
 
 function responseDetails(status, { description, headers = {}, content = {} }) {
-  const [lead, ...more] = description.split("\n\n");
+  const [lead, rest] = leadOf(description);
   return el("details", status === "200" ? { open: "" } : null,
     el("summary", null, el("span", { class: "status" }, status === "default" ? "other" : status), " ", inline(lead)),
-    prose(more.join("\n\n")),
+    prose(rest),
     headerTable("Header", Object.entries(headers).map(([name, header]) => [name, resolved(header)])),
     bodies(content));
 }
@@ -146,10 +104,10 @@ function bodies(content) {
 }
 
 function example({ summary, value }) {
-  const text = typeof value === "string" ? value.trimEnd() : JSON.stringify(value, null, 2);
-  return el("figure", null,
-    el("figcaption", null, inline(summary ?? "Example")),
-    el("pre", { tabindex: "0", role: "group", "aria-label": summary ?? "Example" }, text));
+  const pre = el("pre", { tabindex: "0", role: "group", "aria-label": summary ?? "Example" });
+  if (typeof value === "string") pre.textContent = value.trimEnd();
+  else colour(pre, "json", JSON.stringify(value, null, 2));
+  return el("figure", null, el("figcaption", null, inline(summary ?? "Example")), pre);
 }
 
 // ---- Schemas ----
@@ -192,39 +150,54 @@ function table(heads, rows) {
 function contents() {
   const link = (id, text) => el("li", null, el("a", { href: "#" + id }, text));
   return [
-    el("ul", null, link("overview", "Overview"), link("authentication", "Authentication")),
+    el("ul", null, link("overview", "Overview")),
     ...tags().flatMap((tag) => [
       el("h2", null, tag.name),
       el("ul", null, operations(tag).map(({ operationId, summary }) => link(operationId, summary))),
     ]),
+    el("h2", null, "All operations"),
+    el("ul", null, link("all", "In general"), link("authentication", "Authentication")),
     el("h2", null, "Schemas"),
     el("ul", null, Object.keys(api.components.schemas).map((name) => link("schema-" + name, name))),
   ];
 }
 
+// reference has what can be tried before what there is to say about all of it.
 function reference() {
+  const [lead, rest] = leadOf(api.info.description);
   return [
-    el("section", { id: "overview" }, el("h1", null, api.info.title), prose(api.info.description)),
-    el("section", { id: "authentication" },
-      el("h2", null, "Authentication"),
-      Object.values(api.components.securitySchemes).flatMap(({ description }) => prose(description))),
+    el("section", { id: "overview" }, el("h1", null, api.info.title), prose(lead)),
     ...tags().flatMap((tag) => [
       el("h2", null, tag.name),
-      ...prose(tag.description),
       ...operations(tag).map(operationSection),
     ]),
+    el("section", { id: "all" }, el("h2", null, "All operations"), prose(rest)),
+    el("section", { id: "authentication" },
+      el("h3", null, "Authentication"),
+      Object.values(api.components.securitySchemes).flatMap(({ description }) => prose(description))),
     el("h2", null, "Schemas"),
     ...Object.entries(api.components.schemas).map(schemaSection),
   ];
+}
+
+// foldContents has the contents open where there is room for them beside the
+// text.
+function foldContents() {
+  const wide = matchMedia("(min-width: 60rem)");
+  const fold = () => { document.getElementById("contents-box").open = wide.matches; };
+  wide.addEventListener("change", fold);
+  document.getElementById("contents").addEventListener("click", () => wide.matches || fold());
+  fold();
 }
 
 async function show() {
   const response = await fetch("openapi.json");
   if (!response.ok) throw new Error(`openapi.json: status ${response.status}`);
   api = await response.json();
-  document.title = `${api.info.title} · API reference`;
+  foldContents();
   document.getElementById("contents").replaceChildren(...contents());
   document.getElementById("reference").replaceChildren(...reference());
+  await begin();
   if (location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
 }
 

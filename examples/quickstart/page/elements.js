@@ -6,3 +6,13 @@ export function el(name, attributes, ...children) {
   element.append(...children.flat(Infinity));
   return element;
 }
+
+// arrange makes these items the children of an element, and moves none that is
+// in its place.
+export function arrange(element, items) {
+  const wanted = new Set(items);
+  [...element.children].filter((child) => !wanted.has(child)).forEach((child) => child.remove());
+  items.forEach((item, i) => {
+    if (element.children[i] !== item) element.insertBefore(item, element.children[i] ?? null);
+  });
+}

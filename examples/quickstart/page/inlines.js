@@ -1,16 +1,61 @@
 // The inside of a paragraph, as CommonMark reads it: emphasis, code, links,
 // line breaks. Text becomes a list of nodes. A node is a string or an object
 //
-//   {type: "em" | "strong" | "code" | "link" | "break", children, href, title}
+//   {type: "em" | "strong" | "del" | "code" | "link" | "break", children, href, title}
 //
-// HTML and pictures are no part of it: HTML stays the text that it is, and a
-// picture becomes a link to it.
+// HTML and pictures are no part of it: HTML stays the text that it is, but for
+// <br> in tables, which have no other way to break a line, and a picture becomes
+// a link to it.
 
-// readInlines reads text. Where the text is still arriving, what has been
-// opened and not closed yet counts as closed at the end, so that half of
-// "**bold**" is bold already.
-export function readInlines(text, arriving = false) {
-  return new InlineReader(arriving ? withoutLooseEnd(text) : text).read(arriving);
+// Text that is longer than this, in characters, becomes a list of pieces,
+// {type: "piece", children}, each of which starts on a line of its own. Without
+// them, a browser would lay all of a paragraph out again for each word of it.
+const longest = 4096;
+
+// An InlineText reads text that grows. A piece of it is read once.
+export class InlineText {
+  #isCell;
+  #pieces = [];
+  #read = ""; // the text of the pieces
+
+  constructor({ isCell = false } = {}) {
+    this.#isCell = isCell;
+  }
+
+  // read reads all of a text. Where it is still arriving, what has been opened
+  // and not closed yet counts as closed at the end, so that half of "**bold**" is
+  // bold already.
+  read(text, arriving = false) {
+    if (!text.startsWith(this.#read)) {
+      this.#pieces = [];
+      this.#read = "";
+    }
+    let at = this.#read.length;
+    while (text.length - at > longest) {
+      const { children, length } = readPiece(text.slice(at, at + longest), this.#isCell);
+      this.#pieces.push({ type: "piece", cut: "next", children });
+      at += length;
+    }
+    this.#read = text.slice(0, at);
+    const children = readInlines(text.slice(at), arriving, this.#isCell);
+    return this.#pieces.length > 0 ? [...this.#pieces, { type: "piece", cut: "last", children }] : children;
+  }
+}
+
+function readInlines(text, arriving, isCell) {
+  if (!hasMark.test(text)) return text === "" ? [] : [text];
+  return new InlineReader(arriving ? withoutLooseEnd(text) : text, isCell).read(arriving);
+}
+
+// readPiece reads the beginning of a text, and says how many characters that is:
+// up to the last space at which nothing is open, if there is one in the second
+// half.
+function readPiece(text, isCell) {
+  const piece = new InlineReader(text, isCell).readClosed(text.length / 2);
+  if (piece) return piece;
+  const space = Math.max(text.lastIndexOf(" "), text.lastIndexOf("\n")) + 1;
+  const length = space > text.length / 2 ? space : text.length - isHighSurrogate(text.charCodeAt(text.length - 1));
+  return { children: readInlines(text.slice(0, length), false, isCell), length };
 }
 
 // withoutLooseEnd leaves out what may become a mark, or an address, with the
@@ -18,7 +63,7 @@ export function readInlines(text, arriving = false) {
 function withoutLooseEnd(text) {
   text = text.replace(/!?\[([^[\]\n]*)(\]\([^\s()]*)?$/, "$1");
   let end = text.length;
-  while ("*_`".includes(text[end - 1])) end--;
+  while ("*_`~".includes(text[end - 1])) end--;
   return text.slice(0, end);
 }
 
@@ -27,25 +72,33 @@ function withoutLooseEnd(text) {
 const deepest = 24;
 
 const punctuation = /[\p{P}\p{S}]/u;
-const plain = /[^\\`*_[\]!<&\nhH]+/y;
+const plain = /(?:[^\\`*_~[\]!<&\nhH]+|h(?!ttps?:))+/iy;
+const hasMark = /[\\`*_~[\]!<&\nhH]/;
 const escape = /\\([!-/:-@[-`{-~])/y;
 const lineBreak = /( {2,}|\\)? ?\n[ \t]*/y;
 const backticks = /`+/y;
 const entity = /&(?:#([0-9]{1,7})|#[xX]([0-9a-fA-F]{1,6})|([a-zA-Z]{2,6}));/y;
 const addressInBrackets = /<(https?:[^\s<>]*)>/iy;
+const lineBreakInCell = /<br\s*\/?>/iy;
 const bareAddress = /https?:\/\/[^\s<>[\]"`]{1,2000}/iy;
 
 const entities = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", hellip: "…", ndash: "–", mdash: "—" };
+
+// Most marks open and close nothing, or one thing.
+const none = Object.freeze([]);
 
 class InlineReader {
   // Tokens are strings, finished nodes, and runs of delimiters, in the order of
   // the text. What a run or a bracket turns out to open and close is noted on it.
   #tokens = [];
+  #places = []; // where each of them begins
   #brackets = []; // indices of those that may still open a link
+  #doubtful = Infinity; // index of the first that the text may end in the middle of
   #ticks; // where runs of backticks stand, by their length
 
-  constructor(text) {
+  constructor(text, isCell) {
     this.text = text;
+    this.isCell = isCell;
     this.at = 0;
   }
 
@@ -56,15 +109,46 @@ class InlineReader {
     return this.#tree();
   }
 
+  // readClosed reads up to the last space at which nothing is open, and returns
+  // null if there is none behind the first so many characters.
+  readClosed(from) {
+    while (this.at < this.text.length) this.#readOne();
+    const open = this.#pairEmphasis(0);
+    const unclosed = this.#tokens.findIndex((token) => token.unclosed);
+    const end = Math.min(...[open[0], this.#brackets[0], this.#doubtful, this.#tokens.length].filter((index) => index >= 0), unclosed < 0 ? Infinity : unclosed);
+    let depth = 0;
+    let last = -1;
+    for (let i = 0; i < end; i++) {
+      const token = this.#tokens[i];
+      if (depth === 0 && typeof token === "string" && /\s/.test(token) && this.#endOf(i) > from) last = i;
+      depth += (token.opens?.length ?? 0) - (token.closes?.length ?? 0);
+    }
+    return last < 0 ? null : this.#cutAfterSpace(last);
+  }
+
+  #cutAfterSpace(index) {
+    const token = this.#tokens[index];
+    const isPlain = this.#endOf(index) - this.#places[index] === token.length;
+    const kept = isPlain ? /\s(?=\S*$)/.exec(token).index + 1 : token.length;
+    const length = isPlain ? this.#places[index] + kept : this.#endOf(index);
+    this.#tokens.length = index;
+    this.#tokens.push(token.slice(0, kept));
+    return { children: this.#tree(), length };
+  }
+
+  #endOf(index) {
+    return this.#places[index + 1] ?? this.text.length;
+  }
+
   #readOne() {
     const char = this.text[this.at];
     switch (char) {
       case "`": return this.#readCode();
-      case "*": case "_": return this.#readRun(char);
+      case "*": case "_": case "~": return this.#readRun(char);
       case "[": return this.#openBracket("[");
       case "!": return this.text[this.at + 1] === "[" ? this.#openBracket("![") : this.#take(1);
       case "]": return this.#closeBracket();
-      case "<": return this.#readAddressInBrackets() || this.#take(1);
+      case "<": return this.#readBreakInCell() || this.#readAddressInBrackets() || this.#take(1);
       case "h": case "H": return this.#readBareAddress() || this.#take(1);
       case "&": return this.#readEntity() || this.#take(1);
       case "\n": case "\\": return this.#readBreak() || this.#readEscape() || this.#take(1);
@@ -75,6 +159,7 @@ class InlineReader {
   // put has a token stand for a number of characters.
   #put(token, length) {
     this.#tokens.push(token);
+    this.#places.push(this.at);
     this.at += length;
     return true;
   }
@@ -104,6 +189,11 @@ class InlineReader {
     return match && this.#put(match[1] ? { type: "break" } : "\n", match[0].length);
   }
 
+  #readBreakInCell() {
+    const match = this.isCell && this.#match(lineBreakInCell);
+    return match && this.#put({ type: "break" }, match[0].length);
+  }
+
   #readEscape() {
     const match = this.#match(escape);
     return match && this.#put(match[1], match[0].length);
@@ -121,7 +211,7 @@ class InlineReader {
     const { length } = this.#match(backticks)[0];
     const start = this.at + length;
     const end = this.#nextTicks(length, start);
-    if (end === undefined) return this.#put({ unclosed: start, literal: "`".repeat(length), opens: [], closes: [] }, length);
+    if (end === undefined) return this.#put({ unclosed: start, literal: "`".repeat(length), opens: none, closes: none }, length);
     this.#put(codeNode(this.text.slice(start, end)), end + length - this.at);
   }
 
@@ -130,10 +220,10 @@ class InlineReader {
   #nextTicks(length, from) {
     if (!this.#ticks) {
       this.#ticks = new Map();
-      for (const match of this.text.matchAll(/`+/g)) {
-        const places = this.#ticks.get(match[0].length) ?? [];
-        places.push(match.index);
-        this.#ticks.set(match[0].length, places);
+      for (let end, at = this.text.indexOf("`"); at >= 0; at = this.text.indexOf("`", end)) {
+        for (end = at + 1; this.text[end] === "`"; end++);
+        if (!this.#ticks.has(end - at)) this.#ticks.set(end - at, []);
+        this.#ticks.get(end - at).push(at);
       }
       this.#ticks.forEach((places) => places.reverse());
     }
@@ -148,6 +238,7 @@ class InlineReader {
     let end = this.at + 1;
     while (this.text[end] === char) end++;
     const length = end - this.at;
+    if (char === "~" && length !== 2) return this.#take(length);
     const before = characterBefore(this.text, this.at);
     const after = String.fromCodePoint(this.text.codePointAt(end) ?? 32);
     const spaceBefore = isSpace(before), spaceAfter = isSpace(after);
@@ -162,8 +253,8 @@ class InlineReader {
       canOpen: left && (!inWord || !right || markBefore),
       canClose: right && (!inWord || !left || markAfter),
       insideWord: !spaceBefore && !markBefore,
-      opens: [], // innermost first
-      closes: [],
+      opens: none, // innermost first
+      closes: none,
     }, length);
   }
 
@@ -194,9 +285,9 @@ class InlineReader {
       openers.length = place + 1;
       const opener = this.#tokens[openers[place]];
       const width = opener.left >= 2 && closer.left >= 2 ? 2 : 1;
-      const node = { type: width === 2 ? "strong" : "em" };
-      opener.opens.push(node);
-      closer.closes.push(node);
+      const node = { type: typeOf(closer.char, width) };
+      opener.opens = [...opener.opens, node];
+      closer.closes = [...closer.closes, node];
       opener.left -= width;
       closer.left -= width;
       if (opener.left === 0) openers.pop();
@@ -206,17 +297,17 @@ class InlineReader {
   // closeAtEnd has the end of the text close what is open. A single star
   // inside a word is rather a sign for "times".
   #closeAtEnd(openers) {
-    const end = { literal: "", opens: [], closes: [] };
+    const end = { literal: "", opens: none, closes: [] };
     const close = (run, type) => {
       const node = { type };
-      run.opens.push(node);
+      run.opens = [...run.opens, node];
       end.closes.push(node);
     };
     const code = this.#tokens.findIndex(({ unclosed }) => unclosed && /\S/.test(this.text[unclosed] ?? ""));
     for (const index of openers.reverse()) {
       const run = this.#tokens[index];
       if (code >= 0 && index > code) continue;
-      for (; run.left >= 2; run.left -= 2) close(run, "strong");
+      for (; run.left >= 2; run.left -= 2) close(run, typeOf(run.char, 2));
       if (run.left === 0 || run.insideWord) continue;
       close(run, "em");
       run.left = 0;
@@ -233,23 +324,26 @@ class InlineReader {
 
   #openBracket(mark) {
     this.#brackets.push(this.#tokens.length);
-    this.#put({ literal: mark, opens: [], closes: [] }, mark.length);
+    this.#put({ literal: mark, opens: none, closes: none }, mark.length);
   }
 
   #closeBracket() {
     const index = this.#brackets.pop();
     const target = index === undefined ? null : readTarget(this.text, this.at + 1);
     const href = target && webAddress(target.href);
-    if (!href) return this.#take(1);
+    if (!href) {
+      if (index !== undefined && this.text[this.at + 1] === "(") this.#doubtful = Math.min(this.#doubtful, index);
+      return this.#take(1);
+    }
     const link = { type: "link", href, title: target.title };
     const bracket = this.#tokens[index];
     bracket.literal = "";
-    bracket.opens.push(link);
+    bracket.opens = [link];
     this.#pairEmphasis(index + 1);
     for (const token of this.#tokens.slice(index + 1)) {
       if (token.left) token.inert = true; // it has no partner outside of the link
     }
-    this.#put({ literal: "", opens: [], closes: [link] }, target.end - this.at);
+    this.#put({ literal: "", opens: none, closes: [link] }, target.end - this.at);
     this.#brackets = []; // links do not nest
   }
 
@@ -289,7 +383,7 @@ class InlineReader {
       }
       token.closes.forEach((node) => { if (open.at(-1) === node) open.pop(); });
       add(token.literal ?? token.char.repeat(token.left));
-      token.opens.reverse().forEach((node) => {
+      token.opens.toReversed().forEach((node) => {
         if (open.length > deepest) return;
         node.children = [];
         add(node);
@@ -298,6 +392,11 @@ class InlineReader {
     }
     return root.children;
   }
+}
+
+function typeOf(char, width) {
+  if (char === "~") return "del";
+  return width === 2 ? "strong" : "em";
 }
 
 function areAPair(opener, closer) {
@@ -383,6 +482,10 @@ function characterBefore(text, at) {
   if (at === 0) return " ";
   const low = text.charCodeAt(at - 1);
   return low >= 0xdc00 && low <= 0xdfff ? text.slice(at - 2, at) : text[at - 1];
+}
+
+function isHighSurrogate(code) {
+  return code >= 0xd800 && code <= 0xdbff;
 }
 
 function isSpace(char) {

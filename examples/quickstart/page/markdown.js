@@ -2,15 +2,18 @@
 // blocks. A block is an object
 //
 //   {type, children}   with a type of "paragraph", "heading" (level), "quote",
-//                      "list" (ordered, start, loose), "item", "table", "row"
+//                      "list" (ordered, start, loose), "item" (task: "to do"
+//                      or "done", or nothing), "table", "row"
 //                      (head), "cell" (align, head) or "rule",
-//   {type: "listing", language, text}
+//   {type: "listing", language, lines}
 //
-// Its children are blocks, or what inlines.js makes of text.
+// Its children are blocks, or what inlines.js makes of text. Of many children,
+// each hundred is a block of its own: {type: "part", children}, or one of several
+// lists or tables, with a cut of "first", "next" or "last".
 //
 // HTML is no part of it, and stays the text that it is.
 
-import { readInlines, unescape } from "./inlines.js";
+import { InlineText, unescape } from "./inlines.js";
 
 // A MarkdownReader reads text that grows. Each line is read once, when it is
 // complete, and a block that nothing can change any more stays the same object.
@@ -32,6 +35,18 @@ export class MarkdownReader {
     linesOf(text.slice(this.#complete), arriving).forEach((line) => ahead.read(line));
     return ahead.finish(arriving);
   }
+}
+
+// plainText is what Markdown says, without its marks.
+export function plainText(text) {
+  return new MarkdownReader().read(text).map((block) => [...textsOf(block)].join("")).join("\n");
+}
+
+// textsOf yields the texts of a node, in their order.
+export function* textsOf(node) {
+  if (typeof node === "string") yield node;
+  else if (node.type === "listing") yield node.lines.join("\n");
+  else for (const child of node.children ?? []) yield* textsOf(child);
 }
 
 function linesOf(text, arriving) {
@@ -93,8 +108,41 @@ class Cursor {
   }
 }
 
+// A browser looks at all children of an element when there is one more. So many
+// are together at the most.
+const together = 100;
+
+// Parts cuts a list of children that grows, and keeps the parts that have not
+// changed.
+class Parts {
+  #parts = [];
+
+  // cut makes blocks of up to so many children each, with make(children, first).
+  cut(children, make) {
+    const parts = [];
+    for (let first = 0; first < children.length; first += together) {
+      const part = make(children.slice(first, first + together), first);
+      const known = this.#parts[parts.length];
+      parts.push(known && isSame(known, part) ? known : part);
+    }
+    this.#parts = parts;
+    return parts;
+  }
+}
+
+function isSame(a, b) {
+  return Object.keys(b).every((key) => a[key] === b[key] || (key === "children" && a.children.length === b.children.length && a.children.every((child, i) => child === b.children[i])));
+}
+
+// placeOf says which part of how many children it is that begins with the first.
+function placeOf(first, count) {
+  if (count <= together) return "";
+  if (first === 0) return "first";
+  return first + together < count ? "next" : "last";
+}
+
 class BlockReader {
-  #root = { type: "root", children: [] };
+  #root = { type: "root", children: [], parts: new Parts() };
   #open = [this.#root]; // from the outermost to the innermost open block
   #number = 0; // of the line
 
@@ -187,12 +235,12 @@ class BlockReader {
     if (cursor.isBlank) return null;
     if (next[0] === ">" && depth < deepest) {
       skipQuoteMark(cursor);
-      return this.#add(depth, { type: "quote", children: [] });
+      return this.#add(depth, { type: "quote", children: [], parts: new Parts() });
     }
     const heading = /^(#{1,6})(?:[ \t]+(.*))?$/s.exec(next);
     if (heading) {
       cursor.skip(Infinity);
-      return this.#add(depth, { type: "heading", level: heading[1].length, lines: [withoutClosingMarks(heading[2] ?? "")], closed: true });
+      return this.#add(depth, { type: "heading", level: heading[1].length, lines: [withoutClosingMarks(heading[2] ?? "")], inside: new InlineText(), closed: true });
     }
     const fence = /^(`{3,})([^`]*)$|^(~{3,})(.*)$/s.exec(next);
     if (fence) {
@@ -232,10 +280,10 @@ class BlockReader {
     cursor.skip(cursor.isBlank ? 0 : spaces);
     const kind = delimiter ?? mark;
     if (container.type !== "list" || container.kind !== kind) {
-      this.#add(depth, { type: "list", kind, ordered: number !== undefined, start: Number(number ?? 1), children: [] });
+      this.#add(depth, { type: "list", kind, ordered: number !== undefined, start: Number(number ?? 1), children: [], parts: new Parts() });
       depth = this.#open.length;
     }
-    return this.#add(depth, { type: "item", width: indent + mark.length + spaces, children: [] });
+    return this.#add(depth, { type: "item", width: indent + mark.length + spaces, children: [], parts: new Parts() });
   }
 
   // add closes what is open inside of the first depth blocks, and opens a block.
@@ -262,7 +310,7 @@ class BlockReader {
     const head = cells(paragraph.lines.at(-1));
     if (alignments.includes(undefined) || head.length !== alignments.length || alignments.length > mostColumns) return null;
     if (!delimiters.includes("|") && !paragraph.lines.at(-1).includes("|")) return null;
-    const table = { type: "table", alignments, lines: [paragraph.lines.pop()], rows: [], first: this.#number - 1 };
+    const table = { type: "table", alignments, lines: [paragraph.lines.pop()], rows: [], parts: new Parts(), first: this.#number - 1 };
     const parent = this.#open.at(-2);
     this.#open.pop();
     if (paragraph.lines.length === 0) parent.children.pop();
@@ -283,7 +331,8 @@ class BlockReader {
     } else if (block.type === "paragraph") {
       this.#addLine(block, cursor.next);
     } else if (!cursor.isBlank) {
-      this.#addLine(this.#add(this.#open.length, { type: "paragraph", lines: [] }), cursor.next);
+      const beginsItem = block.type === "item" && block.children.length === 0;
+      this.#addLine(this.#add(this.#open.length, { type: "paragraph", lines: [], beginsItem, inside: new InlineText() }), cursor.next);
     }
     while (this.#open.at(-1).closed) this.#open.pop();
   }
@@ -299,7 +348,7 @@ class BlockReader {
   }
 
   finish(arriving) {
-    return this.#root.children.map((block) => finished(block, this.#open, arriving));
+    return childrenOf(this.#root, this.#open, arriving);
   }
 }
 
@@ -358,40 +407,75 @@ function alignment(text) {
 
 function row(line, alignments, head, arriving) {
   const texts = cells(line);
-  const children = alignments.map((align, i) => ({ type: "cell", align, head, children: readInlines(texts[i] ?? "", arriving) }));
+  const children = alignments.map((align, i) => ({ type: "cell", align, head, children: new InlineText({ isCell: true }).read(texts[i] ?? "", arriving) }));
   return { type: "row", head, children };
 }
 
 // ---- Finished blocks ----
 
-// finished is a block as a reader of this file knows it. A block that is not
-// open any more is finished once. The innermost open one of a text that is still
-// arriving may be in the middle of something.
+// finished is a block as a reader of this file knows it: a list of one, or more
+// where it is cut. A block that is not open any more is finished once. The
+// innermost open one of a text that is still arriving may be in the middle of
+// something.
 function finished(block, open, arriving) {
   if (block.finished) return block.finished;
-  const node = nodeOf(block, open, arriving);
-  if (!open.includes(block)) block.finished = node;
-  return node;
+  const nodes = nodesOf(block, open, arriving);
+  if (!open.includes(block)) block.finished = nodes;
+  return nodes;
 }
 
-function nodeOf(block, open, arriving) {
+function nodesOf(block, open, arriving) {
   const { type } = block;
   const growing = arriving && block === open.at(-1);
   switch (type) {
     case "rule":
-      return { type, children: [] };
+      return [{ type, children: [] }];
     case "code":
-      return { type: "listing", language: block.language ?? "", text: codeText(block) };
+      return [{ type: "listing", language: block.language ?? "", lines: codeLines(block) }];
     case "heading":
-      return { type, level: block.level, children: readInlines(block.lines.join("\n").trim(), growing) };
+      return [{ type, level: block.level, children: inside(block, growing) }];
     case "table":
-      return { type, children: tableRows(block, growing) };
+      return tables(block, growing);
     case "paragraph":
-      return (growing && tableToBe(block)) || { type, children: readInlines(block.lines.join("\n").trim(), growing) };
+      return [(growing && tableToBe(block)) || { type, children: inside(block, growing) }];
+    case "list":
+      return lists(block, open, arriving);
   }
-  const children = block.children.map((child) => finished(child, open, arriving));
-  if (type !== "list") return { type, children };
-  return { type, ordered: block.ordered, start: block.start, loose: isLoose(block), children };
+  return [{ type, ...taskIn(block), children: childrenOf(block, open, arriving) }];
+}
+
+// taskIn says of an item whether it is a task, and done.
+function taskIn({ type, children }) {
+  const mark = type === "item" && children[0]?.type === "paragraph" && taskMark.exec(children[0].lines[0]);
+  return mark ? { task: mark[1] === " " ? "to do" : "done" } : {};
+}
+
+const taskMark = /^\[([ xX])\]\s+(?=\S)/;
+const taskMarkToBe = /^\[(?:[ xX]?|[ xX]\]\s*)$/;
+
+function childrenOf({ children, parts }, open, arriving) {
+  const nodes = children.flatMap((child) => finished(child, open, arriving));
+  return nodes.length > together ? parts.cut(nodes, (children, first) => ({ type: "part", cut: placeOf(first, nodes.length), children })) : nodes;
+}
+
+function lists(list, open, arriving) {
+  const { ordered, start, parts } = list;
+  const loose = isLoose(list);
+  const items = list.children.flatMap((child) => finished(child, open, arriving));
+  return parts.cut(items, (children, first) => ({ type: "list", ordered, start: start + first, loose, cut: placeOf(first, items.length), children }));
+}
+
+function tables(table, growing) {
+  const rows = tableRows(table, growing);
+  return table.parts.cut(rows, (children, first) => ({ type: "table", cut: placeOf(first, rows.length), children }));
+}
+
+// inside reads the text of a block. What it has read before, perhaps as that of
+// a copy of the block, it does not read again.
+function inside({ type, lines, beginsItem, inside }, growing) {
+  const text = lines.join("\n").trim();
+  if (type !== "paragraph" || !beginsItem) return inside.read(text, growing);
+  return inside.read(growing && taskMarkToBe.test(text) ? "" : text.replace(taskMark, ""), growing);
 }
 
 // tableRows reads each line once, but for the last, which may still grow.
@@ -407,12 +491,11 @@ function tableToBe({ lines }) {
   return length > 1 && length <= mostColumns && { type: "table", children: [row(lines[0], Array(length).fill(""), true, true)] };
 }
 
-function codeText({ fence, lines }) {
-  if (!fence) {
-    lines = lines.slice(lines.findIndex((line) => line.trim() !== ""));
-    while (lines.length > 0 && lines.at(-1).trim() === "") lines.pop();
-  }
-  return lines.map((line) => line + "\n").join("");
+function codeLines({ fence, lines }) {
+  if (fence) return [...lines];
+  lines = lines.slice(lines.findIndex((line) => line.trim() !== ""));
+  while (lines.length > 0 && lines.at(-1).trim() === "") lines.pop();
+  return lines;
 }
 
 // isLoose reports whether blank lines stand between the items of a list, or

@@ -1,8 +1,9 @@
 // Shows Markdown with elements that are made one by one, never from HTML text,
 // so nothing in it can be more than text, and links to http and https.
 
-import { MarkdownReader } from "./markdown.js";
-import { copyButton } from "./copying.js";
+import { MarkdownReader, textsOf } from "./markdown.js";
+import { codeFigure, updateCode } from "./code.js";
+import { directionOf } from "./direction.js";
 import { el } from "./elements.js";
 
 // A MarkdownText shows text in an element. Text that arrives is shown as often
@@ -11,8 +12,7 @@ import { el } from "./elements.js";
 export class MarkdownText {
   #element;
   #reader = new MarkdownReader();
-  #shown = []; // blocks
-  #held = null; // the block that grows, with the direction that it has so far
+  #blocks = [];
 
   constructor(element) {
     this.#element = element;
@@ -20,65 +20,75 @@ export class MarkdownText {
 
   show(text, { arriving = false } = {}) {
     const blocks = this.#reader.read(text, arriving);
-    if (arriving) this.#holdDirection();
-    patch(this.#element, this.#shown, blocks, directed);
-    this.#shown = blocks;
-    if (!arriving || this.#element.lastElementChild !== this.#held) this.#releaseDirection();
-  }
-
-  // holdDirection keeps the block that grows in the direction of its first
-  // letter: with dir="auto", Chromium looks again for each node that is added.
-  #holdDirection() {
-    const last = this.#element.lastElementChild;
-    if (last?.dir !== "auto" || !/\p{L}/u.test(last.textContent)) return;
-    last.dir = last.matches(":dir(rtl)") ? "rtl" : "ltr";
-    this.#held = last;
-  }
-
-  #releaseDirection() {
-    if (this.#held) this.#held.dir = "auto";
-    this.#held = null;
+    patch(this.#element, this.#blocks, blocks);
+    direct(this.#element, this.#blocks, blocks);
+    this.#blocks = blocks;
   }
 
   clear() {
     this.#element.replaceChildren();
-    this.#held = null;
     this.#reader = new MarkdownReader();
-    this.#shown = [];
+    this.#blocks = [];
   }
+}
+
+// direct has each of the blocks run as its own text does.
+function direct(parent, old, fresh) {
+  fresh.forEach((block, i) => {
+    if (block === old[i]) return;
+    const element = parent.children[i];
+    if (block.type === "part") return direct(element, old[i]?.children ?? [], block.children);
+    const direction = block.type === "listing" ? "ltr" : directionOf(textsOf(block));
+    if (element.dir !== direction) element.dir = direction; // setting it costs a look at all that is inside
+  });
 }
 
 // patch makes the children of an element show the new nodes where they showed
 // the old ones.
-function patch(parent, old, fresh, makeOne = made) {
+function patch(parent, old, fresh) {
   const shared = Math.min(old.length, fresh.length);
   for (let i = 0; i < shared; i++) {
-    if (old[i] === fresh[i]) continue;
+    if (isSame(old[i], fresh[i])) continue;
     const child = parent.childNodes[i];
     if (isOfAKind(old[i], fresh[i])) update(child, old[i], fresh[i]);
-    else child.replaceWith(makeOne(fresh[i]));
+    else child.replaceWith(typeof fresh[i] === "string" ? fresh[i] : made(fresh[i]));
   }
   for (let i = old.length; i > shared; i--) parent.lastChild.remove();
-  if (fresh.length > shared) parent.append(together(fresh.slice(shared), makeOne));
+  if (fresh.length === shared) return;
+  const fragment = document.createDocumentFragment();
+  fill(fragment, fresh.slice(shared));
+  parent.append(fragment); // in one step
 }
 
-// together makes nodes that can be added in one step. They may be more than a
-// function takes arguments.
-function together(nodes, makeOne) {
-  const fragment = document.createDocumentFragment();
-  nodes.forEach((node) => fragment.append(makeOne(node)));
-  return fragment;
+function fill(element, nodes) {
+  if (nodes.length === 1 && typeof nodes[0] === "string") {
+    element.textContent = nodes[0];
+    return;
+  }
+  for (const node of nodes) {
+    if (typeof node === "string") element.append(node); // without an object for it, which would take as long as the rest
+    else element.appendChild(made(node));
+  }
 }
 
 // Nodes of a kind differ in nothing but their children, or their text.
 function isOfAKind(a, b) {
   if (typeof a === "string" || typeof b === "string") return typeof a === typeof b;
-  return ["type", "level", "language", "ordered", "start", "loose", "align", "head", "href", "title"].every((key) => a[key] === b[key]);
+  return a.type === b.type && a.level === b.level && a.language === b.language && a.ordered === b.ordered && a.start === b.start
+    && a.task === b.task && a.align === b.align && a.head === b.head && a.href === b.href && a.title === b.title;
+}
+
+// isSame spares the elements, which take much longer to look at than nodes.
+function isSame(a, b) {
+  if (a === b) return true;
+  return Boolean(a.children) && isOfAKind(a, b) && a.loose === b.loose && a.cut === b.cut
+    && a.children.length === b.children.length && a.children.every((child, i) => isSame(child, b.children[i]));
 }
 
 function update(child, old, fresh) {
   if (typeof fresh === "string") return updateText(child, old, fresh);
-  if (fresh.type === "listing") return updateText(codeIn(child).firstChild, old.text, fresh.text);
+  if (fresh.type === "listing") return updateCode(child, fresh);
+  if (old.loose !== fresh.loose || old.cut !== fresh.cut) child.className = classOf(fresh);
   patch(contentOf(child), old.children ?? [], fresh.children ?? []);
 }
 
@@ -91,52 +101,43 @@ function updateText(node, old, fresh) {
 // ---- Elements ----
 
 function made(node) {
-  if (typeof node === "string") return document.createTextNode(node);
   const element = make[node.type](node);
-  if (node.children) contentOf(element).append(together(node.children, made));
-  return element;
-}
-
-// directed makes a block that runs from left to right, or from right to left,
-// as its own text does. It learns that last: until then, each child would have
-// the browser look again.
-function directed(node) {
-  const element = made(node);
-  element.dir ||= "auto";
+  if (node.children) fill(contentOf(element), node.children);
   return element;
 }
 
 // contentOf is where the children of a node go: a table stands in a box that
 // scrolls.
 function contentOf(element) {
-  return element.matches(".table") ? element.firstChild : element;
+  return element.localName === "div" && element.classList.contains("table") ? element.firstChild : element;
 }
 
 const make = {
-  paragraph: () => el("p"),
+  paragraph: () => document.createElement("p"),
   heading: ({ level }) => el("h" + Math.min(6, level + 2), { class: "h" + level }), // below the page's own headings
   quote: () => el("blockquote"),
   rule: () => el("hr"),
-  list: ({ ordered, start, loose }) => el(ordered ? "ol" : "ul", { ...(ordered && { start }), class: loose ? "loose" : "tight" }),
-  item: () => el("li"),
-  table: () => el("div", { class: "table", tabindex: 0, role: "group", "aria-label": "Table" }, el("table")),
-  row: () => el("tr"),
+  part: (node) => el("div", { class: classOf(node) }),
+  list: (node) => el(node.ordered ? "ol" : "ul", { ...(node.ordered && { start: node.start }), class: classOf(node) }),
+  item: ({ task }) => (task ? el("li", { class: task === "done" ? "task done" : "task" }) : document.createElement("li")),
+  table: (node) => el("div", { class: classOf(node), tabindex: 0, role: "group", "aria-label": "Table" }, el("table")),
+  row: () => document.createElement("tr"),
   cell: ({ head, align }) => el(head ? "th" : "td", { ...(head && { scope: "col" }), ...(align && { class: align }) }),
-  listing: codeBlock,
-  code: () => el("code"),
-  em: () => el("em"),
-  strong: () => el("strong"),
-  break: () => el("br"),
+  listing: codeFigure,
+  piece: ({ cut }) => el("span", { class: classOf({ type: "piece", cut }) }),
+  code: () => document.createElement("code"),
+  em: () => document.createElement("em"),
+  strong: () => document.createElement("strong"),
+  del: () => document.createElement("del"),
+  break: () => document.createElement("br"),
   link: ({ href, title }) => el("a", { href, target: "_blank", rel: "noopener noreferrer", ...(title && { title }) }),
 };
 
-function codeBlock({ language, text }) {
-  const code = el("code", { ...(language && { "data-language": language }) });
-  code.append(document.createTextNode(text));
-  const head = el("figcaption", {}, el("span", {}, language || "code"), copyButton(() => code.textContent));
-  return el("figure", { class: "code", dir: "ltr" }, head, el("pre", { tabindex: 0, role: "group", "aria-label": language ? `Code, ${language}` : "Code" }, code));
-}
+// A table of few columns keeps their widths over all parts.
+const fewColumns = 6;
 
-function codeIn(figure) {
-  return figure.querySelector("code");
+function classOf({ type, loose, cut, children }) {
+  const kind = type === "list" ? (loose ? "loose" : "tight") : type;
+  const even = type === "table" && children[0].children.length <= fewColumns ? " even" : "";
+  return cut ? `${kind} cut ${cut}${even}` : kind;
 }

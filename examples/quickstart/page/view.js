@@ -1,8 +1,11 @@
 // How a conversation looks.
 
 import { MarkdownText } from "./rendering.js";
+import { beginning } from "./questions.js";
 import { copyButton } from "./copying.js";
-import { noteOn, troubleWith } from "./words.js";
+import { arrange } from "./elements.js";
+import { directionOf } from "./direction.js";
+import { noteOn, secondsUntil, troubleWith } from "./words.js";
 
 const template = (id) => document.getElementById(id).content.firstElementChild.cloneNode(true);
 
@@ -12,43 +15,54 @@ const keepAlive = Number(document.querySelector("meta[name=keep-alive]").content
 // What is shown in so many milliseconds may be shown in every frame.
 const quick = 8;
 
+// So many characters more are shown at once. Of an answer of a hundred pages
+// the rest follows in the next frames, so that the reader is never locked out.
+const stride = 32_768;
+
 export class ConversationView {
   #conversation;
-  #page; // {edit(turn), focusComposer(), changed(view), announce(text)}
+  #page; // {ask(question), edit(turn), focusComposer(), changed(view), announce(text)}
   #shown = new Map(); // by the turn's id: how it looks
   #drawing = 0; // the frame that is asked for
-  #rested = 0; // when what has arrived may be shown again
+  #rested = 0; // when more may be shown
   #welcome;
+  #beginning;
+  #cleared = this.#clearedItem();
   element = template("conversation");
 
   constructor(conversation, page) {
     this.#conversation = conversation;
     this.#page = page;
     conversation.addEventListener("change", () => this.draw());
-    conversation.addEventListener("arrival", () => this.#drawSoon());
+    conversation.arrived = () => this.#drawSoon();
     conversation.addEventListener("tick", () => this.#shownTurn()?.tick(conversation.attempt));
     this.draw();
   }
 
-  // drawSoon shows what has arrived, at most once a frame: however fast it comes,
-  // the browser lays the page out once. What takes long to show is shown less
-  // often, so that most of the time is the reader's.
+  // drawSoon shows more, at most once a frame: however fast it comes, the browser
+  // lays the page out once. What takes long to show is shown less often, so that
+  // most of the time is the reader's.
   #drawSoon() {
     this.#drawing ||= requestAnimationFrame(() => {
       this.#drawing = 0;
-      if (!this.#conversation.attempt) return;
       const began = performance.now();
       if (began < this.#rested) return this.#drawSoon();
-      this.#shownTurn()?.arrive(this.#conversation.attempt);
+      if (this.#conversation.attempt) this.#shownTurn()?.arrive(this.#conversation.attempt);
+      this.#showMore();
       this.#page.changed(this);
-      const took = performance.now() - began;
-      this.#rested = began + took + 3 * Math.max(0, took - quick);
+      const now = performance.now();
+      this.#rested = this.#drawing ? now : now + 3 * Math.max(0, now - began - quick);
     });
   }
 
-  // spoken is what an answer says, without its marks and buttons.
-  spoken(turn) {
-    return this.#shown.get(turn.id)?.spoken() || "The answer is empty.";
+  // showMore shows what the stride allows, the last turns first: they are in
+  // sight.
+  #showMore() {
+    let room = stride;
+    for (const turn of [...this.#shown.values()].reverse()) {
+      room -= turn.showMore(room);
+      if (room <= 0) return this.#drawSoon();
+    }
   }
 
   #shownTurn() {
@@ -57,33 +71,35 @@ export class ConversationView {
 
   // draw shows the conversation as it is. Turns that look right are left alone.
   draw() {
-    const { turns, attempt, bot, cleared } = this.#conversation;
-    const shown = new Map(turns.map((turn) => [turn.id, this.#shown.get(turn.id) ?? new TurnView(turn, this.#conversation, this.#page)]));
+    const { turns, attempt, bot, undoable } = this.#conversation;
+    const shown = new Map(turns.map((turn) => [turn.id, this.#shown.get(turn.id) ?? new TurnView(turn, this.#conversation, this.#page, () => this.#undo())]));
+    this.#shown.forEach((view, id) => { if (!shown.has(id)) view.leave(); });
     this.#shown = shown;
-    turns.forEach((turn, i) => shown.get(turn.id).show(turn, attempt?.turn === turn ? attempt : null, i === turns.length - 1));
+    turns.forEach((turn, i) => shown.get(turn.id).show(turn, attempt?.turn === turn ? attempt : null, i === turns.length - 1, undoable?.turn?.id === turn.id ? undoable.done : ""));
     this.#welcome ??= bot.welcome_message ? welcome(bot) : [];
-    arrange(this.element, [this.#welcome, cleared?.length > 0 ? this.#undo() : [], [...shown.values()].map(({ items }) => items)].flat(2));
+    this.#beginning ??= beginning(bot, drawAvatar, this.#page.ask);
+    arrange(this.element, [this.#welcome, turns.length === 0 ? this.#beginning : [], undoable?.done === "cleared" ? this.#cleared : [], [...shown.values()].map(({ items }) => items)].flat(2));
+    this.#showMore();
     this.#page.changed(this);
   }
 
+  // markEdited marks the question of the turn that is being edited, or of none.
+  markEdited(turn) {
+    this.#shown.forEach(({ question }, id) => question.classList.toggle("edited", id === turn?.id));
+    this.element.querySelector(".edited")?.scrollIntoView({ block: "nearest" });
+  }
+
   #undo() {
+    this.#conversation.undo();
+    this.#page.announce("Undone.");
+    this.#page.focusComposer();
+  }
+
+  #clearedItem() {
     const item = template("cleared");
-    item.querySelector("button").addEventListener("click", () => {
-      this.#conversation.undo();
-      this.#page.focusComposer();
-    });
+    item.querySelector("button").addEventListener("click", () => this.#undo());
     return item;
   }
-}
-
-// arrange makes these items the children of an element, and moves none that is
-// in its place.
-function arrange(element, items) {
-  const wanted = new Set(items);
-  [...element.children].filter((child) => !wanted.has(child)).forEach((child) => child.remove());
-  items.forEach((item, i) => {
-    if (element.children[i] !== item) element.insertBefore(item, element.children[i] ?? null);
-  });
 }
 
 function welcome(bot) {
@@ -100,6 +116,12 @@ function messageItem(role, bot) {
   return item;
 }
 
+function showAsWritten(place, text) {
+  place.textContent = text;
+  place.classList.add("as-written");
+  place.dir = directionOf([text]);
+}
+
 // A TurnView shows a question and what came of it.
 class TurnView {
   #turn;
@@ -108,50 +130,52 @@ class TurnView {
   #question;
   #answer;
   #text; // of the answer
-  #soFar = ""; // what it shows
+  #wanted = { text: "", arriving: false }; // what it is to show
+  #soFar = ""; // what it shows of that
+  #open = false; // whether it shows that as the beginning of something longer
   #looks; // what the turn was like when it was drawn
+  #waiting; // the timer of a failure that counts down
 
-  constructor(turn, conversation, page) {
+  constructor(turn, conversation, page, undo) {
     this.#turn = turn;
     this.#conversation = conversation;
     this.#page = page;
     this.#question = messageItem("user", conversation.bot);
-    this.#showQuestion(turn.question);
+    showAsWritten(this.#question.querySelector(".text"), turn.question);
     this.#answer = messageItem("assistant", conversation.bot);
     this.#text = new MarkdownText(this.#answer.querySelector(".text"));
-    this.#addActions();
+    this.#addActions(undo);
   }
 
   get items() {
     return [this.#question, this.#answer];
   }
 
-  #showQuestion(text) {
-    const place = this.#question.querySelector(".text");
-    place.textContent = text;
-    place.classList.add("as-written");
-    place.dir = "auto";
+  get question() {
+    return this.#question;
   }
 
-  #addActions() {
+  #addActions(undo) {
     this.#question.querySelector(".actions").append(
       button("Edit", "edit", () => this.#page.edit(this.#turn)),
       copyButton(() => this.#turn.question));
     this.#find(".actions").append(
       copyButton(() => this.#turn.answer),
       button("Regenerate", "regenerate", () => this.#ask()));
+    this.#find(".replaced button").addEventListener("click", undo);
     this.#find(".silence button").addEventListener("click", () => this.#ask());
   }
 
   #ask() {
-    this.#conversation.ask(this.#turn);
+    this.#conversation.regenerate(this.#turn);
     this.#page.focusComposer();
   }
 
-  // show shows the turn at rest, or with an attempt to answer it.
-  show(turn, attempt, isLast) {
+  // show shows the turn at rest, or with an attempt to answer it. It may have
+  // replaced what undo brings back.
+  show(turn, attempt, isLast, replaced) {
     this.#turn = turn;
-    const looks = JSON.stringify([turn, isLast, attempt !== null]);
+    const looks = JSON.stringify([turn, isLast, attempt !== null, replaced]);
     if (looks === this.#looks) return;
     this.#looks = looks;
 
@@ -161,15 +185,17 @@ class TurnView {
     if (!attempt) this.#showText(turn.answer, turn.state === "partial"); // its marks stay open
     const trouble = attempt ? null : troubleWith(turn, isLast);
     const note = attempt || trouble ? "" : noteOn(turn);
-    this.#find(".failure")?.remove();
-    if (trouble) this.#answer.append(this.#failure(trouble, isLast));
+    this.#showFailure(trouble);
     this.#find(".note").textContent = note;
     this.#find(".actions").hidden = attempt !== null || (turn.state !== "whole" && turn.answer === "");
     this.#find(".regenerate").hidden = !isLast;
+    this.#find(".replaced").hidden = !replaced;
+    this.#find(".replaced-what").textContent = replaced === "edited" ? "Your edit took the place of what was here." : "The earlier answer was replaced.";
     this.#find(".progress").hidden = attempt === null;
     this.#find(".silence").hidden = true;
     this.#find(".elapsed").textContent = "";
     this.#question.querySelector(".edit").disabled = attempt !== null;
+    this.#question.querySelector(".edit").hidden = trouble !== null && turn.answer === ""; // the failure has one
     for (const item of this.items) item.classList.toggle("left-out", !isLast && turn.answer === "");
   }
 
@@ -185,16 +211,25 @@ class TurnView {
     this.#showText(attempt.text, true);
   }
 
-  spoken() {
-    const text = this.#find(".text").cloneNode(true);
-    text.querySelectorAll("figcaption").forEach((caption) => caption.remove());
-    return [...text.children].map((block) => block.textContent).join("\n");
+  #showText(text, arriving) {
+    this.#wanted = { text, arriving };
+    if (text.startsWith(this.#soFar)) return;
+    this.#text.clear();
+    this.#soFar = "";
   }
 
-  #showText(text, arriving) {
-    if (!text.startsWith(this.#soFar)) this.#text.clear();
-    this.#soFar = text;
-    this.#text.show(text, { arriving });
+  // showMore shows so many characters more of the text, if there are as many, and
+  // returns how many it had.
+  showMore(room) {
+    const { text, arriving } = this.#wanted;
+    const before = this.#soFar.length;
+    if (before === text.length && arriving === this.#open) return 0;
+    this.#soFar = text.slice(0, before + room);
+    const isFilling = this.#soFar.length < text.length;
+    this.#open = arriving || isFilling;
+    this.#text.show(this.#soFar, { arriving: this.#open });
+    this.#answer.classList.toggle("filling", isFilling);
+    return this.#soFar.length - before;
   }
 
   tick({ since, heard }) {
@@ -207,18 +242,38 @@ class TurnView {
     if (wasHidden && !silence.hidden) this.#page.announce("Nothing has come for a while. The connection may be lost.");
   }
 
-  #failure({ title, advice, requestID }, isLast) {
+  // leave is for a view that is not needed any more.
+  leave() {
+    clearTimeout(this.#waiting);
+  }
+
+  // showFailure is for the last turn.
+  #showFailure(trouble) {
+    this.#find(".failure")?.remove();
+    clearTimeout(this.#waiting);
+    if (trouble) this.#answer.append(this.#failure(trouble));
+  }
+
+  #failure({ title, requestID }) {
     const failure = template("failure");
     failure.querySelector(".failure-title").textContent = title;
-    failure.querySelector(".failure-advice").textContent = advice;
     failure.querySelector(".request-id").textContent = requestID && `Request ${requestID}`;
-    const again = failure.querySelector(".again");
-    again.hidden = !isLast;
-    again.addEventListener("click", () => this.#ask());
+    failure.querySelector(".again").addEventListener("click", () => this.#ask());
     const change = failure.querySelector(".change");
     change.hidden = this.#turn.answer !== "";
     change.addEventListener("click", () => this.#page.edit(this.#turn));
+    this.#countDown(failure);
     return failure;
+  }
+
+  // countDown offers another try when the server is ready for it.
+  #countDown(failure) {
+    const seconds = secondsUntil(this.#turn.failure?.until ?? 0);
+    failure.querySelector(".failure-advice").textContent = troubleWith(this.#turn, true).advice;
+    const again = failure.querySelector(".again");
+    again.disabled = seconds > 0;
+    again.textContent = seconds > 0 ? `Try again in ${duration(seconds)}` : "Try again";
+    if (seconds > 0) this.#waiting = setTimeout(() => this.#countDown(failure), 1000);
   }
 }
 
@@ -232,7 +287,9 @@ function button(label, name, act) {
 }
 
 function duration(seconds) {
-  return seconds < 60 ? `${seconds} s` : `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
+  if (seconds < 60) return `${seconds} s`;
+  if (seconds < 60 * 60) return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
+  return `${Math.floor(seconds / 3600)} h ${Math.floor(seconds / 60) % 60} min`;
 }
 
 const tints = 6; // in style.css

@@ -26,19 +26,30 @@ export function explain(error) {
 // troubleWith says what is wrong with a turn, where something is: what made it
 // fail, or that it is in want of an answer.
 export function troubleWith({ answer, state, stopped, failure }, isLast) {
-  if (failure) {
+  if (failure && isLast) {
     const rest = answer && (state === "whole" ? "The earlier answer stays." : incomplete);
-    return { ...failure, advice: [failure.advice, rest].filter(Boolean).join(" ") };
+    return { ...failure, advice: [failure.advice, waitFor(failure), rest].filter(Boolean).join(" ") };
   }
   if (!isLast || state === "whole" || (stopped && answer)) return null;
   return { title: answer ? incomplete : "This message has no answer yet.", advice: "", requestID: "" };
 }
 
 // noteOn is for turns that are in order, and yet not as usual.
-export function noteOn({ answer, state, stopped }) {
+export function noteOn({ answer, state, stopped, failure }) {
   if (state === "whole") return answer ? "" : "The answer is empty.";
-  if (!answer) return "No answer. The bot is not told of this message any more.";
+  if (!answer) return `${failure?.title ?? "No answer."} The bot is not told of this message any more.`;
   return stopped ? "Stopped" : incomplete;
+}
+
+// waitFor says how long to wait until another try. Of a short wait it speaks
+// until the end, for it is over before it is read.
+function waitFor({ until, retryAfter }) {
+  if (!retryAfter) return "";
+  return wait(retryAfter < 5 ? retryAfter : secondsUntil(until));
+}
+
+export function secondsUntil(time) {
+  return Math.max(0, Math.ceil((time - Date.now()) / 1000));
 }
 
 const incomplete = "This answer is incomplete.";
@@ -69,21 +80,18 @@ const known = new Map(Object.entries({
   "Internal Server Error": {
     title: "Something went wrong on the server.",
     cause: "Something went wrong on the server.",
-    advice: "It is not your fault. Try again; if it goes on, tell whoever runs the server.",
+    advice: "This is not your fault. Try again. If it keeps happening, tell the server's operator.",
   },
 }));
 
-function explainRefusal({ status, detail, problems, retryAfter }) {
+function explainRefusal({ status, detail, problems }) {
   if (problems.length > 0) {
     return {
       title: "The server could not use this message.",
       advice: problems.map(({ loc, msg }) => `${loc.join(" › ")}: ${msg}`).join("\n"),
     };
   }
-  const { title, advice } = known.get(detail) ?? {
-    title: sentence(detail) || `The server answered with an error (status ${status}).`,
-  };
-  return { title, advice: [advice, wait(retryAfter)].filter(Boolean).join(" ") };
+  return known.get(detail) ?? { title: sentence(detail) || `The server answered with an error (status ${status}).` };
 }
 
 function wait(seconds) {

@@ -1,4 +1,4 @@
-module example.com/botapi/examples/browser
+module example.com/botapi/examples/quickstart/browser
 
 go 1.26.0
 
@@ -16,4 +16,4 @@ require (
 	golang.org/x/sync v0.24.0 // indirect
 )
 
-replace example.com/botapi => ../..
+replace example.com/botapi => ../../..

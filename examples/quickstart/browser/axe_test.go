@@ -69,6 +69,12 @@ func TestAxe(t *testing.T) {
 			tab.click("#start-over")
 			tab.see(".cleared")
 		},
+		"conversations": func(tab *tab) { manyChats(tab, explaining.URL+home+"&bot=ada") },
+		"conversation list": func(tab *tab) {
+			manyChats(tab, explaining.URL+home+"&bot=ada")
+			evaluate[any](tab, `location.hash = "bots"; null`)
+			tab.see(".conversation-item .delete")
+		},
 		"menu": func(tab *tab) {
 			greet(tab, explaining.URL+home+"&bot=ada")
 			tab.see(".actions .regenerate")
@@ -80,7 +86,19 @@ func TestAxe(t *testing.T) {
 			tab.click("#forget-key")
 			tab.see("#forget-dialog")
 		},
-		"reference": func(tab *tab) { tab.open(failing.URL + "/docs"); tab.see("#chat") },
+		"beginning":                 func(tab *tab) { tab.open(failing.URL + home + "&bot=ada"); tab.see(".beginning") },
+		"beginning without welcome": func(tab *tab) { tab.open(failing.URL + home + "&bot=bo"); tab.see(".beginning") },
+		"reference":                 func(tab *tab) { tab.open(failing.URL + "/docs"); tab.see("#chat .trial-key") },
+		"reference, sent": func(tab *tab) {
+			tab.open(explaining.URL + home)
+			tab.see(".bot")
+			tab.open(explaining.URL + "/docs")
+			tab.click("#chat .send")
+			tab.wait(`document.querySelector("#chat .sent").textContent.includes("whole after")`)
+			tab.click("#chat .trial summary")
+			tab.choose("#chat textarea", "oops")
+			tab.see("#chat .trial > .problem")
+		},
 	}
 	for name, show := range screens {
 		for _, width := range []int64{1280, 390} {

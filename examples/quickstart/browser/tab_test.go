@@ -169,9 +169,10 @@ func evaluate[T any](tab *tab, expression string) T {
 	return value
 }
 
+// everything is the beginning of what a person sees.
 func (tab *tab) everything() string {
 	text, _ := chromedp.Run(tab.ctx, chromedp.Evaluate[string]("document.body.innerText"))
-	return text
+	return text[:min(len(text), 4000)]
 }
 
 // wait waits until a JavaScript expression is true. A page that is just being
@@ -265,10 +266,11 @@ func (tab *tab) say(text string) {
 	tab.wait(fmt.Sprintf(`Array.from(document.querySelectorAll(".user .text")).at(-1)?.textContent === %q`, text))
 }
 
-// waitForAnswer waits until no answer is arriving in the conversation on show.
+// waitForAnswer waits until no answer is arriving in the conversation on show,
+// and all of it is there to see.
 func (tab *tab) waitForAnswer() {
 	tab.t.Helper()
-	tab.wait(`!document.querySelector(".arriving")`)
+	tab.wait(`!document.querySelector(".arriving, .filling")`)
 }
 
 // prefer sets media features: pairs of a name and a value.

@@ -45,7 +45,52 @@ func TestGrowingText(t *testing.T) {
 	}
 	list, err := json.Marshal(texts)
 	is.NoErr(err)
-	is.Equal(evaluate[[]string](newMarkdownTab(t), fmt.Sprintf("growing(%s)", list)), []string{})
+	is.Equal(evaluate[[]string](newMarkdownTab(t), fmt.Sprintf("growing(%s, 1)", list)), []string{})
+}
+
+// TestGrowingLongText does so with texts that are cut, in larger steps.
+func TestGrowingLongText(t *testing.T) {
+	is := is.New(t)
+	many := func(text string) string { return strings.Repeat(text, 250) }
+	list, err := json.Marshal([]string{
+		many("one *it* and `code` [a](https://a.example) **bold words in a row**, & h\n"),
+		strings.Repeat("abcdefghij😀", 2500),
+		"a " + many("word\n") + "\n| " + many("long ") + many("head ") + " | b |\n|---|---|\n| c | d |\n",
+		many("- a\n") + "\n" + many("- b\n  1. c\n"),
+		many("> - a\n> - b\n\n"),
+		"| a | b |\n|---|---|\n" + many("| c | d |\n") + "\n" + many("# e\n\nf\n"),
+		"```go\n" + many("x := 1\n") + "```\n\n" + many("    y\n"),
+	})
+	is.NoErr(err)
+	is.Equal(evaluate[[]string](newMarkdownTab(t), fmt.Sprintf("growing(%s, 97)", list)), []string{})
+}
+
+// TestCuts shows long texts in parts, and nothing of them twice or not at all.
+func TestCuts(t *testing.T) {
+	tab := newMarkdownTab(t)
+	many := func(text string) string { return strings.Repeat(text, 1000) }
+	for _, test := range []struct {
+		name, text  string
+		parts, each string // selectors
+		cuts, count int
+	}{
+		{"paragraph", many("one *it* and `code` "), "p > .piece", "em", 5, 1000},
+		{"paragraph without a space", many("abcdefghijkl😀"), "p > .piece", "p", 4, 1},
+		{"emphasis without an end", "*" + many("word word "), "p > .piece", "p", 3, 1},
+		{"link across a cut", strings.Repeat("word ", 800) + "[" + strings.Repeat("linked ", 30) + "](https://a.example) " + many("word "), "p > .piece", "a", 3, 1},
+		{"list", many("1. a\n"), "ol.cut", "ol > li", 10, 1000},
+		{"table", "| a |\n|---|\n" + many("| b |\n"), ".table.cut.even", "td", 11, 1000},
+		{"wide table", strings.Repeat("| a ", 7) + "\n" + strings.Repeat("|---", 7) + "\n" + many("| b |\n"), ".table.cut:not(.even)", "tr", 11, 1001},
+		{"blocks", many("a\n\n"), ".part", "p", 10, 1000},
+		{"blocks in a quote", many("> a\n>\n"), "blockquote > .part", "p", 10, 1000},
+		{"code", "```\n" + many("a\n") + "```", "code > .piece", "pre", 20, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			is := is.New(t)
+			is.Equal(evaluate[[]int](tab, fmt.Sprintf("counts(%s, %q, %q)", quoted(test.text), test.parts, test.each)), []int{test.cuts, test.count})
+		})
+	}
+	is.New(t).Equal(evaluate[string](tab, fmt.Sprintf("shown(%s).querySelectorAll('ol')[3].start.toString()", quoted(many("1. a\n")))), "301")
 }
 
 // TestFinishedBlocks has a text that grows cost no more where it is finished:
@@ -59,12 +104,11 @@ func TestFinishedBlocks(t *testing.T) {
 	}
 }
 
-// TestDirections has a block that grows keep the direction of its first letter,
-// and the browser decide on each that is finished.
+// TestDirections has each block run as its first letter does.
 func TestDirections(t *testing.T) {
 	is := is.New(t)
 	is.Equal(evaluate[[]string](newMarkdownTab(t), `directions("(1)", "(1) שלום", "(1) שלום a", "(1) שלום a\n\nb", "(1) שלום a\n\nb c")`),
-		[]string{"auto", "auto", "rtl", "auto auto", "auto ltr", "auto auto"})
+		[]string{"ltr", "rtl", "rtl", "rtl ltr", "rtl ltr", "rtl ltr"})
 }
 
 // TestMarkdownLooks has lists, headings and code look as their marks say,
@@ -123,6 +167,11 @@ func TestUnfinished(t *testing.T) {
 		{"2*3 is", "<p>2*3 is</p>"},
 		{"use `fmt.Pri", "<p>use <code>fmt.Pri</code></p>"},
 		{"use `", "<p>use</p>"},
+		{"so ~~gon", "<p>so <del>gon</del></p>"},
+		{"so ~~gone~", "<p>so <del>gone</del></p>"},
+		{"- [", "<ul><li></li></ul>"},
+		{"- [x]", "<ul><li></li></ul>"},
+		{"- [x] d", "<ul><li task done>d</li></ul>"},
 		{"see [the ma", "<p>see the ma</p>"},
 		{"see [the manual](https://exa", "<p>see the manual</p>"},
 		{"text\n-", "<p>text</p>"},
@@ -141,6 +190,30 @@ func TestUnfinished(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.text, func(t *testing.T) {
 			is.New(t).Equal(evaluate[string](tab, fmt.Sprintf("unfinished(%s)", quoted(test.text))), canonical(test.html))
+		})
+	}
+}
+
+// TestExtensions shows what bots write beyond CommonMark and tables.
+func TestExtensions(t *testing.T) {
+	tests := []struct{ text, html string }{
+		{"a ~~b **c**~~ d", "<p>a <del>b <strong>c</strong></del> d</p>"},
+		{"about ~5 and ~6, ~~~ and ~~ ~~", "<p>about ~5 and ~6, ~~~ and ~~ ~~</p>"},
+		{"`~~a~~` \\~~b~~", "<p><code>~~a~~</code> ~~b~~</p>"},
+		{"- [ ] a\n- [x] b\n- [X]\n- [y] c\n- [ ]d", `<ul><li task>a</li><li task done>b</li><li>[X]</li><li>[y] c</li><li>[ ]d</li></ul>`},
+		{"1. [x] **a**\n\n   b", `<ol><li task done><p><strong>a</strong></p><p>b</p></li></ol>`},
+		{"[x] a", "<p>[x] a</p>"},
+		{"| a<br>b | `<br>` |\n|---|---|\n| c<BR />d<br/>e | <b> |", "<table><tr><th>a<br>b</th><th><code><br></code></th></tr><tr><td>c<br>d<br>e</td><td><b></td></tr></table>"},
+		{"a<br>b", "<p>a<br>b</p>"},
+	}
+	tab := newMarkdownTab(t)
+	for _, test := range tests {
+		t.Run(test.text, func(t *testing.T) {
+			is := is.New(t)
+			for _, way := range []string{"shown", "arrived"} {
+				got := evaluate[string](tab, fmt.Sprintf("written(%s(%s))", way, quoted(test.text)))
+				is.Equal(strings.NewReplacer("⟨", "<", "⟩", ">").Replace(got), test.html)
+			}
 		})
 	}
 }
@@ -317,7 +390,7 @@ const showing = `(async () => {
 		if (node.nodeType === Node.TEXT_NODE) return inCode ? node.data : node.data.replace(/\s+/g, " ");
 		const inside = (inCode) => Array.from(node.childNodes, (child) => text(child, inCode)).join("");
 		if (node.nodeType !== Node.ELEMENT_NODE) return inside();
-		if (node.matches("div, thead, tbody")) return inside();
+		if (node.matches("div, thead, tbody, span")) return inside(inCode);
 		if (node.matches("figure")) return text(node.querySelector("pre"));
 		if (node.matches("li > p") && isTight(node.parentElement.parentElement)) return inside();
 		const name = node.className.match(/^h[1-6]$/)?.[0] ?? node.localName;
@@ -325,6 +398,7 @@ const showing = `(async () => {
 		const details = [
 			node.localName === "a" && new URL(node.getAttribute("href")).href,
 			node.title,
+			node.localName === "li" && node.className,
 			node.start > 1 || node.start === 0 ? "start=" + node.start : "",
 			language && "language-" + language,
 			node.getAttribute("align") ?? node.className.match(/^(left|right|center)$/)?.[0],
@@ -349,9 +423,24 @@ const showing = `(async () => {
 		return element;
 	}
 
-	window.growing = (texts) => texts.filter((text) => {
+	window.written = written;
+	window.shown = shown;
+	window.arrived = arrived;
+	window.coloured = (element) => Array.from(element.querySelectorAll(".code .piece span[class]"), (each) => each.className[0] + ":" + each.textContent).join(" ");
+	window.selected = (markdown, selector) => {
+		const element = shown(markdown);
+		element.className = "text";
+		document.body.append(element);
+		getSelection().selectAllChildren(element.querySelector(selector));
+		const text = getSelection().toString();
+		element.remove();
+		return text;
+	};
+	window.counts = (markdown, ...selectors) => selectors.map((selector) => shown(markdown).querySelectorAll(selector).length);
+
+	window.growing = (texts, step) => texts.filter((text) => {
 		const reader = new MarkdownReader();
-		return Array.from(text, (_, i) => text.slice(0, i + 1)).some((beginning) => [true, false].some((arriving) =>
+		return Array.from({ length: Math.ceil(text.length / step) }, (_, i) => text.slice(0, (i + 1) * step)).some((beginning) => [true, false].some((arriving) =>
 			JSON.stringify(reader.read(beginning, arriving)) !== JSON.stringify(new MarkdownReader().read(beginning, arriving))));
 	});
 
@@ -402,7 +491,7 @@ const showing = `(async () => {
 		return differences;
 	});
 
-	const known = "p, h3, h4, h5, h6, hr, blockquote, ul, ol, li, a, em, strong, code, br, table, tr, th, td, pre, figure, figcaption, div.table, figcaption > span, figcaption > button";
+	const known = "span.piece, .piece span, del, div.part, p, h3, h4, h5, h6, hr, blockquote, ul, ol, li, a, em, strong, code, br, table, tr, th, td, pre, figure, figcaption, div.table, figcaption > span, figcaption > button";
 	const knownAttributes = new Set(["dir", "class", "href", "title", "target", "rel", "start", "tabindex", "role", "aria-label", "scope", "type", "data-language"]);
 	window.harm = (markdown) => {
 		const half = document.createElement("div");

@@ -216,9 +216,11 @@ func TestEditLastMessage(t *testing.T) {
 	tab.do(chromedp.KeyEvent(kb.ArrowUp))
 	is.Equal(evaluate[string](tab, value), "two")
 	tab.see("#editing")
+	is.Equal(tab.texts(".edited .text"), []string{"two"})
 	tab.do(chromedp.KeyEvent(kb.Escape))
 	is.Equal(evaluate[string](tab, value), "")
 	tab.wait(`document.querySelector("#editing").hidden`)
+	is.Equal(len(tab.texts(".edited")), 0)
 
 	tab.write("a draft")
 	tab.do(chromedp.KeyEvent(kb.ArrowUp)) // which moves in what is written
@@ -233,6 +235,25 @@ func TestEditLastMessage(t *testing.T) {
 	tab.waitForAnswer()
 	is.Equal(bot.last(), []botapi.ChatMessage{user("one"), assistant("Answer 1"), user("two and a half")})
 	is.Equal(tab.texts(".user .text"), []string{"one", "two and a half"})
+	is.Equal(len(tab.texts(".edited")), 0)
+}
+
+// TestEditedMessageIsMarked has it in sight on a phone, too, whatever has come
+// since.
+func TestEditedMessageIsMarked(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	tab.do(chromedp.EmulateViewport(390, 400))
+	for _, message := range []string{"one", "two", "three", "four", "five"} {
+		tab.do(chromedp.Focus(chromedp.ID("message")))
+		tab.say(message)
+		tab.waitForAnswer()
+	}
+	evaluate[any](tab, `document.querySelector(".edit").click(); null`)
+	tab.see(".edited .text")
+	is.Equal(tab.text(".edited .text"), "one")
+	is.True(evaluate[bool](tab, `document.querySelector(".edited").getBoundingClientRect().top >= document.querySelector("#scroller").getBoundingClientRect().top - 1`))
+	is.Equal(evaluate[string](tab, `getComputedStyle(document.querySelector(".edited .text")).outlineStyle`), "solid")
 }
 
 func TestUndoStartOver(t *testing.T) {

@@ -17,17 +17,32 @@ var (
 	picture     = flag.String("picture", "", "the `file` to leave the README's picture in")
 )
 
-// TestPicture takes the picture of the chat page that the README shows.
+// TestPicture takes the picture that the README shows of what the command
+// beside it gives: the quickstart's first bot, and an answer.
 func TestPicture(t *testing.T) {
-	if *picture == "" {
-		t.Skip("no -picture file")
-	}
-	h := startHost(t, botapi.Options{Engine: botapi.ChatEngineFunc(explain)}, nil)
-	is.New(t).NoErr(h.bots.Replace(guides...))
+	is := is.New(t)
+	q := startQuickstart(t, "-pace", "0")
 	tab := newTab(t)
-	tab.do(chromedp.EmulateViewport(1120, 880))
-	converse(tab, h.URL+"/#key="+key+"&bot=gopher")
-	tab.shoot(*picture)
+	tab.do(chromedp.EmulateViewport(1120, 940))
+	askGuide(tab, q.address+"/#key="+key)
+	is.Equal(tab.text(".user .text"), pictured)
+	is.True(evaluate[int](tab, `document.querySelectorAll(".message:last-child .text :is(h5, pre, table)").length`) >= 2)
+	if *picture != "" {
+		evaluate[any](tab, `scroller.scrollTop += document.querySelector(".user").getBoundingClientRect().top - scroller.getBoundingClientRect().top - 20; null`)
+		tab.see("#latest")
+		tab.shoot(*picture)
+	}
+}
+
+// pictured is the question of the picture, one that the page suggests.
+const pictured = "How do I connect a model?"
+
+// askGuide asks the question of the picture with the button that suggests it.
+func askGuide(tab *tab, address string) {
+	tab.open(address)
+	tab.see(".suggestion")
+	evaluate[any](tab, `[...document.querySelectorAll(".suggestion")].find((button) => button.textContent === `+quoted(pictured)+`).click(); null`)
+	tab.wait(`document.querySelector(".message:last-child .regenerate")?.checkVisibility()`)
 }
 
 // TestScreenshots takes pictures for a person to look at.
@@ -41,10 +56,13 @@ func TestScreenshots(t *testing.T) {
 	explaining := startHost(t, botapi.Options{Engine: botapi.ChatEngineFunc(explain)}, nil)
 	is.New(t).NoErr(explaining.bots.Replace(guides...))
 	pages := map[string]func(*tab){
-		"key":     func(tab *tab) { tab.open(q.address); tab.see("#key") },
-		"refused": func(tab *tab) { tab.open(q.address + "/#key=wrong"); tab.see("#key-problem") },
-		"list":    func(tab *tab) { tab.open(q.address + "/#key=" + key); tab.see(".bot") },
-		"chat":    func(tab *tab) { converse(tab, explaining.URL+"/#key="+key+"&bot=gopher") },
+		"key":                 func(tab *tab) { tab.open(q.address); tab.see("#key") },
+		"refused":             func(tab *tab) { tab.open(q.address + "/#key=wrong"); tab.see("#key-problem") },
+		"list":                func(tab *tab) { tab.open(q.address + "/#key=" + key); tab.see(".bot") },
+		"guide":               func(tab *tab) { askGuide(tab, q.address+"/#key="+key+"&bot=guide") },
+		"beginning":           func(tab *tab) { tab.open(q.address + "/#key=" + key + "&bot=guide"); tab.see(".suggestion") },
+		"beginning-unwelcome": func(tab *tab) { tab.open(explaining.URL + "/#key=" + key + "&bot=juniper"); tab.see(".beginning") },
+		"chat":                func(tab *tab) { converse(tab, explaining.URL+"/#key="+key+"&bot=gopher") },
 		"reading-back": func(tab *tab) {
 			converse(tab, explaining.URL+"/#key="+key+"&bot=gopher")
 			evaluate[any](tab, `document.querySelector("#scroller").scrollTop = 0`)
@@ -54,16 +72,30 @@ func TestScreenshots(t *testing.T) {
 		"arriving": func(tab *tab) { greet(tab, waiting.URL+"/#key="+key+"&bot=ada"); tab.see(".arriving") },
 		"failure":  func(tab *tab) { greet(tab, failing.URL+"/#key="+key+"&bot=ada"); tab.see(".failure") },
 		"editing": func(tab *tab) {
-			greet(tab, failing.URL+"/#key="+key+"&bot=ada")
-			tab.click(".change")
+			converse(tab, explaining.URL+"/#key="+key+"&bot=gopher")
+			evaluate[any](tab, `document.querySelector(".edit").click(); null`)
 			tab.see("#editing")
+		},
+		"conversations": func(tab *tab) { manyChats(tab, explaining.URL+"/#key="+key+"&bot=gopher") },
+		"conversation-list": func(tab *tab) {
+			manyChats(tab, explaining.URL+"/#key="+key+"&bot=gopher")
+			evaluate[any](tab, `location.hash = "bots"; null`)
+			tab.see(".conversation-item")
 		},
 		"forget": func(tab *tab) {
 			tab.open(q.address + "/#key=" + key)
 			tab.click("#forget-key")
 			tab.see("#forget-dialog")
 		},
-		"reference":  func(tab *tab) { tab.open(q.address + "/docs#chat"); tab.see("#chat") },
+		"reference": func(tab *tab) { tab.open(q.address + "/docs#chat"); tab.see("#chat") },
+		"reference-sent": func(tab *tab) {
+			tab.open(q.address + "/#key=" + key)
+			tab.see("[href='#bot=guide']")
+			tab.open(q.address + "/docs#chat")
+			tab.click("#chat .send")
+			tab.wait(`document.querySelector("#chat .sent").textContent.includes("whole after")`)
+			evaluate[any](tab, `document.querySelector("#chat .sending").scrollIntoView(); null`)
+		},
 		"references": func(tab *tab) { tab.open(q.address + "/docs"); tab.see("#chat") },
 	}
 	screens := map[string][2]int64{"wide": {1280, 800}, "narrow": {390, 780}, "tiny": {320, 256}}

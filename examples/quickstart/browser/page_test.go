@@ -39,11 +39,11 @@ func TestFirstVisit(t *testing.T) {
 	tab.enter()
 
 	tab.see(".bot")
-	is.Equal(tab.texts(".bot-name"), []string{"Mira", "Juniper"})
-	is.Equal(tab.texts(".bot-description"), []string{"Listens, and asks back.", "Gardens, and sees a garden in everything."})
-	is.Equal(tab.texts(".bot .avatar"), []string{"M", "J"})
-	is.Equal(tab.text(".conversation .text"), "Hello, I am Mira.\nWhat has been on your mind lately?")
-	is.Equal(evaluate[string](tab, "document.title"), "Mira · Bots")
+	is.Equal(tab.texts(".bot-name"), []string{"Guide", "Mira", "Juniper"})
+	is.Equal(tab.texts(".bot-description"), []string{"Explains botapi. No model, just its documents.", "Listens, and asks back.", "Gardens, and sees a garden in everything."})
+	is.Equal(tab.texts(".bot .avatar"), []string{"G", "M", "J"})
+	is.True(strings.HasPrefix(tab.text(".conversation .text"), "Hello. I explain botapi, from its own documents."))
+	is.Equal(evaluate[string](tab, "document.title"), "Guide · Bots")
 }
 
 func TestKeyInAddress(t *testing.T) {
@@ -101,7 +101,7 @@ func TestChat(t *testing.T) {
 	is := is.New(t)
 	q := startQuickstart(t, "-pace", "20ms")
 	tab := newTab(t)
-	tab.open(q.address + "/#key=" + key)
+	tab.open(q.address + "/#key=" + key + "&bot=mira")
 	tab.see(".bot")
 	evaluate[any](tab, `
 		window.seen = [];
@@ -175,7 +175,7 @@ func TestStop(t *testing.T) {
 			is := is.New(t)
 			q := startQuickstart(t, "-pace", "1h")
 			tab := newTab(t)
-			tab.open(q.address + "/#key=" + key)
+			tab.open(q.address + "/#key=" + key + "&bot=mira")
 			tab.say("I am worried about my exam")
 			tab.wait(`document.querySelector(".arriving .text")?.textContent.length > 0`)
 			stop(tab)
@@ -203,7 +203,7 @@ func TestFailures(t *testing.T) {
 			name:    "engine fails",
 			options: botapi.Options{Engine: fails("", nil, errors.New("the engine's own words"))},
 			title:   "Something went wrong on the server.",
-			advice:  "It is not your fault. Try again; if it goes on, tell whoever runs the server.",
+			advice:  "This is not your fault. Try again. If it keeps happening, tell the server's operator.",
 		}, {
 			name:   "error event",
 			answer: stream(fragment+"event: error\r\ndata: {\"detail\":\"Internal Server Error\"}\r\n\r\n", true),
@@ -388,7 +388,9 @@ func TestKeyRevoked(t *testing.T) {
 	tab.open(h.URL + "/#key=" + key)
 	tab.see(".bot")
 	revoked.Store(true)
-	tab.say("Hello")
+	tab.wait(`document.activeElement?.id === "message"`)
+	tab.write("Hello")
+	tab.enter()
 	tab.see("#key")
 	is.Equal(tab.text("#key-problem"), "The server does not accept this key any more.")
 

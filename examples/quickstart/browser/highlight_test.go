@@ -1,0 +1,78 @@
+package browser
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"example.com/botapi"
+	"github.com/matryer/is"
+)
+
+// TestHighlight reads what is coloured in code of each language: comments (c),
+// strings (s), numbers (n) and keywords (k).
+func TestHighlight(t *testing.T) {
+	tests := []struct{ language, code, want string }{
+		{"go", "func f(x int) string { // it's\n\treturn \"a\\\"b\" + `raw\n\\` + 'c' + 0x1F\n}", "k:func k:int k:string c:// it's k:return s:\"a\\\"b\" s:`raw s:\\` s:'c' n:0x1F"},
+		{"Go", "/* a\nb */ x1 := 1.5e3 // 2", "c:/* a c:b */ n:1.5e3 c:// 2"},
+		{"py", "def f(): # no\n  \"\"\"doc\n  string\"\"\"\n  return 'it' if x else None", "k:def c:# no s:\"\"\"doc s:  string\"\"\" k:return s:'it' k:if k:else k:None"},
+		{"javascript", "const a = `x ${b}\n\\`` + 'c' // d", "k:const s:`x ${b} s:\\`` s:'c' c:// d"},
+		{"ts", "interface A { b: number } /** c */", "k:interface k:number c:/** c */"},
+		{"json", `{"a": [1, -2.5e10, true, null]}`, `s:"a" n:1 n:2.5e10 k:true k:null`},
+		{"sh", "curl -d '{\n \"a\": 1}' \"$URL#x\" # why\nif [ $# -gt 1 ]; then exit 1; fi", "s:'{ s: \"a\": 1}' s:\"$URL#x\" c:# why k:if n:1 k:then k:exit n:1 k:fi"},
+		{"sql", "SELECT 'it''s' FROM t -- all\nwhere a = 1", "k:SELECT s:'it' s:'s' k:FROM c:-- all k:where n:1"},
+		{"c", "#include <a.h>\nint main(void) { return 'a'; }", "k:#include k:int k:void k:return s:'a'"},
+		{"rust", "fn f<'a>(x: &'a str) -> u8 { b'x' }", "k:fn k:str k:u8 s:'x'"},
+		{"java", "public class A { String s = \"a\"; }", "k:public k:class s:\"a\""},
+		{"cpp", "auto x = nullptr; // y", "k:auto k:nullptr c:// y"},
+		{"yaml", "a: true # b\nc#d: \"e\"", "k:true c:# b s:\"e\""},
+		{"go", "x := \"left open\ny", "s:\"left open"},
+		{"brainfuck", "func \"a\" 1 // b", ""},
+		{"", "func", ""},
+		{"constructor", "func", ""},
+		{"__proto__", "func", ""},
+		{"go", "\"" + strings.Repeat("a", 3000) + "\"\nfunc", "k:func"}, // data
+		{"go", "<script>alert(\"a\")</script>", "s:\"a\""},
+	}
+	tab := newMarkdownTab(t)
+	for _, test := range tests {
+		t.Run(test.language+" "+test.code[:min(len(test.code), 20)], func(t *testing.T) {
+			is := is.New(t)
+			text := quoted("```" + test.language + "\n" + test.code + "\n```\n")
+			is.Equal(evaluate[string](tab, fmt.Sprintf("coloured(shown(%s))", text)), test.want)
+			is.Equal(evaluate[string](tab, fmt.Sprintf("shown(%s).querySelector('code').textContent", text)), test.code+"\n") // nothing is lost
+			if len(test.code) < 1000 {
+				is.True(evaluate[bool](tab, fmt.Sprintf("arrived(%s).innerHTML === shown(%s).innerHTML", text, text)))
+			}
+		})
+	}
+}
+
+// TestSelectedCode gives code to the clipboard as it is, however it is cut into
+// pieces to be shown.
+func TestSelectedCode(t *testing.T) {
+	is := is.New(t)
+	code := strings.Repeat("x := 1\n\n", 150)
+	tab := newMarkdownTab(t)
+	selected := evaluate[string](tab, fmt.Sprintf(`selected(%s, "code")`, quoted("```go\n"+code+"```")))
+	is.Equal(strings.TrimRight(selected, "\n"), strings.TrimRight(code, "\n"))
+}
+
+// TestColours sees them on the page, light and dark, with enough contrast.
+func TestColours(t *testing.T) {
+	is := is.New(t)
+	const code = "```go\n// Sum adds.\nfunc Sum() string { return \"a\" + 1 }\n```"
+	tab := newTab(t)
+	tab.open(startHost(t, botapi.Options{Engine: begins(code, botapi.ChatEngineFunc(echo))}, nil).URL + "/#key=" + key)
+	tab.say("Hello")
+	tab.waitForAnswer()
+	seen := map[string]bool{}
+	for _, scheme := range []string{"light", "dark"} {
+		tab.prefer("prefers-color-scheme", scheme)
+		for _, kind := range []string{"comment", "string", "number", "keyword"} {
+			seen[evaluate[string](tab, fmt.Sprintf(`getComputedStyle(document.querySelector(".code .%s")).color`, kind))] = true
+		}
+		is.Equal(evaluate[[]string](tab, lowContrast), []string{})
+	}
+	is.Equal(len(seen), 8)
+}

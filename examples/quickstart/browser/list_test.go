@@ -1,0 +1,325 @@
+package browser
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"example.com/botapi"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	"github.com/matryer/is"
+)
+
+// titles are those of the conversations that are listed.
+func (tab *tab) titles() []string {
+	tab.t.Helper()
+	return evaluate[[]string](tab, `Array.from(document.querySelectorAll(".conversation-item:not(.deleted) .title"), (each) => each.textContent)`)
+}
+
+func (tab *tab) newChat() {
+	tab.t.Helper()
+	tab.click("#new-chat")
+	tab.wait(`document.querySelector("#new-chat").hidden`)
+}
+
+// TestConversations has several with each bot, and finds each as it was left.
+func TestConversations(t *testing.T) {
+	is := is.New(t)
+	bot, tab := talkToMoody(t, botapi.Options{})
+	tab.say("one\nand more")
+	tab.waitForAnswer()
+	tab.newChat()
+	is.Equal(tab.answers(), []string{})
+	long := "  " + strings.Repeat("word ", 20)
+	tab.write(long)
+	tab.enter()
+	tab.see(".assistant:last-child .regenerate")
+	is.Equal(bot.last(), []botapi.ChatMessage{user(strings.TrimSpace(long))}) // and nothing of the other one
+	is.Equal(tab.titles(), []string{"word word word word word word word word word…", "one and more"})
+	is.Equal(tab.text(".conversation-item [aria-current] .title"), tab.titles()[0])
+
+	tab.click(".conversation-item:last-child a")
+	tab.wait(`document.querySelector(".user .text").textContent.startsWith("one")`)
+	is.Equal(tab.answers(), []string{"Answer 1"})
+	tab.do(chromedp.NavigateBack())
+	tab.wait(`document.querySelector(".user .text").textContent.startsWith("word")`)
+	tab.do(chromedp.Reload())
+	tab.wait(`document.querySelector(".user .text")?.textContent.startsWith("word")`)
+
+	tab.click(`.bot[href="#bot=bo"]`)
+	tab.say("for Bo")
+	tab.waitForAnswer()
+	is.Equal(len(tab.titles()), 3)
+	tab.click(`.bot[href="#bot=ada"]`) // leads to the last one
+	tab.wait(`document.querySelector(".user .text").textContent.startsWith("word")`)
+
+	tab.click("#start-over")
+	is.Equal(tab.titles(), []string{"one and more", "for Bo"})
+	tab.click(".cleared button")
+	is.Equal(len(tab.titles()), 3)
+	evaluate[any](tab, `location.hash = document.querySelector("a[href^='#bot=ada&chat=']").hash.replace("ada", "bo"); null`) // an address that somebody made up
+	tab.wait(`document.querySelector("#chat-name").textContent === "Bo"`)
+	is.Equal(tab.texts(".user .text"), []string{"for Bo"})
+}
+
+// TestDeleteConversation brings a conversation back, also one that was on show
+// or whose answer was arriving.
+func TestDeleteConversation(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	tab.say("one")
+	tab.waitForAnswer()
+	tab.newChat()
+	tab.say("wait")
+	tab.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
+
+	tab.click(".conversation-item:first-child .delete")
+	tab.wait(`document.querySelector(".user .text")?.textContent === "one"`) // the other one takes its place
+	is.Equal(tab.titles(), []string{"one"})
+	is.Equal(evaluate[string](tab, `document.activeElement.textContent`), "Undo")
+	is.Equal(evaluate[int](tab, "localStorage.length"), 1)
+	tab.enter()
+	tab.wait(`document.querySelector(".user .text").textContent === "wait"`)
+	is.Equal(tab.answers(), []string{"Well,"})
+	is.Equal(tab.titles(), []string{"wait", "one"})
+
+	tab.click(".conversation-item:last-child .delete")
+	tab.click(".conversation-item:first-child .delete")
+	tab.wait(`document.querySelectorAll(".message.user").length === 0`)
+	is.Equal(tab.titles(), []string{})
+	is.Equal(tab.texts(".deletion"), []string{"Deleted. Undo"}) // of the last one
+	tab.do(chromedp.Reload())
+	tab.see(".bot")
+	is.Equal(tab.texts(".conversation-item"), []string{})
+}
+
+// TestUndoEdit brings back what an edit took the place of, step by step.
+func TestUndoEdit(t *testing.T) {
+	is := is.New(t)
+	bot, tab := talkToMoody(t, botapi.Options{})
+	for _, message := range []string{"one", "two", "three"} {
+		tab.say(message)
+		tab.waitForAnswer()
+	}
+	edit := func(text string) {
+		evaluate[any](tab, `document.querySelector(".user .edit").click(); document.querySelector("#message").value = ""; null`)
+		tab.say(text)
+		tab.waitForAnswer()
+	}
+	edit("1")
+	is.Equal(tab.texts(".user .text"), []string{"1"})
+	is.Equal(tab.text(".replaced:not([hidden])"), "Your edit took the place of what was here. Undo")
+	edit("I")
+	tab.click(".replaced:not([hidden]) button")
+	tab.wait(`document.querySelector(".user .text").textContent === "1"`)
+	tab.click(".replaced:not([hidden]) button")
+	tab.wait(`document.querySelectorAll(".user .text").length === 3`)
+	is.Equal(tab.answers(), []string{"Answer 1", "Answer 2", "Answer 3"})
+	tab.do(chromedp.Reload())
+	tab.see(".bot")
+	is.Equal(tab.answers(), []string{"Answer 1", "Answer 2", "Answer 3"})
+
+	edit("wait, no")
+	tab.say("four")
+	tab.waitForAnswer()
+	is.Equal(tab.texts(".replaced:not([hidden])"), []string{}) // too late
+	is.Equal(bot.last()[0], user("wait, no"))
+}
+
+// TestUndoRegenerate brings back an answer that another one took the place of.
+func TestUndoRegenerate(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	tab.say("Hello")
+	tab.waitForAnswer()
+	for _, answer := range []string{"Answer 2", "Answer 3"} {
+		tab.click(".message:last-child .regenerate")
+		tab.wait(fmt.Sprintf(`document.querySelectorAll(".assistant .text")[1].textContent === %q`, answer))
+		tab.waitForAnswer()
+	}
+	is.Equal(tab.text(".replaced:not([hidden])"), "The earlier answer was replaced. Undo")
+	for _, answer := range []string{"Answer 2", "Answer 1"} {
+		tab.click(".replaced:not([hidden]) button")
+		tab.wait(fmt.Sprintf(`document.querySelectorAll(".assistant .text")[1].textContent === %q`, answer))
+	}
+	is.Equal(tab.texts(".replaced:not([hidden])"), []string{})
+	is.Equal(evaluate[string](tab, "document.activeElement.id"), "message")
+}
+
+// TestStates shows in the list who is answering, and who has answered unseen.
+func TestStates(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	tab.say("wait")
+	tab.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
+	is.Equal(tab.texts(".bot .state"), []string{"is answering", ""})
+	is.Equal(tab.texts(".conversation-item .state"), []string{"is answering"})
+	tab.click(`.bot[href="#bot=bo"]`)
+	tab.wait(`document.querySelector("#chat-name").textContent === "Bo"`)
+	is.Equal(tab.texts(".bot .state"), []string{"is answering", ""})
+	tab.do(chromedp.KeyEvent(kb.Escape)) // stops the one that is not on show
+	tab.wait(`document.querySelector(".bot .state").textContent === "has a new answer"`)
+	tab.see(`.bot[data-state="unseen"] .dot`)
+	tab.click(`.conversation-item a`)
+	tab.wait(`document.querySelector(".bot .state").textContent === ""`)
+	is.Equal(tab.answers(), []string{"Well,"})
+}
+
+// TestStoreIsBounded has the oldest conversations make room, in number and in
+// characters, and says so.
+func TestStoreIsBounded(t *testing.T) {
+	fill := func(count, size int) string {
+		return fmt.Sprintf(`for (let i = 0; i < %d; i++) {
+			localStorage.setItem("botapi.chat.old" + i, JSON.stringify({ bot: %q, changed: i + 1, turns: [{ id: "t", question: "old " + i, answer: "x".repeat(%d), state: "whole" }] }));
+		}; null`, count, ada.UID, size)
+	}
+	kept := `Object.keys(localStorage).filter((name) => name.startsWith("botapi.chat.")).length`
+	for _, test := range []struct {
+		name, fill string
+		left       int
+	}{
+		{"number", fill(200, 10), 200},
+		{"characters", fill(8, 499_000), 8},
+		{"browser's own bound", fill(5, 300_000) + `; localStorage.setItem("another", "x".repeat(5_242_880 - 7 - 5 * 300_000 - 5 * 150)); null`, 5},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			is := is.New(t)
+			_, tab := talkToMoody(t, botapi.Options{})
+			evaluate[any](tab, test.fill)
+			tab.do(chromedp.Reload())
+			tab.click("#new-chat")
+			tab.wait(`document.querySelector("#new-chat").hidden`)
+			long := strings.Repeat("long ", 2000)
+			tab.write(long)
+			tab.enter()
+			tab.see(".assistant:last-child .regenerate")
+			is.Equal(tab.text("#composer-hint"), "This browser had no room left: your oldest conversations are deleted.")
+			is.Equal(evaluate[int](tab, kept), test.left)
+			is.Equal(evaluate[bool](tab, `"botapi.chat.old0" in localStorage`), false) // the oldest one
+			is.Equal(evaluate[bool](tab, `"botapi.chat.old1" in localStorage`), true)
+			is.True(strings.HasPrefix(tab.titles()[0], "long long"))
+		})
+	}
+}
+
+// TestDamagedStore goes on with what can be read of a store that anybody may
+// have written to.
+func TestDamagedStore(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	evaluate[any](tab, fmt.Sprintf(`
+		["", "{", "null", "[]", "{}", '{"bot":1,"turns":[]}', '{"bot":%[1]q,"turns":{}}', '{"bot":%[1]q,"turns":[null,{}]}'].forEach((text, i) => localStorage.setItem("botapi.chat." + i, text));
+		localStorage.setItem("botapi.chat.good", '{"bot":%[1]q,"changed":"x","turns":[null,{"id":"a","question":"good","answer":"","state":"none"}]}');
+		null`, ada.UID))
+	tab.do(chromedp.Reload())
+	tab.see(".bot")
+	is.Equal(tab.titles(), []string{"good"})
+	is.Equal(tab.texts(".user .text"), []string{"good"})
+}
+
+// TestKeepKey keeps the key in the browser for those who ask for it.
+func TestKeepKey(t *testing.T) {
+	is := is.New(t)
+	h := startHost(t, botapi.Options{}, nil)
+	first := newTab(t)
+	first.open(h.URL)
+	first.wait(`document.activeElement?.id === "key"`)
+	is.True(strings.Contains(first.text("#key-hint"), "in the terminal where you started it"))
+	first.write(key)
+	first.click("#keep-key")
+	first.click("#key-form .primary")
+	first.see(".bot")
+
+	second := first.another()
+	second.open(h.URL)
+	second.see(".bot")
+	second.click("#forget-key")
+	second.click("#forget-now")
+	second.see("#key")
+	is.Equal(evaluate[int](second, "localStorage.length"), 0)
+}
+
+// TestKeepKeyOfTheLink offers the same to those who came with the printed link.
+func TestKeepKeyOfTheLink(t *testing.T) {
+	is := is.New(t)
+	h := startHost(t, botapi.Options{}, nil)
+	first := newTab(t)
+	first.do(chromedp.EmulateViewport(390, 780))
+	first.open(h.URL + "/#key=" + key)
+	first.see("#keep-offer")
+	is.Equal(first.text("#keep-offer"), "Only this tab has the key. Keep it in this browser")
+	first.click("#keep-now")
+	first.wait(`document.querySelector("#keep-offer").hidden`)
+	is.Equal(first.text("#announcement"), "This browser keeps the key until you forget it.")
+	is.Equal(evaluate[string](first, "document.activeElement.id"), "forget-key")
+
+	second := first.another()
+	second.do(chromedp.EmulateViewport(390, 780))
+	second.open(h.URL)
+	second.see(".bot")
+	is.True(evaluate[bool](second, `document.querySelector("#keep-offer").hidden`))
+}
+
+// TestKeyOfABrowserThatKeepsNothing stays in the tab.
+func TestKeyOfABrowserThatKeepsNothing(t *testing.T) {
+	is := is.New(t)
+	h := startHost(t, botapi.Options{}, nil)
+	tab := newTab(t)
+	tab.do(chromedp.EmulateViewport(1280, 800))
+	tab.open(h.URL + "/#key=" + key)
+	tab.see("#keep-offer")
+	evaluate[any](tab, `{
+		const set = Storage.prototype.setItem;
+		Storage.prototype.setItem = function (...pair) {
+			if (this === localStorage) throw new DOMException("no room", "QuotaExceededError");
+			set.apply(this, pair);
+		};
+	} null`)
+	tab.click("#keep-now")
+	tab.wait(`document.querySelector("#announcement").textContent === "This browser keeps nothing."`)
+	tab.see("#keep-offer")
+	tab.do(chromedp.Reload())
+	tab.see(".bot")
+	is.Equal(evaluate[string](tab, `sessionStorage.getItem("botapi.key")`), key)
+}
+
+// manyChats shows a conversation that was edited, with others in the list, one of
+// which is deleted.
+func manyChats(tab *tab, address string) {
+	tab.open(address)
+	for _, question := range []string{"What is a slice?", "Which loop reads a file line by line?", "Why is my channel closed twice, and how do I find out who closes it?"} {
+		tab.see("#message")
+		tab.do(chromedp.Focus(chromedp.ID("message")))
+		tab.say(question)
+		tab.waitForAnswer()
+		tab.see("#new-chat")
+		evaluate[any](tab, `document.querySelector("#new-chat").click(); null`)
+		tab.wait(`document.querySelector("#new-chat").hidden`)
+	}
+	evaluate[any](tab, `document.querySelectorAll(".conversation-item .delete")[2].click(); document.querySelector(".conversation-item a").click(); null`)
+	tab.wait(`document.querySelector(".user .text")?.textContent.startsWith("Why")`)
+	evaluate[any](tab, `document.querySelector(".edit").click(); document.querySelector("#composer").requestSubmit(); null`)
+	tab.see(".replaced:not([hidden])")
+	tab.waitForAnswer()
+}
+
+// TestManyConversations lists a few of a bot that is not on show, and all when
+// that is asked for.
+func TestManyConversations(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	evaluate[any](tab, fmt.Sprintf(`for (let i = 0; i < 6; i++) {
+		localStorage.setItem("botapi.chat.old" + i, JSON.stringify({ bot: %q, changed: i, turns: [{ id: "t", question: "old " + i, answer: "", state: "none" }] }));
+	}; null`, bo.UID))
+	tab.do(chromedp.Reload())
+	tab.see(".all:not([hidden])")
+	is.Equal(tab.titles(), []string{"old 5", "old 4", "old 3"})
+	is.Equal(tab.text(".all:not([hidden])"), "Show all 6")
+	tab.click(".all:not([hidden])")
+	tab.wait(`document.querySelectorAll(".conversation-item").length === 6`)
+	tab.do(chromedp.Reload())
+	tab.see(".all:not([hidden])")
+	tab.click(`.bot[href="#bot=bo"]`)
+	tab.wait(`document.querySelectorAll(".conversation-item").length === 6`)
+}

@@ -1,0 +1,311 @@
+package browser
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"iter"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"example.com/botapi"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	"github.com/matryer/is"
+)
+
+// TestReference finds everything of the document on the page.
+func TestReference(t *testing.T) {
+	is := is.New(t)
+	q := startQuickstart(t)
+	response, err := http.Get(q.address + "/openapi.json")
+	is.NoErr(err)
+	defer response.Body.Close()
+	is.Equal(response.Header.Get("Content-Type"), "application/json")
+	text, err := io.ReadAll(response.Body)
+	is.NoErr(err)
+	var api struct {
+		Paths      map[string]map[string]struct{ Summary string }
+		Components struct {
+			Schemas map[string]struct {
+				Properties map[string]any
+			}
+		}
+	}
+	is.NoErr(json.Unmarshal(text, &api))
+
+	tab := newTab(t)
+	tab.do(chromedp.EmulateViewport(1280, 800)) // has the contents open
+	tab.open(q.address + "/docs")
+	tab.see("#chat")
+	page := tab.text("main")
+	for path := range api.Paths {
+		is.True(strings.Contains(page, path))
+	}
+	for name, schema := range api.Components.Schemas {
+		is.True(strings.Contains(tab.text("#schema-"+name), name))
+		for member := range schema.Properties {
+			is.True(strings.Contains(tab.text("#schema-"+name), member))
+		}
+	}
+	for _, nonsense := range []string{"undefined", "[object"} {
+		is.True(!strings.Contains(page, nonsense))
+	}
+	is.Equal(evaluate[int](tab, `Array.from(document.querySelectorAll("a[href^='#']")).filter((link) => !document.getElementById(link.getAttribute("href").slice(1))).length`), 0) // links to nowhere
+
+	tab.click(`a[href="#schema-ChatRequest"]`)
+	tab.click(`a[href="./"]`)
+	tab.do(chromedp.WaitVisible(chromedp.ID("key")))
+}
+
+// TestReferenceListsEachOperationOnce has the paths without a version stand
+// beside those with one.
+func TestReferenceListsEachOperationOnce(t *testing.T) {
+	is := is.New(t)
+	tab := newTab(t)
+	tab.do(chromedp.EmulateViewport(1280, 800)) // has the contents open
+	tab.open(startQuickstart(t).address + "/docs")
+	tab.see("#chat")
+	is.Equal(tab.texts(".route"), []string{"GET /v1/bots or /bots", "POST /v1/chat or /chat"})
+	links := tab.texts("#contents a")
+	slices.Sort(links)
+	is.Equal(slices.Compact(slices.Clone(links)), links)
+}
+
+// TestReferencePrograms copies each program of each operation and runs it, with
+// the tab's key and with that of the environment. An answer is written as it is.
+func TestReferencePrograms(t *testing.T) {
+	const answer = "Hello! Who are you?\nIn two lines, \"please\"."
+	echoed := botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+		return echo(ctx, &botapi.ChatRequest{Messages: []botapi.ChatMessage{{Content: answer}}})
+	})
+	for _, inTab := range []bool{true, false} {
+		h := startHost(t, botapi.Options{Engine: echoed}, nil)
+		bot := ada
+		bot.UID, bot.Slug = "uid-of-your-bot", "your-bot"
+		if inTab {
+			bot.UID, bot.Slug = "3", "o'brien" // is for the page to find out
+		}
+		is.New(t).NoErr(h.bots.Replace(bot))
+		tab := newTab(t)
+		if inTab {
+			tab.open(h.URL + "/#key=" + key)
+			tab.see(".bot")
+		}
+		tab.open(h.URL + "/docs")
+		tab.see(map[bool]string{true: "#chat .trial > .hint", false: "#chat .trial-key"}[inTab])
+		for _, name := range []string{"listBots", "chat 0", "chat 1"} {
+			operation, example, _ := strings.Cut(name, " ")
+			if example != "" {
+				tab.choose("#"+operation+" select", example)
+			}
+			for i, language := range []string{"curl", "Python", "Go", "JavaScript"} {
+				t.Run(fmt.Sprint(name, " ", language, " ", inTab), func(t *testing.T) {
+					tab.click(fmt.Sprintf("#%s [role=tab]:nth-child(%d)", operation, i+1))
+					program := tab.copied("#" + operation + " .program .copy")
+					is := is.New(t)
+					is.Equal(strings.Contains(program, key), inTab)
+					printed, complained, err := runProgram(t, language, program)
+					if err != nil {
+						t.Fatalf("%v: %s\n%s", err, complained, program)
+					}
+					switch {
+					case operation == "listBots":
+						is.True(strings.Contains(printed, `"slug"`))
+					case language != "curl":
+						is.Equal(printed, answer+"\n")
+					case example == "0":
+						is.Equal(printed, `{"content":"`+strings.NewReplacer("\n", `\n`, `"`, `\"`).Replace(answer)+`"}`)
+					default:
+						is.True(strings.HasPrefix(printed, "data: {\"content\":\"Hello! \"}\n\n"))
+						is.True(strings.HasSuffix(printed, "data: [DONE]\n\n"))
+					}
+				})
+			}
+		}
+	}
+}
+
+// runProgram runs a program as the page says.
+func runProgram(t *testing.T, language, program string) (printed, complained string, err error) {
+	t.Helper()
+	is := is.New(t)
+	commands := map[string][]string{
+		"curl":       {"sh", "call.sh"},
+		"Python":     {"python3", "call.py"},
+		"Go":         {"go", "run", "call.go"},
+		"JavaScript": {"node", "call.js"},
+	}
+	run := commands[language]
+	if _, err := exec.LookPath(run[0]); err != nil {
+		t.Skipf("%s is not here to run the program with", run[0])
+	}
+	directory := t.TempDir()
+	is.NoErr(os.WriteFile(filepath.Join(directory, run[len(run)-1]), []byte(program), 0o600))
+	command := exec.CommandContext(t.Context(), run[0], run[1:]...)
+	command.Dir = directory
+	command.Env = append(os.Environ(), "BOTAPI_KEY="+key)
+	var complaints strings.Builder
+	command.Stderr = &complaints
+	output, err := command.Output()
+	return string(output), complaints.String(), err
+}
+
+// TestReferenceProgramsNoticeABreak has each program say that an answer is not whole.
+func TestReferenceProgramsNoticeABreak(t *testing.T) {
+	breaks := map[string]struct {
+		answer http.HandlerFunc
+		says   string
+	}{
+		"error event": {stream("data: {\"content\":\"Well,\"}\n\nevent: error\ndata: {\"detail\":\"It fell asleep\"}\n\n", false), "It fell asleep"},
+		"no end":      {stream("data: {\"content\":\"Well,\"}\n\n", false), "broke off"},
+		"refusal": {func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, `{"detail":"Too many chats in progress"}`, http.StatusServiceUnavailable)
+		}, "503"},
+	}
+	for name, test := range breaks {
+		tab := newTab(t)
+		h := startHost(t, botapi.Options{}, test.answer)
+		tab.open(h.URL + "/#key=" + key)
+		tab.see(".bot")
+		tab.open(h.URL + "/docs")
+		tab.see("#chat .trial > .hint")
+		tab.choose("#chat select", "1")
+		for i, language := range []string{"Python", "Go", "JavaScript"} {
+			t.Run(name+" "+language, func(t *testing.T) {
+				tab.click(fmt.Sprintf("#chat [role=tab]:nth-child(%d)", i+2))
+				is := is.New(t)
+				_, complained, err := runProgram(t, language, tab.copied("#chat .copy"))
+				is.True(err != nil) // it says with its exit code, too
+				is.True(strings.Contains(complained, test.says))
+			})
+		}
+	}
+}
+
+// TestReferenceSends presses Send with a key that is typed into the page.
+func TestReferenceSends(t *testing.T) {
+	is := is.New(t)
+	h := startHost(t, botapi.Options{}, nil)
+	tab := newTab(t)
+	tab.open(h.URL + "/docs")
+	tab.see("#chat .trial-key")
+	is.True(evaluate[bool](tab, `document.querySelector("#chat .send").disabled`))
+	is.True(strings.Contains(tab.text("#chat .program pre"), `{"bot_slug":"your-bot","prompt":"Hello! Who are you?","stream":false}`))
+	is.Equal(evaluate[string](tab, "document.title"), "API reference · Bots")
+	tab.do(chromedp.Focus(chromedp.CSS("#chat .trial-key input")))
+	tab.write("wrong")
+	tab.enter()
+	tab.wait(`document.querySelector("#chat .problem").textContent === "The server did not accept this key."`)
+	evaluate[any](tab, `document.querySelector("#chat .trial-key input").value = ""; null`)
+	tab.write(key)
+	tab.enter()
+	tab.wait(`!document.querySelector("#chat .send").disabled`)
+	is.Equal(tab.text("#chat .trial > .hint"), "With the key of this tab, for the bot Ada.")
+
+	tab.click("#listBots .send")
+	tab.wait(`document.querySelector("#listBots .sent").textContent.includes("whole after")`)
+	is.True(strings.HasPrefix(tab.text("#listBots .sent"), "200 OK · headers after "))
+	is.True(strings.Contains(tab.text("#listBots .answer"), `"slug": "ada"`))
+	tab.click("#listBots .trial summary")
+	is.True(strings.Contains(tab.text("#listBots .trial details pre"), "x-request-id: "))
+
+	tab.click("#chat .send")
+	tab.wait(`document.querySelector("#chat .sent").textContent.includes("whole after")`)
+	is.Equal(strings.TrimSpace(tab.text("#chat .answer")), "{\n  \"content\": \"Hello! Who are you?\"\n}")
+
+	tab.choose("#chat textarea", `{"bot_slug": "ada", "prompt": "oops"`)
+	is.True(strings.HasPrefix(tab.text("#chat .trial > .problem"), "This is not a JSON object."))
+	tab.click("#chat .send")
+	tab.wait(`document.querySelector("#chat .sent").textContent.startsWith("422")`)
+	tab.wait(`document.querySelector("#chat .answer").textContent.includes("value_error.jsondecode")`)
+
+	tab.open(h.URL + "/") // the chat page has the key, too
+	tab.see(".bot")
+}
+
+// TestReferenceShowsAStreamAsItComes sees the first event while the next is yet
+// to come, and stops it.
+func TestReferenceShowsAStreamAsItComes(t *testing.T) {
+	is := is.New(t)
+	h := startHost(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil)
+	tab := newTab(t)
+	tab.open(h.URL + "/#key=" + key)
+	tab.see(".bot")
+	tab.open(h.URL + "/docs")
+	tab.see("#chat .trial > .hint")
+	tab.choose("#chat select", "1")
+	tab.click("#chat .send")
+	tab.wait(`document.querySelector("#chat .answer").textContent === 'data: {"content":"Well,"}\n\n'`)
+	is.Equal(tab.text("#chat .send"), "Stop")
+	tab.click("#chat .send")
+	tab.wait(`document.querySelector("#chat .sent").textContent.endsWith("stopped")`)
+	is.Equal(tab.text("#chat .send"), "Send")
+}
+
+// TestReferenceTabs walks among the languages with the arrow keys: all calls of
+// the page follow.
+func TestReferenceTabs(t *testing.T) {
+	is := is.New(t)
+	tab := newTab(t)
+	tab.open(startQuickstart(t).address + "/docs")
+	tab.click("#chat [role=tab]")
+	tab.do(chromedp.KeyEvent(kb.ArrowRight))
+	is.Equal(evaluate[string](tab, "document.activeElement.textContent"), "Python")
+	is.Equal(tab.texts("[role=tab][aria-selected=true]"), []string{"Python", "Python"})
+	is.True(strings.HasPrefix(tab.text("#listBots [role=tabpanel]"), "import json"))
+	tab.do(chromedp.KeyEvent(kb.ArrowLeft))
+	tab.do(chromedp.KeyEvent(kb.ArrowLeft))
+	is.Equal(tab.texts("[role=tab][aria-selected=true]"), []string{"JavaScript", "JavaScript"})
+}
+
+// TestReferenceOnAPhone begins with a call to send, not with the table of contents.
+func TestReferenceOnAPhone(t *testing.T) {
+	is := is.New(t)
+	tab := newTab(t)
+	tab.do(chromedp.EmulateViewport(390, 780))
+	tab.open(startQuickstart(t).address + "/docs")
+	tab.see("#overview")
+	is.True(evaluate[float64](tab, `document.querySelector("#overview h1").getBoundingClientRect().top`) < 200)
+	is.True(evaluate[float64](tab, `document.querySelector(".send").getBoundingClientRect().bottom`) < 780)
+	is.True(!evaluate[bool](tab, `document.querySelector("#contents a").checkVisibility()`))
+	tab.click("#contents-box summary")
+	tab.click(`#contents a[href="#chat"]`)
+	tab.wait(`!document.querySelector("#contents a").checkVisibility()`)
+	tab.wait(`Math.abs(document.querySelector("#chat").getBoundingClientRect().top) < 100`)
+	is.True(evaluate[bool](tab, `document.documentElement.scrollWidth <= innerWidth`)) // nothing stands out
+}
+
+// choose gives a field a value, as a person does.
+func (tab *tab) choose(selector, value string) {
+	tab.t.Helper()
+	evaluate[any](tab, fmt.Sprintf(`{
+		const field = document.querySelector(%s);
+		field.value = %s;
+		field.dispatchEvent(new Event("input"));
+		field.dispatchEvent(new Event("change"));
+	} null`, quoted(selector), quoted(value)))
+}
+
+// copied presses a button that copies, and returns what it copied.
+func (tab *tab) copied(selector string) string {
+	tab.t.Helper()
+	evaluate[any](tab, `navigator.clipboard.writeText = (text) => { window.clipboard = text; return Promise.resolve(); }; null`)
+	tab.click(selector)
+	tab.wait(`document.querySelector(` + quoted(selector) + `).textContent === "Copied"`)
+	return evaluate[string](tab, "clipboard")
+}
+
+func quoted(text string) string {
+	quoted, err := json.Marshal(text)
+	if err != nil {
+		panic(err) // text is always JSON
+	}
+	return string(quoted)
+}

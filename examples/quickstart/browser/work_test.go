@@ -1,0 +1,194 @@
+package browser
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"example.com/botapi"
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/performance"
+	"github.com/chromedp/cdproto/tracing"
+	"github.com/chromedp/chromedp"
+	"github.com/matryer/is"
+)
+
+// The page may take this much of its main thread for an answer of 20,000
+// fragments, and for one task of it.
+const (
+	mostWork = time.Second
+	mostTask = 200 * time.Millisecond
+)
+
+// TestWork has a bot answer without a pause, in every kind of text. What the page
+// does is counted in time of its main thread's processor, so that a busy machine
+// does not matter.
+func TestWork(t *testing.T) {
+	tests := []struct {
+		name, first, fragment string
+		selector              string // of what comes of each fragment
+	}{
+		{"paragraph", "", "one *it* and `code` ", "em"},
+		{"paragraphs", "", "some **bold** words.\n\n", "p"},
+		{"quote", "", "> one *it* and `code`\n", "blockquote em"},
+		{"list", "", "- one *it* and `code`\n", "li"},
+		{"table", "| a | b |\n|---|---|\n", "| one *it* | `code` |\n", "td code"},
+		{"code", "```go\n", "func f(i int) string { return \"it\" } // code\n", ""},
+		{"right to left", "", "שלום *עולם* `code` ", "em"},
+		{"one line", "", "abcdefghij", ""},
+		{"one line of code", "```\n", "abcdefghij", ""},
+		{"one line of a list", "- ", "שלום *עולם* ", "em"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			is := is.New(t)
+			tab, total, longest := answerAtOnce(t, test.first, test.fragment)
+			for range 2 { // other programs in the same caches make for more work
+				if total > mostWork || longest > mostTask {
+					tab, total, longest = answerAtOnce(t, test.first, test.fragment)
+				}
+			}
+			is.True(total <= mostWork)
+			is.True(longest <= mostTask)
+
+			text := `document.querySelectorAll(".assistant .text")[1]`
+			if test.selector != "" {
+				is.Equal(evaluate[int](tab, fmt.Sprintf("%s.querySelectorAll(%q).length", text, test.selector)), manyFragments)
+				is.True(!strings.Contains(evaluate[string](tab, text+".textContent"), "*"))
+			} else {
+				said := strings.TrimSpace(test.fragment)
+				is.Equal(strings.Count(evaluate[string](tab, text+".textContent"), said), manyFragments)
+			}
+		})
+	}
+}
+
+// answerAtOnce returns the tab that has shown many fragments, and what that took.
+func answerAtOnce(t *testing.T, first, fragment string) (tab *tab, total, longest time.Duration) {
+	t.Helper()
+	gate := make(chan struct{})
+	h := startHost(t, botapi.Options{Engine: begins(first, repeats(fragment, manyFragments, gate))}, nil)
+	tab = newTab(t)
+	tab.open(h.URL + "/#key=" + key)
+	tab.say("Hello")
+	tab.see(".arriving")
+	work := tab.watchWork()
+	close(gate)
+	tab.waitForAnswer()
+	total, longest = work.end()
+	t.Logf("%v of the main thread, the longest task %v", total.Round(time.Millisecond), longest.Round(time.Millisecond))
+	return tab, total, longest
+}
+
+// begins says something before all else.
+func begins(first string, engine botapi.ChatEngine) botapi.ChatEngine {
+	return botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			if yield(first, nil) {
+				engine.Chat(ctx, req)(yield)
+			}
+		}
+	})
+}
+
+// work is what a page's main thread does while it is watched.
+type work struct {
+	tab    *tab
+	before time.Duration
+	done   chan struct{}
+
+	mu    sync.Mutex
+	tasks []traceEvent
+	mains map[[2]int]bool // process and thread of each page
+}
+
+// A traceEvent is a task, or the name of a thread.
+type traceEvent struct {
+	Name     string
+	PID, TID int
+	TDur     float64 // of the thread's processor, in microseconds
+	Args     struct{ Name string }
+}
+
+func (tab *tab) watchWork() *work {
+	tab.t.Helper()
+	is := is.New(tab.t)
+	w := &work{tab: tab, done: make(chan struct{}), mains: map[[2]int]bool{}}
+	is.NoErr(chromedp.Listen(tab.ctx, w.listen))
+	_, err := chromedp.Call(tab.ctx, performance.Enable, performance.EnableParams{TimeDomain: performance.EnableTimeDomainThreadTicks})
+	is.NoErr(err)
+	_, err = chromedp.Call(tab.ctx, tracing.Start, tracing.StartParams{TraceConfig: &tracing.TraceConfig{IncludedCategories: []string{"toplevel"}, ExcludedCategories: []string{"*"}}})
+	is.NoErr(err)
+	w.before = tab.worked()
+	return w
+}
+
+func (w *work) listen(event any) {
+	switch event := event.(type) {
+	case *tracing.EventDataCollected:
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, text := range event.Value {
+			var e traceEvent
+			if json.Unmarshal(text, &e) != nil {
+				continue // an event of another shape is no task
+			}
+			if e.Name == "thread_name" && e.Args.Name == "CrRendererMain" {
+				w.mains[[2]int{e.PID, e.TID}] = true
+			}
+			if strings.HasSuffix(e.Name, "RunTask") {
+				w.tasks = append(w.tasks, e)
+			}
+		}
+	case *tracing.EventTracingComplete:
+		close(w.done)
+	}
+}
+
+// end returns how much the main thread has done in all, and in its longest task.
+func (w *work) end() (total, longest time.Duration) {
+	w.tab.t.Helper()
+	is := is.New(w.tab.t)
+	total = w.tab.worked() - w.before
+	_, err := chromedp.Call(w.tab.ctx, tracing.End, cdp.Empty{})
+	is.NoErr(err)
+	select {
+	case <-w.done:
+	case <-time.After(patience):
+		w.tab.t.Fatal("the browser keeps its trace to itself")
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, task := range w.tasks {
+		if w.mains[[2]int{task.PID, task.TID}] {
+			longest = max(longest, time.Duration(task.TDur)*time.Microsecond)
+		}
+	}
+	is.True(longest > 0) // there were tasks
+	return total, longest
+}
+
+// worked is how long the page's main thread has been at work.
+func (tab *tab) worked() time.Duration {
+	return time.Duration(tab.metric("TaskDuration") * float64(time.Second))
+}
+
+// metric is a figure of the browser's own about the page.
+func (tab *tab) metric(name string) float64 {
+	tab.t.Helper()
+	is := is.New(tab.t)
+	metrics, err := chromedp.Call(tab.ctx, performance.GetMetrics, cdp.Empty{})
+	is.NoErr(err)
+	for _, metric := range metrics.Metrics {
+		if metric.Name == name {
+			return metric.Value
+		}
+	}
+	tab.t.Fatalf("the browser does not know %s", name)
+	return 0
+}

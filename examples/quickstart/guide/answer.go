@@ -1,0 +1,189 @@
+package guide
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"unicode"
+)
+
+// Questions are such as a newcomer has, to suggest.
+var Questions = []string{
+	"What is botapi?",
+	"How do I connect a model?",
+	"How do I chat with curl?",
+	"What does a stream look like?",
+	"Which errors are there?",
+	"Why not write the handler myself?",
+}
+
+const aboutItself = `I am **no language model**, and there is none behind me. I look for the section of botapi's own documents that has the words of your question, and quote it. What I say is what the documents say; what they do not say, I do not know.`
+
+// maxQuestion is how much of a question is read, in bytes. A body may be long.
+const maxQuestion = 1000
+
+// answer quotes the section that fits the question best.
+func answer(question string) string {
+	question = question[:min(len(question), maxQuestion)]
+	if isAboutItself(question) {
+		return aboutItself + "\n\n" + suggest(Questions)
+	}
+	terms := termsOf(question)
+	if len(terms) == 0 {
+		return quote(sections[0]) + "\n\n" + suggest(Questions[1:]) // what is all this?
+	}
+	best, found := search(terms)
+	if !found {
+		return "I have found nothing about this in botapi's documents. " + aboutItself + "\n\n" + suggest(Questions)
+	}
+	return quote(best)
+}
+
+// isAboutItself reports whether a question is about the guide.
+func isAboutItself(question string) bool {
+	asked := " " + strings.Join(strings.FieldsFunc(strings.ToLower(question), isNoLetter), " ") + " "
+	return slices.ContainsFunc([]string{" are you ", " who you ", " what you ", " can you do ", " you know ", " your name ", " hello ", " hi ", " thanks ", " thank you "},
+		func(phrase string) bool { return strings.Contains(asked, phrase) })
+}
+
+func suggest(questions []string) string {
+	var list strings.Builder
+	list.WriteString("You could ask:\n\n")
+	for _, question := range questions {
+		fmt.Fprintf(&list, "- %s\n", question)
+	}
+	return list.String()
+}
+
+func quote(s section) string {
+	return fmt.Sprintf("### %s\n\n%s\n\n*From “%s” in %s*", s.heading, strings.Join(s.blocks, "\n\n"), s.heading, s.document)
+}
+
+// search returns the section with the highest score. Rare words count more
+// than frequent ones, and words of the heading more than those of the text.
+func search(terms []string) (best section, found bool) {
+	highest := 0.0
+	for i, s := range sections {
+		score := 0.0
+		for _, term := range terms {
+			score += rarity(term) * indexed[i].weight(term)
+		}
+		if score > highest {
+			best, highest = s, score
+		}
+	}
+	return best, highest > 0
+}
+
+// A bag has how often each term occurs in a section.
+type bag struct {
+	heading map[string]int
+	text    map[string]int
+	length  int
+}
+
+var indexed = index()
+
+func index() (bags []bag) {
+	for _, s := range sections {
+		b := bag{heading: map[string]int{}, text: map[string]int{}}
+		for _, term := range termsOf(s.heading + " " + alsoAsked[s.heading]) {
+			b.heading[term]++
+		}
+		for _, term := range termsOf(strings.Join(s.blocks, " ")) {
+			b.text[term]++
+			b.length++
+		}
+		bags = append(bags, b)
+	}
+	return bags
+}
+
+// weight grows with each occurrence, less and less so, and more slowly in a
+// long section.
+func (b bag) weight(term string) float64 {
+	n, typical := float64(b.text[term]), 200.0
+	weight := n / (n + 0.5 + float64(b.length)/typical)
+	if b.heading[term] > 0 {
+		weight += 2
+	}
+	return weight
+}
+
+func rarity(term string) float64 {
+	having := 0
+	for _, b := range indexed {
+		if b.text[term]+b.heading[term] > 0 {
+			having++
+		}
+	}
+	return math.Log(float64(len(indexed)+1) / float64(having+1))
+}
+
+// termsOf are the words that a text can be found by.
+func termsOf(text string) (terms []string) {
+	for word := range strings.FieldsFuncSeq(strings.ToLower(text), isNoLetter) {
+		if !slices.Contains(common, word) {
+			terms = append(terms, stem(word))
+		}
+	}
+	return terms
+}
+
+// alsoAsked are words that people use for what a section, by its heading, is
+// about. They count as words of the heading.
+var alsoAsked = map[string]string{
+	"botapi":                               "project library framework package purpose",
+	"Try it":                               "start begin install golang requirement prerequisite",
+	"Why not 60 lines of your own?":        "why handler myself advantage benefit instead scratch reliable robust better",
+	"Your own bot":                         "write create build hello example install import module own code",
+	"The three interfaces":                 "interface implement database postgres sql api key auth account user callback",
+	"Your model":                           "connect plug ai llm gpt claude gemini mistral llama ollama vllm lm studio hugging face runtime provider backend openai compatible",
+	"Mount it":                             "router gin chi echo fiber gorilla embed page chat ui frontend widget prefix existing server",
+	"Options":                              "setting configure configuration config concurrent parameter default",
+	"When to use something else":           "tool function image vision upload file docker kubernetes container production alternative gateway litellm compare",
+	"Versions":                             "licence license free open source mit stable release commercial",
+	"The list of bots":                     "list bots all available etag cache",
+	"A chat":                               "curl send message remember memory history conversation store context persist save stop cancel abort prompt talk http json",
+	"Answers":                              "error fail failure status code detail problem 400 401 403 404 405 408 413 422 429 500 502 503 504 mean request id",
+	"Retrying":                             "retry again backoff attempt",
+	"The stream":                           "sse server sent events stream format protocol look complete whole finished done end fragment token",
+	"Readers in Python, Go and JavaScript": "python javascript typescript node js read parse client sdk consume fetch",
+	"Timeouts":                             "timeout slow hang long wait",
+	"CORS: pages of other origins":         "cors origin browser web page website frontend domain",
+	"aBLT's clients":                       "ablt",
+	"Depend on it":                         "vendor fork rename copy private",
+	"The server":                           "deploy host serve http2 tls production go live run",
+	"Shutdown":                             "shut graceful gracefully restart deploy rolling update zero downtime",
+	"Engines":                              "engine disconnect leave left cancel context goroutine",
+	"Proxies":                              "nginx haproxy caddy traefik proxy behind reverse load balancer cloudflare",
+	"Logs":                                 "log logging debug see asked monitor observe",
+	"Metering":                             "count token bill usage measure charge customer metric",
+	"Limits and bounds":                    "limit rate quota memory bound maximum size abuse",
+	"Security":                             "secure safe safety attack leak privacy gdpr",
+	"Performance":                          "fast speed latency performance benchmark scale many much overhead slow cost price user handle throughput",
+	"The bots file":                        "add second another bots file json",
+	"A real model":                         "quickstart runtime flag try",
+	"A conversation":                       "mira juniper eliza",
+	"Flags":                                "flag port address change key default pace",
+}
+
+func isNoLetter(r rune) bool {
+	return !unicode.IsLetter(r) && !unicode.IsNumber(r) && r != '\''
+}
+
+// common words tell nothing about what a question is about.
+var common = strings.Fields(`a about all an and any are as at be botapi by can could did do does for from get gets give has have how i if in is it its
+	know like look looks me mean my need needs of on or own say says should more show some tell than that the their them then there these this to use used want
+	was what what's when where which who why will with work works would you your not no`)
+
+// stem takes common endings off, so that singular and plural are one.
+func stem(word string) string {
+	for _, ending := range []string{"'s", "ing", "es", "ed", "s", "e"} {
+		if rest, cut := strings.CutSuffix(word, ending); cut && len(rest) > 3 {
+			return rest
+		}
+	}
+	return word
+}

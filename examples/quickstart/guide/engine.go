@@ -1,0 +1,58 @@
+// Package guide is a conversation engine that explains botapi from the
+// project's own documents. It is no model: it looks for the section that has
+// the words of the question, and quotes it.
+package guide
+
+import (
+	"context"
+	"iter"
+	"strings"
+	"time"
+	"unicode"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/quickstart/speech"
+)
+
+// Model is the name that stands for this engine in a bot's Model.
+const Model = "no-model"
+
+// Engine is a [botapi.ChatEngine] that answers the last message of a
+// conversation from the documents. Its zero value streams without waiting.
+type Engine struct {
+	// Pace is the wait before each word of a stream but the first. An answer
+	// that goes out as one body does not wait.
+	Pace time.Duration
+}
+
+var _ botapi.ChatEngine = Engine{}
+
+// Chat answers in Markdown, word by word.
+func (e Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		pace := e.Pace
+		if !req.Stream {
+			pace = 0
+		}
+		speech.Speak(ctx, words(answer(req.Messages[len(req.Messages)-1].Content)), pace, yield)
+	}
+}
+
+// words cuts a text behind each stretch of white space.
+func words(text string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for text != "" {
+			end := strings.IndexFunc(text, unicode.IsSpace)
+			if end >= 0 {
+				end = strings.IndexFunc(text[end:], func(r rune) bool { return !unicode.IsSpace(r) }) + end
+			}
+			if end <= 0 {
+				end = len(text)
+			}
+			if !yield(text[:end]) {
+				return
+			}
+			text = text[end:]
+		}
+	}
+}

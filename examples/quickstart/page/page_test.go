@@ -1,0 +1,148 @@
+package page
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"example.com/botapi"
+	"github.com/matryer/is"
+)
+
+func request(o Options, method, path string, header http.Header) *http.Response {
+	r := httptest.NewRequest(method, path, nil)
+	r.Header = header
+	w := httptest.NewRecorder()
+	Handler(o).ServeHTTP(w, r)
+	return w.Result()
+}
+
+func get(o Options, path string) *http.Response {
+	return request(o, http.MethodGet, path, nil)
+}
+
+func bodyOf(t *testing.T, response *http.Response) string {
+	t.Helper()
+	text, err := io.ReadAll(response.Body)
+	is.New(t).NoErr(err)
+	return string(text)
+}
+
+func TestPaths(t *testing.T) {
+	tests := []struct {
+		path        string
+		status      int
+		contentType string
+	}{
+		{"/", 200, "text/html; charset=utf-8"},
+		{"/docs", 200, "text/html; charset=utf-8"},
+		{"/openapi.json", 200, "application/json"},
+		{"/page/chat.js", 200, "text/javascript; charset=utf-8"},
+		{"/page/style.css", 200, "text/css; charset=utf-8"},
+		{"/page/icon.svg", 200, "image/svg+xml"},
+		{"/page/", 404, "application/json"},
+		{"/page/chat.html", 404, "application/json"},
+		{"/page/page.go", 404, "application/json"},
+		{"/nothing", 404, "application/json"},
+	}
+	for _, base := range []string{"", "/", "/assistant", "/assistant/", "assistant/of/mine"} {
+		for _, test := range tests {
+			t.Run(base+" "+test.path, func(t *testing.T) {
+				is := is.New(t)
+				response := get(Options{BasePath: base}, strings.TrimSuffix(folder(base), "/")+test.path)
+				is.Equal(response.StatusCode, test.status)
+				is.Equal(response.Header.Get("Content-Type"), test.contentType)
+			})
+		}
+	}
+}
+
+func TestMethods(t *testing.T) {
+	is := is.New(t)
+	head := request(Options{}, http.MethodHead, "/", nil)
+	is.Equal(head.StatusCode, 200)
+	is.Equal(bodyOf(t, head), "")
+	post := request(Options{}, http.MethodPost, "/docs", nil)
+	is.Equal(post.StatusCode, 405)
+	is.Equal(post.Header.Get("Allow"), "GET, HEAD")
+	is.Equal(bodyOf(t, post), `{"detail":"Method Not Allowed"}`)
+}
+
+// TestSecondVisit has a browser load again only what has changed.
+func TestSecondVisit(t *testing.T) {
+	is := is.New(t)
+	etag := get(Options{}, "/").Header.Get("ETag")
+	again := http.Header{"If-None-Match": {etag}}
+	is.Equal(request(Options{}, http.MethodGet, "/", again).StatusCode, 304)
+	is.Equal(request(Options{Title: "Another"}, http.MethodGet, "/", again).StatusCode, 200)
+}
+
+// TestOptionsReachThePage looks at what the scripts of the pages read.
+func TestOptionsReachThePage(t *testing.T) {
+	tests := []struct {
+		options Options
+		path    string
+		says    string
+	}{
+		{Options{}, "/", `<title>Bots</title>`},
+		{Options{Title: `Tom & "Jerry"`}, "/", `<title>Tom &amp; &#34;Jerry&#34;</title>`},
+		{Options{}, "/", `<meta name="keep-alive" content="15">`},
+		{Options{KeepAlive: 1500 * time.Millisecond}, "/", `<meta name="keep-alive" content="1.5">`},
+		{Options{Questions: map[string][]string{"": {"Why?"}}}, "/", `<meta name="questions" content="{&#34;&#34;:[&#34;Why?&#34;]}">`},
+		{Options{KeyHint: "Ask <Tom>."}, "/", `sent to this server only. Ask &lt;Tom&gt;.`},
+		{Options{KeyHint: "Ask <Tom>."}, "/docs", `<meta name="key-hint" content="Ask &lt;Tom&gt;.">`},
+		{Options{}, "/docs", `<title>API reference · Bots</title>`},
+		{Options{Title: `Tom & "Jerry"`}, "/docs", `<p class="service" dir="auto">Tom &amp; &#34;Jerry&#34;</p>`},
+		{Options{}, "/", `<meta name="api" content="./">`},
+		{Options{}, "/docs", `<meta name="api" content="./">`},
+		{Options{APIPath: "assistants"}, "/", `<meta name="api" content="./assistants/">`},
+		{Options{BasePath: "/chat"}, "/chat/", `<meta name="api" content="./../">`},
+		{Options{BasePath: "/a/b/", APIPath: "/a/"}, "/a/b/docs", `<meta name="api" content="./../../a/">`},
+	}
+	for _, test := range tests {
+		t.Run(test.says, func(t *testing.T) {
+			is := is.New(t)
+			is.True(strings.Contains(bodyOf(t, get(test.options, test.path)), test.says))
+		})
+	}
+}
+
+func TestPagesAreGuarded(t *testing.T) {
+	for _, path := range []string{"/", "/docs", "/page/chat.js", "/page/icon.svg", "/openapi.json"} {
+		t.Run(path, func(t *testing.T) {
+			is := is.New(t)
+			header := get(Options{}, path).Header
+			policy := header.Get("Content-Security-Policy")
+			is.True(strings.HasPrefix(policy, "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "))
+			is.True(!strings.Contains(policy, "unsafe"))
+			is.Equal(header.Get("X-Content-Type-Options"), "nosniff")
+			is.Equal(header.Get("Referrer-Policy"), "no-referrer")
+		})
+	}
+}
+
+// TestAvatarsMayComeFromTheirServers lets the pages load the bots' pictures,
+// and nothing else with them.
+func TestAvatarsMayComeFromTheirServers(t *testing.T) {
+	is := is.New(t)
+	var bots []botapi.Bot
+	for i, avatar := range []string{
+		"https://pictures.example/a.png",
+		"https://pictures.example/b.png",
+		"http://127.0.0.1:9000/c.png",
+		"https://sly.example;script-src/d.png",
+		"ftp://files.example/e.png",
+		"",
+	} {
+		id := string(rune('a' + i))
+		bots = append(bots, botapi.Bot{UID: id, Slug: id, Name: id, Model: "a model", AvatarURL: avatar})
+	}
+	store := new(botapi.MemoryStore)
+	is.NoErr(store.Replace(bots...))
+	policy := get(Options{Bots: store}, "/").Header.Get("Content-Security-Policy")
+	is.True(strings.Contains(policy, "; img-src 'self' data: http://127.0.0.1:9000 https://pictures.example; "))
+	is.True(!strings.Contains(policy, "sly.example"))
+}

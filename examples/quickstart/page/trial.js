@@ -1,0 +1,240 @@
+// Trying an operation of the api: its call as a program to copy, and a button
+// that sends it and shows what comes back.
+
+import { BotClient } from "./client.js";
+import { colour } from "./code.js";
+import { copyButton } from "./copying.js";
+import { el } from "./elements.js";
+import { anyQuestion, questionsFor } from "./questions.js";
+import { languages } from "./snippets.js";
+import { store } from "./store.js";
+
+const apiBase = new URL(document.querySelector("meta[name=api]").content, document.baseURI);
+const keyHint = document.querySelector("meta[name=key-hint]").content;
+
+const trials = []; // all on the page
+let language = "curl"; // chosen in any of them
+let bot; // the first of the service; undefined until there is a good key
+
+// trial makes an element to try an operation {operationId, method, path} with.
+// The examples are bodies {summary, value}, none for an operation without.
+export function trial(operation, examples) {
+  const trial = new Trial(operation, examples);
+  trials.push(trial);
+  return trial.element;
+}
+
+// begin has the trials use the key of this tab and the first bot.
+export async function begin(key = store.key) {
+  bot = undefined;
+  let problem = "";
+  if (key) {
+    try {
+      [bot] = await new BotClient(apiBase, key).bots();
+      if (key !== store.key) store.keepKey(key, store.keepsKey);
+    } catch (error) {
+      problem = error.status === 401 ? "The server did not accept this key." : "The server did not list its bots.";
+      if (error.status === 401) key = "";
+    }
+  }
+  trials.forEach((trial) => trial.meet(key, problem));
+}
+
+class Trial {
+  #id;
+  #method;
+  #address;
+  #examples;
+  #key = "";
+  #call; // {method, address, key, body} as shown
+  #text; // of the program on show
+  #sending; // an AbortController, while an answer is coming
+
+  #keyInput = el("input", { type: "password", autocomplete: "off", spellcheck: "false", autocapitalize: "none" });
+  #keyProblem = el("p", { class: "problem", role: "alert" });
+  #keyForm = el("form", { class: "trial-key" }, this.#keyProblem,
+    el("label", null, "API key ", this.#keyInput), el("button", { class: "quiet" }, "Use"),
+    el("p", { class: "hint" }, `The key is sent to this server only. ${keyHint}`));
+  #keyNote = el("p", { class: "hint" });
+
+  #choice = el("select");
+  #body = el("textarea", { spellcheck: "false", autocomplete: "off", autocapitalize: "none" });
+  #bodyProblem = el("p", { class: "problem", role: "status" });
+
+  #tabs = Object.keys(languages).map((name) => el("button", { type: "button", role: "tab" }, name));
+  #code = el("pre", { tabindex: "0" });
+  #run = el("span", { class: "hint" });
+
+  #send = el("button", { type: "button", class: "primary send" }, "Send");
+  #status = el("p", { class: "sent", role: "status" });
+  #headers = el("pre", { tabindex: "0", role: "group", "aria-label": "Headers of the answer" });
+  #headersBox = el("details", null, el("summary", null, "Headers"), this.#headers);
+  #answer = el("pre", { class: "answer", tabindex: "0", role: "group", "aria-label": "Body of the answer" });
+
+  constructor({ operationId, method, path }, examples) {
+    this.#id = operationId;
+    this.#method = method.toUpperCase();
+    this.#address = new URL("." + path, apiBase).href;
+    this.#examples = examples;
+    this.element = el("div", { class: "trial" }, this.#keyForm, this.#keyNote, this.#bodyFields(),
+      el("div", { class: "sending" }, this.#send, this.#status), this.#headersBox, this.#answer, this.#program());
+    this.#headersBox.hidden = this.#answer.hidden = true;
+    this.#keyForm.addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (this.#keyInput.value.trim()) begin(this.#keyInput.value.trim());
+    });
+    this.#send.addEventListener("click", () => this.#sendOrStop());
+    this.meet("", "");
+  }
+
+  rewrite() {
+    this.#write();
+  }
+
+  #bodyFields() {
+    if (this.#examples.length === 0) return [];
+    this.#choice.append(...this.#examples.map(({ summary }, i) => el("option", { value: i }, summary)));
+    this.#choice.addEventListener("change", () => this.#fill());
+    this.#body.addEventListener("input", () => this.#write());
+    return [
+      el("label", { class: "field" }, "Example", this.#choice),
+      el("label", { class: "field" }, "Request body", this.#body),
+      this.#bodyProblem,
+    ];
+  }
+
+  #program() {
+    const panel = this.#id + "-program";
+    this.#tabs.forEach((tab, i) => {
+      tab.id = `${this.#id}-tab-${i}`;
+      tab.setAttribute("aria-controls", panel);
+      tab.addEventListener("click", () => choose(tab.textContent));
+      tab.addEventListener("keydown", (event) => this.#walk(event, i));
+    });
+    this.panel = el("div", { id: panel, role: "tabpanel" }, this.#code);
+    return el("div", { class: "code program" },
+      el("div", { class: "tabs" }, el("div", { role: "tablist", "aria-label": "Language" }, this.#tabs), copyButton(() => this.#text)),
+      this.panel, this.#run);
+  }
+
+  // walk moves among the tabs with the arrow keys.
+  #walk(event, i) {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const next = this.#tabs.at((i + step) % this.#tabs.length);
+    choose(next.textContent);
+    next.focus();
+  }
+
+  // meet has the trial use a key, or ask for one, and the first bot.
+  meet(key, problem) {
+    this.#key = key;
+    this.#keyForm.hidden = key !== "";
+    this.#keyProblem.hidden = problem === "";
+    this.#keyProblem.textContent = problem;
+    this.#keyNote.hidden = key === "";
+    this.#keyNote.textContent = bot ? `With the key of this ${store.keepsKey ? "browser" : "tab"}${this.#examples.length > 0 ? `, for the bot ${bot.name}` : ""}.` : problem || "There is no bot to talk to.";
+    this.#send.disabled = key === "";
+    this.#fill();
+  }
+
+  // fill puts the chosen example into the body, for the first bot.
+  #fill() {
+    const example = this.#examples[this.#choice.value || 0];
+    if (example) {
+      this.#body.value = JSON.stringify(forBot(example.value), null, 2);
+      this.#body.rows = this.#body.value.split("\n").length;
+    }
+    this.#write();
+  }
+
+  // write shows the program that makes the call.
+  #write() {
+    const body = this.#examples.length > 0 ? parse(this.#body.value) : undefined;
+    const understood = this.#examples.length === 0 || typeof body === "object";
+    this.#bodyProblem.hidden = understood;
+    this.#bodyProblem.textContent = understood ? "" : "This is not a JSON object. Send shows what the service says to it; the program below has the last one that was.";
+    if (understood) this.#call = { method: this.#method, address: this.#address, key: this.#key, body };
+    this.#tabs.forEach((tab) => {
+      const chosen = tab.textContent === language;
+      tab.setAttribute("aria-selected", chosen);
+      tab.tabIndex = chosen ? 0 : -1;
+      if (chosen) this.panel.setAttribute("aria-labelledby", tab.id);
+    });
+    this.#text = languages[language].write(this.#call);
+    colour(this.#code, languages[language].colours, this.#text.trimEnd());
+    this.#run.textContent = languages[language].run;
+  }
+
+  async #sendOrStop() {
+    if (this.#sending) return this.#sending.abort();
+    this.#sending = new AbortController();
+    this.#send.textContent = "Stop";
+    const began = performance.now();
+    try {
+      await this.#exchange(began, this.#sending.signal);
+    } catch (error) {
+      this.#status.append(this.#sending.signal.aborted ? " · stopped" : ` · ${this.#status.textContent ? "the connection broke off" : "The server cannot be reached."}`);
+    }
+    this.#sending = undefined;
+    this.#send.textContent = "Send";
+  }
+
+  // exchange sends the request and shows the answer as it comes.
+  async #exchange(began, signal) {
+    const took = () => `${Math.round(performance.now() - began)} ms`;
+    this.#status.textContent = "";
+    this.#answer.replaceChildren();
+    this.#headersBox.hidden = this.#answer.hidden = true;
+    const response = await fetch(this.#address, {
+      method: this.#method,
+      headers: { Authorization: `Bearer ${this.#key}` },
+      body: this.#examples.length > 0 ? this.#body.value : undefined,
+      cache: "no-store",
+      signal,
+    });
+    this.#status.textContent = `${response.status} ${response.statusText} · headers after ${took()}`;
+    this.#headers.textContent = [...response.headers].map(([name, value]) => `${name}: ${value}`).join("\n");
+    this.#headersBox.hidden = this.#answer.hidden = false;
+    let text = "";
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let part; !(part = await reader.read()).done;) {
+      text += part.value;
+      this.#answer.append(part.value);
+      this.#answer.scrollTop = this.#answer.scrollHeight;
+    }
+    if (typeof parse(text) === "object") {
+      colour(this.#answer, "json", JSON.stringify(parse(text), null, 2));
+      this.#answer.scrollTop = 0;
+    }
+    const isBroken = response.headers.get("Content-Type") === "text/event-stream" && !text.endsWith("data: [DONE]\n\n");
+    this.#status.append(isBroken ? ` · broke off after ${took()}, without [DONE]` : ` · whole after ${took()}`);
+  }
+}
+
+function choose(name) {
+  language = name;
+  trials.forEach((trial) => trial.rewrite());
+}
+
+// forBot has an example talk to the first bot, about what it knows. Until that
+// is known, the example is for any bot.
+function forBot(example) {
+  const { slug, uid } = bot ?? { slug: "your-bot", uid: "uid-of-your-bot" };
+  const [question = anyQuestion] = questionsFor(slug);
+  const body = { ...example };
+  if ("bot_slug" in body) body.bot_slug = slug;
+  if ("bot_uid" in body) body.bot_uid = uid;
+  if ("prompt" in body) body.prompt = question;
+  if ("messages" in body) body.messages = [{ role: "system", content: "Be brief." }, { role: "user", content: question }];
+  return body;
+}
+
+function parse(text) {
+  try {
+    return JSON.parse(text) ?? undefined;
+  } catch {
+    return undefined;
+  }
+}

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/openai"
+)
+
+// A modelRuntime is a program that runs models, such as Ollama, behind OpenAI's
+// chat completions protocol.
+type modelRuntime struct {
+	botapi.ChatEngine
+	address, key, model string
+	problem             error // what probe said at the start, if anything
+}
+
+// newRuntime returns nil if neither an address nor a model is named.
+func newRuntime(address, model string) (*modelRuntime, error) {
+	switch {
+	case address == "" && model == "":
+		return nil, nil
+	case address == "":
+		return nil, errors.New("-model needs -runtime, the address of the model's runtime")
+	case model == "":
+		return nil, errors.New("-runtime needs -model, the name of a model there")
+	}
+	key := os.Getenv("BOTAPI_RUNTIME_KEY")
+	engine, err := openai.NewEngine(openai.Config{BaseURL: address, Key: key, Model: model})
+	if err != nil {
+		return nil, fmt.Errorf("-runtime: %w", err)
+	}
+	return &modelRuntime{ChatEngine: engine, address: address, key: key, model: model}, nil
+}
+
+// join adds the bot that the model answers for: before all others, or behind
+// them if there was a problem at the start.
+func (r *modelRuntime) join(bots []botapi.Bot) []botapi.Bot {
+	if r == nil {
+		return bots
+	}
+	bot := botapi.Bot{UID: "model", Slug: "model", Name: r.model, Description: "A real model, at " + r.host(), Model: r.model}
+	if r.problem == nil {
+		return slices.Insert(bots, 0, bot)
+	}
+	bot.Description = "At the start: " + r.problem.Error()
+	return append(bots, bot)
+}
+
+// host is the address without a secret that may be in it.
+func (r *modelRuntime) host() string {
+	return r.url().Host
+}
+
+func (r *modelRuntime) url() *url.URL {
+	address, _ := url.Parse(r.address) // NewEngine has read it, too
+	return address
+}
+
+// Chat answers with the model. An error before the answer is in words for
+// whoever runs the quickstart, who can do something about it.
+func (r *modelRuntime) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		for text, err := range r.ChatEngine.Chat(ctx, req) {
+			if !yield(text, r.explain(err)) {
+				return
+			}
+		}
+	}
+}
+
+func (r *modelRuntime) explain(err error) error {
+	failure, failed := errors.AsType[*openai.Failure](err)
+	answer, answered := errors.AsType[*botapi.StatusError](err)
+	if !failed || !answered || failure.Begun {
+		return err
+	}
+	detail := map[int]string{
+		0:                       fmt.Sprintf("No model runtime answers at %s. Is it running?", r.host()),
+		http.StatusUnauthorized: fmt.Sprintf("The model runtime at %s refuses the key. Set BOTAPI_RUNTIME_KEY, and start the quickstart again", r.host()),
+		http.StatusNotFound:     fmt.Sprintf("The model runtime at %s does not have the model %s. With Ollama: ollama pull %[2]s", r.host(), r.model),
+	}[failure.Status]
+	if detail == "" {
+		return err
+	}
+	return &botapi.StatusError{Status: answer.Status, Detail: detail, Err: err}
+}
+
+// probe says in one line what is wrong with the runtime, if anything is.
+func (r *modelRuntime) probe(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.url().JoinPath("models").String(), nil)
+	if err != nil {
+		return err
+	}
+	if r.key != "" {
+		req.Header.Set("Authorization", "Bearer "+r.key)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return fmt.Errorf("no model runtime answers at %s: %w", r.host(), withoutURL(err))
+	}
+	defer resp.Body.Close()
+	switch resp.StatusCode {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return fmt.Errorf("the model runtime at %s refuses the key: set BOTAPI_RUNTIME_KEY", r.host())
+	case http.StatusOK:
+		return r.findModel(resp.Body)
+	}
+	return nil // it cannot list its models, and may answer nevertheless
+}
+
+// withoutURL is the reason alone: the address may have a secret in it.
+func withoutURL(err error) error {
+	if failed, ok := errors.AsType[*url.Error](err); ok {
+		return failed.Err
+	}
+	return err
+}
+
+// findModel looks for the model in a runtime's list. Ollama lists each with a
+// tag, and takes it without "latest".
+func (r *modelRuntime) findModel(body io.Reader) error {
+	var list struct{ Data []struct{ ID string } }
+	if err := json.NewDecoder(io.LimitReader(body, 1<<20)).Decode(&list); err != nil {
+		return fmt.Errorf("what answers at %s is no model runtime: its list of models is no JSON; the address often ends in /v1", r.host())
+	}
+	var names []string
+	for _, model := range list.Data {
+		names = append(names, strings.TrimSuffix(model.ID, ":latest"))
+	}
+	if slices.Contains(names, strings.TrimSuffix(r.model, ":latest")) {
+		return nil
+	}
+	if len(names) == 0 {
+		return fmt.Errorf("the model runtime at %s has no models; with Ollama: ollama pull %s", r.host(), r.model)
+	}
+	return fmt.Errorf("the model runtime at %s does not have the model %s; it has %s", r.host(), r.model, strings.Join(names, ", "))
+}

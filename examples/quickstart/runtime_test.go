@@ -1,0 +1,136 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/openai/runtimetest"
+	"github.com/matryer/is"
+)
+
+// runtimeAt is one with the model llama3.2.
+func runtimeAt(t *testing.T, address string) *modelRuntime {
+	t.Helper()
+	r, err := newRuntime(address, "llama3.2")
+	is.New(t).NoErr(err)
+	return r
+}
+
+func TestRealModel(t *testing.T) {
+	is := is.New(t)
+	t.Setenv("BOTAPI_RUNTIME_KEY", "its-key")
+	ollama := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("I am ", "a llama.") })
+	s := settings{key: "the-key", runtime: runtimeAt(t, ollama.URL)}
+	store := new(botapi.MemoryStore)
+	is.NoErr(s.loadBots(store))
+	server := httptest.NewServer(s.routes(store, slog.New(slog.DiscardHandler)))
+	defer server.Close()
+
+	_, bots := ask(t, "GET", server.URL+"/v1/bots", "the-key", "")
+	is.True(strings.HasPrefix(bots, `[{"uid":"model","slug":"model","name":"llama3.2","description":"A real model, at 127.0.0.1:`))
+	is.True(strings.Contains(bots, `"slug":"guide"`)) // the others are there, too
+	_, answer := ask(t, "POST", server.URL+"/v1/chat", "the-key", chatBody("model", "Who are you?", false))
+	is.Equal(answer, `{"content":"I am a llama."}`)
+	request := ollama.Requests()[0]
+	is.Equal(request.Model, "llama3.2")
+	is.Equal(request.Messages, []runtimetest.Message{{Role: "user", Content: "Who are you?"}})
+	is.Equal(request.Header.Get("Authorization"), "Bearer its-key")
+}
+
+// TestRealModelFails has the client told what whoever runs the program can do.
+func TestRealModelFails(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		answer func(*runtimetest.Stream, *runtimetest.Request) // nil: there is no runtime
+		status int
+		detail string // the first %s is where the runtime is
+	}{
+		{"nobody there", nil, 503, "No model runtime answers at %s. Is it running?"},
+		{"a wrong key", func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Refuse(401, `{"error":{"message":"no"}}`) }, 502,
+			"The model runtime at %s refuses the key. Set BOTAPI_RUNTIME_KEY, and start the quickstart again"},
+		{"no such model", func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Refuse(404, `{"error":{"message":"no"}}`) }, 502,
+			"The model runtime at %s does not have the model llama3.2. With Ollama: ollama pull llama3.2"},
+		{"too busy", func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Refuse(429, `{}`) }, 503, "The model is unavailable for the moment"},
+		{"half an answer", func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Text("Half"); s.Break() }, 502, "The model's answer broke off"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			is := is.New(t)
+			ollama := runtimetest.New(t, c.answer)
+			if c.answer == nil {
+				ollama.Close()
+			}
+			s := settings{key: "the-key", runtime: runtimeAt(t, ollama.URL)}
+			store := new(botapi.MemoryStore)
+			is.NoErr(s.loadBots(store))
+			server := httptest.NewServer(s.routes(store, slog.New(slog.DiscardHandler)))
+			defer server.Close()
+			status, body := ask(t, "POST", server.URL+"/v1/chat", "the-key", chatBody("model", "Hello", false))
+			is.Equal(status, c.status)
+			is.Equal(body, fmt.Sprintf(`{"detail":%q}`, strings.ReplaceAll(c.detail, "%s", s.runtime.host())))
+		})
+	}
+}
+
+// TestProbe has one line say what is wrong with the runtime.
+func TestProbe(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		status int
+		list   string
+		says   string // empty: all is well
+	}{
+		{"the model is there", 200, `{"data":[{"id":"mistral"},{"id":"llama3.2:latest"}]}`, ""},
+		{"another model", 200, `{"data":[{"id":"mistral:latest"},{"id":"qwen3:8b"}]}`, `the model runtime at %s does not have the model llama3.2; it has mistral, qwen3:8b`},
+		{"no model", 200, `{"data":[]}`, `the model runtime at %s has no models; with Ollama: ollama pull llama3.2`},
+		{"a page", 200, `<h1>Welcome</h1>`, `what answers at %s is no model runtime: its list of models is no JSON; the address often ends in /v1`},
+		{"a wrong key", 401, ``, `the model runtime at %s refuses the key: set BOTAPI_RUNTIME_KEY`},
+		{"no list", 404, ``, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			is := is.New(t)
+			mux := http.NewServeMux()
+			mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, r *http.Request) {
+				w.WriteHeader(c.status)
+				_, _ = io.WriteString(w, c.list)
+			})
+			server := httptest.NewServer(mux)
+			defer server.Close()
+			r := runtimeAt(t, server.URL+"/v1/?api-version=1")
+			err := r.probe(t.Context())
+			is.Equal(err == nil, c.says == "")
+			if err != nil {
+				is.Equal(err.Error(), strings.ReplaceAll(c.says, "%s", r.host()))
+			}
+		})
+	}
+}
+
+// TestRuntimeIsNotThere starts the program nevertheless, and has the guide come
+// first: it can answer.
+func TestRuntimeIsNotThere(t *testing.T) {
+	is := is.New(t)
+	p := start(t, nil, "-runtime", "http://127.0.0.1:1/v1?api-key=secret", "-model", "llama3.2")
+	is.Equal(p.awaitLog("quickstart:"), "quickstart: no model runtime answers at 127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused")
+	list := p.list()
+	is.True(strings.HasPrefix(list, `[{"uid":"2f6a9d3c-4a0b-4f0e-9d55-6b1f3a7c8e20","slug":"guide"`))
+	is.True(strings.Contains(list, `"name":"llama3.2","description":"At the start: no model runtime answers at 127.0.0.1:1:`))
+	is.True(strings.Contains(p.commands[1], `"bot_slug":"guide"`))
+}
+
+// TestRuntimeLacksTheModel says so at the start, and in the list.
+func TestRuntimeLacksTheModel(t *testing.T) {
+	is := is.New(t)
+	models := func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"data":[{"id":"mistral"}]}`) }
+	server := httptest.NewServer(http.HandlerFunc(models))
+	defer server.Close()
+	p := start(t, nil, "-runtime", server.URL+"/v1", "-model", "llama3.2")
+	problem := "the model runtime at " + strings.TrimPrefix(server.URL, "http://") + " does not have the model llama3.2; it has mistral"
+	is.Equal(p.awaitLog("quickstart:"), "quickstart: "+problem)
+	is.True(strings.Contains(p.list(), problem))
+}
