@@ -9,6 +9,7 @@ require (
 	github.com/gofiber/fiber/v3 v3.1.0
 	github.com/gorilla/handlers v1.5.2
 	github.com/gorilla/mux v1.8.1
+	github.com/klauspost/compress v1.19.1
 	github.com/labstack/echo/v5 v5.3.1
 	github.com/matryer/is v1.4.1
 	github.com/rs/cors v1.11.1
@@ -33,7 +34,6 @@ require (
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/invopop/validation v0.8.0 // indirect
 	github.com/json-iterator/go v1.1.12 // indirect
-	github.com/klauspost/compress v1.19.1 // indirect
 	github.com/klauspost/cpuid/v2 v2.3.0 // indirect
 	github.com/leodido/go-urn v1.4.0 // indirect
 	github.com/mattn/go-colorable v0.1.14 // indirect

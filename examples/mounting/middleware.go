@@ -81,12 +81,12 @@ func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 //
 // The middleware goes around the router, not around single routes: a browser
 // asks with OPTIONS first, and without a key. Browsers hide all but a few
-// headers from a page; X-Request-Id and Retry-After are worth showing.
+// headers from a page; these are worth showing.
 func CORS(h http.Handler, origins ...string) http.Handler {
 	return cors.New(cors.Options{
 		AllowedOrigins: origins,
 		AllowedMethods: []string{http.MethodGet, http.MethodPost},
-		AllowedHeaders: []string{"Authorization", "Content-Type", "X-Request-Id"},
-		ExposedHeaders: []string{"X-Request-Id", "Retry-After"},
+		AllowedHeaders: []string{"Authorization", "Content-Type", "If-None-Match", "X-Request-Id"},
+		ExposedHeaders: []string{"ETag", "Retry-After", "WWW-Authenticate", "X-Request-Id"},
 	}).Handler(ServeMux(h))
 }

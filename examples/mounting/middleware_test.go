@@ -11,6 +11,7 @@ import (
 	"example.com/botapi"
 	chimiddleware "github.com/go-chi/chi/v5/middleware"
 	"github.com/gorilla/handlers"
+	"github.com/klauspost/compress/gzhttp"
 	echomiddleware "github.com/labstack/echo/v5/middleware"
 	"github.com/matryer/is"
 )
@@ -80,7 +81,7 @@ func TestCORSAnswersForTheHandler(t *testing.T) {
 	got = server.do(t, "POST", "/v1/chat", oneAnswer, "Origin", pageOrigin)
 	is.Equal(got.body, `{"content":"Hello?"}`)
 	is.Equal(got.header.Get("Access-Control-Allow-Origin"), pageOrigin)
-	is.Equal(got.header.Get("Access-Control-Expose-Headers"), "X-Request-Id, Retry-After")
+	is.Equal(got.header.Get("Access-Control-Expose-Headers"), "Etag, Retry-After, Www-Authenticate, X-Request-Id")
 
 	got = server.do(t, "POST", "/v1/chat", oneAnswer, "Origin", "https://elsewhere.example.com")
 	is.Equal(got.header.Get("Access-Control-Allow-Origin"), "")
@@ -106,14 +107,48 @@ func (l logLines) Write(line []byte) (int, error) {
 
 func (l logLines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
+// compressing is middleware as there is much of it.
+var compressing = map[string]func(http.Handler) http.Handler{
+	"chi":     chimiddleware.Compress(5),
+	"gorilla": handlers.CompressHandler,
+	"echo":    behindEcho(echomiddleware.Gzip()),
+	"gzhttp":  func(h http.Handler) http.Handler { return gzhttp.GzipHandler(h) },
+}
+
+// An answer without a body gets none by being compressed, and a refusal keeps its
+// status, though it is held back until its size is known.
+func TestWholeAnswersBehindCompression(t *testing.T) {
+	for name, compress := range compressing {
+		for protocol, serve := range map[string]func(*testing.T, http.Handler) client{"HTTP 1": serve, "HTTP 2": serveHTTP2} {
+			t.Run(name+", "+protocol, func(t *testing.T) {
+				is := is.New(t)
+				server := serve(t, compress(newHandler(t, echoing)))
+				list := server.do(t, "GET", "/v1/bots", "")
+				is.True(strings.HasPrefix(list.body, "["))
+				for _, c := range []struct {
+					method, path, body, name, value string
+					status                          int
+					answer                          string
+				}{
+					{"GET", "/v1/bots", "", "If-None-Match", "*", http.StatusNotModified, ""},
+					{"HEAD", "/v1/bots", "", "Accept", "*/*", http.StatusOK, ""},
+					{"GET", "/v1/bots", "", "Authorization", "Bearer wrong", http.StatusUnauthorized, `{"detail":"Invalid API key"}`},
+					{"POST", "/v1/chat", oneAnswer, "Accept", "*/*", http.StatusOK, `{"content":"Hello?"}`},
+				} {
+					got := server.do(t, c.method, c.path, c.body, c.name, c.value)
+					is.NoErr(got.err)
+					is.Equal(got.status, c.status)
+					is.Equal(got.body, c.answer)
+				}
+			})
+		}
+	}
+}
+
 // Compressing middleware writes the end of an answer after the handler has
 // returned, also when ChatTimeout has ended it.
 func TestATimedOutAnswerArrivesWholeBehindCompression(t *testing.T) {
-	for name, compress := range map[string]func(http.Handler) http.Handler{
-		"chi":     chimiddleware.Compress(5),
-		"gorilla": handlers.CompressHandler,
-		"echo":    behindEcho(echomiddleware.Gzip()),
-	} {
+	for name, compress := range compressing {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
 			o := options(t, newPacedEngine(), t.Output())
