@@ -80,11 +80,12 @@ func (c *importCommand) Help() string {
     "name": "Helper", "description": "Answers questions.",
     "welcome_message": "Hello!", "model": "llama3.2", "avatar_url": null,
     "published": true,
-    "instructions": "You are a kind assistant.", "runtime": "local", "temperature": 0.7
+    "instructions": "You are a kind assistant.", "runtime": "local", "temperature": 0.7,
+    "max_tokens": 2000
   }]
 
 uid, slug, name and model are required. instructions (the system prompt),
-runtime and temperature never reach a client. Where published is missing, a bot
+runtime, temperature and max_tokens (of an answer) never reach a client. Where published is missing, a bot
 keeps what it has, and a new one is hidden. All bots are imported or none: none
 also when one names a runtime that --runtime does not.
 
@@ -105,13 +106,14 @@ type botFile struct {
 	Instructions   string   `json:"instructions"`
 	Runtime        string   `json:"runtime"`
 	Temperature    *float64 `json:"temperature"`
+	MaxTokens      *int64   `json:"max_tokens"`
 }
 
 func (f botFile) bot() postgres.ImportedBot {
 	return postgres.ImportedBot{
 		Bot: botapi.Bot{UID: f.UID, Slug: f.Slug, Name: f.Name, Description: f.Description,
 			WelcomeMessage: f.WelcomeMessage, Model: f.Model, AvatarURL: f.AvatarURL},
-		Settings:  postgres.Settings{Instructions: f.Instructions, Runtime: f.Runtime, Temperature: f.Temperature},
+		Settings:  postgres.Settings{Instructions: f.Instructions, Runtime: f.Runtime, Temperature: f.Temperature, MaxTokens: f.MaxTokens},
 		Published: f.Published,
 	}
 }
@@ -286,6 +288,19 @@ func (c *revokeKeyCommand) Run(ctx context.Context, p *program) error {
 		fmt.Printf("key %d of %s (%s) %s\n", key.ID, oneLine(key.Account), oneLine(key.Label), ended)
 		return nil
 	})
+}
+
+// noteUnknown says that an account has no keys: its name may be misspelt. It is no
+// mistake, since its first key may be made later. The empty account is everybody.
+func noteUnknown(ctx context.Context, d *postgres.Database, account string) error {
+	if account == "" {
+		return nil
+	}
+	keys, err := d.Keys(ctx, account)
+	if err == nil && len(keys) == 0 {
+		fmt.Fprintf(os.Stderr, "botapi: note: the account %q has no keys\n", account)
+	}
+	return err
 }
 
 // table writes lines of cells, one line for each call of line.

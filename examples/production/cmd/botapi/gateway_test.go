@@ -14,7 +14,7 @@ import (
 	"os"
 	"strings"
 
-	"example.com/botapi/examples/production/internal/runtimes"
+	"example.com/botapi/examples/openai"
 )
 
 // What a replica is measured against, each in a process of its own: this test
@@ -51,7 +51,7 @@ func newProxy(runtime string) http.Handler {
 	}
 	proxy := &httputil.ReverseProxy{
 		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target) },
-		Transport:     runtimes.NewTransport(),
+		Transport:     openai.NewTransport(),
 		FlushInterval: -1,
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -73,7 +73,7 @@ type gateway struct {
 func newGateway(runtime string) http.Handler {
 	return &gateway{
 		runtime: runtime,
-		client:  &http.Client{Transport: runtimes.NewTransport()},
+		client:  &http.Client{Transport: openai.NewTransport()},
 		keys:    map[string]string{"key": "acme"},
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"example.com/botapi/examples/production/internal/runtimetest"
+	"example.com/botapi/examples/openai/runtimetest"
 	"github.com/matryer/is"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 )
@@ -213,7 +213,7 @@ func TestClientAddressIsLogged(t *testing.T) {
 	is.Equal(collected.values("POST /v1/chat", "client.address"), []string{"127.0.0.2", "127.0.0.2"})
 	for i := range replicas {
 		proxy.waitFor(t, "replicas", i, "DOWN")
-		proxy.waitFor(t, "replicas_without_database", i, "DOWN")
+		proxy.waitFor(t, "without_database", i, "DOWN")
 	}
 	is.Equal(chat(proxy.url, "failed"), http.StatusServiceUnavailable)
 	eventually(t, "the proxy logs it", func() bool {

@@ -83,7 +83,10 @@ func (c *setLimitsCommand) Run(ctx context.Context, p *program) error {
 		if _, invalid := errors.AsType[validation.Errors](err); invalid {
 			return mistake{err}
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		return noteUnknown(ctx, d, c.name())
 	})
 }
 

@@ -10,6 +10,9 @@ func TestLimitsCommands(t *testing.T) {
 	is := is.New(t)
 	env := migrated(t)
 	is.Equal(command(t, "", env, "limits", "set", "--chats-per-minute", "60", "--chats-at-once", "5"), result{})
+	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--tokens-per-day", "1"), result{
+		stderr: "botapi: note: the account \"acme\" has no keys\n"})
+	createKey(t, env)
 	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--tokens-per-day", "0"), result{})
 	is.Equal(command(t, "", env, "limits", "list").stdout, ""+
 		"ACCOUNT           CHATS PER MINUTE  TOKENS PER DAY  CHATS AT ONCE\n"+

@@ -63,6 +63,7 @@ func run(ctx context.Context, args []string) int {
 		kong.Name("botapi"),
 		kong.Description(description),
 		kong.Vars{"version": version()},
+		defaults(),
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}))
 	if err != nil {

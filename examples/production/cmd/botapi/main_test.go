@@ -128,7 +128,7 @@ func TestFirstSteps(t *testing.T) {
 	env := []string{"DATABASE_URL=" + url}
 
 	r := command(t, "", env, "migrate")
-	is.Equal(r, result{stdout: "applied 00001_bots.sql\napplied 00002_api_keys.sql\napplied 00003_usage.sql\napplied 00004_tokens.sql\napplied 00005_account_limits.sql\n"})
+	is.Equal(r, result{stdout: "applied 00001_bots.sql\napplied 00002_api_keys.sql\napplied 00003_usage.sql\napplied 00004_tokens.sql\napplied 00005_account_limits.sql\napplied 00006_estimates.sql\n"})
 	is.Equal(command(t, "", nil, "--database", url, "migrate"), result{stdout: "nothing to do\n"}) // a flag will do as well
 
 	file := filepath.Join(t.TempDir(), "bots.json")
@@ -175,7 +175,7 @@ func TestMistakes(t *testing.T) {
 		"unknown flag":             {env, "migrate --force", "", `unknown flag --force`},
 		"no runtime":               {env, "serve", "", "missing flags: --runtime"},
 		"a runtime without name":   {env, "serve --runtime http://127.0.0.1/v1", "", `is not NAME=URL`},
-		"a runtime that is none":   {env, "serve --runtime a=127.0.0.1:80", "", `"127.0.0.1:80" is not an http or https URL`},
+		"a runtime that is none":   {env, "serve --runtime a=127.0.0.1:80", "", `runtime "a": openai: the base URL is not an http or https URL`},
 		"a key of no runtime":      {env, "serve --runtime a=http://b --runtime-key c=sk", "", `a runtime key is for "c", but no runtime has that name`},
 		"a duration":               {env, "serve --runtime a=http://b --grace 10", "", `--grace`},
 		"a negative duration":      {env, "serve --runtime a=http://b --grace=-1s", "", `--grace is too small`},
@@ -183,6 +183,8 @@ func TestMistakes(t *testing.T) {
 		"an address":               {env, "serve --runtime a=http://b --listen nowhere", "", `--listen: address nowhere: missing port in address`},
 		"a Redis":                  {env, "serve --runtime a=http://b --redis 127.0.0.1:6379", "", `reading the Redis URL`},
 		"no time to come back":     {env, "serve --runtime a=http://b --resume 0s", "", `--resume is too small`},
+		"half an answer":           {env, "serve --runtime a=http://b --keep-answer-bytes 1000", "", `--keep-answer-bytes is too small`},
+		"an answer for all":        {env, "serve --runtime a=http://b --keep-bytes 1000000", "", `each must have room for the one before`},
 		"a log level":              {env, "migrate --log-level loud", "", `--log-level`},
 		"no file":                  {env, "bots import missing.json", "", "open missing.json: no such file or directory"},
 		"no JSON":                  {env, "bots import -", "[", "unexpected EOF"},

@@ -35,7 +35,7 @@ import (
 // as its operating system counts it; the delay is from the runtime's write to
 // the client's read.
 //
-// The table that it prints is the README's.
+// The table that it prints is the one in docs/scaling.md.
 func BenchmarkBeside(b *testing.B) {
 	runtime := httptest.NewServer(http.HandlerFunc(speakPlan))
 	b.Cleanup(runtime.Close)

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"example.com/botapi/examples/openai/runtimetest"
 	"example.com/botapi/examples/production/internal/logtest"
 	"example.com/botapi/examples/production/internal/postgrestest"
-	"example.com/botapi/examples/production/internal/runtimetest"
 	"github.com/matryer/is"
 )
 
@@ -141,11 +141,15 @@ type crowd struct {
 	failures []string
 }
 
-// gather starts a crowd.
-func gather(url, key string) *crowd {
+func newCrowd(url, key string) *crowd {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConnsPerHost = 2 * streams
-	c := &crowd{client: &http.Client{Transport: transport}, url: url, key: key, stop: make(chan struct{})}
+	return &crowd{client: &http.Client{Transport: transport}, url: url, key: key, stop: make(chan struct{})}
+}
+
+// gather starts a crowd that chats and lists.
+func gather(url, key string) *crowd {
+	c := newCrowd(url, key)
 	for range streams {
 		c.repeat(c.stream, &c.streams)
 	}

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"example.com/botapi/examples/production/internal/runtimetest"
+	"example.com/botapi/examples/openai/runtimetest"
 	"github.com/matryer/is"
 )
 

@@ -12,10 +12,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
+	"example.com/botapi/examples/openai/runtimetest"
 	"example.com/botapi/examples/production/internal/redistest"
-	"example.com/botapi/examples/production/internal/runtimetest"
 	"github.com/jackc/pgx/v5"
 	"github.com/matryer/is"
 )
@@ -38,8 +37,12 @@ func share(t *testing.T, runtime string, args ...string) sharing {
 
 // send sends a chat, under an Idempotency-Key unless that is empty.
 func (s sharing) send(ctx context.Context, replica int, idempotency, prompt string) (*http.Response, error) {
+	return s.sendTo(ctx, s.replicas[replica].url, idempotency, prompt)
+}
+
+func (s sharing) sendTo(ctx context.Context, url, idempotency, prompt string) (*http.Response, error) {
 	body := fmt.Sprintf(`{"bot_slug":"helper","prompt":%q,"stream":true}`, prompt)
-	request, err := http.NewRequestWithContext(ctx, "POST", s.replicas[replica].url+"/v1/chat", strings.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, "POST", url+"/v1/chat", strings.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
@@ -218,8 +221,28 @@ func TestReplicaIsKilled(t *testing.T) {
 func TestLimitsOverAllReplicas(t *testing.T) {
 	is := is.New(t)
 	const clients, limit = 1000, 50
-	done := make(chan struct{})
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+	runtime, done := heldRuntime(t, 60, 40)
+	s := share(t, runtime.URL, "--answer-tokens", "40") // of the 100 that each uses, no more than there are
+	is.Equal(command(t, "", s.env, "limits", "set", "--chats-at-once", "1").code, 0)
+	is.Equal(command(t, "", s.env, "limits", "set", "--account", "acme", "--chats-at-once", fmt.Sprint(limit), "--tokens-per-day", fmt.Sprint(100*limit)).code, 0)
+	admitted, wait := s.admitted(t, clients)
+	is.Equal(admitted, limit)
+	is.Equal(len(runtime.Requests()), limit) // and not one more
+	close(done)
+	wait()
+	for replica := range replicas {
+		eventually(t, "the tokens of the day are used up", func() bool { // each answer is settled after its client has it
+			status, retryAfter := s.status(t, replica, "")
+			return status == http.StatusTooManyRequests && len(retryAfter) > 1 // not before midnight
+		})
+	}
+}
+
+// heldRuntime says a word in each chat, and the rest and its tokens when done is
+// closed.
+func heldRuntime(t *testing.T, prompt, completion int) (runtime *runtimetest.Server, done chan struct{}) {
+	done = make(chan struct{})
+	return runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
 		s.Text("one")
 		select {
 		case <-done:
@@ -227,17 +250,21 @@ func TestLimitsOverAllReplicas(t *testing.T) {
 			return
 		}
 		s.Stop()
-		s.Usage(60, 40)
+		s.Usage(prompt, completion)
 		s.Done()
-	})
-	s := share(t, runtime.URL)
-	is.Equal(command(t, "", s.env, "limits", "set", "--chats-at-once", "1").code, 0)
-	is.Equal(command(t, "", s.env, "limits", "set", "--account", "acme", "--chats-at-once", fmt.Sprint(limit), "--tokens-per-day", fmt.Sprint(100*limit)).code, 0)
-	var admitted, refused atomic.Int64
+	}), done
+}
+
+// admitted has many clients ask all replicas at once, and returns how many of them
+// have a stream when each has its answer; the others are over a limit. wait waits
+// for the ends of the streams.
+func (s sharing) admitted(t *testing.T, clients int64) (admitted int, wait func()) {
+	t.Helper()
 	var all sync.WaitGroup
+	var streams, refused atomic.Int64
 	for i := range clients {
 		all.Go(func() {
-			response, err := s.send(t.Context(), i%replicas, "", "Hi")
+			response, err := s.send(t.Context(), int(i)%replicas, "", "Hi")
 			if err != nil {
 				t.Error(err)
 				return
@@ -245,7 +272,7 @@ func TestLimitsOverAllReplicas(t *testing.T) {
 			defer response.Body.Close()
 			switch response.StatusCode {
 			case http.StatusOK:
-				admitted.Add(1)
+				streams.Add(1)
 			case http.StatusTooManyRequests:
 				refused.Add(1)
 			default:
@@ -254,16 +281,8 @@ func TestLimitsOverAllReplicas(t *testing.T) {
 			_, _ = io.Copy(io.Discard, response.Body)
 		})
 	}
-	eventually(t, "all have an answer", func() bool { return admitted.Load()+refused.Load() == clients })
-	is.Equal(admitted.Load(), int64(limit))
-	is.Equal(len(runtime.Requests()), limit) // and not one more
-	close(done)
-	all.Wait()
-	for replica := range replicas { // the tokens of the day are used up
-		status, retryAfter := s.status(t, replica, "")
-		is.Equal(status, http.StatusTooManyRequests)
-		is.True(len(retryAfter) > 1 || time.Now().UTC().Hour() == 23) // not before midnight
-	}
+	eventually(t, "all have an answer", func() bool { return streams.Load()+refused.Load() == clients })
+	return int(streams.Load()), all.Wait
 }
 
 // TestAnswerWithoutClientCounts leaves an answer, which keeps its place until it

@@ -24,8 +24,9 @@ type showUsageCommand struct {
 
 func (c *showUsageCommand) Help() string {
 	return `Days are those of UTC. COMPLETE counts the chats whose clients were given the
-whole answer. Tokens are as the model runtime counts them; COUNTED is how many
-chats it counted: none where it does not count, nor those that were cut short.`
+whole answer. Tokens are as the model runtime reports them; where it does not, or
+where an answer broke off, they are reckoned from the texts. COUNTED is how many
+chats have tokens, ESTIMATED of how many of those they are reckoned.`
 }
 
 func (c *showUsageCommand) Run(ctx context.Context, p *program) error {
@@ -43,6 +44,9 @@ func (c *showUsageCommand) Run(ctx context.Context, p *program) error {
 		if err != nil {
 			return err
 		}
+		if err := noteUnknown(ctx, d, c.Account); err != nil {
+			return err
+		}
 		if c.CSV {
 			return usageCSV(days)
 		}
@@ -55,19 +59,19 @@ func today() time.Time { return time.Now().UTC().Truncate(24 * time.Hour) }
 
 func usageTable(days []postgres.DailyUsage) error {
 	return table(func(line func(cells ...any)) {
-		line("DAY", "ACCOUNT", "CHATS", "COMPLETE", "BYTES", "COUNTED", "PROMPT TOKENS", "COMPLETION TOKENS")
+		line("DAY", "ACCOUNT", "CHATS", "COMPLETE", "BYTES", "COUNTED", "ESTIMATED", "PROMPT TOKENS", "COMPLETION TOKENS")
 		for _, d := range days {
-			line(d.Day.Format(time.DateOnly), d.Account, d.Chats, d.Complete, d.Bytes, d.Counted,
+			line(d.Day.Format(time.DateOnly), d.Account, d.Chats, d.Complete, d.Bytes, d.Counted, d.Estimated,
 				number(d.PromptTokens, "-"), number(d.CompletionTokens, "-"))
 		}
 	})
 }
 
 func usageCSV(days []postgres.DailyUsage) error {
-	lines := [][]string{{"day", "account", "chats", "complete", "bytes", "counted", "prompt_tokens", "completion_tokens"}}
+	lines := [][]string{{"day", "account", "chats", "complete", "bytes", "counted", "prompt_tokens", "completion_tokens", "estimated"}}
 	for _, d := range days {
 		lines = append(lines, []string{d.Day.Format(time.DateOnly), d.Account, fmt.Sprint(d.Chats), fmt.Sprint(d.Complete),
-			fmt.Sprint(d.Bytes), fmt.Sprint(d.Counted), number(d.PromptTokens, ""), number(d.CompletionTokens, "")})
+			fmt.Sprint(d.Bytes), fmt.Sprint(d.Counted), number(d.PromptTokens, ""), number(d.CompletionTokens, ""), fmt.Sprint(d.Estimated)})
 	}
 	return csv.NewWriter(os.Stdout).WriteAll(lines)
 }

@@ -16,8 +16,8 @@ func TestUsage(t *testing.T) {
 	defer conn.Close(t.Context())
 	_, err = conn.Exec(t.Context(), `
 		INSERT INTO usage (id, ended_at, request_id, account, user_id, bot_uid, model, stream, status, complete,
-			fragments, bytes, duration_ms, prompt_tokens, completion_tokens)
-		SELECT 'r' || n, ended_at::timestamptz, 'r', account, '42', 'u1', 'm1', true, 200, complete, 3, 12, 1500, tokens, tokens
+			fragments, bytes, duration_ms, prompt_tokens, completion_tokens, tokens_estimated)
+		SELECT 'r' || n, ended_at::timestamptz, 'r', account, '42', 'u1', 'm1', true, 200, complete, 3, 12, 1500, tokens, tokens, n = 2
 		FROM (VALUES
 			(1, '2026-01-30T23:59:59Z', 'acme', true, 9),
 			(2, '2026-01-31T00:00:00Z', 'acme', true, 9),
@@ -26,15 +26,20 @@ func TestUsage(t *testing.T) {
 	is.NoErr(err)
 
 	is.Equal(command(t, "", env, "usage", "--from", "2026-01-30", "--to", "2026-01-31"), result{stdout: "" +
-		"DAY         ACCOUNT       CHATS  COMPLETE  BYTES  COUNTED  PROMPT TOKENS  COMPLETION TOKENS\n" +
-		"2026-01-30  acme          1      1         12     1        9              9\n" +
-		"2026-01-31  Smith, Jones  1      1         12     0        -              -\n" +
-		"2026-01-31  acme          2      1         24     1        9              9\n"})
-	is.Equal(command(t, "", env, "usage", "--to", "2026-01-31", "--account", "Smith, Jones", "--csv"), result{stdout: "" +
-		"day,account,chats,complete,bytes,counted,prompt_tokens,completion_tokens\n" +
-		"2026-01-31,\"Smith, Jones\",1,1,12,0,,\n"})
+		"DAY         ACCOUNT       CHATS  COMPLETE  BYTES  COUNTED  ESTIMATED  PROMPT TOKENS  COMPLETION TOKENS\n" +
+		"2026-01-30  acme          1      1         12     1        0          9              9\n" +
+		"2026-01-31  Smith, Jones  1      1         12     0        0          -              -\n" +
+		"2026-01-31  acme          2      1         24     1        1          9              9\n"})
+	smith := result{stdout: "" +
+		"day,account,chats,complete,bytes,counted,prompt_tokens,completion_tokens,estimated\n" +
+		"2026-01-31,\"Smith, Jones\",1,1,12,0,,,0\n"}
+	createKeyOf(t, env, "Smith, Jones")
+	is.Equal(command(t, "", env, "usage", "--to", "2026-01-31", "--account", "Smith, Jones", "--csv"), smith)
+	is.Equal(command(t, "", env, "usage", "--to", "2026-01-31", "--account", "Smith", "--csv"), result{
+		stdout: "day,account,chats,complete,bytes,counted,prompt_tokens,completion_tokens,estimated\n",
+		stderr: "botapi: note: the account \"Smith\" has no keys\n"})
 	is.Equal(command(t, "", env, "usage", "show", "--from", "2026-02-01", "--to", "2026-02-28", "--csv"), result{stdout: "" +
-		"day,account,chats,complete,bytes,counted,prompt_tokens,completion_tokens\n"})
+		"day,account,chats,complete,bytes,counted,prompt_tokens,completion_tokens,estimated\n"})
 
 	_, err = conn.Exec(t.Context(), `UPDATE usage SET ended_at = CASE id
 		WHEN 'r1' THEN date_trunc('day', now(), 'UTC') - interval '3 days'

@@ -22,6 +22,7 @@ import (
 	"example.com/botapi/examples/production/internal/redisclient"
 	"example.com/botapi/examples/production/internal/redistest"
 	"github.com/matryer/is"
+	goredis "github.com/redis/go-redis/v9"
 )
 
 const (
@@ -62,7 +63,8 @@ func hello(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
 // replica is a service with limits. Its keys are the accounts' names.
 type replica struct {
 	*limits.Engine
-	url string
+	url   string
+	costs *sync.Map // tokens that each chat of an account uses
 }
 
 func serve(t *testing.T, client *redisclient.Client, o limits.Options) replica {
@@ -70,6 +72,14 @@ func serve(t *testing.T, client *redisclient.Client, o limits.Options) replica {
 	o.Redis, o.Logger = client, slog.New(slog.NewTextHandler(t.Output(), nil))
 	if o.Engine == nil {
 		o.Engine = botapi.ChatEngineFunc(hello)
+	}
+	costs := new(sync.Map)
+	if o.Used == nil {
+		o.Used = func(ctx context.Context) int64 {
+			tokens, _ := costs.Load(botapi.AccountFrom(ctx))
+			used, _ := tokens.(int64)
+			return used
+		}
 	}
 	engine := limits.New(o)
 	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
@@ -84,14 +94,14 @@ func serve(t *testing.T, client *redisclient.Client, o limits.Options) replica {
 	}))
 	t.Cleanup(engine.Close)
 	t.Cleanup(server.Close)
-	return replica{engine, server.URL}
+	return replica{engine, server.URL, costs}
 }
 
 // three are three replicas, each with its own connections to one Redis.
 func three(t *testing.T, redis *redistest.Server, o limits.Options) (all [3]replica) {
 	t.Helper()
 	for i := range all {
-		all[i] = serve(t, redis.Client(t), o)
+		all[i] = serve(t, redis.ClientWith(t, redisclient.Options{Timeout: patience}), o)
 	}
 	return all
 }
@@ -128,6 +138,16 @@ func (r replica) chat(t *testing.T, account string) answer {
 		t.Fatal(err)
 	}
 	return got
+}
+
+// spend has a chat that uses so many tokens.
+func (r replica) spend(t *testing.T, account string, tokens int64) {
+	t.Helper()
+	r.costs.Store(account, tokens)
+	defer r.costs.Delete(account)
+	if got := r.chat(t, account); got != answered {
+		t.Fatal(got)
+	}
 }
 
 var answered = answer{http.StatusOK, `{"content":"Hello"}`, 0}
@@ -213,18 +233,19 @@ func TestRetryAfterIsTrue(t *testing.T) {
 
 func TestTokensOfTheDay(t *testing.T) {
 	is := is.New(t)
-	replicas := three(t, redistest.NewServer(t), limits.Options{Store: everybody(limits.Limits{TokensPerDay: 100, ChatsPerMinute: 3})})
-	replicas[0].Spend(t.Context(), "acme", 60)
-	is.Equal(replicas[1].chat(t, "acme"), answered)
-	replicas[1].Spend(t.Context(), "acme", 39)
+	replicas := three(t, redistest.NewServer(t), limits.Options{Store: everybody(limits.Limits{TokensPerDay: 100, ChatsPerMinute: 4})})
+	replicas[0].spend(t, "acme", 60)
+	replicas[1].spend(t, "acme", 39)
 	is.Equal(replicas[0].chat(t, "acme"), answered) // there is one left
-	replicas[2].Spend(t.Context(), "acme", 1)
+	replicas[2].spend(t, "acme", 1)
 	is.Equal(replicas[2].chat(t, "other"), answered)
 
+	const usedUp = `{"detail":"The tokens of this account for today are used up"}`
+	eventually(t, "they are used up", func() bool { return replicas[2].chat(t, "acme").body == usedUp })
 	before := untilMidnight()
 	refused := replicas[2].chat(t, "acme")
 	is.Equal(refused.status, http.StatusTooManyRequests)
-	is.Equal(refused.body, `{"detail":"The tokens of this account for today are used up"}`)
+	is.Equal(refused.body, usedUp)
 	if after := untilMidnight(); after <= before { // else the day has just ended
 		is.True(after <= refused.retryAfter && refused.retryAfter <= before+1)
 	}
@@ -327,16 +348,18 @@ func TestRedisGoesAndComesBack(t *testing.T) {
 	eventually(t, "a chat is admitted without Redis", func() bool { return engine.begun.Load() == 2 })
 	is.Equal(first.chat(t, "meanwhile").status, http.StatusTooManyRequests) // by what this replica knows
 	is.Equal(second.chat(t, "meanwhile"), answered)                         // which is not what others know
-	second.Spend(t.Context(), "spender", 98)
-	second.Spend(t.Context(), "spender", 1)
+	second.spend(t, "spender", 98)
+	second.spend(t, "spender", 1)
+	second.spend(t, "glutton", 100)
+	is.Equal(second.chat(t, "glutton").status, http.StatusTooManyRequests) // by what this replica knows, too
 
 	server.Start(t)
 	eventually(t, "tokens are counted again", func() bool {
 		return server.Client(t).Exists(t.Context(), "botapi:limits:tokens:spender").Val() == 1
 	})
 	is.Equal(second.chat(t, "spender"), answered) // there is one left
-	second.Spend(t.Context(), "spender", 1)
-	for account := range map[string]bool{"before": true, "meanwhile": true, "spender": true} {
+	second.spend(t, "spender", 1)
+	for _, account := range []string{"before", "meanwhile", "spender", "glutton"} {
 		eventually(t, account+" is counted again", func() bool { return second.chat(t, account).status == http.StatusTooManyRequests })
 	}
 	close(engine.done)
@@ -406,4 +429,287 @@ func TestLimitsThatAreAsGoodAsNone(t *testing.T) {
 	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Store: everybody(none)})
 	is.Equal(r.chat(t, "acme"), answered)
 	is.Equal(r.chat(t, "acme"), answered)
+}
+
+// budget is a service whose chats reserve and use the same number of tokens each,
+// and hold them until they are let go.
+func budget(t *testing.T, reserve, use int64, l limits.Limits) (*atOnce, *redistest.Server, [3]replica) {
+	t.Helper()
+	engine, server := &atOnce{done: make(chan struct{})}, redistest.NewServer(t)
+	return engine, server, three(t, server, limits.Options{
+		Engine:  engine,
+		Store:   everybody(l),
+		Reserve: func(context.Context, *botapi.ChatRequest) int64 { return reserve },
+		Used:    func(context.Context) int64 { return use },
+	})
+}
+
+// TestFiftyAtOnce asks for fifty answers at once, and once more when they have
+// ended. By how much the budget is passed is what the documentation says.
+func TestFiftyAtOnce(t *testing.T) {
+	const clients, tokens = 50, 1000
+	for name, c := range map[string]struct{ reserve, use, admitted, most int64 }{
+		"with a maximum":         {reserve: 90, use: 90, admitted: 12, most: tokens - 1 + 90},
+		"without":                {reserve: 90, use: 200, admitted: 12, most: tokens - 1 + 90 + 12*(200-90)},
+		"less than was reserved": {reserve: 90, use: 10, admitted: 12, most: tokens - 1 + 90},
+		"larger than the budget": {reserve: 5000, use: 5000, admitted: 1, most: tokens - 1 + 5000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			engine, server, replicas := budget(t, c.reserve, c.use, limits.Limits{TokensPerDay: tokens})
+			var all sync.WaitGroup
+			var refused atomic.Int64
+			for i := range clients {
+				all.Go(func() {
+					if got, _ := replicas[i%3].ask(t.Context(), "acme"); got.status == http.StatusTooManyRequests {
+						refused.Add(1)
+					}
+				})
+			}
+			eventually(t, "the others are refused", func() bool { return refused.Load() == clients-c.admitted })
+			is.Equal(engine.begun.Load(), c.admitted)
+			is.Equal(replicas[0].chat(t, "acme"), answer{http.StatusTooManyRequests,
+				`{"detail":"The tokens of this account for today are reserved for its chats in progress"}`, 1})
+			close(engine.done)
+			all.Wait()
+			redis := server.Client(t)
+			used := func() int64 {
+				n, _ := redis.Get(t.Context(), "botapi:limits:tokens:acme").Int64()
+				return n
+			}
+			eventually(t, "all is counted", func() bool { return used() == c.admitted*c.use })
+			is.Equal(redis.HGet(t.Context(), "botapi:limits:reserved:acme", "all").Val(), "0")
+			for replicas[0].chat(t, "acme") == answered { // to the end of the budget
+			}
+			eventually(t, "the budget is passed by no more than is said", func() bool { return used() >= tokens })
+			is.True(used() <= c.most)
+		})
+	}
+}
+
+// TestCountedWhileItGoesOn has one long chat without a maximum.
+func TestCountedWhileItGoesOn(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	engine := &atOnce{done: make(chan struct{})}
+	var used atomic.Int64
+	o := limits.Options{
+		Engine: engine, Store: everybody(limits.Limits{TokensPerDay: 100}), Lease: 300 * time.Millisecond,
+		Reserve: func(context.Context, *botapi.ChatRequest) int64 { return 10 },
+		Used:    func(context.Context) int64 { return used.Load() },
+	}
+	dying := serve(t, server.Client(t), o)
+	o.Engine, o.Used = nil, nil
+	other := serve(t, server.Client(t), o)
+	ctx, leave := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	all.Go(func() { _, _ = dying.ask(ctx, "acme") })
+	eventually(t, "it is in progress", func() bool { return engine.begun.Load() == 1 })
+	is.Equal(other.chat(t, "acme"), answered)
+	used.Store(100)
+	usedUp := func() bool { return strings.Contains(other.chat(t, "acme").body, "used up") }
+	eventually(t, "what it has used by now is counted", usedUp)
+	dying.Close() // as a replica that is killed: it settles nothing
+	leave()
+	all.Wait()
+	time.Sleep(2 * o.Lease)
+	is.True(usedUp()) // what was counted stays so
+}
+
+// TestBatchThatComesTwice is one whose answer was lost.
+func TestBatchThatComesTwice(t *testing.T) {
+	is := is.New(t)
+	redis := redistest.NewServer(t).Client(t)
+	r := serve(t, redis, limits.Options{Store: everybody(limits.Limits{})})
+	r.spend(t, "acme", 7)
+	eventually(t, "it is counted", func() bool { return redis.Get(t.Context(), "botapi:limits:tokens:acme").Val() == "7" })
+	is.NoErr(r.SettleAgain(1, "acme", 7))
+	is.Equal(redis.Get(t.Context(), "botapi:limits:tokens:acme").Val(), "7")
+	r.spend(t, "acme", 3)
+	eventually(t, "the next is counted", func() bool { return redis.Get(t.Context(), "botapi:limits:tokens:acme").Val() == "10" })
+	is.NoErr(r.SettleAgain(1, "acme", 7)) // as if it came late
+	is.Equal(redis.Get(t.Context(), "botapi:limits:tokens:acme").Val(), "10")
+}
+
+// TestClockOfRedisIsSetBack has what an hour ago would have been.
+func TestClockOfRedisIsSetBack(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	redis := server.Client(t)
+	r := serve(t, redis, limits.Options{Store: everybody(limits.Limits{ChatsPerMinute: 3, ChatsAtOnce: 1}), Lease: 300 * time.Millisecond})
+	r.SetMinute(2 * time.Second)
+	later := float64(time.Now().Add(time.Hour).UnixMilli())
+	is.NoErr(redis.RPush(t.Context(), "botapi:limits:minute:acme", later-2, later-1, later).Err())
+	is.NoErr(redis.ZAdd(t.Context(), "botapi:limits:places:acme", goredis.Z{Score: later, Member: "of a replica that died"}).Err())
+	began := time.Now()
+	is.Equal(r.chat(t, "acme").status, http.StatusTooManyRequests)
+	eventually(t, "it is admitted", func() bool { return r.chat(t, "acme") == answered })
+	is.True(time.Since(began) > 1500*time.Millisecond) // the limit held meanwhile
+}
+
+// TestRedisIsFull keeps everybody's limits, and nothing else has room there.
+func TestRedisIsFull(t *testing.T) {
+	is := is.New(t)
+	engine, server, replicas := budget(t, 10, 10, limits.Limits{TokensPerDay: 50, ChatsAtOnce: 4})
+	redis := server.Client(t)
+	is.NoErr(redis.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	is.True(goredis.IsOOMError(redis.Set(t.Context(), "key", "", 0).Err()))
+	var all sync.WaitGroup
+	var refused atomic.Int64
+	for i := range 50 {
+		all.Go(func() {
+			if got, _ := replicas[i%3].ask(t.Context(), "acme"); got.status == http.StatusTooManyRequests {
+				refused.Add(1)
+			}
+		})
+	}
+	eventually(t, "four are admitted", func() bool { return refused.Load() == 46 && engine.begun.Load() == 4 })
+	close(engine.done)
+	all.Wait()
+	eventually(t, "what they used is counted", func() bool { return redis.Get(t.Context(), "botapi:limits:tokens:acme").Val() == "40" })
+	is.Equal(replicas[1].chat(t, "acme"), answered)
+	eventually(t, "and the day's limit holds", func() bool { return strings.Contains(replicas[2].chat(t, "acme").body, "used up") })
+}
+
+// TestKeyOfAnotherType has one account's tokens in a list. It is limited by what
+// each replica knows, and nobody else is touched, until the end of a chat puts that
+// right.
+func TestKeyOfAnotherType(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	redis := server.Client(t)
+	engine := &atOnce{done: make(chan struct{})}
+	replicas := three(t, server, limits.Options{Engine: engine, Store: everybody(limits.Limits{ChatsAtOnce: 1, TokensPerDay: 10})})
+	is.NoErr(redis.RPush(t.Context(), "botapi:limits:tokens:acme", "").Err())
+	var all sync.WaitGroup
+	ask := func(replica int, account string) {
+		all.Go(func() { _, _ = replicas[replica].ask(t.Context(), account) })
+	}
+	ask(0, "acme")
+	ask(1, "acme")
+	ask(2, "other")
+	eventually(t, "all are in progress", func() bool { return engine.begun.Load() == 3 })
+	for _, r := range replicas {
+		r.costs.Store("acme", int64(5))
+	}
+	is.Equal(replicas[0].chat(t, "acme").status, http.StatusTooManyRequests)
+	is.Equal(replicas[0].chat(t, "other").status, http.StatusTooManyRequests)
+	close(engine.done)
+	all.Wait()
+	eventually(t, "the other's place is free", func() bool { return replicas[1].chat(t, "other") == answered })
+	eventually(t, "tokens are counted", func() bool { return redis.Get(t.Context(), "botapi:limits:tokens:acme").Val() == "10" })
+	is.Equal(replicas[2].chat(t, "acme").body, `{"detail":"The tokens of this account for today are used up"}`)
+}
+
+// TestWhoIsRefusedKeepsNobodyFromRedis asks again and again with a limit that is
+// used up.
+func TestWhoIsRefusedKeepsNobodyFromRedis(t *testing.T) {
+	is := is.New(t)
+	redis := redistest.NewServer(t).Client(t)
+	r := serve(t, redis, limits.Options{Store: everybody(limits.Limits{ChatsPerMinute: 1})})
+	is.Equal(r.chat(t, "acme"), answered)
+	before, began := scripts(t, redis), time.Now()
+	for range 300 {
+		is.Equal(r.chat(t, "acme").status, http.StatusTooManyRequests)
+	}
+	is.True(scripts(t, redis)-before <= 5+2*int(time.Since(began).Seconds()))
+	is.Equal(r.chat(t, "other"), answered)
+}
+
+// TestWhatAChatCostsRedis counts: one command to begin, and one to end.
+func TestWhatAChatCostsRedis(t *testing.T) {
+	is := is.New(t)
+	redis := redistest.NewServer(t).Client(t)
+	r := serve(t, redis, limits.Options{Store: everybody(limits.Limits{ChatsPerMinute: 1000, ChatsAtOnce: 10, TokensPerDay: 1000})})
+	r.spend(t, "acme", 1)
+	eventually(t, "it is settled", func() bool { return redis.Get(t.Context(), "botapi:limits:tokens:acme").Val() == "1" })
+	before := scripts(t, redis)
+	for range 20 {
+		r.spend(t, "acme", 1)
+	}
+	eventually(t, "all are settled", func() bool { return redis.Get(t.Context(), "botapi:limits:tokens:acme").Val() == "21" })
+	is.True(scripts(t, redis)-before <= 2*20)
+}
+
+// scripts returns how many scripts a Redis has run.
+func scripts(t *testing.T, redis *redisclient.Client) (calls int) {
+	t.Helper()
+	info, err := redis.InfoMap(t.Context(), "commandstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, line := range info["Commandstats"] {
+		if strings.HasPrefix(name, "cmdstat_eval") {
+			text, _, _ := strings.Cut(strings.TrimPrefix(line, "calls="), ",")
+			n, _ := strconv.Atoi(text)
+			calls += n
+		}
+	}
+	return calls
+}
+
+// TestRedisIsTooLate gives a place to a chat whose client was told meanwhile to
+// come back: it is free long before its lease runs out.
+func TestRedisIsTooLate(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	redis := server.Client(t)
+	r := serve(t, server.ClientWith(t, redisclient.Options{Timeout: 200 * time.Millisecond}), limits.Options{
+		Store:   everybody(limits.Limits{ChatsAtOnce: 1, TokensPerDay: 100}),
+		Lease:   10 * patience,
+		Reserve: func(context.Context, *botapi.ChatRequest) int64 { return 100 },
+	})
+	is.Equal(r.chat(t, "other"), answered) // so Redis is there
+	eventually(t, "it is over", func() bool { return redis.Exists(t.Context(), "botapi:limits:places:other").Val() == 0 })
+	time.Sleep(20 * time.Millisecond) // its connection is free: a new one would not get as far as to ask
+	server.Hang(t)
+	is.Equal(r.chat(t, "acme").status, http.StatusServiceUnavailable)
+	server.GoOn(t)
+	eventually(t, "the place and what was reserved are given back", func() bool { return r.chat(t, "acme") == answered })
+}
+
+// TestRedisComesBackEmpty has forgotten what an account used today: a replica that
+// knows says so.
+func TestRedisComesBackEmpty(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	redis := server.Client(t)
+	r := serve(t, server.Client(t), limits.Options{Store: everybody(limits.Limits{TokensPerDay: 100})})
+	r.spend(t, "acme", 100)
+	eventually(t, "it is counted", func() bool { return redis.Get(t.Context(), "botapi:limits:tokens:acme").Val() == "100" })
+	is.NoErr(redis.FlushAll(t.Context()).Err())
+	is.Equal(r.chat(t, "acme").status, http.StatusTooManyRequests)
+	is.Equal(redis.Get(t.Context(), "botapi:limits:tokens:acme").Val(), "100")
+}
+
+// TestRedisComesBackEmptyAgainAndAgain loses no token of those that were counted,
+// whoever asks first: the end of a chat that was under way, or a new one.
+func TestRedisComesBackEmptyAgainAndAgain(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	redis := server.Client(t)
+	engine := &atOnce{done: make(chan struct{})}
+	r := serve(t, server.Client(t), limits.Options{Engine: engine, Store: everybody(limits.Limits{TokensPerDay: 1000})})
+	r.costs.Store("acme", int64(40))
+	for i := range int64(6) {
+		var all sync.WaitGroup
+		all.Go(func() { _, _ = r.ask(t.Context(), "acme") })
+		eventually(t, "a chat is in progress", func() bool { return engine.begun.Load() == i+1 })
+		is.NoErr(redis.FlushAll(t.Context()).Err())
+		engine.done <- struct{}{}
+		all.Wait()
+		eventually(t, "its tokens are counted", func() bool { return redis.Exists(t.Context(), "botapi:limits:tokens:acme").Val() == 1 })
+		is.Equal(redis.Get(t.Context(), "botapi:limits:tokens:acme").Val(), strconv.FormatInt(40*(i+1), 10))
+		eventually(t, "the replica has heard of it", func() bool { return r.Seen("acme") == 40*(i+1) })
+	}
+}
+
+// TestOneAfterAnother has the only place of an account taken and given back: who
+// waits for an answer before it asks again is never refused.
+func TestOneAfterAnother(t *testing.T) {
+	is := is.New(t)
+	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Store: everybody(limits.Limits{ChatsAtOnce: 1})})
+	for range 200 {
+		is.Equal(r.chat(t, "acme"), answered)
+	}
 }

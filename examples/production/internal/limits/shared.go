@@ -11,89 +11,71 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// shared is what the replicas count together, in Redis. An account has three
-// keys: a list of the times of its last admissions, the tokens of the day, and a
-// sorted set of leases by the time when they run out.
+// shared is what the replicas count together, in Redis. An account has four keys:
+// a list of the times of its last admissions, the tokens of the day, a sorted set
+// of leases by the time when they run out, and a hash of the tokens that are
+// reserved for each lease and, as "all", for all of them. A replica has one: the
+// number of the last batch that it has brought to account.
 type shared struct {
-	redis  *redisclient.Client
-	lease  time.Duration
-	window time.Duration // of ChatsPerMinute
+	redis   *redisclient.Client
+	replica string
+	lease   time.Duration
+	window  time.Duration // of ChatsPerMinute
 }
 
 var (
 	//go:embed admit.lua
 	admitSource string
-	//go:embed renew.lua
-	renewSource string
-	//go:embed spend.lua
-	spendSource string
+	//go:embed settle.lua
+	settleSource string
 
-	admitScript = redis.NewScript(admitSource)
-	renewScript = redis.NewScript(renewSource)
-	spendScript = redis.NewScript(spendSource)
+	admitScript  = redis.NewScript(admitSource)
+	settleScript = redis.NewScript(settleSource)
 )
 
-// mostPerMinute is as good as no limit. Scripts in Redis count in floating point,
-// and an index much larger is not one any more.
-const mostPerMinute = math.MaxInt32
+const (
+	// mostPerMinute is as good as no limit. Scripts in Redis count in floating
+	// point, and an index much larger is not one any more.
+	mostPerMinute = math.MaxInt32
+	// settledAtOnce bounds one batch: Redis does nothing else meanwhile.
+	settledAtOnce = 200
+	// markLasts is how long a batch that comes again is known.
+	markLasts = time.Hour
+)
 
-// renewedAtOnce bounds one step of a renewal: Redis does nothing else meanwhile.
-const renewedAtOnce = 500
+func (s shared) key(kind, of string) string { return s.redis.Key("limits:" + kind + ":" + of) }
 
-func minuteKey(account string) string { return "botapi:limits:minute:" + account }
-func tokensKey(account string) string { return "botapi:limits:tokens:" + account }
-func placesKey(account string) string { return "botapi:limits:places:" + account }
-
-// admit takes a place for one chat, or returns why there is none. An error means
-// that Redis did not say.
-func (s shared) admit(ctx context.Context, account, lease string, limits Limits) (refused, err error) {
-	answer, err := admitScript.Run(ctx, s.redis,
-		[]string{minuteKey(account), tokensKey(account), placesKey(account)},
-		lease, s.lease.Milliseconds(), s.window.Milliseconds(),
-		min(limits.ChatsPerMinute, mostPerMinute), limits.TokensPerDay, limits.ChatsAtOnce).Slice()
+// admit takes a place for a chat, or returns why there is none. An error means
+// that Redis did not say. used is how many tokens the account has used today; day
+// and known are what this replica has last heard of that.
+func (s shared) admit(ctx context.Context, c *chat, limits Limits, day, known int64) (why refusal, used int64, err error) {
+	keys := []string{s.key("minute", c.account), s.key("tokens", c.account), s.key("places", c.account), s.key("reserved", c.account)}
+	answer, err := admitScript.Run(ctx, s.redis, keys,
+		c.lease, s.lease.Milliseconds(), s.window.Milliseconds(),
+		min(limits.ChatsPerMinute, mostPerMinute), limits.TokensPerDay, limits.ChatsAtOnce,
+		c.reserved, day, known).Slice()
 	if err != nil {
-		return nil, fmt.Errorf("asking for a place: %w", err)
+		return refusal{}, 0, fmt.Errorf("asking for a place: %w", err)
 	}
 	reason, _ := answer[0].(string)
 	milliseconds, _ := answer[1].(int64)
-	wait := time.Duration(milliseconds) * time.Millisecond
-	switch reason {
-	case "minute":
-		return refusal("Too many chats in a minute for this account", wait), nil
-	case "tokens":
-		return refusal("The tokens of this account for today are used up", wait), nil
-	case "places":
-		return tooManyAtOnce(wait), nil
-	}
-	return nil, nil
+	used, _ = answer[2].(int64)
+	return refusal{reason, time.Duration(milliseconds) * time.Millisecond}, used, nil
 }
 
-func (s shared) spend(ctx context.Context, account string, tokens int64) error {
-	return spendScript.Run(ctx, s.redis, []string{tokensKey(account)}, tokens).Err()
-}
-
-// renew lets leases last longer. Those that Redis has lost are there again.
-func (s shared) renew(ctx context.Context, places []place) error {
-	for len(places) > 0 {
-		some := places[:min(len(places), renewedAtOnce)]
-		places = places[len(some):]
-		keys, arguments := make([]string, len(some)), []any{s.lease.Milliseconds()}
-		for i, p := range some {
-			keys[i] = placesKey(p.account)
-			arguments = append(arguments, p.lease)
-		}
-		if err := renewScript.Run(ctx, s.redis, keys, arguments...).Err(); err != nil {
-			return fmt.Errorf("renewing leases: %w", err)
-		}
+// settle brings a batch to account. It may be called again with the same number
+// when it failed: what it did then is not done twice. It returns how many tokens
+// the account of each entry has used today, where it can.
+func (s shared) settle(ctx context.Context, number int64, batch []entry) (used []int64, err error) {
+	keys := []string{s.key("settled", s.replica)}
+	arguments := []any{number, s.lease.Milliseconds(), markLasts.Milliseconds()}
+	for _, e := range batch {
+		keys = append(keys, s.key("tokens", e.account), s.key("places", e.account), s.key("reserved", e.account))
+		arguments = append(arguments, e.lease, e.used, e.reserved, e.goesOn, e.day, e.known)
 	}
-	return nil
-}
-
-func (s shared) release(ctx context.Context, places []place) error {
-	for _, p := range places {
-		if err := s.redis.ZRem(ctx, placesKey(p.account), p.lease).Err(); err != nil {
-			return fmt.Errorf("giving a place back: %w", err)
-		}
+	used, err = settleScript.Run(ctx, s.redis, keys, arguments...).Int64Slice()
+	if err != nil {
+		return nil, fmt.Errorf("bringing chats to account: %w", err)
 	}
-	return nil
+	return used, nil
 }

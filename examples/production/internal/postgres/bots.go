@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -26,12 +27,17 @@ type Settings struct {
 	Instructions string   // the system prompt
 	Runtime      string   // which runtime has the model; empty for the first one
 	Temperature  *float64 // nil for the runtime's own
+	MaxTokens    *int64   // of an answer; nil for as many as the model likes
 }
 
 var _ botapi.BotStore = (*Database)(nil)
 
-// The columns of a botapi.Bot, in the order in which scanBot reads them.
-const wireColumns = `uid, slug, name, description, welcome_message, model, avatar_url`
+// The columns of a botapi.Bot and of a Bot, in the order in which scanWireBot and
+// scanBot read them.
+const (
+	wireColumns = `uid, slug, name, description, welcome_message, model, avatar_url`
+	columns     = wireColumns + `, published, instructions, runtime, temperature, max_tokens`
+)
 
 // Bots returns the published bots by position, and by slug where two share one.
 func (d *Database) Bots(ctx context.Context) (bots []botapi.Bot, err error) {
@@ -45,21 +51,33 @@ func (d *Database) Bots(ctx context.Context) (bots []botapi.Bot, err error) {
 
 // BotByUID returns the published bot with this uid, or botapi.ErrBotNotFound.
 func (d *Database) BotByUID(ctx context.Context, uid string) (botapi.Bot, error) {
-	return d.publishedBot(ctx, `SELECT `+wireColumns+` FROM bots WHERE published AND uid = $1`, uid)
+	bot, err := d.PublishedByUID(ctx, uid)
+	return bot.Bot, err
 }
 
 // BotBySlug returns the published bot with this slug, or botapi.ErrBotNotFound.
 func (d *Database) BotBySlug(ctx context.Context, slug string) (botapi.Bot, error) {
-	return d.publishedBot(ctx, `SELECT `+wireColumns+` FROM bots WHERE published AND slug = $1`, slug)
+	bot, err := d.PublishedBySlug(ctx, slug)
+	return bot.Bot, err
 }
 
-func (d *Database) publishedBot(ctx context.Context, sql, name string) (bot botapi.Bot, err error) {
+// PublishedByUID is BotByUID with what clients do not see.
+func (d *Database) PublishedByUID(ctx context.Context, uid string) (Bot, error) {
+	return d.publishedBot(ctx, `SELECT `+columns+` FROM bots WHERE published AND uid = $1`, uid)
+}
+
+// PublishedBySlug is BotBySlug with what clients do not see.
+func (d *Database) PublishedBySlug(ctx context.Context, slug string) (Bot, error) {
+	return d.publishedBot(ctx, `SELECT `+columns+` FROM bots WHERE published AND slug = $1`, slug)
+}
+
+func (d *Database) publishedBot(ctx context.Context, sql, name string) (bot Bot, err error) {
 	if len(name) > maxName || strings.ContainsRune(name, 0) {
 		return bot, botapi.ErrBotNotFound // no bot has such a name, and PostgreSQL has no text with a NUL in it
 	}
 	err = d.run(ctx, "looking up a bot", func(ctx context.Context, conn *pgxpool.Conn) error {
 		rows, _ := conn.Query(ctx, sql, name)
-		bot, err = pgx.CollectExactlyOneRow(rows, scanWireBot)
+		bot, err = pgx.CollectExactlyOneRow(rows, scanBot)
 		return err
 	})
 	return bot, orNotFound(err)
@@ -78,21 +96,10 @@ func scanWireBot(row pgx.CollectableRow) (bot botapi.Bot, err error) {
 	return bot, err
 }
 
-// Settings returns how the published bot with this uid answers, or
-// botapi.ErrBotNotFound.
-func (d *Database) Settings(ctx context.Context, uid string) (s Settings, err error) {
-	err = d.run(ctx, "looking up a bot's settings", func(ctx context.Context, conn *pgxpool.Conn) error {
-		return conn.QueryRow(ctx, `SELECT instructions, runtime, temperature FROM bots WHERE published AND uid = $1`, uid).
-			Scan(&s.Instructions, &s.Runtime, &s.Temperature)
-	})
-	return s, orNotFound(err)
-}
-
 // AllBots returns every bot, published or not, in listing order.
 func (d *Database) AllBots(ctx context.Context) (bots []Bot, err error) {
 	err = d.run(ctx, "listing all bots", func(ctx context.Context, conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, `SELECT `+wireColumns+`, published, instructions, runtime, temperature
-			FROM bots ORDER BY position, slug`)
+		rows, _ := conn.Query(ctx, `SELECT `+columns+` FROM bots ORDER BY position, slug`)
 		bots, err = pgx.CollectRows(rows, scanBot)
 		return err
 	})
@@ -101,7 +108,7 @@ func (d *Database) AllBots(ctx context.Context) (bots []Bot, err error) {
 
 func scanBot(row pgx.CollectableRow) (bot Bot, err error) {
 	err = row.Scan(&bot.UID, &bot.Slug, &bot.Name, &bot.Description, &bot.WelcomeMessage, &bot.Model, &bot.AvatarURL,
-		&bot.Published, &bot.Instructions, &bot.Runtime, &bot.Temperature)
+		&bot.Published, &bot.Instructions, &bot.Runtime, &bot.Temperature, &bot.MaxTokens)
 	return bot, err
 }
 
@@ -168,7 +175,8 @@ func (b ImportedBot) validate() error {
 		return err
 	}
 	return validation.ValidateStruct(&b.Settings,
-		validation.Field(&b.Temperature, validation.Min(0.0), validation.Max(2.0)))
+		validation.Field(&b.Temperature, validation.Min(0.0), validation.Max(2.0)),
+		validation.Field(&b.MaxTokens, validation.NilOrNotEmpty, validation.Min(1), validation.Max(math.MaxInt32)))
 }
 
 // takePositions returns where in the listing the bots of an import stand, in
@@ -198,15 +206,15 @@ func takePositions(ctx context.Context, tx pgx.Tx, uids []string) ([]int, error)
 
 func importBot(ctx context.Context, tx pgx.Tx, position int, bot ImportedBot) error {
 	_, err := tx.Exec(ctx, `
-		INSERT INTO bots (`+wireColumns+`, position, instructions, runtime, temperature, published)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, coalesce($12, false))
+		INSERT INTO bots (`+wireColumns+`, position, instructions, runtime, temperature, max_tokens, published)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $13, coalesce($12, false))
 		ON CONFLICT (uid) DO UPDATE SET
 			slug = excluded.slug, name = excluded.name, description = excluded.description,
 			welcome_message = excluded.welcome_message, model = excluded.model, avatar_url = excluded.avatar_url,
 			position = excluded.position, instructions = excluded.instructions, runtime = excluded.runtime,
-			temperature = excluded.temperature, published = coalesce($12, bots.published), updated_at = now()`,
+			temperature = excluded.temperature, max_tokens = excluded.max_tokens, published = coalesce($12, bots.published), updated_at = now()`,
 		bot.UID, bot.Slug, bot.Name, bot.Description, bot.WelcomeMessage, bot.Model, bot.AvatarURL,
-		position, bot.Instructions, bot.Runtime, bot.Temperature, bot.Published)
+		position, bot.Instructions, bot.Runtime, bot.Temperature, bot.Published, bot.MaxTokens)
 	return err
 }
 

@@ -51,9 +51,14 @@ func TestListingShowsPublishedBotsWithoutInternals(t *testing.T) {
 		`{"uid":"u3","slug":"ant","name":"Bot ant","description":"","welcome_message":"","model":"m1","avatar_url":null}`+
 		`]`)
 
-	settings, err := d.Settings(t.Context(), "u1")
-	is.NoErr(err)
-	is.Equal(settings, zebra.Settings)
+	for _, find := range []func() (postgres.Bot, error){
+		func() (postgres.Bot, error) { return d.PublishedByUID(t.Context(), "u1") },
+		func() (postgres.Bot, error) { return d.PublishedBySlug(t.Context(), "zebra") },
+	} {
+		found, err := find()
+		is.NoErr(err)
+		is.Equal(found, postgres.Bot{Bot: zebra.Bot, Published: true, Settings: zebra.Settings})
+	}
 }
 
 func TestUnknownBots(t *testing.T) {
@@ -113,7 +118,7 @@ func TestPublishAndUnpublish(t *testing.T) {
 
 	is.NoErr(d.SetPublished(t.Context(), "helper", false))
 	is.Equal(listed(), 0)
-	_, err := d.Settings(t.Context(), "u1")
+	_, err := d.PublishedByUID(t.Context(), "u1")
 	is.True(errors.Is(err, botapi.ErrBotNotFound))
 	is.True(errors.Is(d.SetPublished(t.Context(), "nobody", true), botapi.ErrBotNotFound))
 

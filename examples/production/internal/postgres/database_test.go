@@ -115,7 +115,7 @@ func TestDatabaseThatDoesNotAnswerIsUnavailable(t *testing.T) {
 	calls := map[string]func(context.Context) error{
 		"Bots":      func(ctx context.Context) error { _, err := d.Bots(ctx); return err },
 		"BotBySlug": func(ctx context.Context) error { _, err := d.BotBySlug(ctx, "helper"); return err },
-		"Settings":  func(ctx context.Context) error { _, err := d.Settings(ctx, "u1"); return err },
+		"BotByUID":  func(ctx context.Context) error { _, err := d.BotByUID(ctx, "u1"); return err },
 		"VerifyKey": func(ctx context.Context) error { _, err := d.VerifyKey(ctx, stranger()); return err },
 		"Keys":      func(ctx context.Context) error { _, err := d.Keys(ctx, ""); return err },
 		"RevokeKey": func(ctx context.Context) error { _, _, err := d.RevokeKey(ctx, 1); return err },
@@ -162,9 +162,9 @@ func TestWithoutPreparedStatements(t *testing.T) {
 	bot.Temperature = new(0.5)
 	is.NoErr(d.ImportBots(t.Context(), []postgres.ImportedBot{bot, published("u2", "other")}))
 	is.NoErr(d.SetPublished(t.Context(), "other", false))
-	settings, err := d.Settings(t.Context(), "u1")
+	found, err := d.PublishedByUID(t.Context(), "u1")
 	is.NoErr(err)
-	is.Equal(*settings.Temperature, 0.5)
+	is.Equal(*found.Temperature, 0.5)
 	all, err := d.AllBots(t.Context())
 	is.NoErr(err)
 	is.Equal(len(all), 2)

@@ -5,15 +5,11 @@ import (
 	"errors"
 	"fmt"
 
+	"example.com/botapi/examples/production/internal/limits"
 	"github.com/invopop/validation"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
-
-// Limits is what one account may use, over all replicas. Zero means no limit.
-type Limits struct {
-	ChatsPerMinute, TokensPerDay, ChatsAtOnce int64
-}
 
 // AccountLimits are limits as the database has them: for one account, where nil
 // means as for everybody else, or for everybody else, where nil means no limit.
@@ -22,25 +18,27 @@ type AccountLimits struct {
 	ChatsPerMinute, TokensPerDay, ChatsAtOnce *int64
 }
 
+var _ limits.Store = (*Database)(nil)
+
 // ErrNoLimits is what RemoveLimits returns for an account without limits of its
 // own.
 var ErrNoLimits = errors.New("no such limits")
 
 // Limits returns the limits of an account: its own, and for what it has none of,
 // those for everybody else.
-func (d *Database) Limits(ctx context.Context, account string) (limits Limits, err error) {
+func (d *Database) Limits(ctx context.Context, account string) (found limits.Limits, err error) {
 	err = d.run(ctx, "reading the limits of an account", func(ctx context.Context, conn *pgxpool.Conn) error {
 		rows, _ := conn.Query(ctx, `
-			SELECT coalesce(own.chats_per_minute, rest.chats_per_minute, 0),
-			       coalesce(own.tokens_per_day, rest.tokens_per_day, 0),
-			       coalesce(own.chats_at_once, rest.chats_at_once, 0)
+			SELECT coalesce(own.chats_per_minute, rest.chats_per_minute, 0) AS chats_per_minute,
+			       coalesce(own.tokens_per_day, rest.tokens_per_day, 0) AS tokens_per_day,
+			       coalesce(own.chats_at_once, rest.chats_at_once, 0) AS chats_at_once
 			FROM (SELECT $1::text AS account) AS asked
 			LEFT JOIN account_limits AS own USING (account)
 			LEFT JOIN account_limits AS rest ON rest.account = ''`, account)
-		limits, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Limits])
+		found, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[limits.Limits])
 		return err
 	})
-	return limits, err
+	return found, err
 }
 
 // SetLimits sets the limits of an account, or of everybody else, in place of
@@ -76,11 +74,11 @@ func (d *Database) RemoveLimits(ctx context.Context, account string) error {
 
 // AllLimits returns the limits for everybody else, if there are any, and then
 // those of accounts, by name.
-func (d *Database) AllLimits(ctx context.Context) (limits []AccountLimits, err error) {
+func (d *Database) AllLimits(ctx context.Context) (all []AccountLimits, err error) {
 	err = d.run(ctx, "listing limits", func(ctx context.Context, conn *pgxpool.Conn) error {
 		rows, _ := conn.Query(ctx, `SELECT account, chats_per_minute, tokens_per_day, chats_at_once FROM account_limits ORDER BY account`)
-		limits, err = pgx.CollectRows(rows, pgx.RowToStructByPos[AccountLimits])
+		all, err = pgx.CollectRows(rows, pgx.RowToStructByPos[AccountLimits])
 		return err
 	})
-	return limits, err
+	return all, err
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"example.com/botapi/examples/production/internal/limits"
 	"example.com/botapi/examples/production/internal/postgres"
 	"example.com/botapi/examples/production/internal/postgrestest"
 	"github.com/matryer/is"
@@ -12,20 +13,20 @@ import (
 func TestLimits(t *testing.T) {
 	is := is.New(t)
 	d := open(t, postgrestest.Database(t))
-	limitsOf := func(account string) postgres.Limits {
+	limitsOf := func(account string) limits.Limits {
 		t.Helper()
-		limits, err := d.Limits(t.Context(), account)
+		found, err := d.Limits(t.Context(), account)
 		is.NoErr(err)
-		return limits
+		return found
 	}
 	number := func(n int64) *int64 { return &n }
-	is.Equal(limitsOf("acme"), postgres.Limits{}) // nobody has limits
+	is.Equal(limitsOf("acme"), limits.Limits{}) // nobody has limits
 
 	is.NoErr(d.SetLimits(t.Context(), postgres.AccountLimits{ChatsPerMinute: number(60), ChatsAtOnce: number(5)}))
 	is.NoErr(d.SetLimits(t.Context(), postgres.AccountLimits{Account: "acme", TokensPerDay: number(1), ChatsAtOnce: number(9)}))
 	is.NoErr(d.SetLimits(t.Context(), postgres.AccountLimits{Account: "acme", TokensPerDay: number(1000), ChatsPerMinute: number(0)}))
-	is.Equal(limitsOf("acme"), postgres.Limits{ChatsPerMinute: 0, TokensPerDay: 1000, ChatsAtOnce: 5}) // its own come first
-	is.Equal(limitsOf("other"), postgres.Limits{ChatsPerMinute: 60, ChatsAtOnce: 5})
+	is.Equal(limitsOf("acme"), limits.Limits{ChatsPerMinute: 0, TokensPerDay: 1000, ChatsAtOnce: 5}) // its own come first
+	is.Equal(limitsOf("other"), limits.Limits{ChatsPerMinute: 60, ChatsAtOnce: 5})
 
 	all, err := d.AllLimits(t.Context())
 	is.NoErr(err)
@@ -37,5 +38,5 @@ func TestLimits(t *testing.T) {
 	is.Equal(limitsOf("acme"), limitsOf("other"))
 	is.True(errors.Is(d.RemoveLimits(t.Context(), "acme"), postgres.ErrNoLimits))
 	is.NoErr(d.RemoveLimits(t.Context(), ""))
-	is.Equal(limitsOf("acme"), postgres.Limits{})
+	is.Equal(limitsOf("acme"), limits.Limits{})
 }

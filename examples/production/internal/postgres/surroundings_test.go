@@ -131,7 +131,7 @@ func TestClientsThatLeaveCloseNoConnections(t *testing.T) {
 		waitFor(t, watcher, waiting+" = 1")
 		queued := make(chan error) // for the one connection
 		go func() {
-			_, err := d.Settings(client, "u1")
+			_, err := d.BotByUID(client, "u1")
 			queued <- err
 		}()
 		leave()

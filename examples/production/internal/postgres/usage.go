@@ -22,13 +22,13 @@ func (d *Database) InsertUsage(ctx context.Context, records []*usage.Record) err
 	return d.run(ctx, "storing usage", func(ctx context.Context, conn *pgxpool.Conn) error {
 		_, err := conn.Exec(ctx, `
 			INSERT INTO usage (id, ended_at, request_id, account, user_id, bot_uid, model, stream, status, complete,
-				fragments, bytes, first_fragment_ms, duration_ms, prompt_tokens, completion_tokens)
+				fragments, bytes, first_fragment_ms, duration_ms, prompt_tokens, completion_tokens, tokens_estimated)
 			SELECT * FROM unnest($1::text[], $2::timestamptz[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[],
 				$8::boolean[], $9::integer[], $10::boolean[], $11::integer[], $12::bigint[], $13::float8[], $14::float8[],
-				$15::bigint[], $16::bigint[])
+				$15::bigint[], $16::bigint[], $17::boolean[])
 			ON CONFLICT (id) DO NOTHING`,
 			c.id, c.endedAt, c.requestID, c.account, c.userID, c.botUID, c.model, c.stream, c.status, c.complete,
-			c.fragments, c.bytes, c.firstFragment, c.duration, c.promptTokens, c.completionTokens)
+			c.fragments, c.bytes, c.firstFragment, c.duration, c.promptTokens, c.completionTokens, c.estimated)
 		return err
 	})
 }
@@ -40,18 +40,23 @@ type DailyUsage struct {
 	Chats, Complete  int64
 	Bytes            int64
 	Counted          int64  // chats whose tokens are known
-	PromptTokens     *int64 // of those; nil if there are none
+	Estimated        int64  // of those, the chats whose tokens are estimates
+	PromptTokens     *int64 // of those counted; nil if there are none
 	CompletionTokens *int64
 }
 
 // DailyUsage returns the usage of an account, or of all when it is empty, on the
 // days from the first to the last, both included, by day and account. It takes
-// as long as ctx lasts.
+// as long as ctx lasts. Whatever stands in the table, it adds up: a sum that is too
+// large for its type is the largest.
 func (d *Database) DailyUsage(ctx context.Context, account string, first, last time.Time) (days []DailyUsage, err error) {
 	err = d.runLong(ctx, "adding up usage", func(ctx context.Context, conn *pgxpool.Conn) error {
 		rows, _ := conn.Query(ctx, `
-			SELECT (ended_at AT TIME ZONE 'UTC')::date, account, count(*), count(*) FILTER (WHERE complete), sum(bytes)::bigint,
-				count(prompt_tokens), sum(prompt_tokens)::bigint, sum(completion_tokens)::bigint
+			SELECT (ended_at AT TIME ZONE 'UTC')::date, account, count(*), count(*) FILTER (WHERE complete),
+				least(sum(bytes), 9223372036854775807)::bigint,
+				count(prompt_tokens), count(prompt_tokens) FILTER (WHERE tokens_estimated),
+				CASE WHEN count(prompt_tokens) > 0 THEN least(sum(greatest(prompt_tokens, 0)), 9223372036854775807)::bigint END,
+				CASE WHEN count(completion_tokens) > 0 THEN least(sum(greatest(completion_tokens, 0)), 9223372036854775807)::bigint END
 			FROM usage
 			WHERE ended_at >= $1 AND ended_at < $2 AND ($3 = '' OR account = $3)
 			GROUP BY 1, account ORDER BY 1, account COLLATE "C"`, first, last.AddDate(0, 0, 1), account)
@@ -59,6 +64,25 @@ func (d *Database) DailyUsage(ctx context.Context, account string, first, last t
 		return err
 	})
 	return days, err
+}
+
+// lastChats is how many chats Unreporting looks at.
+const lastChats = 1000
+
+// Unreporting returns the runtimes of which each of the last chats has tokens that
+// are estimates although its answer is whole: they do not report any. The empty
+// name is that of bots that name none.
+func (d *Database) Unreporting(ctx context.Context) (runtimes []string, err error) {
+	err = d.run(ctx, "looking for runtimes that report no tokens", func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, `
+			SELECT runtime FROM (SELECT bot_uid, complete, prompt_tokens, tokens_estimated FROM usage
+				ORDER BY ended_at DESC LIMIT $1) AS last
+			JOIN bots ON bots.uid = last.bot_uid WHERE complete AND prompt_tokens IS NOT NULL
+			GROUP BY runtime HAVING bool_and(tokens_estimated) ORDER BY runtime`, lastChats)
+		runtimes, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		return err
+	})
+	return runtimes, err
 }
 
 // DeleteUsage deletes the records of chats that ended before a time, so many in
@@ -94,6 +118,7 @@ type usageColumns struct {
 	duration          []float64
 
 	promptTokens, completionTokens []*int64
+	estimated                      []bool
 }
 
 func (c *usageColumns) add(r *usage.Record) {
@@ -117,6 +142,7 @@ func (c *usageColumns) add(r *usage.Record) {
 	}
 	c.promptTokens = append(c.promptTokens, prompt)
 	c.completionTokens = append(c.completionTokens, completion)
+	c.estimated = append(c.estimated, r.Tokens != nil && r.Tokens.Estimated)
 }
 
 // storable is text that PostgreSQL takes: one client's user_id must not keep

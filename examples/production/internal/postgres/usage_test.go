@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/http"
 	"runtime"
 	"strings"
@@ -32,7 +33,7 @@ func TestInsertUsage(t *testing.T) {
 		ID: "a", EndedAt: time.Now(), RequestID: "r1", Account: "acme", UserID: "42", BotUID: "u1", Model: "m1",
 		Stream: true, Status: 200, Complete: true, Fragments: 3, Bytes: 12,
 		FirstFragment: 250 * time.Millisecond, Duration: 1500 * time.Millisecond,
-		Tokens: &usage.Tokens{Prompt: 9, Completion: 7},
+		Tokens: &usage.Tokens{Prompt: 9, Completion: 7, Estimated: true},
 	}
 	odd := &usage.Record{ID: "b", Account: "acme", UserID: "a\x00b\xff"}
 	is.NoErr(d.InsertUsage(t.Context(), []*usage.Record{chat}))
@@ -46,10 +47,10 @@ func TestInsertUsage(t *testing.T) {
 	stored := &usage.Record{Tokens: new(usage.Tokens)}
 	var firstFragment, duration float64
 	is.NoErr(conn.QueryRow(t.Context(), `SELECT id, request_id, account, user_id, bot_uid, model, stream, status, complete,
-		fragments, bytes, first_fragment_ms, duration_ms, prompt_tokens, completion_tokens FROM usage WHERE id = 'a'`).
+		fragments, bytes, first_fragment_ms, duration_ms, prompt_tokens, completion_tokens, tokens_estimated FROM usage WHERE id = 'a'`).
 		Scan(&stored.ID, &stored.RequestID, &stored.Account, &stored.UserID, &stored.BotUID, &stored.Model, &stored.Stream,
 			&stored.Status, &stored.Complete, &stored.Fragments, &stored.Bytes, &firstFragment, &duration,
-			&stored.Tokens.Prompt, &stored.Tokens.Completion))
+			&stored.Tokens.Prompt, &stored.Tokens.Completion, &stored.Tokens.Estimated))
 	stored.EndedAt, stored.FirstFragment, stored.Duration = chat.EndedAt, chat.FirstFragment, chat.Duration
 	is.Equal(stored, chat)
 	is.Equal(firstFragment, 250.0)
@@ -85,22 +86,47 @@ func TestDailyUsage(t *testing.T) {
 	add("acme", day(1, "23:59:59"), true, &usage.Tokens{Prompt: 100, Completion: 100})
 	add("acme", day(2, "00:00:00"), true, &usage.Tokens{Prompt: 9, Completion: 7})
 	add("acme", day(2, "12:00:00"), false, nil)
-	add("acme", day(2, "23:59:59"), true, &usage.Tokens{Prompt: 1, Completion: 0})
+	add("acme", day(2, "23:59:59"), true, &usage.Tokens{Prompt: 1, Estimated: true})
 	add("other", day(2, "23:59:59"), false, nil)
 	add("acme", day(3, "00:00:00"), true, &usage.Tokens{Prompt: 5, Completion: 5})
 	add("acme", day(4, "00:00:00"), true, nil)
+	for range 2 { // as an absurd runtime had them stored once
+		add("acme", day(5, "00:00:00"), true, &usage.Tokens{Prompt: math.MaxInt64, Completion: math.MinInt64})
+	}
 	is.NoErr(d.InsertUsage(t.Context(), records))
 
 	days, err := d.DailyUsage(t.Context(), "", day(2, "00:00:00"), day(3, "00:00:00"))
 	is.NoErr(err)
 	is.Equal(days, []postgres.DailyUsage{
-		{Day: day(2, "00:00:00"), Account: "acme", Chats: 3, Complete: 2, Bytes: 30, Counted: 2, PromptTokens: new(int64(10)), CompletionTokens: new(int64(7))},
+		{Day: day(2, "00:00:00"), Account: "acme", Chats: 3, Complete: 2, Bytes: 30, Counted: 2, Estimated: 1, PromptTokens: new(int64(10)), CompletionTokens: new(int64(7))},
 		{Day: day(2, "00:00:00"), Account: "other", Chats: 1, Bytes: 10},
 		{Day: day(3, "00:00:00"), Account: "acme", Chats: 1, Complete: 1, Bytes: 10, Counted: 1, PromptTokens: new(int64(5)), CompletionTokens: new(int64(5))},
 	})
+	days, err = d.DailyUsage(t.Context(), "", day(5, "00:00:00"), day(5, "00:00:00"))
+	is.NoErr(err) // nobody's bill fails for it
+	is.Equal([]int64{*days[0].PromptTokens, *days[0].CompletionTokens}, []int64{math.MaxInt64, 0})
 	days, err = d.DailyUsage(t.Context(), "other", day(1, "00:00:00"), day(31, "00:00:00"))
 	is.NoErr(err)
 	is.Equal(len(days), 1)
+}
+
+func TestRuntimesThatReportNoTokens(t *testing.T) {
+	is := is.New(t)
+	d := open(t, postgrestest.Database(t))
+	silent, talks := published("u1", "silent"), published("u2", "talks")
+	silent.Runtime, talks.Runtime = "silent", "talks"
+	is.NoErr(d.ImportBots(t.Context(), []postgres.ImportedBot{silent, talks, published("u3", "unused")}))
+	add := func(bot string, complete, estimated bool) {
+		is.NoErr(d.InsertUsage(t.Context(), []*usage.Record{{ID: text(26), BotUID: bot, EndedAt: time.Now(), Complete: complete,
+			Tokens: &usage.Tokens{Prompt: 1, Estimated: estimated}}}))
+	}
+	add("u1", true, true)
+	add("u2", false, true) // its client left
+	add("u2", true, true)
+	add("u2", true, false)
+	names, err := d.Unreporting(t.Context())
+	is.NoErr(err)
+	is.Equal(names, []string{"silent"})
 }
 
 func TestOldUsageIsDeletedInBatches(t *testing.T) {

@@ -19,7 +19,7 @@ func TestAwayAndBack(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	var log logtest.Log
-	client, err := redisclient.Open(server.URL, slog.New(slog.NewTextHandler(&log, nil)))
+	client, err := redisclient.Open(redisclient.Options{URL: server.URL, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	is.NoErr(err)
 	defer client.Close()
 	ctx := context.Background()
@@ -46,7 +46,8 @@ func TestAwayAndBack(t *testing.T) {
 	}
 	is.Equal(strings.Count(log.String(), "redis is away"), 2)
 	is.Equal(strings.Count(log.String(), "redis is back"), 2)
-	is.Equal(strings.Count(log.String(), "\n"), 4)
+	is.Equal(strings.Count(log.String(), "redis refuses a command"), 1)
+	is.Equal(strings.Count(log.String(), "\n"), 5)
 }
 
 // TestThereButUnfit has a Redis that answers, and takes nothing from anybody.
@@ -55,7 +56,6 @@ func TestThereButUnfit(t *testing.T) {
 		name        string
 		goes, comes []any
 	}{
-		{"full", []any{"CONFIG", "SET", "maxmemory", "1"}, []any{"CONFIG", "SET", "maxmemory", "0"}},
 		{"become a replica", []any{"REPLICAOF", "127.0.0.1", "1"}, []any{"REPLICAOF", "NO", "ONE"}},
 		{"without its replicas", []any{"CONFIG", "SET", "min-replicas-to-write", "1"}, []any{"CONFIG", "SET", "min-replicas-to-write", "0"}},
 	} {
@@ -109,7 +109,180 @@ func TestCloseWhileAway(t *testing.T) {
 
 func TestMistakenURL(t *testing.T) {
 	is := is.New(t)
-	_, err := redisclient.Open("127.0.0.1:6379", slog.Default())
+	_, err := redisclient.Open(redisclient.Options{URL: "127.0.0.1:6379"})
 	is.True(err != nil)
 	is.True(strings.Contains(err.Error(), "reading the Redis URL"))
+}
+
+// TestFull has a Redis without room: it is not away for those who write as limits
+// do, and for nobody else.
+func TestFull(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	client := server.Client(t)
+	watch(t, client)
+	is.NoErr(client.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	eventually(t, "it is known to be full", client.Full)
+	is.True(redis.IsOOMError(client.Set(t.Context(), "key", "", 0).Err()))
+	is.True(!client.Away())
+	is.NoErr(client.ConfigSet(t.Context(), "maxmemory", "0").Err())
+	eventually(t, "it has room", func() bool { return !client.Full() })
+}
+
+// TestBusyScript has somebody's script run without end.
+func TestBusyScript(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	client, operator := server.Client(t), server.ClientWith(t, redisclient.Options{Timeout: patience})
+	watch(t, client)
+	is.NoErr(operator.ConfigSet(t.Context(), "busy-reply-threshold", "50").Err())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		operator.Eval(context.Background(), "while true do end", nil)
+	}()
+	eventually(t, "Redis counts as away", client.Away)
+	is.True(!client.Reachable())
+	_ = server.Client(t).ScriptKill(t.Context()).Err()
+	<-ended
+	eventually(t, "it is back", func() bool { return !client.Away() && client.Set(t.Context(), "key", "", 0).Err() == nil })
+}
+
+// TestWhatOneCommandMeets does not switch off all others.
+func TestWhatOneCommandMeets(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	client, operator := server.Client(t), server.Client(t)
+	is.NoErr(client.Set(t.Context(), "text", "", 0).Err())
+	is.True(client.Reachable())
+	is.True(redisclient.Refused(client.LPush(t.Context(), "text", "").Err()))
+	is.True(!client.Away())
+	is.True(!client.Reachable()) // but whoever looks after it should know
+
+	newcomer := server.Client(t)
+	is.NoErr(operator.ConfigSet(t.Context(), "maxclients", "1").Err())
+	is.True(newcomer.Get(t.Context(), "text").Err() != nil)
+	is.True(!newcomer.Reachable())
+	is.NoErr(client.Get(t.Context(), "text").Err()) // who is connected stays so
+}
+
+// TestSlow waits for a Redis that takes its time: once, and not at all when that
+// is known.
+func TestSlow(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	client := server.ClientWith(t, redisclient.Options{Timeout: 100 * time.Millisecond})
+	ctx := redisclient.WithWait(t.Context())
+	ask := func() error {
+		waiting, done := client.Waiting(ctx)
+		defer done()
+		return client.Get(waiting, "key").Err()
+	}
+	is.True(errors.Is(ask(), redis.Nil))
+	server.Hang(t)
+	defer server.GoOn(t)
+	began := time.Now()
+	is.True(ask() != nil)
+	waited := time.Since(began)
+	began = time.Now()
+	for range 100 {
+		is.True(ask() != nil)
+	}
+	is.True(time.Since(began) < 50*waited) // not once more for each
+}
+
+// TestTwoDeployments meet under one prefix: the second is not let in, and one
+// that finds out later uses no key of the first.
+func TestTwoDeployments(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	first := server.ClientWith(t, redisclient.Options{Prefix: "p:", Owner: "one"})
+	second := server.ClientWith(t, redisclient.Options{Prefix: "p:", Owner: "two"})
+	third := server.ClientWith(t, redisclient.Options{Prefix: "q:", Owner: "two"})
+	is.NoErr(first.Admitted(t.Context()))
+	err := second.Admitted(t.Context())
+	is.True(errors.Is(err, redisclient.ErrNotAdmitted))
+	is.True(strings.Contains(err.Error(), `p:owner is "one" and not "two"`))
+	is.NoErr(third.Admitted(t.Context()))
+	is.NoErr(first.Admitted(t.Context()))
+	is.True(first.Key("key") != third.Key("key"))
+
+	watch(t, second)
+	eventually(t, "it counts as away", second.Away)
+	is.True(errors.Is(second.Get(t.Context(), "p:key").Err(), redisclient.ErrAway))
+	is.NoErr(first.Del(t.Context(), "p:owner").Err()) // the first is gone
+	eventually(t, "the keys are the second's", func() bool { return !second.Away() })
+	is.True(first.Admitted(t.Context()) != nil)
+}
+
+// TestRights gives a user what the documentation says, and then takes some away.
+func TestRights(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	operator := server.Client(t)
+	login := func(rights string) error {
+		is.NoErr(operator.Do(t.Context(), "ACL", "DELUSER", "service").Err())
+		setUser := []any{"ACL", "SETUSER", "service", "on", ">secret"}
+		for rule := range strings.FieldsSeq(rights) {
+			setUser = append(setUser, rule)
+		}
+		is.NoErr(operator.Do(t.Context(), setUser...).Err())
+		o := redisclient.Options{URL: strings.Replace(server.URL, "//", "//service:secret@", 1), Prefix: "botapi:", Logger: slog.New(slog.NewTextHandler(t.Output(), nil))}
+		is.NoErr(redisclient.CheckLogin(t.Context(), o))
+		client, err := redisclient.Open(o)
+		is.NoErr(err)
+		defer client.Close()
+		return client.Admitted(t.Context())
+	}
+	const documented = "~botapi:* &botapi:* +@read +@write +@scripting +@pubsub +@connection -@dangerous +time +info"
+	is.NoErr(login(documented))
+	for without, want := range map[string]string{
+		strings.Replace(documented, "~botapi:*", "~other:*", 1): "SET",
+		strings.Replace(documented, "&botapi:*", "&other:*", 1): "SUBSCRIBE",
+		documented + " -evalsha":                                "EVALSHA",
+		documented + " -zadd":                                   "ZADD",
+		documented + " -info":                                   "INFO",
+	} {
+		err := login(without)
+		is.True(errors.Is(err, redisclient.ErrNotAdmitted))
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q does not name %s", err, want)
+		}
+	}
+}
+
+// TestRedisThatThrowsKeysAway would let limits lapse without a word.
+func TestRedisThatThrowsKeysAway(t *testing.T) {
+	is := is.New(t)
+	client := redistest.NewServer(t).Client(t)
+	is.NoErr(client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err())
+	is.NoErr(client.Admitted(t.Context())) // it is never full
+	is.NoErr(client.ConfigSet(t.Context(), "maxmemory", "100mb").Err())
+	err := client.Admitted(t.Context())
+	is.True(errors.Is(err, redisclient.ErrNotAdmitted))
+	is.True(strings.Contains(err.Error(), "noeviction"))
+}
+
+func watch(t *testing.T, client *redisclient.Client) {
+	ctx, stop := context.WithCancel(t.Context())
+	watching := make(chan struct{})
+	go func() {
+		defer close(watching)
+		client.Watch(ctx)
+	}()
+	t.Cleanup(func() {
+		stop()
+		<-watching
+	})
+}
+
+const patience = 20 * time.Second
+
+func eventually(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !so(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not so after %v: %s", patience, what)
+		}
+	}
 }

@@ -3,9 +3,15 @@
 package redistest
 
 import (
+	_ "embed"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
 	"strconv"
 	"syscall"
 	"testing"
@@ -23,20 +29,80 @@ type Server struct {
 
 	port    int
 	process *exec.Cmd
+	clock   *clock // nil for the machine's
 }
+
+// A clock is one that a test moves.
+type clock struct {
+	library string // what Redis is started with
+	file    string // how many seconds it is ahead
+	ahead   time.Duration
+}
+
+//go:embed testdata/clock.c
+var clockSource []byte
 
 // NewServer starts a server from the program on this machine. It is ended with
 // the test. The test is skipped where there is no such program.
 func NewServer(t testing.TB) *Server {
 	t.Helper()
+	return newServer(t, nil)
+}
+
+// NewServerWithClock starts a server whose clock the test may move. The test is
+// skipped where there is no C compiler.
+func NewServerWithClock(t testing.TB) *Server {
+	t.Helper()
+	if !CanMoveClock() {
+		t.Skip("no C compiler was found, or this is not Linux: this test moves the clock of a Redis server (Debian: apt-get install gcc libc6-dev)")
+	}
+	folder := t.TempDir()
+	source := filepath.Join(folder, "clock.c")
+	c := &clock{library: filepath.Join(folder, "clock.so"), file: filepath.Join(folder, "ahead")}
+	if err := os.WriteFile(source, clockSource, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if said, err := exec.Command("cc", "-shared", "-fPIC", "-o", c.library, source).CombinedOutput(); err != nil {
+		t.Fatalf("compiling a clock: %v: %s", err, said)
+	}
+	c.move(t, 0)
+	return newServer(t, c)
+}
+
+// CanMoveClock reports whether NewServerWithClock works on this machine.
+func CanMoveClock() bool {
+	_, err := exec.LookPath("cc")
+	return err == nil && runtime.GOOS == "linux"
+}
+
+func newServer(t testing.TB, c *clock) *Server {
+	t.Helper()
 	if _, err := exec.LookPath("redis-server"); err != nil {
 		t.Skip("redis-server was not found: this test starts a Redis server of its own (Debian: apt-get install redis-server)")
 	}
-	s := &Server{port: postgrestest.FreePort(t)}
+	s := &Server{port: postgrestest.FreePort(t), clock: c}
 	s.URL = fmt.Sprintf("redis://127.0.0.1:%d/0", s.port)
 	s.Start(t)
 	t.Cleanup(func() { s.Stop(t) })
 	return s
+}
+
+// MoveClock sets the clock of a server that has one forward, or back.
+func (s *Server) MoveClock(t testing.TB, by time.Duration) {
+	t.Helper()
+	s.clock.move(t, by)
+}
+
+func (c *clock) move(t testing.TB, by time.Duration) {
+	t.Helper()
+	c.ahead += by
+	file, err := os.OpenFile(c.file, os.O_WRONLY|os.O_CREATE, 0o600) // not truncated: Redis looks at it
+	if err == nil {
+		err = errors.Join(binary.Write(file, binary.NativeEndian, int64(c.ahead/time.Second)), file.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Start starts the server, again after Stop, and returns when it takes
@@ -45,6 +111,9 @@ func (s *Server) Start(t testing.TB) {
 	t.Helper()
 	s.process = exec.Command("redis-server", "--port", strconv.Itoa(s.port), "--bind", "127.0.0.1",
 		"--save", "", "--appendonly", "no", "--dir", t.TempDir())
+	if s.clock != nil {
+		s.process.Env = append(os.Environ(), "LD_PRELOAD="+s.clock.library, "CLOCK="+s.clock.file)
+	}
 	if err := s.process.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +155,17 @@ func (s *Server) signal(t testing.TB, signal syscall.Signal) {
 // Client returns a client of the server, as a replica has it.
 func (s *Server) Client(t testing.TB) *redisclient.Client {
 	t.Helper()
-	client, err := redisclient.Open(s.URL, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	return s.ClientWith(t, redisclient.Options{})
+}
+
+// ClientWith returns a client of the server with options of its own.
+func (s *Server) ClientWith(t testing.TB, o redisclient.Options) *redisclient.Client {
+	t.Helper()
+	o.URL = s.URL
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
+	}
+	client, err := redisclient.Open(o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,30 +14,38 @@ import (
 	"example.com/botapi"
 )
 
-// fragmentBytes is what a fragment counts besides its text: about what it costs
-// to keep.
-const fragmentBytes = 64
-
-// An answer is one that is under way in this replica. It has three parties,
-// none of which waits for another: the chat engine, which adds to it; those who
-// follow it; and keep, which brings it to Redis.
+// An answer is one that is under way in this replica. It has three parties: the
+// chat engine, which adds to it; the client that started it, and others that
+// Redis fails; and keep, which brings it to Redis. As long as the answer is kept,
+// none of them waits for another. One that has found no room goes on as without
+// a key: the engine waits for the clients, and what they have is forgotten.
 type answer struct {
-	name, id string
-	engine   *Engine
-	cancel   context.CancelCauseFunc // ends the chat engine's context
-	stall    *time.Timer             // does that when the engine is silent; nil if it may be
+	title
+	engine *Engine
+	cancel context.CancelCauseFunc // ends the chat engine's context
+	stall  *time.Timer             // does that when the engine is silent; nil if it may be
+	asked  func() bool             // whether a model may have been
 
-	mu        sync.Mutex
-	texts     []string
-	size      int64
-	over      bool
-	err       error         // why it is not whole, once it is over
-	changed   chan struct{} // closed, and replaced, when there is news
-	followers int           // in this replica
-	left      time.Time     // when the last of them left
-	returned  bool          // the chat engine has
-	whenOver  []func()      // called when it has
+	mu       sync.Mutex
+	texts    []string
+	first    int   // number of texts[0]: 0 while the answer is kept
+	size     int64 // of the texts
+	large    bool  // not kept any more
+	written  int   // fragments that Redis has
+	over     bool
+	err      error         // why it is not whole, once it is over
+	changed  chan struct{} // closed, and replaced, when there is news
+	cursors  map[*cursor]struct{}
+	returned bool     // the chat engine has
+	whenOver []func() // called when it has
 }
+
+// A cursor is a client of this replica.
+type cursor struct{ next int }
+
+// window is how far the engine may be ahead of the clients of an answer that is
+// not kept.
+const window = 64 << 10
 
 var errExited = errors.New("the engine ended its goroutine with runtime.Goexit")
 
@@ -77,28 +85,89 @@ func (a *answer) speak(ctx context.Context, req *botapi.ChatRequest) (err error)
 			return false
 		}
 		if a.stall != nil {
-			a.stall.Reset(a.engine.options.StallTimeout)
+			a.stall.Stop()
+			defer a.stall.Reset(a.engine.options.StallTimeout)
 		}
-		return a.add(text)
+		a.add(text)
+		return a.wait(ctx)
 	})
 	return err
 }
 
-// add reports whether more is wanted.
-func (a *answer) add(text string) bool {
+func (a *answer) add(text string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.over {
-		return false
+		return
 	}
-	size := a.size + int64(len(text)) + fragmentBytes
-	if size > a.engine.options.AnswerBytes {
-		a.over, a.err = true, errTooLong
-	} else {
-		a.texts, a.size = append(a.texts, text), size
-	}
+	a.texts = append(a.texts, text)
+	a.size += int64(len(text)) + fragmentBytes
+	a.large = a.large || a.size > a.engine.options.AnswerBytes
+	a.trim()
 	a.notify()
-	return !a.over
+}
+
+// wait returns when the answer wants more, which it reports: at once while it is
+// kept.
+func (a *answer) wait(ctx context.Context) (more bool) {
+	for {
+		a.mu.Lock()
+		ready, changed := a.over || !a.large || a.ahead() <= window, a.changed
+		more := !a.over
+		a.mu.Unlock()
+		if ready {
+			return more
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// ahead is how many bytes the slowest client has not taken.
+func (a *answer) ahead() (bytes int64) {
+	next := a.slowest()
+	for _, text := range a.texts[next-a.first:] {
+		bytes += int64(len(text)) + fragmentBytes
+	}
+	return bytes
+}
+
+func (a *answer) slowest() int {
+	next := a.first + len(a.texts)
+	for c := range a.cursors {
+		next = min(next, c.next)
+	}
+	return next
+}
+
+// trim forgets what nobody needs of an answer that is not kept. Redis gets all
+// of it unless it is much slower than the clients.
+func (a *answer) trim() {
+	if !a.large {
+		return
+	}
+	needed := a.slowest()
+	if a.size <= 2*a.engine.options.AnswerBytes {
+		needed = min(needed, max(a.written, a.first))
+	}
+	for ; a.first < needed; a.first++ {
+		a.size -= int64(len(a.texts[0])) + fragmentBytes
+		a.texts = a.texts[1:]
+	}
+}
+
+// keepNoLonger has the answer go on as one without a key.
+func (a *answer) keepNoLonger() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.large {
+		a.large = true
+		a.trim()
+		a.notify()
+	}
 }
 
 // end ends the answer; only the first call counts. It reports whether that was
@@ -111,7 +180,7 @@ func (a *answer) end(err error) (unseen bool) {
 	}
 	a.over, a.err = true, err
 	a.notify()
-	return a.followers == 0
+	return len(a.cursors) == 0
 }
 
 // callWhenOver reports whether f will be called: not when it is too late for that.
@@ -146,53 +215,68 @@ type progress struct {
 	over    bool // nothing comes after the texts
 	err     error
 	changed <-chan struct{} // closed when there is more
-	alone   time.Duration   // how long nobody here has followed
 }
 
-func (a *answer) from(next int) progress {
+// since is called with the lock held.
+func (a *answer) since(next int) progress {
+	return progress{texts: a.texts[next-a.first:], over: a.over, err: a.err, changed: a.changed}
+}
+
+// join counts a client that goes on from a fragment, if that is still there. Its
+// follow counts it off.
+func (a *answer) join(next int) (*cursor, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	p := progress{texts: a.texts[next:], over: a.over, err: a.err, changed: a.changed}
-	if a.followers == 0 {
-		p.alone = max(time.Since(a.left), 1)
+	if next < a.first || next > a.first+len(a.texts) {
+		return nil, false
 	}
-	return p
+	c := &cursor{next}
+	a.cursors[c] = struct{}{}
+	return c, true
 }
 
-// join counts a follower. Its follow counts it off.
-func (a *answer) join() {
+func (a *answer) leave(c *cursor) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.followers++
-}
-
-func (a *answer) leave() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.followers--
-	if a.followers == 0 {
-		a.left = time.Now()
+	delete(a.cursors, c)
+	a.trim()
+	if len(a.cursors) == 0 || a.large {
 		a.notify()
 	}
 }
 
-// follow yields the answer from its first fragment on.
-func (a *answer) follow(ctx context.Context) iter.Seq2[string, error] {
+// take counts fragments as taken, and returns what comes after them.
+func (a *answer) take(c *cursor, texts int) progress {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c.next += texts
+	if a.large && texts > 0 {
+		a.trim()
+		a.notify()
+	}
+	return a.since(c.next)
+}
+
+// follow yields the answer from where a client has joined it.
+func (a *answer) follow(ctx context.Context, c *cursor) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
-		defer a.leave()
-		for next := 0; ; {
-			p := a.from(next)
+		defer a.leave(c)
+		for taken := 0; ; {
+			p := a.take(c, taken)
 			for _, text := range p.texts {
 				if !yield(text, nil) {
 					return
 				}
 			}
-			next += len(p.texts)
+			taken = len(p.texts)
 			if p.over {
 				if p.err != nil {
 					yield("", p.err)
 				}
 				return
+			}
+			if taken > 0 {
+				continue
 			}
 			select {
 			case <-p.changed:
@@ -201,96 +285,4 @@ func (a *answer) follow(ctx context.Context) iter.Seq2[string, error] {
 			}
 		}
 	}
-}
-
-const (
-	// retryPeriod is how long keep waits for a Redis that has failed.
-	retryPeriod = 100 * time.Millisecond
-	// shortest keeps waits that are nearly over from being a busy loop.
-	shortest = 10 * time.Millisecond
-)
-
-// A keeper brings one answer to Redis.
-type keeper struct {
-	*answer
-	written  int           // fragments that Redis has
-	known    time.Time     // when Redis last knew of the answer
-	followed time.Duration // how long ago somebody elsewhere followed it
-	lost     bool          // nobody elsewhere can follow the answer any more
-}
-
-// keep brings fragments to Redis as they come, renews the lease of the answer,
-// and ends the answer when nobody comes back for it. It returns when the answer
-// is over and Redis has all of it, or has lost it. The context is for the log.
-func (a *answer) keep(ctx context.Context) {
-	defer a.engine.forget(a.id)
-	k := keeper{answer: a, known: time.Now()}
-	for {
-		p := a.from(k.written)
-		failed := k.write(ctx, &p)
-		if p.over && !failed {
-			return
-		}
-		k.endIfAbandoned(p.alone)
-		changed := p.changed
-		if failed {
-			changed = nil // news has to wait, too
-		}
-		select {
-		case <-changed:
-		case <-time.After(k.pause(p.alone, failed)):
-		}
-	}
-}
-
-// write brings to Redis what it lacks, and reports whether that failed. An
-// answer that Redis has not heard of for as long as its lease lasts is lost.
-func (k *keeper) write(ctx context.Context, p *progress) (failed bool) {
-	if k.lost {
-		return false
-	}
-	state, followed, err := k.engine.store.add(k.name, k.id, k.written, p.texts)
-	if err == nil {
-		k.written += len(p.texts)
-		k.known, k.followed = time.Now(), followed
-	}
-	if err == nil && p.over {
-		err = k.engine.store.end(k.name, k.id, p.err, k.length())
-	}
-	switch {
-	case err != nil && time.Since(k.known) > k.engine.options.Lease, err == nil && state == stateLost:
-		k.lost = true
-		k.engine.logger.WarnContext(ctx, "an answer is not kept any more", slog.Any("error", err))
-	case err != nil:
-		return true
-	case state == stateStopped:
-		k.cancel(errStopped)
-	}
-	return false
-}
-
-func (a *answer) length() int64 {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.size
-}
-
-// endIfAbandoned ends an answer that nobody came back for. One that is lost is
-// as one without a key: only who is there can have it.
-func (k *keeper) endIfAbandoned(alone time.Duration) {
-	if alone > 0 && (k.lost || min(alone, k.followed) >= k.engine.options.Within) {
-		k.cancel(botapi.ErrClientLeft)
-	}
-}
-
-// pause is how long keep may wait for news.
-func (k *keeper) pause(alone time.Duration, failed bool) time.Duration {
-	if failed {
-		return retryPeriod
-	}
-	pause := k.engine.options.Lease / 3
-	if alone > 0 {
-		pause = min(pause, k.engine.options.Within-min(alone, k.followed))
-	}
-	return max(pause, shortest)
 }

@@ -1,22 +1,22 @@
--- Says how an answer ended, unless it was stopped before, and counts what it
--- really takes from now on.
-local answer, fragments, kept, sizes, bytes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local id, within, state, ending, size = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], tonumber(ARGV[5])
+-- Says how an answer ended, unless it was stopped before. One that failed, or is
+-- not kept, is known only to those who follow it.
+local id, account, news = ARGV[1], ARGV[2], ARGV[3]
+local lease, keep, whole, told = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1', ARGV[7]
 
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-
-local found = redis.call('HMGET', answer, 'id', 'state')
-if found[1] == id and found[2] == 'running' then
-  redis.call('HSET', answer, 'state', state)
-  redis.call('XADD', fragments, '*', 'end', ending)
-  redis.call('PEXPIRE', answer, within)
-  redis.call('PEXPIRE', fragments, within)
+redis.call('ZREM', alone, id)
+local found = redis.call('HMGET', answer, 'id', 'state', 'first', 'held')
+if found[1] ~= id or (found[2] ~= 'running' and found[2] ~= 'large') then return redis.status_reply('OK') end
+if whole and found[2] == 'running' then
+  redis.call('HSET', answer, 'state', 'whole', 'total', redis.call('LLEN', fragments))
+  redis.call('PEXPIRE', answer, keep)
+  redis.call('PEXPIRE', fragments, keep)
+  count(id, account, overhead + (found[4] or 0), keep)
+else
+  redis.call('DEL', answer)
+  redis.call('HSET', ending, 'told', told, 'first', found[3] or 0)
+  redis.call('PEXPIRE', ending, lease)
+  redis.call('PEXPIRE', fragments, lease)
+  count(id, account, overhead + (found[4] or 0), lease)
 end
-local counted = redis.call('HGET', sizes, id)
-if counted then
-  redis.call('INCRBY', bytes, size - counted)
-  redis.call('HSET', sizes, id, size)
-  redis.call('ZADD', kept, now + within, id)
-end
+redis.call('PUBLISH', news, id)
 return redis.status_reply('OK')

@@ -2,8 +2,8 @@ package resume
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,23 +27,54 @@ const maxKeyBytes = 255
 // Path is where answers are, each by its key: DELETE /answers/KEY stops one.
 const Path = "/answers/"
 
+// OutcomeHeader is the response header that says what became of the key.
+const OutcomeHeader = "X-Botapi-Answer"
+
+// An Outcome is the value of OutcomeHeader.
+type Outcome string
+
+// Outcomes.
+const (
+	Kept    Outcome = "kept"     // the answer began with this request, and can be joined
+	Joined  Outcome = "joined"   // another request has begun it
+	NotKept Outcome = "not-kept" // as without a key
+)
+
 // A request is what one with an Idempotency-Key and the Engine tell each other.
 type request struct {
 	keys    []string               // as they came
 	started atomic.Pointer[answer] // by this request
+	outcome atomic.Pointer[Outcome]
 }
 
 type requestKey struct{}
 
-// Keyed hands the Idempotency-Key of each request on to the Engine.
+// Keyed hands the Idempotency-Key of each request on to the Engine, and tells the
+// client what became of it.
 func Keyed(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if keys := r.Header[Header]; len(keys) > 0 {
-			r = r.WithContext(context.WithValue(r.Context(), requestKey{}, &request{keys: keys}))
+			request := &request{keys: keys}
+			w = &outcomeWriter{w, request}
+			r = r.WithContext(context.WithValue(r.Context(), requestKey{}, request))
 		}
 		next.ServeHTTP(w, r)
 	})
 }
+
+type outcomeWriter struct {
+	http.ResponseWriter
+	request *request
+}
+
+func (w *outcomeWriter) WriteHeader(status int) {
+	if outcome := w.request.outcome.Load(); outcome != nil && status < http.StatusBadRequest { // what is refused is neither kept nor joined
+		w.Header().Set(OutcomeHeader, string(*outcome))
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *outcomeWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func requestFrom(ctx context.Context) (r *request, ok bool) {
 	r, ok = ctx.Value(requestKey{}).(*request)
@@ -80,12 +111,6 @@ func validate(keys []string) error {
 	return nil
 }
 
-// name is the key of an account, in a form that no other account's can have.
-func name(account, key string) string {
-	sum := sha256.Sum256([]byte(strconv.Itoa(len(account)) + ":" + account + key))
-	return hex.EncodeToString(sum[:])
-}
-
 // fingerprint tells bodies apart by what they ask for.
 func fingerprint(req *botapi.ChatRequest) ([]byte, error) {
 	text, err := json.Marshal(struct {
@@ -108,6 +133,7 @@ func fingerprint(req *botapi.ChatRequest) ([]byte, error) {
 // or 404 for a key that is not known any more.
 func (e *Engine) Answers(keys botapi.KeyVerifier) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Request-Id", requestID(r))
 		if r.Method != http.MethodDelete {
 			w.Header().Set("Allow", http.MethodDelete)
 			refuse(w, http.StatusMethodNotAllowed, "Method Not Allowed")
@@ -131,7 +157,7 @@ func (e *Engine) Stop(ctx context.Context, account, key string) error {
 	if err := validate([]string{key}); err != nil {
 		return err
 	}
-	id, err := e.store.stop(context.WithoutCancel(ctx), name(account, key))
+	id, err := e.store.stop(context.WithoutCancel(ctx), titleOf(account, key, ""))
 	if errors.Is(err, redis.Nil) {
 		return &botapi.StatusError{Status: http.StatusNotFound, Detail: "Answer not found"}
 	}
@@ -142,6 +168,15 @@ func (e *Engine) Stop(ctx context.Context, account, key string) error {
 		a.cancel(errStopped)
 	}
 	return nil
+}
+
+// requestID is the id that a request comes with, or one of its own, as botapi has it.
+func requestID(r *http.Request) string {
+	id := r.Header.Get("X-Request-Id")
+	if len(id) > 128 || id == "" || strings.ContainsFunc(id, func(c rune) bool { return c < '!' || c > '~' }) {
+		return rand.Text()
+	}
+	return id
 }
 
 var errNotAuthenticated = errors.New("no usable Authorization header")
@@ -171,7 +206,8 @@ func (e *Engine) fail(w http.ResponseWriter, r *http.Request, err error) {
 		answer = &botapi.StatusError{Status: http.StatusInternalServerError, Detail: "Internal Server Error", Err: err}
 	}
 	if answer.Err != nil {
-		e.logger.ErrorContext(r.Context(), "stopping an answer failed", slog.Any("error", answer.Err))
+		e.logger.ErrorContext(r.Context(), "stopping an answer failed",
+			slog.String("request_id", w.Header().Get("X-Request-Id")), slog.Any("error", answer.Err))
 	}
 	if answer.RetryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(int((answer.RetryAfter+time.Second-1)/time.Second)))

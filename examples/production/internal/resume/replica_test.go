@@ -133,7 +133,10 @@ func serve(t *testing.T, client *redisclient.Client, o resume.Options, onChat ..
 		level = slog.LevelInfo
 	}
 	o.Redis, o.Logger = client, slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	engine := resume.New(o)
+	engine, err := resume.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
 	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
 	if err != nil {
 		t.Fatal(err)
@@ -272,6 +275,9 @@ func (r replica) reply(ctx context.Context, c chat) reply {
 	body, _ := io.ReadAll(response.Body)
 	return reply{response.StatusCode, string(body), response.Header.Get("Retry-After")}
 }
+
+// outcome is what became of a key.
+func (c *client) outcome() string { return c.response.Header.Get(resume.OutcomeHeader) }
 
 func (r replica) call(t *testing.T, method, path, account string) reply {
 	t.Helper()

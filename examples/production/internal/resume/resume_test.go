@@ -7,6 +7,7 @@ import (
 	"iter"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"sync"
@@ -201,6 +202,14 @@ func TestBadKeys(t *testing.T) {
 		is.Equal(got, reply{http.StatusBadRequest, `{"detail":"An Idempotency-Key has 1 to 255 visible ASCII characters, and there is one at most"}`, ""})
 	}
 	is.Equal(r.call(t, "DELETE", "/answers/", "acme").status, http.StatusBadRequest)
+	for id, own := range map[string]bool{"id-1": true, "": false, "two words": false} {
+		request := httptest.NewRequestWithContext(t.Context(), "DELETE", "/answers/k1", nil)
+		request.Header.Set("X-Request-Id", id)
+		answer := httptest.NewRecorder()
+		r.Answers(botapi.StaticKeys(map[string]string{"key": "acme"})).ServeHTTP(answer, request)
+		is.Equal(answer.Header().Get("X-Request-Id") == id, own)
+		is.True(answer.Header().Get("X-Request-Id") != "")
+	}
 	is.Equal(r.call(t, "DELETE", "/answers/"+strings.Repeat("k", 256), "acme").status, http.StatusBadRequest)
 	is.Equal(model.asked(), 0)
 }
@@ -231,7 +240,7 @@ func TestNobodyComesBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
 			model := newModel()
-			replicas := three(t, redistest.NewServer(t), resume.Options{Engine: model, Within: time.Second, Lease: 600 * time.Millisecond})
+			replicas := three(t, redistest.NewServer(t), resume.Options{Engine: model, Settings: resume.Settings{Alone: time.Second, Lease: 600 * time.Millisecond}})
 			c := chat{keys: []string{"k1"}, prompt: "Hi"}
 			said := model.begins("one")
 			last := replicas[0].connect(t, c)
@@ -276,7 +285,7 @@ func statusOf(err error) int {
 func TestStop(t *testing.T) {
 	is := is.New(t)
 	model := newModel()
-	replicas := three(t, redistest.NewServer(t), resume.Options{Engine: model, Lease: time.Hour})
+	replicas := three(t, redistest.NewServer(t), resume.Options{Engine: model, Settings: resume.Settings{Lease: time.Hour}})
 	c := chat{keys: []string{"a/b?c%d"}, prompt: "Hi"}
 	path := "/answers/" + url.PathEscape(c.keys[0])
 	is.Equal(replicas[0].call(t, "DELETE", path, "acme"), reply{http.StatusNotFound, `{"detail":"Answer not found"}`, ""})
@@ -326,14 +335,25 @@ func TestFailures(t *testing.T) {
 				here := replicas[0].inBackground(t, key)
 				turn := model.next(t)
 				elsewhere := replicas[1].inBackground(t, key)
-				eventually(t, "it waits for fragments", func() bool {
-					return strings.Contains(server.Client(t).Info(t.Context(), "clients").Val(), "blocked_clients:1")
-				})
+				eventually(t, "it has joined", func() bool { return keys(t, server.Client(t), "botapi:answers:followers:*") == 1 })
 				turn.fails <- c.err
 				is.Equal(receive(t, here), c.want)
 				is.Equal(receive(t, elsewhere), c.want)
 			}
 			is.Equal(model.asked(), 2)
+
+			outcome := make(chan string, 1)
+			go func() {
+				response, err := replicas[0].send(t.Context(), key)
+				if err != nil {
+					outcome <- err.Error()
+					return
+				}
+				defer response.Body.Close()
+				outcome <- response.Header.Get(resume.OutcomeHeader)
+			}()
+			model.next(t).fails <- c.err
+			is.Equal(receive(t, outcome), "") // neither kept nor joined
 		})
 	}
 }
@@ -343,7 +363,7 @@ func TestReplicaThatDies(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	model := newModel()
-	o := resume.Options{Engine: model, Lease: 300 * time.Millisecond}
+	o := resume.Options{Engine: model, Settings: resume.Settings{Lease: 300 * time.Millisecond}}
 	connection := server.Client(t)
 	dying, living := serve(t, connection, o), serve(t, server.Client(t), o)
 	c := chat{keys: []string{"k1"}, prompt: "Hi"}
@@ -373,7 +393,7 @@ func TestRedisGoesAndComesBack(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	model := newModel()
-	r := serve(t, server.Client(t), resume.Options{Engine: model, Lease: 300 * time.Millisecond})
+	r := serve(t, server.Client(t), resume.Options{Engine: model, Settings: resume.Settings{Lease: 300 * time.Millisecond}})
 	c := chat{keys: []string{"k1"}, prompt: "Hi"}
 	begun := r.inBackground(t, c)
 	turn := model.next(t)
@@ -409,41 +429,201 @@ func TestRedisGoesAndComesBack(t *testing.T) {
 	})
 }
 
+// TestLongAnswer has an answer grow larger than may be kept. It goes on for who
+// follows it, here and elsewhere, as one without a key.
 func TestLongAnswer(t *testing.T) {
 	is := is.New(t)
 	model := newModel()
-	r := serve(t, redistest.NewServer(t).Client(t), resume.Options{Engine: model, AnswerBytes: 1000})
+	replicas := three(t, redistest.NewServer(t), resume.Options{Engine: model, Settings: resume.Settings{AnswerBytes: 20_000}})
+	c := chat{keys: []string{"k1"}, prompt: "Hi"}
+	said := model.begins("one")
+	here := replicas[0].connect(t, c)
+	is.Equal(here.outcome(), "kept")
+	elsewhere := replicas[1].connect(t, c)
+	is.Equal(elsewhere.outcome(), "joined")
+	turn := receive(t, said)
+	is.Equal(first(here.next()), "one")
+	is.Equal(first(elsewhere.next()), "one")
+	for range 200 { // 200 KB
+		turn.say(t, strings.Repeat("a", 1000))
+		is.Equal(len(first(here.next())), 1000)
+		is.Equal(len(first(elsewhere.next())), 1000)
+	}
+	begun := model.begins("two")
+	another := replicas[2].connect(t, c)
+	is.Equal(another.outcome(), "not-kept") // there is no beginning to join any more
+	is.Equal(first(another.next()), "two")
+	another.leave()
+	receive(t, begun).isOver(t)
+
+	close(turn.words)
+	for _, follower := range []*client{here, elsewhere} {
+		texts, end := follower.rest()
+		is.Equal(texts, nil)
+		is.Equal(end, "[DONE]")
+	}
+	model.begins("three")
+	is.Equal(replicas[2].connect(t, c).outcome(), "kept") // anew
+}
+
+// TestLongAnswerIsLeft ends it as one without a key.
+func TestLongAnswerIsLeft(t *testing.T) {
+	is := is.New(t)
+	model := newModel()
+	r := serve(t, redistest.NewServer(t).Client(t), resume.Options{Engine: model, Settings: resume.Settings{AnswerBytes: 20_000}})
+	said := model.begins("one")
+	client := r.connect(t, chat{keys: []string{"k1"}, prompt: "Hi"})
+	turn := receive(t, said)
+	turn.say(t, strings.Repeat("a", 30_000))
+	for range 2 {
+		client.next()
+	}
+	client.leave()
+	turn.isOver(t)
+	is.True(errors.Is(turn.cause, botapi.ErrClientLeft))
+}
+
+// TestLongAnswerWaitsForItsClient is what bounds the memory of one that is not
+// kept: the model goes no faster than who reads it.
+func TestLongAnswerWaitsForItsClient(t *testing.T) {
+	is := is.New(t)
+	const fragment, fragments = 64 << 10, 1000
+	var yielded atomic.Int64
+	engine := botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			for range fragments {
+				if !yield(strings.Repeat("x", fragment), nil) {
+					return
+				}
+				yielded.Add(1)
+			}
+		}
+	})
+	r := serve(t, redistest.NewServer(t).Client(t), resume.Options{Engine: engine, Settings: resume.Settings{AnswerBytes: 20_000}})
+	client := r.connect(t, chat{keys: []string{"k1"}, prompt: "Hi"})
+	for before := int64(-1); before != yielded.Load(); time.Sleep(200 * time.Millisecond) {
+		before = yielded.Load()
+	}
+	is.True(yielded.Load() < fragments/2) // 64 MB are more than the buffers between
+	texts, end := client.rest()
+	is.Equal(len(strings.Join(texts, "")), fragment*fragments)
+	is.Equal(end, "[DONE]")
+}
+
+// TestManyTokens has an answer of 10,000 tokens, as small as they come. What it
+// counts is about what Redis holds.
+func TestManyTokens(t *testing.T) {
+	is := is.New(t)
+	const tokens = 10_000
+	model := newModel()
+	server := redistest.NewServer(t)
+	r := serve(t, server.Client(t), resume.Options{Engine: model})
+	redis := server.Client(t)
 	answer := r.inBackground(t, chat{keys: []string{"k1"}, prompt: "Hi", oneBody: true})
 	turn := model.next(t)
-	turn.say(t, strings.Repeat("a", 436), strings.Repeat("b", 436), "") // 1,000 bytes and 64
-	is.Equal(receive(t, answer), reply{500, `{"detail":"The answer is too long to be kept under an Idempotency-Key"}`, ""})
-	turn.isOver(t)
+	for range tokens {
+		turn.say(t, "word ")
+	}
+	close(turn.words)
+	is.Equal(len(receive(t, answer).body), len(`{"content":""}`)+5*tokens)
+	eventually(t, "it is whole", func() bool { return keys(t, redis, "botapi:answers:alone:*") == 0 })
+	near(t, counted(t, redis), used(t, redis))
+}
+
+// TestManySmallAnswers has 3,000 answers of a word, whole and failed, and looks at
+// what Redis holds.
+func TestManySmallAnswers(t *testing.T) {
+	for name, failure := range map[string]error{"whole": nil, "failed": errors.New("SECRET")} {
+		t.Run(name, func(t *testing.T) {
+			const answers = 3000
+			engine := botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+				return func(yield func(string, error) bool) {
+					if yield("word", nil) && failure != nil {
+						yield("", failure)
+					}
+				}
+			})
+			server := redistest.NewServer(t)
+			r := serve(t, server.Client(t), resume.Options{Engine: engine, Settings: resume.Settings{Lease: time.Minute}})
+			redis := server.Client(t)
+			var all sync.WaitGroup
+			for first := range 8 {
+				all.Go(func() {
+					for i := first; i < answers; i += 8 {
+						r.reply(t.Context(), chat{keys: []string{fmt.Sprint(i)}, prompt: "Hi", oneBody: true})
+					}
+				})
+			}
+			all.Wait()
+			eventually(t, "all are over", func() bool { return counted(t, redis) < answers*3000 })
+			near(t, counted(t, redis), used(t, redis))
+		})
+	}
+}
+
+func near(t *testing.T, counted, used int64) {
+	t.Helper()
+	t.Logf("counted %d, used %d", counted, used)
+	if counted < used*8/10 || counted > used*2 {
+		t.Errorf("counted %d, used %d", counted, used)
+	}
+}
+
+// counted is what all answers count.
+func counted(t *testing.T, client *redisclient.Client) int64 {
+	t.Helper()
+	bytes, err := client.HGet(t.Context(), "botapi:answers:bytes", "all").Int64()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bytes
+}
+
+// used is the memory of all keys of answers, as Redis says.
+func used(t *testing.T, client *redisclient.Client) (bytes int64) {
+	t.Helper()
+	found, err := client.Keys(t.Context(), "botapi:answers:*").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range found {
+		bytes += client.MemoryUsage(t.Context(), key, 0).Val() // 0 for one that has just expired
+	}
+	return bytes
 }
 
 // TestManyAnswers has room for two that are under way.
 func TestManyAnswers(t *testing.T) {
-	is := is.New(t)
-	model := newModel()
-	r := serve(t, redistest.NewServer(t).Client(t), resume.Options{Engine: model, AnswerBytes: 1000, AllBytes: 2000, Within: time.Second})
-	one, two := r.inBackground(t, chat{keys: []string{"1"}, prompt: "Hi"}), r.inBackground(t, chat{keys: []string{"2"}, prompt: "Hi"})
-	first, second := model.next(t), model.next(t)
-	is.True(!kept(t, r, model, "3")) // one more is answered as if it had no key
-	for _, turn := range []*turn{first, second} {
-		turn.say(t, strings.Repeat("a", 936))
-		close(turn.words)
+	for name, settings := range map[string]resume.Settings{
+		"of all":        {AllBytes: 2 * resume.LeastAnswerBytes, Keep: 2 * time.Second},
+		"of an account": {AccountBytes: 2 * resume.LeastAnswerBytes, Keep: 2 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			model := newModel()
+			r := serve(t, redistest.NewServer(t).Client(t), resume.Options{Engine: model, Settings: settings})
+			one, two := r.inBackground(t, chat{keys: []string{"1"}, prompt: "Hi"}), r.inBackground(t, chat{keys: []string{"2"}, prompt: "Hi"})
+			first, second := model.next(t), model.next(t)
+			is.True(!kept(t, r, model, "", "3")) // one more is answered as if it had no key
+			is.Equal(kept(t, r, model, "other", "3"), settings.AccountBytes > 0)
+			for _, turn := range []*turn{first, second} {
+				turn.say(t, strings.Repeat("a", 10_000))
+				close(turn.words)
+			}
+			is.Equal(len(receive(t, one).body) > 10_000, true)
+			is.Equal(len(receive(t, two).body) > 10_000, true)
+			is.True(!kept(t, r, model, "", "4")) // there is room for half an answer
+			eventually(t, "they are forgotten", func() bool { return kept(t, r, model, "", fmt.Sprint("5-", model.asked())) })
+		})
 	}
-	receive(t, one)
-	receive(t, two)
-	is.True(!kept(t, r, model, "4")) // they are as long as they may be
-	eventually(t, "they are forgotten", func() bool { return kept(t, r, model, fmt.Sprint("5-", model.asked())) })
 }
 
 // kept asks twice under a key, and reports whether the model was asked once.
-func kept(t *testing.T, r replica, model *model, key string) bool {
+func kept(t *testing.T, r replica, model *model, account, key string) bool {
 	t.Helper()
 	before := model.asked()
 	for range 2 {
-		answer := r.inBackground(t, chat{keys: []string{key}, prompt: "Hi", oneBody: true})
+		answer := r.inBackground(t, chat{account: account, keys: []string{key}, prompt: "Hi", oneBody: true})
 		select {
 		case turn := <-model.begun:
 			close(turn.words)
@@ -456,13 +636,146 @@ func kept(t *testing.T, r replica, model *model, key string) bool {
 	return model.asked() == before+1
 }
 
+// TestRedisIsFull has no room for new answers, and those that are there can be
+// joined.
+func TestRedisIsFull(t *testing.T) {
+	is := is.New(t)
+	model := newModel()
+	server := redistest.NewServer(t)
+	client, operator := server.Client(t), server.Client(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var watching sync.WaitGroup
+	watching.Go(func() { client.Watch(ctx) })
+	defer watching.Wait()
+	defer stop()
+	r := serve(t, client, resume.Options{Engine: model})
+	outcome := func(key string) string {
+		said := model.begins("one")
+		c := r.connect(t, chat{keys: []string{key}, prompt: "Hi"})
+		defer c.leave()
+		if c.outcome() == "joined" {
+			return c.outcome()
+		}
+		close(receive(t, said).words)
+		_, end := c.rest()
+		return c.outcome() + end
+	}
+	is.Equal(outcome("k1"), "kept[DONE]")
+	is.NoErr(operator.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	eventually(t, "it is full", client.Full)
+	is.Equal(outcome("k2"), "not-kept[DONE]")
+	is.Equal(outcome("k1"), "joined")
+	is.NoErr(operator.ConfigSet(t.Context(), "maxmemory", "0").Err())
+	eventually(t, "it has room", func() bool { return !client.Full() })
+	is.Equal(outcome("k1"), "joined")
+}
+
+// TestManyClients has an account follow one answer as often as it can, and then
+// many.
+func TestManyClients(t *testing.T) {
+	is := is.New(t)
+	model := newModel()
+	atOnce := func(_ context.Context, account string) (int64, error) {
+		return map[string]int64{"acme": 3}[account], nil
+	}
+	replicas := three(t, redistest.NewServer(t), resume.Options{
+		Engine: model, ChatsAtOnce: atOnce, Settings: resume.Settings{ClientsPerAnswer: 2, Lease: 600 * time.Millisecond},
+	})
+	join := func(account, key string) *client {
+		return replicas[rand.IntN(3)].connect(t, chat{account: account, keys: []string{key}, prompt: "Hi"})
+	}
+	refused := func(account, key string) reply {
+		return replicas[rand.IntN(3)].reply(t.Context(), chat{account: account, keys: []string{key}, prompt: "Hi"})
+	}
+	begin := func(account, key string) *turn {
+		said := model.begins("one")
+		is.Equal(join(account, key).outcome(), "kept")
+		return receive(t, said)
+	}
+	begin("acme", "k1")
+	begin("acme", "k2")
+	crowded := reply{http.StatusTooManyRequests, `{"detail":"Too many clients follow this answer"}`, "1"}
+	atLimit := reply{http.StatusTooManyRequests, `{"detail":"Too many chats in progress for this account"}`, "1"}
+	first := join("acme", "k1")
+	is.Equal(first.outcome(), "joined")
+	join("acme", "k1")
+	is.Equal(refused("acme", "k1"), crowded)
+	join("acme", "k2")
+	is.Equal(refused("acme", "k2"), atLimit)
+	time.Sleep(time.Second) // longer than the lease of a place that nobody holds
+	is.Equal(refused("acme", "k1"), crowded)
+	is.Equal(refused("acme", "k2"), atLimit)
+
+	begin("other", "k1")
+	join("other", "k1")
+	join("other", "k1")
+	is.Equal(refused("other", "k1"), crowded)
+
+	first.leave()
+	eventually(t, "who leaves makes room", func() bool { return join("acme", "k2").outcome() == "joined" })
+	is.Equal(model.asked(), 3)
+}
+
+// TestJoinedTooOften has one client come back again and again.
+func TestJoinedTooOften(t *testing.T) {
+	is := is.New(t)
+	model := newModel()
+	r := serve(t, redistest.NewServer(t).Client(t), resume.Options{Engine: model})
+	c := chat{keys: []string{"k1"}, prompt: "Hi", oneBody: true}
+	whole := r.inBackground(t, c)
+	close(model.next(t).words)
+	receive(t, whole)
+	joined := 0
+	for r.reply(t.Context(), c).status == http.StatusOK {
+		joined++
+	}
+	is.True(joined >= 20 && joined < 40)
+	is.Equal(r.reply(t.Context(), c), reply{http.StatusTooManyRequests, `{"detail":"Too many requests for this answer"}`, "1"})
+	eventually(t, "it may again", func() bool { return r.reply(t.Context(), c).status == http.StatusOK })
+	is.Equal(model.asked(), 1)
+}
+
+// TestManyAreLeft has an account leave more answers than may go on without a
+// client. Those that were left last go on, and so do those of others.
+func TestManyAreLeft(t *testing.T) {
+	is := is.New(t)
+	const left, most = 12, 5
+	model := newModel()
+	replicas := three(t, redistest.NewServer(t), resume.Options{Engine: model, Settings: resume.Settings{AlonePerAccount: most, Lease: 600 * time.Millisecond}})
+	abandon := func(account, key string) *turn {
+		said := model.begins("one")
+		client := replicas[rand.IntN(3)].connect(t, chat{account: account, keys: []string{key}, prompt: "Hi"})
+		turn := receive(t, said)
+		client.leave()
+		time.Sleep(20 * time.Millisecond) // they are left one after another
+		return turn
+	}
+	other := abandon("other", "k")
+	var turns []*turn
+	for i := range left {
+		turns = append(turns, abandon("acme", fmt.Sprint(i)))
+	}
+	for _, turn := range turns[:left-most] {
+		turn.isOver(t)
+		is.True(errors.Is(turn.cause, botapi.ErrClientLeft))
+	}
+	time.Sleep(time.Second)
+	back := replicas[0].connect(t, chat{keys: []string{fmt.Sprint(left - 1)}, prompt: "Hi"})
+	is.Equal(back.outcome(), "joined")
+	for _, turn := range append(turns[left-most:], other) {
+		turn.say(t, "two")
+	}
+	is.Equal(first(back.next()), "one")
+	is.Equal(first(back.next()), "two")
+}
+
 // TestSlowReader has a client that does not read its answer, which is longer
 // than any buffer between. It holds nobody back.
 func TestSlowReader(t *testing.T) {
 	is := is.New(t)
 	const fragment, fragments = 64 << 10, 200
 	model := newModel()
-	replicas := three(t, redistest.NewServer(t), resume.Options{Engine: model, AnswerBytes: 20 << 20})
+	replicas := three(t, redistest.NewServer(t), resume.Options{Engine: model, Settings: resume.Settings{AnswerBytes: 20 << 20, AccountBytes: 20 << 20}})
 	c := chat{keys: []string{"k1"}, prompt: "Hi"}
 	said := model.begins("one")
 	replicas[0].connect(t, c)
@@ -589,7 +902,7 @@ func TestNothingStays(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	model := newModel()
-	r := serve(t, server.Client(t), resume.Options{Engine: model, Within: 300 * time.Millisecond})
+	r := serve(t, server.Client(t), resume.Options{Engine: model, Settings: resume.Settings{Keep: 300 * time.Millisecond}})
 	for i := range 3 {
 		answer := r.inBackground(t, chat{keys: []string{fmt.Sprint(i)}, prompt: "SECRET"})
 		turn := model.next(t)
@@ -598,11 +911,10 @@ func TestNothingStays(t *testing.T) {
 		receive(t, answer)
 	}
 	redis := server.Client(t)
-	eventually(t, "only the counts are there", func() bool { return keys(t, redis, "*") == keys(t, redis, "botapi:answers:*") })
-	is.True(kept(t, r, model, "another")) // which counts again
-	eventually(t, "an answer without fragments is none", func() bool {
-		bytes, err := redis.Get(t.Context(), "botapi:answers:bytes").Int()
-		return err == nil && bytes == 0
+	eventually(t, "only the counts are there", func() bool { return keys(t, redis, "*") == 3 })
+	is.True(kept(t, r, model, "", "another")) // which counts again
+	eventually(t, "an answer without fragments is small", func() bool {
+		return counted(t, redis) < 2000
 	})
 }
 

@@ -1,13 +1,16 @@
--- Stops an answer that is under way: for those who follow it by its last entry,
--- for its replica by a message.
-local answer, fragments = KEYS[1], KEYS[2]
-local id, within, ending, stops = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
+-- Stops the answer of a name if it is under way: for those who follow it by its
+-- state, for its replica by a message. Returns its id, if the name has one.
+local prefix, lease, keep, stops, news = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5]
 
-local found = redis.call('HMGET', answer, 'id', 'state')
-if found[1] ~= id or found[2] ~= 'running' then return redis.status_reply('OK') end
+local found = redis.call('HMGET', answer, 'id', 'state', 'held')
+local id = found[1]
+if not id or (found[2] ~= 'running' and found[2] ~= 'large') then return id end
 redis.call('HSET', answer, 'state', 'stopped')
-redis.call('XADD', fragments, '*', 'end', ending)
-redis.call('PEXPIRE', answer, within)
-redis.call('PEXPIRE', fragments, within)
+redis.call('PEXPIRE', answer, keep)
+redis.call('PEXPIRE', prefix .. 'fragments:' .. id, lease)
+redis.call('ZREM', alone, id)
+local size, account = counted(id)
+if account then count(id, account, overhead + (found[3] or 0), keep) end
 redis.call('PUBLISH', stops, id)
-return redis.status_reply('OK')
+redis.call('PUBLISH', news, id)
+return id

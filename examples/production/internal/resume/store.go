@@ -2,12 +2,14 @@ package resume
 
 import (
 	"context"
+	"crypto/sha256"
 	_ "embed"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"iter"
 	"net/http"
+	"strconv"
 	"time"
 
 	"example.com/botapi"
@@ -16,234 +18,228 @@ import (
 )
 
 // store keeps answers in Redis, by the clock of Redis. A name, which is an
-// account's key, has a hash that says which answer it has and how that is; an
-// answer has a stream of its fragments, by its id. The last entry of a stream is
-// the ending. What is kept of all answers is counted in three keys more. (The
-// keys of one script lie anywhere: this is not for a Redis cluster.)
+// account's key, has a hash that says which answer it has and how that is. An
+// answer has, by its id, a list of its fragments, a set of those who follow it,
+// and when it failed a hash that tells them how. An account has a set of its
+// answers that nobody follows, and one of those who follow any. What all that
+// takes is counted in three keys more. (The keys of one script lie anywhere:
+// this is not for a Redis cluster.)
 type store struct {
-	redis    *redisclient.Client
-	blocking *redis.Client // for those who wait for fragments
-
-	lease, within time.Duration
-	reserved, all int64 // bytes, of an answer under way and of all answers
+	Settings
+	redis *redisclient.Client
 }
 
 const (
-	// followersElsewhere bounds the connections of those who follow answers of
-	// other replicas while these are under way; each has one.
-	followersElsewhere = 1000
-	// followWait is how long such a follower waits before it looks whether the
-	// answer still lives. It also stays that long when its client has left.
-	followWait = 500 * time.Millisecond
-	// readAtOnce is how many fragments it reads in one step.
-	readAtOnce = 128
+	prefix = "answers:"
 
-	stopsChannel = "botapi:answers:stops"
-	keptKey      = "botapi:answers:kept"  // ids, by when they are forgotten
-	sizesKey     = "botapi:answers:sizes" // bytes, by id
-	bytesKey     = "botapi:answers:bytes" // of all together
+	// fragmentBytes is what a fragment takes besides its text.
+	fragmentBytes = 4
+	// readAtOnce and addedAtOnce bound the fragments of one step: Redis does
+	// nothing else meanwhile.
+	readAtOnce, addedAtOnce = 128, 1000
+	// joinBurst is how often an answer may be joined at once; then it may be once
+	// a second.
+	joinBurst = 20
+
+	stopsChannel = "stops" // ids
+	newsChannel  = "news"  // ids of answers that somebody follows
 )
 
-func answerKey(name string) string  { return "botapi:answer:" + name }
-func fragmentsKey(id string) string { return "botapi:fragments:" + id }
+// A title is what an answer is known by in Redis.
+type title struct{ name, account, id string }
+
+// titleOf names the answer of an account under a key in a form that no other
+// account's can have.
+func titleOf(account, key, id string) title {
+	name := sha256.Sum256([]byte(strconv.Itoa(len(account)) + ":" + account + key))
+	digest := sha256.Sum256([]byte(account))
+	return title{hex.EncodeToString(name[:]), hex.EncodeToString(digest[:16]), id}
+}
+
+// key returns the name of a key or channel of answers in Redis.
+func (s store) key(name string) string { return s.redis.Key(prefix + name) }
+
+// keys are those of every script, in the order of keys.lua.
+func (s store) keys(t title) []string {
+	return []string{
+		s.key("name:" + t.name),
+		s.key("fragments:" + t.id),
+		s.key("ending:" + t.id),
+		s.key("followers:" + t.id),
+		s.key("alone:" + t.account),
+		s.key("joined:" + t.account),
+		s.key("kept"),  // ids, by when they are forgotten
+		s.key("sizes"), // bytes and account, by id
+		s.key("bytes"), // of each account, and of all
+	}
+}
 
 // What claim finds under a name.
 const (
 	foundNothing = "nothing" // the id is the name's answer now
 	foundAnswer  = "answer"  // under way or whole
 	foundStopped = "stopped"
-	foundOther   = "other" // another body
-	foundFull    = "full"  // nothing, and no room
+	foundOther   = "other"   // another body
+	foundFull    = "full"    // nothing, and no room
+	foundShare   = "share"   // nothing, and no room for this account
+	foundLarge   = "large"   // one that is under way and not kept
+	foundOften   = "often"   // one that was joined too often
+	foundCrowded = "crowded" // one that too many follow
+	foundPlaces  = "places"  // one, and its account follows as many as it may
 )
 
-// How an answer is, to its replica and to those who follow it elsewhere.
+// How an answer is, to its replica and to those who follow it.
 const (
-	stateRunning = "running"
-	stateWhole   = "whole"
-	stateFailed  = "failed"
-	stateStopped = "stopped"
-	stateLost    = "lost" // forgotten, another's, or of a replica that died
+	stateRunning   = "running"
+	stateLarge     = "large" // under way, and not kept any more
+	stateWhole     = "whole"
+	stateStopped   = "stopped"
+	stateOver      = "over"      // with an ending for those who follow it
+	stateLost      = "lost"      // forgotten, another's, or of a replica that died
+	stateAbandoned = "abandoned" // nobody came back
+	stateDisplaced = "displaced" // nobody came back, and its account had too many of these
 )
 
 var (
+	//go:embed keys.lua
+	keysSource string
 	//go:embed claim.lua
 	claimSource string
 	//go:embed add.lua
 	addSource string
 	//go:embed end.lua
 	endSource string
-	//go:embed look.lua
-	lookSource string
+	//go:embed read.lua
+	readSource string
 	//go:embed stop.lua
 	stopSource string
 
-	claimScript = redis.NewScript(claimSource)
-	addScript   = redis.NewScript(addSource)
-	endScript   = redis.NewScript(endSource)
-	lookScript  = redis.NewScript(lookSource)
-	stopScript  = redis.NewScript(stopSource)
+	claimScript = redis.NewScript(keysSource + claimSource)
+	addScript   = redis.NewScript(keysSource + addSource)
+	endScript   = redis.NewScript(keysSource + endSource)
+	readScript  = redis.NewScript(keysSource + readSource)
+	stopScript  = redis.NewScript(keysSource + stopSource)
 )
 
-// claim makes id the answer of a name that has none, or returns what it has.
-func (s store) claim(ctx context.Context, name, id string, body []byte) (found, joined string, err error) {
-	answer, err := claimScript.Run(ctx, s.redis, []string{answerKey(name), keptKey, sizesKey, bytesKey},
-		id, body, s.lease.Milliseconds(), s.within.Milliseconds(), s.reserved, s.all).StringSlice()
-	if err != nil {
-		return "", "", fmt.Errorf("claiming a key: %w", err)
+// A claimed is what claim found.
+type claimed struct {
+	found string
+	id    string // of the answer to start or to follow
+	bytes int64  // of all answers, where the claim has counted them; else 0
+}
+
+// claim makes the answer of a title that of its name if the name has none, or
+// lets a follower follow the one that it has. atOnce is how many answers an
+// account may follow; 0 means no limit.
+func (s store) claim(ctx context.Context, t title, follower string, body []byte, atOnce int64) (claimed, error) {
+	all := s.AllBytes
+	if s.redis.Full() {
+		all = 0 // what is there can be joined
 	}
-	return answer[0], answer[1], nil
+	found, err := claimScript.Run(ctx, s.redis, s.keys(t),
+		t.id, body, follower, t.account, s.key(""),
+		s.Lease.Milliseconds(), s.ClientsPerAnswer, atOnce, joinBurst, s.AccountBytes, all).Slice()
+	if err != nil {
+		return claimed{}, fmt.Errorf("claiming a key: %w", err)
+	}
+	c := claimed{}
+	c.found, _ = found[0].(string)
+	c.id, _ = found[1].(string)
+	c.bytes, _ = found[2].(int64)
+	return c, nil
+}
+
+// An added is how an answer is after add.
+type added struct {
+	state string
+	have  int           // fragments
+	alone time.Duration // how long nobody has followed it
 }
 
 // add adds texts to an answer that has so many of them already, and lets its
 // lease last longer. It may be called again when it failed: what it did then is
-// not done twice. followed is how long ago somebody claimed or followed the
-// answer elsewhere.
-func (s store) add(name, id string, written int, texts []string) (state string, followed time.Duration, err error) {
-	arguments := []any{id, s.lease.Milliseconds(), s.within.Milliseconds(), written}
+// not done twice. unattended says that nobody follows the answer at its replica.
+func (s store) add(t title, written int, texts []string, unattended bool) (added, error) {
+	arguments := []any{
+		t.id, t.account, s.key(newsChannel), s.Lease.Milliseconds(), written, unattended,
+		s.Alone.Milliseconds(), s.AlonePerAccount, fragmentBytes, s.AnswerBytes, s.AccountBytes, s.AllBytes,
+	}
 	for _, text := range texts {
 		arguments = append(arguments, text)
 	}
-	answer, err := addScript.Run(context.Background(), s.redis,
-		[]string{answerKey(name), fragmentsKey(id), keptKey}, arguments...).Slice()
+	found, err := addScript.Run(context.Background(), s.redis, s.keys(t), arguments...).Slice()
 	if err != nil {
-		return "", 0, fmt.Errorf("adding to an answer: %w", err)
+		return added{}, fmt.Errorf("adding to an answer: %w", err)
 	}
-	state, _ = answer[0].(string)
-	milliseconds, _ := answer[1].(int64)
-	return state, time.Duration(milliseconds) * time.Millisecond, nil
+	state, _ := found[0].(string)
+	have, _ := found[1].(int64)
+	milliseconds, _ := found[2].(int64)
+	return added{state, int(have), time.Duration(milliseconds) * time.Millisecond}, nil
 }
 
-// end says how the answer ended, and how much there is to keep of it.
-func (s store) end(name, id string, failure error, size int64) error {
-	state := stateWhole
-	if failure != nil {
-		state = stateFailed
-	}
-	err := endScript.Run(context.Background(), s.redis, []string{answerKey(name), fragmentsKey(id), keptKey, sizesKey, bytesKey},
-		id, s.within.Milliseconds(), state, encode(failure), size).Err()
+// end says how an answer ended.
+func (s store) end(t title, told ending) error {
+	text, _ := json.Marshal(told) // cannot fail: Loc holds strings and ints
+	err := endScript.Run(context.Background(), s.redis, s.keys(t),
+		t.id, t.account, s.key(newsChannel), s.Lease.Milliseconds(), s.Keep.Milliseconds(), told.Status == 0, text).Err()
 	if err != nil {
 		return fmt.Errorf("ending an answer: %w", err)
 	}
 	return nil
 }
 
-// stop ends the answer of a name on whichever replica, and returns its id, or
-// redis.Nil if the name has none. One that is over stays as it is.
-func (s store) stop(ctx context.Context, name string) (id string, err error) {
-	id, err = s.redis.HGet(ctx, answerKey(name), "id").Result()
+// stop ends the answer of a title's name on whichever replica, and returns its
+// id, or redis.Nil if the name has none. One that is over stays as it is.
+func (s store) stop(ctx context.Context, t title) (id string, err error) {
+	return stopScript.Run(ctx, s.redis, s.keys(t),
+		s.key(""), s.Lease.Milliseconds(), s.Keep.Milliseconds(), s.key(stopsChannel), s.key(newsChannel)).Text()
+}
+
+// read returns fragments from next on, without waiting for any, and keeps the
+// follower's place. over says that nothing comes after them; the ending is how
+// it ended then. An answer that does not live any more is errDied.
+func (s store) read(ctx context.Context, t title, follower string, next int) (texts []string, over bool, told ending, err error) {
+	found, err := readScript.Run(ctx, s.redis, s.keys(t), t.id, follower, s.Lease.Milliseconds(), next, readAtOnce).StringSlice()
 	if err != nil {
-		return "", err
+		return nil, false, ending{}, fmt.Errorf("reading an answer: %w", err)
 	}
-	err = stopScript.Run(ctx, s.redis, []string{answerKey(name), fragmentsKey(id)},
-		id, s.within.Milliseconds(), encode(errStopped), stopsChannel).Err()
-	return id, err
-}
-
-// follow yields an answer of another replica, or one that is whole. It has as
-// much patience with Redis as the answer's own replica, which has its lease.
-func (s store) follow(ctx context.Context, name, id string) iter.Seq2[string, error] {
-	return func(yield func(string, error) bool) {
-		f := follower{store: s, name: name, id: id, last: "0"}
-		for healthy := time.Now(); ctx.Err() == nil; {
-			over, err := f.step(ctx, yield)
-			switch {
-			case over:
-				return
-			case err == nil:
-				healthy = time.Now()
-			case errors.Is(err, errDied) || time.Since(healthy) > s.lease:
-				yield("", errBroken(err))
-				return
-			default:
-				pause(ctx, retryPeriod)
-			}
+	state, text, texts := found[0], found[1], found[2:]
+	switch state {
+	case stateLost:
+		return nil, false, ending{}, errDied
+	case stateOver:
+		if err := json.Unmarshal([]byte(text), &told); err != nil {
+			return nil, false, ending{}, fmt.Errorf("reading how an answer ended: %w", err)
 		}
+	case stateStopped:
+		told = endingOf(errStopped)
 	}
+	return texts, state != stateRunning && state != stateLarge && len(texts) < readAtOnce, told, nil
 }
 
-// A follower is one of an answer that it finds in Redis.
-type follower struct {
-	store
-	name, id string
-	last     string    // entry that it has seen
-	looked   time.Time // when it last looked whether the answer still lives
-}
-
-// step yields what there is, after a moment if there is nothing. It reports
-// whether nothing more is wanted.
-func (f *follower) step(ctx context.Context, yield func(string, error) bool) (over bool, err error) {
-	entries, err := f.read(ctx, f.id, f.last)
-	if err != nil {
-		return false, err
-	}
-	for _, entry := range entries {
-		if ending, ended := entry.Values["end"].(string); ended {
-			if err := decode(ending); err != nil {
-				yield("", err)
-			}
-			return true, nil
-		}
-		text, _ := entry.Values["text"].(string)
-		if !yield(text, nil) {
-			return true, nil
-		}
-		f.last = entry.ID
-	}
-	if len(entries) > 0 && time.Since(f.looked) < followWait {
-		return false, nil
-	}
-	f.looked = time.Now()
-	return false, f.look(ctx, f.name, f.id)
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
-}
-
-// read waits a moment for entries after the last.
-func (s store) read(ctx context.Context, id, last string) ([]redis.XMessage, error) {
-	streams, err := s.blocking.XRead(ctx, &redis.XReadArgs{
-		Streams: []string{fragmentsKey(id), last},
-		Count:   readAtOnce,
-		Block:   followWait,
-	}).Result()
-	if errors.Is(err, redis.Nil) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reading an answer: %w", err)
-	}
-	return streams[0].Messages, nil
+// leave gives up the place of a follower.
+func (s store) leave(t title, follower string) {
+	keys := s.keys(t)
+	_, _ = s.redis.Pipelined(context.Background(), func(p redis.Pipeliner) error {
+		p.ZRem(context.Background(), keys[3], follower)
+		p.ZRem(context.Background(), keys[5], follower)
+		return nil
+	}) // else the place is free when its lease has run out
 }
 
 var errDied = errors.New("the replica that gave the answer does not any more")
 
-// look says that somebody follows the answer, and looks whether it still lives.
-func (s store) look(ctx context.Context, name, id string) error {
-	state, err := lookScript.Run(ctx, s.redis, []string{answerKey(name)}, id).Text()
-	if err != nil {
-		return fmt.Errorf("looking after an answer: %w", err)
-	}
-	if state == stateLost {
-		return errDied
-	}
-	return nil
-}
-
-// An ending is why an answer ended, as a client of any replica may know it: the
+// An ending is how an answer ended, as a client of any replica may know it: the
 // causes of errors stay in the logs of their own replica.
 type ending struct {
 	Status     int                      `json:"status,omitempty"` // 0 for an answer that is whole
 	Detail     string                   `json:"detail,omitempty"`
 	RetryAfter time.Duration            `json:"retry_after,omitempty"`
 	Invalid    []botapi.ValidationError `json:"invalid,omitempty"`
+	Unasked    bool                     `json:"unasked,omitempty"` // no model was asked
 }
 
-func encode(err error) []byte {
-	var e ending
+func endingOf(err error) (e ending) {
 	answer, isAnswer := errors.AsType[*botapi.StatusError](err)
 	invalid, isInvalid := errors.AsType[*botapi.HTTPValidationError](err)
 	switch {
@@ -255,15 +251,11 @@ func encode(err error) []byte {
 	default:
 		e = ending{Status: http.StatusInternalServerError, Detail: "Internal Server Error"}
 	}
-	text, _ := json.Marshal(e) // cannot fail: Loc holds strings and ints
-	return text
+	return e
 }
 
-func decode(text string) error {
-	var e ending
-	if err := json.Unmarshal([]byte(text), &e); err != nil {
-		return fmt.Errorf("reading how an answer ended: %w", err)
-	}
+// err is what those who follow the answer are told; nil if it is whole.
+func (e ending) err() error {
 	switch {
 	case e.Status == 0:
 		return nil

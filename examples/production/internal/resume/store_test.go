@@ -3,7 +3,6 @@ package resume
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"example.com/botapi/examples/production/internal/redistest"
 	"github.com/matryer/is"
@@ -12,30 +11,58 @@ import (
 // TestAddAgain repeats what may have been done although it failed.
 func TestAddAgain(t *testing.T) {
 	is := is.New(t)
-	client := redistest.NewServer(t).Client(t)
-	s := store{redis: client, blocking: client.Client, lease: time.Minute, within: time.Minute, reserved: 1000, all: 1000}
-	found, _, err := s.claim(t.Context(), "name", "id", []byte("body"))
+	s := store{Settings{}.Completed(), redistest.NewServer(t).Client(t)}
+	title := titleOf("acme", "key", "id")
+	claimed, err := s.claim(t.Context(), title, "follower", []byte("body"), 0)
 	is.NoErr(err)
-	is.Equal(found, foundNothing)
+	is.Equal(claimed.found, foundNothing)
 	for _, texts := range []string{"", "a", "a b", "a b", "a b c"} {
-		_, _, err := s.add("name", "id", 0, strings.Fields(texts))
+		_, err := s.add(title, 0, strings.Fields(texts), false)
 		is.NoErr(err)
 	}
-	_, _, err = s.add("name", "id", 3, []string{"d"})
+	now, err := s.add(title, 3, []string{"d"}, false)
 	is.NoErr(err)
-	is.NoErr(s.end("name", "id", nil, 4))
-	is.NoErr(s.end("name", "id", nil, 4))
+	is.Equal(now, added{stateRunning, 4, 0})
+	is.NoErr(s.end(title, ending{}))
+	is.NoErr(s.end(title, ending{}))
 
-	var texts []string
-	for text, err := range s.follow(t.Context(), "name", "id") {
-		is.NoErr(err)
-		texts = append(texts, text)
-	}
+	texts, over, told, err := s.read(t.Context(), title, "follower", 0)
+	is.NoErr(err)
 	is.Equal(texts, []string{"a", "b", "c", "d"})
-	state, _, err := s.add("name", "id", 4, []string{"e"})
+	is.True(over)
+	is.Equal(told, ending{})
+	now, err = s.add(title, 4, []string{"e"}, false)
 	is.NoErr(err)
-	is.Equal(state, stateWhole) // and nothing follows the end
-	length, err := client.XLen(t.Context(), fragmentsKey("id")).Result()
+	is.Equal(now.state, stateWhole) // and nothing follows the end
+	length, err := s.redis.LLen(t.Context(), s.keys(title)[1]).Result()
 	is.NoErr(err)
-	is.Equal(length, int64(5))
+	is.Equal(length, int64(4))
+}
+
+// TestRedisThatLacksSome is one that has taken over from another before it had
+// all: fragments that it lacks are brought again, and half an answer is never
+// taken for a whole one.
+func TestRedisThatLacksSome(t *testing.T) {
+	is := is.New(t)
+	s := store{Settings{}.Completed(), redistest.NewServer(t).Client(t)}
+	title := titleOf("acme", "key", "id")
+	_, err := s.claim(t.Context(), title, "follower", []byte("body"), 0)
+	is.NoErr(err)
+	_, err = s.add(title, 0, []string{"a", "b", "c"}, false)
+	is.NoErr(err)
+	is.NoErr(s.redis.LTrim(t.Context(), s.keys(title)[1], 0, 0).Err())
+	now, err := s.add(title, 3, []string{"d"}, false)
+	is.NoErr(err)
+	is.Equal(now, added{stateRunning, 1, 0})
+	now, err = s.add(title, 1, []string{"b", "c", "d"}, false)
+	is.NoErr(err)
+	is.Equal(now, added{stateRunning, 4, 0})
+	is.NoErr(s.end(title, ending{}))
+
+	is.NoErr(s.redis.LTrim(t.Context(), s.keys(title)[1], 0, 2).Err())
+	_, _, _, err = s.read(t.Context(), title, "follower", 0)
+	is.Equal(err, errDied)
+	claimed, err := s.claim(t.Context(), title, "follower", []byte("body"), 0)
+	is.NoErr(err)
+	is.Equal(claimed.found, foundNothing) // anew
 }

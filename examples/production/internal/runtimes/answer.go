@@ -1,17 +1,11 @@
 package runtimes
 
 import (
-	"bytes"
-	"cmp"
 	"context"
 	"errors"
-	"net/http"
 	"time"
 
 	"example.com/botapi"
-	"github.com/openai/openai-go/v3"
-	"github.com/openai/openai-go/v3/option"
-	"github.com/openai/openai-go/v3/packages/ssestream"
 )
 
 // An answer is one try at one endpoint.
@@ -23,64 +17,28 @@ type answer struct {
 	observed *observation
 	yield    func(string) bool
 
-	ctx      context.Context // of this try; it ends with the chat's, or with errSilent
-	cancel   context.CancelCauseFunc
-	response *http.Response // nil if the endpoint did not answer
-	heard    bool           // the endpoint has sent something
-	begun    bool           // text was passed on
-	whole    bool           // the runtime says that the answer is over
+	ctx    context.Context // of this try; it ends with the chat's, or with errSilent
+	cancel context.CancelCauseFunc
+	heard  bool // the endpoint has sent something
+	begun  bool // text was passed on
 }
-
-// errCutShort is a stream that ended without saying that the answer is whole.
-var errCutShort = errors.New("the stream ended before the answer did")
 
 // run passes the endpoint's text on. It returns nil when the answer is whole.
-//
-// The client makes the request; its types for chunks are not used: see chunk.
-func (a *answer) run(params openai.ChatCompletionNewParams) error {
+func (a *answer) run(req *botapi.ChatRequest) error {
 	a.observed.askedAt(a.endpoint)
-	stream := a.endpoint.chats.NewStreaming(a.ctx, params,
-		option.WithResponseInto(&a.response),
-		option.WithHeader("X-Request-Id", botapi.RequestIDFrom(a.ctx)))
-	defer stream.Close()
-	if err := stream.Err(); err != nil {
-		return err
-	}
-	events := ssestream.NewDecoder(a.response)
-	for events.Next() && !isDone(events.Event()) {
-		if !a.hears() {
+	for chunk, err := range a.endpoint.engine.Chunks(a.ctx, req) {
+		switch {
+		case err != nil:
+			return err
+		case !a.hears():
 			return errSilent
 		}
-		chunk, err := read(events.Event())
-		if err != nil {
-			return a.unlessWhole(err)
-		}
 		a.observed.saw(chunk)
-		if !a.pass(chunk.text) {
+		if !a.pass(chunk.Text) {
 			return errUnwanted
 		}
-		a.whole = a.whole || len(chunk.finish) > 0
 	}
-	return a.unlessWhole(cmp.Or(events.Err(), errCutShort))
-}
-
-func isDone(event ssestream.Event) bool { return bytes.HasPrefix(event.Data, []byte("[DONE]")) }
-
-func read(event ssestream.Event) (chunk, error) {
-	c, err := readChunk(event.Data)
-	if err == nil && c.failed {
-		err = &ssestream.StreamError{Message: "the stream has an error in it", Event: event}
-	}
-	return c, err
-}
-
-// unlessWhole is err, or nil after a finish_reason: what goes wrong then, goes
-// wrong with the count of tokens at most.
-func (a *answer) unlessWhole(err error) error {
-	if a.whole {
-		return nil
-	}
-	return err
+	return nil
 }
 
 // errSilent is an endpoint that nobody has heard of for too long.

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"example.com/botapi/examples/openai/runtimetest"
 	"example.com/botapi/examples/production/internal/runtimes"
-	"example.com/botapi/examples/production/internal/runtimetest"
 	"github.com/matryer/is"
 )
 

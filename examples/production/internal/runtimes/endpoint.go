@@ -2,16 +2,12 @@ package runtimes
 
 import (
 	"fmt"
-	"net"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"sync/atomic"
-	"time"
 
-	"github.com/openai/openai-go/v3"
-	"github.com/openai/openai-go/v3/option"
+	"example.com/botapi/examples/openai"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
 	"go.opentelemetry.io/otel/propagation"
 )
@@ -21,6 +17,9 @@ type Endpoint struct {
 	Runtime string // the name that bots use; endpoints may share it
 	URL     string // of the API, as in http://127.0.0.1:8000/v1
 	Key     string // empty for a runtime that asks for none
+	// CountAlong tells that the runtime reports tokens while it answers: see
+	// openai.CountAlong.
+	CountAlong bool
 }
 
 // UnmarshalText reads NAME=URL.
@@ -33,58 +32,41 @@ func (e *Endpoint) UnmarshalText(text []byte) error {
 	return e.validate()
 }
 
-func (e *Endpoint) validate() error {
-	u, err := url.Parse(e.URL)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return fmt.Errorf("runtime %q: %q is not an http or https URL", e.Runtime, e.URL)
-	}
-	if u.User != nil {
-		return fmt.Errorf("runtime %q: the URL has a user in it; it would be logged", e.Runtime)
-	}
-	return nil
+func (e Endpoint) validate() error {
+	_, err := e.newEngine(http.DefaultClient)
+	return err
 }
 
-const (
-	// maxAttempts is how many endpoints one chat asks at most.
-	maxAttempts = 3
-
-	dialTimeout = 3 * time.Second
-	// idleTimeout is below the 5 seconds after which uvicorn, which vLLM and
-	// SGLang run on, closes idle connections: a chat sent into a connection
-	// that is being closed fails for nothing.
-	idleTimeout = 4 * time.Second
-)
-
-// NewTransport returns a transport for runtimes: it gives up on dead hosts
-// soon, and does not limit how many streams one host has.
-func NewTransport() *http.Transport {
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.DialContext = (&net.Dialer{Timeout: dialTimeout}).DialContext
-	transport.IdleConnTimeout = idleTimeout
-	transport.MaxIdleConns = 0
-	transport.MaxIdleConnsPerHost = 256
-	return transport
+func (e Endpoint) newEngine(client *http.Client) (*openai.Engine, error) {
+	config := openai.Config{BaseURL: e.URL, Key: e.Key, HTTPClient: client}
+	if e.CountAlong {
+		config.Count = openai.CountAlong
+	}
+	engine, err := openai.NewEngine(config)
+	if err != nil {
+		return nil, fmt.Errorf("runtime %q: %w", e.Runtime, err)
+	}
+	return engine, nil
 }
 
-// newClient returns a client that hands traces on to the runtimes and follows
-// no redirects: they would turn a POST into a GET.
+// maxAttempts is how many endpoints one chat asks at most.
+const maxAttempts = 3
+
+// newClient returns a client that hands traces on to the runtimes.
 func newClient(o Options) *http.Client {
-	return &http.Client{
-		Transport: otelhttp.NewTransport(o.Transport,
-			// The trace and nothing else: a client's baggage is no business
-			// of the runtime's.
-			otelhttp.WithPropagators(propagation.TraceContext{}),
-			otelhttp.WithTracerProvider(o.TracerProvider),
-			otelhttp.WithMeterProvider(o.MeterProvider)),
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
+	return &http.Client{Transport: otelhttp.NewTransport(o.Transport,
+		// The trace and nothing else: a client's baggage is no business
+		// of the runtime's.
+		otelhttp.WithPropagators(propagation.TraceContext{}),
+		otelhttp.WithTracerProvider(o.TracerProvider),
+		otelhttp.WithMeterProvider(o.MeterProvider))}
 }
 
-// An endpoint is an Endpoint with its client and what is known of its health.
+// An endpoint is an Endpoint with its engine and what is known of its health.
 type endpoint struct {
 	Endpoint
 	health
-	chats  openai.ChatCompletionService
+	engine *openai.Engine
 	probes http.RoundTripper
 	host   string
 	port   int
@@ -96,26 +78,15 @@ type runtime struct {
 	turn      atomic.Uint64
 }
 
-// add makes a client of its own for the endpoint. The service is made directly
-// and not through openai.NewClient, which would send the key in OPENAI_API_KEY
-// to any runtime that has none.
-func (r *runtime) add(e Endpoint, client *http.Client, probes http.RoundTripper) {
-	options := []option.RequestOption{
-		option.WithBaseURL(e.URL),
-		option.WithHTTPClient(client),
-		option.WithMaxRetries(0), // trying again is the engine's
-	}
-	if e.Key != "" {
-		options = append(options, option.WithAPIKey(e.Key))
+// add adds an endpoint with an engine of its own.
+func (r *runtime) add(e Endpoint, client *http.Client, probes http.RoundTripper) error {
+	engine, err := e.newEngine(client)
+	if err != nil {
+		return err
 	}
 	host, port := address(e.URL)
-	r.endpoints = append(r.endpoints, &endpoint{
-		Endpoint: e,
-		chats:    openai.NewChatCompletionService(options...),
-		probes:   probes,
-		host:     host,
-		port:     port,
-	})
+	r.endpoints = append(r.endpoints, &endpoint{Endpoint: e, engine: engine, probes: probes, host: host, port: port})
+	return nil
 }
 
 // order returns the endpoints in the order in which one chat tries them: each

@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/openai"
 	"example.com/botapi/examples/production/internal/postgres"
-	"github.com/openai/openai-go/v3"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
@@ -41,28 +41,21 @@ type Options struct {
 
 	Attempt time.Duration // 0 means DefaultAttempt
 
-	// OnTokens is called once for each answer whose runtime counts tokens,
-	// before its iterator returns. An answer that ends early has no count. It
-	// gets the chat's context; it may be nil.
-	OnTokens func(context.Context, Tokens)
-
-	Transport      http.RoundTripper    // nil means NewTransport()
+	Transport      http.RoundTripper    // nil means openai.NewTransport()
 	TracerProvider trace.TracerProvider // nil means the global one
 	MeterProvider  metric.MeterProvider // nil means the global one
 	Logger         *slog.Logger         // nil means slog.Default()
 }
 
-// Engine is a botapi.ChatEngine. How long a runtime may be silent is for
+// Engine is a botapi.ChatEngine of an openai.Engine for each endpoint, which say
+// what goes to a runtime and what an answer is. How long a runtime may be silent is for
 // botapi.Options.StallTimeout to bound; an endpoint where that passed counts as
-// failed. Its upstream request is always a stream, also
-// for a client that wants one body: that is how a client that leaves stops the
-// model at once. The upstream request ends with the chat's context.
+// failed.
 type Engine struct {
 	runtimes    map[string]*runtime
 	standard    string // the runtime of bots that name none
 	settings    Settings
 	attempt     time.Duration
-	onTokens    func(context.Context, Tokens)
 	instruments *instruments
 	logger      *slog.Logger
 }
@@ -78,7 +71,7 @@ func New(o Options) (*Engine, error) {
 		return nil, errors.New("nobody knows the bots' settings")
 	}
 	if o.Transport == nil {
-		o.Transport = NewTransport()
+		o.Transport = openai.NewTransport()
 	}
 	if o.TracerProvider == nil {
 		o.TracerProvider = otel.GetTracerProvider()
@@ -95,7 +88,6 @@ func New(o Options) (*Engine, error) {
 		standard:    o.Endpoints[0].Runtime,
 		settings:    o.Settings,
 		attempt:     cmp.Or(o.Attempt, DefaultAttempt),
-		onTokens:    o.OnTokens,
 		instruments: instruments,
 		logger:      o.Logger,
 	}
@@ -104,13 +96,12 @@ func New(o Options) (*Engine, error) {
 	}
 	client := newClient(o)
 	for _, endpoint := range o.Endpoints {
-		if err := endpoint.validate(); err != nil {
-			return nil, err
-		}
 		if e.runtimes[endpoint.Runtime] == nil {
 			e.runtimes[endpoint.Runtime] = new(runtime)
 		}
-		e.runtimes[endpoint.Runtime].add(endpoint, client, o.Transport)
+		if err := e.runtimes[endpoint.Runtime].add(endpoint, client, o.Transport); err != nil {
+			return nil, err
+		}
 	}
 	if err := e.measureHealth(o.MeterProvider.Meter(scope)); err != nil {
 		return nil, err
@@ -125,17 +116,28 @@ func New(o Options) (*Engine, error) {
 // a StatusError for everything that is wrong upstream.
 func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
+		growStack()
 		ctx, observed := e.instruments.begin(ctx, req.Bot.Model)
 		err := e.answer(ctx, req, observed, func(text string) bool { return yield(text, nil) })
 		observed.end(ctx, err)
-		if observed.counted && e.onTokens != nil {
-			e.onTokens(ctx, observed.used)
-		}
 		if err != nil && !errors.Is(err, errUnwanted) {
 			yield("", err)
 		}
 	}
 }
+
+// growStack lets the goroutine of a chat, which is new, have the stack that asking
+// a runtime takes. It would have it in any case, but grow twice on the way, each
+// time with all of its callers to copy: that was a fifteenth of opening a chat.
+//
+//go:noinline
+func growStack() {
+	var stack [12 << 10]byte
+	stackUsed(&stack)
+}
+
+//go:noinline
+func stackUsed(*[12 << 10]byte) {}
 
 // errUnwanted ends an answer that nobody wants any more: yield has said so.
 var errUnwanted = errors.New("the client is gone")
@@ -156,18 +158,18 @@ func (e *Engine) answer(ctx context.Context, req *botapi.ChatRequest, observed *
 	if !ok {
 		return fmt.Errorf("bot %q: no runtime is configured as %q", req.Bot.Slug, name)
 	}
-	params, err := completionParams(req, settings)
+	upstream, err := upstreamRequest(req, settings)
 	if err != nil {
 		return err
 	}
-	observed.asks(params)
-	return e.speak(ctx, runtime, params, observed, yield)
+	observed.asks(upstream)
+	return e.speak(ctx, runtime, upstream, observed, yield)
 }
 
 // speak asks the endpoints of a runtime one after another until one of them
 // has begun to answer. From then on there is no other try: half an answer
 // cannot be taken back.
-func (e *Engine) speak(ctx context.Context, r *runtime, params openai.ChatCompletionNewParams, observed *observation, yield func(string) bool) error {
+func (e *Engine) speak(ctx context.Context, r *runtime, req *botapi.ChatRequest, observed *observation, yield func(string) bool) error {
 	var last *failure
 	order, onTrial := r.order()
 	for i, endpoint := range order {
@@ -178,7 +180,7 @@ func (e *Engine) speak(ctx context.Context, r *runtime, params openai.ChatComple
 			endpoint: endpoint, others: order[i+1:], tries: endpoint == onTrial, attempt: e.attempt,
 			observed: observed, yield: yield,
 		}
-		failed, err := e.try(ctx, answer, params)
+		failed, err := e.try(ctx, answer, req)
 		if failed == nil {
 			return err
 		}
@@ -191,9 +193,9 @@ func (e *Engine) speak(ctx context.Context, r *runtime, params openai.ChatComple
 
 // try asks one endpoint. A failure is one of the endpoint's; without one, there
 // is nothing to try elsewhere.
-func (e *Engine) try(ctx context.Context, a *answer, params openai.ChatCompletionNewParams) (*failure, error) {
+func (e *Engine) try(ctx context.Context, a *answer, req *botapi.ChatRequest) (*failure, error) {
 	defer a.begin(ctx)()
-	err := a.run(params)
+	err := a.run(req)
 	if err == nil || errors.Is(err, errUnwanted) {
 		return nil, err
 	}

@@ -1,23 +1,20 @@
 package runtimes_test
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/openai/runtimetest"
 	"example.com/botapi/examples/production/internal/postgres"
 	"example.com/botapi/examples/production/internal/runtimes"
-	"example.com/botapi/examples/production/internal/runtimetest"
 	"github.com/matryer/is"
 )
 
@@ -69,112 +66,7 @@ const (
 	oneBody = `{"bot_slug":"helper","prompt":"Hi","stream":false}`
 )
 
-func post(t *testing.T, ctx context.Context, url, body string) *http.Response {
-	t.Helper()
-	r, err := http.NewRequestWithContext(ctx, "POST", url+"/v1/chat", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Header.Set("Authorization", "Bearer key")
-	r.Header.Set("X-Request-Id", "request-1")
-	response, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { response.Body.Close() })
-	return response
-}
-
-// chat sends a chat and returns the answer, as far as it came.
-func chat(t *testing.T, url, body string) (*http.Response, string) {
-	t.Helper()
-	response := post(t, t.Context(), url, body)
-	answer, _ := io.ReadAll(response.Body)
-	return response, string(answer)
-}
-
-// text joins the fragments of a stream, or of one body.
-func text(t *testing.T, answer string) string {
-	t.Helper()
-	var joined strings.Builder
-	for line := range strings.Lines(answer) {
-		line = strings.TrimPrefix(line, "data: ")
-		if !strings.HasPrefix(line, "{") {
-			continue
-		}
-		var fragment struct{ Content string }
-		if err := json.Unmarshal([]byte(line), &fragment); err != nil {
-			t.Fatalf("%q: %v", line, err)
-		}
-		joined.WriteString(fragment.Content)
-	}
-	return joined.String()
-}
-
-func TestRecordedStreams(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.sse")
-	if err != nil || len(files) == 0 {
-		t.Fatal("no recorded streams", err)
-	}
-	for _, file := range files {
-		recorded, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, size := range []int{1, 7, 1 << 20} { // 1 and 7 cut inside characters
-			for name, body := range map[string]string{"stream": stream, "one body": oneBody} {
-				t.Run(filepath.Base(file)+"/"+name, func(t *testing.T) {
-					is := is.New(t)
-					runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
-						for rest := string(recorded); rest != ""; {
-							n := min(size, len(rest))
-							s.Raw(rest[:n])
-							rest = rest[n:]
-						}
-					})
-					response, answer := chat(t, serve(t, options(t, runtime.URL)), body)
-					is.Equal(response.StatusCode, http.StatusOK)
-					is.Equal(text(t, answer), "Grüße, 世界 👋🏽\n")
-					is.Equal(strings.HasSuffix(answer, "data: [DONE]\n\n"), name == "stream")
-				})
-			}
-		}
-	}
-}
-
-func TestCharacterCutBetweenChunks(t *testing.T) {
-	is := is.New(t)
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
-		s.Raw("data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"caf\xc3\"}}]}\n\n")
-		s.Raw("data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"\xa9\"}}]}\n\n")
-		s.Stop()
-	})
-	_, answer := chat(t, serve(t, options(t, runtime.URL)), stream)
-	is.Equal(text(t, answer), "café")
-}
-
-func TestFragmentsPassAsTheyCome(t *testing.T) {
-	is := is.New(t)
-	next := make(chan string, 1)
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
-		s.Role()
-		for fragment := range next {
-			s.Text(fragment)
-		}
-		s.Stop()
-		s.Done()
-	})
-	defer close(next)
-	next <- "fragment"
-	response := post(t, t.Context(), serve(t, options(t, runtime.URL)), stream)
-	lines := bufio.NewScanner(response.Body)
-	for range 5 {
-		is.True(lines.Scan())
-		is.Equal(lines.Text(), `data: {"content":"fragment"}`)
-		is.True(lines.Scan())
-		next <- "fragment" // only now that the client has read the one before
-	}
-}
+var post, chat, text = runtimetest.Post, runtimetest.Chat, runtimetest.Text
 
 func TestUpstreamRequest(t *testing.T) {
 	is := is.New(t)
@@ -190,11 +82,19 @@ func TestUpstreamRequest(t *testing.T) {
 
 	chat(t, service, `{"bot_slug":"helper","stream":false,"user_id":"someone@example.com","prompt":"And now?","messages":[
 		{"role":"system","content":"s"},{"role":"user","content":"u"},{"role":"assistant","content":"a"}]}`)
-	chat(t, service, `{"bot_slug":"helper","stream":true,"prompt":"Hi","max_words":20,"temperature":0,"other":[1]}`)
+	chat(t, service, `{"bot_slug":"helper","stream":true,"prompt":"Hi","max_words":20,"temperature":0,"other":[1],"stop":"."}`)
+	chat(t, service, `{"bot_slug":"helper","stream":true,"prompt":"Hi","max_words":20,"max_tokens":7,"temperature":null}`)
+
+	chat(t, service, `{"bot_slug":"helper","stream":true,"prompt":"Hi","max_tokens":1,"max_completion_tokens":100000}`)
+	chat(t, service, `{"bot_slug":"helper","stream":true,"prompt":"Hi","max_completion_tokens":9}`)
 
 	requests := runtime.Requests()
-	is.Equal(len(requests), 2)
-	plain, wished := requests[0], requests[1]
+	is.Equal(len(requests), 5)
+	plain, wished, short := requests[0], requests[1], requests[2]
+	for i, tokens := range []string{"1", "9"} { // what is reserved is what a runtime is told, whichever it listens to
+		is.True(strings.Contains(requests[3+i].Body, `"max_tokens":`+tokens+`,`))
+		is.True(strings.Contains(requests[3+i].Body, `"max_completion_tokens":`+tokens+`,`))
+	}
 	is.Equal(plain.Model, "m1")
 	is.Equal(plain.Messages, []runtimetest.Message{
 		{Role: "system", Content: "Be kind."},
@@ -213,6 +113,10 @@ func TestUpstreamRequest(t *testing.T) {
 	is.Equal(wished.Messages[0], runtimetest.Message{Role: "system", Content: "Be kind.\n\nAnswer in at most 20 words."})
 	is.Equal(*wished.Temperature, 0.0) // the client's
 	is.Equal(*wished.MaxTokens, int64(60))
+	is.True(strings.Contains(wished.Body, `"stop":"."`)) // handed on
+	is.True(!strings.Contains(wished.Body, "other"))     // and nothing that nobody knows
+	is.Equal(*short.MaxTokens, int64(7))                 // the narrower of two bounds
+	is.Equal(*short.Temperature, 0.5)                    // null is no choice
 }
 
 func TestEndpointKey(t *testing.T) {
@@ -224,6 +128,8 @@ func TestEndpointKey(t *testing.T) {
 	is.Equal(runtime.Requests()[0].Header.Get("Authorization"), "Bearer sk-1")
 }
 
+// TestWishesThatMakeNoSense has max_words, and one of those that the engine in
+// examples/openai looks at beside it.
 func TestWishesThatMakeNoSense(t *testing.T) {
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("ok") })
 	service := serve(t, options(t, runtime.URL))
@@ -237,9 +143,6 @@ func TestWishesThatMakeNoSense(t *testing.T) {
 		`"max_words":1.5`:                     problem("max_words", "value is not a valid integer", "type_error.integer"),
 		`"max_words":0`:                       problem("max_words", "ensure this value is greater than or equal to 1", "value_error.number.not_ge"),
 		`"max_words":100001`:                  problem("max_words", "ensure this value is less than or equal to 100000", "value_error.number.not_le"),
-		`"temperature":true`:                  problem("temperature", "value is not a valid float", "type_error.float"),
-		`"temperature":1e999`:                 problem("temperature", "value is not a valid float", "type_error.float"),
-		`"temperature":-0.1`:                  problem("temperature", "ensure this value is greater than or equal to 0", "value_error.number.not_ge"),
 		`"temperature":2.1,"max_words":[]`: problem("max_words", "value is not a valid integer", "type_error.integer") + "," +
 			problem("temperature", "ensure this value is less than or equal to 2", "value_error.number.not_le"),
 	} {
@@ -289,9 +192,9 @@ func TestBotsOfOtherRuntimes(t *testing.T) {
 
 func TestMistakesInOptions(t *testing.T) {
 	for name, endpoints := range map[string][]runtimes.Endpoint{
-		"no runtime is configured":                                      nil,
-		`runtime "local": the URL has a user in it; it would be logged`: {{Runtime: "local", URL: "http://me:secret@127.0.0.1/v1"}},
-		`runtime "local": "127.0.0.1:80" is not an http or https URL`:   {{Runtime: "local", URL: "127.0.0.1:80"}},
+		"no runtime is configured": nil,
+		`runtime "local": openai: the base URL has a user in it, which would be logged`:                      {{Runtime: "local", URL: "http://me:secret@127.0.0.1/v1"}},
+		`runtime "local": openai: the base URL is not an http or https URL, as in http://127.0.0.1:11434/v1`: {{Runtime: "local", URL: "127.0.0.1:80"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)

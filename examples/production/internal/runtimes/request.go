@@ -3,113 +3,114 @@ package runtimes
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/openai"
 	"example.com/botapi/examples/production/internal/postgres"
-	"github.com/openai/openai-go/v3"
 )
 
-// tokensPerWord turns the words a client asks for into a bound on tokens. It
-// is generous: instructions tell the model to stop in time, and the bound is
-// there for models that do not listen.
-const tokensPerWord = 3
+const (
+	maxWords = 100_000
 
-// completionParams makes the upstream request: the bot's instructions, the
-// conversation, and what the client wishes in Extra. The user's id stays here.
-func completionParams(req *botapi.ChatRequest, settings postgres.Settings) (openai.ChatCompletionNewParams, error) {
-	params := openai.ChatCompletionNewParams{
-		Model:         req.Bot.Model,
-		StreamOptions: openai.ChatCompletionStreamOptionsParam{IncludeUsage: openai.Bool(true)},
+	// tokensPerWord turns the words a client asks for into a bound on tokens. It
+	// is generous: instructions tell the model to stop in time, and the bound is
+	// there for models that do not listen.
+	tokensPerWord = 3
+)
+
+// upstreamRequest is the chat as runtimes get it: the bot's instructions come
+// first, and its temperature stands in for one that the client did not choose.
+// Every mistake in Extra is listed.
+func upstreamRequest(req *botapi.ChatRequest, settings postgres.Settings) (*botapi.ChatRequest, error) {
+	words, mistakes := wordsIn(req.Extra)
+	mistakes = append(mistakes, openai.CheckExtra(req.Extra)...)
+	if len(mistakes) > 0 {
+		return nil, &botapi.HTTPValidationError{Detail: mistakes}
 	}
-	words, temperature, err := wishes(req.Extra)
-	if err != nil {
-		return params, err
+	upstream := *req
+	upstream.Extra = make(map[string]json.RawMessage)
+	maps.Copy(upstream.Extra, req.Extra)
+	if settings.Temperature != nil && numberIn(req.Extra, "temperature") == nil {
+		upstream.Extra["temperature"] = strconv.AppendFloat(nil, *settings.Temperature, 'g', -1, 64)
 	}
-	if temperature == nil {
-		temperature = settings.Temperature
-	}
-	if temperature != nil {
-		params.Temperature = openai.Float(*temperature)
-	}
-	if words != nil {
-		// max_tokens, not max_completion_tokens: self-hosted runtimes all know it.
-		params.MaxTokens = openai.Int(*words * tokensPerWord)
+	if tokens := MaxTokens(req, settings); tokens > 0 {
+		// max_tokens: self-hosted runtimes all know it. Some let the other go before it.
+		upstream.Extra["max_tokens"] = strconv.AppendInt(nil, tokens, 10)
+		if numberIn(req.Extra, "max_completion_tokens") != nil {
+			upstream.Extra["max_completion_tokens"] = upstream.Extra["max_tokens"]
+		}
 	}
 	if system := instructions(settings.Instructions, words); system != "" {
-		params.Messages = append(params.Messages, openai.SystemMessage(system))
+		upstream.Messages = slices.Insert(slices.Clone(req.Messages), 0, botapi.ChatMessage{Role: botapi.RoleSystem, Content: system})
 	}
-	for _, message := range req.Messages {
-		params.Messages = append(params.Messages, messageParam(message))
-	}
-	return params, nil
+	return &upstream, nil
 }
 
-func instructions(instructions string, words *int64) string {
-	if words == nil {
+// MaxTokens returns how long the answer to a chat may be: the least of what the
+// client asks for, in words or in tokens, and what its bot allows. 0 is without a
+// maximum. It is what a runtime is told that keeps to max_tokens.
+func MaxTokens(req *botapi.ChatRequest, settings postgres.Settings) (tokens int64) {
+	atMost := func(n int64) {
+		if n > 0 && (tokens == 0 || n < tokens) {
+			tokens = n
+		}
+	}
+	if words, mistakes := wordsIn(req.Extra); len(mistakes) == 0 {
+		atMost(words * tokensPerWord)
+	}
+	for _, name := range []string{"max_tokens", "max_completion_tokens"} {
+		if asked := numberIn(req.Extra, name); asked != nil && *asked <= math.MaxInt32 {
+			atMost(int64(*asked))
+		}
+	}
+	if settings.MaxTokens != nil {
+		atMost(*settings.MaxTokens)
+	}
+	return tokens
+}
+
+func instructions(instructions string, words int64) string {
+	if words == 0 {
 		return instructions
 	}
-	limit := fmt.Sprintf("Answer in at most %d words.", *words)
+	limit := fmt.Sprintf("Answer in at most %d words.", words)
 	if instructions == "" {
 		return limit
 	}
 	return instructions + "\n\n" + limit
 }
 
-func messageParam(m botapi.ChatMessage) openai.ChatCompletionMessageParamUnion {
-	switch m.Role {
-	case botapi.RoleSystem:
-		return openai.SystemMessage(m.Content)
-	case botapi.RoleAssistant:
-		return openai.AssistantMessage(m.Content)
-	default:
-		return openai.UserMessage(m.Content)
+// wordsIn reads max_words; 0 is none.
+func wordsIn(extra map[string]json.RawMessage) (int64, []botapi.ValidationError) {
+	raw, ok := extra["max_words"]
+	if !ok || string(raw) == "null" {
+		return 0, nil
 	}
-}
-
-const (
-	maxWords       = 100_000
-	maxTemperature = 2
-)
-
-// wishes reads max_words and temperature. Every mistake is listed, in the form
-// that the rest of the interface has; other members are not looked at.
-func wishes(extra map[string]json.RawMessage) (words *int64, temperature *float64, err error) {
-	var mistakes []botapi.ValidationError
-	words, wrong := number[int64](extra, "max_words", "integer", 1, maxWords)
-	mistakes = append(mistakes, wrong...)
-	temperature, wrong = number[float64](extra, "temperature", "float", 0, maxTemperature)
-	mistakes = append(mistakes, wrong...)
-	if len(mistakes) > 0 {
-		return nil, nil, &botapi.HTTPValidationError{Detail: mistakes}
-	}
-	return words, temperature, nil
-}
-
-// number reads a JSON number between two bounds; absent and null are nil.
-func number[N int64 | float64](extra map[string]json.RawMessage, field, kind string, lowest, highest N) (*N, []botapi.ValidationError) {
-	raw, ok := extra[field]
-	if !ok {
-		return nil, nil
-	}
-	var n *N
-	if err := json.Unmarshal(raw, &n); err != nil {
-		return nil, mistake(field, "value is not a valid "+kind, "type_error."+kind)
+	var words int64
+	if err := json.Unmarshal(raw, &words); err != nil {
+		return 0, mistake("value is not a valid integer", "type_error.integer")
 	}
 	switch {
-	case n == nil:
-		return nil, nil
-	case *n < lowest:
-		return nil, mistake(field, fmt.Sprintf("ensure this value is greater than or equal to %v", lowest), "value_error.number.not_ge")
-	case *n > highest:
-		return nil, mistake(field, fmt.Sprintf("ensure this value is less than or equal to %v", highest), "value_error.number.not_le")
+	case words < 1:
+		return 0, mistake("ensure this value is greater than or equal to 1", "value_error.number.not_ge")
+	case words > maxWords:
+		return 0, mistake(fmt.Sprintf("ensure this value is less than or equal to %d", maxWords), "value_error.number.not_le")
 	}
-	return n, nil
+	return words, nil
 }
 
-func mistake(field, message, kind string) []botapi.ValidationError {
-	return []botapi.ValidationError{{Loc: []any{"body", field}, Msg: message, Type: kind}}
+func mistake(message, kind string) []botapi.ValidationError {
+	return []botapi.ValidationError{{Loc: []any{"body", "max_words"}, Msg: message, Type: kind}}
 }
 
-func invalid(field, message, kind string) error {
-	return &botapi.HTTPValidationError{Detail: mistake(field, message, kind)}
+// numberIn reads a number that CheckExtra has found good; nil if there is none.
+func numberIn(extra map[string]json.RawMessage, name string) (n *float64) {
+	if raw, ok := extra[name]; ok {
+		_ = json.Unmarshal(raw, &n)
+	}
+	return n
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"example.com/botapi"
-	"github.com/openai/openai-go/v3"
+	"example.com/botapi/examples/openai"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
@@ -58,7 +58,7 @@ type observation struct {
 	endpoint *endpoint // the last one that was asked; nil before that
 
 	answerID, answeredBy string // the runtime's names for the answer and its model
-	used                 Tokens
+	used                 openai.Tokens
 	counted              bool // the runtime counts tokens, and the answer got as far
 }
 
@@ -73,12 +73,12 @@ func (i *instruments) begin(ctx context.Context, model string) (context.Context,
 	return ctx, &observation{instruments: i, span: span, start: time.Now(), model: model}
 }
 
-func (o *observation) asks(params openai.ChatCompletionNewParams) {
-	if params.Temperature.Valid() {
-		o.span.SetAttributes(semconv.GenAIRequestTemperature(params.Temperature.Value))
+func (o *observation) asks(req *botapi.ChatRequest) {
+	if temperature := numberIn(req.Extra, "temperature"); temperature != nil {
+		o.span.SetAttributes(semconv.GenAIRequestTemperature(*temperature))
 	}
-	if params.MaxTokens.Valid() {
-		o.span.SetAttributes(semconv.GenAIRequestMaxTokens(int(params.MaxTokens.Value)))
+	if tokens := numberIn(req.Extra, "max_tokens"); tokens != nil {
+		o.span.SetAttributes(semconv.GenAIRequestMaxTokens(int(*tokens)))
 	}
 }
 
@@ -93,15 +93,15 @@ func (o *observation) firstFragment(ctx context.Context) {
 }
 
 // saw notes what a chunk says of the answer besides its text.
-func (o *observation) saw(c chunk) {
-	if o.answerID == "" && len(c.id) > 0 {
-		o.answerID, o.answeredBy = string(c.id), string(c.model)
+func (o *observation) saw(c openai.Chunk) {
+	if o.answerID == "" && len(c.ID) > 0 {
+		o.answerID, o.answeredBy = string(c.ID), string(c.Model)
 	}
-	if len(c.finish) > 0 {
-		o.span.SetAttributes(semconv.GenAIResponseFinishReasons(string(c.finish)))
+	if len(c.Finish) > 0 {
+		o.span.SetAttributes(semconv.GenAIResponseFinishReasons(string(c.Finish)))
 	}
-	if c.counted {
-		o.used, o.counted = c.used, true
+	if c.Counted {
+		o.used, o.counted = c.Tokens, true
 	}
 }
 

@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"example.com/botapi/examples/openai/runtimetest"
 	"example.com/botapi/examples/production/internal/postgres"
-	"example.com/botapi/examples/production/internal/runtimetest"
 	"github.com/matryer/is"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"

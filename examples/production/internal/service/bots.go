@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -9,13 +10,20 @@ import (
 )
 
 // schemaReady reports whether the database can be worked with. The first time
-// that it can, the bots in it are looked at.
+// that it can, the bots in it are looked at, and what is shared with others
+// begins: whose that is, the database knows.
 func (r *replica) schemaReady(ctx context.Context) error {
-	err := r.database.SchemaReady(ctx)
-	if err == nil {
-		r.warned.Do(func() { r.warnOfRuntimes(ctx) })
+	if err := r.database.SchemaReady(ctx); err != nil {
+		return err
 	}
-	return err
+	if err := r.share(ctx); err != nil {
+		return err
+	}
+	r.warned.Do(func() {
+		r.warnOfRuntimes(ctx)
+		r.warnOfEstimates(ctx)
+	})
+	return nil
 }
 
 // warnOfRuntimes says which bots name a runtime that this replica does not
@@ -37,6 +45,20 @@ func (r *replica) warnOfRuntimes(ctx context.Context) {
 	}
 	for runtime, slugs := range lost {
 		r.logger.Warn("bots name a runtime that does not exist", slog.String("runtime", runtime), slog.Any("bots", slugs))
+	}
+}
+
+// warnOfEstimates says which runtimes have reported no tokens lately.
+func (r *replica) warnOfEstimates(ctx context.Context) {
+	unreporting, err := r.database.Unreporting(ctx)
+	if err != nil {
+		r.logger.Warn("it is not known which runtimes report tokens", slog.Any("error", err))
+		return
+	}
+	for _, name := range unreporting {
+		if name = cmp.Or(name, r.config.Endpoints[0].Runtime); r.hasRuntime(name) {
+			r.counts.saw(name, false)
+		}
 	}
 }
 

@@ -3,9 +3,11 @@ package service
 import (
 	"log/slog"
 	"net/http"
+	"net/url"
 	"strings"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/openai"
 	"example.com/botapi/examples/production/internal/resume"
 	"example.com/botapi/examples/production/internal/usage"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
@@ -17,7 +19,7 @@ import (
 // public is everything that clients reach. Paths are switched on by hand
 // because http.ServeMux redirects some, and a redirected POST is lost.
 func (r *replica) public(engine botapi.ChatEngine) http.Handler {
-	api := r.identified(r.observed(r.refusalLog.logging(handingBack(r.countingRefusals(r.api(engine))))))
+	api := r.identified(r.observed(r.openAI(r.refusalLog.logging(handingBack(r.countingRefusals(r.api(engine)))))))
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.URL.Path == "/health-check" {
 			w.WriteHeader(http.StatusOK) // the process is alive; published clients ask for it
@@ -25,6 +27,15 @@ func (r *replica) public(engine botapi.ChatEngine) http.Handler {
 		}
 		api.ServeHTTP(w, req)
 	})
+}
+
+// openAI serves clients that speak OpenAI's protocol, too, if they are wanted. What
+// is behind it counts and logs their chats as it does all others.
+func (r *replica) openAI(api http.Handler) http.Handler {
+	if !r.config.OpenAI {
+		return api
+	}
+	return openai.NewHandler(api, openai.HandlerOptions{MaxBodyBytes: r.config.MaxBodyBytes})
 }
 
 // internal is what the proxy, probes and Prometheus ask for, at an address that
@@ -41,7 +52,7 @@ func (r *replica) internal() http.Handler {
 func (r *replica) api(engine botapi.ChatEngine) http.Handler {
 	keys := botapi.CacheKeys(r.database, r.config.KeyCache)
 	return usage.Counted(r.resumable(botapi.New(botapi.Options{
-		Bots:               r.database,
+		Bots:               notedBots{r.database},
 		Keys:               keys,
 		Engine:             engine,
 		MaxBodyBytes:       r.config.MaxBodyBytes,
@@ -68,21 +79,32 @@ func (r *replica) observed(next http.Handler) http.Handler {
 		// Clients are not trusted to decide what is sampled: a trace that
 		// comes with a request is linked, not continued.
 		otelhttp.WithPublicEndpointFn(func(*http.Request) bool { return true }))
-	return http.HandlerFunc(func(client http.ResponseWriter, req *http.Request) {
+	return http.HandlerFunc(func(client http.ResponseWriter, asked *http.Request) {
 		var aborted any
-		req.Pattern = route(req)
 		observe(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			req.URL = asked.URL
 			defer func() {
 				if aborted = recover(); aborted != nil {
 					markAborted(req)
 				}
 			}()
 			next.ServeHTTP(&headObserver{client, w}, req)
-		})).ServeHTTP(client, req)
+		})).ServeHTTP(client, traceable(asked))
 		if aborted != nil {
 			panic(aborted)
 		}
 	})
+}
+
+// traceable is a request as traces may have it: with its route, and without the
+// key of an answer, by which it can be stopped.
+func traceable(r *http.Request) *http.Request {
+	r.Pattern = route(r)
+	if r.Pattern == resume.Path {
+		r = r.WithContext(r.Context()) // a copy
+		r.URL = &url.URL{Path: resume.Path}
+	}
+	return r
 }
 
 // A headObserver shows the observing writer the status of an answer, and no more:
@@ -100,11 +122,14 @@ func (w *headObserver) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 // not make a time series of each path that it tries.
 func route(r *http.Request) string {
 	switch r.URL.Path {
-	case "/v1/bots", "/bots", "/v1/chat", "/chat":
+	case "/v1/bots", "/bots", "/v1/chat", "/chat", // and of OpenAI's protocol:
+		"/v1/models", "/models", "/v1/chat/completions", "/chat/completions":
 		return r.URL.Path
 	}
-	if strings.HasPrefix(r.URL.Path, resume.Path) {
-		return resume.Path
+	for _, below := range []string{resume.Path, "/v1/models/", "/models/"} {
+		if strings.HasPrefix(r.URL.Path, below) {
+			return below
+		}
 	}
 	return ""
 }

@@ -15,7 +15,7 @@ func (r *replica) measure() (err error) {
 	meter := r.telemetry.Metrics.Meter(scope)
 	r.refusals, err = meter.Int64Counter("botapi.refusals",
 		metric.WithDescription("Answers that are errors, by what they tell the client, also those that the proxy then took elsewhere."))
-	return errors.Join(err, r.measureDatabase(meter), r.measureRedis(meter), r.measureUsage(meter))
+	return errors.Join(err, r.measureDatabase(meter), r.measureUsage(meter))
 }
 
 // measureDatabase lets the metrics have what this replica knows of its
@@ -39,25 +39,6 @@ func (r *replica) measureDatabase(meter metric.Meter) error {
 		return nil
 	}, reachable, used, most)
 	return errors.Join(err1, err2, err3, err4)
-}
-
-// measureRedis lets the metrics have what this replica knows of its Redis, if it
-// has one.
-func (r *replica) measureRedis(meter metric.Meter) error {
-	if r.config.Shared == nil {
-		return nil
-	}
-	_, err := meter.Int64ObservableGauge("botapi.redis.reachable",
-		metric.WithDescription("Whether this replica reached its Redis the last time it asked."),
-		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-			var reaches int64 = 1
-			if r.config.Shared.Redis.Away() {
-				reaches = 0
-			}
-			o.Observe(reaches)
-			return nil
-		}))
-	return err
 }
 
 // measureUsage lets the metrics have what is not in the usage table yet, and

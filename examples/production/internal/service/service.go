@@ -3,6 +3,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"net/http"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"example.com/botapi"
@@ -29,6 +31,7 @@ type Config struct {
 	Database        *postgres.Database // stays the caller's, to close
 	Endpoints       []runtimes.Endpoint
 	TrustedProxies  []netip.Prefix // whose X-Forwarded-For is believed
+	OpenAI          bool           // whether clients of OpenAI's protocol are served, too
 
 	Attempt            time.Duration // see runtimes.Options
 	StallTimeout       time.Duration // see botapi.Options
@@ -52,7 +55,7 @@ type Config struct {
 func (c Config) ShutdownTime() time.Duration {
 	all := c.DrainDelay + c.Grace + cancelled + flush + 2*c.DatabaseTimeout
 	if c.Shared != nil {
-		all += 2 * redisclient.Timeout // for the last tokens
+		all += 2 * cmp.Or(c.Shared.Redis.Timeout, redisclient.DefaultTimeout) // for the last tokens
 	}
 	return all
 }
@@ -83,12 +86,15 @@ type replica struct {
 	logger     *slog.Logger
 	telemetry  *telemetry.Telemetry
 	database   *postgres.Database
+	model      botapi.ChatEngine // answers, with nothing in front of it
 	usage      *usage.Writer
+	counts     *counts
 	refusals   metric.Int64Counter
 	refusalLog *refusalLog
 	readiness  readiness
-	shared     *shared   // nil if replicas share no Redis
-	warned     sync.Once // of runtimes that bots name
+	shared     atomic.Pointer[shared] // nil if replicas share no Redis, and until the database has been seen
+	fatal      chan error             // ends the replica
+	warned     sync.Once              // of runtimes that bots name
 }
 
 // Run serves until ctx ends, and then goes on until it has ended in order:
@@ -112,13 +118,13 @@ func Run(ctx context.Context, c Config) error {
 		database:   c.Database,
 		usage:      usage.NewWriter(c.Database, c.Logger),
 		refusalLog: newRefusalLog(c.Logger),
+		fatal:      make(chan error, 1),
 	}
 	defer r.flush()
 	engine, err := runtimes.New(runtimes.Options{
 		Endpoints:      c.Endpoints,
-		Settings:       askingOnce{c.Database},
+		Settings:       askingOnce{r.hasRuntime, c.Endpoints[0].Runtime},
 		Attempt:        c.Attempt,
-		OnTokens:       func(ctx context.Context, t runtimes.Tokens) { usage.Count(ctx, usage.Tokens(t)) },
 		TracerProvider: observed.Traces,
 		MeterProvider:  observed.Metrics,
 		Logger:         r.notedLogger(),
@@ -127,6 +133,9 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	if err := r.measure(); err != nil {
+		return fmt.Errorf("preparing the metrics: %w", err)
+	}
+	if r.counts, err = newCounts(observed.Metrics.Meter(scope), c.Logger); err != nil {
 		return fmt.Errorf("preparing the metrics: %w", err)
 	}
 	public, err := listen(ctx, c.Address)
@@ -138,7 +147,9 @@ func Run(ctx context.Context, c Config) error {
 		return errors.Join(err, public.Close())
 	}
 	defer engine.Watch()()
-	return r.serve(ctx, public, internal, r.share(engine))
+	defer r.unshare()
+	r.model = usage.Metered(engine, r.counts.over)
+	return r.serve(ctx, public, internal)
 }
 
 func listen(ctx context.Context, address string) (net.Listener, error) {
@@ -150,15 +161,15 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 }
 
 // serve serves until ctx ends and the shutdown is over, or until it fails.
-func (r *replica) serve(ctx context.Context, public, internal net.Listener, engine botapi.ChatEngine) error {
+func (r *replica) serve(ctx context.Context, public, internal net.Listener) error {
 	chats, endChats := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer endChats(nil)
-	server := r.server(r.public(engine))
+	server := r.server(r.public(botapi.ChatEngineFunc(r.chat)))
 	server.BaseContext = func(net.Listener) context.Context { return chats }
 	probed := r.server(r.internal())
-	failed := make(chan error, 2)
-	go func() { failed <- server.Serve(public) }()
-	go func() { failed <- probed.Serve(internal) }()
+	failed, serving := make(chan error, 2), sync.WaitGroup{}
+	serving.Go(func() { failed <- server.Serve(public) })
+	serving.Go(func() { failed <- probed.Serve(internal) })
 	r.logger.Info("serving", slog.String("address", public.Addr().String()), slog.String("internal_address", internal.Addr().String()))
 
 	defer r.watch(ctx)()
@@ -168,12 +179,14 @@ func (r *replica) serve(ctx context.Context, public, internal net.Listener, engi
 		err = fmt.Errorf("serving: %w", err)
 		server.Close()
 		r.endAnswersNow()
+	case err = <-r.fatal:
+		server.Close()
+		r.endAnswersNow()
 	case <-ctx.Done():
 		r.drain(server, endChats)
-		<-failed
 	}
 	probed.Close()
-	<-failed
+	serving.Wait()
 	return err
 }
 
@@ -194,9 +207,6 @@ func (r *replica) watch(ctx context.Context) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
 	watching.Go(func() { r.readiness.watch(ctx, r.schemaReady, r.logger) })
-	if r.config.Shared != nil {
-		watching.Go(func() { r.config.Shared.Redis.Watch(ctx) })
-	}
 	return func() {
 		cancel()
 		watching.Wait()

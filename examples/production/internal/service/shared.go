@@ -1,95 +1,175 @@
 package service
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
 	"iter"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"example.com/botapi"
 	"example.com/botapi/examples/production/internal/limits"
-	"example.com/botapi/examples/production/internal/postgres"
 	"example.com/botapi/examples/production/internal/redisclient"
 	"example.com/botapi/examples/production/internal/resume"
+	"example.com/botapi/examples/production/internal/runtimes"
 	"example.com/botapi/examples/production/internal/usage"
 )
 
 // Shared is what a replica shares with the others in Redis.
 type Shared struct {
-	Redis  *redisclient.Client // stays the caller's, to close
-	Resume time.Duration       // see resume.Options.Within
+	// Redis is where. Its Owner is the database, its Prefix one made from that
+	// where it is empty.
+	Redis   redisclient.Options
+	Answers resume.Settings
+	// AnswerTokens are reserved for an answer that has no maximum of its own.
+	AnswerTokens int64
 }
 
 // shared are the engines in front of the engine of a replica that shares. A chat
 // goes through resume, which may have its answer already, then through limits,
 // which hold an answer for as long as its model works.
 type shared struct {
+	redis  *redisclient.Client
 	limits *limits.Engine
 	resume *resume.Engine
+
+	stop     context.CancelFunc // ends watching
+	watching sync.WaitGroup
 }
 
-// share puts limits and resumed answers in front of an engine, if this replica
-// shares anything with others.
-func (r *replica) share(engine botapi.ChatEngine) botapi.ChatEngine {
-	if r.config.Shared == nil {
-		return engine
+var errStarting = &botapi.StatusError{
+	Status:     http.StatusServiceUnavailable,
+	Detail:     "The service is starting",
+	RetryAfter: time.Second,
+}
+
+// chat answers with the engines that there are.
+func (r *replica) chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+	s := r.shared.Load()
+	switch {
+	case r.config.Shared == nil:
+		return r.model.Chat(ctx, req)
+	case s == nil:
+		return func(yield func(string, error) bool) { yield("", errStarting) }
 	}
-	r.shared = new(shared)
-	r.shared.limits = limits.New(limits.Options{
-		Engine:             r.spending(engine),
-		Store:              accountLimits{r.database},
-		Redis:              r.config.Shared.Redis,
+	return s.resume.Chat(redisclient.WithWait(ctx), req)
+}
+
+// share puts limits and resumed answers in front of the model, once, if this
+// replica shares anything with others. A Redis that does not let it ends the
+// replica; one that is away will be found later.
+func (r *replica) share(ctx context.Context) error {
+	if r.config.Shared == nil || r.shared.Load() != nil {
+		return nil
+	}
+	identity, err := r.database.Identity(ctx)
+	if err != nil {
+		return err
+	}
+	client, err := r.openRedis(ctx, identity)
+	var s *shared
+	if err == nil {
+		s, err = r.newShared(client)
+	}
+	if err != nil {
+		select {
+		case r.fatal <- err:
+		default: // the replica ends already
+		}
+		return err
+	}
+	r.shared.Store(s)
+	return nil
+}
+
+func (r *replica) openRedis(ctx context.Context, owner string) (*redisclient.Client, error) {
+	options := r.config.Shared.Redis
+	options.Owner = owner
+	if options.Prefix == "" {
+		digest := sha256.Sum256([]byte(owner))
+		options.Prefix = fmt.Sprintf("%s%x:", redisclient.DefaultPrefix, digest[:4])
+	}
+	options.Meter, options.Logger = r.telemetry.Metrics.Meter(scope), r.logger
+	client, err := redisclient.Open(options)
+	if err != nil {
+		return nil, err
+	}
+	if err := client.Admitted(ctx); err != nil {
+		return nil, errors.Join(err, client.Close())
+	}
+	return client, nil
+}
+
+func (r *replica) newShared(client *redisclient.Client) (*shared, error) {
+	s := &shared{redis: client}
+	s.limits = limits.New(limits.Options{
+		Engine:             r.model,
+		Store:              r.database,
+		Redis:              client,
+		Reserve:            r.reserve,
+		Used:               usage.UsedOf,
 		MaxChats:           r.config.MaxChats,
 		MaxChatsPerAccount: r.config.MaxChatsPerAccount,
 		Logger:             r.logger,
 	})
-	r.shared.resume = resume.New(resume.Options{
-		Engine:       r.shared.limits,
-		Redis:        r.config.Shared.Redis,
-		Within:       r.config.Shared.Resume,
-		ChatTimeout:  r.config.ChatTimeout,
-		StallTimeout: r.config.StallTimeout,
-		Logger:       r.notedLogger(),
+	var err error
+	s.resume, err = resume.New(resume.Options{
+		Engine:        s.limits,
+		Redis:         client,
+		Settings:      r.config.Shared.Answers,
+		ChatTimeout:   r.config.ChatTimeout,
+		StallTimeout:  r.config.StallTimeout,
+		ChatsAtOnce:   s.limits.ChatsAtOnce,
+		Asked:         func(ctx context.Context) bool { return turnOf(ctx).outcome.Load() == asked },
+		Ask:           func(ctx context.Context) { turnOf(ctx).outcome.CompareAndSwap(open, asked) },
+		MeterProvider: r.telemetry.Metrics,
+		Logger:        r.notedLogger(),
 	})
-	return r.shared.resume
+	if err != nil {
+		s.limits.Close()
+		return nil, errors.Join(err, client.Close())
+	}
+	var ctx context.Context
+	ctx, s.stop = context.WithCancel(context.Background())
+	s.watching.Go(func() { client.Watch(ctx) })
+	return s, nil
 }
 
-// accountLimits are the limits of accounts in the database.
-type accountLimits struct{ database *postgres.Database }
-
-func (a accountLimits) Limits(ctx context.Context, account string) (limits.Limits, error) {
-	found, err := a.database.Limits(ctx, account)
-	return limits.Limits(found), err
+// unshare ends what share began, after the last chat.
+func (r *replica) unshare() {
+	if s := r.shared.Load(); s != nil {
+		s.stop()
+		s.watching.Wait()
+		s.redis.Close()
+	}
 }
 
-// spending tells the limits of the tokens that chats of an engine have used.
-func (r *replica) spending(engine botapi.ChatEngine) botapi.ChatEngine {
-	return botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
-		return func(yield func(string, error) bool) {
-			defer func() {
-				if tokens := usage.TokensOf(ctx); tokens != nil {
-					r.shared.limits.Spend(ctx, botapi.AccountFrom(ctx), tokens.Prompt+tokens.Completion)
-				}
-			}()
-			engine.Chat(ctx, req)(yield)
-		}
-	})
+// reserve returns how many tokens a chat may use at most, as far as that is known.
+func (r *replica) reserve(ctx context.Context, req *botapi.ChatRequest) int64 {
+	settings := turnOf(ctx).settings
+	answer := cmp.Or(runtimes.MaxTokens(req, settings), r.config.Shared.AnswerTokens)
+	return usage.AtMost(req, settings.Instructions, answer)
 }
 
 // resumable has chats resumed by their Idempotency-Key and stopped by it, if this
 // replica shares anything with others.
 func (r *replica) resumable(api http.Handler, keys botapi.KeyVerifier) http.Handler {
-	if r.shared == nil {
+	if r.config.Shared == nil {
 		return api
 	}
-	chats, answers := resume.Keyed(api), r.shared.resume.Answers(keys)
+	chats := resume.Keyed(api)
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if strings.HasPrefix(req.URL.Path, resume.Path) {
-			answers.ServeHTTP(w, req)
+		s := r.shared.Load()
+		if s == nil || !strings.HasPrefix(req.URL.Path, resume.Path) {
+			chats.ServeHTTP(w, req)
 			return
 		}
-		chats.ServeHTTP(w, req)
+		s.resume.Answers(keys).ServeHTTP(w, req)
 	})
 }
 
@@ -103,12 +183,13 @@ func (r *replica) endAnswersNow() {
 // endAnswers lets answers that go on without a client end as long as ctx lasts,
 // and then ends them.
 func (r *replica) endAnswers(ctx context.Context) {
-	if r.shared == nil {
+	s := r.shared.Load()
+	if s == nil {
 		return
 	}
-	if err := r.shared.resume.Close(ctx); err != nil {
+	if err := s.resume.Close(ctx); err != nil {
 		r.logger.Warn("draining: not all answers have ended")
 		return // their limits go on, too
 	}
-	r.shared.limits.Close()
+	s.limits.Close()
 }

@@ -1,21 +1,26 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"sync/atomic"
+	"time"
 
+	"example.com/botapi"
 	"example.com/botapi/examples/production/internal/postgres"
-	"example.com/botapi/examples/production/internal/runtimes"
 	"example.com/botapi/examples/production/internal/telemetry"
+	"example.com/botapi/examples/production/internal/usage"
 )
 
 // A turn is one request at this replica: what the parts that it passes through
 // tell each other about it.
 type turn struct {
-	outcome atomic.Int32 // open, asked or handedBack; it changes once
-	notes   notes
+	outcome  atomic.Int32 // open, asked or handedBack; it changes once
+	notes    notes
+	settings postgres.Settings // of the bot that was looked up
 }
 
 const (
@@ -81,21 +86,57 @@ func (w *handingBackWriter) WriteHeader(status int) {
 
 func (w *handingBackWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// askingOnce are the settings of bots: the last thing that is looked up before
-// a model is asked.
-type askingOnce struct{ bots runtimes.Settings }
+// notedBots are the bots in the database. How a bot answers comes with it, and
+// is noted in the turn: a chat asks the database once.
+type notedBots struct{ *postgres.Database }
+
+func (b notedBots) BotByUID(ctx context.Context, uid string) (botapi.Bot, error) {
+	return noteSettings(ctx)(b.PublishedByUID(ctx, uid))
+}
+
+func (b notedBots) BotBySlug(ctx context.Context, slug string) (botapi.Bot, error) {
+	return noteSettings(ctx)(b.PublishedBySlug(ctx, slug))
+}
+
+func noteSettings(ctx context.Context) func(postgres.Bot, error) (botapi.Bot, error) {
+	return func(found postgres.Bot, err error) (botapi.Bot, error) {
+		if t := turnOf(ctx); t != nil && err == nil {
+			t.settings = found.Settings
+		}
+		return found.Bot, err
+	}
+}
+
+// askingOnce are the settings of the bots of turns: the last thing that is looked
+// at before a model is asked.
+type askingOnce struct {
+	hasRuntime func(name string) bool
+	standard   string // the runtime of bots that name none
+}
 
 var errHandedBack = errors.New("the request has been handed back to the proxy")
 
 // Settings ends a turn that has been handed back, and else notes that it can no
-// longer be.
-func (s askingOnce) Settings(ctx context.Context, uid string) (postgres.Settings, error) {
-	found, err := s.bots.Settings(ctx, uid)
-	if err != nil {
-		return found, err
+// longer be. A runtime that this replica does not have, another one may have.
+func (a askingOnce) Settings(ctx context.Context, uid string) (postgres.Settings, error) {
+	t := turnOf(ctx)
+	if name := t.settings.Runtime; name != "" && !a.hasRuntime(name) {
+		return postgres.Settings{}, noSuchRuntime(uid, name)
 	}
-	if !turnOf(ctx).outcome.CompareAndSwap(open, asked) {
-		return found, errHandedBack
+	if !t.outcome.CompareAndSwap(open, asked) {
+		return postgres.Settings{}, errHandedBack
 	}
-	return found, nil
+	usage.Asks(ctx, usage.Asking{Runtime: cmp.Or(t.settings.Runtime, a.standard), Instructions: t.settings.Instructions})
+	return t.settings, nil
+}
+
+// noSuchRuntime is for a bot whose row was changed under the service: import and
+// publish take no such bot.
+func noSuchRuntime(uid, runtime string) error {
+	return &botapi.StatusError{
+		Status:     http.StatusServiceUnavailable,
+		Detail:     "The model is unavailable for the moment",
+		RetryAfter: 10 * time.Second,
+		Err:        fmt.Errorf("bot %q: no runtime is configured as %q", uid, runtime),
+	}
 }

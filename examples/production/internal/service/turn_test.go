@@ -1,20 +1,12 @@
 package service
 
 import (
-	"context"
 	"net/http"
 	"net/http/httptest"
 	"testing"
 
-	"example.com/botapi/examples/production/internal/postgres"
 	"github.com/matryer/is"
 )
-
-type noSettings struct{}
-
-func (noSettings) Settings(context.Context, string) (postgres.Settings, error) {
-	return postgres.Settings{}, nil
-}
 
 // TestTurnIsAskedOrHandedBack has a replica give a request up, and a model about
 // to be asked for it, in either order: never both come of it.
@@ -23,7 +15,7 @@ func TestTurnIsAskedOrHandedBack(t *testing.T) {
 	var ask func() error
 	giveUp := handingBack(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ask = func() error {
-			_, err := askingOnce{noSettings{}}.Settings(r.Context(), "u1")
+			_, err := askingOnce{}.Settings(r.Context(), "u1")
 			return err
 		}
 		if r.URL.Path == "/asked" {

@@ -2,47 +2,235 @@ package usage
 
 import (
 	"context"
+	"errors"
+	"iter"
+	"math"
 	"net/http"
-	"sync/atomic"
+	"sync"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/openai"
 )
 
-// Tokens is what a model runtime counted for one chat.
-type Tokens struct{ Prompt, Completion int64 }
-
-// counted is where the tokens of one request are noted.
-type counted struct{ tokens atomic.Pointer[Tokens] }
-
-type countedKey struct{}
-
-// WithTokens returns the context of a request whose chat can be counted: Count
-// notes in it, and Writer.OnChat reads from it.
-func WithTokens(ctx context.Context) context.Context {
-	return context.WithValue(ctx, countedKey{}, new(counted))
+// Tokens is how many tokens a chat has used.
+type Tokens struct {
+	Prompt, Completion int64
+	// Estimated tells that the runtime did not report them, or not all of them:
+	// they are reckoned from the texts.
+	Estimated bool
 }
 
-// Counted gives each request a context from WithTokens.
+// Total returns prompt and completion together.
+func (t Tokens) Total() int64 { return t.Prompt + t.Completion }
+
+// Why tokens are what they are.
+const (
+	Reported   = "reported"   // by the runtime
+	Unreported = "unreported" // the runtime ended the answer without a count
+	CutShort   = "cut_short"  // the answer broke off before its count
+	Absurd     = "absurd"     // the runtime reported what cannot be
+)
+
+const (
+	// bytesPerToken is what a token of a text has at least in most of them.
+	bytesPerToken = 4
+	// messageTokens is what a runtime puts around each message.
+	messageTokens = 4
+	// mostTemplate is what a runtime puts around a whole conversation at most.
+	mostTemplate = 8192
+	// mostHidden is what an answer may have that is not in its text: reasoning.
+	mostHidden = 1 << 18
+)
+
+// An Asking is what is known of a chat when its model is asked.
+type Asking struct {
+	Runtime      string // by its name
+	Instructions string
+}
+
+// A meter has what is known of the tokens of one chat, while it is answered and
+// after.
+type meter struct {
+	reported *openai.Usage
+
+	mu         sync.Mutex
+	asking     *Asking // nil before the model is asked
+	prompt     int64   // bytes
+	messages   int64
+	completion int64 // bytes
+	fragments  int64
+	nothing    bool // the model failed before its first word
+	over       bool
+}
+
+type meterKey struct{}
+
+func meterOf(ctx context.Context) *meter {
+	m, _ := ctx.Value(meterKey{}).(*meter)
+	return m
+}
+
+// Counted gives each request a place where the tokens of its chat are noted:
+// TokensOf reads them from there.
 func Counted(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		next.ServeHTTP(w, r.WithContext(WithTokens(r.Context())))
 	})
 }
 
-// Count notes the tokens of the chat that a context belongs to. The last count
-// is the one that stands in its record; one that comes after the report of the
-// chat, from an engine that was told to stop, is lost. It does nothing in a
-// context that is not from WithTokens.
-func Count(ctx context.Context, tokens Tokens) {
-	if c, ok := ctx.Value(countedKey{}).(*counted); ok {
-		c.tokens.Store(&tokens)
+// WithTokens returns the context of a request whose chat can be counted.
+func WithTokens(ctx context.Context) context.Context {
+	ctx, reported := openai.CountTokens(ctx)
+	return context.WithValue(ctx, meterKey{}, &meter{reported: reported})
+}
+
+// Asks notes that a model is asked. Before that a chat uses no tokens.
+func Asks(ctx context.Context, a Asking) {
+	if m := meterOf(ctx); m != nil {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.asking = &a
+		m.prompt += int64(len(a.Instructions))
+		m.messages++
 	}
 }
 
-// TokensOf returns the tokens of the chat that a context belongs to; nil if nobody
-// counted them, or not yet.
+// Metered counts what goes through an engine, and calls over for each chat that
+// has asked a model, when that has ended. In a context that is not from WithTokens
+// it does nothing.
+func Metered(engine botapi.ChatEngine, over func(ctx context.Context, runtime string, t Tokens, why string)) botapi.ChatEngine {
+	return botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		m := meterOf(ctx)
+		if m == nil {
+			return engine.Chat(ctx, req)
+		}
+		return func(yield func(string, error) bool) {
+			m.begin(req)
+			defer func() {
+				if t, why := m.end(); t != nil {
+					over(ctx, m.asking.Runtime, *t, why)
+				}
+			}()
+			engine.Chat(ctx, req)(func(text string, err error) bool {
+				m.passes(ctx, text, err)
+				return yield(text, err)
+			})
+		}
+	})
+}
+
+func (m *meter) end() (t *Tokens, why string) {
+	m.mu.Lock()
+	m.over = true
+	m.mu.Unlock()
+	return m.tokens()
+}
+
+func (m *meter) begin(req *botapi.ChatRequest) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.prompt += textBytes(req)
+	m.messages += int64(len(req.Messages))
+}
+
+func (m *meter) passes(ctx context.Context, text string, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err == nil && text != "" {
+		m.fragments++
+		m.completion += int64(len(text))
+	}
+	m.nothing = err != nil && m.fragments == 0 && !wasWanted(ctx)
+}
+
+// wasWanted reports whether a chat without a word ended although its model may
+// have been at work: because its client left, or the host ended it.
+func wasWanted(ctx context.Context) bool {
+	cause := context.Cause(ctx)
+	return cause != nil && !errors.Is(cause, botapi.ErrEngineStalled) && !errors.Is(cause, botapi.ErrChatTimeout)
+}
+
+// TokensOf returns the tokens that the chat of a context has used so far; nil if
+// it has asked no model, or the model has failed before its first word. They grow
+// while the chat goes on.
 func TokensOf(ctx context.Context) *Tokens {
-	c, ok := ctx.Value(countedKey{}).(*counted)
-	if !ok {
+	m := meterOf(ctx)
+	if m == nil {
 		return nil
 	}
-	return c.tokens.Load()
+	t, _ := m.tokens()
+	return t
+}
+
+// UsedOf returns how many tokens the chat of a context has used for certain, and
+// when it has ended all that it has used, as TokensOf. It does not shrink, unless
+// the runtime takes back what it has reported.
+func UsedOf(ctx context.Context) int64 {
+	m := meterOf(ctx)
+	if m == nil {
+		return 0
+	}
+	t, why := m.tokens()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case t == nil:
+		return 0
+	case m.over || why == Reported:
+		return t.Total()
+	}
+	return m.fragments
+}
+
+func (m *meter) tokens() (t *Tokens, why string) {
+	reported, isReported := m.reported.Tokens()
+	whole := m.reported.FinishReason() != ""
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.asking == nil || m.nothing && !isReported {
+		return nil, ""
+	}
+	estimate := &Tokens{
+		Prompt:     perToken(m.prompt) + messageTokens*m.messages,
+		Completion: max(m.fragments, perToken(m.completion)), // a fragment is a token, or several
+		Estimated:  true,
+	}
+	switch {
+	case m.reported.Absurd():
+		return estimate, Absurd
+	case !isReported && whole:
+		return estimate, Unreported
+	case !isReported:
+		return estimate, CutShort
+	case !m.possible(reported):
+		return estimate, Absurd
+	case !whole && reported.Completion+1 < m.fragments: // it was not counted to here
+		estimate.Prompt = reported.Prompt
+		return estimate, CutShort
+	}
+	return &Tokens{Prompt: reported.Prompt, Completion: reported.Completion}, Reported
+}
+
+// possible reports whether texts of so many bytes can have these tokens: each has
+// a byte at least, but for what a runtime puts around messages and what a model
+// thinks.
+func (m *meter) possible(t openai.Tokens) bool {
+	return t.Prompt >= min(m.prompt, 1) && t.Prompt <= m.prompt+mostTemplate &&
+		t.Completion >= 0 && t.Completion <= m.completion+mostHidden
+}
+
+func perToken(bytes int64) int64 { return (bytes + bytesPerToken - 1) / bytesPerToken }
+
+func textBytes(req *botapi.ChatRequest) (bytes int64) {
+	for _, message := range req.Messages {
+		bytes += int64(len(message.Content))
+	}
+	return bytes
+}
+
+// AtMost returns how many tokens a chat uses at most: a byte of its prompt is a
+// token at most, and its answer has answer tokens.
+func AtMost(req *botapi.ChatRequest, instructions string, answer int64) int64 {
+	prompt := textBytes(req) + int64(len(instructions)) + messageTokens*int64(len(req.Messages)+1)
+	return prompt + min(answer, math.MaxInt32)
 }

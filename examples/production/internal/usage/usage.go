@@ -48,7 +48,7 @@ type Record struct {
 	Complete  bool // the client was given the whole answer
 	Fragments int
 	Bytes     int64
-	Tokens    *Tokens // nil if the runtime did not count
+	Tokens    *Tokens // nil if no model was at work
 
 	FirstFragment, Duration time.Duration
 }
@@ -111,7 +111,8 @@ func (r *Record) LogValue() slog.Value {
 	if r.Tokens != nil {
 		attributes = append(attributes,
 			slog.Int64("prompt_tokens", r.Tokens.Prompt),
-			slog.Int64("completion_tokens", r.Tokens.Completion))
+			slog.Int64("completion_tokens", r.Tokens.Completion),
+			slog.Bool("tokens_estimated", r.Tokens.Estimated))
 	}
 	return slog.GroupValue(attributes...)
 }

@@ -270,19 +270,3 @@ func TestLogLinesAreBounded(t *testing.T) {
 		}
 	})
 }
-
-func TestTokensAreThoseOfTheChat(t *testing.T) {
-	is := is.New(t)
-	request := usage.WithTokens(t.Context())
-	is.Equal(usage.NewRecord(request, report("r1")).Tokens, nil) // nobody counted
-
-	engine, cancel := context.WithCancel(request)
-	defer cancel()
-	usage.Count(engine, usage.Tokens{Prompt: 1, Completion: 1}) // an endpoint that broke off
-	usage.Count(engine, usage.Tokens{Prompt: 9, Completion: 7})
-	is.Equal(usage.NewRecord(request, report("r1")).Tokens, &usage.Tokens{Prompt: 9, Completion: 7})
-	is.Equal(usage.NewRecord(usage.WithTokens(t.Context()), report("r2")).Tokens, nil) // another request
-
-	usage.Count(t.Context(), usage.Tokens{Prompt: 9, Completion: 7}) // nowhere to note it
-	is.Equal(usage.NewRecord(t.Context(), report("r3")).Tokens, nil)
-}

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"example.com/botapi/examples/openai/runtimetest"
+	"example.com/botapi/examples/production/internal/redistest"
+	"github.com/matryer/is"
+)
+
+// TestClientsOfOpenAI serves them at a flag, with the keys, limits, refusals and
+// usage of everybody.
+func TestClientsOfOpenAI(t *testing.T) {
+	is := is.New(t)
+	env, key := withOneBot(t)
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
+		s.Text("Hello")
+		s.Stop()
+		s.Usage(9, 7)
+		s.Done()
+	})
+	const chat = `{"model":"helper","messages":[{"role":"user","content":"Hi"}],"max_tokens":5,"stop":["."]}`
+	p := serve(t, env, "--runtime", "local="+runtime.URL, "--openai")
+	p.ready(t)
+
+	status, answer := ask(t, key, "GET", p.url+"/v1/models", "")
+	is.Equal(status, http.StatusOK)
+	is.True(strings.HasPrefix(answer, `{"object":"list","data":[{"id":"helper",`))
+
+	status, answer = ask(t, key, "POST", p.url+"/v1/chat/completions", chat)
+	is.Equal(status, http.StatusOK)
+	var completion struct {
+		Choices []struct{ Message struct{ Content string } }
+		Usage   struct {
+			Total int `json:"total_tokens"`
+		}
+	}
+	is.NoErr(json.Unmarshal([]byte(answer), &completion))
+	is.Equal(completion.Choices[0].Message.Content, "Hello")
+	is.Equal(completion.Usage.Total, 16)
+	is.True(strings.Contains(runtime.Requests()[0].Body, `"max_tokens":5`))
+	is.True(strings.Contains(runtime.Requests()[0].Body, `"stop":["."]`))
+
+	status, answer = ask(t, "wrong", "POST", p.url+"/v1/chat/completions", chat)
+	is.Equal(status, http.StatusUnauthorized)
+	is.True(strings.Contains(answer, `"code":"invalid_api_key"`))
+
+	eventually(t, "it is measured", func() bool {
+		metrics := scrape(t, p)
+		return strings.Contains(metrics, `http_route="/v1/chat/completions"`) &&
+			strings.Contains(metrics, `reason="Invalid API key"`) // told as everybody is
+	})
+
+	p.terminate(t)
+	p.wait(t)
+	is.True(strings.Contains(command(t, "", env, "usage", "--csv").stdout, ",acme,1,1,5,1,9,7")) // 5 bytes; 9 and 7 tokens
+
+	p = serve(t, env, "--runtime", "local="+runtime.URL)
+	p.ready(t)
+	status, answer = ask(t, key, "POST", p.url+"/v1/chat/completions", chat)
+	is.Equal(status, http.StatusNotFound) // without the flag, as before
+	is.Equal(answer, `{"detail":"Not Found"}`)
+}
+
+// TestLimitsOfBothProtocols has a stream of one protocol take the only place of its
+// account, so that there is none in the other.
+func TestLimitsOfBothProtocols(t *testing.T) {
+	const (
+		ours   = `{"bot_slug":"helper","prompt":"Hi","stream":true}`
+		openAI = `{"model":"helper","messages":[{"role":"user","content":"Hi"}],"stream":true}`
+	)
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+		s.Text("one")
+		<-r.Context().Done()
+	})
+	env, key := withOneBot(t)
+	is.New(t).Equal(command(t, "", env, "limits", "set", "--chats-at-once", "1").code, 0)
+	for name, c := range map[string]struct {
+		args []string
+		why  string
+	}{
+		"of a replica":    {[]string{"--max-chats-per-account", "1"}, "Too many chats in progress for this key"},
+		"of all replicas": {[]string{"--redis", redistest.NewServer(t).URL}, "Too many chats in progress for this account"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			running := serveAll(t, env, append(c.args, "--openai", "--runtime", "local="+runtime.URL)...)
+			first, other := running[0].url, running[0].url
+			if name == "of all replicas" {
+				other = running[1].url
+			}
+			for _, held := range []struct{ url, body string }{{first + "/v1/chat", ours}, {first + "/v1/chat/completions", openAI}} {
+				var stream *http.Response
+				eventually(t, "there is a place", func() bool {
+					var err error
+					stream, err = request(t.Context(), http.DefaultClient, key, "POST", held.url, held.body)
+					is.NoErr(err)
+					if stream.StatusCode != http.StatusOK {
+						stream.Body.Close()
+					}
+					return stream.StatusCode == http.StatusOK
+				})
+				status, answer := ask(t, key, "POST", other+"/v1/chat", ours)
+				is.Equal(status, http.StatusTooManyRequests)
+				is.Equal(answer, `{"detail":"`+c.why+`"}`)
+				refused, err := request(t.Context(), http.DefaultClient, key, "POST", other+"/v1/chat/completions", openAI)
+				is.NoErr(err)
+				is.Equal(refused.StatusCode, http.StatusTooManyRequests)
+				is.Equal(refused.Header.Get("Retry-After"), "1")
+				text, err := io.ReadAll(refused.Body)
+				is.NoErr(err)
+				is.Equal(strings.TrimSpace(string(text)), `{"error":{"message":"`+c.why+`","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}`)
+				refused.Body.Close()
+				stream.Body.Close() // leaves
+			}
+		})
+	}
+}

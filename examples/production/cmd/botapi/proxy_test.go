@@ -1,0 +1,178 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"example.com/botapi/examples/openai/runtimetest"
+	"github.com/matryer/is"
+)
+
+// TestErrorsOfTheProxy has HAProxy answer by itself, with each status that it
+// has: the answer is in the interface's form, and has the id that stands in the
+// proxy's log.
+func TestErrorsOfTheProxy(t *testing.T) {
+	env, key := withOneBot(t)
+	asked := make(chan struct{}, 10)
+	runtime := runtimetest.New(t, func(_ *runtimetest.Stream, r *runtimetest.Request) {
+		asked <- struct{}{}
+		<-r.Context().Done() // it thinks, and thinks
+	})
+	p := serve(t, env, "--runtime", "local="+runtime.URL)
+	p.ready(t)
+	impatient := startProxyAt(t, "", []*process{p, p, p}, "BODY_TIME=1s", "ANSWER_TIME=1s")
+	patient := startProxy(t, []*process{p, p, p})
+	head := "POST /v1/chat HTTP/1.1\r\nHost: bots\r\nAuthorization: Bearer " + key + "\r\nX-Request-Id: %s\r\n"
+
+	for _, c := range []struct {
+		status int
+		proxy  proxy
+		send   func(*testing.T, *connection)
+	}{
+		{http.StatusBadRequest, impatient, func(t *testing.T, c *connection) {
+			c.send(t, head+"Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n")
+			is.New(t).Equal(c.answer(t).StatusCode, http.StatusContinue)
+			c.send(t, "no length\r\n")
+		}},
+		{http.StatusRequestTimeout, impatient, func(t *testing.T, c *connection) {
+			c.send(t, head+"Content-Length: 100\r\n\r\n{")
+		}},
+		{http.StatusGatewayTimeout, impatient, func(t *testing.T, c *connection) {
+			body := chatBody("Hi", false)
+			c.send(t, head+fmt.Sprintf("Content-Length: %d\r\n\r\n%s", len(body), body))
+			<-asked
+		}},
+		{http.StatusBadGateway, patient, func(t *testing.T, c *connection) {
+			body := chatBody("Hi", true)
+			c.send(t, head+fmt.Sprintf("Content-Length: %d\r\n\r\n%s", len(body), body))
+			<-asked
+			is.New(t).NoErr(p.cmd.Process.Kill())
+		}},
+		{http.StatusServiceUnavailable, patient, func(t *testing.T, c *connection) {
+			for i := range replicas {
+				patient.waitFor(t, "without_database", i, "DOWN")
+			}
+			c.send(t, head+"Content-Length: 2\r\n\r\n{}")
+		}},
+	} {
+		t.Run(fmt.Sprint(c.status), func(t *testing.T) {
+			is := is.New(t)
+			client := connect(t, c.proxy, fmt.Sprint("id-of-", c.status))
+			c.send(t, client)
+			response := client.answer(t)
+			is.Equal(response.StatusCode, c.status)
+			is.Equal(response.Header.Get("Content-Type"), "application/json")
+			is.Equal(response.Header.Get("X-Request-Id"), client.id)
+			is.Equal(response.Header.Get("Retry-After") != "", c.status > http.StatusInternalServerError)
+			text, err := io.ReadAll(response.Body)
+			is.NoErr(err)
+			var refusal struct{ Detail string }
+			is.NoErr(json.Unmarshal(text, &refusal))
+			is.True(refusal.Detail != "")
+			eventually(t, "the proxy logs it", func() bool { return strings.Contains(c.proxy.log.String(), "{"+client.id+"}") })
+		})
+	}
+}
+
+// TestProxyWaitsForTheLongestAnswer compares its patience with that of a replica:
+// an answer in one body is silent until it is whole.
+func TestProxyWaitsForTheLongestAnswer(t *testing.T) {
+	is := is.New(t)
+	text, err := os.ReadFile("../../haproxy.cfg")
+	is.NoErr(err)
+	_, waits, _ := strings.Cut(string(text), "${ANSWER_TIME-")
+	waits, _, _ = strings.Cut(waits, "}")
+	patience, err := time.ParseDuration(waits)
+	is.NoErr(err)
+	is.True(patience > servedWith(t, "--database=postgres://", "--runtime=local=http://127.0.0.1:1").ChatTimeout)
+}
+
+// TestFrozenReplicaIsGivenUp freezes a replica in the middle of answers: a stream
+// that is silent for too long is cut, and one body may take its time.
+func TestFrozenReplicaIsGivenUp(t *testing.T) {
+	is := is.New(t)
+	env, key := withOneBot(t)
+	end := make(chan struct{})
+	asked := make(chan struct{}, 1)
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+		s.Text("one")
+		if r.Messages[len(r.Messages)-1].Content == "one body" {
+			asked <- struct{}{}
+			<-end
+			s.Stop()
+			s.Done()
+			return
+		}
+		<-r.Context().Done()
+	})
+	p := serve(t, env, "--runtime", "local="+runtime.URL)
+	p.ready(t)
+	proxy := startProxyAt(t, "", []*process{p, p, p}, "SILENCE_TIME=500ms")
+	bodies := make(chan string, 1)
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		response, err := request(t.Context(), http.DefaultClient, key, "POST", proxy.url+"/v1/chat", chatBody("one body", false))
+		if err != nil {
+			bodies <- err.Error()
+			return
+		}
+		defer response.Body.Close()
+		answer, _ := io.ReadAll(response.Body)
+		bodies <- string(answer)
+	})
+	defer asking.Wait()
+	<-asked
+	s := openStream(t, key, proxy.url)
+	is.Equal(s.next(), `{"content":"one"}`)
+
+	is.NoErr(p.cmd.Process.Signal(syscall.SIGSTOP))
+	is.Equal(s.next(), "")        // it is cut,
+	is.True(s.lines.Err() != nil) // and nobody takes it for whole
+	is.NoErr(p.cmd.Process.Signal(syscall.SIGCONT))
+	close(end)
+	is.Equal(<-bodies, `{"content":"one"}`)
+}
+
+// A connection is a client's that sends what no HTTP library would.
+type connection struct {
+	net.Conn
+	id      string
+	answers *bufio.Reader
+}
+
+func connect(t *testing.T, p proxy, id string) *connection {
+	t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(p.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return &connection{conn, id, bufio.NewReader(conn)}
+}
+
+// send sends a text, with the connection's id in its place.
+func (c *connection) send(t *testing.T, text string) {
+	t.Helper()
+	if _, err := io.WriteString(c, strings.Replace(text, "%s", c.id, 1)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (c *connection) answer(t *testing.T) *http.Response {
+	t.Helper()
+	response, err := http.ReadResponse(c.answers, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response
+}

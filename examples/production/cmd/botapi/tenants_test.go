@@ -1,0 +1,343 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"example.com/botapi/examples/openai/runtimetest"
+	"example.com/botapi/examples/production/internal/redisclient"
+	"example.com/botapi/examples/production/internal/redistest"
+	"github.com/jackc/pgx/v5"
+	"github.com/matryer/is"
+)
+
+// query asks the database of an environment.
+func query(t *testing.T, env []string, sql string, found ...any) {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), strings.TrimPrefix(env[0], "DATABASE_URL="))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+	if len(found) == 0 {
+		_, err = conn.Exec(t.Context(), sql)
+	} else {
+		err = conn.QueryRow(t.Context(), sql).Scan(found...)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestTwoDeploymentsOnOneRedis have an account of the same name. They share
+// nothing, unless they are made to: then the second does not start.
+func TestTwoDeploymentsOnOneRedis(t *testing.T) {
+	is := is.New(t)
+	redis := redistest.NewServer(t)
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+		s.Text("one")
+		<-r.Context().Done()
+	})
+	begin := func(args ...string) (env []string, s sharing) {
+		env, key := withOneBot(t)
+		is.Equal(command(t, "", env, "limits", "set", "--chats-at-once", "1").code, 0)
+		p := serve(t, env, append([]string{"--runtime", "local=" + runtime.URL, "--redis", redis.URL}, args...)...)
+		p.ready(t)
+		return env, sharing{key: key, replicas: []*process{p}}
+	}
+	_, first := begin()
+	_, second := begin()
+	stream, _ := first.connect(t, 0, "k1")
+	is.Equal(stream.next(), `{"content":"one"}`)
+	other, _ := second.connect(t, 0, "k1") // it has a place, and an answer, of its own
+	is.Equal(other.next(), `{"content":"one"}`)
+	is.Equal(len(runtime.Requests()), 2)
+	status, _ := ask(t, second.key, "DELETE", second.replicas[0].url+"/answers/k1", "")
+	is.Equal(status, http.StatusNoContent)
+	is.Equal(other.next(), `{"detail":"The answer was stopped"}`)
+	status, _ = first.status(t, 0, "k2")
+	is.Equal(status, http.StatusTooManyRequests) // the first goes on
+
+	begin("--redis-prefix", "shop:")
+	env, _ := withOneBot(t)
+	r := command(t, "", env, "serve", "--runtime", "local="+runtime.URL, "--redis", redis.URL, "--redis-prefix", "shop",
+		"--listen", "127.0.0.1:0", "--internal-listen", "127.0.0.1:0")
+	is.Equal(r.code, 2)
+	is.True(strings.Contains(r.stderr, "botapi: redis does not let this service in: redis has another deployment's keys under this prefix: shop:owner is "))
+}
+
+// TestKeyOfAnAnswerIsInNoTrace stops an answer: who knows its key may do that.
+func TestKeyOfAnAnswerIsInNoTrace(t *testing.T) {
+	is := is.New(t)
+	var spans spans
+	otel := httptest.NewServer(&spans)
+	defer otel.Close()
+	env, key := withOneBot(t)
+	p := serve(t, append(env, "OTEL_EXPORTER_OTLP_ENDPOINT="+otel.URL), "--runtime", "local=http://127.0.0.1:1/v1", "--redis", redistest.NewServer(t).URL)
+	p.ready(t)
+	status, _ := ask(t, key, "DELETE", p.url+"/answers/SECRET-key?SECRET", "")
+	is.Equal(status, http.StatusNotFound)
+	p.terminate(t)
+	p.wait(t)
+	is.Equal(len(spans.values("DELETE /answers/", "url.path")), 1)
+	for _, span := range spans.all {
+		is.True(!strings.Contains(span.String(), "SECRET"))
+	}
+	is.True(!strings.Contains(p.log.String(), "SECRET"))
+}
+
+// TestRuntimeThatIsNot has a bot whose row was changed under the service.
+func TestRuntimeThatIsNot(t *testing.T) {
+	is := is.New(t)
+	env, key := withOneBot(t)
+	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1")
+	p.ready(t)
+	query(t, env, `UPDATE bots SET runtime = 'gone'`)
+	response, err := request(t.Context(), http.DefaultClient, key, "POST", p.url+"/v1/chat", chatBody("Hi", true))
+	is.NoErr(err)
+	defer response.Body.Close()
+	is.Equal(response.StatusCode, http.StatusServiceUnavailable)
+	is.True(response.Header.Get("Retry-After") != "")
+	body := bufio.NewScanner(response.Body)
+	body.Scan()
+	is.Equal(body.Text(), `{"detail":"The model is unavailable for the moment"}`)
+	eventually(t, "the log says why", func() bool {
+		return strings.Contains(p.log.String(), `bot \"u1\": no runtime is configured as \"gone\"`)
+	})
+}
+
+// TestWhoLeavesPays has chats that leave after 300 of 400 words, of a runtime that
+// reports tokens at the end, of one that does all along, and of one that never does.
+func TestWhoLeavesPays(t *testing.T) {
+	is := is.New(t)
+	speaks := func(along bool) func(s *runtimetest.Stream, r *runtimetest.Request) {
+		return func(s *runtimetest.Stream, r *runtimetest.Request) {
+			for i := range 300 {
+				s.Text("word ")
+				if along {
+					s.Usage(50, i+1)
+				}
+			}
+			<-r.Context().Done()
+		}
+	}
+	never := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("one ", "two ", "three") })
+	absurd := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
+		s.Text("one")
+		s.Stop()
+		s.Usage(10, 1<<62)
+		s.Done()
+	})
+	atEnd, along := runtimetest.New(t, speaks(false)), runtimetest.New(t, speaks(true))
+	env, key := withOneBot(t)
+	for _, name := range []string{"along", "never", "absurd"} {
+		importBots(t, append(env, "BOTAPI_RUNTIMES="+name+"=http://b"),
+			strings.NewReplacer("u1", name, "helper", name, `"published"`, `"runtime":"`+name+`","published"`).Replace(oneBot))
+	}
+	is.Equal(command(t, "", env, "limits", "set", "--tokens-per-day", "100000").code, 0)
+	args := []string{"--redis", redistest.NewServer(t).URL, "--runtime", "local=" + atEnd.URL, "--runtime", "along=" + along.URL,
+		"--runtime", "never=" + never.URL, "--runtime", "absurd=" + absurd.URL, "--count-along", "along"}
+	p := serve(t, env, args...)
+	p.ready(t)
+	for _, bot := range []string{"helper", "along"} {
+		ctx, leave := context.WithCancel(t.Context())
+		response, err := request(ctx, http.DefaultClient, key, "POST", p.url+"/v1/chat", strings.Replace(chatBody("Hi", true), "helper", bot, 1))
+		is.NoErr(err)
+		events := stream{bufio.NewScanner(response.Body), response.Body}
+		for range 300 {
+			is.Equal(events.next(), `{"content":"word "}`)
+		}
+		leave()
+		response.Body.Close()
+	}
+	for _, bot := range []string{"never", "absurd"} {
+		status, _ := ask(t, key, "POST", p.url+"/v1/chat", strings.Replace(chatBody("Hi", true), "helper", bot, 1))
+		is.Equal(status, http.StatusOK)
+	}
+	metrics := ""
+	eventually(t, "all are measured", func() bool {
+		metrics = scrape(t, p)
+		return strings.Contains(metrics, `known="absurd"`) && strings.Contains(metrics, `known="cut_short"`) && strings.Contains(metrics, `known="reported"`) &&
+			strings.Contains(metrics, `botapi_runtime_reports_tokens{otel_scope_name="example.com/botapi/examples/production/internal/service",otel_scope_schema_url="",otel_scope_version="",runtime="never"} 0`)
+	})
+	const unreporting = "a runtime reports no usable tokens: they are estimated"
+	eventually(t, "both are named", func() bool { return len(p.logged(t, unreporting)) == 2 })
+	is.Equal(p.logged(t, unreporting)[0]["runtime"], "never")
+	is.Equal(p.logged(t, unreporting)[1]["runtime"], "absurd")
+	p.terminate(t)
+	p.wait(t)
+	for bot, want := range map[string][3]any{"u1": {int64(10), int64(375), true}, "along": {int64(50), int64(300), false}, "never": {int64(10), int64(4), true}, "absurd": {int64(10), int64(1), true}} {
+		var got [3]any
+		query(t, env, `SELECT prompt_tokens, completion_tokens, tokens_estimated FROM usage WHERE bot_uid = '`+bot+`'`, &got[0], &got[1], &got[2])
+		if got != want {
+			t.Errorf("%s: %v, not %v", bot, got, want)
+		}
+	}
+	is.Equal(command(t, "", env, "usage").code, 0)
+
+	again := serve(t, env, args...) // which is told by what others have seen
+	again.ready(t)
+	is.Equal(len(again.logged(t, unreporting)), 2)
+}
+
+// TestFiftyAtOnceDoNotPassABudgetByFifty has a bot with a maximum and one without.
+func TestFiftyAtOnceDoNotPassABudgetByFifty(t *testing.T) {
+	for name, bots := range map[string]string{
+		"with a maximum": strings.Replace(oneBot, `"published"`, `"max_tokens":80,"published"`, 1),
+		"without":        oneBot,
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			const clients, budget = 50, 1000
+			runtime, done := heldRuntime(t, 10, 80)
+			s := share(t, runtime.URL, "--answer-tokens", "80")
+			importBots(t, s.env, bots)
+			is.Equal(command(t, "", s.env, "limits", "set", "--tokens-per-day", fmt.Sprint(budget)).code, 0)
+			admitted, wait := s.admitted(t, clients)
+			is.True(admitted <= budget/(80+10)+1)
+			close(done)
+			wait()
+			if strings.Contains(bots, "max_tokens") {
+				is.Equal(*runtime.Requests()[0].MaxTokens, int64(80))
+			}
+		})
+	}
+}
+
+// slowly is the way to a Redis, each answer of which takes its time.
+func slowly(t *testing.T, to string, delay *atomic.Int64) (address string) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", to)
+			if err != nil {
+				client.Close()
+				return
+			}
+			go func() {
+				defer server.Close()
+				_, _ = io.Copy(server, client)
+			}()
+			go func() {
+				defer client.Close()
+				for buffer := make([]byte, 64<<10); ; {
+					n, err := server.Read(buffer)
+					time.Sleep(time.Duration(delay.Load()))
+					if _, failed := client.Write(buffer[:n]); err != nil || failed != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	return listener.Addr().String()
+}
+
+// TestSlowRedis takes 20 seconds for each answer: a chat waits once, and not at
+// its end. That is with a key and without.
+func TestSlowRedis(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	var delay atomic.Int64
+	way := slowly(t, strings.TrimSuffix(strings.TrimPrefix(server.URL, "redis://"), "/0"), &delay)
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("one") })
+	env, key := withOneBot(t)
+	is.Equal(command(t, "", env, "limits", "set", "--tokens-per-day", "1000000", "--chats-at-once", "5").code, 0)
+	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", "redis://"+way+"/0")
+	p.ready(t)
+	s := sharing{key: key, replicas: []*process{p}}
+	status, _ := s.status(t, 0, "k0")
+	is.Equal(status, http.StatusOK)
+
+	delay.Store(int64(20 * time.Second))
+	for _, idempotency := range []string{"", "k1", "k2", ""} {
+		began := time.Now()
+		response, err := s.send(t.Context(), 0, idempotency, "Hi")
+		is.NoErr(err)
+		is.Equal(response.StatusCode, http.StatusOK)
+		events := stream{bufio.NewScanner(response.Body), response.Body}
+		is.Equal(events.next(), `{"content":"one"}`)
+		waited, last := time.Since(began), time.Now()
+		is.Equal(events.next(), "[DONE]")
+		t.Log(waited, time.Since(last))
+		is.True(waited < 15*time.Second)           // --redis-timeout is two
+		is.True(time.Since(last) < 15*time.Second) // nothing of it at the end
+		response.Body.Close()
+	}
+	is.True(strings.Contains(scrape(t, p), `db_client_operation_duration_seconds_count{db_operation_name="evalsha",db_system_name="redis",error_type="timeout"`))
+	delay.Store(0)
+	eventually(t, "it is back", func() bool { return len(p.logged(t, "redis is back")) > 0 })
+}
+
+// TestRedisWhoseScriptIsBusy answers chats, and says so.
+func TestRedisWhoseScriptIsBusy(t *testing.T) {
+	is := is.New(t)
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("one") })
+	s := share(t, runtime.URL)
+	operator := s.redis.ClientWith(t, redisclient.Options{Timeout: patience})
+	is.NoErr(operator.ConfigSet(t.Context(), "busy-reply-threshold", "50").Err())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		operator.Eval(context.Background(), "while true do end", nil)
+	}()
+	eventually(t, "it is seen", func() bool {
+		return strings.Contains(scrape(t, s.replicas[0]), "botapi_redis_reachable{") && len(s.replicas[0].logged(t, "redis is away")) == 1
+	})
+	for replica := range replicas {
+		for _, idempotency := range []string{"", "k1"} {
+			status, _ := s.status(t, replica, idempotency)
+			is.Equal(status, http.StatusOK)
+		}
+	}
+	_ = s.redis.Client(t).ScriptKill(t.Context()).Err()
+	<-ended
+}
+
+// TestKeysOfOthersInRedis has keys of another type where replicas want to write,
+// and then a user who may do nothing any more.
+func TestKeysOfOthersInRedis(t *testing.T) {
+	is := is.New(t)
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("one") })
+	s := share(t, runtime.URL, "--redis-prefix", "shop:")
+	is.Equal(command(t, "", s.env, "limits", "set", "--tokens-per-day", "1000000", "--chats-at-once", "5").code, 0)
+	operator := s.redis.Client(t)
+	is.NoErr(operator.RPush(t.Context(), "shop:limits:tokens:acme", "").Err())
+	for _, idempotency := range []string{"", "k1"} {
+		status, _ := s.status(t, 0, idempotency)
+		is.Equal(status, http.StatusOK)
+	}
+	reachable := func() bool {
+		for line := range strings.Lines(scrape(t, s.replicas[0])) {
+			if strings.HasPrefix(line, "botapi_redis_reachable{") {
+				return strings.HasSuffix(line, " 1\n")
+			}
+		}
+		return true
+	}
+	is.True(!reachable())
+	is.NoErr(operator.Do(t.Context(), "ACL", "SETUSER", "default", "-@all", "+acl", "+ping").Err())
+	for _, idempotency := range []string{"", "k2"} {
+		status, _ := s.status(t, 1, idempotency)
+		is.Equal(status, http.StatusOK)
+	}
+	is.NoErr(operator.Do(t.Context(), "ACL", "SETUSER", "default", "+@all").Err())
+}

@@ -1,0 +1,113 @@
+package redisclient
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// ErrNotAdmitted is a Redis that answers and does not let this service do what it
+// must: whoever runs the service has to put that right. ErrForeign is one, too.
+var ErrNotAdmitted = errors.New("redis does not let this service in")
+
+// CheckLogin returns ErrNotAdmitted if Redis answers and its password, its user
+// or its database is wrong, or says what is wrong with the URL. That Redis is
+// away is no error.
+func CheckLogin(ctx context.Context, o Options) error {
+	connection, err := o.completed().connection()
+	if err != nil {
+		return err
+	}
+	client := redis.NewClient(connection)
+	defer client.Close()
+	return notAdmitted(client.Ping(ctx).Err())
+}
+
+// Admitted returns ErrNotAdmitted if Redis answers and does not let this service
+// do what it must: if a right is missing, if it throws keys away when it is full,
+// or if the keys under the prefix are another deployment's. That Redis is away is
+// no error.
+func (c *Client) Admitted(ctx context.Context) error {
+	err := c.breaker.look(ctx)
+	if errors.Is(err, ErrForeign) {
+		return fmt.Errorf("%w: %w: give each a prefix of its own, or delete that key if the other deployment is gone", ErrNotAdmitted, err)
+	}
+	if err == nil || Refused(err) { // which right it was says mayAll
+		err = cmp.Or(c.mayAll(ctx), err)
+	}
+	if err == nil {
+		err = c.keeps(ctx)
+	}
+	return notAdmitted(err)
+}
+
+// notAdmitted is nil for an error that will pass.
+func notAdmitted(err error) error {
+	if redis.IsAuthError(err) || redis.IsPermissionError(err) || redis.HasErrorPrefix(err, "DB index") ||
+		errors.Is(err, errRights) || errors.Is(err, errEvicts) {
+		return fmt.Errorf("%w: %w", ErrNotAdmitted, err)
+	}
+	return nil
+}
+
+var (
+	errRights = errors.New("its user lacks rights")
+	errEvicts = errors.New("it throws keys away when it is full, and limits with them: set maxmemory-policy to noeviction")
+)
+
+// mayAll asks for each command that is sent, also by scripts, with a key and a
+// channel that nobody else uses.
+func (c *Client) mayAll(ctx context.Context) error {
+	scratch := c.Key("rights:" + rand.Text())
+	var missing []string
+	for _, command := range commandsUsed(scratch) {
+		err := c.breaker.probe.Do(ctx, command...).Err()
+		if redis.IsPermissionError(err) {
+			missing = append(missing, fmt.Sprint(command[0]))
+		} else if err != nil && !errors.Is(err, redis.Nil) && !Refused(err) && !redis.HasErrorPrefix(err, "NOSCRIPT") {
+			return err // it is away
+		}
+	}
+	subscription := c.breaker.probe.Subscribe(ctx, scratch)
+	defer subscription.Close()
+	if _, err := subscription.Receive(ctx); redis.IsPermissionError(err) {
+		missing = append(missing, "SUBSCRIBE")
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("%w for keys and channels that begin with %s: %s", errRights, c.options.Prefix, strings.Join(missing, ", "))
+	}
+	return nil
+}
+
+// commandsUsed are all commands, on a key that is there for none of them.
+func commandsUsed(key string) [][]any {
+	return [][]any{
+		{"PING"}, {"INFO", "memory"}, {"TIME"}, {"PUBLISH", key, ""},
+		{"EVAL", "return 1", 0}, {"EVALSHA", strings.Repeat("0", 40), 0},
+		{"SET", key, "", "PX", 1000}, {"GET", key}, {"TTL", key}, {"PTTL", key}, {"EXISTS", key},
+		{"EXPIREAT", key, 0}, {"PEXPIRE", key, 1000}, {"INCRBY", key, 1}, {"DECRBY", key, 1}, {"DEL", key},
+		{"LINDEX", key, 0}, {"LRANGE", key, 0, 0}, {"LTRIM", key, 0, 0}, {"LLEN", key}, {"RPUSH", key, ""}, {"LPOP", key}, {"DEL", key},
+		{"HGET", key, ""}, {"HMGET", key, ""}, {"HDEL", key, ""}, {"HSET", key, "", 0}, {"HINCRBY", key, "", 1}, {"HLEN", key}, {"DEL", key},
+		{"ZREM", key, ""}, {"ZCARD", key}, {"ZRANK", key, ""}, {"ZSCORE", key, ""}, {"ZRANGEBYSCORE", key, 0, 0}, {"ZREMRANGEBYSCORE", key, 0, 0},
+		{"ZADD", key, 0, ""}, {"DEL", key},
+	}
+}
+
+// keeps reports whether Redis keeps what has a time to live, as all keys here
+// have, until that is over.
+func (c *Client) keeps(ctx context.Context) error {
+	info, err := c.breaker.probe.InfoMap(ctx, "memory").Result()
+	if err != nil {
+		return err
+	}
+	memory := info["Memory"]
+	if memory["maxmemory"] != "0" && memory["maxmemory_policy"] != "noeviction" {
+		return errEvicts
+	}
+	return nil
+}

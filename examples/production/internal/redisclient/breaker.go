@@ -1,0 +1,182 @@
+package redisclient
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"example.com/botapi/examples/production/internal/telemetry"
+	"github.com/redis/go-redis/v9"
+)
+
+var (
+	// ErrAway is the error of a command that was not sent, because Redis is away.
+	ErrAway = errors.New("redis is away")
+	// ErrForeign is a prefix whose keys belong to another deployment.
+	ErrForeign = errors.New("redis has another deployment's keys under this prefix")
+)
+
+// Refused reports whether err is what Redis itself says of a command, and the
+// same command would most likely be refused again: a key of another type, a right
+// that is missing, no room.
+func Refused(err error) bool {
+	_, answered := errors.AsType[redis.Error](err)
+	return answered && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "NOSCRIPT")
+}
+
+// breaker keeps commands from waiting for a Redis that is away. It is the
+// circuit breaker that the library asks for.
+type breaker struct {
+	probe        *redis.Client
+	prefix       string
+	owner        string
+	logger       *slog.Logger
+	refusalLines *telemetry.Sparing
+	full         atomic.Bool
+
+	mu       sync.Mutex
+	away     bool
+	answered time.Time // the last time
+	refused  time.Time // the last time
+	closed   bool
+	probing  sync.WaitGroup
+	ctx      context.Context // of the probing
+	stop     context.CancelFunc
+}
+
+func newBreaker(probe *redis.Client, o Options) *breaker {
+	ctx, stop := context.WithCancel(context.Background())
+	return &breaker{
+		probe: probe, prefix: o.Prefix, owner: o.Owner,
+		logger: o.Logger, refusalLines: telemetry.NewSparing(), ctx: ctx, stop: stop,
+	}
+}
+
+// Allow is called before each command.
+func (b *breaker) Allow() error {
+	if b.isAway() {
+		return ErrAway
+	}
+	return nil
+}
+
+func (b *breaker) isAway() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.away
+}
+
+func (b *breaker) obeys() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return !b.away && time.Since(b.refused) > telemetry.LogPeriod
+}
+
+// ReportResult is called after each command. What Redis itself says is an
+// answer, also if it refuses, unless it can do nothing for anybody: what one
+// command meets must not switch off what all others count.
+func (b *breaker) ReportResult(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch late, isNet := errors.AsType[net.Error](err); {
+	case errors.Is(err, ErrForeign), unfit(err):
+		b.goAway(err)
+	case err == nil, errors.Is(err, redis.Nil):
+		b.answered = time.Now()
+	case Refused(err):
+		b.answered, b.refused = time.Now(), time.Now()
+		b.refusalLines.Count(func(times int64) {
+			b.logger.Warn("redis refuses a command", slog.Any("error", err), slog.Int64("times", times))
+		})
+	case redis.HasErrorPrefix(err, "NOSCRIPT"):
+		b.answered = time.Now()
+	case errors.Is(err, context.Canceled), errors.Is(err, redis.ErrPoolTimeout):
+		// These say nothing of Redis.
+	case isNet && late.Timeout() && time.Since(b.answered) < slow:
+		// It is there for others.
+	default:
+		b.goAway(err)
+	}
+}
+
+// goAway is called with the lock held.
+func (b *breaker) goAway(err error) {
+	if b.away || b.closed {
+		return
+	}
+	b.away = true
+	b.logger.Warn("redis is away", slog.Any("error", err),
+		slog.String("meanwhile", "limits are those of each replica, and answers are not kept"))
+	b.probing.Go(b.lookForIt)
+}
+
+// unfit reports whether Redis refuses for a reason that has nothing to do with
+// the command: it cannot write to its disk, has become a replica or lost its own,
+// is still loading, runs somebody's script, or has another password now. A Redis
+// that is full is fit for limits.
+func unfit(err error) bool {
+	if _, answered := errors.AsType[redis.Error](err); !answered {
+		return false
+	}
+	for _, verdict := range []string{"READONLY ", "LOADING ", "MASTERDOWN ", "NOREPLICAS ", "MISCONF ", "BUSY ", "UNKILLABLE "} {
+		if strings.Contains(err.Error(), verdict) { // a script's error may begin in another way
+			return true
+		}
+	}
+	return redis.IsAuthError(err)
+}
+
+var (
+	//go:embed probe.lua
+	probeSource string
+	probeScript = redis.NewScript(probeSource)
+)
+
+// look asks Redis whatever is known of it, for all that limits need: PING is
+// answered by those that take nothing.
+func (b *breaker) look(ctx context.Context) error {
+	answer, err := probeScript.Run(ctx, b.probe, []string{b.prefix + "owner", b.prefix + "probe"},
+		b.owner, ownerLasts.Milliseconds()).Slice()
+	if err != nil {
+		return err
+	}
+	if owner, _ := answer[0].(string); owner != b.owner {
+		return fmt.Errorf("%w: %sowner is %q and not %q", ErrForeign, b.prefix, owner, b.owner)
+	}
+	full := answer[1] == int64(1)
+	if before := b.full.Swap(full); full != before {
+		b.logger.Warn("redis: room for answers", slog.Bool("full", full))
+	}
+	return nil
+}
+
+// lookForIt returns when Redis is back, or the client is closed.
+func (b *breaker) lookForIt() {
+	for b.look(b.ctx) != nil {
+		select {
+		case <-b.ctx.Done():
+			return
+		case <-time.After(probePeriod):
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.away, b.answered = false, time.Now()
+	b.logger.Info("redis is back")
+}
+
+func (b *breaker) close() error {
+	b.mu.Lock()
+	b.closed = true
+	b.mu.Unlock()
+	b.stop()
+	b.probing.Wait()
+	return b.probe.Close()
+}

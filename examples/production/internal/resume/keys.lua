@@ -1,0 +1,52 @@
+-- Begins every script: its keys, the time, and how answers are counted.
+local answer, fragments, ending, followers, alone, joined, kept, sizes, bytes = unpack(KEYS)
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+-- What an answer takes besides its fragments, and what one that is under way
+-- counts at least.
+local overhead, reserved = 1000, 16384
+
+local function counted(id)
+  local size, account = string.match(redis.call('HGET', sizes, id) or '', '^(%d+) (.*)$')
+  return tonumber(size or 0), account
+end
+
+local function sum(of) return tonumber(redis.call('HGET', bytes, of) or 0) end
+
+local function add(of, size)
+  if redis.call('HINCRBY', bytes, of, size) <= 0 then redis.call('HDEL', bytes, of) end
+end
+
+-- forget counts an answer no longer.
+local function forget(id)
+  local size, account = counted(id)
+  if not account then return end
+  add('all', -size)
+  add(account, -size)
+  redis.call('HDEL', sizes, id)
+  redis.call('ZREM', kept, id)
+end
+
+-- count counts so much for an answer from now on, for so many milliseconds.
+local function count(id, account, size, lasts)
+  local before = counted(id)
+  add('all', size - before)
+  add(account, size - before)
+  redis.call('HSET', sizes, id, string.format('%d ', size) .. account)
+  redis.call('ZADD', kept, now + lasts, id)
+end
+
+-- lives drops leases that have run out from a set, also those that a clock that
+-- was set back since has given too long, and returns how many are left.
+local function lives(leases, lease)
+  redis.call('ZREMRANGEBYSCORE', leases, '-inf', now)
+  redis.call('ZREMRANGEBYSCORE', leases, '(' .. (now + lease), '+inf')
+  return redis.call('ZCARD', leases)
+end
+
+local function hold(leases, lease, who)
+  redis.call('ZADD', leases, now + lease, who)
+  redis.call('PEXPIRE', leases, lease)
+end

@@ -1,0 +1,121 @@
+package usage_test
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"math"
+	"strings"
+	"testing"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/openai"
+	"example.com/botapi/examples/production/internal/usage"
+	"github.com/matryer/is"
+)
+
+// TestTokensOfAChat plays the ends that a chat can have.
+func TestTokensOfAChat(t *testing.T) {
+	asked := usage.Asking{Runtime: "local", Instructions: "Be kind."} // 8 bytes
+	request := &botapi.ChatRequest{Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: "Hello you"}}}
+	const prompt = 5 + 2*4 // 17 bytes, two messages
+	type reports = []openai.Tokens
+	for name, c := range map[string]struct {
+		before  bool // it ends before a model is asked
+		texts   []string
+		reports reports // one with each text, or at the end
+		finish  string
+		err     error
+		cause   error // of the context, with the error
+		want    *usage.Tokens
+		why     string
+	}{
+		"reported at the end":              {texts: []string{"a", "b"}, reports: reports{{Prompt: 9, Completion: 7}}, finish: "stop", want: &usage.Tokens{Prompt: 9, Completion: 7}, why: usage.Reported},
+		"never reported":                   {texts: []string{"one ", "two ", "three"}, finish: "stop", want: &usage.Tokens{Prompt: prompt, Completion: 4, Estimated: true}, why: usage.Unreported},
+		"cut short, a token each":          {texts: strings.Split(strings.Repeat("a ", 300), " "), want: &usage.Tokens{Prompt: prompt, Completion: 300, Estimated: true}, why: usage.CutShort},
+		"cut short, many tokens each":      {texts: []string{strings.Repeat("word", 100)}, want: &usage.Tokens{Prompt: prompt, Completion: 100, Estimated: true}, why: usage.CutShort},
+		"cut short, reported all along":    {texts: []string{"a", "b", "c"}, reports: reports{{Prompt: 9, Completion: 1}, {Prompt: 9, Completion: 2}, {Prompt: 9, Completion: 3}}, want: &usage.Tokens{Prompt: 9, Completion: 3}, why: usage.Reported},
+		"cut short, reported at the start": {texts: []string{"a", "b", "c"}, reports: reports{{Prompt: 9, Completion: 0}}, want: &usage.Tokens{Prompt: 9, Completion: 3, Estimated: true}, why: usage.CutShort},
+		"a negative report":                {texts: []string{"a"}, reports: reports{{Prompt: 9, Completion: -7}}, finish: "stop", want: &usage.Tokens{Prompt: prompt, Completion: 1, Estimated: true}, why: usage.Absurd},
+		"a negative prompt":                {texts: []string{"a"}, reports: reports{{Prompt: -9, Completion: 7}}, finish: "stop", want: &usage.Tokens{Prompt: prompt, Completion: 1, Estimated: true}, why: usage.Absurd},
+		"more than there can be":           {texts: []string{"a"}, reports: reports{{Prompt: 9, Completion: math.MaxInt64}}, finish: "stop", want: &usage.Tokens{Prompt: prompt, Completion: 1, Estimated: true}, why: usage.Absurd},
+		"a prompt without end":             {texts: []string{"a"}, reports: reports{{Prompt: math.MaxInt64, Completion: 1}}, finish: "stop", want: &usage.Tokens{Prompt: prompt, Completion: 1, Estimated: true}, why: usage.Absurd},
+		"the model failed at once":         {err: errors.New("refused")},
+		"it stalled at once":               {err: botapi.ErrEngineStalled, cause: botapi.ErrEngineStalled},
+		"the client left at once":          {err: botapi.ErrClientLeft, cause: botapi.ErrClientLeft, want: &usage.Tokens{Prompt: prompt, Completion: 0, Estimated: true}, why: usage.CutShort},
+		"the model failed later":           {texts: []string{"a"}, err: errors.New("broken"), want: &usage.Tokens{Prompt: prompt, Completion: 1, Estimated: true}, why: usage.CutShort},
+		"no model was asked":               {before: true, err: errors.New("no such runtime")},
+		"counted, and then it failed":      {reports: reports{{Prompt: 9, Completion: 0}}, err: errors.New("refused"), want: &usage.Tokens{Prompt: 9}, why: usage.Reported},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			ctx, cancel := context.WithCancelCause(usage.WithTokens(t.Context()))
+			defer cancel(nil)
+			engine := botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+				return func(yield func(string, error) bool) {
+					if !c.before {
+						usage.Asks(ctx, asked)
+					}
+					reported := openai.UsageFrom(ctx)
+					for i := range max(len(c.texts), len(c.reports)) {
+						if i < len(c.reports) {
+							reported.Report(c.reports[i])
+						}
+						if i < len(c.texts) {
+							yield(c.texts[i], nil)
+						}
+					}
+					reported.Finish(c.finish)
+					if c.err != nil {
+						cancel(c.cause)
+						if c.cause == nil {
+							ctx = context.WithoutCancel(ctx)
+						}
+						yield("", c.err)
+					}
+				}
+			})
+			var got *usage.Tokens
+			var why, runtime string
+			metered := usage.Metered(engine, func(_ context.Context, of string, t usage.Tokens, because string) {
+				got, runtime, why = &t, of, because
+			})
+			chat := ctx
+			if c.cause == nil {
+				chat = context.WithoutCancel(ctx)
+			}
+			for range metered.Chat(chat, request) {
+			}
+			is.Equal(got, c.want)
+			is.Equal(why, c.why)
+			is.Equal(usage.NewRecord(ctx, report("r1")).Tokens, c.want)
+			if c.want != nil {
+				is.Equal(runtime, "local")
+				is.Equal(usage.UsedOf(ctx), c.want.Total())
+			}
+		})
+	}
+}
+
+// TestUsedWhileAChatGoesOn never says more than the end will.
+func TestUsedWhileAChatGoesOn(t *testing.T) {
+	is := is.New(t)
+	ctx := usage.WithTokens(t.Context())
+	is.Equal(usage.UsedOf(ctx), int64(0))
+	engine := botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			usage.Asks(ctx, usage.Asking{})
+			is.Equal(usage.UsedOf(ctx), int64(0)) // it may fail
+			yield("one", nil)
+			is.Equal(usage.UsedOf(ctx), int64(1))
+			openai.UsageFrom(ctx).Report(openai.Tokens{Prompt: 10, Completion: 3})
+			is.Equal(usage.UsedOf(ctx), int64(13))
+		}
+	})
+	request := &botapi.ChatRequest{Messages: []botapi.ChatMessage{{Content: "Hello you"}}}
+	for range usage.Metered(engine, func(context.Context, string, usage.Tokens, string) {}).Chat(ctx, request) {
+	}
+	is.Equal(usage.UsedOf(ctx), int64(13))
+	is.Equal(usage.AtMost(request, "Be kind.", 100), int64(9+8+2*4+100))
+	is.Equal(usage.TokensOf(t.Context()), nil)
+}
