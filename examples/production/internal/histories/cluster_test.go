@@ -1,0 +1,361 @@
+package histories
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"example.com/botapi/examples/production/internal/postgrestest"
+	"example.com/botapi/examples/production/internal/redistest"
+	"github.com/redis/go-redis/v9"
+)
+
+const patience = time.Minute
+
+// A cluster is three replicas, each a process that reaches one Redis by a link
+// of its own.
+type cluster struct {
+	redis    *redistest.Server
+	operator *redis.Client
+	runtime  *runtime
+	replicas [3]*replica
+}
+
+type replica struct {
+	url  string
+	link *link
+	env  string
+	cmd  *exec.Cmd
+}
+
+func newCluster(t testing.TB) *cluster {
+	t.Helper()
+	c := &cluster{redis: redisFor(t), runtime: newRuntime(t)}
+	options, err := redis.ParseURL(c.redis.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.operator = redis.NewClient(options)
+	t.Cleanup(func() { c.operator.Close() })
+	for i := range c.replicas {
+		l := newLink(t, options.Addr)
+		address := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
+		settings, err := json.Marshal(replicaSettings{address, "redis://" + l.address + "/0", c.runtime.URL})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := &replica{url: "http://" + address, link: l, env: replicaVariable + "=" + string(settings)}
+		r.start(t)
+		t.Cleanup(r.kill)
+		c.replicas[i] = r
+	}
+	c.settle(t)
+	return c
+}
+
+// redisFor starts a Redis with a clock that can be moved, where that can be done.
+func redisFor(t testing.TB) *redistest.Server {
+	t.Helper()
+	if redistest.CanMoveClock() {
+		return redistest.NewServerWithClock(t)
+	}
+	t.Log("no C compiler: the clock of Redis is not moved")
+	return redistest.NewServer(t)
+}
+
+func (r *replica) start(t testing.TB) {
+	t.Helper()
+	r.cmd = exec.Command(os.Args[0])
+	r.cmd.Env = append(os.Environ(), r.env)
+	r.cmd.Stdout, r.cmd.Stderr = os.Stdout, os.Stderr
+	if _, err := r.cmd.StdinPipe(); err != nil { // open for as long as this process lives
+		t.Fatal(err)
+	}
+	if err := r.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (r *replica) kill() {
+	_ = r.cmd.Process.Kill()
+	_ = r.cmd.Wait() // it was killed
+}
+
+// reaches reports whether the replica serves, and reaches its Redis.
+func (r *replica) reaches() bool {
+	response, err := http.Get(r.url + "/away")
+	if err != nil {
+		return false
+	}
+	defer response.Body.Close()
+	text, _ := io.ReadAll(response.Body)
+	return string(text) == "false"
+}
+
+// A span is from one moment to another.
+type span struct{ from, to time.Time }
+
+// awaySpans looks at the replicas until end is closed, and returns when one did
+// not reach its Redis, or the machine stopped for so long that it may not have:
+// that is what a fault is, whoever caused it.
+func (c *cluster) awaySpans(end <-chan struct{}) (spans []span) {
+	for {
+		began := time.Now()
+		well := true
+		for _, r := range c.replicas {
+			well = r.reaches() && well
+		}
+		if took := time.Since(began); !well || took > timeout/4 {
+			one := span{began.Add(-timeout), time.Now().Add(lease)}
+			if last := len(spans) - 1; last >= 0 && one.from.Before(spans[last].to) {
+				spans[last].to = one.to
+			} else {
+				spans = append(spans, one)
+			}
+		}
+		select {
+		case <-end:
+			return spans
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// settle waits until all replicas reach Redis, and what was lost meanwhile has
+// run out or is renewed.
+func (c *cluster) settle(t testing.TB) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		if c.replicas[0].reaches() && c.replicas[1].reaches() && c.replicas[2].reaches() {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the replicas do not come back")
+		}
+	}
+}
+
+// A fault is what is done to a cluster, and what the README says of it: which
+// histories are allowed from its beginning until all is well again.
+type fault struct {
+	name string
+	does func(t testing.TB, c *cluster, random *rand.Rand)
+	allowed
+}
+
+// allowed is how a history may differ while a fault lasts.
+type allowed struct {
+	fails       bool // answers under way break, and requests fail
+	notKept     bool // requests with a key are answered as without
+	overLimit   bool // limits are those of each replica
+	losesBegun  bool // answers under way are forgotten
+	losesWhole  bool // whole answers are forgotten
+	losesCounts bool // chats of the minute are forgotten
+}
+
+func (a allowed) and(b allowed) allowed {
+	return allowed{
+		a.fails || b.fails, a.notKept || b.notKept, a.overLimit || b.overLimit,
+		a.losesBegun || b.losesBegun, a.losesWhole || b.losesWhole, a.losesCounts || b.losesCounts,
+	}
+}
+
+var (
+	redisAway = allowed{fails: true, notKept: true, overLimit: true, losesBegun: true}
+	redisLost = allowed{fails: true, notKept: true, overLimit: true, losesBegun: true, losesWhole: true, losesCounts: true}
+)
+
+var faults = []fault{
+	{"nothing", func(testing.TB, *cluster, *rand.Rand) {}, allowed{}},
+	{"scripts are flushed", func(t testing.TB, c *cluster, _ *rand.Rand) {
+		must(t, c.operator.ScriptFlush(t.Context()).Err())
+	}, allowed{}},
+	{"Redis is frozen for a moment", func(t testing.TB, c *cluster, _ *rand.Rand) {
+		c.redis.Hang(t)
+		time.Sleep(200 * time.Millisecond)
+		c.redis.GoOn(t)
+	}, allowed{}},
+	{"a replica is killed", func(t testing.TB, c *cluster, random *rand.Rand) {
+		r := c.replicas[random.IntN(3)]
+		r.kill()
+		moment(random)
+		r.start(t)
+	}, allowed{fails: true, losesBegun: true}},
+	{"Redis is restarted", func(t testing.TB, c *cluster, random *rand.Rand) {
+		c.redis.Stop(t)
+		moment(random)
+		c.redis.Start(t)
+	}, redisLost},
+	{"Redis is emptied", func(t testing.TB, c *cluster, _ *rand.Rand) {
+		must(t, c.operator.FlushAll(t.Context()).Err())
+	}, redisLost},
+	{"Redis is frozen", func(t testing.TB, c *cluster, _ *rand.Rand) {
+		c.redis.Hang(t)
+		time.Sleep(2 * timeout)
+		c.redis.GoOn(t)
+	}, redisAway},
+	{"Redis is demoted", func(t testing.TB, c *cluster, random *rand.Rand) {
+		must(t, c.operator.Do(t.Context(), "REPLICAOF", "127.0.0.1", "1").Err())
+		moment(random)
+		must(t, c.operator.Do(t.Context(), "REPLICAOF", "NO", "ONE").Err())
+	}, redisAway},
+	{"a replica is cut off", func(t testing.TB, c *cluster, random *rand.Rand) {
+		l := c.replicas[random.IntN(3)].link
+		l.set(refusing)
+		moment(random)
+		l.set(passing)
+	}, redisAway},
+	{"a replica's connections hang", func(t testing.TB, c *cluster, random *rand.Rand) {
+		l := c.replicas[random.IntN(3)].link
+		l.set(swallowing)
+		moment(random)
+		l.set(passing)
+	}, redisAway},
+	{"a replica does not hear Redis", func(t testing.TB, c *cluster, random *rand.Rand) {
+		l := c.replicas[random.IntN(3)].link
+		l.set(deaf)
+		time.Sleep(timeout)
+		moment(random)
+		l.set(passing)
+	}, redisAway},
+}
+
+func init() {
+	if redistest.CanMoveClock() {
+		faults = append(faults, movedClocks...)
+	}
+}
+
+var movedClocks = []fault{
+	{"the clock of Redis is set back", func(t testing.TB, c *cluster, _ *rand.Rand) {
+		for range 12 { // an hour in all, at as many moments as that
+			c.redis.MoveClock(t, -5*time.Minute)
+			time.Sleep(50 * time.Millisecond)
+		}
+	}, allowed{}},
+	{"the clock of Redis is set forward", func(t testing.TB, c *cluster, _ *rand.Rand) {
+		c.redis.MoveClock(t, time.Hour)
+	}, allowed{fails: true, overLimit: true, losesBegun: true, losesWhole: true, losesCounts: true}},
+}
+
+func moment(random *rand.Rand) { time.Sleep(time.Duration(random.Int64N(int64(2 * time.Second)))) }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A link passes connections on to Redis, until it does something else.
+type link struct {
+	address, redis string
+
+	mu          sync.Mutex
+	mode        linkMode
+	changed     chan struct{}
+	connections map[net.Conn]struct{}
+}
+
+type linkMode int
+
+const (
+	passing    linkMode = iota
+	refusing            // connections are reset
+	swallowing          // nothing arrives, in either direction; reset when that is over
+	deaf                // Redis does what it is told, and its answers do not arrive; reset, too
+)
+
+func newLink(t testing.TB, redis string) *link {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	l := &link{address: listener.Addr().String(), redis: redis, connections: make(map[net.Conn]struct{}), changed: make(chan struct{})}
+	go func() {
+		for {
+			from, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go l.pass(from)
+		}
+	}()
+	return l
+}
+
+func (l *link) set(m linkMode) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if m == refusing || l.mode != passing {
+		for c := range l.connections {
+			c.Close()
+		}
+	}
+	l.mode = m
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+func (l *link) now() (linkMode, <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.mode, l.changed
+}
+
+func (l *link) pass(from net.Conn) {
+	defer from.Close()
+	if mode, _ := l.now(); mode == refusing {
+		return
+	}
+	to, err := net.Dial("tcp", l.redis)
+	if err != nil {
+		return
+	}
+	defer to.Close()
+	l.mu.Lock()
+	l.connections[from], l.connections[to] = struct{}{}, struct{}{}
+	l.mu.Unlock()
+	defer func() {
+		l.mu.Lock()
+		delete(l.connections, from)
+		delete(l.connections, to)
+		l.mu.Unlock()
+	}()
+	var both sync.WaitGroup
+	both.Go(func() { l.copy(to, from, refusing, swallowing) })
+	both.Go(func() { l.copy(from, to, refusing, swallowing, deaf) })
+	both.Wait()
+}
+
+// copy passes on what comes from a connection, except in some modes.
+func (l *link) copy(to, from net.Conn, not ...linkMode) {
+	defer to.Close()
+	defer from.Close()
+	for buffer := make([]byte, 64<<10); ; {
+		n, err := from.Read(buffer)
+		if err != nil {
+			return
+		}
+		for mode, changed := l.now(); slices.Contains(not, mode); mode, changed = l.now() {
+			if mode == refusing {
+				return
+			}
+			<-changed
+		}
+		if _, err := to.Write(buffer[:n]); err != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,151 @@
+package histories
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"iter"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/production/internal/limits"
+	"example.com/botapi/examples/production/internal/redisclient"
+	"example.com/botapi/examples/production/internal/resume"
+)
+
+// replicaVariable has the settings of a replica, in the environment of a process
+// that is one.
+const replicaVariable = "HISTORIES_REPLICA"
+
+const (
+	// lease is that of all leases here: longer than a busy machine may stop.
+	lease = 3 * time.Second
+	// timeout is how long a replica waits for its Redis.
+	timeout = 2 * time.Second
+)
+
+type replicaSettings struct{ Address, Redis, Runtime string }
+
+// TestMain is a replica in the processes that the tests start: those can be
+// killed.
+func TestMain(m *testing.M) {
+	if text := os.Getenv(replicaVariable); text != "" {
+		var s replicaSettings
+		if err := json.Unmarshal([]byte(text), &s); err != nil {
+			panic(err)
+		}
+		go func() {
+			_, _ = io.Copy(io.Discard, os.Stdin) // ends with the process that has started this one
+			os.Exit(1)
+		}()
+		panic(serveReplica(s))
+	}
+	os.Exit(m.Run())
+}
+
+// serveReplica serves what matters here of a replica: answers in front of limits
+// in front of a runtime. Its API keys are the accounts' names.
+func serveReplica(s replicaSettings) error {
+	logger := slog.New(slog.DiscardHandler)
+	if os.Getenv("HISTORIES_LOG") != "" {
+		logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	}
+	client, err := redisclient.Open(redisclient.Options{URL: s.Redis, Timeout: timeout, Logger: logger})
+	if err != nil {
+		return err
+	}
+	go client.Watch(context.Background())
+	limited := limits.New(limits.Options{
+		Engine: runtimeAt(s.Runtime), Store: limitsByName{}, Redis: client, Lease: lease, Logger: logger,
+		Reserve: reserve, Used: func(ctx context.Context) int64 { return wordsOf(ctx).Load() },
+	})
+	engine, err := resume.New(resume.Options{
+		Engine: limited, Redis: client, ChatsAtOnce: limited.ChatsAtOnce, Logger: logger,
+		Settings: resume.Settings{Lease: lease, ClientsPerAnswer: 100},
+	})
+	if err != nil {
+		return err
+	}
+	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
+	if err != nil {
+		return err
+	}
+	keys := botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) { return key, nil })
+	api := resume.Keyed(botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: engine, Logger: logger}))
+	routes := http.NewServeMux()
+	routes.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		ctx := context.WithValue(redisclient.WithWait(r.Context()), wordsKey{}, new(atomic.Int64))
+		api.ServeHTTP(w, r.WithContext(ctx))
+	})
+	routes.Handle(resume.Path, engine.Answers(keys))
+	routes.HandleFunc("/away", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, client.Away()) })
+	listener, err := net.Listen("tcp", s.Address)
+	if err != nil {
+		return err
+	}
+	return http.Serve(listener, routes)
+}
+
+// A token is a word here. A chat reserves spare tokens more than it uses.
+const spare = 10
+
+type wordsKey struct{}
+
+// wordsOf is how many words a chat has got.
+func wordsOf(ctx context.Context) *atomic.Int64 { return ctx.Value(wordsKey{}).(*atomic.Int64) }
+
+func reserve(_ context.Context, req *botapi.ChatRequest) int64 {
+	return int64(promptOf(req.Messages[0].Content).words + spare)
+}
+
+// limitsByName are the limits that an account has in its name, as in
+// "at-once=3,per-minute=10,per-day=100,a7".
+type limitsByName struct{}
+
+func (limitsByName) Limits(_ context.Context, account string) (limits.Limits, error) {
+	var l limits.Limits
+	if strings.HasPrefix(account, "at-once=") {
+		_, err := fmt.Sscanf(account, "at-once=%d,per-minute=%d,per-day=%d", &l.ChatsAtOnce, &l.ChatsPerMinute, &l.TokensPerDay)
+		return l, err
+	}
+	return l, nil
+}
+
+// runtimeAt asks the test for an answer: a line is a fragment, the last says
+// whether the answer is whole.
+func runtimeAt(url string) botapi.ChatEngineFunc {
+	return func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			request, err := http.NewRequestWithContext(ctx, "POST", url, strings.NewReader(req.Messages[0].Content))
+			if err != nil {
+				yield("", err)
+				return
+			}
+			response, err := http.DefaultClient.Do(request)
+			if err != nil {
+				yield("", err)
+				return
+			}
+			defer response.Body.Close()
+			for lines := bufio.NewScanner(response.Body); lines.Scan(); {
+				if lines.Text() == wholeLine {
+					return
+				}
+				wordsOf(ctx).Add(1)
+				if !yield(lines.Text()+" ", nil) {
+					return
+				}
+			}
+			yield("", &botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "The model fails", Err: io.ErrUnexpectedEOF})
+		}
+	}
+}

@@ -1,0 +1,120 @@
+package histories
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+const wholeLine = "."
+
+// A prompt says how it is answered: in so many words, one in each pace, and
+// whether the answer breaks after them.
+type prompt struct {
+	name  string
+	words int
+	pace  time.Duration
+	fails bool
+}
+
+func (p prompt) String() string {
+	return fmt.Sprintf("%s %d %d %t", p.name, p.words, p.pace, p.fails)
+}
+
+func promptOf(text string) (p prompt) {
+	if _, err := fmt.Sscanf(text, "%s %d %d %t", &p.name, &p.words, &p.pace, &p.fails); err != nil {
+		panic(err)
+	}
+	return p
+}
+
+// runtime answers prompts, and knows each call.
+type runtime struct {
+	*httptest.Server
+
+	mu    sync.Mutex
+	calls []*call
+}
+
+// A call is one that a replica has made. Its number is the first thing that it
+// says, so that each client knows which it hears.
+type call struct {
+	number int
+	prompt string
+	said   time.Time // when it had said all; only then is the answer over
+	over   chan struct{}
+}
+
+func newRuntime(t testing.TB) *runtime {
+	r := new(runtime)
+	r.Server = httptest.NewServer(http.HandlerFunc(r.answer))
+	t.Cleanup(func() {
+		r.CloseClientConnections()
+		r.Close()
+	})
+	return r
+}
+
+func (r *runtime) answer(w http.ResponseWriter, req *http.Request) {
+	text, _ := io.ReadAll(req.Body)
+	p := promptOf(string(text))
+	c := r.begin(p.name)
+	defer close(c.over)
+	for i := range p.words {
+		fmt.Fprintln(w, word(c.number, i))
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-req.Context().Done():
+			return
+		case <-time.After(p.pace):
+		}
+	}
+	r.mu.Lock()
+	c.said = time.Now()
+	r.mu.Unlock()
+	if !p.fails {
+		fmt.Fprintln(w, wholeLine)
+	}
+}
+
+func (r *runtime) begin(name string) *call {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := &call{number: len(r.calls) + 1, prompt: name, over: make(chan struct{})}
+	r.calls = append(r.calls, c)
+	return c
+}
+
+func (r *runtime) callsFor(name string) (calls []*call) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.calls {
+		if c.prompt == name {
+			calls = append(calls, c)
+		}
+	}
+	return calls
+}
+
+func word(call, i int) string { return fmt.Sprintf("%d/%d", call, i) }
+
+// saidAll is when a call had said all that it has to say.
+func (r *runtime) saidAll(call int) time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.calls[call-1].said
+}
+
+// textOf is what a call says with so many words.
+func textOf(call, words int) string {
+	var text strings.Builder
+	for i := range words {
+		text.WriteString(word(call, i) + " ")
+	}
+	return text.String()
+}
