@@ -23,8 +23,10 @@ import (
 	"testing"
 	"time"
 
+	"example.com/botapi/examples/openai/runtimetest"
+	"example.com/botapi/examples/production/internal/postgrestest"
 	"example.com/botapi/examples/production/internal/redistest"
-	"example.com/botapi/examples/production/internal/runtimetest"
+	"example.com/botapi/examples/production/internal/service"
 	"github.com/matryer/is"
 	apps "k8s.io/api/apps/v1"
 	batch "k8s.io/api/batch/v1"
@@ -58,52 +60,137 @@ func runProgram(t *testing.T, debianPackage, program string, args ...string) str
 	return string(output)
 }
 
-func TestUnit(t *testing.T) {
+// TestUnits has systemd read the units, each with its program in place.
+func TestUnits(t *testing.T) {
 	is := is.New(t)
-	unit := deployed(t, "botapi.service")
-	file := filepath.Join(t.TempDir(), "botapi.service")
-	is.NoErr(os.WriteFile(file, []byte(strings.Replace(unit, "/usr/local/bin/botapi", binary, 1)), 0o600))
-	is.Equal(runProgram(t, "systemd", "systemd-analyze", "verify", "--man=no", file), "") // it has nothing to say
+	dir := t.TempDir()
+	args := []string{"verify", "--man=no"}
+	for _, name := range []string{"botapi.service", "botapi-usage-delete.service", "botapi-usage-delete.timer"} {
+		file := filepath.Join(dir, name)
+		is.NoErr(os.WriteFile(file, []byte(strings.Replace(deployed(t, name), "/usr/local/bin/botapi", binary, 1)), 0o600))
+		args = append(args, file)
+	}
+	is.Equal(runProgram(t, "systemd", "systemd-analyze", args...), "") // it has nothing to say
+
+	for _, name := range []string{"botapi.service", "botapi-usage-delete.service"} {
+		unit := deployed(t, name)
+		is.True(strings.Contains(unit, "AF_UNIX")) // the socket of PostgreSQL
+		_, ours, _ := strings.Cut(unit, "\nUser=botapi\n")
+		ours, _, _ = strings.Cut(ours, "\n[Install]")
+		_, replicas, _ := strings.Cut(deployed(t, "botapi.service"), "\nUser=botapi\n")
+		is.True(strings.HasPrefix(replicas, strings.TrimSpace(ours))) // both may do the same
+	}
 }
 
-// TestManifest reads every object into its type, where a member that the type
-// does not have is an error, and looks whether what belongs together fits.
+// objects are those of the manifest, by kind and name. A member that its type
+// does not have is an error.
+func objects(t *testing.T) map[string]any {
+	t.Helper()
+	is := is.New(t)
+	found := make(map[string]any)
+	for document := range strings.SplitSeq(deployed(t, "kubernetes.yaml"), "\n---\n") {
+		var header struct {
+			Kind     string
+			Metadata struct{ Name string }
+		}
+		is.NoErr(yaml.Unmarshal([]byte(document), &header))
+		object := map[string]any{
+			"Job": new(batch.Job), "CronJob": new(batch.CronJob), "Deployment": new(apps.Deployment), "Service": new(core.Service),
+			"PodDisruptionBudget": new(policy.PodDisruptionBudget), "NetworkPolicy": new(networking.NetworkPolicy),
+		}[header.Kind]
+		is.True(object != nil)
+		is.NoErr(yaml.UnmarshalStrict([]byte(document), object))
+		found[header.Kind+" "+header.Metadata.Name] = object
+	}
+	return found
+}
+
+// TestManifest looks whether what belongs together in the manifest fits.
 func TestManifest(t *testing.T) {
 	is := is.New(t)
-	kinds := map[string]any{
-		"Job": new(batch.Job), "Deployment": new(apps.Deployment), "Service": new(core.Service),
-		"PodDisruptionBudget": new(policy.PodDisruptionBudget), "NetworkPolicy": new(networking.NetworkPolicy),
-	}
-	documents := strings.Split(deployed(t, "kubernetes.yaml"), "\n---\n")
-	is.Equal(len(documents), len(kinds))
-	for _, document := range documents {
-		var object struct{ Kind string }
-		is.NoErr(yaml.Unmarshal([]byte(document), &object))
-		is.True(kinds[object.Kind] != nil)
-		is.NoErr(yaml.UnmarshalStrict([]byte(document), kinds[object.Kind]))
+	objects := objects(t)
+	replica := objects["Deployment botapi"].(*apps.Deployment).Spec.Template
+	redis := objects["Deployment botapi-redis"].(*apps.Deployment).Spec.Template
+	migration := objects["Job botapi-migrate-1"].(*batch.Job).Spec.Template
+	deletion := objects["CronJob botapi-usage-delete"].(*batch.CronJob).Spec.JobTemplate.Spec.Template
+	for _, pod := range []core.PodTemplateSpec{replica, redis, migration, deletion} {
+		is.True(*pod.Spec.SecurityContext.RunAsNonRoot)
+		for _, container := range pod.Spec.Containers {
+			is.True(!*container.SecurityContext.AllowPrivilegeEscalation)
+			is.True(*container.SecurityContext.ReadOnlyRootFilesystem)
+		}
 	}
 
-	pod := kinds["Deployment"].(*apps.Deployment).Spec.Template.Spec
-	serving := pod.Containers[0]
-	ports := map[string]int32{}
-	for _, port := range serving.Ports {
-		ports[port.Name] = port.ContainerPort
-	}
+	serving := replica.Spec.Containers[0]
+	ports := portsOf(serving)
 	is.Equal(ports, map[string]int32{"http": 8080, "internal": 9080}) // as in the image
 	for _, probe := range []*core.Probe{serving.StartupProbe, serving.ReadinessProbe, serving.LivenessProbe} {
 		is.True(ports[probe.HTTPGet.Port.StrVal] != 0)
 	}
-	is.Equal(kinds["Service"].(*core.Service).Spec.Ports[0].TargetPort.StrVal, "http") // clients do not reach the other
-	for _, container := range append(pod.Containers, kinds["Job"].(*batch.Job).Spec.Template.Spec.Containers...) {
-		is.True(!*container.SecurityContext.AllowPrivilegeEscalation)
-		is.True(*container.SecurityContext.ReadOnlyRootFilesystem)
-	}
+	is.Equal(objects["Service botapi"].(*core.Service).Spec.Ports[0].TargetPort.StrVal, "http") // clients do not reach the other
+
+	// Who reaches what clients do not: HAProxy's checks, and replicas their Redis.
+	internal := objects["NetworkPolicy botapi"].(*networking.NetworkPolicy).Spec.Ingress[1]
+	is.Equal(internal.Ports[0].Port.StrVal, "internal")
+	is.Equal(internal.From[1].PodSelector.MatchLabels, map[string]string{"app": "haproxy"})
+	toRedis := objects["NetworkPolicy botapi-redis"].(*networking.NetworkPolicy).Spec
+	is.Equal(toRedis.PodSelector.MatchLabels, redis.Labels)
+	is.Equal(len(toRedis.Ingress), 1)
+	is.Equal(len(toRedis.Ingress[0].From), 1)
+	is.Equal(toRedis.Ingress[0].From[0].PodSelector.MatchLabels, replica.Labels)
 
 	for _, variable := range serving.Env {
 		t.Setenv(variable.Name, variable.Value)
 	}
-	longest := servedWith(t, "--database=postgres://").ShutdownTime()
-	is.True(time.Duration(*pod.TerminationGracePeriodSeconds)*time.Second >= longest+longest/16)
+	served := servedWith(t, "--database=postgres://")
+	served.Shared = new(service.Shared)
+	longest := served.ShutdownTime()
+	is.True(time.Duration(*replica.Spec.TerminationGracePeriodSeconds)*time.Second >= longest+longest/16)
+}
+
+func portsOf(c core.Container) map[string]int32 {
+	ports := make(map[string]int32)
+	for _, port := range c.Ports {
+		ports[port.Name] = port.ContainerPort
+	}
+	return ports
+}
+
+// TestRedisOfTheManifest starts Redis with the arguments of the manifest, and a
+// replica with its address.
+func TestRedisOfTheManifest(t *testing.T) {
+	is := is.New(t)
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		t.Skip("redis-server was not found (Debian: apt-get install redis-server)")
+	}
+	objects := objects(t)
+	container := objects["Deployment botapi-redis"].(*apps.Deployment).Spec.Template.Spec.Containers[0]
+	port := postgrestest.FreePort(t)
+	args := slices.Concat(container.Args[1:], []string{"--port", fmt.Sprint(port), "--bind", "127.0.0.1", "--dir", t.TempDir()})
+	for i, arg := range args {
+		args[i] = strings.ReplaceAll(arg, "$(REDIS_PASSWORD)", "secret")
+	}
+	redis := exec.Command(container.Args[0], args...)
+	is.NoErr(redis.Start())
+	defer func() {
+		redis.Process.Kill()
+		redis.Wait()
+	}()
+
+	service := objects["Service botapi-redis"].(*core.Service)
+	var url string
+	for _, variable := range objects["Deployment botapi"].(*apps.Deployment).Spec.Template.Spec.Containers[0].Env {
+		if variable.Name == "BOTAPI_REDIS" {
+			url = strings.NewReplacer("$(REDIS_PASSWORD)", "secret",
+				fmt.Sprintf("%s:%d", service.Name, service.Spec.Ports[0].Port), fmt.Sprintf("127.0.0.1:%d", port)).Replace(variable.Value)
+		}
+	}
+	env, _ := withOneBot(t)
+	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1", "--redis", url)
+	p.ready(t)
+	reached := regexp.MustCompile(`(?m)^botapi_redis_reachable\{.*\} 1$`)
+	eventually(t, "it reaches Redis", func() bool { return reached.MatchString(scrape(t, p)) })
+	is.True(!strings.Contains(p.log.String(), "secret"))
 }
 
 // TestImage builds the image the way the Dockerfile says. What is in it is the
@@ -143,6 +230,20 @@ func TestImage(t *testing.T) {
 	is.True(strings.Contains(buildah("run", "--isolation", "chroot", container, "/botapi", "--help"), "Serve bots"))
 }
 
+// TestRunbook looks for a paragraph for each alert, and for an alert for each.
+func TestRunbook(t *testing.T) {
+	is := is.New(t)
+	var alerts, paragraphs []string
+	for _, alert := range regexp.MustCompile(`- alert: (\w+)`).FindAllStringSubmatch(deployed(t, "prometheus/alerts.yaml"), -1) {
+		alerts = append(alerts, alert[1])
+	}
+	for _, heading := range regexp.MustCompile(`(?m)^## (\w+)\n\n\S`).FindAllStringSubmatch(documents(t)["docs/runbook.md"], -1) {
+		paragraphs = append(paragraphs, heading[1])
+	}
+	is.True(len(alerts) > 0)
+	is.Equal(paragraphs, alerts)
+}
+
 // TestRulesAndDashboard lets promtool read everything that is asked of
 // Prometheus, and looks whether replicas have the metrics that it names.
 func TestRulesAndDashboard(t *testing.T) {
@@ -150,12 +251,16 @@ func TestRulesAndDashboard(t *testing.T) {
 	runProgram(t, "prometheus", "promtool", "check", "rules", deploy+"prometheus/alerts.yaml")
 	runProgram(t, "prometheus", "promtool", "test", "rules", deploy+"prometheus/alerts_test.yaml")
 	var dashboard struct {
-		Panels []struct{ Targets []struct{ Expr string } }
+		Panels []struct {
+			ID      int
+			Targets []struct{ Expr string }
+		}
 	}
 	is.NoErr(json.Unmarshal([]byte(deployed(t, "grafana/dashboard.json")), &dashboard))
 	var queries bytes.Buffer
 	queries.WriteString("groups: [{name: dashboard, rules: [")
-	for _, panel := range dashboard.Panels {
+	for i, panel := range dashboard.Panels {
+		is.Equal(panel.ID, i+1) // two of one number are one
 		for _, target := range panel.Targets {
 			fmt.Fprintf(&queries, "{record: 'a%d', expr: %q},\n", queries.Len(), strings.ReplaceAll(target.Expr, "$__rate_interval", "5m"))
 		}
@@ -166,7 +271,7 @@ func TestRulesAndDashboard(t *testing.T) {
 	runProgram(t, "prometheus", "promtool", "check", "rules", file)
 
 	exist := metricsOfABusyReplica(t)
-	named := regexp.MustCompile(`\b(?:botapi|go|process|http_server|gen_ai_client)_[a-z_]+\b`)
+	named := regexp.MustCompile(`\b(?:botapi|go|process|http_server|gen_ai_client|db_client)_[a-z_]+\b`)
 	for _, metric := range named.FindAllString(deployed(t, "prometheus/alerts.yaml")+queries.String(), -1) {
 		if !strings.Contains(exist, "\n"+metric+"{") && !strings.Contains(exist, "\n"+metric+" ") {
 			t.Errorf("no replica has %s", metric)
@@ -174,8 +279,8 @@ func TestRulesAndDashboard(t *testing.T) {
 	}
 }
 
-// metricsOfABusyReplica is what a replica measures that has had a chat, and has
-// refused a request.
+// metricsOfABusyReplica is what a replica measures that has had a chat with an
+// Idempotency-Key, and has refused a request.
 func metricsOfABusyReplica(t *testing.T) string {
 	env, key := withOneBot(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
@@ -186,9 +291,12 @@ func metricsOfABusyReplica(t *testing.T) string {
 	})
 	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", redistest.NewServer(t).URL)
 	p.ready(t)
-	if status, answer := ask(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", false)); status != http.StatusOK {
-		t.Fatal(answer)
+	response, err := sharing{key: key}.sendTo(t.Context(), p.url, "k1", "Hi")
+	if err != nil {
+		t.Fatal(err)
 	}
+	defer response.Body.Close()
+	_, _ = io.Copy(io.Discard, response.Body)
 	ask(t, "guessed", "GET", p.url+"/v1/bots", "")
 	eventually(t, "the refusal is measured", func() bool { return len(refusalsOf(t, p)) == 1 })
 	return scrapeMeasured(t, p)

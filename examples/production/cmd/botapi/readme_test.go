@@ -8,27 +8,81 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"example.com/botapi/examples/openai/runtimetest"
 	"example.com/botapi/examples/production/internal/logtest"
 	"example.com/botapi/examples/production/internal/postgrestest"
-	"example.com/botapi/examples/production/internal/runtimetest"
 	"example.com/botapi/examples/production/internal/service"
 	"github.com/alecthomas/kong"
 	"github.com/matryer/is"
 )
 
-func readme(t *testing.T) string {
+const readme = "README.md"
+
+// documents are the texts of the README and of the pages beside it, by file.
+func documents(t *testing.T) map[string]string {
 	t.Helper()
-	text, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
+	files := []string{"../../" + readme}
+	pages, err := filepath.Glob("../../docs/*.md")
+	if err != nil || len(pages) == 0 {
+		t.Fatal("no pages", err)
 	}
-	return string(text)
+	texts := make(map[string]string)
+	for _, file := range append(files, pages...) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts[strings.TrimPrefix(file, "../../")] = string(text)
+	}
+	return texts
+}
+
+// TestDocumentsLinkToWhatIsThere follows every link, to its heading, too. The
+// README is short, and leads to every page.
+func TestDocumentsLinkToWhatIsThere(t *testing.T) {
+	is := is.New(t)
+	documents := documents(t)
+	is.True(strings.Count(documents[readme], "\n") <= 150)
+	linked := map[string]bool{readme: true}
+	for file, text := range documents {
+		for _, link := range regexp.MustCompile(`\]\(([^)]+)\)`).FindAllStringSubmatch(text, -1) {
+			to, heading, _ := strings.Cut(link[1], "#")
+			if strings.Contains(to, "://") {
+				continue
+			}
+			target := file
+			if to != "" {
+				target = filepath.Join(filepath.Dir(file), to)
+			}
+			_, err := os.Stat("../../" + target)
+			is.NoErr(err)
+			if heading != "" && !slices.Contains(headings(documents[target]), heading) {
+				t.Errorf("%s: no heading %s in %s", file, heading, target)
+			}
+			linked[target] = linked[target] || file == readme
+		}
+	}
+	for file := range documents {
+		if !linked[file] {
+			t.Errorf("the README does not lead to %s", file)
+		}
+	}
+}
+
+// headings are those of a document, in the form of links to them.
+func headings(text string) (anchors []string) {
+	for _, heading := range regexp.MustCompile(`(?m)^#+ (.+)$`).FindAllStringSubmatch(text, -1) {
+		words := regexp.MustCompile(`[^a-z0-9 _-]`).ReplaceAllString(strings.ToLower(heading[1]), "")
+		anchors = append(anchors, strings.ReplaceAll(words, " ", "-"))
+	}
+	return anchors
 }
 
 // TestFirstBlockOfTheReadme pastes the first commands of the README into a shell
@@ -45,7 +99,7 @@ func TestFirstBlockOfTheReadme(t *testing.T) {
 	public := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
 	internal := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
 
-	_, block, _ := strings.Cut(readme(t), "```sh\n")
+	_, block, _ := strings.Cut(documents(t)[readme], "```sh\n")
 	block, _, _ = strings.Cut(block, "```")
 	name := strings.TrimPrefix(database.Path, "/") + "_readme"
 	block = strings.NewReplacer(
@@ -83,12 +137,16 @@ func TestFirstBlockOfTheReadme(t *testing.T) {
 	is.True(strings.Contains(stdout.String(), `data: {"content":"Hello"}`))
 }
 
-// TestSupervisorsWaitLongEnough compares the times that the README and the unit
+// TestSupervisorsWaitLongEnough compares the times that the documents and the unit
 // give a replica to end with the time that it may take, and a sixteenth more.
 func TestSupervisorsWaitLongEnough(t *testing.T) {
 	is := is.New(t)
 	longest := servedWith(t, "--database=postgres://", "--runtime=local=http://127.0.0.1:1").ShutdownTime()
-	given := regexp.MustCompile(`(?:TimeoutStopSec=|terminationGracePeriodSeconds: )(\d+)`).FindAllStringSubmatch(readme(t)+deployed(t, "botapi.service"), -1)
+	text := deployed(t, "botapi.service")
+	for _, document := range documents(t) {
+		text += document
+	}
+	given := regexp.MustCompile(`(?:TimeoutStopSec=|terminationGracePeriodSeconds: )(\d+)`).FindAllStringSubmatch(text, -1)
 	is.Equal(len(given), 3)
 	for _, match := range given {
 		seconds, err := strconv.Atoi(match[1])
@@ -101,7 +159,7 @@ func TestSupervisorsWaitLongEnough(t *testing.T) {
 func servedWith(t *testing.T, flags ...string) service.Config {
 	t.Helper()
 	var p program
-	parser, err := kong.New(&p)
+	parser, err := kong.New(&p, defaults())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +171,7 @@ func servedWith(t *testing.T, flags ...string) service.Config {
 
 // TestReadmeSaysWhatEachPackageDoes looks for each package in the table.
 func TestReadmeSaysWhatEachPackageDoes(t *testing.T) {
-	_, table, _ := strings.Cut(readme(t), "## What is where")
+	_, table, _ := strings.Cut(documents(t)[readme], "## What is where")
 	table, _, _ = strings.Cut(table, "\n## ")
 	packages, err := filepath.Glob("../../internal/*")
 	if err != nil || len(packages) == 0 {
