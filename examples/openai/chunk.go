@@ -15,6 +15,7 @@ type Chunk struct {
 	Finish    []byte // why the answer is over; empty while it goes on
 	Tokens    Tokens
 	Counted   bool // Tokens was in the chunk
+	Absurd    bool // what was in the chunk for Tokens is a count that no chat has
 
 	failed bool // an error came in place of a chunk
 }
@@ -143,7 +144,7 @@ func (j *joined) add(text []byte) {
 }
 
 func (c *Chunk) readUsage(s *scanner) {
-	c.Tokens, c.Counted = Tokens{}, false
+	c.Tokens, c.Counted, c.Absurd = Tokens{}, false, false
 	if s.peek() != '{' {
 		s.skip()
 		return
@@ -159,5 +160,6 @@ func (c *Chunk) readUsage(s *scanner) {
 			s.skip()
 		}
 	}
-	c.Counted = prompt && completion && c.Tokens.credible()
+	isCount, credible := prompt && completion, c.Tokens.credible()
+	c.Counted, c.Absurd = isCount && credible, isCount && !credible
 }

@@ -80,10 +80,19 @@ func TestReadChunkBesidesItsText(t *testing.T) {
 	is.True(c.Counted)
 	is.True(!c.failed)
 
-	for _, usage := range []string{`null`, `{}`, `{"prompt_tokens":1}`, `{"prompt_tokens":1,"completion_tokens":null}`, `{"prompt_tokens":1.5,"completion_tokens":2}`, `{"prompt_tokens":-1,"completion_tokens":2}`, `{"prompt_tokens":1,"completion_tokens":9223372036854775807}`} {
+	for usage, absurd := range map[string]bool{
+		`null`:                false,
+		`{}`:                  false,
+		`{"prompt_tokens":1}`: false,
+		`{"prompt_tokens":1,"completion_tokens":null}`:                false,
+		`{"prompt_tokens":1.5,"completion_tokens":2}`:                 false,
+		`{"prompt_tokens":-1,"completion_tokens":2}`:                  true,
+		`{"prompt_tokens":1,"completion_tokens":9223372036854775807}`: true,
+	} {
 		c, err := readChunk([]byte(`{"usage":` + usage + `}`))
 		is.NoErr(err)
 		is.True(!c.Counted) // the runtime does not count
+		is.Equal(c.Absurd, absurd)
 	}
 	for _, failure := range []string{`{"error":{"message":"m"}}`, `{"error":"m"}`, `{"choices":[],"error":{}}`, `{"object":"error","message":"m"}`} {
 		c, err := readChunk([]byte(failure))

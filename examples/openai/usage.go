@@ -107,7 +107,7 @@ func (u *Usage) Reset() {
 }
 
 func (u *Usage) note(c Chunk) {
-	if c.Counted {
+	if c.Counted || c.Absurd {
 		u.Report(c.Tokens)
 	}
 	if len(c.Finish) > 0 {

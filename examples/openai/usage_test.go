@@ -34,6 +34,12 @@ func TestTokens(t *testing.T) {
 			s.Usage(9, 2)
 			s.Break()
 		}, openai.Tokens{Prompt: 9, Completion: 2}, true, ""},
+		"a count that no answer has": {func(s *runtimetest.Stream) {
+			s.Text("Hi")
+			s.Stop()
+			s.Usage(9, 1<<62)
+			s.Done()
+		}, openai.Tokens{}, false, "stop"},
 		"not counted": {func(s *runtimetest.Stream) { s.Whole("Hi") }, openai.Tokens{}, false, "stop"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -47,6 +53,7 @@ func TestTokens(t *testing.T) {
 			tokens, reported := usage.Tokens()
 			is.Equal(tokens, c.tokens)
 			is.Equal(reported, c.reported)
+			is.Equal(usage.Absurd(), name == "a count that no answer has")
 			is.Equal(usage.FinishReason(), c.finish)
 		})
 	}
