@@ -117,15 +117,6 @@ func listed(problems []ValidationError) string {
 	return lines.String()
 }
 
-// postChat sends a chat with the test key to a handler without a network.
-func postChat(h http.Handler, body string) *httptest.ResponseRecorder {
-	recorder := httptest.NewRecorder()
-	request := httptest.NewRequest("POST", "/v1/chat", strings.NewReader(body))
-	request.Header.Set("Authorization", "Bearer "+testKey)
-	h.ServeHTTP(recorder, request)
-	return recorder
-}
-
 // heard returns what the engine is asked when a client sends this body.
 func heard(t testing.TB, body string) *ChatRequest {
 	t.Helper()

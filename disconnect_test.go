@@ -20,44 +20,6 @@ import (
 // protocols are the ways in which a client may talk to a handler.
 var protocols = []string{"HTTP/1.1", "HTTP/2 over TLS", "HTTP/2 in clear text"}
 
-// serveOver serves h on a loopback port, and returns a client that speaks the
-// protocol with it.
-func serveOver(t testing.TB, protocol string, h http.Handler) (base string, client *http.Client) {
-	server := httptest.NewUnstartedServer(h)
-	t.Cleanup(server.Close)
-	switch protocol {
-	case "HTTP/1.1":
-		server.Start()
-		return server.URL, server.Client()
-	case "HTTP/2 over TLS":
-		server.EnableHTTP2 = true
-		server.StartTLS()
-		return server.URL, server.Client()
-	}
-	server.Config.Protocols = clearTextHTTP2()
-	server.Start()
-	transport := &http.Transport{Protocols: clearTextHTTP2()}
-	t.Cleanup(transport.CloseIdleConnections)
-	return server.URL, &http.Client{Transport: transport}
-}
-
-func clearTextHTTP2() *http.Protocols {
-	p := new(http.Protocols)
-	p.SetUnencryptedHTTP2(true)
-	return p
-}
-
-// received waits for a value, for as long as a test may hang.
-func received[T any](t testing.TB, from <-chan T, what string) (v T) {
-	t.Helper()
-	select {
-	case v = <-from:
-	case <-time.After(10 * time.Second):
-		t.Fatal("waited in vain for ", what)
-	}
-	return v
-}
-
 // An engine hears at once that its client is gone, whatever the client was
 // doing, and over each protocol.
 func TestClientLeavesIsToldToTheEngine(t *testing.T) {
@@ -134,25 +96,6 @@ func dialTCP(t testing.TB, server *httptest.Server) *net.TCPConn {
 	}
 	t.Cleanup(func() { conn.Close() })
 	return conn.(*net.TCPConn)
-}
-
-// clientInMemory serves h in memory, for use inside a bubble, and returns a
-// client that keeps its connection.
-func clientInMemory(t testing.TB, protocol string, h http.Handler, configure func(*http.Server)) *http.Client {
-	server := serveInMemory(t, h, func(s *http.Server) {
-		s.Protocols = new(http.Protocols)
-		s.Protocols.SetHTTP1(protocol == "HTTP/1.1")
-		s.Protocols.SetUnencryptedHTTP2(protocol == "HTTP/2")
-		if configure != nil {
-			configure(s)
-		}
-	})
-	transport := &http.Transport{
-		DialContext: func(context.Context, string, string) (net.Conn, error) { return server.dial(), nil },
-		Protocols:   server.Protocols,
-	}
-	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport}
 }
 
 // A client that has sent another request behind its chat is not watched by

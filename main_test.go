@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -111,6 +112,49 @@ func fragmentsOf(fragments ...string) ChatEngine {
 	})
 }
 
+// What an engine may do in the end.
+type engineEnd func(ctx context.Context, yield func(string, error) bool)
+
+func failsWith(err error) engineEnd {
+	return func(_ context.Context, yield func(string, error) bool) { yield("", err) }
+}
+
+func panicsWith(v any) engineEnd {
+	return func(context.Context, func(string, error) bool) { panic(v) }
+}
+
+func sleepsFor(d time.Duration) engineEnd {
+	return func(context.Context, func(string, error) bool) { time.Sleep(d) }
+}
+
+func untilDone(ctx context.Context, _ func(string, error) bool) { <-ctx.Done() }
+
+// engine is one that does nothing before its end.
+func (end engineEnd) engine() ChatEngine {
+	return engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) { end(ctx, yield) })
+}
+
+// A heldEngine answers "ok" in each chat once it is released. It does not care
+// for its context, and is released at the end of the test at the latest.
+type heldEngine struct {
+	release    chan struct{}
+	releaseAll func()
+}
+
+func newHeldEngine(t testing.TB) *heldEngine {
+	release := make(chan struct{})
+	e := &heldEngine{release, sync.OnceFunc(func() { close(release) })}
+	t.Cleanup(e.releaseAll)
+	return e
+}
+
+func (e *heldEngine) Chat(context.Context, *ChatRequest) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		<-e.release
+		yield("ok", nil)
+	}
+}
+
 // fakeStore is a BotStore of functions; a nil one is not expected to be called.
 type fakeStore struct {
 	bots   func(context.Context) ([]Bot, error)
@@ -127,6 +171,15 @@ func (s *fakeStore) BotByUID(ctx context.Context, uid string) (Bot, error) { ret
 func (s *fakeStore) BotBySlug(ctx context.Context, slug string) (Bot, error) {
 	return s.bySlug(ctx, slug)
 }
+
+// withHostsValue is middleware whose value every context has to carry.
+func withHostsValue(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), hostKey{}, "the host's")))
+	})
+}
+
+type hostKey struct{}
 
 // An answered request, read to its end.
 type answered struct {
@@ -189,6 +242,50 @@ func record(h http.Handler, r *http.Request) *httptest.ResponseRecorder {
 	return w
 }
 
+// chatBodyJSON is a body for the echo bot with one prompt.
+func chatBodyJSON(prompt string, stream bool) string {
+	return fmt.Sprintf(`{"bot_slug":"echo","prompt":%q,"stream":%t}`, prompt, stream)
+}
+
+// postChat sends a chat with the test key to a handler without a network.
+func postChat(h http.Handler, body string) *httptest.ResponseRecorder {
+	return record(h, newRequest("POST", "/v1/chat", strings.NewReader(body)))
+}
+
+// chatRequest is a request to the echo bot with the test key.
+func chatRequest(t testing.TB, base, prompt string, stream bool) *http.Request {
+	r, err := http.NewRequestWithContext(t.Context(), "POST", base+"/v1/chat", strings.NewReader(chatBodyJSON(prompt, stream)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	setHeader(r, nil)
+	return r
+}
+
+// serveOn answers one chat on w, and reports whether the handler cut it.
+func serveOn(w http.ResponseWriter, h http.Handler, body string) (cut bool) {
+	return serveRequest(w, h, newRequest("POST", "/v1/chat", strings.NewReader(body)))
+}
+
+func serveRequest(w http.ResponseWriter, h http.Handler, r *http.Request) (cut bool) {
+	defer func() {
+		v := recover()
+		if cut = v == any(http.ErrAbortHandler); v != nil && !cut {
+			panic(v)
+		}
+	}()
+	h.ServeHTTP(w, r)
+	return false
+}
+
+const terminator = "data: [DONE]\n\n"
+
+// data is the event of a fragment whose JSON form is its own text.
+func data(fragment string) string { return `data: {"content":"` + fragment + "\"}\n\n" }
+
+// broken is the event that ends a stream with an error.
+func broken(detail string) string { return "event: error\ndata: {\"detail\":\"" + detail + "\"}\n\n" }
+
 // serveLogged is httptest.NewServer with a log for what net/http says.
 func serveLogged(h http.Handler, log io.Writer) *httptest.Server {
 	server := httptest.NewUnstartedServer(h)
@@ -197,9 +294,90 @@ func serveLogged(h http.Handler, log io.Writer) *httptest.Server {
 	return server
 }
 
-// chatBodyJSON is a body for the echo bot with one prompt.
-func chatBodyJSON(prompt string, stream bool) string {
-	return fmt.Sprintf(`{"bot_slug":"echo","prompt":%q,"stream":%t}`, prompt, stream)
+// A way is one in which an engine's fragments reach a client.
+type way struct {
+	name   string
+	stream bool
+	http2  bool
+	hides  bool                            // all that the writer can do but write
+	behind func(http.Handler) http.Handler // middleware of the host; nil: none
+	leaves time.Duration                   // when the client does; 0: never
+}
+
+var ways = []way{
+	{name: "one answer"},
+	{name: "one answer, HTTP/2", http2: true},
+	{name: "one answer, the writer cannot flush", hides: true},
+	{name: "stream", stream: true},
+	{name: "stream, HTTP/2", stream: true, http2: true},
+	{name: "stream, the writer cannot flush", stream: true, hides: true},
+}
+
+// inEachWay runs a test once for each way, in a synctest bubble. What still runs
+// behind it has two hours to end.
+func inEachWay(t *testing.T, name string, test func(t *testing.T, w way)) {
+	for _, w := range ways {
+		t.Run(strings.TrimPrefix(name+", "+w.name, ", "), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				defer time.Sleep(2 * time.Hour)
+				test(t, w)
+			})
+		})
+	}
+}
+
+func (w way) mount(h http.Handler) http.Handler {
+	if w.hides {
+		h = wrapping(h, func(w http.ResponseWriter) http.ResponseWriter { return struct{ http.ResponseWriter }{w} })
+	}
+	if w.behind != nil {
+		h = w.behind(h)
+	}
+	return h
+}
+
+// serve serves h in memory.
+func (w way) serve(t testing.TB, h http.Handler) *memoryServer {
+	return serveInMemory(t, w.mount(h), func(s *http.Server) {
+		if w.http2 {
+			s.Protocols = clearTextHTTP2()
+		}
+	})
+}
+
+// ask sends a chat, and returns an error where there is no answer.
+func (w way) ask(t testing.TB, server *memoryServer) (answered, error) {
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	if w.leaves > 0 {
+		defer time.AfterFunc(w.leaves, leave).Stop()
+	}
+	return askAs(ctx, testKey, server, w.stream)
+}
+
+// askAs sends a chat with a key, and returns an error where there is no answer.
+func askAs(ctx context.Context, key string, server *memoryServer, stream bool) (answered, error) {
+	request, err := http.NewRequestWithContext(ctx, "POST", "http://memory/v1/chat", strings.NewReader(chatBodyJSON("hi", stream)))
+	if err != nil {
+		return answered{}, err
+	}
+	request.Header.Set("Authorization", "Bearer "+key)
+	res, err := server.client().Do(request)
+	if err != nil {
+		return answered{}, err
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	return answered{res.StatusCode, res.Header, string(body), err}, nil
+}
+
+func ask(t testing.TB, server *memoryServer, stream bool) answered {
+	t.Helper()
+	got, err := askAs(t.Context(), testKey, server, stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
 }
 
 // What one chat was for everybody who saw it.
@@ -250,6 +428,55 @@ func (p chatOutcome) report(t testing.TB) ChatReport {
 		t.Fatalf("%d reports of one chat", len(p.reports))
 	}
 	return p.reports[0]
+}
+
+// playOn is playChat without a server, on a writer of the test's own. err says how
+// the handler ended: nil if it returned. Whatever the writer does, the chat must
+// give its place back.
+func playOn(t testing.TB, w http.ResponseWriter, stream bool, engine ChatEngine, change ...func(*Options)) chatOutcome {
+	t.Helper()
+	return playRequestOn(t, w, chatRequest(t, "", "hi", stream), engine, change...)
+}
+
+func playRequestOn(t testing.TB, w http.ResponseWriter, r *http.Request, engine ChatEngine, change ...func(*Options)) chatOutcome {
+	t.Helper()
+	var log testLog
+	var reports []ChatReport
+	o := testOptions(t, &log)
+	o.MaxConcurrentChats = 1
+	o.Engine = ChatEngineFunc(func(ctx context.Context, req *ChatRequest) iter.Seq2[string, error] {
+		if lastContent(req) == "again" {
+			return fragmentsOf("ok").Chat(ctx, req)
+		}
+		return engine.Chat(ctx, req)
+	})
+	o.OnChat = func(_ context.Context, report ChatReport) { reports = append(reports, report) }
+	for _, change := range change {
+		change(&o)
+	}
+	h, ended := New(o), make(chan error, 1)
+	go func() {
+		defer close(ended)
+		if serveRequest(w, h, r) {
+			ended <- http.ErrAbortHandler
+			return
+		}
+		ended <- nil
+	}()
+	err, returned := <-ended
+	if !returned {
+		err = errExited
+	}
+	p := chatOutcome{answered{err: err}, reports, log.String()}
+	if w, recorded := w.(interface{ Result() *http.Response }); recorded {
+		res := w.Result()
+		body, _ := io.ReadAll(res.Body)
+		p.status, p.header, p.body = res.StatusCode, res.Header, string(body)
+	}
+	if again := postChat(h, chatBodyJSON("again", false)); again.Code != 200 {
+		t.Errorf("the next chat: %d %s", again.Code, again.Body)
+	}
+	return p
 }
 
 // A memoryServer is a real http.Server on connections in memory, for use inside
@@ -326,3 +553,78 @@ func (s *memoryServer) Close() error {
 }
 
 func (s *memoryServer) Addr() net.Addr { return &net.UnixAddr{Name: "memory", Net: "memory"} }
+
+// serveOver serves h on a loopback port, and returns a client that speaks the
+// protocol with it.
+func serveOver(t testing.TB, protocol string, h http.Handler) (base string, client *http.Client) {
+	server := httptest.NewUnstartedServer(h)
+	t.Cleanup(server.Close)
+	switch protocol {
+	case "HTTP/1.1":
+		server.Start()
+		return server.URL, server.Client()
+	case "HTTP/2 over TLS":
+		server.EnableHTTP2 = true
+		server.StartTLS()
+		return server.URL, server.Client()
+	}
+	server.Config.Protocols = clearTextHTTP2()
+	server.Start()
+	transport := &http.Transport{Protocols: clearTextHTTP2()}
+	t.Cleanup(transport.CloseIdleConnections)
+	return server.URL, &http.Client{Transport: transport}
+}
+
+func clearTextHTTP2() *http.Protocols {
+	p := new(http.Protocols)
+	p.SetUnencryptedHTTP2(true)
+	return p
+}
+
+// clientInMemory serves h in memory, for use inside a bubble, and returns a
+// client that keeps its connection.
+func clientInMemory(t testing.TB, protocol string, h http.Handler, configure func(*http.Server)) *http.Client {
+	server := serveInMemory(t, h, func(s *http.Server) {
+		s.Protocols = new(http.Protocols)
+		s.Protocols.SetHTTP1(protocol == "HTTP/1.1")
+		s.Protocols.SetUnencryptedHTTP2(protocol == "HTTP/2")
+		if configure != nil {
+			configure(s)
+		}
+	})
+	transport := &http.Transport{
+		DialContext: func(context.Context, string, string) (net.Conn, error) { return server.dial(), nil },
+		Protocols:   server.Protocols,
+	}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+// received waits for a value, for as long as a test may hang.
+func received[T any](t testing.TB, from <-chan T, what string) (v T) {
+	t.Helper()
+	select {
+	case v = <-from:
+	case <-time.After(10 * time.Second):
+		t.Fatal("waited in vain for ", what)
+	}
+	return v
+}
+
+// A testLog can be read while an engine that has not returned yet may write.
+type testLog struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *testLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *testLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}

@@ -15,7 +15,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -23,14 +22,6 @@ import (
 
 	"github.com/matryer/is"
 )
-
-// data is the event of a fragment whose JSON form is its own text.
-func data(fragment string) string { return `data: {"content":"` + fragment + "\"}\n\n" }
-
-const terminator = "data: [DONE]\n\n"
-
-// broken is the event that ends a stream with an error.
-func broken(detail string) string { return "event: error\ndata: {\"detail\":\"" + detail + "\"}\n\n" }
 
 func TestStreamBytes(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -138,24 +129,6 @@ func readBothWays(t testing.TB, fragments []string) {
 	if whole := contentOf(t, postChat(h, chatBodyJSON("hi", false)).Body.String()); whole != want {
 		t.Fatalf("%q joined is %q", fragments, whole)
 	}
-}
-
-// serveOn answers one chat on w, and reports whether the handler cut it.
-func serveOn(w http.ResponseWriter, h http.Handler, body string) (cut bool) {
-	r := httptest.NewRequest("POST", "/v1/chat", strings.NewReader(body))
-	r.Header.Set("Authorization", "Bearer "+testKey)
-	return serveRequest(w, h, r)
-}
-
-func serveRequest(w http.ResponseWriter, h http.Handler, r *http.Request) (cut bool) {
-	defer func() {
-		v := recover()
-		if cut = v == any(http.ErrAbortHandler); v != nil && !cut {
-			panic(v)
-		}
-	}()
-	h.ServeHTTP(w, r)
-	return false
 }
 
 // A streamRead is what a strict client reads of a stream, whole or not.
@@ -385,34 +358,6 @@ func TestStreamQueuedBeforeTheError(t *testing.T) {
 		is.Equal(got.err, io.ErrUnexpectedEOF)
 		is.True(got.body == strings.Repeat(data("twelve bytes"), 5000)+broken("Model died"))
 	})
-}
-
-// A testLog can be read while an engine that has not returned yet may write.
-type testLog struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *testLog) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *testLog) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
-// chatRequest is a request to the echo bot with the test key.
-func chatRequest(t testing.TB, base, prompt string, stream bool) *http.Request {
-	r, err := http.NewRequestWithContext(t.Context(), "POST", base+"/v1/chat", strings.NewReader(chatBodyJSON(prompt, stream)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Header.Set("Authorization", "Bearer "+testKey)
-	return r
 }
 
 // pacedEngine waits before each fragment.

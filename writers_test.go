@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -382,55 +381,6 @@ func (w *faultyWriter) SetWriteDeadline(t time.Time) error { return w.call("SetW
 
 // errExited stands for a handler whose goroutine was ended.
 var errExited = errors.New("the handler's goroutine was ended")
-
-// playOn is playChat without a server, on a writer of the test's own. err says how
-// the handler ended: nil if it returned. Whatever the writer does, the chat must
-// give its place back.
-func playOn(t testing.TB, w http.ResponseWriter, stream bool, engine ChatEngine, change ...func(*Options)) chatOutcome {
-	t.Helper()
-	return playRequestOn(t, w, chatRequest(t, "", "hi", stream), engine, change...)
-}
-
-func playRequestOn(t testing.TB, w http.ResponseWriter, r *http.Request, engine ChatEngine, change ...func(*Options)) chatOutcome {
-	t.Helper()
-	var log testLog
-	var reports []ChatReport
-	o := testOptions(t, &log)
-	o.MaxConcurrentChats = 1
-	o.Engine = ChatEngineFunc(func(ctx context.Context, req *ChatRequest) iter.Seq2[string, error] {
-		if lastContent(req) == "again" {
-			return fragmentsOf("ok").Chat(ctx, req)
-		}
-		return engine.Chat(ctx, req)
-	})
-	o.OnChat = func(_ context.Context, report ChatReport) { reports = append(reports, report) }
-	for _, change := range change {
-		change(&o)
-	}
-	h, ended := New(o), make(chan error, 1)
-	go func() {
-		defer close(ended)
-		if serveRequest(w, h, r) {
-			ended <- http.ErrAbortHandler
-			return
-		}
-		ended <- nil
-	}()
-	err, returned := <-ended
-	if !returned {
-		err = errExited
-	}
-	p := chatOutcome{answered{err: err}, reports, log.String()}
-	if w, recorded := w.(interface{ Result() *http.Response }); recorded {
-		res := w.Result()
-		body, _ := io.ReadAll(res.Body)
-		p.status, p.header, p.body = res.StatusCode, res.Header, string(body)
-	}
-	if again := postChat(h, chatBodyJSON("again", false)); again.Code != 200 {
-		t.Errorf("the next chat: %d %s", again.Code, again.Body)
-	}
-	return p
-}
 
 // A stream that never ends is ended by a writer that fails, whichever goroutine
 // calls it.
