@@ -19,14 +19,15 @@ local function add(of, size)
   if redis.call('HINCRBY', bytes, of, size) <= 0 then redis.call('HDEL', bytes, of) end
 end
 
--- forget counts an answer no longer.
+-- forget counts an answer no longer. Its first write is one that a Redis that is
+-- full allows.
 local function forget(id)
   local size, account = counted(id)
   if not account then return end
-  add('all', -size)
-  add(account, -size)
   redis.call('HDEL', sizes, id)
   redis.call('ZREM', kept, id)
+  add('all', -size)
+  add(account, -size)
 end
 
 -- count counts so much for an answer from now on, for so many milliseconds.

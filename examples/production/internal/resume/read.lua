@@ -2,6 +2,9 @@
 -- fragments from some number on; lets the places of who reads last longer.
 local id, follower, lease, next, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 
+-- A Redis that is full refuses a script whose first write may need memory. What
+-- drops leases needs none, so that answers can be read then, too.
+lives(followers, lease)
 hold(followers, lease, follower)
 hold(joined, lease, follower)
 
