@@ -326,6 +326,10 @@ func inEachWay(t *testing.T, name string, test func(t *testing.T, w way)) {
 	}
 }
 
+func wrapping(h http.Handler, wrap func(http.ResponseWriter) http.ResponseWriter) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(wrap(w), r) })
+}
+
 func (w way) mount(h http.Handler) http.Handler {
 	if w.hides {
 		h = wrapping(h, func(w http.ResponseWriter) http.ResponseWriter { return struct{ http.ResponseWriter }{w} })

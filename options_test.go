@@ -1,0 +1,110 @@
+package botapi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/matryer/is"
+)
+
+func TestNewPanicsWithoutAPart(t *testing.T) {
+	for text, changes := range map[string][]func(*Options){
+		"New: Options.Bots is nil":   {func(o *Options) { o.Bots = nil }, func(o *Options) { o.Bots = (*MemoryStore)(nil) }},
+		"New: Options.Keys is nil":   {func(o *Options) { o.Keys = nil }, func(o *Options) { o.Keys = KeyVerifierFunc(nil) }},
+		"New: Options.Engine is nil": {func(o *Options) { o.Engine = nil }, func(o *Options) { o.Engine = ChatEngineFunc(nil) }},
+		"CacheKeys: the KeyVerifier is nil": {
+			func(*Options) { CacheKeys(nil, time.Hour) }, func(*Options) { CacheKeys(KeyVerifierFunc(nil), time.Hour) },
+		},
+	} {
+		for _, change := range changes {
+			func() {
+				defer func() { is.New(t).Equal(recover(), "botapi: "+text) }()
+				o := testOptions(t, t.Output())
+				change(&o)
+				New(o)
+			}()
+		}
+	}
+}
+
+func TestNewDefaultLogger(t *testing.T) {
+	is := is.New(t)
+	defer slog.SetDefault(slog.Default())
+	var atNew, later bytes.Buffer
+	o := testOptions(t, io.Discard)
+	o.Logger = nil
+	o.Bots = &fakeStore{bots: func(context.Context) ([]Bot, error) { return nil, errors.New("no table") }}
+	slog.SetDefault(slog.New(slog.NewTextHandler(&atNew, nil)))
+	h := New(o)
+	slog.SetDefault(slog.New(slog.NewTextHandler(&later, nil)))
+	listOf(h)
+	is.True(strings.Contains(atNew.String(), "no table"))
+	is.Equal(later.String(), "")
+}
+
+func TestMaxBodyBytes(t *testing.T) {
+	for _, c := range []struct {
+		limit        int64
+		size, status int
+	}{
+		{0, 1 << 20, 200}, {0, 1<<20 + 1, 413},
+		{-1, 1 << 20, 200}, {-1, 1<<20 + 1, 413},
+		{1, 1, 422}, {1, 2, 413}, // the smallest is not taken for none
+		{100, 100, 200}, {100, 101, 413},
+		{8 << 10, 8 << 10, 200}, {8 << 10, 8<<10 + 1, 413},
+		{3 << 20, 3 << 20, 200}, {3 << 20, 3<<20 + 1, 413},
+		{math.MaxInt64, 2 << 20, 200},
+	} {
+		for _, announced := range []int64{int64(c.size), -1} {
+			t.Run(fmt.Sprintf("%d bytes of %d, announced as %d", c.size, c.limit, announced), func(t *testing.T) {
+				is := is.New(t)
+				o := testOptions(t, t.Output())
+				o.MaxBodyBytes = c.limit
+				body := (chatBodyJSON("hi", false) + strings.Repeat(" ", c.size))[:c.size]
+				r := newRequest("POST", "/v1/chat", strings.NewReader(body))
+				r.ContentLength = announced
+				is.Equal(record(New(o), r).Code, c.status)
+			})
+		}
+	}
+}
+
+// A limit that is reached is no failure: one line each, which nobody is woken by.
+func TestLimitsAreLogged(t *testing.T) {
+	for name, c := range map[string]struct {
+		limit func(*Options)
+		body  string
+		error string
+	}{
+		"all chats":      {func(o *Options) { o.MaxConcurrentChats = 1 }, chatBodyJSON("hi", false), "503 Too many chats in progress"},
+		"of one account": {func(o *Options) { o.MaxChatsPerAccount = 1 }, chatBodyJSON("hi", true), "429 Too many chats in progress for this key"},
+		"bytes":          {func(o *Options) { o.MaxBodyBytes = 100 }, strings.Repeat(" ", 101), "413 Request body too large"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			var log bytes.Buffer
+			o := testOptions(t, &log)
+			c.limit(&o)
+			var h http.Handler
+			o.Engine = engineOf(func(context.Context, *ChatRequest, func(string, error) bool) {
+				for range 3 {
+					record(h, newRequest("POST", "/v1/chat", strings.NewReader(c.body), "X-Request-Id", "r"))
+				}
+			})
+			h = New(o)
+			is.Equal(postChat(h, chatBodyJSON("hi", false)).Code, 200)
+			lines := regexp.MustCompile("(?m)^time=[^ ]* ").ReplaceAllString(log.String(), "")
+			is.Equal(lines, strings.Repeat("level=INFO msg=\"request refused\" request_id=r error=\""+c.error+"\"\n", 3))
+		})
+	}
+}
