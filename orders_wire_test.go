@@ -199,12 +199,15 @@ type answerRead struct {
 	wrong      string // what no answer may look like
 }
 
-// read takes more of the body.
+// read takes more of the body. It looks at what has come when that may be whole.
 func (a *answerRead) read(p []byte) {
 	a.body = append(a.body, p...)
-	if a.status == 200 && a.stream {
+	switch {
+	case len(p) > 0 && (a.done || a.failure != ""):
+		a.wrong = fmt.Sprintf("%q comes after the end", p)
+	case a.status == 200 && a.stream && bytes.IndexByte(p, '\n') >= 0:
 		a.readEvents()
-	} else {
+	case !(a.status == 200 && a.stream) && bytes.HasSuffix(p, []byte("}")):
 		a.readJSON()
 	}
 }
@@ -265,7 +268,7 @@ func detailIn(body []byte) string {
 
 func contentIn(body []byte) (text string, ok bool) {
 	if plain, found := bytes.CutPrefix(body, []byte(`{"content":"`)); found { // nearly always
-		if plain, found = bytes.CutSuffix(plain, []byte(`"}`)); found && !bytes.ContainsAny(plain, `"\`) {
+		if plain, found = bytes.CutSuffix(plain, []byte(`"}`)); found && bytes.IndexByte(plain, '"') < 0 && bytes.IndexByte(plain, '\\') < 0 {
 			return string(plain), true
 		}
 	}
