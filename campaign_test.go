@@ -35,8 +35,8 @@ var (
 )
 
 const (
-	campaignClients = 48
-	campaignPlaces  = 22 // fewer than clients, so that some are refused
+	campaignClients = 96
+	campaignPlaces  = 50 // fewer than clients, so that some are refused
 
 	campaignWriteTimeout = 200 * time.Millisecond
 )
@@ -85,6 +85,7 @@ type campaignPlan struct {
 	seen    campaignSeen
 	mu      sync.Mutex
 	reports []ChatReport
+	writers []*watchedWriter
 }
 
 // The ways in which an engine ends that has said all, with the status of an answer
@@ -261,11 +262,14 @@ func (e campaignErrors) Write(line []byte) (int, error) {
 func (c *campaign) serve(w http.ResponseWriter, r *http.Request) {
 	c.handlers.Add(1)
 	defer c.handlers.Done()
-	guarded := &guardedWriter{ResponseWriter: w, control: http.NewResponseController(w), fault: func(what string) {
-		c.t.Errorf("seed %d, %s: %s", *campaignSeed, r.Header.Get("Authorization"), what)
-	}}
-	defer guarded.returned.Store(true)
-	c.handler.ServeHTTP(guarded, r)
+	p, began := c.planOf(strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")), time.Now()
+	var returned atomic.Bool
+	defer returned.Store(true)
+	watched := watch(w, p.stream, campaignWriteTimeout, func() time.Duration { return time.Since(began) }, &returned)
+	p.mu.Lock()
+	p.writers = append(p.writers, watched)
+	p.mu.Unlock()
+	c.handler.ServeHTTP(watched, r)
 }
 
 // planOf finds the plan that a key belongs to.
@@ -326,43 +330,6 @@ func (c *campaign) onChat(_ context.Context, r ChatReport) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.reports = append(p.reports, r)
-}
-
-// A guardedWriter notices what must not be done with a writer: anything after
-// the handler has returned, and two things at once.
-type guardedWriter struct {
-	http.ResponseWriter
-	control  *http.ResponseController
-	returned atomic.Bool
-	busy     atomic.Int32
-	fault    func(what string)
-}
-
-func (w *guardedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-func (w *guardedWriter) alone(doing string) (done func()) {
-	if w.returned.Load() {
-		w.fault(doing + " after the handler has returned")
-	}
-	if w.busy.Add(1) > 1 {
-		w.fault(doing + " during another write")
-	}
-	return func() { w.busy.Add(-1) }
-}
-
-func (w *guardedWriter) WriteHeader(status int) {
-	defer w.alone("WriteHeader")()
-	w.ResponseWriter.WriteHeader(status)
-}
-
-func (w *guardedWriter) Write(p []byte) (int, error) {
-	defer w.alone("Write")()
-	return w.ResponseWriter.Write(p)
-}
-
-func (w *guardedWriter) FlushError() error {
-	defer w.alone("Flush")()
-	return w.control.Flush()
 }
 
 // The clients.
@@ -562,6 +529,11 @@ func (p *campaignPlan) outcome() string {
 }
 
 func (p *campaignPlan) checkReport() error {
+	for _, w := range p.writers {
+		if w.offence != "" || w.handed.wrong != "" {
+			return errors.New(w.offence + w.handed.wrong)
+		}
+	}
 	if called := p.called.Load(); called != (len(p.reports) == 1) || len(p.reports) > 1 {
 		return fmt.Errorf("the engine was called: %t, OnChat %d times", called, len(p.reports))
 	} else if !called {

@@ -170,7 +170,7 @@ func (p *play) serve(w http.ResponseWriter, r *http.Request) {
 		p.returnedAt = p.clock()
 		p.returned.Store(true)
 	}()
-	p.writer = &watchedWriter{ResponseWriter: w, play: p, quiet: never}
+	p.writer = watch(w, p.stream, p.options.WriteTimeout, p.clock, &p.returned)
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	p.cancel = cancel
@@ -320,13 +320,12 @@ func (e *scriptedEngine) hear(text string) {
 	e.said += text
 	e.wholeText = validText(e.said)
 	e.certainText = e.wholeText
-	for tail := 1; tail < min(utf8.UTFMax, len(e.said)+1); tail++ {
-		if last := e.said[len(e.said)-tail:]; utf8.RuneStart(last[0]) {
-			if !utf8.FullRuneInString(last) {
-				e.certainText = validText(e.said[:len(e.said)-tail])
-			}
-			return
-		}
+	last := max(0, len(e.said)-1)
+	for last > max(0, len(e.said)-utf8.UTFMax) && !utf8.RuneStart(e.said[last]) {
+		last--
+	}
+	if !utf8.FullRuneInString(e.said[last:]) {
+		e.certainText = validText(e.said[:last])
 	}
 }
 
@@ -340,7 +339,9 @@ func validText(said string) string {
 // A watchedWriter sees who calls it, and when.
 type watchedWriter struct {
 	http.ResponseWriter
-	play *play
+	clock        func() time.Duration
+	returned     *atomic.Bool // ServeHTTP has
+	writeTimeout time.Duration
 
 	mu      sync.Mutex
 	calls   int           // in progress
@@ -353,10 +354,14 @@ type watchedWriter struct {
 	quiet   time.Duration // between a keep-alive and the Write before it, at the least
 }
 
+func watch(w http.ResponseWriter, stream bool, writeTimeout time.Duration, clock func() time.Duration, returned *atomic.Bool) *watchedWriter {
+	return &watchedWriter{ResponseWriter: w, clock: clock, returned: returned, writeTimeout: writeTimeout, handed: answerRead{stream: stream}, quiet: never}
+}
+
 // call makes a call of the writer.
 func (w *watchedWriter) call(method string, do func() error) error {
-	w.watch(method, func() {
-		w.since = w.play.clock()
+	w.note(method, func() {
+		w.since = w.clock()
 		if w.calls++; w.calls > 1 {
 			w.offence = method + " beside another call"
 		}
@@ -364,18 +369,18 @@ func (w *watchedWriter) call(method string, do func() error) error {
 	err := do()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.until = w.play.clock()
+	w.until = w.clock()
 	w.calls--
-	w.stalled = w.stalled || err != nil && w.until-w.since >= w.play.options.WriteTimeout
+	w.stalled = w.stalled || err != nil && w.until-w.since >= w.writeTimeout
 	return err
 }
 
-// watch notes a call, and whether it comes too late.
-func (w *watchedWriter) watch(method string, note func()) {
+// note notes a call, and whether it comes too late.
+func (w *watchedWriter) note(method string, began func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	note()
-	if w.play.returned.Load() {
+	began()
+	if w.returned.Load() {
 		w.offence = method + " after ServeHTTP has returned"
 	}
 }
@@ -387,7 +392,7 @@ func (w *watchedWriter) Header() (header http.Header) {
 
 func (w *watchedWriter) WriteHeader(status int) {
 	_ = w.call("WriteHeader", func() error {
-		w.handed.stream, w.handed.status = w.play.stream, status
+		w.handed.status = status
 		w.ResponseWriter.WriteHeader(status)
 		return nil
 	})
@@ -411,12 +416,12 @@ func (w *watchedWriter) FlushError() error { return w.call("Flush", w.control().
 
 // Deadlines may be set beside other calls: that is how a write is made to fail.
 func (w *watchedWriter) SetReadDeadline(t time.Time) error {
-	w.watch("SetReadDeadline", func() {})
+	w.note("SetReadDeadline", func() {})
 	return w.control().SetReadDeadline(t)
 }
 
 func (w *watchedWriter) SetWriteDeadline(t time.Time) error {
-	w.watch("SetWriteDeadline", func() {})
+	w.note("SetWriteDeadline", func() {})
 	return w.control().SetWriteDeadline(t)
 }
 
@@ -454,9 +459,9 @@ var orderEvents = []orderEvent{
 	{"read-on", "client", (*play).clientStopped, (*play).readOn},
 	{"stop", "client", (*play).clientReads, (*play).stopReading},
 	{"jam", "client", func(p *play) bool { return p.http2 && p.clientReads() }, (*play).jam},
-	{"half-close", "client", (*play).clientThere, (*play).halfClose},
-	{"leave", "client", (*play).clientThere, (*play).leave},
-	{"reset", "client", func(p *play) bool { return p.http2 && p.clientThere() }, (*play).resetStream},
+	{"half-close", "client", (*play).clientThere, func(p *play) { p.part(p.http2, func() { p.wire.halfClosed = true }) }},
+	{"leave", "client", (*play).clientThere, func(p *play) { p.part(true, func() { p.wire.left = true }) }},
+	{"reset", "client", func(p *play) bool { return p.http2 && p.clientThere() }, func(p *play) { p.part(true, p.resetStream) }},
 
 	{"shutdown", "server", (*play).canShutDown, (*play).shutDown},
 	{"host", "host", (*play).contextGoesOn, func(p *play) { p.endContext(hostEnds, errOfHost) }},
@@ -542,36 +547,22 @@ func (p *play) readOn() {
 	})
 }
 
-// part notes that the client goes. One that has not read for so long has stalled
-// before, though nothing may have told yet.
-func (p *play) part() {
+// part has the client go, in this way. One that has not read for so long has
+// stalled before, though nothing may have told yet.
+func (p *play) part(closed bool, how func()) {
 	p.stop(clientLeft, p.clock())
 	p.writer.mu.Lock()
-	defer p.writer.mu.Unlock()
 	if p.writer.calls > 0 && p.clock()-p.writer.since >= p.options.WriteTimeout {
 		p.stop(clientStalls, p.clock())
 	}
-}
-
-func (p *play) halfClose() {
-	p.part()
-	p.happened["gone"], p.happened["closed"] = true, p.http2
-	p.wire.change(func() { p.wire.halfClosed = true })
-}
-
-func (p *play) leave() {
-	p.part()
-	p.happened["gone"], p.happened["closed"] = true, true
-	p.wire.change(func() { p.wire.left = true })
+	p.writer.mu.Unlock()
+	p.happened["gone"], p.happened["closed"] = true, closed
+	p.wire.change(how)
 }
 
 func (p *play) resetStream() {
 	const cancel = 0x8
-	p.part()
-	p.happened["gone"], p.happened["closed"] = true, true
-	p.wire.change(func() {
-		p.wire.toServer = append(p.wire.toServer, http2Frame(frameRSTStream, 0, 1, 0, 0, 0, cancel)...)
-	})
+	p.wire.toServer = append(p.wire.toServer, http2Frame(frameRSTStream, 0, 1, 0, 0, 0, cancel)...)
 }
 
 func (p *play) shutDown() {

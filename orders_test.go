@@ -117,12 +117,14 @@ func (p *play) make(step string) bool {
 	return true
 }
 
-func eventNamed(name string) orderEvent {
-	return orderEvents[slices.IndexFunc(orderEvents, func(e orderEvent) bool { return e.name == name })]
-}
-
-func isEvent(name string) bool {
-	return slices.ContainsFunc(orderEvents, func(e orderEvent) bool { return e.name == name })
+// eventNamed has no name where there is no such event.
+func eventNamed(name string) (named orderEvent) {
+	for _, event := range orderEvents {
+		if event.name == name {
+			named = event
+		}
+	}
+	return named
 }
 
 // next are the events that could come now.
@@ -138,19 +140,24 @@ func (p *play) next() (names []string) {
 // state is all that can be seen from outside, in words that are equal where
 // nothing tells two states apart.
 func (p *play) state() string {
-	e, got, report := p.engine, p.got, p.report()
-	return fmt.Sprint(
-		e.idle, e.deaf, e.over, e.finished, e.yielding(), len(e.yields), len(e.wholeText), len(e.certainText), e.contextEnded(), "; ",
-		got.status, got.whole, got.cut, len(got.text), got.keepAlives > 0, got.done, got.failure, p.wire.reading, len(p.wire.waiting), "; ",
-		p.stopNames(), len(p.reports), report.Status, report.Fragments, report.Bytes, p.returned.Load(), p.placeFree, p.writing(), "; ",
-		p.happened, p.untilAlarms())
-}
-
-func (p *play) untilAlarms() (left []time.Duration) {
+	var alarms []time.Duration
 	for _, due := range p.alarms() {
-		left = append(left, due.at-p.clock())
+		alarms = append(alarms, due.at-p.clock())
 	}
-	return left
+	e, got, report := p.engine, p.got, p.report()
+	return fmt.Sprintf(`
+	engine: idle %t, deaf %t, over %t, finished %t, yielding %t, yields %d, bytes %d (certain %d), context ended %t
+	client: status %d, whole %t, cut %t, bytes %d, keep-alives %t, done %t, failure %q, reading %t, waiting bytes %d
+	report: reasons %q, reports %d, status %d, fragments %d, bytes %d
+	server: returned %t, place free %t, writing %t
+	happened: %v
+	timers: %v`,
+		e.idle, e.deaf, e.over, e.finished, e.yielding(), len(e.yields), len(e.wholeText), len(e.certainText), e.contextEnded(),
+		got.status, got.whole, got.cut, len(got.text), got.keepAlives > 0, got.done, got.failure, p.wire.reading, len(p.wire.waiting),
+		p.stopNames(), len(p.reports), report.Status, report.Fragments, report.Bytes,
+		p.returned.Load(), p.placeFree, p.writing(),
+		p.happened,
+		alarms)
 }
 
 // What this test notices was tried with faults that are planted in the package,
@@ -203,14 +210,13 @@ func playAlone(t *testing.T, line string) {
 	}
 	for _, step := range o {
 		for name := range strings.SplitSeq(step, "|") {
-			if !isEvent(name) {
+			if eventNamed(name).name == "" {
 				t.Fatalf("no event is named %q", name)
 			}
 		}
 	}
 	result := playOrder(t, surfaceNamed(t, name), o, make(map[string]bool))
-	t.Log(result.state)
-	t.Log("next: ", result.next)
+	t.Log("before the end of the chat:", result.state, "\n\tnext:", result.next)
 	if result.missed {
 		t.Error("one of these events could not come")
 	}
@@ -265,7 +271,7 @@ func (w *walk) play(t *testing.T, o order) (singles, pairs []order) {
 	w.orders++
 	result := playOrder(t, w.surface, o, w.ends)
 	if len(result.violated) > 0 {
-		w.found = append(w.found, fmt.Sprintf("go test -run TestEveryOrder -order '%s: %s'\n\t%s", w.surface.name, o, strings.Join(result.violated, "\n\t")))
+		w.found = append(w.found, fmt.Sprintf("go test -run TestEveryOrder -order '%s: %s'\n\t%s\nbefore the end of the chat:%s", w.surface.name, o, strings.Join(result.violated, "\n\t"), result.state))
 		return nil, nil
 	}
 	_, seen := w.states[result.state]

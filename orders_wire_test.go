@@ -35,7 +35,7 @@ type wire struct {
 
 	closed                      bool // by the server
 	closedAt                    time.Time
-	readDeadline, writeDeadline wireDeadline
+	readDeadline, writeDeadline time.Time
 }
 
 // wireRoom is what the network takes for a client that does not read.
@@ -81,7 +81,7 @@ func (w *wire) Read(p []byte) (int, error) {
 		switch {
 		case w.closed:
 			return 0, net.ErrClosed
-		case w.readDeadline.passed():
+		case passed(w.readDeadline):
 			return 0, os.ErrDeadlineExceeded
 		case len(w.toServer) > 0 && !w.left:
 			n := copy(p, w.toServer)
@@ -90,7 +90,7 @@ func (w *wire) Read(p []byte) (int, error) {
 		case w.left || w.halfClosed:
 			return 0, io.EOF
 		}
-		w.await(&w.readDeadline)
+		w.await(w.readDeadline)
 	}
 }
 
@@ -103,7 +103,7 @@ func (w *wire) Write(p []byte) (written int, err error) {
 			return written, net.ErrClosed
 		case w.left:
 			return written, syscall.EPIPE
-		case w.writeDeadline.passed():
+		case passed(w.writeDeadline):
 			return written, os.ErrDeadlineExceeded
 		}
 		n := len(p) - written
@@ -121,15 +121,13 @@ func (w *wire) Write(p []byte) (written int, err error) {
 		if written += n; written == len(p) {
 			return written, nil
 		}
-		w.await(&w.writeDeadline)
+		w.await(w.writeDeadline)
 	}
 }
 
 func (w *wire) Close() error {
 	w.change(func() {
 		w.closed, w.closedAt = true, time.Now()
-		w.readDeadline.stop()
-		w.writeDeadline.stop()
 		if len(w.waiting) == 0 {
 			w.client.end()
 		}
@@ -141,12 +139,12 @@ func (w *wire) LocalAddr() net.Addr  { return &net.UnixAddr{Name: "memory", Net:
 func (w *wire) RemoteAddr() net.Addr { return w.LocalAddr() }
 
 func (w *wire) SetReadDeadline(t time.Time) error {
-	w.change(func() { w.readDeadline.set(t) })
+	w.change(func() { w.readDeadline = t })
 	return nil
 }
 
 func (w *wire) SetWriteDeadline(t time.Time) error {
-	w.change(func() { w.writeDeadline.set(t) })
+	w.change(func() { w.writeDeadline = t })
 	return nil
 }
 
@@ -155,30 +153,12 @@ func (w *wire) SetDeadline(t time.Time) error {
 	return w.SetWriteDeadline(t)
 }
 
-// A wireDeadline wakes nobody until somebody waits for it: most never pass.
-type wireDeadline struct {
-	at    time.Time
-	timer *time.Timer
-}
-
-func (d *wireDeadline) passed() bool { return !d.at.IsZero() && !time.Now().Before(d.at) }
-
-func (d *wireDeadline) set(at time.Time) {
-	d.stop()
-	d.at = at
-}
-
-func (d *wireDeadline) stop() {
-	if d.timer != nil {
-		d.timer.Stop()
-		d.timer = nil
-	}
-}
+func passed(deadline time.Time) bool { return !deadline.IsZero() && !time.Now().Before(deadline) }
 
 // await waits for a change, or for the deadline.
-func (w *wire) await(d *wireDeadline) {
-	if !d.at.IsZero() && d.timer == nil {
-		d.timer = time.AfterFunc(time.Until(d.at), func() { w.change(func() {}) })
+func (w *wire) await(deadline time.Time) {
+	if !deadline.IsZero() {
+		defer time.AfterFunc(time.Until(deadline), func() { w.change(func() {}) }).Stop()
 	}
 	w.changed.Wait()
 }
