@@ -140,19 +140,10 @@ func TestBodyRestIsNotReadOnHTTP2(t *testing.T) {
 
 // http.NewRequest gives a request without a body no Body, as hosts' tests do.
 func TestBodyNil(t *testing.T) {
-	for _, c := range []struct {
-		method, path, key string
-		status            int
-	}{
-		{"POST", "/v1/chat", testKey, 422},
-		{"POST", "/v1/chat", "wrong", 401},
-		{"POST", "/v1/nothing", testKey, 404},
-		{"GET", "/v1/bots", testKey, 200},
-	} {
-		is := is.New(t)
-		r := newRequest(c.method, c.path, nil, "Authorization", "Bearer "+c.key)
+	for path, status := range map[string]int{"/v1/chat": 422, "/v1/nothing": 404, "/v1/bots": 405} {
+		r := newRequest("POST", path, nil)
 		r.Body = nil
-		is.Equal(record(New(testOptions(t, io.Discard)), r).Code, c.status)
+		is.New(t).Equal(record(New(testOptions(t, io.Discard)), r).Code, status)
 	}
 }
 
@@ -231,7 +222,9 @@ func TestBodyFails(t *testing.T) {
 					default:
 						is.Equal(escaped, nil)
 						is.Equal(w.Code, request.status)
-						is.True(request.method != "POST" || strings.Contains(log.String(), c.logged))
+						if request.method == "POST" && !strings.Contains(log.String(), c.logged) {
+							t.Errorf("%q is not in %s", c.logged, log.String())
+						}
 					}
 				})
 			})

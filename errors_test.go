@@ -127,7 +127,6 @@ func TestErrorResponse(t *testing.T) {
 	}{
 		{"a StatusError", says(429, "Slow down", 1500*time.Millisecond, cause), `429 {"detail":"Slow down"}`, "2", "INFO dial tcp 10.0.0.7"},
 		{"a pointer to one", returns(&StatusError{Status: 429, Detail: "Slow down", Err: cause}), `429 {"detail":"Slow down"}`, "", "INFO dial tcp 10.0.0.7"},
-		{"a wrapped one", returns(fmt.Errorf("asking: %w", StatusError{Status: 451, Detail: "Not here", Err: cause})), `451 {"detail":"Not here"}`, "", "INFO dial tcp 10.0.0.7"},
 		{"a wrapped pointer to one", returns(fmt.Errorf("asking: %w", &StatusError{Status: 503, Detail: "Closed", Err: cause})), `503 {"detail":"Closed"}`, "", "ERROR dial tcp 10.0.0.7"},
 		{"one of several", returns(errors.Join(cause, &StatusError{Status: 502, Detail: "Bad upstream"})), `502 {"detail":"Bad upstream"}`, "", "ERROR dial tcp 10.0.0.7"},
 		{"one around a pointer to another", says(503, "Closed", 0, &StatusError{Status: 404, Detail: "No row 7"}), `503 {"detail":"Closed"}`, "", "ERROR No row 7"},
@@ -146,11 +145,9 @@ func TestErrorResponse(t *testing.T) {
 		{"the lowest status", says(400, "low", 0, nil), `400 {"detail":"low"}`, "", ""},
 		{"the highest status", says(599, "high", 0, cause), `599 {"detail":"high"}`, "", "ERROR dial tcp 10.0.0.7"},
 		{"a status above all", says(600, "what?", 0, cause), internal, "", "ERROR dial tcp 10.0.0.7"},
-		{"half a second", says(503, "x", time.Second/2, nil), `503 {"detail":"x"}`, "1", "INFO 503 x"},
 		{"a whole minute", says(503, "x", time.Minute, nil), `503 {"detail":"x"}`, "60", "INFO 503 x"},
 		{"a nanosecond more", says(503, "x", time.Minute+1, nil), `503 {"detail":"x"}`, "61", "INFO 503 x"},
 		{"for ever", says(503, "x", math.MaxInt64, nil), `503 {"detail":"x"}`, "9223372037", "INFO 503 x"},
-		{"a pause, whatever the status", says(402, "x", time.Hour, nil), `402 {"detail":"x"}`, "3600", "INFO 402 x"},
 		{"a pause with a cause", says(503, "x", time.Minute, cause), `503 {"detail":"x"}`, "60", "ERROR dial tcp 10.0.0.7"},
 		{"never", says(503, "x", -time.Minute, nil), `503 {"detail":"x"}`, "", "ERROR 503 x"},
 		{"any other error", returns(cause), internal, "", "ERROR dial tcp 10.0.0.7"},
@@ -160,23 +157,16 @@ func TestErrorResponse(t *testing.T) {
 		{"a cancellation of the host's own", returns(context.Canceled), internal, "", "ERROR context canceled"},
 		{"a deadline of the host's own", returns(context.DeadlineExceeded), internal, "", "ERROR context deadline exceeded"},
 		{"that another client left", returns(fmt.Errorf("asked together: %w", ErrClientLeft)), internal, "", "ERROR asked together"},
-		{"that another client did not read", returns(fmt.Errorf("asked together: %w", ErrClientStalled)), internal, "", "ERROR asked together"},
-		{"that another chat took too long", returns(fmt.Errorf("asked together: %w", ErrChatTimeout)), internal, "", "ERROR asked together"},
 		{"an abort that is returned", returns(fmt.Errorf("proxy: %w", http.ErrAbortHandler)), "cut", "", ""},
 
 		{"a panic with a text", panics("no table bots"), internal, "", panicked},
-		{"a panic with an error", panics(errors.New("no table bots")), internal, "", panicked},
 		{"a panic with a StatusError", panics(StatusError{Status: 418, Detail: "no table bots"}), internal, "", panicked},
-		{"a panic with a sentinel", panics(ErrBotNotFound), internal, "", panicked},
 		{"a panic around an abort", panics(fmt.Errorf("no table bots: %w", http.ErrAbortHandler)), internal, "", panicked},
 		{"a panic that cannot be compared", panics([]string{"no table bots"}), internal, "", panicked},
 		{"a panic with nil", panics(nil), internal, "", panicked},
-		{"an index out of range", func() error { var bots []Bot; _ = bots[len(testKey)]; return nil }, internal, "", panicked},
 		{"a nil pointer", func() error { var r *ChatRequest; _ = r.Bot; return nil }, internal, "", panicked},
 		{"an abort", panics(http.ErrAbortHandler), "cut", "", ""},
 
-		{"a list", returns(list), invalid, "", ""},
-		{"a pointer to a list", returns(&list), invalid, "", ""},
 		{"a wrapped list", returns(fmt.Errorf("tools: %w", list)), invalid, "", ""},
 		{"a wrapped pointer to a list", returns(fmt.Errorf("tools: %w", &list)), invalid, "", ""},
 		{"a list without problems", returns(HTTPValidationError{}), `422 {"detail":[]}`, "", ""},
@@ -187,14 +177,10 @@ func TestErrorResponse(t *testing.T) {
 		{"a list that is a StatusError's cause", says(502, "", 0, list), `502 {"detail":"Bad Gateway"}`, "", "ERROR 502 : invalid request: [body tools 0 <name>]: unknown tool"},
 
 		{"a trap in Error", returns(trapError{"Error"}), internal, "", reading + "a trap in Error"},
-		{"a trap in Is", returns(trapError{"Is"}), internal, "", reading + "a trap in Is"},
-		{"a trap in Is, behind a StatusError", trapped("Is"), internal, "", reading + "a trap in Is"},
-		{"a trap in As", returns(trapError{"As"}), internal, "", reading + "a trap in As"},
-		{"a trap in As, behind a StatusError", trapped("As"), internal, "", reading + "a trap in As"},
-		{"an As that lies", returns(trapError{"As, which lies"}), internal, "", reading + "an As that returns true has set nothing"},
-		{"an As that lies, behind a StatusError", trapped("As, which lies"), internal, "", reading + "an As that returns true has set nothing"},
-		{"a trap in Unwrap", returns(trapError{"Unwrap"}), internal, "", reading + "a trap in Unwrap"},
-		{"a trap in Unwrap, behind a StatusError", trapped("Unwrap"), internal, "", reading + "a trap in Unwrap"},
+		{"a trap in Is", trapped("Is"), internal, "", reading + "a trap in Is"},
+		{"a trap in As", trapped("As"), internal, "", reading + "a trap in As"},
+		{"an As that lies", trapped("As, which lies"), internal, "", reading + "an As that returns true has set nothing"},
+		{"a trap in Unwrap", trapped("Unwrap"), internal, "", reading + "a trap in Unwrap"},
 	} {
 		for _, part := range hostParts {
 			t.Run(c.name+" in the "+part.name, func(t *testing.T) {
@@ -243,8 +229,8 @@ func TestErrorTexts(t *testing.T) {
 	is.Equal(HTTPValidationError{[]ValidationError{{[]any{"body", "x"}, "bad", "t"}, {}}}.Error(), "invalid request: [body x]: bad (2 in all)")
 }
 
-// isFoundEitherWay looks for an error by value and as a pointer, where it stands
-// by value and as a pointer.
+// isFoundEitherWay looks for an error as a value and as a pointer, where it stands
+// as either.
 func isFoundEitherWay[E error, P interface {
 	*E
 	error
@@ -278,11 +264,11 @@ func TestHostEndsARequestInEachPart(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					is := is.New(t)
 					var log testLog
-					began, told := time.Now(), make(chan time.Duration, 1)
+					told := make(chan time.Time, 1)
 					o := testOptions(t, &log)
 					part.install(&o, func(ctx context.Context) error {
 						<-ctx.Done()
-						told <- time.Since(began)
+						told <- time.Now()
 						return fmt.Errorf("asking the database: %w", ctx.Err())
 					})
 					o.OnChat = func(_ context.Context, r ChatReport) {
@@ -292,15 +278,16 @@ func TestHostEndsARequestInEachPart(t *testing.T) {
 					}
 					ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, cause)
 					defer cancel()
+					ends, _ := ctx.Deadline()
 					w := httptest.NewRecorder()
-					cut := serveRequest(w, New(o), newRequest(part.method, part.path, strings.NewReader(part.body)).WithContext(ctx))
-					is.Equal(<-told, time.Second)
-					is.Equal(cut, want == "cut")
-					if cut {
-						is.Equal(w.Body.Len(), 0)
-						is.Equal(log.String(), "")
-					} else {
-						is.Equal(fmt.Sprint(w.Code, " ", w.Body), want)
+					answer := "cut"
+					if !serveRequest(w, New(o), newRequest(part.method, part.path, strings.NewReader(part.body)).WithContext(ctx)) {
+						answer = fmt.Sprint(w.Code, " ", w.Body)
+					}
+					is.Equal(answer, want)
+					is.Equal(<-told, ends)
+					if want == "cut" {
+						is.Equal(w.Body.String()+log.String(), "")
 					}
 				})
 			})

@@ -8,9 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -60,23 +60,13 @@ func TestHostileConnections(t *testing.T) {
 	server := serveLogged(New(testOptions(t, &log)), &log)
 	defer server.Close()
 	unread := 0 // requests
-	for name, test := range map[string]struct{ send, want string }{
+	type dialogue struct{ send, want string }
+	tests := map[string]dialogue{
 		// Bodies whose length is said twice or wrongly: no byte of a body is ever read as a request.
 		"a length and chunks: the chunks count":         {chat("Content-Length: 4", chunked, closing) + chunks, "echoed"},
-		"two lengths that differ":                       {chat("Content-Length: 48", "Content-Length: 5") + echoBody + last, "400"},
 		"two lengths that agree":                        {chat("Content-Length: 48", "Content-Length: 48") + echoBody + last, "echoed listed"},
-		"a list of lengths":                             {chat("Content-Length: 48, 48") + echoBody + last, "400"},
-		"a length with a sign":                          {chat("Content-Length: +48") + echoBody + last, "400"},
-		"a length below zero":                           {chat("Content-Length: -1") + echoBody + last, "400"},
-		"a hexadecimal length":                          {chat("Content-Length: 0x30") + echoBody + last, "400"},
-		"a length over 64 bits":                         {chat("Content-Length: 18446744073709551664") + echoBody + last, "400"},
 		"no length and no chunks":                       {chat() + last, "no-body listed"},
 		"no length, no chunks and no key":               {lines(chatLine, host) + last, "no-key listed"},
-		"an unknown coding":                             {chat("Transfer-Encoding: xchunked") + echoBody + last, "501"},
-		"two codings":                                   {chat("Transfer-Encoding: gzip, chunked") + last, "501"},
-		"chunks twice":                                  {chat(chunked, chunked) + last, "501"},
-		"chunks, then identity":                         {chat("Transfer-Encoding: chunked, identity") + last, "501"},
-		"a space before a colon":                        {chat("Transfer-Encoding : chunked") + "0\r\n\r\n" + last, "400"},
 		"a tab before chunked":                          {chat("Transfer-Encoding:\tchunked", closing) + chunks, "echoed"},
 		"a body that is a request, of a GET":            {list(lengthOfLast) + last + last, "listed listed"},
 		"a body that is a request, of an unknown path":  {lines("POST /elsewhere HTTP/1.1", host, lengthOfLast) + last + last, "not-found listed"},
@@ -96,14 +86,7 @@ func TestHostileConnections(t *testing.T) {
 
 		// Heads.
 		"a line feed alone ends a line": {strings.ReplaceAll(last, "\r\n", "\n"), "listed"},
-		"a carriage return in a value":  {list("X-A: a\rX-B: b"), "400"},
-		"a zero in a value":             {list("X-A: a\x00b"), "400"},
-		"a space in a name":             {list("Content Length: 5"), "400"},
-		"no name":                       {list(": value"), "400"},
 		"a folded line":                 {lines(listLine, host, "Authorization: Bearer", " "+testKey, closing), "listed"},
-		"no host":                       {lines(listLine, key), "400"},
-		"two hosts":                     {list(host), "400"},
-		"a hostile host":                {lines(listLine, "Host: a b", key), "400"},
 		"a head of more than 1 MiB":     {list("X-A: " + strings.Repeat("a", 2<<20)), "431"},
 		"many small headers":            {list(strings.Repeat("X-A: a\r\n", 200_000) + "X-B: b"), "431"},
 		"half a head":                   {listLine + "\r\n" + host, "400"},
@@ -112,11 +95,7 @@ func TestHostileConnections(t *testing.T) {
 		"HTTP/1.0":                      {lines("GET /v1/bots HTTP/1.0", key), "listed"},
 		"HTTP/0.9":                      {"GET /v1/bots\r\n", "400"},
 		"HTTP/2 without an agreement":   {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "not-found"},
-		"HTTP/3.0":                      {lines("GET /v1/bots HTTP/3.0", host, key), "505"},
-		"a method that is none":         {lines("G(T /v1/bots HTTP/1.1", host, key), "400"},
 		"the asterisk form":             {lines("OPTIONS * HTTP/1.1", host, key, closing), "200"}, // net/http's own answer
-		"a broken encoding":             {lines("GET /v1/%zz HTTP/1.1", host, key), "400"},
-		"a target without a slash":      {lines("GET v1/bots HTTP/1.1", host, key), "400"},
 		"an upgrade":                    {list("Connection: Upgrade, close", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"), "listed"},
 		"requests in a row":             {list() + chat("Content-Length: 48") + echoBody + last, "listed echoed listed"},
 
@@ -142,13 +121,29 @@ func TestHostileConnections(t *testing.T) {
 		"a body for a chunk's size":    {chat(chunked, closing) + text + "\r\n", "unread"},
 		"a body for a chunk's end":     {chat(chunked, closing) + "1\r\n{" + text + "\r\n0\r\n\r\n", "unread"},
 		"a body that breaks off":       {chat("Content-Length: 1000") + chatBodyJSON(text, false), "unread"},
-		"a text for a host":            {lines(listLine, "Host: "+text+testKey, key), "400"},
-		"a key in a path":              {lines("GET /"+testKey+"/%zz HTTP/1.1", host, key), "400"},
 		"a key in a query":             {lines("GET /v1/bots?"+testKey+";%zz HTTP/1.1", host, key, closing), "listed"},
-		"a header without a colon":     {list(text), "400"},
-		"a text for a length":          {chat("Content-Length: " + text), "400"},
-		"a text for a coding":          {chat("Transfer-Encoding: " + text), "501"},
+	}
+	// What net/http refuses by itself: heads, and headers in the head of a chat.
+	for want, heads := range map[string][]string{
+		"400": {
+			lines(listLine, key), lines(listLine, host, host, key), lines(listLine, "Host: a b", key), lines(listLine, "Host: "+text+testKey, key),
+			lines("G(T /v1/bots HTTP/1.1", host, key), lines("GET /v1/%zz HTTP/1.1", host, key), lines("GET v1/bots HTTP/1.1", host, key),
+			lines("GET /"+testKey+"/%zz HTTP/1.1", host, key),
+			chat("Content-Length: 48", "Content-Length: 5"), chat("Content-Length: 48, 48"), chat("Content-Length: +48"), chat("Content-Length: -1"),
+			chat("Content-Length: 0x30"), chat("Content-Length: 18446744073709551664"), chat("Content-Length: " + text),
+			chat("Transfer-Encoding : chunked"), chat("X-A: a\rX-B: b"), chat("X-A: a\x00b"), chat("Content Length: 5"), chat(": value"), chat(text),
+		},
+		"501": {
+			chat("Transfer-Encoding: xchunked"), chat("Transfer-Encoding: gzip, chunked"), chat(chunked, chunked),
+			chat("Transfer-Encoding: chunked, identity"), chat("Transfer-Encoding: " + text),
+		},
+		"505": {lines("GET /v1/bots HTTP/3.0", host, key)},
 	} {
+		for _, head := range heads {
+			tests[head] = dialogue{head + echoBody + last, want}
+		}
+	}
+	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
 			want := strings.Fields(test.want)
@@ -173,34 +168,38 @@ func TestHostileConnections(t *testing.T) {
 	is.Equal(strings.Count(log.String(), "reading the request body"), unread)
 }
 
-// converse sends bytes on a connection of their own, and returns the answers
-// until the server closes it, and what is none. A client that did not ask for
-// that closes its half.
+// converse sends bytes on a connection of their own, and returns the answers until
+// the server closes it, and what is none. The last may be cut short. A client that
+// did not ask for that closes its half.
 func converse(t testing.TB, server *httptest.Server, send string) (answers []string, rest string) {
-	conn := dialTCP(t, server)
-	_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
-	sent := make(chan struct{})
-	go func() {
-		defer close(sent)
-		_, _ = io.WriteString(conn, send) // refused in the middle: then the answer says so
-		if !strings.Contains(send, "close") {
-			_ = conn.CloseWrite()
-		}
-	}()
-	received, _ := io.ReadAll(conn) // a reset, where the server did not take all
-	<-sent
-	return parseAnswers(string(received))
-}
-
-// parseAnswers reads answers to anything but HEAD, and returns what is none. The
-// last may be cut short.
-func parseAnswers(received string) (answers []string, rest string) {
-	rest, _ = eachAnswer(received, func(res *http.Response, body string) {
+	rest, _ = eachAnswer(sendRaw(t, server, send, !strings.Contains(send, "close")), func(res *http.Response, body string) {
 		answers = append(answers, fmt.Sprintf("%d %s", res.StatusCode, body))
 	})
 	return answers, rest
 }
 
+// sendRaw returns what the server says to these bytes until it closes the
+// connection, or its client does.
+func sendRaw(t testing.TB, server *httptest.Server, send string, closeHalf bool) string {
+	conn := dialTCP(t, server)
+	_ = conn.SetDeadline(time.Now().Add(8 * time.Second)) // a fuzzing process is ended after 10
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		_, _ = io.WriteString(conn, send) // refused in the middle: then the answer says so
+		if closeHalf {
+			_ = conn.CloseWrite()
+		}
+	}()
+	received, err := io.ReadAll(conn) // a reset, where the server did not take all
+	<-sent
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("no end after %q", received)
+	}
+	return string(received)
+}
+
+// eachAnswer reads answers to anything but HEAD.
 func eachAnswer(received string, visit func(res *http.Response, body string)) (rest string, err error) {
 	unread := strings.NewReader(received)
 	from := bufio.NewReader(unread)
@@ -224,7 +223,8 @@ func eachAnswer(received string, visit func(res *http.Response, body string)) (r
 // A client that goes on sending gets its refusal before its connection is reset:
 // net/http's client, too, for which a failed write is the end.
 func TestHostileClientGoesOnSending(t *testing.T) {
-	const announced = 64 << 20
+	body := strings.Repeat(" ", 64<<20)
+	announced := int64(len(body))
 	server := httptest.NewServer(wrapped(New(testOptions(t, t.Output()))))
 	defer server.Close()
 	for name, change := range map[string]func(*http.Request){
@@ -240,7 +240,7 @@ func TestHostileClientGoesOnSending(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
 			for range 5 {
-				r, err := http.NewRequest("POST", server.URL+"/v1/chat", io.LimitReader(spaces{}, announced))
+				r, err := http.NewRequest("POST", server.URL+"/v1/chat", io.MultiReader(strings.NewReader(body)))
 				is.NoErr(err)
 				change(r)
 				res, err := server.Client().Do(r)
@@ -252,16 +252,6 @@ func TestHostileClientGoesOnSending(t *testing.T) {
 			}
 		})
 	}
-}
-
-// spaces is a body without an end.
-type spaces struct{}
-
-func (spaces) Read(p []byte) (int, error) {
-	for i := range p {
-		p[i] = ' '
-	}
-	return len(p), nil
 }
 
 // FuzzConnection sends any bytes to a real server. Whatever they are, the server
@@ -279,25 +269,9 @@ func FuzzConnection(f *testing.F) {
 	server := serveLogged(New(testOptions(f, io.Discard)), &log)
 	defer server.Close()
 	f.Fuzz(func(t *testing.T, send []byte) {
-		conn, err := net.Dial("tcp", server.Listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		_ = conn.SetDeadline(time.Now().Add(8 * time.Second)) // a fuzzing process is ended after 10
-		sent := make(chan struct{})
-		go func() {
-			defer close(sent)
-			_, _ = conn.Write(send)
-			_ = conn.(*net.TCPConn).CloseWrite()
-		}()
-		received, err := io.ReadAll(conn)
-		<-sent
-		if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
-			t.Fatalf("no end after %q", received)
-		}
+		received := sendRaw(t, server, string(send), true)
 		if !bytes.Contains(send, []byte("HEAD")) { // whose answers only its sender can read
-			checkAnswers(t, string(received))
+			checkAnswers(t, received)
 		}
 		if strings.Contains(log.String(), "panic serving") {
 			t.Fatal(log.String())

@@ -22,28 +22,27 @@ func botWith(change func(*Bot)) Bot {
 }
 
 func TestBotValidate(t *testing.T) {
-	const (
-		blank  = "cannot be blank"
-		spaced = "must not contain white space or control characters"
-		noURL  = "must be an absolute URL"
-	)
-	codes := map[string]string{blank: "validation_required", spaced: "bot_identifier", noURL: "bot_avatar_url"}
+	blank := [2]string{"cannot be blank", "validation_required"}
+	spaced := [2]string{"must not contain white space or control characters", "bot_identifier"}
+	noURL := [2]string{"must be an absolute URL", "bot_avatar_url"}
+	valid := [2]string{}
 	for _, c := range []struct {
-		field, msg string // "": the bot is valid
-		values     []string
+		field  string
+		want   [2]string // message and code
+		values []string
 	}{
-		{"uid", "", []string{"bot/7?x=1#é"}}, // it need be no UUID
+		{"uid", valid, []string{"bot/7?x=1#é"}}, // it need be no UUID
 		{"uid", blank, []string{""}},
 		{"uid", spaced, []string{" ", "bot 7", "bot\n7"}},
-		{"slug", "", []string{"Max_Mustermann", "007"}},
+		{"slug", valid, []string{"Max_Mustermann", "007"}},
 		{"slug", blank, []string{""}},
 		{"slug", spaced, []string{"bot\t7", "bot\u00A07", "bot\x007", "bot\x7f", "bot\u0085"}},
-		{"name", "", []string{"Max\nMustermann"}},
+		{"name", valid, []string{"Max\nMustermann"}},
 		{"name", blank, []string{""}},
 		{"model", blank, []string{""}},
-		{"description", "", []string{""}},
-		{"welcome_message", "", []string{""}},
-		{"avatar_url", "", []string{"", "data:image/png;base64,AA==", "blob:echo"}},
+		{"description", valid, []string{""}},
+		{"welcome_message", valid, []string{""}},
+		{"avatar_url", valid, []string{"", "data:image/png;base64,AA==", "blob:echo"}},
 		{"avatar_url", noURL, []string{"/echo.png", "//bots.example.com/echo.png", "https://bots example.com/%zz"}},
 	} {
 		for _, value := range c.values {
@@ -54,24 +53,20 @@ func TestBotValidate(t *testing.T) {
 				is.NoErr(err)
 				is.NoErr(json.Unmarshal(change, &bot))
 				err = bot.Validate()
-				if c.msg == "" {
+				if c.want == valid {
 					is.NoErr(err)
 					return
 				}
-				var fields validation.Errors
-				is.True(errors.As(err, &fields))
+				fields, _ := errors.AsType[validation.Errors](err)
 				is.Equal(len(fields), 1)
-				is.Equal(fields[c.field].Error(), c.msg)
-				is.Equal(fields[c.field].(validation.Error).Code(), codes[c.msg])
+				problem, found := fields[c.field].(validation.Error)
+				is.True(found)
+				is.Equal([2]string{problem.Error(), problem.Code()}, c.want)
 			})
 		}
 	}
-	t.Run("every field at once", func(t *testing.T) {
-		is := is.New(t)
-		var fields validation.Errors
-		is.True(errors.As(Bot{AvatarURL: "x"}.Validate(), &fields))
-		is.Equal(len(fields), 5)
-	})
+	fields, _ := errors.AsType[validation.Errors](Bot{AvatarURL: "x"}.Validate())
+	is.New(t).Equal(len(fields), 5) // each at once
 }
 
 // holds says of a store which bots it has, in which order.
@@ -190,28 +185,27 @@ func TestMemoryStoreReplaceConcurrently(t *testing.T) {
 		}
 		return bots
 	}
-	store, err := NewMemoryStore(set("old")...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	old, other := set("old"), set("new")
+	store, err := NewMemoryStore(old...)
+	is.New(t).NoErr(err)
 	var group sync.WaitGroup
 	for range 4 {
 		group.Go(func() {
 			for range 200 {
 				bots, err := store.Bots(t.Context())
-				mixed := slices.ContainsFunc(bots, func(bot Bot) bool { return bot.Name != bots[0].Name })
 				bySlug, slugErr := store.BotBySlug(t.Context(), "s7")
 				byUID, uidErr := store.BotByUID(t.Context(), "u7")
-				if err := errors.Join(err, slugErr, uidErr); err != nil || len(bots) != 20 || mixed || bySlug.UID != "u7" || byUID.Slug != "s7" {
+				whole := slices.Equal(bots, old) || slices.Equal(bots, other)
+				if err := errors.Join(err, slugErr, uidErr); err != nil || !whole || bySlug.UID != "u7" || byUID.Slug != "s7" {
 					t.Errorf("%v %v %v %v", err, bots, bySlug, byUID)
 				}
 			}
 		})
 	}
-	for _, name := range []string{"old", "new"} {
+	for _, set := range [][]Bot{old, other} {
 		group.Go(func() {
 			for range 100 {
-				if err := store.Replace(set(name)...); err != nil {
+				if err := store.Replace(set...); err != nil {
 					t.Error(err)
 				}
 			}
@@ -220,19 +214,20 @@ func TestMemoryStoreReplaceConcurrently(t *testing.T) {
 	group.Wait()
 }
 
+// A bot's own JSON is that of the list.
 func TestBotJSON(t *testing.T) {
 	is := is.New(t)
 	encoded, err := json.Marshal([]any{echoBot, &otherBot})
 	is.NoErr(err)
 	is.Equal(string(encoded), listedBots)
-	for _, bot := range []Bot{echoBot, otherBot, {}, {Name: "\"\\\n\u2028<b>[DONE]😀"}} {
-		encoded, err := json.Marshal(map[string]any{"bot": bot})
-		is.NoErr(err)
-		var decoded map[string]Bot
-		is.NoErr(json.Unmarshal(encoded, &decoded))
-		is.Equal(decoded["bot"], bot)
-	}
-	encoded, err = Bot{Name: "a\xff\xe2\x82"}.MarshalJSON()
+	bot := Bot{UID: "a\xffb", Name: "\"\\/\b\f\n\r\t\x00\x1f\x7f", Description: "<b>&amp;</b>", WelcomeMessage: "\u0085\u2028\u2029[DONE]😀\xf0\x9f\x98"}
+	listed := listOf(New(bots(t, func(context.Context) ([]Bot, error) { return []Bot{bot}, nil }))).Body.String()
+	encoded, err = bot.MarshalJSON()
 	is.NoErr(err)
-	is.True(strings.Contains(string(encoded), "\"name\":\"a\uFFFD\uFFFD\uFFFD\""))
+	is.Equal(listed, "["+string(encoded)+"]")
+	is.True(!strings.ContainsAny(listed, "\u0085\u2028\u2029"))
+	var decoded []Bot
+	is.NoErr(json.Unmarshal([]byte(listed), &decoded))
+	bot.UID, bot.WelcomeMessage = "a\uFFFDb", "\u0085\u2028\u2029[DONE]😀\uFFFD\uFFFD\uFFFD"
+	is.Equal(decoded, []Bot{bot})
 }
