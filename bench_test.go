@@ -7,8 +7,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -54,15 +56,15 @@ func (h *plainHandler) chat(w http.ResponseWriter, r *http.Request) {
 		h.write(w, http.StatusUnprocessableEntity, map[string]string{"detail": err.Error()})
 		return
 	}
-	bot := h.bot(body.BotUID, body.BotSlug)
+	bot := slices.IndexFunc(h.bots, func(b Bot) bool { return b.UID == body.BotUID || b.Slug == body.BotSlug })
 	if body.Prompt != "" {
 		body.Messages = append(body.Messages, ChatMessage{RoleUser, body.Prompt})
 	}
-	if bot == nil || body.Stream == nil || len(body.Messages) == 0 {
+	if bot < 0 || body.Stream == nil || len(body.Messages) == 0 {
 		h.write(w, http.StatusUnprocessableEntity, map[string]string{"detail": "invalid request"})
 		return
 	}
-	req := &ChatRequest{Bot: *bot, Messages: body.Messages, UserID: body.UserID, Stream: *body.Stream}
+	req := &ChatRequest{Bot: h.bots[bot], Messages: body.Messages, UserID: body.UserID, Stream: *body.Stream}
 	if req.Stream {
 		h.stream(w, r, req)
 		return
@@ -76,15 +78,6 @@ func (h *plainHandler) chat(w http.ResponseWriter, r *http.Request) {
 		answer.WriteString(fragment)
 	}
 	h.write(w, http.StatusOK, map[string]string{"content": answer.String()})
-}
-
-func (h *plainHandler) bot(uid, slug string) *Bot {
-	for i := range h.bots {
-		if h.bots[i].UID == uid || h.bots[i].Slug == slug {
-			return &h.bots[i]
-		}
-	}
-	return nil
 }
 
 func (h *plainHandler) stream(w http.ResponseWriter, r *http.Request, req *ChatRequest) {
@@ -109,16 +102,13 @@ func (h *plainHandler) write(w http.ResponseWriter, status int, answer any) {
 }
 
 // benchmarked returns both handlers over the same bots, keys and engine.
-func benchmarked(b *testing.B, bots []Bot, engine ChatEngine) map[string]http.Handler {
-	o := testOptions(b, io.Discard)
+func benchmarked(bots []Bot, engine ChatEngine) map[string]http.Handler {
 	store, err := NewMemoryStore(bots...)
-	if err != nil {
-		b.Fatal(err)
-	}
-	o.Bots, o.Engine = store, engine
+	must(err)
+	keys := map[string]string{testKey: testAccount}
 	return map[string]http.Handler{
-		"botapi": New(o),
-		"plain":  &plainHandler{bots: bots, keys: map[string]string{testKey: testAccount}, engine: engine},
+		"botapi": New(Options{Bots: store, Keys: StaticKeys(keys), Engine: engine, Logger: slog.New(slog.DiscardHandler)}),
+		"plain":  &plainHandler{bots: bots, keys: keys, engine: engine},
 	}
 }
 
@@ -139,11 +129,7 @@ func (d *discarded) SetWriteDeadline(time.Time) error { return nil }
 func benchmarkRequest(b *testing.B, h http.Handler, method, path, body string) {
 	b.ReportAllocs()
 	reader := strings.NewReader(body)
-	req, err := http.NewRequestWithContext(b.Context(), method, path, reader)
-	if err != nil {
-		b.Fatal(err)
-	}
-	req.Header.Set("Authorization", "Bearer "+testKey)
+	req := newRequest(method, path, reader)
 	w := &discarded{header: make(http.Header)}
 	before := cpuTime()
 	for b.Loop() {
@@ -164,16 +150,14 @@ var chatOf1KB = func() string {
 		"stream":   false,
 		"user_id":  "user-42",
 	})
-	if err != nil {
-		panic(err)
-	}
+	must(err)
 	return string(body)
 }()
 
 var answerOf1KB = strings.Repeat("what a plain answer holds, ", 38)
 
 func BenchmarkOneAnswer(b *testing.B) {
-	for name, h := range benchmarked(b, []Bot{otherBot, echoBot}, fragmentsOf(answerOf1KB)) {
+	for name, h := range benchmarked([]Bot{otherBot, echoBot}, fragmentsOf(answerOf1KB)) {
 		b.Run(name, func(b *testing.B) { benchmarkRequest(b, h, "POST", "/v1/chat", chatOf1KB) })
 	}
 }
@@ -181,7 +165,7 @@ func BenchmarkOneAnswer(b *testing.B) {
 // BenchmarkRefusedBody refuses a body of the size of a good one; the plain
 // handler's good one is what it must not be dearer than.
 func BenchmarkRefusedBody(b *testing.B) {
-	handlers := benchmarked(b, []Bot{otherBot, echoBot}, fragmentsOf(answerOf1KB))
+	handlers := benchmarked([]Bot{otherBot, echoBot}, fragmentsOf(answerOf1KB))
 	refused := strings.Replace(chatOf1KB, `"stream":false`, `"stream":null`, 1)
 	b.Run("botapi", func(b *testing.B) { benchmarkRequest(b, handlers["botapi"], "POST", "/v1/chat", refused) })
 	b.Run("plain-good", func(b *testing.B) { benchmarkRequest(b, handlers["plain"], "POST", "/v1/chat", chatOf1KB) })
@@ -197,7 +181,7 @@ func BenchmarkFragment(b *testing.B) {
 			}
 		}
 	})
-	for name, h := range benchmarked(b, []Bot{echoBot}, engine) {
+	for name, h := range benchmarked([]Bot{echoBot}, engine) {
 		b.Run(name, func(b *testing.B) {
 			benchmarkRequest(b, h, "POST", "/v1/chat", chatBodyJSON("hi", true))
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/fragments, "ns/fragment")
@@ -217,7 +201,7 @@ func manyBots(n int) []Bot {
 
 func BenchmarkList1000(b *testing.B) {
 	bots := manyBots(1000)
-	for name, h := range benchmarked(b, bots, fragmentsOf()) {
+	for name, h := range benchmarked(bots, fragmentsOf()) {
 		b.Run(name, func(b *testing.B) { benchmarkRequest(b, h, "GET", "/v1/bots", "") })
 	}
 	b.Run("json.Encoder", func(b *testing.B) {

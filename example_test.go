@@ -10,11 +10,9 @@ import (
 	"iter"
 	"log"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"time"
 
 	"example.com/botapi"
@@ -88,37 +86,16 @@ func newOptions() botapi.Options {
 		log.Fatal(err)
 	}
 	return botapi.Options{
-		Bots:   bots,
-		Keys:   botapi.StaticKeys(map[string]string{"my-key": "me"}),
-		Engine: says(func(req *botapi.ChatRequest) string { return req.Messages[len(req.Messages)-1].Content }),
+		Bots: bots,
+		Keys: botapi.StaticKeys(map[string]string{"my-key": "me"}),
+		Engine: botapi.CallbackEngine(func(_ context.Context, req *botapi.ChatRequest, emit func(string) error) error {
+			return emit(req.Messages[len(req.Messages)-1].Content)
+		}),
 		Logger: slog.New(slog.DiscardHandler),
 	}
 }
 
-// says makes an engine of a function that knows its answer at once.
-func says(answer func(*botapi.ChatRequest) string) botapi.ChatEngine {
-	return botapi.ChatEngineFunc(func(_ context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
-		return func(yield func(string, error) bool) { yield(answer(req), nil) }
-	})
-}
-
 const hello = `{"bot_slug":"parrot","prompt":"hello","stream":false}`
-
-// Mounted as a subtree of a mux, the handler leaves all other paths to the
-// host.
-func ExampleNew_mux() {
-	mux := http.NewServeMux()
-	mux.Handle("/v1/", botapi.New(newOptions()))
-	mux.HandleFunc("GET /about", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "the host's own page") })
-
-	call(mux, "POST", "/v1/chat", "my-key", hello)
-	call(mux, "GET", "/about", "", "")
-	// Output:
-	// 200
-	// {"content":"hello"}
-	// 200
-	// the host's own page
-}
 
 // Behind a prefix, clients use it as their base address.
 func ExampleNew_prefix() {
@@ -176,25 +153,19 @@ func ExampleNew_middleware() {
 func ExampleNew_shutdown() {
 	draining := make(chan struct{})
 	o := newOptions()
-	o.Engine = botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
-		return func(yield func(string, error) bool) {
-			yield("I am ", nil)
-			<-draining // an engine may listen to it, and hurry
-			yield("done.", nil)
+	o.Engine = botapi.CallbackEngine(func(_ context.Context, _ *botapi.ChatRequest, emit func(string) error) error {
+		if err := emit("I am "); err != nil {
+			return err
 		}
+		<-draining // an engine may listen to it, and hurry
+		return emit("done.")
 	})
-	server := &http.Server{Handler: botapi.New(o), ReadHeaderTimeout: 10 * time.Second}
+	served := httptest.NewUnstartedServer(botapi.New(o))
+	server := served.Config // in a program, an http.Server with a ReadHeaderTimeout
 	server.RegisterOnShutdown(func() { close(draining) })
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		log.Fatal(err)
-	}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
+	served.Start()
 
-	patience, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	request, err := http.NewRequestWithContext(patience, "POST", "http://"+listener.Addr().String()+"/v1/chat",
+	request, err := http.NewRequest("POST", served.URL+"/v1/chat",
 		strings.NewReader(`{"bot_slug":"parrot","prompt":"Are you there?","stream":true}`))
 	if err != nil {
 		log.Fatal(err)
@@ -207,19 +178,19 @@ func ExampleNew_shutdown() {
 	defer response.Body.Close()
 
 	// In a program, behind <-ctx.Done(), of signal.NotifyContext.
+	patience, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
 	if err := server.Shutdown(patience); err != nil {
 		_ = server.Close() // ends the contexts of the engines that still speak
 	}
 	text, _ := io.ReadAll(response.Body)
 	fmt.Println(strings.TrimSpace(string(text)))
-	fmt.Println(<-served)
 	// Output:
 	// data: {"content":"I am "}
 	//
 	// data: {"content":"done."}
 	//
 	// data: [DONE]
-	// http: Server closed
 }
 
 // OnChat meters every chat that reached the engine, however it ended.
@@ -351,33 +322,15 @@ func ExampleChatEngineFunc() {
 	// {"content":"Ready, steady, go!"}
 }
 
-// Replace publishes another set of bots at once, or nothing of it.
-func ExampleMemoryStore() {
-	store, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "parrot", Name: "Parrot", Model: "parrot-1"})
-	if err != nil {
-		log.Fatal(err)
-	}
-	fmt.Println(store.Replace(botapi.Bot{UID: "u2", Slug: "my owl", Name: "Owl", Model: "owl-1"}))
-	fmt.Println(store.Replace(botapi.Bot{UID: "u2", Slug: "owl", Name: "Owl", Model: "owl-1"}))
-	_, err = store.BotBySlug(context.Background(), "parrot")
-	fmt.Println(err)
-	// Output:
-	// botapi: bot 0 (slug "my owl"): slug: must not contain white space or control characters.
-	// <nil>
-	// botapi: bot not found
-}
-
 // A StatusError chooses what the client is told. Its cause is for the log.
 func ExampleStatusError() {
 	o := newOptions()
-	o.Engine = botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
-		return func(yield func(string, error) bool) {
-			yield("", botapi.StatusError{
-				Status:     http.StatusServiceUnavailable,
-				Detail:     "The model is loading",
-				RetryAfter: 20 * time.Second,
-				Err:        errors.New("dial tcp 10.1.2.3:8000: connection refused"),
-			})
+	o.Engine = botapi.CallbackEngine(func(context.Context, *botapi.ChatRequest, func(string) error) error {
+		return botapi.StatusError{
+			Status:     http.StatusServiceUnavailable,
+			Detail:     "The model is loading",
+			RetryAfter: 20 * time.Second,
+			Err:        errors.New("dial tcp 10.1.2.3:8000: connection refused"),
 		}
 	})
 
@@ -391,17 +344,14 @@ func ExampleStatusError() {
 // what is wrong with them is told like anything else.
 func ExampleChatRequest_extra() {
 	o := newOptions()
-	o.Engine = botapi.ChatEngineFunc(func(_ context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
-		return func(yield func(string, error) bool) {
-			temperature := 1.0
-			if raw, ok := req.Extra["temperature"]; ok && json.Unmarshal(raw, &temperature) != nil {
-				yield("", botapi.HTTPValidationError{Detail: []botapi.ValidationError{{
-					Loc: []any{"body", "temperature"}, Msg: "value is not a valid float", Type: "type_error.float",
-				}}})
-				return
-			}
-			yield(fmt.Sprintf("at %.1f degrees", temperature), nil)
+	o.Engine = botapi.CallbackEngine(func(_ context.Context, req *botapi.ChatRequest, emit func(string) error) error {
+		temperature := 1.0
+		if raw, ok := req.Extra["temperature"]; ok && json.Unmarshal(raw, &temperature) != nil {
+			return botapi.HTTPValidationError{Detail: []botapi.ValidationError{{
+				Loc: []any{"body", "temperature"}, Msg: "value is not a valid float", Type: "type_error.float",
+			}}}
 		}
+		return emit(fmt.Sprintf("at %.1f degrees", temperature))
 	})
 	h := botapi.New(o)
 
@@ -417,8 +367,8 @@ func ExampleChatRequest_extra() {
 // An engine knows whose chat it answers.
 func ExampleAccountFrom() {
 	o := newOptions()
-	o.Engine = botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
-		return func(yield func(string, error) bool) { yield("Hello, "+botapi.AccountFrom(ctx), nil) }
+	o.Engine = botapi.CallbackEngine(func(ctx context.Context, _ *botapi.ChatRequest, emit func(string) error) error {
+		return emit("Hello, " + botapi.AccountFrom(ctx))
 	})
 
 	call(botapi.New(o), "POST", "/v1/chat", "my-key", hello)
@@ -431,16 +381,13 @@ func ExampleAccountFrom() {
 // id finds the request in all logs.
 func ExampleRequestIDFrom() {
 	o := newOptions()
-	o.Engine = botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
-		return func(yield func(string, error) bool) {
-			upstream, err := http.NewRequestWithContext(ctx, "POST", "http://model.internal/generate", nil)
-			if err != nil {
-				yield("", err)
-				return
-			}
-			upstream.Header.Set("X-Request-Id", botapi.RequestIDFrom(ctx))
-			yield(upstream.Header.Get("X-Request-Id"), nil)
+	o.Engine = botapi.CallbackEngine(func(ctx context.Context, _ *botapi.ChatRequest, emit func(string) error) error {
+		upstream, err := http.NewRequestWithContext(ctx, "POST", "http://model.internal/generate", nil)
+		if err != nil {
+			return err
 		}
+		upstream.Header.Set("X-Request-Id", botapi.RequestIDFrom(ctx))
+		return emit(upstream.Header.Get("X-Request-Id"))
 	})
 	recorder := httptest.NewRecorder()
 	request := httptest.NewRequest("POST", "/v1/chat", strings.NewReader(hello))
@@ -494,37 +441,6 @@ func ExampleMemoryStore_Replace() {
 	// <nil>
 	// botapi: bot 0 (slug "parrot"): model: cannot be blank.
 	// 1 Parrot
-}
-
-// A budget for each account: the engine knows whose chat it is, and a
-// StatusError says how long to wait.
-func ExampleStatusError_accountLimit() {
-	left := map[string]int{"me": 1} // in earnest, a table of the host's
-	var mu sync.Mutex
-	o := newOptions()
-	o.Engine = botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
-		return func(yield func(string, error) bool) {
-			mu.Lock()
-			account := botapi.AccountFrom(ctx)
-			left[account]--
-			spent := left[account] < 0
-			mu.Unlock()
-			if spent {
-				yield("", botapi.StatusError{Status: 429, Detail: "No chats left today", RetryAfter: time.Hour})
-				return
-			}
-			yield("Here you are", nil)
-		}
-	})
-	h := botapi.New(o)
-
-	call(h, "POST", "/v1/chat", "my-key", hello)
-	call(h, "POST", "/v1/chat", "my-key", hello)
-	// Output:
-	// 200
-	// {"content":"Here you are"}
-	// 429
-	// {"detail":"No chats left today"}
 }
 
 // lineRuntime stands in front of a model runtime that answers over HTTP, one

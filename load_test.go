@@ -3,7 +3,6 @@ package botapi
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -150,15 +149,8 @@ func serveLoad(kind string) {
 		plan := loadPlan(strings.Fields(lastContent(req)))
 		plan.speak(ctx, func(text string) bool { return yield(text, nil) })
 	})
-	bots := loadBots()
-	store, err := NewMemoryStore(bots...)
-	must(err)
-	keys := map[string]string{testKey: testAccount}
-	handlers := map[string]http.Handler{
-		"plain":  &plainHandler{bots: bots, keys: keys, engine: engine},
-		"bound":  http.HandlerFunc(boundHandler),
-		"botapi": New(Options{Bots: store, Keys: StaticKeys(keys), Engine: engine}),
-	}
+	handlers := benchmarked(loadBots(), engine)
+	handlers["bound"] = http.HandlerFunc(boundHandler)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(err)
 	if name := os.Getenv(loadProfileVariable); name != "" {
@@ -213,6 +205,16 @@ func countLoad(writes *atomic.Int64, collect bool) loadCounts {
 		Goroutines: runtime.NumGoroutine(),
 		Heap:       int64(memory.HeapInuse),
 		Stack:      int64(memory.StackInuse),
+	}
+}
+
+// per is what was used since before, for each of n.
+func (c loadCounts) per(unit string, n int, before loadCounts) loadFigures {
+	return loadFigures{
+		"cpu/" + unit:    float64(c.CPU-before.CPU) / float64(n),
+		"allocs/" + unit: float64(c.Mallocs-before.Mallocs) / float64(n),
+		"B/" + unit:      float64(c.Allocated-before.Allocated) / float64(n),
+		"writes/" + unit: float64(c.Writes-before.Writes) / float64(n),
 	}
 }
 
@@ -303,28 +305,15 @@ func (s *loadServer) stream(conn net.Conn, plan string, seen func(stamp int64)) 
 	if _, err := conn.Write(s.request(plan, "")); err != nil {
 		return
 	}
-	marker, done := []byte(`"content":"`), []byte(doneEvent)
-	buffer, filled := make([]byte, 64<<10), 0
-	for {
-		n, err := conn.Read(buffer[filled:])
-		if err != nil {
+	for lines := bufio.NewReaderSize(conn, 64<<10); ; {
+		line, err := lines.ReadSlice('\n')
+		if err != nil || string(line)+"\n" == doneEvent {
 			return
 		}
-		read := buffer[:filled+n]
-		for {
-			start := bytes.Index(read, marker)
-			end := bytes.Index(read[max(start, 0):], []byte(eventEnd))
-			if start < 0 || end < 0 {
-				break
-			}
-			stamp, _ := strconv.ParseInt(string(read[start+len(marker):start+end]), 10, 64)
+		if text, isEvent := bytes.CutPrefix(line, []byte(eventStart)); isEvent {
+			stamp, _ := strconv.ParseInt(string(text[:stampLength]), 10, 64)
 			seen(stamp)
-			read = read[start+end+len(eventEnd):]
 		}
-		if bytes.Contains(read, done) {
-			return
-		}
-		filled = copy(buffer, read)
 	}
 }
 
@@ -360,7 +349,7 @@ func (s *loadServer) connections(count int, use func(i int, conn net.Conn)) {
 	all.Wait()
 }
 
-// A loadFigure is one measured number of one round.
+// loadFigures are the measured numbers of one round, by their names.
 type loadFigures map[string]float64
 
 // compareLoad runs rounds of a case, and reports for each figure the median of
@@ -418,22 +407,18 @@ func TestTooManyStreamsLoseNothing(t *testing.T) {
 func BenchmarkLoadFast(b *testing.B) {
 	const clients, fragments = 8, 20_000
 	compareLoad(b, loadKinds, func(s *loadServer) loadFigures {
-		before, start := s.counts(""), time.Now()
+		before, began := s.counts(""), time.Now()
 		var events atomic.Int64
 		s.connections(clients, func(_ int, conn net.Conn) {
 			events.Add(int64(s.count(conn, fmt.Sprint("fast ", fragments))))
 		})
-		elapsed, after := time.Since(start), s.counts("")
+		elapsed, after := time.Since(began), s.counts("")
 		if events.Load() != clients*fragments {
 			b.Errorf("%d events", events.Load())
 		}
-		n := float64(events.Load())
-		return loadFigures{
-			"events/s":     n / elapsed.Seconds(),
-			"cpu/event":    float64(after.CPU-before.CPU) / n,
-			"allocs/event": float64(after.Mallocs-before.Mallocs) / n,
-			"writes/event": float64(after.Writes-before.Writes) / n,
-		}
+		figures := after.per("event", clients*fragments, before)
+		figures["events/s"] = clients * fragments / elapsed.Seconds()
+		return figures
 	})
 }
 
@@ -442,13 +427,10 @@ func BenchmarkLoadPaced(b *testing.B) {
 	compareLoad(b, loadKinds, func(s *loadServer) loadFigures {
 		before := s.counts("")
 		delays := s.delays(streams, fmt.Sprintf("paced %d %d", rate, rate*seconds), 0)
-		after := s.counts("")
-		return loadFigures{
-			"cpu/event": float64(after.CPU-before.CPU) / float64(len(delays)),
-			"delay-p50": percentile(delays, 0.50),
-			"delay-p99": percentile(delays, 0.99),
-			"events":    float64(len(delays)),
-		}
+		figures := s.counts("").per("event", len(delays), before)
+		figures["delay-p50"], figures["delay-p99"] = percentile(delays, 0.50), percentile(delays, 0.99)
+		figures["events"] = float64(len(delays))
+		return figures
 	})
 }
 
@@ -462,12 +444,10 @@ func BenchmarkLoadOverload(b *testing.B) {
 				time.AfterFunc(window-500*time.Millisecond, func() { counted <- s.counts("") })
 				delays := s.delays(streams, fmt.Sprintf("late %d %d", rate, 1_000_000), window)
 				after := <-counted // on a busy machine, later than the streams
-				return loadFigures{
-					"events":     float64(len(delays)),
-					"late-p99":   percentile(delays, 0.99),
-					"cpu/event":  float64(after.CPU-before.CPU) / float64(len(delays)),
-					"KiB/stream": float64(after.Resident-before.Resident) / streams / 1024,
-				}
+				figures := after.per("event", len(delays), before)
+				figures["events"], figures["late-p99"] = float64(len(delays)), percentile(delays, 0.99)
+				figures["KiB/stream"] = float64(after.Resident-before.Resident) / streams / 1024
+				return figures
 			})
 		})
 	}
@@ -488,12 +468,12 @@ func (s *loadServer) delays(streams int, plan string, atMost time.Duration) []ti
 	return slices.Concat(each...)
 }
 
-func percentile[T cmp.Ordered](values []T, p float64) float64 {
+func percentile(values []time.Duration, p float64) float64 {
 	if len(values) == 0 {
 		return 0
 	}
 	slices.Sort(values)
-	return float64(any(values[int(float64(len(values)-1)*p)]).(time.Duration))
+	return float64(values[int(float64(len(values)-1)*p)])
 }
 
 func BenchmarkLoadOneAnswer(b *testing.B) {
@@ -528,14 +508,7 @@ func (s *loadServer) requests(clients, each int, request []byte) loadFigures {
 			_, _ = io.Copy(io.Discard, res.Body)
 		}
 	})
-	after := s.counts("")
-	n := float64(clients * each)
-	return loadFigures{
-		"cpu/request":    float64(after.CPU-before.CPU) / n,
-		"allocs/request": float64(after.Mallocs-before.Mallocs) / n,
-		"B/request":      float64(after.Allocated-before.Allocated) / n,
-		"writes/request": float64(after.Writes-before.Writes) / n,
-	}
+	return s.counts("").per("request", clients*each, before)
 }
 
 func BenchmarkLoadSilent(b *testing.B) {

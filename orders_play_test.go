@@ -125,7 +125,7 @@ var largeText = func() string {
 	return b.String()
 }()
 
-func newPlay(t *testing.T, s surface) *play {
+func newPlay(s surface) *play {
 	p := &play{surface: s, options: s.options(), began: time.Now(), happened: make(map[string]bool), checked: make(map[string]bool), shutdown: make(chan error, 1)}
 	p.engine = &scriptedEngine{play: p, steps: make(chan engineStep, 1), released: make(chan struct{})}
 	p.options.Bots = orderBots

@@ -5,7 +5,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"os"
 	"path/filepath"
 	"regexp"
 	"runtime/debug"
@@ -74,7 +73,7 @@ func playOrder(t *testing.T, s surface, o order, ends map[string]bool) (result p
 	labels := pprof.Labels("order", line) // a crash shows them, too
 	pprof.Do(context.Background(), labels, func(context.Context) {
 		synctest.Test(t, func(t *testing.T) {
-			p := newPlay(t, s)
+			p := newPlay(s)
 			p.start(t)
 			p.settle()
 			way, searched := "", o.isShort()
@@ -194,8 +193,7 @@ func TestEveryOrder(t *testing.T) {
 
 // suiteDepth is less where everything takes ten times as long.
 func suiteDepth() int {
-	build, _ := debug.ReadBuildInfo()
-	if slices.Contains(build.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+	if raceDetector {
 		return 2
 	}
 	return 3
@@ -208,11 +206,9 @@ func playAlone(t *testing.T, line string) {
 	if events != "" {
 		o = strings.Split(events, ", ")
 	}
-	for _, step := range o {
-		for name := range strings.SplitSeq(step, "|") {
-			if eventNamed(name).name == "" {
-				t.Fatalf("no event is named %q", name)
-			}
+	for _, name := range strings.FieldsFunc(events, func(r rune) bool { return strings.ContainsRune(", |", r) }) {
+		if eventNamed(name).name == "" {
+			t.Fatalf("no event is named %q", name)
 		}
 	}
 	result := playOrder(t, surfaceNamed(t, name), o, make(map[string]bool))
@@ -322,9 +318,7 @@ func TestEveryFaultIsDescribed(t *testing.T) {
 	is.True(len(faults) >= 57)
 	described := regexp.MustCompile(`^[A-Z].*\.\n\n--- a/`)
 	for _, fault := range faults {
-		patch, err := os.ReadFile(fault)
-		is.NoErr(err)
-		if !described.Match(patch) {
+		if !described.MatchString(readDocument(t, fault)) {
 			t.Errorf("%s does not say what it breaks", fault)
 		}
 	}

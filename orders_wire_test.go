@@ -239,22 +239,18 @@ func (a *answerRead) readJSON() {
 }
 
 func detailIn(body []byte) string {
-	var answer struct {
-		Detail string `json:"detail"`
-	}
+	var answer struct{ Detail string }
 	_ = json.Unmarshal(body, &answer)
 	return answer.Detail
 }
 
 func contentIn(body []byte) (text string, ok bool) {
-	if plain, found := bytes.CutPrefix(body, []byte(`{"content":"`)); found { // nearly always
-		if plain, found = bytes.CutSuffix(plain, []byte(`"}`)); found && bytes.IndexByte(plain, '"') < 0 && bytes.IndexByte(plain, '\\') < 0 {
-			return string(plain), true
-		}
+	plain, isStart := bytes.CutPrefix(body, []byte(jsonStart))
+	plain, isEnd := bytes.CutSuffix(plain, []byte(jsonEnd))
+	if isStart && isEnd && bytes.IndexByte(plain, '"') < 0 && bytes.IndexByte(plain, '\\') < 0 {
+		return string(plain), true // nearly always
 	}
-	var answer struct {
-		Content *string `json:"content"`
-	}
+	var answer struct{ Content *string }
 	if json.Unmarshal(body, &answer) != nil || answer.Content == nil {
 		return "", false
 	}
