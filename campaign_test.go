@@ -1,7 +1,6 @@
 package botapi
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -47,6 +46,11 @@ func TestFaultCampaign(t *testing.T) {
 	c.run()
 	c.checkReports()
 	c.checkPlaces()
+	for _, fault := range []string{"panic serving", "superfluous"} {
+		if log := c.log.String(); strings.Contains(log, fault) {
+			t.Errorf("seed %d: %s", *campaignSeed, log)
+		}
+	}
 	c.http2.CloseIdleConnections()
 	c.server.Close()
 	c.handlers.Wait()
@@ -186,6 +190,7 @@ type campaign struct {
 	handler *handler
 	server  *httptest.Server
 	http2   *http.Client // whose chats share one connection
+	log     testLog      // of the server
 
 	handlers sync.WaitGroup // in progress
 	engines  atomic.Int64   // in progress
@@ -209,7 +214,7 @@ func newCampaign(t *testing.T) *campaign {
 		OnChat:             c.onChat,
 	}).(*handler)
 	c.server = httptest.NewUnstartedServer(http.HandlerFunc(c.serve))
-	c.server.Config.ErrorLog = log.New(campaignErrors{t}, "", 0)
+	c.server.Config.ErrorLog = log.New(&c.log, "", 0)
 	c.server.Config.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
 		_ = conn.(*net.TCPConn).SetWriteBuffer(8 << 10) // so that a client that does not read is felt soon
 		return ctx
@@ -244,17 +249,6 @@ func (c *campaign) fail(p *campaignPlan, format string, arguments ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c.t.Errorf("seed %d, chat %d: %s\n%v", *campaignSeed, p.number, fmt.Sprintf(format, arguments...), p)
-}
-
-// campaignErrors is the server's error log: a panic that reached the server is
-// a fault.
-type campaignErrors struct{ t *testing.T }
-
-func (e campaignErrors) Write(line []byte) (int, error) {
-	if bytes.Contains(line, []byte("panic serving")) || bytes.Contains(line, []byte("superfluous")) {
-		e.t.Errorf("seed %d: %s", *campaignSeed, line)
-	}
-	return len(line), nil
 }
 
 // The parts of the host.
@@ -432,8 +426,21 @@ func (p *campaignPlan) lookAt(res *http.Response, body string, complete bool) er
 		return lookAtError(body, complete)
 	case p.stream:
 		return p.lookAtStream(body, complete)
-	case complete:
-		return p.lookAtWhole(body)
+	case !complete:
+		return nil
+	}
+	var read struct{ Content *string }
+	if err := decodeStrictly(body, &read); err != nil || read.Content == nil || *read.Content != p.text() {
+		return fmt.Errorf("not the answer: %.300q", body)
+	}
+	p.seen.whole, p.seen.bytes = true, len(*read.Content)
+	return nil
+}
+
+func lookAtError(body string, complete bool) error {
+	var read struct{ Detail json.RawMessage }
+	if err := decodeStrictly(body, &read); complete && (err != nil || len(read.Detail) == 0) {
+		return fmt.Errorf("not an error: %q", body)
 	}
 	return nil
 }
@@ -467,14 +474,6 @@ func (p *campaignPlan) statuses() []int {
 // endStatus is that of an answer which ends before anything was sent.
 func (p *campaignPlan) endStatus() int { return campaignEndings[p.ending].status }
 
-func lookAtError(body string, complete bool) error {
-	var read struct{ Detail json.RawMessage }
-	if err := decodeStrictly(body, &read); complete && (err != nil || len(read.Detail) == 0) {
-		return fmt.Errorf("not an error: %q", body)
-	}
-	return nil
-}
-
 func (p *campaignPlan) lookAtStream(body string, complete bool) error {
 	read, err := parseStream(body)
 	if err != nil {
@@ -494,16 +493,6 @@ func (p *campaignPlan) lookAtStream(body string, complete bool) error {
 	return nil
 }
 
-func (p *campaignPlan) lookAtWhole(body string) error {
-	text := p.text()
-	var read struct{ Content *string }
-	if err := decodeStrictly(body, &read); err != nil || read.Content == nil || *read.Content != text {
-		return fmt.Errorf("not the answer: %.300q", body)
-	}
-	p.seen.whole, p.seen.bytes = true, len(text)
-	return nil
-}
-
 // checkReports compares what OnChat was told with what the clients saw.
 func (c *campaign) checkReports() {
 	outcomes := map[string]int{}
@@ -517,19 +506,16 @@ func (c *campaign) checkReports() {
 }
 
 func (p *campaignPlan) outcome() string {
-	switch {
-	case p.seen.whole:
-		return "whole"
-	case p.seen.status == 200:
+	if p.seen.status == 200 && !p.seen.whole {
 		return "broken or left"
-	case p.seen.status == 0:
-		return "no answer"
 	}
 	return fmt.Sprint(p.seen.status)
 }
 
 func (p *campaignPlan) checkReport() error {
 	for _, w := range p.writers {
+		w.mu.Lock()
+		defer w.mu.Unlock()
 		if w.offence != "" || w.handed.wrong != "" {
 			return errors.New(w.offence + w.handed.wrong)
 		}
