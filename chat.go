@@ -26,8 +26,11 @@ import (
 // This file is POST /v1/chat, in four parts: the life of a chat; the answer that
 // is one JSON response; the request body and its rules; reading JSON.
 
-// chat answers POST /v1/chat. Its frame stays small while it waits: what the
-// goroutines that wait have on their stacks decides how large new stacks are.
+// The life of a chat.
+
+// chat answers POST /v1/chat. newChat is a function of its own so that what it has
+// on the stack is gone while the chat waits: the runtime makes new stacks as large
+// as those in use are on average.
 func (x *exchange) chat() *ending {
 	c, ended := x.newChat()
 	if ended != nil {
@@ -52,7 +55,9 @@ func (x *exchange) newChat() (*chat, *ending) {
 		return nil, ended
 	}
 	c := &chat{exchange: x, requestDone: x.r.Context().Done(), stopped: make(chan struct{})}
-	x.conn.liftServerDeadlines() // before the slot is taken, as Done is called before: code of the host's may panic or end this goroutine
+	x.conn.liftServerDeadlines()
+	// From here on, no code of the host's runs before live: if it panicked or called
+	// runtime.Goexit, nothing would release the slot.
 	if err := c.slot.take(x.handler.slots, x.account); err != nil {
 		return nil, failureOf(err)
 	}
@@ -66,44 +71,73 @@ func (x *exchange) newChat() (*chat, *ending) {
 	return c, nil
 }
 
-// A chat is one chat from the moment it has its slot.
+// findBot finds the bot that both names name, where both are given.
+func (x *exchange) findBot(uid, slug string) (Bot, *ending) {
+	if !isIdentifier(uid) || !isIdentifier(slug) {
+		return Bot{}, rejected(errNoSuchBot)
+	}
+	bot, err := x.lookUpBot(uid, slug)
+	if err != nil {
+		return Bot{}, failureOf(err)
+	}
+	return bot, nil
+}
+
+func (x *exchange) lookUpBot(uid, slug string) (Bot, error) {
+	bots := x.handler.bots
+	if uid == "" {
+		return bots.BotBySlug(x.ctx, slug)
+	}
+	bot, err := bots.BotByUID(x.ctx, uid)
+	if err != nil || slug == "" {
+		return bot, err
+	}
+	same, err := bots.BotBySlug(x.ctx, slug)
+	if err == nil && same.UID != bot.UID {
+		err = errNoSuchBot
+	}
+	return bot, err
+}
+
+// A chat is one accepted chat, from when its slot is taken.
 //
 //	running ─► stopped ─► ended ─► reported ─► the handler returns
 //
-// Whatever gives a reason may stop it: the first call of stop wins. Every later
-// step is taken by the handler's goroutine, in live. The engine has a goroutine of
-// its own: from there come the calls of fragment, engineFailed and engineReturned.
+// The handler's goroutine takes it from state to state, in live. The engine has a
+// goroutine of its own: from there come the calls of fragment, engineFailed and
+// engineReturned. Whoever has a reason to stop calls stop, and the first call wins.
 //
-//   - running (wait): the handler waits for a reason to stop. It notices by itself
-//     that the client has left, that the host has ended the request, and that time
-//     is up. The engine and a failed write call stop.
-//   - stopped (stop): the reason is recorded, nil for a complete answer. wait
-//     corrects one that only follows from the end of the request (realReason). From
-//     then on, calls of fragment return false. A fragment that is already on its way may
-//     still be queued and sent, until the answer is settled. Only now is the
-//     engine's context cancelled: an engine that yields ctx.Err() must not give the
-//     reason.
-//   - ended (end): the answer is settled, so that only the handler writes. Then the
-//     rest of a complete answer is sent, or an error response, or an error event.
+//   - running, until there is a reason. wait notices that the client has left, that
+//     the host has ended the request, and that time is up. An engine that fails or
+//     returns is a reason, a write that fails, and a JSON response that grows too
+//     large.
+//   - stopped, when stop has recorded the reason, nil for a complete answer. From
+//     then on, fragment returns false. A fragment that is already on its way may
+//     still be queued and sent. wait replaces a reason that may be only a symptom
+//     (realReason).
+//   - ended, when end has done, in this order: it cancels the engine's context (not
+//     before, since an engine that yields ctx.Err() must not give the reason), bounds
+//     the writes that remain, settles the answer, so that only the handler writes,
+//     and sends the rest of a complete answer, an error response or an error event.
 //     If the rest of a complete answer cannot be sent, that is the reason.
-//   - reported (reportEnd): OnChat has been called.
+//   - reported, when OnChat has been called.
 //
 // Then the handler waits for an engine that has not returned, but not for long
 // (waitToReturn). Nothing that such an engine does reaches the client.
 //
 // Until stopped is closed, reason belongs to the call of stop that has won; then to
-// the handler's goroutine, which may correct it (wait) or find another (end).
+// the handler's goroutine, which may replace it (wait) or find another (end).
 type chat struct {
 	// Set before the engine starts, and only read from then on.
 	exchange    *exchange
 	streamed    bool
-	began       time.Duration
+	startedAt   time.Duration   // since the start of the request
 	requestDone <-chan struct{} // closed when the client leaves, or the host ends the request
 
 	// Shared by the engine's goroutine and the handler's.
 	slot      slot
 	call      engineCall
-	answer    answer        // safe for concurrent use until it is settled
+	answer    answer        // fragment and settle are safe for concurrent use; the rest is the handler's
 	stopping  atomic.Bool   // set by the call of stop that wins
 	stopped   chan struct{} // closed by that call, when reason has been written
 	reason    *ending       // nil while the chat is running, and if the answer is complete
@@ -119,12 +153,14 @@ type chat struct {
 // response.
 type answer interface {
 	// fragment takes the next fragment and reports whether more are wanted. It is
-	// called in the engine's goroutine.
+	// called by whichever goroutine calls yield, one call at a time, perhaps even
+	// after settle: then it returns false.
 	fragment(text string) (more bool)
 
 	// settle has the answer take no more fragments and returns when nobody but
-	// the caller writes any more. It reports whether something has been sent. It
-	// may be called again.
+	// the caller writes any more. It waits for a write that is under way, never
+	// for the engine: only the deadlines of writes bound it. It reports whether
+	// something has been sent. It may be called again.
 	settle() (committed bool)
 
 	// finish sends what is left of a complete answer. It is called at most once,
@@ -147,16 +183,16 @@ var _, _ answer = (*stream)(nil), (*jsonResponse)(nil)
 // the engine's context and the answer.
 func (c *chat) prepare(request ChatRequest) {
 	x, h := c.exchange, c.exchange.handler
-	c.began = x.conn.elapsed()
+	c.startedAt = x.conn.elapsed()
 	if h.onChat != nil {
 		c.report = &ChatReport{RequestID: x.admitted.requestID, Account: x.account, Bot: request.Bot, Stream: request.Stream}
 		c.report.UserID = strings.Clone(request.UserID) // a host that keeps the report must not keep the request body
 	}
 	var deadline time.Time
 	if h.chatTimeout < never {
-		deadline = x.conn.began.Add(c.deadline())
+		deadline = x.conn.start.Add(c.timeoutAt())
 	}
-	c.call = engineCall{engine: h.engine, request: request, listener: c, timed: h.stallTimeout < never, returned: make(chan struct{})}
+	c.call = engineCall{engine: h.engine, request: request, listener: c, hasStallTimeout: h.stallTimeout < never, returned: make(chan struct{})}
 	c.call.detached = detachedContext{&x.admitted, deadline}
 	c.call.ctx, c.call.cancel = context.WithCancelCause(&c.call.detached)
 	if c.streamed = request.Stream; c.streamed {
@@ -166,12 +202,13 @@ func (c *chat) prepare(request ChatRequest) {
 	}
 }
 
-// live takes the chat through its life. What is deferred is done also when the
-// host's code ends this goroutine.
+// live takes the chat through its life. What is deferred is done also when code of
+// the host's calls runtime.Goexit.
 func (c *chat) live() {
 	defer c.waitToReturn()
 	defer c.reportEnd()
-	defer c.abandon()
+	defer c.slot.release() // before OnChat, which may be slow
+	defer c.ensureEnded()
 	go c.call.run()
 	runtime.Gosched() // an engine that need not wait finishes now, which saves wait's timer: some 3 % of a short chat
 	c.wait()
@@ -205,7 +242,8 @@ func isClosed(done <-chan struct{}) bool {
 }
 
 // stop records why the chat stops, nil if its answer is complete, and reports
-// whether this is the first call. It is safe for concurrent use.
+// whether this is the first call. It does nothing else: the rest is done by the
+// handler's goroutine, which it wakes. It is safe for concurrent use.
 func (c *chat) stop(reason *ending) (first bool) {
 	if !c.stopping.CompareAndSwap(false, true) {
 		return false
@@ -215,14 +253,14 @@ func (c *chat) stop(reason *ending) (first bool) {
 	return true
 }
 
-// deadline is when ChatTimeout passes.
-func (c *chat) deadline() time.Duration { return c.began + c.exchange.handler.chatTimeout }
+// timeoutAt is when ChatTimeout passes, since the start of the request.
+func (c *chat) timeoutAt() time.Duration { return c.startedAt + c.exchange.handler.chatTimeout }
 
-// timeLeft is how long nothing need be done about the chat's time, and what the chat
-// ends with if there is none left.
+// timeLeft is when wait must look again, and what the chat ends with if there is no
+// time left. It may be too soon, since the engine may be heard of before.
 func (c *chat) timeLeft() (left time.Duration, late endingKind) {
 	h := c.exchange.handler
-	left, late = c.deadline()-c.elapsed(), endingTooLate
+	left, late = c.timeoutAt()-c.elapsed(), endingTooLate
 	if untilStall := h.stallTimeout - c.call.silence(); untilStall < left {
 		left, late = untilStall, endingEngineStalled
 	}
@@ -246,23 +284,23 @@ func (c *chat) end() {
 		c.reason = x.realReason(c.answer.finish())
 	}
 	if c.reason != nil {
-		x.abort(c.reason) // even after an error event: most clients do not know it
+		x.cutOnReturn(c.reason) // after an error event, too: most clients do not know it
 		c.errorEventSent = c.reason.tellsClient() && c.answer.sendErrorEvent(c.reason.response.body())
 	}
 	if x.conn.cannotFlush {
-		x.handler.log(x.ctx, slog.LevelWarn, "the ResponseWriter cannot flush: the stream was delivered whole at its end")
+		x.handler.log(x.ctx, slog.LevelWarn, "the ResponseWriter cannot flush: the stream is not sent before the handler returns")
 	}
 }
 
 // limitSending bounds what is still to be sent. A complete answer has until
 // ChatTimeout and one WriteTimeout more. Of one that is not complete, the queue and
 // the error event have one WriteTimeout together. A write that is under way keeps
-// the deadline that it has, since the client is still to be told how the answer
-// ends; but if the client has left, it is made to fail.
+// the deadline that it has: if it failed, the client could not be told how the answer
+// ends. If the client has left, it is made to fail.
 func (c *chat) limitSending() {
 	conn := &c.exchange.conn
 	if c.reason == nil {
-		conn.limitRemainingWrites(c.deadline())
+		conn.limitRemainingWrites(c.timeoutAt())
 		return
 	}
 	if c.reason.kind == endingClientLeft {
@@ -271,24 +309,21 @@ func (c *chat) limitSending() {
 	conn.limitRemainingWrites(c.elapsed())
 }
 
-// abandon runs after every chat, but changes something only if the host's code has
-// ended this goroutine with runtime.Goexit, which it can do when the chat has
-// stopped: then it cancels the engine's context, and sees that nobody writes any
-// more.
-func (c *chat) abandon() {
+// ensureEnded does what end has left undone if code of the host's has called
+// runtime.Goexit in this goroutine; else it changes nothing. No code of the host's
+// runs here before stopped is closed, so reason may be read.
+func (c *chat) ensureEnded() {
 	c.call.cancel(c.reason.cause())
 	c.answer.settle()
 }
 
-// reportEnd gives up the handler's use of the slot and calls OnChat, which may be
-// slow.
+// reportEnd calls OnChat.
 func (c *chat) reportEnd() {
-	c.slot.release()
 	if c.report == nil {
 		return
 	}
 	x := c.exchange
-	ended := cmp.Or(c.reason, x.conn.failure) // only the failure, if the host ended this goroutine during finish
+	ended := cmp.Or(c.reason, x.conn.failure) // reason is still nil if code of the host's called runtime.Goexit during finish
 	c.report.Status, c.report.Err = c.status, ended.cause()
 	if c.status == http.StatusOK {
 		c.report.Fragments, c.report.Bytes = c.answer.figures()
@@ -314,7 +349,8 @@ const (
 	returnTime = 500 * time.Millisecond
 )
 
-// waitToReturn returns when the handler may.
+// waitToReturn waits until the client has had time to read an error event, and the
+// engine to return.
 func (c *chat) waitToReturn() {
 	if c.errorEventSent {
 		c.waitToBeRead()
@@ -335,7 +371,7 @@ func (c *chat) waitToBeRead() {
 	select {
 	case <-pause:
 	case <-c.requestDone:
-		if ended := c.exchange.requestEnded(); ended == nil || ended.kind != endingClientLeft {
+		if ended := c.exchange.requestEnding(); ended == nil || ended.kind != endingClientLeft {
 			<-pause // the host has ended the request: the client is still there
 		}
 	}
@@ -363,14 +399,14 @@ func (c *chat) engineFailed(failure *ending, at time.Duration) { c.stop(c.orTooL
 // after the deadline of the engine's context. An engine that watches that deadline
 // itself fails at the moment at which the handler's timer fires.
 func (c *chat) orTooLate(failure *ending, at time.Duration) *ending {
-	if failure != nil && at >= c.deadline() {
+	if failure != nil && at >= c.timeoutAt() {
 		return tooLateFor(failure)
 	}
 	return failure
 }
 
-// engineReturned gives up the engine's use of the slot before the handler can send
-// the end, so that only the handler's own use is still to be given up then.
+// engineReturned releases the slot before the handler can send the end: a client that
+// has the end does not wait for this goroutine if it sends its next chat at once.
 func (c *chat) engineReturned(failure *ending, at time.Duration) {
 	c.slot.release()
 	if !c.stop(c.orTooLate(failure, at)) && failure != nil && failure.stack != nil {
@@ -378,9 +414,71 @@ func (c *chat) engineReturned(failure *ending, at time.Duration) {
 	}
 }
 
+// The answer that is one JSON response.
+
+// A jsonResponse collects the fragments of an answer and sends them when it is
+// complete.
+type jsonResponse struct {
+	chat *chat
+
+	mu        sync.Mutex
+	body      *batch
+	text      textEncoder
+	fragments int
+	closed    bool // no more fragments are accepted
+}
+
+// maxJSONResponse bounds the memory of an answer that is not streamed.
+const maxJSONResponse = 64 << 20
+
+var errAnswerTooLarge = errors.New("the engine's answer is too large for a JSON response")
+
+const (
+	jsonStart = `{"content":"`
+	jsonEnd   = `"}`
+)
+
+func (j *jsonResponse) fragment(text string) (more bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.closed {
+		return false
+	}
+	j.fragments++
+	j.body.data, text = j.text.append(j.body.data, text, maxJSONResponse)
+	if text != "" || len(j.body.data) > maxJSONResponse { // a character that was cut is completed beyond the limit
+		j.closed = true
+		j.chat.stop(endingOf(endingTooLarge))
+	}
+	return !j.closed
+}
+
+func (j *jsonResponse) settle() (committed bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.closed = true
+	return false
+}
+
+// finish sends the response. No part of it but the first is begun after ChatTimeout.
+func (j *jsonResponse) finish() *ending {
+	j.body.data = append(j.text.appendHeld(j.body.data), jsonEnd...)
+	failure := j.chat.exchange.send(http.StatusOK, j.body.data, j.chat.timeoutAt())
+	j.body.free(failure)
+	return failure
+}
+
+// sendErrorEvent sends nothing: a response of which a part is missing is an error to
+// every client.
+func (j *jsonResponse) sendErrorEvent([]byte) (sent bool) { return false }
+
+func (j *jsonResponse) figures() (fragments int, bytes int64) { return j.fragments, j.text.bytes }
+
+// The request body and its rules.
+
 // readBody reads the body to its end: only then does net/http notice that a
-// client left. What it announces of its length is not believed: a body that is
-// still coming takes memory for what has come of it.
+// client left. Content-Length is not trusted: a body takes memory for what has come
+// of it.
 func (x *exchange) readBody() (string, *ending) {
 	if x.r.ContentLength > x.handler.maxBodyBytes {
 		return "", rejected(errBodyTooLarge)
@@ -459,99 +557,9 @@ func bodyError(err error) *ending {
 	}
 	answer.Err = errors.New("reading the request body: " + kind)
 	e := rejected(answer)
-	e.canceled, e.deadline = errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded)
+	e.isCanceled, e.isDeadline = errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded)
 	return e
 }
-
-// findBot finds the bot that both names name, where both are given.
-func (x *exchange) findBot(uid, slug string) (Bot, *ending) {
-	if !isIdentifier(uid) || !isIdentifier(slug) {
-		return Bot{}, rejected(errNoSuchBot)
-	}
-	bot, err := x.lookUpBot(uid, slug)
-	if err != nil {
-		return Bot{}, failureOf(err)
-	}
-	return bot, nil
-}
-
-func (x *exchange) lookUpBot(uid, slug string) (Bot, error) {
-	bots := x.handler.bots
-	if uid == "" {
-		return bots.BotBySlug(x.ctx, slug)
-	}
-	bot, err := bots.BotByUID(x.ctx, uid)
-	if err != nil || slug == "" {
-		return bot, err
-	}
-	same, err := bots.BotBySlug(x.ctx, slug)
-	if err == nil && same.UID != bot.UID {
-		err = errNoSuchBot
-	}
-	return bot, err
-}
-
-// The answer that is one JSON response.
-
-// A jsonResponse collects the fragments of an answer and sends them when it is
-// complete.
-type jsonResponse struct {
-	chat *chat
-
-	mu        sync.Mutex
-	body      *batch
-	text      textEncoder
-	fragments int
-	closed    bool // no more fragments are accepted
-}
-
-// maxJSONResponse bounds the memory of an answer that is not streamed.
-const maxJSONResponse = 64 << 20
-
-var errAnswerTooLarge = errors.New("the engine's answer is too large for a JSON response")
-
-const (
-	jsonStart = `{"content":"`
-	jsonEnd   = `"}`
-)
-
-func (j *jsonResponse) fragment(text string) (more bool) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.closed {
-		return false
-	}
-	j.fragments++
-	j.body.data, text = j.text.append(j.body.data, text, maxJSONResponse)
-	if text != "" || len(j.body.data) > maxJSONResponse { // a character that was cut is completed beyond the limit
-		j.closed = true
-		j.chat.stop(endingOf(endingTooLarge))
-	}
-	return !j.closed
-}
-
-func (j *jsonResponse) settle() (committed bool) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.closed = true
-	return false
-}
-
-// finish sends the response. No part of it is begun after ChatTimeout.
-func (j *jsonResponse) finish() *ending {
-	j.body.data = append(j.text.appendHeld(j.body.data), jsonEnd...)
-	failure := j.chat.exchange.send(http.StatusOK, j.body.data, j.chat.deadline())
-	j.body.free(failure)
-	return failure
-}
-
-// sendErrorEvent sends nothing: a response of which a part is missing is an error to
-// every client.
-func (j *jsonResponse) sendErrorEvent([]byte) (sent bool) { return false }
-
-func (j *jsonResponse) figures() (fragments int, bytes int64) { return j.fragments, j.text.bytes }
-
-// The request body and its rules.
 
 // A chatBody is a request body that has passed every rule.
 type chatBody struct {
@@ -875,7 +883,7 @@ func (d *decoder) check() problems {
 	return found[:min(len(found), maxProblems)]
 }
 
-// says reports whether a field counts as present: it passed its own rules and
+// isSet reports whether a field counts as present: it passed its own rules and
 // is neither null nor empty.
 func (d *decoder) isSet(f int) bool {
 	v := &d.fields[f]

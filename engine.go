@@ -45,8 +45,8 @@ type ChatEngine interface {
 	// cuts the connection; any other error is a 500 that shows nothing of it. A
 	// JSON response is sent only at the end, so this is always the case there. A
 	// stream begins with the first fragment or keep-alive. From then on, its
-	// client gets an error event, with the detail of a StatusError (but none for
-	// http.ErrAbortHandler), and its connection is cut.
+	// client gets an error event, with the detail of a StatusError, and its
+	// connection is cut; for http.ErrAbortHandler, it is cut without an event.
 	//
 	// # Calls
 	//
@@ -62,21 +62,21 @@ type ChatEngine interface {
 	//
 	// # Context
 	//
-	// ctx is cancelled when the answer ends, for whatever reason. Do not pass it
-	// to work that is to outlive the chat. [context.Cause] tells the reason:
+	// ctx is cancelled when the handler takes no more fragments, for whatever
+	// reason. Do not pass it to work that is to outlive the chat. [context.Cause] tells the reason:
 	// [ErrClientLeft], [ErrClientStalled], [ErrChatTimeout] or
 	// [ErrEngineStalled]; the error that ended the answer, if the engine failed;
 	// an error with the host's cause, if the host cancelled the request's context
-	// with one (without, that looks like ErrClientLeft); [context.Canceled], if
-	// the answer is complete. After that, nothing the engine does reaches the
-	// client.
+	// with one (without, or with context.Canceled, that looks like ErrClientLeft);
+	// [context.Canceled], if the answer is complete. Once ctx is done, nothing the
+	// engine does reaches the client.
 	//
 	// The deadline of ctx is ChatTimeout's. A deadline that the host has set on
 	// the request's context cancels ctx, but ctx.Deadline does not return it. An
 	// engine may watch the deadline itself. If it fails at or after the deadline,
 	// with whatever error or panic, ChatTimeout has passed (504,
 	// [ErrChatTimeout]), and the engine's error is logged as the cause. An error
-	// that comes after the handler has ended the chat is dropped; a panic is
+	// that comes when the chat has a reason to end already is dropped; a panic is
 	// logged.
 	//
 	// ctx carries the values of the request's context, the account
@@ -98,10 +98,10 @@ func (f ChatEngineFunc) Chat(ctx context.Context, req *ChatRequest) iter.Seq2[st
 // fragment, the form of most model clients. The answer is complete when f returns
 // nil; the error that f returns ends it, as one that is yielded does.
 //
-// emit returns an error when nothing more is wanted: the [context.Cause] of ctx, or
-// one that says only that. f should return then; its own error is ignored. emit is
-// safe for concurrent use. After f has returned, emit does nothing but return an
-// error.
+// emit returns an error when nothing more is wanted: the [context.Cause] of ctx, if
+// ctx is done. f should return then; its own error is ignored. emit is safe for
+// concurrent use. A call of emit that begins after f has returned does nothing but
+// return an error.
 //
 // CallbackEngine panics if f is nil.
 func CallbackEngine(f func(ctx context.Context, req *ChatRequest, emit func(text string) error) error) ChatEngine {
@@ -139,7 +139,7 @@ func (e *emitter) emit(text string) error {
 	return cmp.Or(context.Cause(e.ctx), errNothingWanted)
 }
 
-// close sees that emit calls yield no more, and reports whether it still would have.
+// close sees that emit calls yield no more, and reports whether the emitter was open.
 func (e *emitter) close() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -192,9 +192,9 @@ type ChatReport struct {
 	RequestID, Account, UserID string
 	Bot                        Bot
 	Stream                     bool
-	// Status is the HTTP status that was sent, 200 for a stream that broke
-	// later, or of which the sending had only begun; 0 if the connection was cut
-	// before there was an answer, or before any of an error response was sent.
+	// Status is the status of the response: 200 once the sending of an answer has
+	// begun, whether it succeeded or not. For an error response of which nothing
+	// could be sent it is 0, as for a connection that was cut without a response.
 	Status int
 	// Fragments is how many fragments of the engine, whole or in part, were
 	// handed to the connection, empty ones too. A JSON response is handed over
@@ -205,10 +205,10 @@ type ChatReport struct {
 	Bytes int64
 	// FirstFragment is the time from the request's start to the engine's first
 	// fragment that had text in it; 0 if there was none. Duration is the time
-	// from the request's start to the end of the answer.
+	// from the request's start until all that the client gets was sent.
 	FirstFragment, Duration time.Duration
-	// Err is why the answer ended early, nil when it is whole. By errors.Is it
-	// is at most one of ErrClientLeft, ErrClientStalled, ErrChatTimeout and
+	// Err is why the answer ended early, nil when it is whole. errors.Is matches
+	// at most one of ErrClientLeft, ErrClientStalled, ErrChatTimeout and
 	// ErrEngineStalled. Else it is what the engine yielded, its panic or another
 	// failure of its own (a nil iterator, runtime.Goexit, an answer too large for
 	// a JSON response), or an error with the cause with which the host ended the
@@ -220,7 +220,8 @@ type ChatReport struct {
 // ChatReport.Err and, in an engine, with the context.Cause of its context. An
 // engine's own time-out or cancellation is none of them.
 var (
-	// ErrClientLeft: the client disconnected. It is context.Canceled, too.
+	// ErrClientLeft: the client disconnected, a write failed, or the host cancelled
+	// the request's context without a cause. It is context.Canceled, too.
 	ErrClientLeft = fmt.Errorf("botapi: the client left: %w", context.Canceled)
 	// ErrClientStalled: the client did not read for WriteTimeout. It is
 	// os.ErrDeadlineExceeded, too.
@@ -246,8 +247,8 @@ type engineCall struct {
 
 	returned chan struct{} // closed when the engine has returned and the listener has been told
 
-	timed       bool    // there is a StallTimeout
-	silentSince instant // since when the handler has been waiting for the engine; not set while yield runs, or without a StallTimeout
+	hasStallTimeout bool
+	silentSince     instant // since when the handler has been waiting for the engine; not set while yield runs, or without a StallTimeout
 }
 
 // A listener is told what an engine does. A time is one since the start of the
@@ -257,8 +258,9 @@ type listener interface {
 	elapsed() time.Duration
 
 	// fragment takes the next fragment, and reports whether more are wanted. It
-	// and engineFailed are called by whoever calls yield, one at a time: the
-	// engine's goroutine, or another that it lets do so.
+	// and engineFailed are called by whichever goroutine calls yield, one call at
+	// a time: the engine's, or another that the engine lets do so. After
+	// engineFailed it returns false.
 	fragment(text string) (more bool)
 
 	// engineFailed is called when the engine has yielded an error. It may go on
@@ -266,8 +268,9 @@ type listener interface {
 	engineFailed(failure *ending, at time.Duration)
 
 	// engineReturned is called by the engine's goroutine when the engine has
-	// returned, and is the last call. failure is a panic, runtime.Goexit or a nil iterator, also after an
-	// error that was yielded; it is nil if the iterator has returned.
+	// returned. failure is a panic, runtime.Goexit or a nil iterator; it is nil if
+	// the iterator has returned. It may follow engineFailed, and an engine that has
+	// kept yield may still call fragment afterwards.
 	engineReturned(failure *ending, at time.Duration)
 }
 
@@ -286,10 +289,10 @@ func (i *instant) get() (at time.Duration, isSet bool) {
 }
 
 // A detachedContext has the values of the request's context and a deadline, but is
-// never done. The engine's context is derived from it, and cancelled by the handler
-// after the reason has been recorded. If it ended together with the request, the
-// engine could yield ctx.Err() before the handler has called stop, and the client's
-// disconnect would be recorded as a failure of the engine.
+// never done. ([context.WithoutCancel] has no deadline.) The engine's context is
+// derived from it, and cancelled by the handler after the reason has been recorded.
+// If it ended together with the request, the engine could yield ctx.Err() first, and
+// the client's disconnect would be recorded as a failure of the engine.
 type detachedContext struct {
 	context.Context
 	deadline time.Time // ChatTimeout's; zero if there is none
@@ -307,7 +310,7 @@ var (
 // run calls the engine and returns when the engine has. It recovers a panic, which
 // would end the process.
 func (call *engineCall) run() {
-	err := errEngineExited
+	err := errEngineExited // stands if the engine calls runtime.Goexit
 	defer func() {
 		v, at := recover(), call.listener.elapsed()
 		if v != nil {
@@ -349,7 +352,7 @@ func (call *engineCall) yield(text string, err error) (more bool) {
 }
 
 func (call *engineCall) startSilence() {
-	if call.timed {
+	if call.hasStallTimeout {
 		call.silentSince.set(call.listener.elapsed())
 	}
 }
@@ -381,9 +384,9 @@ func newSlots(total, perAccount int64) *slots {
 }
 
 // take takes a slot for a chat of the account. Its error is the StatusError for
-// the limit that was reached. Both limits are looked at with the lock held: a chat
-// that its account's limit refuses never keeps a chat of another account out, even
-// for a moment.
+// the limit that was reached: if both are, the one on all chats. Both are looked at
+// with the lock held: a chat that its account's limit refuses never keeps a chat of
+// another account out, even for a moment.
 func (s *slots) take(account string) error {
 	if s.perAccount > 0 {
 		s.mu.Lock()

@@ -85,8 +85,8 @@ type Options struct {
 	MaxChatsPerAccount int64
 
 	// ChatTimeout bounds one whole answer, from the call of the engine until
-	// the answer has been sent; a write that is under way then still has its
-	// WriteTimeout. Zero means DefaultChatTimeout, negative no limit.
+	// the answer has been sent. What is left to send then has one WriteTimeout
+	// more. Zero means DefaultChatTimeout, negative no limit.
 	ChatTimeout time.Duration
 
 	// StallTimeout bounds the silence of an engine: the time from the call of
@@ -111,12 +111,12 @@ type Options struct {
 	Logger *slog.Logger
 
 	// OnChat, if not nil, is called once for each chat that reached the engine,
-	// when the answer has ended and before the handler returns: the client has
-	// what it is owed, but the request is not over while OnChat runs. (Behind a
-	// ResponseWriter that cannot flush, the answer leaves only after it. An answer
-	// in one body is flushed by the writer itself or not at all, a stream also by
-	// what its Unwrap returns.) It must be safe for concurrent use. The context
-	// has the request's values and is not cancelled. A panic is logged.
+	// when the answer has ended and before the handler returns: the request is
+	// not over while OnChat runs. (Behind a ResponseWriter that cannot flush, the
+	// answer leaves only after it. For a stream, a Flush that Unwrap leads to will
+	// do; for a JSON response, the writer must have its own.) It must be safe for
+	// concurrent use. The context has the request's values and is not cancelled. A
+	// panic is logged.
 	OnChat func(context.Context, ChatReport)
 }
 
@@ -223,8 +223,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // An exchange is one request and its response. It belongs to the goroutine in which
-// net/http serves the request. A chat's other goroutines only read what no longer
-// changes then, and write through conn as the stream allows.
+// net/http serves the request. The other goroutines of a chat only read what was set
+// before they began, and write through conn as the stream allows.
 type exchange struct {
 	handler *handler
 	r       *http.Request
@@ -244,7 +244,7 @@ func newExchange(h *handler, w http.ResponseWriter, r *http.Request) *exchange {
 	x := &exchange{handler: h, r: r, body: requestBody{r: r}}
 	x.conn.w = w
 	x.conn.control = *http.NewResponseController(w)
-	x.conn.began = time.Now()
+	x.conn.start = time.Now()
 	x.conn.timeout = h.writeTimeout
 	x.conn.http2 = r.ProtoMajor != 1
 	x.identified = requestContext{Context: r.Context(), requestID: requestID(r.Header)}
@@ -252,8 +252,8 @@ func newExchange(h *handler, w http.ResponseWriter, r *http.Request) *exchange {
 	return x
 }
 
-// serve finds the route, checks the key, and answers. It returns nil, or the error
-// that is still to be sent.
+// serve finds the route, checks the key, and answers. It returns nil, or an ending of
+// which the client is still to be told.
 func (x *exchange) serve() (ended *ending) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -334,9 +334,9 @@ func (x *exchange) send(status int, body []byte, lastStart time.Duration) *endin
 	return failure
 }
 
-// requestEnded says how the request's context has ended, or returns nil if it has
+// requestEnding reads how the request's context has ended, and returns nil if it has
 // not. The context may belong to the host's middleware, and panic.
-func (x *exchange) requestEnded() (ended *ending) {
+func (x *exchange) requestEnding() (ended *ending) {
 	defer func() {
 		if v := recover(); v != nil {
 			ended = failureOf(recovered("asking the request's context", v))
@@ -346,26 +346,32 @@ func (x *exchange) requestEnded() (ended *ending) {
 	if ctx.Err() == nil {
 		return nil
 	}
-	return endedByHost(context.Cause(ctx))
+	return endingOfCause(context.Cause(ctx))
 }
 
-// realReason corrects an ending that may only be what the end of the request has
-// led to: a client that seems to have left, a write that failed, code of the host's
-// that returned context.Canceled or context.DeadlineExceeded. The host may have
-// ended the request before. And when a write takes too long, net/http cancels the
-// request's context, as if the client had left.
+// realReason replaces an ending that may be only a symptom: of the end of the
+// request's context, or of a slow client.
+//
+//   - If the host has ended the context, that is the reason why a client seems to
+//     have left, a write has failed, or code of the host's has returned
+//     context.Canceled or context.DeadlineExceeded.
+//   - If the context was only cancelled, such code has failed because the client left.
+//   - A client that seems to have left has stalled, if its write has used up its time:
+//     net/http cancels the context after a write that fails, too.
 func (x *exchange) realReason(e *ending) *ending {
 	if e == nil {
 		return nil
 	}
 	byClient := e.kind == endingClientLeft || e.kind == endingClientStalled
-	if !byClient && !e.canceled && !e.deadline {
+	if !byClient && !e.isCanceled && !e.isDeadline {
 		return e
 	}
-	ended := x.requestEnded()
+	request := x.requestEnding()
 	switch {
-	case ended != nil && (ended.kind != endingClientLeft || !byClient):
-		return ended
+	case request != nil && request.kind != endingClientLeft:
+		return request // the host has ended it
+	case request != nil && !byClient:
+		return request
 	case byClient && x.conn.stalled():
 		return endingOf(endingClientStalled)
 	}
@@ -373,31 +379,31 @@ func (x *exchange) realReason(e *ending) *ending {
 }
 
 // A connection writes to one client, each write within WriteTimeout. Its times are
-// durations since began, the start of the request: one clock, and eight bytes each.
+// durations since the start of the request: one clock, and eight bytes each.
 type connection struct {
 	// Set once.
 	w       http.ResponseWriter
 	control http.ResponseController
-	began   time.Time
+	start   time.Time     // of the request
 	timeout time.Duration // WriteTimeout
-	http2   bool          // not HTTP/1: a deadline that passes between two writes would end the stream, so each is cleared
+	http2   bool          // not HTTP/1: a deadline that passes between two writes would end the stream, so each deadline is cleared after its write
 
 	// Used by one goroutine at a time, the one that may write.
-	deadline    time.Duration // the last that extendDeadline has set
-	cannotFlush bool          // the writer has no Flush for a stream, which leaves when the handler returns
-	flushed     bool          // the last flush worked: nothing need be buffered in the writer
-	headSent    bool          // the head of a response that is not a stream was sent, as far as can be known
-	failure     *ending       // why nothing can be written any more; nil between writes that work, writeDidNotReturn during each
+	writeDeadline time.Duration // the last that extendDeadline has set
+	cannotFlush   bool          // the writer has no Flush for a stream, which leaves when the handler returns
+	flushed       bool          // the last flush worked: nothing is left in the writer's buffer
+	headSent      bool          // the head was sent, as far as can be known; only for an error response
+	failure       *ending       // why writing has failed: nothing more is written. During a call it is writeDidNotReturn, which stands if the call does not return
 
 	// Safe for concurrent use.
-	limit      instant // when no write is begun any more, and the deadline of those before
-	writeBegan instant // when the write that is under way began; stays set if that stalled
+	limit      instant // if it is set, writes that begin before it end by it, and none begins after; a write that was under way when it was set keeps its own deadline
+	writeBegan instant // when the write that is under way began, or the one that has stalled
 
 	mu             sync.Mutex // held while the write deadline is set
 	deadlineFrozen bool       // the write deadline is not changed any more, or cannot be
 }
 
-func (c *connection) elapsed() time.Duration { return time.Since(c.began) }
+func (c *connection) elapsed() time.Duration { return time.Since(c.start) }
 
 // liftServerDeadlines removes the server's ReadTimeout and WriteTimeout, which are
 // meant for requests, not for answers that a model is still writing.
@@ -461,9 +467,9 @@ func (c *connection) writeWithDeadline(now time.Duration, call func() error) *en
 // as a client that left.
 var writeDidNotReturn = endingOf(endingClientLeft)
 
-// writeFailure is what it means that the write that is under way failed. That
-// depends on how long it took, not on the error. The stack of a panic is kept for
-// the log.
+// writeFailure returns the ending for a call of the ResponseWriter that has failed:
+// the client has stalled if the write has used up its time, and else has left. The
+// error does not decide that. The stack of a panic is kept for the log.
 func (c *connection) writeFailure(err error) *ending {
 	if err == nil {
 		return nil
@@ -506,19 +512,18 @@ func (c *connection) pastLimit(now time.Duration) bool {
 // than needed, since moving it costs.
 func (c *connection) extendDeadline(now time.Duration) {
 	limit, limited := c.limit.get()
-	if c.http2 || c.deadline < now+c.timeout || limited && c.deadline > limit {
-		c.deadline = now + c.timeout + min(c.timeout/8, time.Second)
+	if c.http2 || c.writeDeadline < now+c.timeout || limited && c.writeDeadline > limit {
+		c.writeDeadline = now + c.timeout + min(c.timeout/8, time.Second)
 		if limited {
-			c.deadline = min(c.deadline, limit)
+			c.writeDeadline = min(c.writeDeadline, limit)
 		}
-		c.setDeadline(c.began.Add(c.deadline), false)
+		c.setDeadline(c.start.Add(c.writeDeadline), false)
 	}
 }
 
 // extendDeadlineForReturn sets a deadline for what net/http writes when the
 // handler has returned: a whole WriteTimeout, since OnChat may have taken any time.
-// Where deadlines are cleared, it does so only if there may be something left to
-// write.
+// On HTTP/2, it does so only if there may be something left to write.
 func (c *connection) extendDeadlineForReturn() {
 	c.limit.clear()
 	if !c.http2 || !c.flushed {
@@ -776,8 +781,8 @@ type ending struct {
 	hides     bool        // text says more than response does
 
 	// What was read of the error behind it, if there is one.
-	chosen             bool // it has a StatusError in it
-	canceled, deadline bool // it is context.Canceled, context.DeadlineExceeded
+	chosen                 bool // it has a StatusError in it
+	isCanceled, isDeadline bool // it is context.Canceled, context.DeadlineExceeded
 }
 
 type endingKind uint8
@@ -816,8 +821,8 @@ const (
 //
 // * depends on the answer: see [ending.level].
 //
-// A host that cancels the request without a cause of its own cannot be told from a
-// client that left.
+// A host that cancels the request without a cause, or with one that is
+// context.Canceled, cannot be told from a client that left.
 var outcomes = [...]struct {
 	tellsClient bool
 	response    StatusError
@@ -901,7 +906,7 @@ func failureOf(err error) (e *ending) {
 		}
 	}()
 	e = &ending{kind: endingFailed, err: err, text: err.Error(), stack: stackOf(err)}
-	e.canceled, e.deadline = errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded)
+	e.isCanceled, e.isDeadline = errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded)
 	own, chosen := errors.AsType[StatusError](err)
 	aborts := errors.Is(err, http.ErrAbortHandler)
 	switch otherChat := isOfAnotherChat(err); {
@@ -922,8 +927,8 @@ func failureOf(err error) (e *ending) {
 	return e
 }
 
-// stackOf returns the stack of a panic. It makes sure that the error's As can be
-// relied on.
+// stackOf returns the stack of a panic. An As of the host's that returns true and
+// sets nothing would make it nil here: that is a panic of the host's, too.
 func stackOf(err error) []byte {
 	p, panicked := errors.AsType[*panicError](err)
 	switch {
@@ -958,16 +963,16 @@ func isOfAnotherChat(err error) bool {
 	return false
 }
 
-// endedByHost reads the cause with which a request's context was cancelled.
-func endedByHost(cause error) *ending {
+// endingOfCause reads the cause with which a request's context was cancelled.
+func endingOfCause(cause error) *ending {
 	e := failureOf(cause)
 	switch {
 	case e.kind == endingAborted:
 		return e
 	case e.chosen:
-	case e.deadline:
+	case e.isDeadline:
 		e.answerWith(errTooLong)
-	case e.canceled:
+	case e.isCanceled:
 		return endingOf(endingClientLeft)
 	default:
 		e.answerWith(outcomes[endingByHost].response)
@@ -1037,20 +1042,20 @@ func challenge(answer StatusError) string {
 // sent.
 func (x *exchange) writeError(e *ending) (status int) {
 	if !e.tellsClient() {
-		x.abort(e)
+		x.cutOnReturn(e)
 		return 0
 	}
 	x.discardBody()
 	x.logEnding(e, false)
 	if err := guard(func() error { x.setErrorHeaders(e); return nil }); err != nil {
-		x.abort(x.conn.writeFailure(err))
+		x.cutOnReturn(x.conn.writeFailure(err))
 		return 0
 	}
 	return x.sendErrorResponse(e)
 }
 
-// abort has the connection cut when the handler returns, and logs the ending.
-func (x *exchange) abort(e *ending) {
+// cutOnReturn has the connection cut when the handler returns, and logs the ending.
+func (x *exchange) cutOnReturn(e *ending) {
 	x.cut = true
 	x.logEnding(e, true)
 }
@@ -1062,7 +1067,7 @@ func (x *exchange) sendErrorResponse(e *ending) (sent int) {
 		body = e.response.body()
 	}
 	if failure := x.send(e.response.Status, body, never); failure != nil {
-		x.abort(failure)
+		x.cutOnReturn(failure)
 	}
 	if !x.conn.headSent {
 		return 0

@@ -31,26 +31,26 @@ const (
 // A stream is one streamed answer on its way to the client.
 //
 // A fragment that comes when the connection is idle is written in place, by the
-// engine's goroutine: waking another goroutine for each costs more than the
+// goroutine that yields it: waking another goroutine for each costs more than the
 // write. After several writes in a row, each right after the previous one, a
 // goroutine is started that writes until the queue is empty (a burst), so that
-// fragments that are ready together leave together. So is one for the first write
-// of the stream (writeFirst).
+// fragments that are ready together leave together. A goroutine is also started for
+// the first write of the stream (writeFirst).
 //
-// The right to write is a token: it is taken while writing is set, and its holder
-// may write without the mutex. The engine's goroutine and the keep-alive timer take
-// it, only while the stream is open; a burst is handed it. settle closes the stream
-// and waits until the token is free. Nobody can take it then: only the handler
-// writes, without it. No code of the host's is called with the mutex held.
+// The right to write is a token: whoever sets writing holds it, and may write
+// without mu until it clears writing. The goroutine that yields and the keep-alive
+// timer take it, only while the stream is open; a burst is handed it. settle closes
+// the stream and waits until the token is free. Nobody can take it then: only the
+// handler writes, without it. No code of the host's is called with mu held.
 //
 // Whoever adds to the queue takes the token, or leaves the queue to the holder of
 // the token, who writes until the queue is empty. So when nobody holds the token
-// and the mutex is free, the queue is empty: settle need not look at it.
+// and mu is free, the queue is empty: settle need not look at it.
 //
 // What every fragment needs comes first in the struct: of a thousand paced
 // streams, none is in the processor's cache when its next fragment comes.
 type stream struct {
-	conn *connection // written to by who holds the token; after settle, by the handler
+	conn *connection // written to by whoever holds the token; after settle, by the handler
 
 	mu sync.Mutex
 
@@ -67,7 +67,7 @@ type stream struct {
 	writing      bool          // the token is taken
 	closed       bool          // no more fragments are accepted
 
-	committed bool // the sending of the head has begun; belongs to who holds the token
+	committed bool // the sending of the head has begun; belongs to whoever holds the token
 
 	changed        sync.Cond     // the queue was taken, the token was given back, or the stream was closed
 	onFailure      func(*ending) // called with mu held, at most once, when a write before settle has failed
@@ -118,18 +118,19 @@ func (s *stream) fragment(text string) (more bool) {
 		}
 		s.queue.data, text = s.text.appendEvent(s.queue.data, text)
 		if text == "" || s.queue.full() {
-			s.push()
+			s.ensureWriter()
 		}
 	}
 	return !s.closed
 }
 
-// push, writeFirst, writeQueue and writeBatch are called with mu held and return with
-// mu held, but release it during each write: what was read before may have changed.
+// ensureWriter, writeFirst, writeQueue and writeBatch are called with mu held and
+// return with mu held, but release it during each write: what was read before may
+// have changed.
 
-// push has the queue written: by the holder of the token, if there is one, else
-// here, or by a burst.
-func (s *stream) push() {
+// ensureWriter has the queue written: by the holder of the token, if there is one,
+// else here, or by a burst.
+func (s *stream) ensureWriter() {
 	if s.writing {
 		return
 	}
@@ -191,7 +192,7 @@ func (s *stream) writeBatch(now time.Duration) {
 			s.onFailure(s.conn.failure)
 		}
 	}()
-	_ = s.send(b.data, now) // what is deferred reads conn.failure: send may end this goroutine
+	_ = s.send(b.data, now) // what is deferred reads conn.failure, which is set even if send ends this goroutine
 }
 
 // writeBurst is a burst. It is started with the token taken, and settle waits for
@@ -203,7 +204,7 @@ func (s *stream) writeBurst() {
 }
 
 // send writes whole events, after the head if they are the first, and flushes
-// them. It is called by who holds the token, or after settle, without mu.
+// them. It is called by whoever holds the token, or after settle, without mu.
 func (s *stream) send(events []byte, now time.Duration) *ending {
 	return s.conn.writeWithDeadline(now, func() error {
 		if !s.committed {
