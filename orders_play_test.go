@@ -339,6 +339,7 @@ func validText(said string) string {
 // A watchedWriter sees who calls it, and when.
 type watchedWriter struct {
 	http.ResponseWriter
+	control      *http.ResponseController
 	clock        func() time.Duration
 	returned     *atomic.Bool // ServeHTTP has
 	writeTimeout time.Duration
@@ -355,7 +356,7 @@ type watchedWriter struct {
 }
 
 func watch(w http.ResponseWriter, stream bool, writeTimeout time.Duration, clock func() time.Duration, returned *atomic.Bool) *watchedWriter {
-	return &watchedWriter{ResponseWriter: w, clock: clock, returned: returned, writeTimeout: writeTimeout, handed: answerRead{stream: stream}, quiet: never}
+	return &watchedWriter{ResponseWriter: w, control: http.NewResponseController(w), clock: clock, returned: returned, writeTimeout: writeTimeout, handed: answerRead{stream: stream}, quiet: never}
 }
 
 // call makes a call of the writer.
@@ -412,21 +413,17 @@ func (w *watchedWriter) Write(p []byte) (n int, err error) {
 	return n, err
 }
 
-func (w *watchedWriter) FlushError() error { return w.call("Flush", w.control().Flush) }
+func (w *watchedWriter) FlushError() error { return w.call("Flush", w.control.Flush) }
 
 // Deadlines may be set beside other calls: that is how a write is made to fail.
 func (w *watchedWriter) SetReadDeadline(t time.Time) error {
 	w.note("SetReadDeadline", func() {})
-	return w.control().SetReadDeadline(t)
+	return w.control.SetReadDeadline(t)
 }
 
 func (w *watchedWriter) SetWriteDeadline(t time.Time) error {
 	w.note("SetWriteDeadline", func() {})
-	return w.control().SetWriteDeadline(t)
-}
-
-func (w *watchedWriter) control() *http.ResponseController {
-	return http.NewResponseController(w.ResponseWriter)
+	return w.control.SetWriteDeadline(t)
 }
 
 // askForPlace is a whole second chat, which returns the status it got.

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"os"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -193,40 +192,14 @@ func (a *answerRead) read(p []byte) {
 }
 
 func (a *answerRead) readEvents() {
-	for len(a.body) > 0 {
-		if a.done || a.failure != "" {
-			a.wrong = fmt.Sprintf("%q comes after the end", a.body)
-			return
-		}
-		if rest, ok := bytes.CutPrefix(a.body, []byte(keepAliveLine)); ok {
-			a.keepAlives++
-			a.body = rest
-			continue
-		}
-		event, rest, ok := bytes.Cut(a.body, []byte("\n\n"))
-		if !ok {
-			return
-		}
-		a.readEvent(string(event))
-		a.body = rest
+	read, err := parseStream(string(a.body))
+	if err != nil {
+		a.wrong = err.Error()
 	}
-}
-
-func (a *answerRead) readEvent(event string) {
-	if event+"\n\n" == terminator {
-		a.done = true
-		return
-	}
-	if failure, ok := strings.CutPrefix(event, "event: error\ndata: "); ok {
-		a.failure = detailIn([]byte(failure))
-		return
-	}
-	text, ok := contentIn([]byte(strings.TrimPrefix(event, "data: ")))
-	if !ok || len(event) > maxEvent {
-		a.wrong = fmt.Sprintf("%q is no event", event)
-		return
-	}
-	a.text += text
+	a.text += read.text()
+	a.keepAlives += read.keepAlives
+	a.done, a.failure = read.done, read.failure
+	a.body = []byte(read.rest)
 }
 
 // readJSON finds a body that is all there; a part of one means nothing.

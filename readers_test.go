@@ -17,6 +17,7 @@ import (
 // TestDocumentedReaders has each reader of docs/wire.md read real streams: a
 // whole one with a keep-alive in it, and broken ones.
 func TestDocumentedReaders(t *testing.T) {
+	t.Parallel() // it waits for other programs
 	programs := map[string]struct {
 		run   []string
 		after string // the reader: prints what it reads
@@ -62,7 +63,7 @@ func main() {
 			_ = yield("Good ", nil) && yield("", StatusError{Status: 503, Detail: "It fell asleep", Err: errors.New("a bug")})
 		}), "Good ", "It fell asleep"},
 	}
-	for _, block := range blocksOf("docs/wire.md", readDocument(t, "docs/wire.md")) {
+	for _, block := range blocksOf(readDocument(t, "docs/wire.md")) {
 		program, isReader := programs[block.language]
 		if !isReader {
 			continue

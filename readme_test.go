@@ -40,7 +40,6 @@ var documents = []string{"README.md", "docs/wire.md", "docs/operating.md", "docs
 
 // A block is one fenced block of a document.
 type block struct {
-	document string
 	language string
 	text     string
 	prints   string // what an sh block prints; empty if the document does not say
@@ -66,12 +65,12 @@ func blocks(t *testing.T, language string) []block {
 	t.Helper()
 	var all []block
 	for _, document := range documents {
-		all = append(all, blocksOf(document, readDocument(t, document))...)
+		all = append(all, blocksOf(readDocument(t, document))...)
 	}
 	return slices.DeleteFunc(all, func(b block) bool { return b.language != language })
 }
 
-func blocksOf(document, text string) (blocks []block) {
+func blocksOf(text string) (blocks []block) {
 	fences := strings.Split("\n"+text, "\n```")
 	for i := 1; i+1 < len(fences); i += 2 {
 		name, text, _ := strings.Cut(fences[i], "\n")
@@ -80,7 +79,7 @@ func blocksOf(document, text string) (blocks []block) {
 			blocks[last].prints = text + "\n"
 			continue
 		}
-		blocks = append(blocks, block{document: document, language: name, text: text + "\n"})
+		blocks = append(blocks, block{language: name, text: text + "\n"})
 	}
 	return blocks
 }
@@ -94,7 +93,11 @@ func TestDocumentedGo(t *testing.T) {
 	is.NoErr(err)
 	dir := t.TempDir()
 	is.NoErr(os.Symlink(here, filepath.Join(dir, "botapi")))
-	runIn(t, dir, commandOf(t, "mkdir app "))
+	for _, block := range blocks(t, "sh") {
+		if strings.HasPrefix(block.text, "mkdir app ") {
+			runIn(t, dir, block.text)
+		}
+	}
 	app := filepath.Join(dir, "app")
 	shown := 0
 	for i, block := range blocks(t, "go") {
@@ -111,16 +114,6 @@ func TestDocumentedGo(t *testing.T) {
 }
 
 var interfaceName = regexp.MustCompile(`(?m)^type (BotStore|KeyVerifier|ChatEngine) interface`)
-
-// commandOf returns the one block of commands that begins with these words.
-func commandOf(t *testing.T, words string) string {
-	t.Helper()
-	commands := slices.DeleteFunc(blocks(t, "sh"), func(b block) bool { return !strings.HasPrefix(b.text, words) })
-	if len(commands) != 1 {
-		t.Fatalf("%d blocks of commands begin with %q", len(commands), words)
-	}
-	return commands[0].text
-}
 
 // writePackage writes a block as a package of the program.
 func writePackage(t *testing.T, app string, i int, text string) {
@@ -172,14 +165,10 @@ func runIn(t *testing.T, dir, command string) string {
 // The README's first program is ExampleNew, with the server that a test cannot
 // have at its end.
 func TestREADMEMountingExample(t *testing.T) {
-	is := is.New(t)
-	examples, err := os.ReadFile("example_test.go")
-	is.NoErr(err)
-	_, tested, _ := strings.Cut(string(examples), "func ExampleNew() {\n")
+	_, tested, _ := strings.Cut(readDocument(t, "example_test.go"), "func ExampleNew() {\n")
 	tested, _, _ = strings.Cut(tested, "\n\tcall(")
-	program := blocks(t, "go")[0].text
-	_, shown, _ := strings.Cut(program, "func main() {\n")
-	is.Equal(shown, tested+"\tlog.Fatal(http.ListenAndServe(\"127.0.0.1:8080\", mux))\n}\n")
+	_, shown, _ := strings.Cut(blocks(t, "go")[0].text, "func main() {\n")
+	is.New(t).Equal(shown, tested+"\tlog.Fatal(http.ListenAndServe(\"127.0.0.1:8080\", mux))\n}\n")
 }
 
 // TestREADMEIsShort keeps room for what matters first; its picture is within the
@@ -214,8 +203,7 @@ func TestDocumentedCommands(t *testing.T) {
 		name, _, _ := strings.Cut(block.text, "\n")
 		t.Run(name, func(t *testing.T) { reader.follow(t, block) })
 	}
-	is := is.New(t)
-	is.Equal(elsewhere, len(runElsewhere))
+	is.New(t).Equal(elsewhere, len(runElsewhere))
 }
 
 // A newcomer has a folder with a clone in it, and by and by two services. The
