@@ -126,7 +126,7 @@ func TestBodyRestDeadlineIsSetBeforeTheReturn(t *testing.T) {
 func TestBodyRestIsNotReadOnHTTP2(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		client := clientInMemory(t, "HTTP/2", New(testOptions(t, io.Discard)), nil)
+		client := way{http2: true}.serve(t, New(testOptions(t, io.Discard))).client()
 		body, sending := io.Pipe()
 		defer sending.Close()
 		began := time.Now()

@@ -308,7 +308,7 @@ func TestListClientStallsOnHTTP2(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					is := is.New(t)
 					h := New(bots(t, func(context.Context) ([]Bot, error) { return answer() }))
-					client := clientInMemory(t, "HTTP/2", mount(h), nil)
+					client := way{http2: true, behind: mount}.serve(t, h).client()
 					client.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: window}
 					r, err := http.NewRequest("GET", "http://memory/v1/bots", nil)
 					is.NoErr(err)

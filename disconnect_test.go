@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -76,9 +75,7 @@ func TestClientLeavesIsToldToTheEngine(t *testing.T) {
 					leave()
 				}
 				received(t, ctx.Done(), "the client to leave")
-				left := time.Now()
 				received(t, ended, "the engine's context to end")
-				t.Logf("the engine's context ended %v after the client left", time.Since(left).Round(time.Microsecond))
 				report := received(t, reports, "OnChat")
 				is.True(errors.Is(report.Err, context.Canceled))
 				is.Equal(report.Status, moment.status)
@@ -103,12 +100,7 @@ func dialTCP(t testing.TB, server *httptest.Server) *net.TCPConn {
 func TestClientPipelinesAndLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		reports := make(chan ChatReport, 1)
-		o := testOptions(t, io.Discard)
-		o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, _ func(string, error) bool) { <-ctx.Done() })
-		o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
-		conn := serveInMemory(t, New(o)).dial()
-		is.NoErr(chatRequest(t, "http://memory", "hi", true).Write(conn))
+		conn, reports := dialChat(t, true, engineEnd(untilDone).engine(), func(*Options) {})
 		_, err := conn.Write([]byte("G"))
 		is.NoErr(err)
 		synctest.Wait()
@@ -122,31 +114,31 @@ func TestClientPipelinesAndLeaves(t *testing.T) {
 // A chat outlives the server's own deadlines, and leaves a connection behind
 // that can be used again.
 func TestChatOutlivesServerDeadlines(t *testing.T) {
-	for _, protocol := range []string{"HTTP/1.1", "HTTP/2"} {
-		for _, stream := range []bool{false, true} {
-			t.Run(fmt.Sprint(protocol, ", stream ", stream), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					is := is.New(t)
-					o := testOptions(t, io.Discard)
-					o.KeepAlive = -1
-					o.Engine = pacedEngine(0, time.Minute, time.Minute)
-					client := clientInMemory(t, protocol, New(o), func(s *http.Server) {
-						s.ReadTimeout, s.WriteTimeout, s.IdleTimeout = time.Second, time.Second, time.Hour
-					})
-					want := jsonStart + "xxx" + jsonEnd
-					if stream {
-						want = strings.Repeat(data("x"), 3) + terminator
-					}
-					for range 2 {
-						got := doAt(t, client, "http://memory", "POST", "/v1/chat", chatBodyJSON("hi", stream))
-						is.NoErr(got.err)
-						is.Equal(got.body, want)
-						time.Sleep(10 * time.Minute) // no deadline of the chat's is left on the connection
-					}
-				})
-			})
+	inEachWay(t, "", func(t *testing.T, w way) {
+		if w.hides {
+			return // nobody can move its deadlines
 		}
-	}
+		is := is.New(t)
+		o := testOptions(t, io.Discard)
+		o.KeepAlive = -1
+		o.Engine = pacedEngine(0, time.Minute, time.Minute)
+		server := w.serve(t, New(o), func(s *http.Server) {
+			s.ReadTimeout, s.WriteTimeout, s.IdleTimeout = time.Second, time.Second, time.Hour
+		})
+		client := server.client()
+		client.Transport.(*http.Transport).DisableKeepAlives = false
+		defer client.CloseIdleConnections()
+		want := jsonStart + "xxx" + jsonEnd
+		if w.stream {
+			want = strings.Repeat(data("x"), 3) + terminator
+		}
+		for range 2 {
+			got := doAt(t, client, "http://memory", "POST", "/v1/chat", chatBodyJSON("hi", w.stream))
+			is.NoErr(got.err)
+			is.Equal(got.body, want)
+			time.Sleep(10 * time.Minute) // no deadline of the chat's is left on the connection
+		}
+	})
 }
 
 // A server that shuts down lets 200 streams finish whole, and takes no new
@@ -156,37 +148,23 @@ func TestShutdownLetsStreamsFinish(t *testing.T) {
 	for _, protocol := range protocols {
 		t.Run(protocol, func(t *testing.T) {
 			is := is.New(t)
-			begun, finish := make(chan struct{}), make(chan struct{})
+			begun, finish, whole, shut := make(chan *http.Server), make(chan struct{}), make(chan answered, streams), make(chan error, 1)
 			o := testOptions(t, io.Discard)
-			o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
 				yield("begun, ", nil)
-				begun <- struct{}{}
+				begun <- ctx.Value(http.ServerContextKey).(*http.Server)
 				<-finish
 				yield("ended", nil)
 			})
-			var server *http.Server
-			base, client := serveOver(t, protocol, handlerThatKnowsItsServer(New(o), &server))
+			base, client := serveOver(t, protocol, New(o))
 			is.Equal(doAt(t, client, base, "GET", "/v1/bots", "").status, 200) // so that HTTP/2 has its one connection
-			whole := make(chan error, streams)
 			for range streams {
-				go func() {
-					res, err := client.Do(chatRequest(t, base, "hi", true))
-					if err != nil {
-						whole <- err
-						return
-					}
-					defer res.Body.Close()
-					body, err := io.ReadAll(res.Body)
-					if want := data("begun, ") + data("ended") + terminator; err == nil && string(body) != want {
-						err = fmt.Errorf("read %q", body)
-					}
-					whole <- err
-				}()
+				go func() { whole <- doAt(t, client, base, "POST", "/v1/chat", chatBodyJSON("hi", true)) }()
 			}
+			var server *http.Server
 			for range streams {
-				received(t, begun, "a stream to begin")
+				server = received(t, begun, "a stream to begin")
 			}
-			shut := make(chan error, 1)
 			go func() { shut <- server.Shutdown(t.Context()) }()
 			for address := base[strings.LastIndex(base, "/")+1:]; ; {
 				conn, err := net.Dial("tcp", address)
@@ -197,20 +175,13 @@ func TestShutdownLetsStreamsFinish(t *testing.T) {
 			}
 			close(finish)
 			for range streams {
-				is.NoErr(received(t, whole, "a stream to end"))
+				got := received(t, whole, "a stream to end")
+				is.NoErr(got.err)
+				is.Equal(got.body, data("begun, ")+data("ended")+terminator)
 			}
 			is.NoErr(received(t, shut, "Shutdown"))
 		})
 	}
-}
-
-// handlerThatKnowsItsServer tells which server it is called by.
-func handlerThatKnowsItsServer(h http.Handler, server **http.Server) http.Handler {
-	var once sync.Once
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		once.Do(func() { *server = r.Context().Value(http.ServerContextKey).(*http.Server) })
-		h.ServeHTTP(w, r)
-	})
 }
 
 // An engine that fails because the host has ended the request has not failed by

@@ -2,6 +2,7 @@ package botapi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -340,13 +341,13 @@ func (w way) mount(h http.Handler) http.Handler {
 	return h
 }
 
-// serve serves h in memory.
-func (w way) serve(t testing.TB, h http.Handler) *memoryServer {
-	return serveInMemory(t, w.mount(h), func(s *http.Server) {
+// serve serves h in memory, from a server that is configured before it starts.
+func (w way) serve(t testing.TB, h http.Handler, configure ...func(*http.Server)) *memoryServer {
+	return serveInMemory(t, w.mount(h), append(configure, func(s *http.Server) {
 		if w.http2 {
 			s.Protocols = clearTextHTTP2()
 		}
-	})
+	})...)
 }
 
 // ask sends a chat, and returns an error where there is no answer.
@@ -433,6 +434,9 @@ func (p chatOutcome) report(t testing.TB) ChatReport {
 	}
 	return p.reports[0]
 }
+
+// errExited stands for a handler whose goroutine was ended.
+var errExited = errors.New("the handler's goroutine was ended")
 
 // playOn is playChat without a server, on a writer of the test's own. err says how
 // the handler ended: nil if it returned. Whatever the writer does, the chat must
@@ -583,25 +587,6 @@ func clearTextHTTP2() *http.Protocols {
 	p := new(http.Protocols)
 	p.SetUnencryptedHTTP2(true)
 	return p
-}
-
-// clientInMemory serves h in memory, for use inside a bubble, and returns a
-// client that keeps its connection.
-func clientInMemory(t testing.TB, protocol string, h http.Handler, configure func(*http.Server)) *http.Client {
-	server := serveInMemory(t, h, func(s *http.Server) {
-		s.Protocols = new(http.Protocols)
-		s.Protocols.SetHTTP1(protocol == "HTTP/1.1")
-		s.Protocols.SetUnencryptedHTTP2(protocol == "HTTP/2")
-		if configure != nil {
-			configure(s)
-		}
-	})
-	transport := &http.Transport{
-		DialContext: func(context.Context, string, string) (net.Conn, error) { return server.dial(), nil },
-		Protocols:   server.Protocols,
-	}
-	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport}
 }
 
 // received waits for a value, for as long as a test may hang.

@@ -154,13 +154,8 @@ func TestProxiesPassStreamsOn(t *testing.T) {
 // HAProxy holds a fragment back for up to 200 ms to see whether more comes,
 // unless "option http-no-delay" is set.
 func (p proxy) testOneByOne(t *testing.T) {
-	is := is.New(t)
 	steps := newLockstep()
-	client := p.serveBehind(t, steps.engine())
-	res, err := client.Do(hangLimit(t, chatRequest(t, behind, "hi", true)))
-	is.NoErr(err)
-	defer res.Body.Close()
-	steps.follow(t, res.Body)
+	steps.follow(t, p.serveBehind(t, steps), behind)
 }
 
 func (p proxy) testAnswers(t *testing.T) {

@@ -25,7 +25,7 @@ var updateWire = flag.Bool("update", false, "write the responses of testdata/wir
 // in them, over HTTP/1.1.
 func TestWire(t *testing.T) {
 	files, err := filepath.Glob("testdata/wire/*.txt")
-	if err != nil || len(files) < 43 {
+	if err != nil || len(files) < 44 {
 		t.Fatal("the conversations are not there", err)
 	}
 	for _, file := range files {
