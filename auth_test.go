@@ -91,22 +91,6 @@ func verifies(t testing.TB, v KeyVerifier, times int, key string) {
 	}
 }
 
-// Whatever it says: a verifier may count what it is asked. A path or a method that
-// is not known needs no key.
-func TestKeyVerifierIsCalledOnce(t *testing.T) {
-	for err, status := range map[error]int{nil: 200, ErrInvalidKey: 401, errOverloaded: 529, errBroken: 500, context.DeadlineExceeded: 500} {
-		is := is.New(t)
-		keys := &countingKeys{fail: func(context.Context) error { return err }}
-		o := testOptions(t, t.Output())
-		o.Keys = keys
-		is.Equal(postChat(New(o), chatBodyJSON("hi", false)).Code, status)
-		is.Equal(keys.asked.Load(), int64(1))
-		is.Equal(record(New(o), newRequest("GET", "/none", nil)).Code, 404)
-		is.Equal(record(New(o), newRequest("PUT", "/v1/bots", nil)).Code, 405)
-		is.Equal(keys.asked.Load(), int64(1))
-	}
-}
-
 func TestStaticKeys(t *testing.T) {
 	is := is.New(t)
 	given := map[string]string{"key-a": "alice", "key-b": "bob", "key-c": ""}
