@@ -217,11 +217,4 @@ func BenchmarkList1000(b *testing.B) {
 			_ = json.NewEncoder(&buffer).Encode(plain)
 		}
 	})
-	b.Run("encode-anew", func(b *testing.B) {
-		b.ReportAllocs()
-		var body []byte
-		for b.Loop() {
-			body = appendBots(body[:0], bots)
-		}
-	})
 }

@@ -336,7 +336,8 @@ func validText(said string) string {
 	return textOf(said)
 }
 
-// A watchedWriter sees who calls it, and when.
+// A watchedWriter sees who calls it, and when: two at once, or somebody after
+// ServeHTTP has returned, are an offence.
 type watchedWriter struct {
 	http.ResponseWriter
 	control      *http.ResponseController

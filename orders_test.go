@@ -26,7 +26,8 @@ import (
 // orders_rules_test.go what must hold in every order, orders_wire_test.go the
 // connection.
 //
-// An order that fails is printed as a line that repeats it alone. Races between
+// An order that fails is printed as a line that repeats it alone, with the rules
+// that did not hold and what could be seen after its last event. Races between
 // events that come together want more than one try:
 //
 //	go test -run TestEveryOrder -order 'h1 stream: small, error|leave' -count 100
@@ -212,7 +213,7 @@ func playAlone(t *testing.T, line string) {
 		}
 	}
 	result := playOrder(t, surfaceNamed(t, name), o, make(map[string]bool))
-	t.Log("before the end of the chat:", result.state, "\n\tnext:", result.next)
+	t.Log("after the last event:", result.state, "\n\tnext:", result.next)
 	if result.missed {
 		t.Error("one of these events could not come")
 	}
@@ -267,7 +268,7 @@ func (w *walk) play(t *testing.T, o order) (singles, pairs []order) {
 	w.orders++
 	result := playOrder(t, w.surface, o, w.ends)
 	if len(result.violated) > 0 {
-		w.found = append(w.found, fmt.Sprintf("go test -run TestEveryOrder -order '%s: %s'\n\t%s\nbefore the end of the chat:%s", w.surface.name, o, strings.Join(result.violated, "\n\t"), result.state))
+		w.found = append(w.found, fmt.Sprintf("go test -run TestEveryOrder -order '%s: %s'\n\t%s\nafter the last event:%s", w.surface.name, o, strings.Join(result.violated, "\n\t"), result.state))
 		return nil, nil
 	}
 	_, seen := w.states[result.state]
