@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"net/textproto"
 	"os"
 	"runtime"
@@ -204,7 +203,7 @@ func TestBodyFails(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					is := is.New(t)
 					var log testLog
-					w := &deadlineNotes{ResponseRecorder: httptest.NewRecorder()}
+					w := faulty("", 0, nil)
 					ended := make(chan any)
 					go func() {
 						defer func() { ended <- recover() }()
@@ -232,22 +231,6 @@ func TestBodyFails(t *testing.T) {
 	}
 }
 
-// A deadlineNotes writer notes the deadlines that it is given.
-type deadlineNotes struct {
-	*httptest.ResponseRecorder
-	read, write []time.Time
-}
-
-func (w *deadlineNotes) SetReadDeadline(at time.Time) error {
-	w.read = append(w.read, at)
-	return nil
-}
-
-func (w *deadlineNotes) SetWriteDeadline(at time.Time) error {
-	w.write = append(w.write, at)
-	return nil
-}
-
 // A host may serve the handler with a later protocol than net/http has. There, each
 // deadline that passes ends a stream for good.
 func TestDeadlinesOnHTTP3(t *testing.T) {
@@ -264,7 +247,7 @@ func TestDeadlinesOnHTTP3(t *testing.T) {
 		is := is.New(t)
 		r := newRequest(c.method, c.path, strings.NewReader(c.body), "Authorization", "Bearer "+c.key)
 		r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/3.0", 3, 0
-		w := &deadlineNotes{ResponseRecorder: httptest.NewRecorder()}
+		w := faulty("", 0, nil)
 		New(testOptions(t, t.Output())).ServeHTTP(w, r)
 		is.Equal(w.Code, c.status)
 		is.True(slices.ContainsFunc(w.write, func(at time.Time) bool { return !at.IsZero() }))

@@ -283,29 +283,22 @@ func readSlowly(body string) (read chatBody, extra map[string]json.RawMessage, p
 		return read, extra, problems
 	}
 
-	identifier := func(name string) string {
+	text := func(name string, orInteger bool) string {
 		raw := string(members[name])
 		switch {
 		case raw == "" || raw == "null":
 			return ""
 		case raw[0] == '"':
 			return unquoted(raw)
-		case integerJSON.MatchString(raw):
+		case orInteger && integerJSON.MatchString(raw):
 			return raw
 		}
 		problem("str type expected", "type_error.str", name)
 		return ""
 	}
-	read.botUID = identifier("bot_uid")
-	read.botSlug = identifier("bot_slug")
-	prompt := ""
-	switch raw := string(members["prompt"]); {
-	case raw == "" || raw == "null":
-	case raw[0] == '"':
-		prompt = unquoted(raw)
-	default:
-		problem("str type expected", "type_error.str", "prompt")
-	}
+	read.botUID = text("bot_uid", true)
+	read.botSlug = text("bot_slug", true)
+	prompt := text("prompt", false)
 	switch raw := string(members["messages"]); {
 	case raw == "" || raw == "null":
 	case raw[0] == '[':
@@ -323,7 +316,7 @@ func readSlowly(body string) (read chatBody, extra map[string]json.RawMessage, p
 	default:
 		problem("value could not be parsed to a boolean", "type_error.bool", "stream")
 	}
-	read.userID = identifier("user_id")
+	read.userID = text("user_id", true)
 	if read.botUID == "" && read.botSlug == "" {
 		problem(`Either "bot_uid" or "bot_slug" is required`, "value_error", "__root__")
 	}

@@ -11,10 +11,8 @@ import (
 	"iter"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -34,7 +32,6 @@ var middlewares = map[string]struct {
 	"nothing":                      {wrap: func(h http.Handler) http.Handler { return h }, flushes: true},
 	"three writers that unwrap":    {wrap: func(h http.Handler) http.Handler { return wrapped(wrapped(wrapped(h))) }, flushes: true},
 	"compression":                  {wrap: compressed, flushes: true},
-	"recovery":                     {wrap: recovering, flushes: true},
 	"a buffer":                     {wrap: buffered},
 	"a buffer within compression":  {wrap: func(h http.Handler) http.Handler { return compressed(buffered(h)) }},
 	"a writer that cannot flush":   {wrap: way{hides: true}.mount, warns: true},
@@ -50,15 +47,6 @@ func wrapped(h http.Handler) http.Handler {
 type unwrapper struct{ http.ResponseWriter }
 
 func (w unwrapper) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-// recovering passes http.ErrAbortHandler on.
-func recovering(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if serveRequest(w, h, r) {
-			panic(http.ErrAbortHandler)
-		}
-	})
-}
 
 // compressed is gzip middleware as there is much of it.
 func compressed(h http.Handler) http.Handler {
@@ -284,11 +272,9 @@ type faultyWriter struct {
 	after  int
 	fault  func() error
 
-	writes []string // those that worked
-	given  []byte   // what the last Write was given, and not a copy
-
-	mu        sync.Mutex
-	deadlines []time.Time // of writes
+	writes      []string    // those that worked
+	given       []byte      // what the last Write was given, and not a copy
+	read, write []time.Time // deadlines
 }
 
 func faulty(method string, after int, fault func() error) *faultyWriter {
@@ -334,26 +320,16 @@ func (w *faultyWriter) Header() http.Header {
 	return w.ResponseRecorder.Header()
 }
 
-func (w *faultyWriter) FlushError() error               { return w.call("Flush") }
-func (w *faultyWriter) SetReadDeadline(time.Time) error { return w.call("SetReadDeadline") }
+func (w *faultyWriter) FlushError() error { return w.call("Flush") }
+
+func (w *faultyWriter) SetReadDeadline(at time.Time) error {
+	w.read = append(w.read, at)
+	return w.call("SetReadDeadline")
+}
 
 func (w *faultyWriter) SetWriteDeadline(at time.Time) error {
-	w.mu.Lock()
-	w.deadlines = append(w.deadlines, at)
-	w.mu.Unlock()
+	w.write = append(w.write, at)
 	return w.call("SetWriteDeadline")
-}
-
-func (w *faultyWriter) lastDeadline() time.Time {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.deadlines[len(w.deadlines)-1]
-}
-
-// overHTTP2 makes a request one that came over HTTP/2.
-func overHTTP2(r *http.Request) *http.Request {
-	r.Proto, r.ProtoMajor, r.ProtoMinor = "HTTP/2.0", 2, 0
-	return r
 }
 
 // A stream that never ends is ended by a writer that fails, whichever goroutine
@@ -493,16 +469,20 @@ func TestWriterFailsAndItsBufferIsNotUsedAgain(t *testing.T) {
 // Deadlines are more than a writer need have: it may panic when it is asked for
 // them. If it ends the handler's goroutine, that costs no place.
 func TestWriterFailsToSetDeadlines(t *testing.T) {
-	fragments := []string{"a", "b", "c", "d", "e"}
 	for _, method := range []string{"SetReadDeadline", "SetWriteDeadline"} {
 		for after := range 4 {
 			for _, stream := range []bool{false, true} {
 				is := is.New(t)
-				got := playRequestOn(t, faulty(method, after, faultPanics), overHTTP2(chatRequest(t, "", "hi", stream)), fragmentsOf(fragments...))
+				play := func(fault func() error) chatOutcome {
+					r := chatRequest(t, "", "hi", stream)
+					r.ProtoMajor = 2 // where each write has a deadline of its own
+					return playRequestOn(t, faulty(method, after, fault), r, fragmentsOf("a", "b", "c", "d", "e"))
+				}
+				play(faultExits)
+				got := play(faultPanics)
 				is.NoErr(got.err)
 				is.True(strings.Contains(got.body, "e"))
 				is.True(strings.Count(got.log, "\n") <= 2) // once for each kind of deadline
-				playRequestOn(t, faulty(method, after, faultExits), overHTTP2(chatRequest(t, "", "hi", stream)), fragmentsOf(fragments...))
 			}
 		}
 	}
@@ -591,52 +571,6 @@ func TestHostContextPanicsWithoutASlot(t *testing.T) {
 	is.Equal(len(got.reports), 0)
 }
 
-// A write that has had its time ends the request on HTTP/2. That is no client
-// that has left. When one has, no other write may last.
-func TestClientStallsOrLeavesDuringAWrite(t *testing.T) {
-	for name, c := range map[string]struct {
-		slow, leaves time.Duration // the first write that is
-		want         error
-	}{
-		"stalls": {0, time.Hour, ErrClientStalled},
-		"leaves": {3 * time.Second, 2 * time.Second, ErrClientLeft},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				ctx, leave := context.WithCancel(t.Context())
-				defer time.AfterFunc(c.leaves, leave).Stop()
-				w := faulty("Write", burstAfter, nil)
-				w.fault = func() error {
-					if slow := c.slow; slow > 0 {
-						c.slow = 0
-						time.Sleep(slow)
-						return nil
-					}
-					time.Sleep(time.Until(w.lastDeadline()))
-					leave()
-					time.Sleep(time.Second) // the request has ended before the write returns
-					return os.ErrDeadlineExceeded
-				}
-				var cause error
-				got := playRequestOn(t, w, overHTTP2(chatRequest(t, "", "hi", true).WithContext(ctx)), engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
-					time.Sleep(time.Second)
-					for range burstAfter + 1 {
-						yield("x", nil)
-					}
-					time.Sleep(time.Nanosecond) // the last of these is being written
-					yield("behind", nil)
-					<-ctx.Done()
-					cause = context.Cause(ctx)
-				}))
-				is.True(errors.Is(got.report(t).Err, c.want))
-				is.True(errors.Is(cause, c.want))
-				is.True(got.report(t).Duration <= time.Second+DefaultWriteTimeout+2*time.Second)
-			})
-		})
-	}
-}
-
 // What is written to a client that has left is not given more time.
 func TestClientLeavesAndNoDeadlineMoves(t *testing.T) {
 	for major := 1; major <= 2; major++ {
@@ -651,8 +585,9 @@ func TestClientLeavesAndNoDeadlineMoves(t *testing.T) {
 			r := chatRequest(t, "", "hi", true).WithContext(ctx)
 			r.ProtoMajor = major
 			is.Equal(playRequestOn(t, w, r, fragmentsOf("a")).err, http.ErrAbortHandler)
-			is.True(w.lastDeadline().Before(time.Now()))
-			is.True(!w.lastDeadline().IsZero())
+			last := w.write[len(w.write)-1]
+			is.True(last.Before(time.Now()))
+			is.True(!last.IsZero()) // which would be none
 		})
 	}
 }
