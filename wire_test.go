@@ -100,7 +100,7 @@ func (c conversation) play(t *testing.T) string {
 		case "bots":
 			o.Bots = new(MemoryStore)
 		case "host":
-			mount = endedAfter(duration(t, strings.TrimPrefix(value, "ends after ")))
+			mount = endedAfter(duration(t, strings.TrimPrefix(value, "ends after ")), StatusError{Status: 503, Detail: "Shutting down", RetryAfter: 5 * time.Second})
 		default:
 			t.Fatalf("an option that is not known: %q", line)
 		}
@@ -161,11 +161,11 @@ func textIn(t *testing.T, quoted string) string {
 	return text
 }
 
-// endedAfter is a host that shuts down.
-func endedAfter(d time.Duration) func(http.Handler) http.Handler {
+// endedAfter is a host that ends its requests with a cause.
+func endedAfter(d time.Duration, cause error) func(http.Handler) http.Handler {
 	return func(h http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			ctx, cancel := context.WithTimeoutCause(r.Context(), d, StatusError{Status: 503, Detail: "Shutting down", RetryAfter: 5 * time.Second})
+			ctx, cancel := context.WithTimeoutCause(r.Context(), d, cause)
 			defer cancel()
 			h.ServeHTTP(w, r.WithContext(ctx))
 		})

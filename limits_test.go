@@ -1,0 +1,145 @@
+package botapi
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/matryer/is"
+)
+
+// Limits count chats that are in progress, of an account with the empty name as of
+// any other. A refused chat takes no place.
+func TestLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		engine := newHeldEngine(t)
+		o := testOptions(t, t.Output())
+		o.Engine, o.MaxConcurrentChats, o.MaxChatsPerAccount = engine, 4, 2
+		o.Keys = KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
+			return strings.TrimPrefix(key, "nobody"), nil
+		})
+		server := serveInMemory(t, New(o))
+		statuses := make(chan int, 9)
+		begins := func(key string, ended ...int) {
+			t.Helper()
+			go func() {
+				got, _ := askAs(t.Context(), key, server, true)
+				statuses <- got.status
+			}()
+			synctest.Wait()
+			is.Equal(len(statuses), len(ended))
+			for _, status := range ended {
+				is.Equal(<-statuses, status)
+			}
+		}
+		begins("acme")
+		begins("acme")
+		for range 5 {
+			begins("acme", 429)
+		}
+		engine.release <- struct{}{}
+		synctest.Wait()
+		is.Equal(<-statuses, 200)
+		begins("acme")
+		begins("acme", 429)
+		begins("nobody")
+		begins("nobody")
+		for _, key := range []string{"acme", "nobody", "other"} { // where both limits are reached, all chats count first
+			begins(key, 503)
+		}
+		is.Equal(doAt(t, server.client(), "http://memory", "GET", "/v1/bots", "").status, 200) // bots are no chats
+
+		engine.releaseAll()
+		for range 4 {
+			is.Equal(<-statuses, 200)
+		}
+		begins("other", 200)
+	})
+}
+
+func TestLimitNone(t *testing.T) {
+	for _, limit := range []int64{0, -1} {
+		synctest.Test(t, func(t *testing.T) {
+			is := is.New(t)
+			o := testOptions(t, t.Output())
+			o.Engine, o.MaxChatsPerAccount, o.MaxConcurrentChats = sleepsFor(time.Second).engine(), limit, limit
+			server := serveInMemory(t, New(o))
+			statuses := make(chan int)
+			for range 50 {
+				go func() { statuses <- ask(t, server, false).status }()
+			}
+			for range 50 {
+				is.Equal(<-statuses, 200)
+			}
+		})
+	}
+}
+
+// An account without chats takes no memory.
+func TestLimitForgetsAccounts(t *testing.T) {
+	is := is.New(t)
+	const accounts, name = 1000, 10 << 10
+	next := 0
+	o := testOptions(t, io.Discard)
+	o.MaxChatsPerAccount = 1
+	o.Keys = KeyVerifierFunc(func(context.Context, string) (string, error) {
+		next++
+		return fmt.Sprint(strings.Repeat("x", name), next), nil
+	})
+	h := New(o)
+	before := memoryInUse()
+	for range accounts {
+		is.Equal(postChat(h, chatBodyJSON("hi", false)).Code, 200)
+	}
+	is.True(memoryInUse()-before < accounts*name/10)
+	runtime.KeepAlive(h)
+}
+
+// A chat that its account's limit refuses takes no place from another account,
+// not even for a moment: there is one for each of the two.
+func TestLimitPerAccountTakesNothingOfAnother(t *testing.T) {
+	is := is.New(t)
+	o := testOptions(t, io.Discard)
+	o.MaxConcurrentChats, o.MaxChatsPerAccount = 2, 1
+	o.Keys = KeyVerifierFunc(func(_ context.Context, key string) (string, error) { return key, nil })
+	inProgress := func() {}
+	o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, _ func(string, error) bool) {
+		if AccountFrom(ctx) == "full" {
+			inProgress()
+		}
+	})
+	h := New(o)
+	ask := func(account string) int {
+		r := newRequest("POST", "/v1/chat", strings.NewReader(chatBodyJSON("hi", false)), "Authorization", "Bearer "+account)
+		return record(h, r).Code
+	}
+	statuses := make(map[int]int)
+	inProgress = func() {
+		var over atomic.Bool
+		var asking sync.WaitGroup
+		for range 4 {
+			asking.Go(func() {
+				for !over.Load() {
+					if ask("full") == 200 {
+						t.Error("a chat more than its account may have")
+					}
+				}
+			})
+		}
+		for range 500 {
+			statuses[ask("other")]++
+		}
+		over.Store(true)
+		asking.Wait()
+	}
+	is.Equal(ask("full"), 200)
+	is.Equal(statuses, map[int]int{200: 500})
+}

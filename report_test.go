@@ -1,0 +1,175 @@
+package botapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/matryer/is"
+)
+
+// A report is of the request as it came. An engine may change its own, and
+// changes nothing for anyone else by that.
+func TestReport(t *testing.T) {
+	inEachWay(t, "", func(t *testing.T, w way) {
+		is := is.New(t)
+		w.behind = withHostsValue
+		var log testLog
+		var reports []ChatReport
+		var given context.Context
+		asked, run := 0, 0
+		o := testOptions(t, &log)
+		o.Engine = ChatEngineFunc(func(_ context.Context, req *ChatRequest) iter.Seq2[string, error] {
+			asked++
+			return func(yield func(string, error) bool) {
+				run++
+				*req = ChatRequest{UserID: "nobody", Stream: !req.Stream}
+				time.Sleep(time.Second)
+				_ = yield("a\xff", nil) && yield("", nil) && yield("b\xe2\x82", nil)
+			}
+		})
+		o.OnChat = func(ctx context.Context, r ChatReport) { given, reports = ctx, append(reports, r) }
+		body := fmt.Sprintf(`{"bot_slug":"Other","prompt":"p","stream":%t,"user_id":7}`, w.stream)
+		got := doAt(t, w.serve(t, New(o)).client(), "http://memory", "POST", "/v1/chat", body, "X-Request-Id", "r-1")
+		synctest.Wait()
+		is.Equal(got.status, 200)
+		is.Equal(reports, []ChatReport{{
+			RequestID: "r-1", Account: testAccount, UserID: "7", Bot: otherBot, Stream: w.stream, Status: 200,
+			Fragments: 3, Bytes: int64(len("a\uFFFDb\uFFFD\uFFFD")), // as the client decodes it
+			FirstFragment: time.Second, Duration: time.Second,
+		}})
+		is.Equal(RequestIDFrom(given), "r-1")
+		is.Equal(AccountFrom(given), testAccount)
+		is.Equal(given.Value(hostKey{}), "the host's")
+		is.Equal([]int{asked, run}, []int{1, 1})
+		is.Equal(strings.Contains(log.String(), "cannot flush"), w.stream && w.hides)
+	})
+}
+
+// What is refused is no chat. The only chat here sends the other requests while it
+// is in progress.
+func TestReportOnlyOfChats(t *testing.T) {
+	is := is.New(t)
+	var h http.Handler
+	var reports, statuses []int
+	o := testOptions(t, t.Output())
+	o.MaxConcurrentChats = 1
+	o.Engine = engineOf(func(context.Context, *ChatRequest, func(string, error) bool) {
+		for _, body := range []string{chatBodyJSON("hi", true), `{}`, `{"bot_slug":"nobody","prompt":"p","stream":true}`} {
+			statuses = append(statuses, postChat(h, body).Code)
+		}
+		for _, path := range []string{"/v1/bots", "/v1/chat"} {
+			statuses = append(statuses, record(h, newRequest("GET", path, nil)).Code)
+		}
+		statuses = append(statuses, record(h, newRequest("POST", "/v1/chat", nil, "Authorization", "-")).Code)
+	})
+	o.OnChat = func(_ context.Context, r ChatReport) { reports = append(reports, r.Status) }
+	h = New(o)
+	is.Equal(postChat(h, chatBodyJSON("hi", false)).Code, 200)
+	is.Equal(statuses, []int{503, 422, 404, 200, 405, 401})
+	is.Equal(reports, []int{200})
+}
+
+// A write that fails when the engine has finished already is no less a failure:
+// the answer must not end as if it were whole. What waited behind the write was
+// handed to nobody.
+func TestReportOfAWriteThatFails(t *testing.T) {
+	for after := range 6 { // the first few writes are the engine's goroutine's, the others the handler's
+		t.Run(fmt.Sprint("after ", after), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				failed := false
+				got := playOn(t, faulty("Write", after, func() error {
+					if failed {
+						return nil // a later one would be taken
+					}
+					failed = true
+					time.Sleep(time.Second)
+					return io.ErrClosedPipe
+				}), true, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+					for range after + 2 {
+						yield("x", nil)
+						synctest.Wait() // it is being written
+					}
+				}))
+				is.Equal(got.err, http.ErrAbortHandler) // cut
+				is.Equal(got.body, strings.Repeat(data("x"), after))
+				is.True(errors.Is(got.report(t).Err, io.ErrClosedPipe))
+				is.Equal(got.report(t).Fragments, after+1)
+				is.Equal(got.report(t).Bytes, int64(after+1))
+			})
+		})
+	}
+}
+
+func TestOnChatPanics(t *testing.T) {
+	for _, v := range []any{"the meter is broken", http.ErrAbortHandler} {
+		inEachWay(t, fmt.Sprint(v), func(t *testing.T, w way) {
+			is := is.New(t)
+			got := playChat(t, w, fragmentsOf("ok"), func(o *Options) {
+				o.OnChat = func(context.Context, ChatReport) { panic(v) }
+			})
+			is.Equal(got.status, 200)
+			is.NoErr(got.err)
+			is.True(strings.Contains(got.log, fmt.Sprint(v)))
+			is.True(strings.Contains(got.log, "request_id="+got.report(t).RequestID))
+			is.True(strings.Contains(got.log, "report_test.go")) // its stack
+		})
+	}
+}
+
+// An engine may hold a lock while it yields, and OnChat and the Logger may want
+// the same one: nothing of the host's is called on the engine's stack, and nothing
+// that yield needs is held meanwhile.
+func TestReportWaitsForTheEngine(t *testing.T) {
+	for name, end := range map[string]engineEnd{"too late": untilDone, "failed": failsWith(errBroken)} {
+		for _, part := range []string{"OnChat", "the Logger"} {
+			inEachWay(t, name+", "+part, func(t *testing.T, w way) {
+				is := is.New(t)
+				var mu sync.Mutex
+				called, wanted := make(chan struct{}), true
+				host := sync.OnceFunc(func() {
+					close(called)
+					mu.Lock()
+					defer mu.Unlock()
+				})
+				got := playChat(t, w, engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+					mu.Lock()
+					defer mu.Unlock()
+					end(ctx, yield)
+					<-called
+					wanted = yield("more", nil)
+				}), func(o *Options) {
+					o.KeepAlive, o.ChatTimeout = -1, time.Second
+					if part == "OnChat" {
+						o.OnChat = func(context.Context, ChatReport) { host() }
+					} else {
+						o.Logger = slog.New(calledHandler{o.Logger.Handler(), host})
+					}
+				})
+				is.True(got.status >= 500)
+				is.True(!wanted)
+			})
+		}
+	}
+}
+
+// A calledHandler calls the host before it logs.
+type calledHandler struct {
+	slog.Handler
+	host func()
+}
+
+func (h calledHandler) Handle(ctx context.Context, r slog.Record) error {
+	h.host()
+	return h.Handler.Handle(ctx, r)
+}

@@ -1,0 +1,179 @@
+package botapi
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/matryer/is"
+)
+
+// A pace is how a client reads on a connection in memory, where nothing is taken
+// that is not read: some bytes at once, and the rest bit by bit.
+type pace struct {
+	atOnce      int
+	first, each time.Duration // until the first bit, and between two
+	bit         int
+}
+
+func (p pace) read(conn io.Reader) {
+	_, err := io.ReadFull(conn, make([]byte, p.atOnce))
+	for time.Sleep(p.first); err == nil; time.Sleep(p.each) {
+		_, err = io.ReadFull(conn, make([]byte, p.bit))
+	}
+}
+
+// An answer takes its slot and its memory until it is sent. WriteTimeout bounds each
+// write, and may be exceeded by an eighth. ChatTimeout bounds the whole: who takes a
+// little now and then must not keep a slot for hours. When the chat has ended, all
+// that its client is still owed has one WriteTimeout: the write under way, what is
+// queued behind it, and an error event.
+func TestSlowReaders(t *testing.T) {
+	const s, m = time.Second, time.Minute
+	kibibytes := func(n int, yield func(string, error) bool) {
+		for range n {
+			yield(strings.Repeat("x", 1<<10), nil)
+		}
+	}
+	endsLate := engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+		time.Sleep(59 * s)
+		kibibytes(16, yield)
+	})
+	breaksAfter := func(d time.Duration) ChatEngine {
+		return engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			kibibytes(4, yield)
+			time.Sleep(d) // the last is being written
+			kibibytes(9, yield)
+			yield("", errBroken)
+		})
+	}
+	mebibyte := fragmentsOf(strings.Repeat("x", 1<<20))
+	for _, c := range []struct {
+		name        string
+		stream      bool
+		chat, write time.Duration // timeouts
+		engine      ChatEngine
+		reads       pace
+		err         error
+		took        time.Duration
+	}{
+		{"no WriteTimeout, but ChatTimeout", true, 4 * s, -1, fragmentsOf("hi"), pace{first: time.Hour, bit: 1}, ErrChatTimeout, 4500 * time.Millisecond},
+		{"a short WriteTimeout", true, m, 4 * s, fragmentsOf("hi"), pace{first: time.Hour, bit: 1}, ErrClientStalled, 4500 * time.Millisecond},
+		{"a long WriteTimeout", true, time.Hour, m, fragmentsOf("hi"), pace{first: time.Hour, bit: 1}, ErrClientStalled, 61 * s},
+		{"the longest times there are", true, math.MaxInt64, math.MaxInt64, fragmentsOf("hi"), pace{first: 24 * time.Hour, bit: 4 << 10}, nil, 24 * time.Hour},
+		{"a stream longer than ChatTimeout", true, 5 * m, 0, mebibyte, pace{each: 29 * s, bit: maxWrite}, ErrChatTimeout, 5*m + 30*s},
+		{"one answer longer than ChatTimeout", false, 5 * m, 0, mebibyte, pace{each: 29 * s, bit: maxPart}, ErrChatTimeout, 5*m + 19*s},
+		{"a stream that is whole just in time", true, m, 10 * s, endsLate, pace{6 << 10, 4 * s, 4 * s, 2 << 10}, ErrClientStalled, 70 * s},
+		{"an error, and a client that reads no more", true, 0, 0, breaksAfter(s), pace{4 << 10, time.Hour, time.Hour, 1}, errBroken, s + DefaultWriteTimeout},
+		{"an error, and a client that reads each 20s", true, 0, 0, breaksAfter(s), pace{4 << 10, 20 * s, 20 * s, 6 << 10}, errBroken, s + DefaultWriteTimeout},
+		{"an error, and a client that reads each 29s", true, 0, 0, breaksAfter(s), pace{4 << 10, 29 * s, 29 * s, 6 << 10}, errBroken, s + DefaultWriteTimeout},
+		{"an error while the last deadline is new", true, 0, 0, breaksAfter(s / 2), pace{4 << 10, 700 * time.Millisecond, time.Hour, 6 << 10}, errBroken, s/2 + DefaultWriteTimeout},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				reports := make(chan ChatReport, 1)
+				o := testOptions(t, io.Discard)
+				o.Engine, o.KeepAlive, o.ChatTimeout, o.WriteTimeout = c.engine, -1, c.chat, c.write
+				o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
+				conn := serveInMemory(t, New(o)).dial()
+				is.NoErr(chatRequest(t, "http://memory", "hi", c.stream).Write(conn))
+				var reading sync.WaitGroup
+				reading.Go(func() { c.reads.read(conn) })
+				defer reading.Wait()
+				defer conn.Close()
+				report := <-reports
+				is.Equal(endsOf(report.Err), endsOf(c.err))
+				is.True(errors.Is(report.Err, c.err))
+				is.Equal(report.Status, 200)
+				is.Equal(report.Duration, c.took)
+			})
+		})
+	}
+}
+
+// A client that stops reading holds its engine back in bounded memory; after
+// WriteTimeout its stream is cut. Others are not slowed.
+func TestStreamClientStalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		const fragment, read = 1 << 10, 100 << 10
+		var taken atomic.Int64
+		var log testLog
+		reports, ended := make(chan ChatReport, 2), make(chan struct{})
+		o := testOptions(t, &log)
+		o.Engine = engineOf(func(ctx context.Context, req *ChatRequest, yield func(string, error) bool) {
+			if lastContent(req) == "read" {
+				yield(strings.Repeat("x", 1000*fragment), nil)
+				return
+			}
+			for yield(strings.Repeat("x", fragment), nil) {
+				taken.Add(1)
+			}
+			<-ctx.Done()
+			close(ended)
+		})
+		o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
+		server := serveInMemory(t, New(o))
+		began := time.Now()
+		conn := server.dial() // net.Pipe has no buffer: nothing is taken that is not read
+		defer conn.Close()
+		is.NoErr(chatRequest(t, "http://memory", "stall", true).Write(conn))
+		_, err := io.ReadFull(conn, make([]byte, read))
+		is.NoErr(err)
+		synctest.Wait()
+		unread := func() int { return int(taken.Load())*(fragment+len(data(""))) - read }
+		held := unread()
+		t.Logf("the handler and net/http hold %d bytes", held)
+		is.True(held > 0)
+		is.True(held <= 32<<10) // what is being written, and the queue
+
+		is.NoErr(doAt(t, server.client(), "http://memory", "POST", "/v1/chat", chatBodyJSON("read", true)).err)
+		is.NoErr((<-reports).Err)
+		is.Equal(time.Since(began), time.Duration(0))
+		is.Equal(unread(), held)
+
+		report := <-reports
+		<-ended
+		is.Equal(report.Status, 200)
+		is.Equal(endsOf(report.Err), []error{ErrClientStalled})
+		is.Equal(report.Duration, DefaultWriteTimeout+time.Second)
+		_, err = io.Copy(io.Discard, conn)
+		is.NoErr(err)              // the connection was closed
+		is.Equal(log.String(), "") // clients do such things
+	})
+}
+
+// A client may take its time, as long as it takes something: WriteTimeout is
+// for one write.
+func TestStreamSlowReader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		o := testOptions(t, io.Discard)
+		text := strings.Repeat("0123456789", 20<<10)
+		o.Engine = fragmentsOf(text)
+		server := serveInMemory(t, New(o))
+		res, err := server.client().Do(chatRequest(t, "http://memory", "hi", true))
+		is.NoErr(err)
+		defer res.Body.Close()
+		body, err := io.ReadAll(slowReader{res.Body})
+		is.NoErr(err)
+		is.Equal(readStream(t, string(body)).text(), text)
+	})
+}
+
+// A slowReader takes 1 KiB a second.
+type slowReader struct{ io.Reader }
+
+func (r slowReader) Read(p []byte) (int, error) {
+	time.Sleep(time.Second)
+	return r.Reader.Read(p[:min(len(p), 1<<10)])
+}
+
