@@ -1,7 +1,6 @@
 package botapi
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,39 +11,6 @@ import (
 
 	"github.com/matryer/is"
 )
-
-func TestCallbackEngine(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		f    func(ctx context.Context, req *ChatRequest, emit func(string) error) error
-		body string
-		err  error
-	}{
-		{"whole", func(_ context.Context, req *ChatRequest, emit func(string) error) error {
-			return cmp.Or(emit("you said "), emit(""), emit(lastContent(req)))
-		}, `{"content":"you said hi"}`, nil},
-		{"silent", func(context.Context, *ChatRequest, func(string) error) error { return nil }, `{"content":""}`, nil},
-		{"an error", func(_ context.Context, _ *ChatRequest, emit func(string) error) error {
-			return cmp.Or(emit("a"), error(errOverloaded))
-		}, `{"detail":"Overloaded"}`, errOverloaded},
-		{"a cancellation of its own", func(_ context.Context, _ *ChatRequest, emit func(string) error) error {
-			return cmp.Or(emit("a"), context.Canceled)
-		}, `{"detail":"Internal Server Error"}`, context.Canceled},
-		{"from another goroutine", func(_ context.Context, _ *ChatRequest, emit func(string) error) error {
-			emitted := make(chan error)
-			go func() { emitted <- emit("elsewhere") }()
-			return <-emitted
-		}, `{"content":"elsewhere"}`, nil},
-		{"a panic", func(context.Context, *ChatRequest, func(string) error) error { panic(errBroken) }, `{"detail":"Internal Server Error"}`, new(panicError)},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			is := is.New(t)
-			got := playChat(t, way{}, CallbackEngine(c.f))
-			is.Equal(got.body, c.body)
-			is.True(sameEnd(got.report(t).Err, c.err))
-		})
-	}
-}
 
 func TestCallbackEngineNil(t *testing.T) {
 	is := is.New(t)
@@ -59,13 +25,13 @@ func TestCallbackEngineIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		var emitted []error
-		got := playChat(t, way{stream: true}, CallbackEngine(func(ctx context.Context, _ *ChatRequest, emit func(string) error) error {
-			emitted = append(emitted, emit("a"))
+		got := playChat(t, way{stream: true}, CallbackEngine(func(ctx context.Context, req *ChatRequest, emit func(string) error) error {
+			emitted = append(emitted, emit("you said "+lastContent(req)))
 			<-ctx.Done()
 			emitted = append(emitted, emit("b"))
 			return fmt.Errorf("streaming: %w", emit("c"))
 		}), func(o *Options) { o.ChatTimeout = time.Second })
-		is.Equal(got.body, data("a")+broken(tooLong))
+		is.Equal(got.body, data("you said hi")+broken(tooLong))
 		is.Equal(len(emitted), 2)
 		is.NoErr(emitted[0])
 		is.True(errors.Is(emitted[1], ErrChatTimeout))
@@ -85,6 +51,7 @@ func TestCallbackEngineWithinAnother(t *testing.T) {
 	}{
 		{"to its end", 9, func() error { return nil }, []string{"a", "b"}},
 		{"to its error", 9, func() error { return errBroken }, []string{"a", "b", "the model is broken"}},
+		{"to a cancellation of its own", 9, func() error { return context.Canceled }, []string{"a", "b", "context canceled"}},
 		{"to its panic", 9, func() error { panic(errBroken) }, []string{"a", "b", "panic: the model is broken"}},
 		{"not to its end", 1, func() error { return nil }, []string{"a"}},
 		{"not to its error", 1, func() error { return errBroken }, []string{"a"}},

@@ -176,4 +176,3 @@ func (r slowReader) Read(p []byte) (int, error) {
 	time.Sleep(time.Second)
 	return r.Reader.Read(p[:min(len(p), 1<<10)])
 }
-

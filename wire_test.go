@@ -88,19 +88,19 @@ func (c conversation) play(t *testing.T) string {
 		option, value, _ := strings.Cut(line, " ")
 		switch option {
 		case "ChatTimeout":
-			o.ChatTimeout = duration(t, value)
+			o.ChatTimeout = parsed(time.ParseDuration(value))
 		case "StallTimeout":
-			o.StallTimeout = duration(t, value)
+			o.StallTimeout = parsed(time.ParseDuration(value))
 		case "MaxBodyBytes":
-			o.MaxBodyBytes = numberIn(t, value)
+			o.MaxBodyBytes = numberIn(value)
 		case "MaxConcurrentChats":
-			o.MaxConcurrentChats = numberIn(t, value)
+			o.MaxConcurrentChats = numberIn(value)
 		case "MaxChatsPerAccount":
-			o.MaxChatsPerAccount = numberIn(t, value)
+			o.MaxChatsPerAccount = numberIn(value)
 		case "bots":
 			o.Bots = new(MemoryStore)
 		case "host":
-			mount = endedAfter(duration(t, strings.TrimPrefix(value, "ends after ")), StatusError{Status: 503, Detail: "Shutting down", RetryAfter: 5 * time.Second})
+			mount = endedAfter(parsed(time.ParseDuration(strings.TrimPrefix(value, "ends after "))), StatusError{Status: 503, Detail: "Shutting down", RetryAfter: 5 * time.Second})
 		default:
 			t.Fatalf("an option that is not known: %q", line)
 		}
@@ -137,29 +137,15 @@ func (c conversation) play(t *testing.T) string {
 	return received
 }
 
-func duration(t *testing.T, text string) time.Duration {
-	d, err := time.ParseDuration(text)
+// parsed returns what was read of a conversation's line.
+func parsed[T any](v T, err error) T {
 	if err != nil {
-		t.Fatal(err)
+		panic(err)
 	}
-	return d
+	return v
 }
 
-func numberIn(t *testing.T, text string) int64 {
-	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
-
-func textIn(t *testing.T, quoted string) string {
-	text, err := strconv.Unquote(quoted)
-	if err != nil {
-		t.Fatalf("%v: %s", err, quoted)
-	}
-	return text
-}
+func numberIn(text string) int64 { return parsed(strconv.ParseInt(text, 10, 64)) }
 
 // endedAfter is a host that ends its requests with a cause.
 func endedAfter(d time.Duration, cause error) func(http.Handler) http.Handler {
@@ -182,17 +168,17 @@ func parseStep(t *testing.T, line string) wireStep {
 	case "": // between two steps, or instead of any
 		return func(context.Context, func(string, error) bool) bool { return true }
 	case "yield":
-		return yields(textIn(t, rest), nil)
+		return yields(parsed(strconv.Unquote(rest)), nil)
 	case "repeat":
 		count, text, _ := strings.Cut(rest, " ")
-		return yields(strings.Repeat(textIn(t, text), int(numberIn(t, count))), nil)
+		return yields(strings.Repeat(parsed(strconv.Unquote(text)), int(numberIn(count))), nil)
 	case "wait":
-		return waits(duration(t, rest))
+		return waits(parsed(time.ParseDuration(rest)))
 	case "error":
 		return yields("", errors.New(rest))
 	case "status":
 		status, detail, _ := strings.Cut(rest, " ")
-		return yields("", StatusError{Status: int(numberIn(t, status)), Detail: detail})
+		return yields("", StatusError{Status: int(numberIn(status)), Detail: detail})
 	case "invalid":
 		return yields("", HTTPValidationError{[]ValidationError{{Loc: []any{"body", rest}, Msg: "ensure this value is less than or equal to 2", Type: "value_error.number.not_le"}}})
 	case "panic":
