@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -28,6 +29,20 @@ func (p pace) read(conn io.Reader) {
 	for time.Sleep(p.first); err == nil; time.Sleep(p.each) {
 		_, err = io.ReadFull(conn, make([]byte, p.bit))
 	}
+}
+
+// dialChat sends a chat on a connection that the test reads by itself.
+func dialChat(t *testing.T, stream bool, engine ChatEngine, change func(*Options)) (net.Conn, <-chan ChatReport) {
+	reports := make(chan ChatReport, 1)
+	o := testOptions(t, io.Discard)
+	o.Engine = engine
+	o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
+	change(&o)
+	conn := serveInMemory(t, New(o)).dial()
+	if err := chatRequest(t, "http://memory", "hi", stream).Write(conn); err != nil {
+		t.Fatal(err)
+	}
+	return conn, reports
 }
 
 // An answer takes its slot and its memory until it is sent. WriteTimeout bounds each
@@ -79,12 +94,7 @@ func TestSlowReaders(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				is := is.New(t)
-				reports := make(chan ChatReport, 1)
-				o := testOptions(t, io.Discard)
-				o.Engine, o.KeepAlive, o.ChatTimeout, o.WriteTimeout = c.engine, -1, c.chat, c.write
-				o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
-				conn := serveInMemory(t, New(o)).dial()
-				is.NoErr(chatRequest(t, "http://memory", "hi", c.stream).Write(conn))
+				conn, reports := dialChat(t, c.stream, c.engine, func(o *Options) { o.KeepAlive, o.ChatTimeout, o.WriteTimeout = -1, c.chat, c.write })
 				var reading sync.WaitGroup
 				reading.Go(func() { c.reads.read(conn) })
 				defer reading.Wait()

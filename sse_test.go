@@ -244,29 +244,23 @@ func pacedEngine(waits ...time.Duration) ChatEngine {
 	})
 }
 
-// An arrival is a line of a stream, and when it came.
-type arrival struct {
-	after time.Duration // the request
-	line  string        // without its end; blank lines do not count
-}
-
 func TestKeepAlive(t *testing.T) {
 	const s = time.Second
-	x, alive, end := `data: {"content":"x"}`, ": keep-alive", "data: [DONE]"
+	silent := sleepsFor(20 * s).engine()
 	for name, test := range map[string]struct {
 		keepAlive time.Duration
 		engine    ChatEngine
-		want      []arrival
+		want      string // what comes, and when: a fragment x, a keep-alive, the end
 	}{
-		"a silent beginning":             {0, pacedEngine(40 * s), []arrival{{15 * s, alive}, {30 * s, alive}, {40 * s, x}, {40 * s, end}}},
-		"silence between fragments":      {0, pacedEngine(10*s, 40*s), []arrival{{10 * s, x}, {25 * s, alive}, {40 * s, alive}, {50 * s, x}, {50 * s, end}}},
-		"no silence":                     {0, pacedEngine(14*s, 14*s, 14*s), []arrival{{14 * s, x}, {28 * s, x}, {42 * s, x}, {42 * s, end}}},
-		"an interval of its own":         {s, pacedEngine(5 * s / 2), []arrival{{s, alive}, {2 * s, alive}, {5 * s / 2, x}, {5 * s / 2, end}}},
-		"never":                          {-1, pacedEngine(300 * s), []arrival{{300 * s, x}, {300 * s, end}}},
-		"a fragment just before it":      {0, pacedEngine(15*s-1, 15*s-1), []arrival{{15*s - 1, x}, {30*s - 2, x}, {30*s - 2, end}}},
-		"a fragment just after it":       {0, pacedEngine(15*s + 1), []arrival{{15 * s, alive}, {15*s + 1, x}, {15*s + 1, end}}},
-		"many fragments, then silence":   {0, pacedEngine(0, 0, 0, 0, 0, 0, 20*s), []arrival{{0, x}, {0, x}, {0, x}, {0, x}, {0, x}, {0, x}, {15 * s, alive}, {20 * s, x}, {20 * s, end}}},
-		"an engine that ends in silence": {0, engineOf(func(context.Context, *ChatRequest, func(string, error) bool) { time.Sleep(20 * s) }), []arrival{{15 * s, alive}, {20 * s, end}}},
+		"a silent beginning":             {0, pacedEngine(40 * s), "15s alive, 30s alive, 40s x, 40s end"},
+		"silence between fragments":      {0, pacedEngine(10*s, 40*s), "10s x, 25s alive, 40s alive, 50s x, 50s end"},
+		"no silence":                     {0, pacedEngine(14*s, 14*s, 14*s), "14s x, 28s x, 42s x, 42s end"},
+		"an interval of its own":         {s, pacedEngine(5 * s / 2), "1s alive, 2s alive, 2.5s x, 2.5s end"},
+		"never":                          {-1, pacedEngine(300 * s), "5m0s x, 5m0s end"},
+		"a fragment just before it":      {0, pacedEngine(15*s-1, 15*s-1), "14.999999999s x, 29.999999998s x, 29.999999998s end"},
+		"a fragment just after it":       {0, pacedEngine(15*s + 1), "15s alive, 15.000000001s x, 15.000000001s end"},
+		"many fragments, then silence":   {0, pacedEngine(0, 0, 0, 0, 0, 20*s), "0s x, 0s x, 0s x, 0s x, 0s x, 15s alive, 20s x, 20s end"},
+		"an engine that ends in silence": {0, silent, "15s alive, 20s end"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -277,13 +271,14 @@ func TestKeepAlive(t *testing.T) {
 				res, err := serveInMemory(t, New(o)).client().Do(chatRequest(t, "http://memory", "hi", true))
 				is.NoErr(err)
 				defer res.Body.Close()
-				var seen []arrival
+				names := strings.NewReplacer(`data: {"content":"x"}`, "x", ": keep-alive", "alive", "data: [DONE]", "end")
+				var seen []string
 				for lines := bufio.NewScanner(res.Body); lines.Scan(); {
 					if lines.Text() != "" {
-						seen = append(seen, arrival{time.Since(began), lines.Text()})
+						seen = append(seen, fmt.Sprint(time.Since(began), " ", names.Replace(lines.Text())))
 					}
 				}
-				is.Equal(seen, test.want)
+				is.Equal(strings.Join(seen, ", "), test.want)
 			})
 		})
 	}
@@ -302,29 +297,28 @@ func TestStreamReadyFragmentsLeaveTogether(t *testing.T) {
 			at = append(at, time.Since(began))
 			return nil
 		})
+		var events []string
 		got := playOn(t, w, true, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-			for i := range rapid {
-				yield(fmt.Sprint(i, " "), nil)
-			}
-			for i := range slow {
-				time.Sleep(time.Second)
-				yield(fmt.Sprint(rapid+i, " "), nil)
+			for i := range rapid + slow {
+				if i >= rapid {
+					time.Sleep(time.Second)
+				}
+				text := fmt.Sprint(i, " ")
+				events = append(events, data(text))
+				yield(text, nil)
 			}
 		}))
 		is.NoErr(got.err)
-		read := readStream(t, got.body)
-		is.Equal(len(read.fragments), rapid+slow)
-		for i, fragment := range read.fragments {
-			is.Equal(fragment, fmt.Sprint(i, " "))
-		}
+		is.Equal(got.body, strings.Join(events, "")+terminator)
 		for _, write := range w.writes {
 			is.True(len(write) <= 16<<10)
-			is.True(strings.HasPrefix(write, "data: ") && strings.HasSuffix(write, "\n\n"))
+			is.True(strings.HasPrefix(write, "data: "))
+			is.True(strings.HasSuffix(write, "\n\n"))
 		}
 		is.True(len(w.writes) < rapid/100)
 		for i := range slow {
 			last := len(w.writes) - 1 - slow + i // before the terminator
-			is.Equal(w.writes[last], data(fmt.Sprint(rapid+i, " ")))
+			is.Equal(w.writes[last], events[rapid+i])
 			is.Equal(at[last], time.Duration(i+1)*time.Second)
 		}
 	})
