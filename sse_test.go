@@ -200,7 +200,7 @@ func TestStreamLongFragment(t *testing.T) {
 		body := playChat(t, way{stream: true}, fragmentsOf(fits)).body
 		is.Equal(len(readStream(t, body).fragments), 1)
 		is.Equal(len(body), 4<<10+len(terminator))
-		for _, longer := range []string{"a" + fits, fits + "é", fits + fits + "\xe2\x82", strings.Repeat(fits, 3)} {
+		for _, longer := range []string{"a" + fits, fits + "a", fits + "é", fits + fits + "\xe2\x82", strings.Repeat(fits, 3)} {
 			readBothWays(t, []string{longer})
 			report := playChat(t, way{stream: true}, fragmentsOf(longer)).report(t)
 			is.Equal(report.Fragments, 1)
