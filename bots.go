@@ -33,7 +33,7 @@ func (x *exchange) listBots() *ending {
 	}
 	list.free(failure)
 	if failure != nil {
-		x.cutOnReturn(failure)
+		x.logAndCut(failure)
 	}
 	return nil
 }

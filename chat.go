@@ -56,10 +56,10 @@ func (x *exchange) newChat() (*chat, *ending) {
 	}
 	c := &chat{exchange: x, requestDone: x.r.Context().Done(), stopped: make(chan struct{})}
 	x.conn.liftServerDeadlines()
-	// From here on, no code of the host's runs before live: if it panicked or called
-	// runtime.Goexit, nothing would release the slot.
-	if err := c.slot.take(x.handler.slots, x.account); err != nil {
-		return nil, failureOf(err)
+	// From here on, no code of the host's runs in this goroutine before live: if it
+	// panicked or called runtime.Goexit, nothing would release the slot.
+	if ended := c.slot.take(x.handler.slots, x.account); ended != nil {
+		return nil, ended
 	}
 	c.prepare(ChatRequest{
 		Bot:      bot,
@@ -103,44 +103,43 @@ func (x *exchange) lookUpBot(uid, slug string) (Bot, error) {
 //
 //	running ─► stopped ─► ended ─► reported ─► the handler returns
 //
-// The handler's goroutine takes it from state to state, in live. The engine has a
-// goroutine of its own: from there come the calls of fragment, engineFailed and
-// engineReturned. Whoever has a reason to stop calls stop, and the first call wins.
+// No variable holds the state: the states are names for the order of events. Any
+// goroutine may stop a running chat: the handler's, the engine's (or another that
+// calls yield), or one that writes the stream. All later steps are taken by the
+// handler's goroutine, in live.
 //
-//   - running, until there is a reason. wait notices that the client has left, that
-//     the host has ended the request, and that time is up. An engine that fails or
-//     returns is a reason, a write that fails, and a JSON response that grows too
-//     large.
-//   - stopped, when stop has recorded the reason, nil for a complete answer. From
-//     then on, fragment returns false. A fragment that is already on its way may
-//     still be queued and sent. wait replaces a reason that may be only a symptom
-//     (realReason).
-//   - ended, when end has done, in this order: it cancels the engine's context (not
+//   - running: wait notices that the client has left, that the host has ended the
+//     request, and that time is up. The chat also stops when the engine returns or
+//     fails, when a write fails, and when a JSON response grows too large.
+//   - stopped: the first call of stop has recorded the reason. A call of fragment
+//     that begins now returns false. One that had begun may still queue its text,
+//     which is sent. wait replaces a reason that may be only a symptom (realReason).
+//   - ended: end has returned. In this order, it cancels the engine's context (not
 //     before, since an engine that yields ctx.Err() must not give the reason), bounds
 //     the writes that remain, settles the answer, so that only the handler writes,
 //     and sends the rest of a complete answer, an error response or an error event.
 //     If the rest of a complete answer cannot be sent, that is the reason.
-//   - reported, when OnChat has been called.
+//   - reported: OnChat has returned.
 //
-// Then the handler waits for an engine that has not returned, but not for long
-// (waitToReturn). Nothing that such an engine does reaches the client.
+// Then the handler waits until the client has had time to read an error event, and
+// for an engine that has not returned, but not for long (waitToReturn). Nothing that
+// such an engine does reaches the client.
 //
 // Until stopped is closed, reason belongs to the call of stop that has won; then to
 // the handler's goroutine, which may replace it (wait) or find another (end).
 type chat struct {
 	// Set before the engine starts, and only read from then on.
 	exchange    *exchange
-	streamed    bool
 	startedAt   time.Duration   // since the start of the request
 	requestDone <-chan struct{} // closed when the client leaves, or the host ends the request
 
-	// Shared by the engine's goroutine and the handler's.
+	// Shared by all goroutines of the chat.
 	slot      slot
 	call      engineCall
 	answer    answer        // fragment and settle are safe for concurrent use; the rest is the handler's
 	stopping  atomic.Bool   // set by the call of stop that wins
 	stopped   chan struct{} // closed by that call, when reason has been written
-	reason    *ending       // nil while the chat is running, and if the answer is complete
+	reason    *ending       // why the answer is not complete; nil if it is. It means nothing before stopped is closed
 	firstText instant       // when the engine's first text came
 
 	// The handler's goroutine's.
@@ -153,13 +152,14 @@ type chat struct {
 // response.
 type answer interface {
 	// fragment takes the next fragment and reports whether more are wanted. It is
-	// called by whichever goroutine calls yield, one call at a time, perhaps even
-	// after settle: then it returns false.
+	// called by whichever goroutine calls yield. The engine promises one call at a
+	// time, but an answer survives it if that is broken. A call may overlap settle,
+	// or come after it: then it returns false.
 	fragment(text string) (more bool)
 
 	// settle has the answer take no more fragments and returns when nobody but
-	// the caller writes any more. It waits for a write that is under way, never
-	// for the engine: only the deadlines of writes bound it. It reports whether
+	// the caller writes any more. It waits for the write that is under way and for
+	// what is queued, never for the engine: only the deadlines of writes bound it. It reports whether
 	// something has been sent. It may be called again.
 	settle() (committed bool)
 
@@ -195,32 +195,33 @@ func (c *chat) prepare(request ChatRequest) {
 	c.call = engineCall{engine: h.engine, request: request, listener: c, hasStallTimeout: h.stallTimeout < never, returned: make(chan struct{})}
 	c.call.detached = detachedContext{&x.admitted, deadline}
 	c.call.ctx, c.call.cancel = context.WithCancelCause(&c.call.detached)
-	if c.streamed = request.Stream; c.streamed {
+	if request.Stream {
 		c.answer = newStream(&x.conn, h.keepAlive, func(failure *ending) { c.stop(failure) })
 	} else {
 		c.answer = &jsonResponse{chat: c, body: newBatch(jsonStart)}
 	}
 }
 
-// live takes the chat through its life. What is deferred is done also when code of
-// the host's calls runtime.Goexit.
+// live takes the chat through its life. The deferred calls run in the order
+// ensureSettled, release, reportEnd, waitToReturn, also when code of the host's calls
+// runtime.Goexit.
 func (c *chat) live() {
 	defer c.waitToReturn()
 	defer c.reportEnd()
-	defer c.slot.release() // before OnChat, which may be slow
-	defer c.ensureEnded()
+	defer c.slot.release()
+	defer c.ensureSettled()
 	go c.call.run()
 	runtime.Gosched() // an engine that need not wait finishes now, which saves wait's timer: some 3 % of a short chat
 	c.wait()
 	c.end()
 }
 
-// wait returns when there is a reason to stop.
+// wait returns when the chat has been stopped.
 func (c *chat) wait() {
 	for !isClosed(c.stopped) { // checked before select, which would make a timer
-		left, late := c.timeLeft()
+		left, limit := c.timeLeft()
 		if left <= 0 {
-			c.stop(endingOf(late))
+			c.stop(endingOf(limit))
 		}
 		select {
 		case <-c.stopped:
@@ -256,15 +257,16 @@ func (c *chat) stop(reason *ending) (first bool) {
 // timeoutAt is when ChatTimeout passes, since the start of the request.
 func (c *chat) timeoutAt() time.Duration { return c.startedAt + c.exchange.handler.chatTimeout }
 
-// timeLeft is when wait must look again, and what the chat ends with if there is no
-// time left. It may be too soon, since the engine may be heard of before.
-func (c *chat) timeLeft() (left time.Duration, late endingKind) {
+// timeLeft returns how long it is at least until a limit passes, and which one. When
+// that time is over, ask again: if the engine has yielded meanwhile, StallTimeout has
+// begun anew.
+func (c *chat) timeLeft() (left time.Duration, limit endingKind) {
 	h := c.exchange.handler
-	left, late = c.timeoutAt()-c.elapsed(), endingTooLate
+	left, limit = c.timeoutAt()-c.elapsed(), endingTooLate
 	if untilStall := h.stallTimeout - c.call.silence(); untilStall < left {
-		left, late = untilStall, endingEngineStalled
+		left, limit = untilStall, endingEngineStalled
 	}
-	return left, late
+	return left, limit
 }
 
 // end ends the answer for the client: the rest of it is sent, or an error response,
@@ -284,7 +286,7 @@ func (c *chat) end() {
 		c.reason = x.realReason(c.answer.finish())
 	}
 	if c.reason != nil {
-		x.cutOnReturn(c.reason) // after an error event, too: most clients do not know it
+		x.logAndCut(c.reason) // even after an error event, which most clients do not know
 		c.errorEventSent = c.reason.tellsClient() && c.answer.sendErrorEvent(c.reason.response.body())
 	}
 	if x.conn.cannotFlush {
@@ -295,8 +297,8 @@ func (c *chat) end() {
 // limitSending bounds what is still to be sent. A complete answer has until
 // ChatTimeout and one WriteTimeout more. Of one that is not complete, the queue and
 // the error event have one WriteTimeout together. A write that is under way keeps
-// the deadline that it has: if it failed, the client could not be told how the answer
-// ends. If the client has left, it is made to fail.
+// its deadline: if it were cut short, the error event could not follow. Only if the
+// client has left is that write made to fail.
 func (c *chat) limitSending() {
 	conn := &c.exchange.conn
 	if c.reason == nil {
@@ -309,10 +311,11 @@ func (c *chat) limitSending() {
 	conn.limitRemainingWrites(c.elapsed())
 }
 
-// ensureEnded does what end has left undone if code of the host's has called
-// runtime.Goexit in this goroutine; else it changes nothing. No code of the host's
-// runs here before stopped is closed, so reason may be read.
-func (c *chat) ensureEnded() {
+// ensureSettled cancels the engine's context and settles the answer if code of the
+// host's has called runtime.Goexit and so kept end from it; else it changes nothing.
+// The client is not told: net/http closes the connection. No code of the host's runs
+// in this goroutine before stopped is closed, so reason may be read.
+func (c *chat) ensureSettled() {
 	c.call.cancel(c.reason.cause())
 	c.answer.settle()
 }
@@ -405,8 +408,9 @@ func (c *chat) orTooLate(failure *ending, at time.Duration) *ending {
 	return failure
 }
 
-// engineReturned releases the slot before the handler can send the end: a client that
-// has the end does not wait for this goroutine if it sends its next chat at once.
+// engineReturned gives up the engine's share of the slot before it wakes the handler.
+// When the client has the end, only the handler's share can still hold the slot, for
+// the moment until live releases it.
 func (c *chat) engineReturned(failure *ending, at time.Duration) {
 	c.slot.release()
 	if !c.stop(c.orTooLate(failure, at)) && failure != nil && failure.stack != nil {

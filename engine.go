@@ -56,8 +56,8 @@ type ChatEngine interface {
 	//
 	// yield blocks while the client does not read, so a slow client slows its
 	// engine down. When yield returns false, nothing more is wanted and the
-	// engine should return soon. The handler waits for it for half a second at
-	// most. An engine that goes on keeps its goroutine, and its slot under
+	// engine should return soon. When all else is done, the handler waits for it
+	// for half a second at most. An engine that goes on keeps its goroutine, and its slot under
 	// MaxConcurrentChats and MaxChatsPerAccount, until it returns.
 	//
 	// # Context
@@ -113,7 +113,7 @@ func CallbackEngine(f func(ctx context.Context, req *ChatRequest, emit func(text
 			e := emitter{ctx: ctx, yield: yield}
 			defer e.close()
 			if err := f(ctx, req, e.emit); err != nil && e.close() {
-				yield("", err) // it has not returned false yet
+				yield("", err) // yield may still be called: it has not returned false
 			}
 		}
 	})
@@ -223,8 +223,8 @@ var (
 	// ErrClientLeft: the client disconnected, a write failed, or the host cancelled
 	// the request's context without a cause. It is context.Canceled, too.
 	ErrClientLeft = fmt.Errorf("botapi: the client left: %w", context.Canceled)
-	// ErrClientStalled: the client did not read for WriteTimeout. It is
-	// os.ErrDeadlineExceeded, too.
+	// ErrClientStalled: the client did not read for WriteTimeout, or what was left
+	// to send not in the time that it had. It is os.ErrDeadlineExceeded, too.
 	ErrClientStalled = fmt.Errorf("botapi: the client did not read: %w", os.ErrDeadlineExceeded)
 	// ErrChatTimeout: ChatTimeout passed, or the engine failed at or after the
 	// deadline of its context. It is context.DeadlineExceeded, too.
@@ -263,8 +263,9 @@ type listener interface {
 	// engineFailed it returns false.
 	fragment(text string) (more bool)
 
-	// engineFailed is called when the engine has yielded an error. It may go on
-	// for ever after that: engineReturned need not follow.
+	// engineFailed is called when the engine has yielded an error. The engine may
+	// go on after that, even for ever: engineReturned need not follow, and of
+	// further errors only the first counts.
 	engineFailed(failure *ending, at time.Duration)
 
 	// engineReturned is called by the engine's goroutine when the engine has
@@ -291,8 +292,8 @@ func (i *instant) get() (at time.Duration, isSet bool) {
 // A detachedContext has the values of the request's context and a deadline, but is
 // never done. ([context.WithoutCancel] has no deadline.) The engine's context is
 // derived from it, and cancelled by the handler after the reason has been recorded.
-// If it ended together with the request, the engine could yield ctx.Err() first, and
-// the client's disconnect would be recorded as a failure of the engine.
+// If it ended together with the request, the engine could fail first, perhaps with an
+// error that does not say that it is a cancellation, and that would be the reason.
 type detachedContext struct {
 	context.Context
 	deadline time.Time // ChatTimeout's; zero if there is none
@@ -307,8 +308,8 @@ var (
 	errEngineExited = errors.New("the engine ended its goroutine with runtime.Goexit")
 )
 
-// run calls the engine and returns when the engine has. It recovers a panic, which
-// would end the process.
+// run calls the engine and returns when the engine has returned. It recovers a panic,
+// which would otherwise end the process.
 func (call *engineCall) run() {
 	err := errEngineExited // stands if the engine calls runtime.Goexit
 	defer func() {
@@ -383,24 +384,24 @@ func newSlots(total, perAccount int64) *slots {
 	return s
 }
 
-// take takes a slot for a chat of the account. Its error is the StatusError for
-// the limit that was reached: if both are, the one on all chats. Both are looked at
+// take takes a slot for a chat of the account, or returns the refusal for the limit
+// that was reached: if both are, that for all chats. Both are looked at
 // with the lock held: a chat that its account's limit refuses never keeps a chat of
 // another account out, even for a moment.
-func (s *slots) take(account string) error {
+func (s *slots) take(account string) *ending {
 	if s.perAccount > 0 {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 	}
 	if s.total != nil && !s.total.TryAcquire(1) {
-		return errTooManyChats
+		return rejected(errTooManyChats)
 	}
 	if s.perAccount <= 0 {
 		return nil
 	}
 	if s.inUse[account] >= s.perAccount {
 		s.releaseTotal()
-		return errTooManyAccountChats
+		return rejected(errTooManyAccountChats)
 	}
 	s.inUse[account]++
 	return nil
@@ -431,9 +432,9 @@ type slot struct {
 	users   atomic.Int32 // how many of the two goroutines, the engine's and the handler's, still need it
 }
 
-func (s *slot) take(slots *slots, account string) error {
-	if err := slots.take(account); err != nil {
-		return err
+func (s *slot) take(slots *slots, account string) *ending {
+	if refusal := slots.take(account); refusal != nil {
+		return refusal
 	}
 	s.slots, s.account = slots, account
 	s.users.Store(2)

@@ -355,7 +355,8 @@ func (x *exchange) requestEnding() (ended *ending) {
 //   - If the host has ended the context, that is the reason why a client seems to
 //     have left, a write has failed, or code of the host's has returned
 //     context.Canceled or context.DeadlineExceeded.
-//   - If the context was only cancelled, such code has failed because the client left.
+//   - If the context was only cancelled, code that has returned one of these has done
+//     so because the client left.
 //   - A client that seems to have left has stalled, if its write has used up its time:
 //     net/http cancels the context after a write that fails, too.
 func (x *exchange) realReason(e *ending) *ending {
@@ -392,14 +393,14 @@ type connection struct {
 	writeDeadline time.Duration // the last that extendDeadline has set
 	cannotFlush   bool          // the writer has no Flush for a stream, which leaves when the handler returns
 	flushed       bool          // the last flush worked: nothing is left in the writer's buffer
-	headSent      bool          // the head was sent, as far as can be known; only for an error response
+	headSent      bool          // the head was sent, as far as can be known; not for a stream
 	failure       *ending       // why writing has failed: nothing more is written. During a call it is writeDidNotReturn, which stands if the call does not return
 
 	// Safe for concurrent use.
-	limit      instant // if it is set, writes that begin before it end by it, and none begins after; a write that was under way when it was set keeps its own deadline
-	writeBegan instant // when the write that is under way began, or the one that has stalled
+	limit      instant // no write begins after it, and none that begins before has a later deadline; a write that was under way when it was set keeps its own
+	writeBegan instant // when the write that is under way began, or the one that has stalled or did not return
 
-	mu             sync.Mutex // held while the write deadline is set
+	mu             sync.Mutex // held while the write deadline is set, by the host's writer
 	deadlineFrozen bool       // the write deadline is not changed any more, or cannot be
 }
 
@@ -444,11 +445,8 @@ func (c *connection) write(part []byte, last bool) *ending {
 // ends its goroutine, nothing more is written: the client is taken for one that has
 // left, or that does not read.
 func (c *connection) writeWithDeadline(now time.Duration, call func() error) *ending {
-	if c.failure == nil && c.pastLimit(now) {
-		c.failure = endingOf(endingClientStalled)
-	}
-	if c.failure != nil {
-		return c.failure
+	if failure := c.blocked(now); failure != nil {
+		return failure
 	}
 	c.failure = writeDidNotReturn // which stands if the call ends this goroutine
 	c.extendDeadline(now)
@@ -459,6 +457,14 @@ func (c *connection) writeWithDeadline(now time.Duration, call func() error) *en
 	}
 	if c.http2 {
 		c.setDeadline(time.Time{}, false)
+	}
+	return c.failure
+}
+
+// blocked returns why no write may begin, or nil if one may.
+func (c *connection) blocked(now time.Duration) *ending {
+	if c.failure == nil && c.pastLimit(now) {
+		c.failure = endingOf(endingClientStalled)
 	}
 	return c.failure
 }
@@ -496,9 +502,9 @@ func (c *connection) stalled() bool {
 	return now-began >= c.timeout || c.pastLimit(now)
 }
 
-// limitRemainingWrites gives all that is still to be written one WriteTimeout
-// together, from that time on. A write that is under way keeps its deadline. It is
-// safe for concurrent use.
+// limitRemainingWrites gives all that is still to be written until one WriteTimeout
+// after from, which may be in the future. A write that is under way keeps its
+// deadline. It is safe for concurrent use.
 func (c *connection) limitRemainingWrites(from time.Duration) { c.limit.set(from + c.timeout) }
 
 func (c *connection) pastLimit(now time.Duration) bool {
@@ -531,8 +537,8 @@ func (c *connection) extendDeadlineForReturn() {
 	}
 }
 
-// interrupt makes the write that is under way fail, and every later one. It is
-// safe for concurrent use until the handler returns.
+// interrupt makes the write that is under way fail, and every later one, where the
+// writer has deadlines. It is safe for concurrent use until the handler returns.
 func (c *connection) interrupt() { c.setDeadline(time.Unix(1, 0), true) }
 
 // setDeadline sets the write deadline, unless it is frozen. Without support for
@@ -789,7 +795,7 @@ type endingKind uint8
 
 const (
 	endingRejected      endingKind = iota // the handler does not accept the request
-	endingFailed                          // the host's code returned an error, or panicked
+	endingFailed                          // the host's code returned an error, or panicked; or the body breaks a rule
 	endingAborted                         // the host's code asked for the cut: http.ErrAbortHandler
 	endingClientLeft                      // the client disconnected, or a write failed
 	endingClientStalled                   // the client did not read for WriteTimeout, or not fast enough for the limit
@@ -1042,20 +1048,20 @@ func challenge(answer StatusError) string {
 // sent.
 func (x *exchange) writeError(e *ending) (status int) {
 	if !e.tellsClient() {
-		x.cutOnReturn(e)
+		x.logAndCut(e)
 		return 0
 	}
 	x.discardBody()
 	x.logEnding(e, false)
 	if err := guard(func() error { x.setErrorHeaders(e); return nil }); err != nil {
-		x.cutOnReturn(x.conn.writeFailure(err))
+		x.logAndCut(x.conn.writeFailure(err))
 		return 0
 	}
 	return x.sendErrorResponse(e)
 }
 
-// cutOnReturn has the connection cut when the handler returns, and logs the ending.
-func (x *exchange) cutOnReturn(e *ending) {
+// logAndCut logs the ending, and has the connection cut when the handler returns.
+func (x *exchange) logAndCut(e *ending) {
 	x.cut = true
 	x.logEnding(e, true)
 }
@@ -1067,7 +1073,7 @@ func (x *exchange) sendErrorResponse(e *ending) (sent int) {
 		body = e.response.body()
 	}
 	if failure := x.send(e.response.Status, body, never); failure != nil {
-		x.cutOnReturn(failure)
+		x.logAndCut(failure)
 	}
 	if !x.conn.headSent {
 		return 0

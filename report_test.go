@@ -111,6 +111,27 @@ func TestReportOfAWriteThatFails(t *testing.T) {
 	}
 }
 
+// What is left to send when a stream breaks has one WriteTimeout together. What could
+// not be begun in that time was handed to nobody.
+func TestReportOfWhatFoundNoTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		const before = 5 // then fragments are written in another goroutine, and more can be queued
+		w := faulty("Write", before, takes(DefaultWriteTimeout+time.Second/2))
+		got := playOn(t, w, true, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			for range before + 1 {
+				yield("x", nil)
+				synctest.Wait() // it is being written
+			}
+			yield("behind", nil)
+			yield("", errBroken)
+		}))
+		is.Equal(got.body, strings.Repeat(data("x"), before+1))
+		is.Equal(got.report(t).Fragments, before+1)
+		is.Equal(got.report(t).Bytes, int64(before+1))
+	})
+}
+
 func TestOnChatPanics(t *testing.T) {
 	for _, v := range []any{"the meter is broken", http.ErrAbortHandler} {
 		inEachWay(t, fmt.Sprint(v), func(t *testing.T, w way) {

@@ -63,14 +63,14 @@ type stream struct {
 	sent         int           // fragments of which a write has begun
 	bytes        int64         // text of which a write has begun
 	wrote        time.Duration // when the last write ended
-	writesInARow int           // each began within quickGap of the previous one, but for the first
+	writesInARow int           // how often in a row the token was taken within quickGap of the end of the last write
 	writing      bool          // the token is taken
 	closed       bool          // no more fragments are accepted
 
 	committed bool // the sending of the head has begun; belongs to whoever holds the token
 
 	changed        sync.Cond     // the queue was taken, the token was given back, or the stream was closed
-	onFailure      func(*ending) // called with mu held, at most once, when a write before settle has failed
+	onFailure      func(*ending) // called with mu held, at most once, when a write fails before settle has returned
 	keepAlive      time.Duration
 	keepAliveTimer *time.Timer
 	burst          func() // writeBurst, made once, so that starting it allocates nothing
@@ -80,8 +80,7 @@ const (
 	// quickGap is how soon a write begins after the previous one to be in a row
 	// with it.
 	quickGap = 50 * time.Microsecond
-	// burstAfter is how many writes in a row the engine's goroutine makes before a
-	// burst takes over.
+	// burstAfter is how many writes in a row are made in place: the next is a burst.
 	burstAfter = 3
 )
 
@@ -150,7 +149,8 @@ func (s *stream) ensureWriter() {
 	s.writeQueue(now)
 }
 
-// writeFirst has a goroutine that is soon gone write the head, and waits for it.
+// writeFirst has a burst write the head and the queue, and waits until the token is
+// free.
 // For a head, net/http needs 3 KiB of stack: that of the engine's goroutine would
 // grow to 8 KiB, and a silent stream would keep them.
 func (s *stream) writeFirst() {
@@ -179,7 +179,9 @@ func (s *stream) writeQueue(now time.Duration) {
 func (s *stream) writeBatch(now time.Duration) {
 	b := s.queue
 	s.queue = nil
-	s.sent, s.bytes = s.accepted, s.text.bytes
+	if s.conn.blocked(now) == nil {
+		s.sent, s.bytes = s.accepted, s.text.bytes
+	}
 	s.changed.Broadcast()
 	s.mu.Unlock()
 	defer func() {
@@ -227,7 +229,7 @@ func (s *stream) sendHead() {
 }
 
 // sendKeepAlive is called by the timer. It sends a comment if nothing was written
-// for as long as keepAlive, and sets the timer again.
+// for as long as keepAlive and no write is under way, and sets the timer again.
 func (s *stream) sendKeepAlive() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -268,8 +270,9 @@ func (s *stream) settle() (committed bool) {
 // finish sends the incomplete character that is held back, if there is one, and
 // the terminator.
 func (s *stream) finish() *ending {
-	if s.conn.failure != nil {
-		return s.conn.failure // before more is counted as sent
+	now := s.conn.elapsed()
+	if failure := s.conn.blocked(now); failure != nil {
+		return failure // before more is counted as sent
 	}
 	b := newBatch("")
 	if s.text.holds() {
@@ -277,7 +280,7 @@ func (s *stream) finish() *ending {
 		s.bytes = s.text.bytes
 	}
 	b.data = append(b.data, doneEvent...)
-	failure := s.send(b.data, s.conn.elapsed())
+	failure := s.send(b.data, now)
 	b.free(failure)
 	return failure
 }
