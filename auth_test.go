@@ -242,8 +242,7 @@ func TestCacheKeysSharesALookup(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				is := is.New(t)
 				start := time.Now()
-				var running atomic.Int64
-				var took time.Duration
+				var running, took atomic.Int64
 				keys := &countingKeys{fail: func(ctx context.Context) error {
 					if running.Add(1) > 1 {
 						t.Error("two lookups at a time")
@@ -254,7 +253,7 @@ func TestCacheKeysSharesALookup(t *testing.T) {
 					} else {
 						<-ctx.Done()
 					}
-					took = time.Since(start)
+					took.Store(int64(time.Since(start)))
 					return c.says(ctx)
 				}}
 				cache := CacheKeys(keys, time.Hour)
@@ -277,7 +276,7 @@ func TestCacheKeysSharesALookup(t *testing.T) {
 				}
 				time.Sleep(time.Minute)
 				is.Equal(keys.asked.Load(), c.lookups)
-				is.Equal(took, c.ends)
+				is.Equal(time.Duration(took.Load()), c.ends)
 			})
 		})
 	}

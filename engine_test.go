@@ -184,9 +184,9 @@ func TestEndings(t *testing.T) {
 				if c.host != nil {
 					w.behind = endedAfter(keyCheck+4*time.Second, c.host)
 				}
-				var cause func() error // of the engine's context
+				given := make(chan context.Context, 1) // the engine's
 				engine := ChatEngineFunc(func(ctx context.Context, req *ChatRequest) iter.Seq2[string, error] {
-					cause = func() error { return context.Cause(ctx) }
+					given <- ctx
 					if c.engine != nil {
 						return c.engine.Chat(ctx, req)
 					}
@@ -269,7 +269,7 @@ func TestEndings(t *testing.T) {
 				is.True(report.RequestID != "")
 				is.True(sameEnd(report.Err, c.err))
 				is.Equal(endsOf(report.Err), endsOf(c.err))
-				is.Equal(cause(), cmp.Or(report.Err, context.Canceled))
+				is.Equal(context.Cause(<-given), cmp.Or(report.Err, context.Canceled))
 				is.NoErr(endOfOnChat)
 
 				returned := want.Duration + onChat
