@@ -55,7 +55,11 @@ func (m *model) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[str
 		for {
 			select {
 			case word, more := <-said.words:
-				if !more || !yield(word, nil) {
+				if !more {
+					return
+				}
+				if !yield(word, nil) {
+					said.cause = context.Cause(ctx)
 					return
 				}
 			case err := <-said.fails:
