@@ -48,7 +48,7 @@ func TestWork(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			is := is.New(t)
 			tab, total, longest := answerAtOnce(t, test.first, test.fragment)
-			for range 2 { // other programs in the same caches make for more work
+			for range 5 { // other programs in the same caches make for more work: the least is what it takes
 				if total > mostWork || longest > mostTask {
 					tab, total, longest = answerAtOnce(t, test.first, test.fragment)
 				}
