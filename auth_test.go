@@ -46,22 +46,27 @@ func TestAuthorization(t *testing.T) {
 		for _, header := range c.headers {
 			t.Run(fmt.Sprintf("%q", header), func(t *testing.T) {
 				is := is.New(t)
-				asked := 0
 				o := testOptions(t, t.Output())
-				keys := o.Keys
-				o.Keys = KeyVerifierFunc(func(ctx context.Context, key string) (string, error) {
-					asked++
-					return keys.VerifyKey(ctx, key)
-				})
+				asked := countKeys(&o)
 				r := newRequest("GET", "/v1/bots", nil)
 				r.Header["Authorization"] = header
 				got := record(New(o), r)
 				is.Equal(fmt.Sprint(got.Code, " ", got.Body), c.want)
 				is.Equal(got.Header().Get("WWW-Authenticate"), c.challenge)
-				is.Equal(asked, c.asked)
+				is.Equal(*asked, c.asked)
 			})
 		}
 	}
+}
+
+// countKeys counts what the verifier of these options is asked.
+func countKeys(o *Options) (asked *int) {
+	asked, keys := new(int), o.Keys
+	o.Keys = KeyVerifierFunc(func(ctx context.Context, key string) (string, error) {
+		*asked++
+		return keys.VerifyKey(ctx, key)
+	})
+	return asked
 }
 
 // countingKeys is a verifier that counts what it is asked. The account of a key is

@@ -159,8 +159,8 @@ type answer interface {
 
 	// settle has the answer take no more fragments and returns when nobody but
 	// the caller writes any more. It waits for the write that is under way and for
-	// what is queued, never for the engine: only the deadlines of writes bound it. It reports whether
-	// something has been sent. It may be called again.
+	// what is queued, never for the engine: only the deadlines of writes bound it.
+	// It reports whether something has been sent. It may be called again.
 	settle() (committed bool)
 
 	// finish sends what is left of a complete answer. It is called at most once,

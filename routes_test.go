@@ -93,13 +93,8 @@ func TestChecksInOrder(t *testing.T) {
 	tooLarge := invalid + strings.Repeat(" ", 200)
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		asked := 0
 		o := testOptions(t, t.Output())
-		keys := o.Keys
-		o.Keys = KeyVerifierFunc(func(ctx context.Context, key string) (string, error) {
-			asked++
-			return keys.VerifyKey(ctx, key)
-		})
+		asked := countKeys(&o)
 		o.MaxBodyBytes, o.MaxConcurrentChats, o.Engine = 100, 1, newHeldEngine(t)
 		h := New(o)
 		go postChat(h, good)
@@ -117,10 +112,10 @@ func TestChecksInOrder(t *testing.T) {
 			{"POST", "/v1/chat", testKey, good, 503, 1},
 			{"GET", "/v1/bots", testKey, "", 200, 1},
 		} {
-			asked = 0
+			*asked = 0
 			got := record(h, newRequest(c.method, c.path, strings.NewReader(c.body), "Authorization", "Bearer "+c.key))
 			is.Equal(got.Code, c.status)
-			is.Equal(asked, c.asked)
+			is.Equal(*asked, c.asked)
 		}
 	})
 }

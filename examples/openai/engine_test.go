@@ -38,7 +38,19 @@ func serve(t *testing.T, c openai.Config, options ...func(*botapi.Options)) stri
 	if err != nil {
 		t.Fatal(err)
 	}
-	bots, err := botapi.NewMemoryStore(helper)
+	counting := chatsOf(t, engine, options...)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, _ := openai.CountTokens(r.Context())
+		counting.ServeHTTP(w, r.WithContext(ctx))
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// chatsOf is the botapi handler of an engine, with two bots and the key "key".
+func chatsOf(t testing.TB, engine botapi.ChatEngine, options ...func(*botapi.Options)) http.Handler {
+	t.Helper()
+	bots, err := botapi.NewMemoryStore(helper, botapi.Bot{UID: "u2", Slug: "pirate", Name: "Pi\"rate", Description: "Arr.", Model: "m2"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,13 +63,7 @@ func serve(t *testing.T, c openai.Config, options ...func(*botapi.Options)) stri
 	for _, option := range options {
 		option(&o)
 	}
-	counting := botapi.New(o)
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx, _ := openai.CountTokens(r.Context())
-		counting.ServeHTTP(w, r.WithContext(ctx))
-	}))
-	t.Cleanup(server.Close)
-	return server.URL
+	return botapi.New(o)
 }
 
 // reportsTo hands on how each chat ended.

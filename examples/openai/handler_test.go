@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -49,20 +48,7 @@ func counts(tokens openai.Tokens, finish string, texts ...string) botapi.ChatEng
 
 func handlerFor(t testing.TB, engine botapi.ChatEngine, options ...func(*botapi.Options)) http.Handler {
 	t.Helper()
-	bots, err := botapi.NewMemoryStore(helper, botapi.Bot{UID: "u2", Slug: "pirate", Name: "Pi\"rate", Description: "Arr.", Model: "m2"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	o := botapi.Options{
-		Bots:   bots,
-		Keys:   botapi.StaticKeys(map[string]string{"key": "acme"}),
-		Engine: engine,
-		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
-	}
-	for _, option := range options {
-		option(&o)
-	}
-	return openai.NewHandler(botapi.New(o), openai.HandlerOptions{MaxBodyBytes: 64 << 10})
+	return openai.NewHandler(chatsOf(t, engine, options...), openai.HandlerOptions{MaxBodyBytes: 64 << 10})
 }
 
 func serveHandler(t testing.TB, engine botapi.ChatEngine, options ...func(*botapi.Options)) string {
