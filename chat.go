@@ -28,13 +28,16 @@ import (
 
 // The life of a chat.
 
-// chat answers POST /v1/chat. newChat is a function of its own so that what it has
-// on the stack is gone while the chat waits: the runtime makes new stacks as large
-// as those in use are on average.
+// chat answers POST /v1/chat. It returns why there was no chat, of which the client is
+// still to be told; live does all that follows from the end of a chat.
+//
+// newChat is a function of its own so that its variables are not on the stack while the
+// chat waits: the runtime makes new stacks as large as the existing ones are, on average,
+// in use.
 func (x *exchange) chat() *ending {
-	c, ended := x.newChat()
-	if ended != nil {
-		return ended
+	c, refused := x.newChat()
+	if refused != nil {
+		return refused
 	}
 	c.live()
 	return nil
@@ -56,8 +59,8 @@ func (x *exchange) newChat() (*chat, *ending) {
 	}
 	c := &chat{exchange: x, requestDone: x.r.Context().Done(), stopped: make(chan struct{})}
 	x.conn.liftServerDeadlines()
-	// From here on, no code of the host's runs in this goroutine before live: if it
-	// panicked or called runtime.Goexit, nothing would release the slot.
+	// Until live has deferred the release of the slot, no code of the host's may run in
+	// this goroutine: it could panic, or call runtime.Goexit.
 	if ended := c.slot.take(x.handler.slots, x.account); ended != nil {
 		return nil, ended
 	}
@@ -71,7 +74,8 @@ func (x *exchange) newChat() (*chat, *ending) {
 	return c, nil
 }
 
-// findBot finds the bot that both names name, where both are given.
+// findBot finds the bot by its UID, by its slug, or by both, which must agree. One of
+// them is given.
 func (x *exchange) findBot(uid, slug string) (Bot, *ending) {
 	if !isIdentifier(uid) || !isIdentifier(slug) {
 		return Bot{}, rejected(errNoSuchBot)
@@ -99,7 +103,7 @@ func (x *exchange) lookUpBot(uid, slug string) (Bot, error) {
 	return bot, err
 }
 
-// A chat is one accepted chat, from when its slot is taken.
+// A chat begins when its slot is taken.
 //
 //	running ─► stopped ─► ended ─► reported ─► the handler returns
 //
@@ -112,11 +116,11 @@ func (x *exchange) lookUpBot(uid, slug string) (Bot, error) {
 //     request, and that time is up. The chat also stops when the engine returns or
 //     fails, when a write fails, and when a JSON response grows too large.
 //   - stopped: the first call of stop has recorded the reason. A call of fragment
-//     that begins now returns false. One that had begun may still queue its text,
-//     which is sent. wait replaces a reason that may be only a symptom (realReason).
-//   - ended: end has returned. In this order, it cancels the engine's context (not
-//     before, since an engine that yields ctx.Err() must not give the reason), bounds
-//     the writes that remain, settles the answer, so that only the handler writes,
+//     that begins now returns false. One that had begun may still add its text, which
+//     a stream sends if it can. wait replaces a reason that may be only a symptom (realReason).
+//   - ended: end has returned. In this order, it cancels the engine's context (only
+//     now that the reason is recorded: an engine that yields ctx.Err() must not give
+//     it), bounds the writes that remain, settles the answer, so that only the handler writes,
 //     and sends the rest of a complete answer, an error response or an error event.
 //     If the rest of a complete answer cannot be sent, that is the reason.
 //   - reported: OnChat has returned.
@@ -153,14 +157,14 @@ type chat struct {
 type answer interface {
 	// fragment takes the next fragment and reports whether more are wanted. It is
 	// called by whichever goroutine calls yield. The engine promises one call at a
-	// time, but an answer survives it if that is broken. A call may overlap settle,
-	// or come after it: then it returns false.
+	// time; an answer must survive two. A call may overlap settle. One that comes
+	// after settle returns false.
 	fragment(text string) (more bool)
 
 	// settle has the answer take no more fragments and returns when nobody but
 	// the caller writes any more. It waits for the write that is under way and for
 	// what is queued, never for the engine: only the deadlines of writes bound it.
-	// It reports whether something has been sent. It may be called again.
+	// It reports whether the sending of the head has begun. It may be called again.
 	settle() (committed bool)
 
 	// finish sends what is left of a complete answer. It is called at most once,
@@ -263,7 +267,7 @@ func (c *chat) timeoutAt() time.Duration { return c.startedAt + c.exchange.handl
 func (c *chat) timeLeft() (left time.Duration, limit endingKind) {
 	h := c.exchange.handler
 	left, limit = c.timeoutAt()-c.elapsed(), endingTooLate
-	if untilStall := h.stallTimeout - c.call.silence(); untilStall < left {
+	if untilStall := h.stallTimeout - c.call.silentFor(); untilStall < left {
 		left, limit = untilStall, endingEngineStalled
 	}
 	return left, limit
@@ -277,7 +281,7 @@ func (c *chat) end() {
 	c.limitSending()
 	committed := c.answer.settle()
 	if c.reason != nil && !committed {
-		x.conn.limit.clear() // an error response is sent whole, each part within WriteTimeout
+		x.conn.limit.clear() // of an error response, only each part is bounded, by WriteTimeout
 		c.status = x.writeError(c.reason)
 		return
 	}
@@ -286,7 +290,7 @@ func (c *chat) end() {
 		c.reason = x.realReason(c.answer.finish())
 	}
 	if c.reason != nil {
-		x.logAndCut(c.reason) // even after an error event, which most clients do not know
+		x.logAndCut(c.reason) // the cut comes when the handler returns, even behind an error event, which most clients do not know
 		c.errorEventSent = c.reason.tellsClient() && c.answer.sendErrorEvent(c.reason.response.body())
 	}
 	if x.conn.cannotFlush {
@@ -295,8 +299,8 @@ func (c *chat) end() {
 }
 
 // limitSending bounds what is still to be sent. A complete answer has until
-// ChatTimeout and one WriteTimeout more. Of one that is not complete, the queue and
-// the error event have one WriteTimeout together. A write that is under way keeps
+// ChatTimeout and one WriteTimeout more. Of a stream that is not complete, the queue
+// and the error event have one WriteTimeout together. A write that is under way keeps
 // its deadline: if it were cut short, the error event could not follow. Only if the
 // client has left is that write made to fail.
 func (c *chat) limitSending() {
@@ -311,8 +315,9 @@ func (c *chat) limitSending() {
 	conn.limitRemainingWrites(c.elapsed())
 }
 
-// ensureSettled cancels the engine's context and settles the answer if code of the
-// host's has called runtime.Goexit and so kept end from it; else it changes nothing.
+// ensureSettled cancels the engine's context and settles the answer once more. That
+// does nothing, unless code of the host's has called runtime.Goexit before end had
+// done so.
 // The client is not told: net/http closes the connection. No code of the host's runs
 // in this goroutine before stopped is closed, so reason may be read.
 func (c *chat) ensureSettled() {
@@ -326,7 +331,7 @@ func (c *chat) reportEnd() {
 		return
 	}
 	x := c.exchange
-	ended := cmp.Or(c.reason, x.conn.failure) // reason is still nil if code of the host's called runtime.Goexit during finish
+	ended := cmp.Or(c.reason, x.conn.failure) // if code of the host's called runtime.Goexit during finish, the failure is writeExited, and reason still nil
 	c.report.Status, c.report.Err = c.status, ended.cause()
 	if c.status == http.StatusOK {
 		c.report.Fragments, c.report.Bytes = c.answer.figures()
@@ -375,7 +380,7 @@ func (c *chat) waitToBeRead() {
 	case <-pause:
 	case <-c.requestDone:
 		if ended := c.exchange.requestEnding(); ended == nil || ended.kind != endingClientLeft {
-			<-pause // the host has ended the request: the client is still there
+			<-pause // the host has ended the request (nil: with a context that contradicts itself): the client is still there
 		}
 	}
 }
@@ -409,8 +414,8 @@ func (c *chat) orTooLate(failure *ending, at time.Duration) *ending {
 }
 
 // engineReturned gives up the engine's share of the slot before it wakes the handler.
-// When the client has the end, only the handler's share can still hold the slot, for
-// the moment until live releases it.
+// So when a client has the end of a complete answer, only the handler's share can still
+// hold the slot, for the moment until live releases it.
 func (c *chat) engineReturned(failure *ending, at time.Duration) {
 	c.slot.release()
 	if !c.stop(c.orTooLate(failure, at)) && failure != nil && failure.stack != nil {

@@ -67,7 +67,7 @@ type ChatEngine interface {
 	// [ErrClientLeft], [ErrClientStalled], [ErrChatTimeout] or
 	// [ErrEngineStalled]; the error that ended the answer, if the engine failed;
 	// an error with the host's cause, if the host cancelled the request's context
-	// with one (without, or with context.Canceled, that looks like ErrClientLeft);
+	// with a cause (without one, or with context.Canceled, it is ErrClientLeft);
 	// [context.Canceled], if the answer is complete. Once ctx is done, nothing the
 	// engine does reaches the client.
 	//
@@ -113,7 +113,7 @@ func CallbackEngine(f func(ctx context.Context, req *ChatRequest, emit func(text
 			e := emitter{ctx: ctx, yield: yield}
 			defer e.close()
 			if err := f(ctx, req, e.emit); err != nil && e.close() {
-				yield("", err) // yield may still be called: it has not returned false
+				yield("", err) // it has not returned false, and emit calls it no more
 			}
 		}
 	})
@@ -218,16 +218,19 @@ type ChatReport struct {
 
 // Why an answer ended early, where only the handler can know: for errors.Is with
 // ChatReport.Err and, in an engine, with the context.Cause of its context. An
-// engine's own time-out or cancellation is none of them.
+// engine's own time-out or cancellation is none of them, unless it comes at or after
+// the deadline of its context.
 var (
 	// ErrClientLeft: the client disconnected, a write failed, or the host cancelled
-	// the request's context without a cause. It is context.Canceled, too.
+	// the request's context without a cause or with context.Canceled. It is
+	// context.Canceled, too.
 	ErrClientLeft = fmt.Errorf("botapi: the client left: %w", context.Canceled)
-	// ErrClientStalled: the client did not read for WriteTimeout, or what was left
-	// to send not in the time that it had. It is os.ErrDeadlineExceeded, too.
+	// ErrClientStalled: the client did not read for WriteTimeout, or did not read the
+	// rest of a complete answer within one WriteTimeout after ChatTimeout. It is
+	// os.ErrDeadlineExceeded, too.
 	ErrClientStalled = fmt.Errorf("botapi: the client did not read: %w", os.ErrDeadlineExceeded)
-	// ErrChatTimeout: ChatTimeout passed, or the engine failed at or after the
-	// deadline of its context. It is context.DeadlineExceeded, too.
+	// ErrChatTimeout: ChatTimeout passed, even if the engine's own failure came in
+	// before the handler had noticed that. It is context.DeadlineExceeded, too.
 	ErrChatTimeout = fmt.Errorf("botapi: the answer took longer than ChatTimeout: %w", context.DeadlineExceeded)
 	// ErrEngineStalled: the engine yielded nothing for StallTimeout. It is
 	// context.DeadlineExceeded, too.
@@ -235,7 +238,7 @@ var (
 )
 
 // An engineCall is one engine answering one request. Its method run is the engine's
-// goroutine. The handler's goroutine calls only cancel and silence, and receives
+// goroutine. The handler's goroutine calls only cancel and silentFor, and receives
 // from returned.
 type engineCall struct {
 	engine   ChatEngine
@@ -251,7 +254,7 @@ type engineCall struct {
 	silentSince     instant // since when the handler has been waiting for the engine; not set while yield runs, or without a StallTimeout
 }
 
-// A listener is told what an engine does. A time is one since the start of the
+// A listener is told what an engine does. Times are counted from the start of the
 // request.
 type listener interface {
 	// elapsed is safe for concurrent use.
@@ -263,9 +266,9 @@ type listener interface {
 	// engineFailed it returns false.
 	fragment(text string) (more bool)
 
-	// engineFailed is called when the engine has yielded an error. The engine may
-	// go on after that, even for ever: engineReturned need not follow, and of
-	// further errors only the first counts.
+	// engineFailed is called each time the engine yields an error. Only the first
+	// call counts. The engine may go on after that, even for ever: engineReturned
+	// need not follow.
 	engineFailed(failure *ending, at time.Duration)
 
 	// engineReturned is called by the engine's goroutine when the engine has
@@ -275,8 +278,8 @@ type listener interface {
 	engineReturned(failure *ending, at time.Duration)
 }
 
-// An instant is a time since the start of a request that is not always set. It is
-// safe for concurrent use. The zero value is not set.
+// An instant is an optional time, counted from the start of a request. It is safe
+// for concurrent use. The zero value is not set.
 type instant struct {
 	plusOne atomic.Int64 // the time plus a nanosecond; 0 if it is not set
 }
@@ -291,9 +294,10 @@ func (i *instant) get() (at time.Duration, isSet bool) {
 
 // A detachedContext has the values of the request's context and a deadline, but is
 // never done. ([context.WithoutCancel] has no deadline.) The engine's context is
-// derived from it, and cancelled by the handler after the reason has been recorded.
-// If it ended together with the request, the engine could fail first, perhaps with an
-// error that does not say that it is a cancellation, and that would be the reason.
+// derived from it, and cancelled by the handler when it has recorded why the chat
+// stops. If the engine's context ended together with the request, the engine's error
+// could come before the handler has noticed the end of the request, and would be
+// recorded in its place.
 type detachedContext struct {
 	context.Context
 	deadline time.Time // ChatTimeout's; zero if there is none
@@ -358,8 +362,8 @@ func (call *engineCall) startSilence() {
 	}
 }
 
-// silence is how long the handler has been waiting for the engine.
-func (call *engineCall) silence() time.Duration {
+// silentFor is how long the handler has been waiting for the engine.
+func (call *engineCall) silentFor() time.Duration {
 	if since, isSet := call.silentSince.get(); isSet {
 		return call.listener.elapsed() - since
 	}
@@ -385,9 +389,9 @@ func newSlots(total, perAccount int64) *slots {
 }
 
 // take takes a slot for a chat of the account, or returns the refusal for the limit
-// that was reached: if both are, that for all chats. Both are looked at
-// with the lock held: a chat that its account's limit refuses never keeps a chat of
-// another account out, even for a moment.
+// that was reached: if both are, that for all chats. If the account's limit refuses,
+// the slot of the total is given back before the lock is: no other call has seen it
+// taken.
 func (s *slots) take(account string) *ending {
 	if s.perAccount > 0 {
 		s.mu.Lock()

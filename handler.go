@@ -85,8 +85,8 @@ type Options struct {
 	MaxChatsPerAccount int64
 
 	// ChatTimeout bounds one whole answer, from the call of the engine until
-	// the answer has been sent. What is left to send then has one WriteTimeout
-	// more. Zero means DefaultChatTimeout, negative no limit.
+	// the answer has been sent. When it passes, the engine is stopped; what is
+	// still to be sent of a complete answer has one WriteTimeout more. Zero means DefaultChatTimeout, negative no limit.
 	ChatTimeout time.Duration
 
 	// StallTimeout bounds the silence of an engine: the time from the call of
@@ -113,8 +113,8 @@ type Options struct {
 	// OnChat, if not nil, is called once for each chat that reached the engine,
 	// when the answer has ended and before the handler returns: the request is
 	// not over while OnChat runs. (Behind a ResponseWriter that cannot flush, the
-	// answer leaves only after it. For a stream, a Flush that Unwrap leads to will
-	// do; for a JSON response, the writer must have its own.) It must be safe for
+	// answer leaves only when OnChat has returned. A stream can use a Flush behind
+	// Unwrap; a JSON response needs one on the writer itself.) It must be safe for
 	// concurrent use. The context has the request's values and is not cancelled. A
 	// panic is logged.
 	OnChat func(context.Context, ChatReport)
@@ -168,7 +168,8 @@ func New(o Options) http.Handler {
 }
 
 // isNil is also true of the package's own types that are nil in an interface:
-// nothing could be done with them. What a nil of the host's can do, it knows.
+// nothing could be done with them. A nil of a type of the host's may have methods
+// that work.
 func isNil(part any) bool {
 	switch part := part.(type) {
 	case nil:
@@ -212,7 +213,7 @@ type handler struct {
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := newExchange(h, w, r)
-	defer x.stopDiscarding()
+	defer x.endBody()
 	if ended := x.serve(); ended != nil {
 		x.writeError(x.realReason(ended))
 	}
@@ -224,7 +225,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // An exchange is one request and its response. It belongs to the goroutine in which
 // net/http serves the request. The other goroutines of a chat only read what was set
-// before they began, and write through conn as the stream allows.
+// before they began, and write through conn only while they hold the stream's token.
 type exchange struct {
 	handler *handler
 	r       *http.Request
@@ -235,9 +236,10 @@ type exchange struct {
 
 	cut bool // the connection is to be cut when the handler returns
 
-	// What ctx and the headers point to, in the same allocation.
+	// What ctx and the headers point to, in the same allocation. There are two
+	// contexts, since a goroutine of the verifier's may still read the first.
 	identified, admitted requestContext
-	values               [3]string
+	values               [3]string // of X-Request-Id, Content-Type and Content-Length
 }
 
 func newExchange(h *handler, w http.ResponseWriter, r *http.Request) *exchange {
@@ -313,9 +315,9 @@ func (x *exchange) setHeader(canonical string, i int, value string) {
 const maxPart = 64 << 10
 
 // send sends a response with a JSON body, and flushes it where the writer can: it is
-// on its way before OnChat is called. Each part has its own WriteTimeout, and no
-// part but the first is begun after lastStart.
-func (x *exchange) send(status int, body []byte, lastStart time.Duration) *ending {
+// on its way before OnChat is called. Each part has its own WriteTimeout, but not
+// beyond conn.limit, and no part but the first is begun after noPartAfter.
+func (x *exchange) send(status int, body []byte, noPartAfter time.Duration) *ending {
 	failure := x.conn.writeHeader(status, func() {
 		x.setHeader("Content-Type", 1, "application/json")
 		x.setHeader("Content-Length", 2, strconv.Itoa(len(body)))
@@ -324,7 +326,7 @@ func (x *exchange) send(status int, body []byte, lastStart time.Duration) *endin
 		return failure
 	}
 	for first := true; failure == nil && (first || len(body) > 0); first = false {
-		if !first && x.conn.elapsed() > lastStart {
+		if !first && x.conn.elapsed() > noPartAfter {
 			return endingOf(endingTooLate)
 		}
 		part := body[:min(len(body), maxPart)]
@@ -352,13 +354,13 @@ func (x *exchange) requestEnding() (ended *ending) {
 // realReason replaces an ending that may be only a symptom: of the end of the
 // request's context, or of a slow client.
 //
-//   - If the host has ended the context, that is the reason why a client seems to
-//     have left, a write has failed, or code of the host's has returned
+//   - If the host has ended the context, that is why a client seems to have left, a
+//     write has failed, or code of the host's has returned context.Canceled or
+//     context.DeadlineExceeded.
+//   - If the client has left, that is why code of the host's has returned
 //     context.Canceled or context.DeadlineExceeded.
-//   - If the context was only cancelled, code that has returned one of these has done
-//     so because the client left.
-//   - A client that seems to have left has stalled, if its write has used up its time:
-//     net/http cancels the context after a write that fails, too.
+//   - If a write has used up its time, that is why the client seems to have left:
+//     net/http cancels the context after every write that fails.
 func (x *exchange) realReason(e *ending) *ending {
 	if e == nil {
 		return nil
@@ -393,14 +395,14 @@ type connection struct {
 	writeDeadline time.Duration // the last that extendDeadline has set
 	cannotFlush   bool          // the writer has no Flush for a stream, which leaves when the handler returns
 	flushed       bool          // the last flush worked: nothing is left in the writer's buffer
-	headSent      bool          // the head was sent, as far as can be known; not for a stream
-	failure       *ending       // why writing has failed: nothing more is written. During a call it is writeDidNotReturn, which stands if the call does not return
+	headSent      bool          // the head was sent, as far as can be known; set by write only, so not for a stream
+	failure       *ending       // why writing has failed: nothing more is written. During a call it is writeExited, which stands if the call ends its goroutine
 
 	// Safe for concurrent use.
 	limit      instant // no write begins after it, and none that begins before has a later deadline; a write that was under way when it was set keeps its own
-	writeBegan instant // when the write that is under way began, or the one that has stalled or did not return
+	writeBegan instant // when the write that is under way began, or the one that has stalled, or has ended its goroutine
 
-	mu             sync.Mutex // held while the write deadline is set, by the host's writer
+	mu             sync.Mutex // held while the host's SetWriteDeadline is called
 	deadlineFrozen bool       // the write deadline is not changed any more, or cannot be
 }
 
@@ -448,7 +450,7 @@ func (c *connection) writeWithDeadline(now time.Duration, call func() error) *en
 	if failure := c.blocked(now); failure != nil {
 		return failure
 	}
-	c.failure = writeDidNotReturn // which stands if the call ends this goroutine
+	c.failure = writeExited // which stands if the call ends this goroutine
 	c.extendDeadline(now)
 	c.writeBegan.set(now)
 	c.failure = c.writeFailure(guard(call))
@@ -469,9 +471,9 @@ func (c *connection) blocked(now time.Duration) *ending {
 	return c.failure
 }
 
-// writeDidNotReturn stands for a write whose goroutine the host has ended. It counts
-// as a client that left.
-var writeDidNotReturn = endingOf(endingClientLeft)
+// writeExited stands for a write in which the host has called runtime.Goexit. It
+// counts as a client that left.
+var writeExited = endingOf(endingClientLeft)
 
 // writeFailure returns the ending for a call of the ResponseWriter that has failed:
 // the client has stalled if the write has used up its time, and else has left. The
@@ -514,8 +516,8 @@ func (c *connection) pastLimit(now time.Duration) bool {
 
 // extendDeadline sees that a write that begins now has its whole timeout, and
 // little more, but does not go on after the limit. On HTTP/1, a deadline that is
-// right already stays as it is, and one that is too near is moved a little further
-// than needed, since moving it costs.
+// neither too near nor beyond the limit stays as it is, and one that is too near is
+// moved a little further than needed, since moving it costs.
 func (c *connection) extendDeadline(now time.Duration) {
 	limit, limited := c.limit.get()
 	if c.http2 || c.writeDeadline < now+c.timeout || limited && c.writeDeadline > limit {
@@ -667,8 +669,8 @@ func requestID(header http.Header) string {
 	return id
 }
 
-// firstOf returns the first value of a header, or "". Asked for in the spelling
-// that net/http gives its name, it is found without making that spelling anew.
+// firstOf returns the first value of a header, or "". With the canonical name,
+// firstOf(header["X-Request-Id"]) saves what Header.Get spends on making it.
 func firstOf(values []string) string {
 	if len(values) == 0 {
 		return ""
@@ -784,7 +786,7 @@ type ending struct {
 	err       error       // what OnChat and context.Cause are given
 	text      string      // what is logged
 	stack     []byte      // of a panic, logged as well
-	hides     bool        // text says more than response does
+	hidden    bool        // the StatusError behind it has a cause that the client does not see
 
 	// What was read of the error behind it, if there is one.
 	chosen                 bool // it has a StatusError in it
@@ -807,13 +809,14 @@ const (
 
 // outcomes says what follows from each kind of ending. An answer is committed when
 // the sending of its head has begun. Before that, the client can get an error
-// response. After that, the connection is cut, for a stream behind an error event.
-// Some endings leave nobody to tell: the connection is only cut.
+// response. After that, a stream gets an error event and is then cut; a JSON response
+// is only cut. Some endings leave nobody to tell: the connection is only cut.
 //
 //	                  before the commit     after the commit    logged  OnChat, context.Cause
 //	complete (nil)    200                   [DONE]                      nil
 //	rejected          the error response                        *       (not a chat yet)
 //	failed            the host's choice,    error event, cut    *       the host's error
+//	                  422 for a bad body,
 //	                  else 500
 //	aborted           cut                   cut                         the host's error
 //	client left       cut                   cut                 *       ErrClientLeft
@@ -860,18 +863,18 @@ func (e *ending) cause() error {
 // reached is Info, even if it breaks off a stream, and the host's own included: a
 // StatusError with a RetryAfter and no cause. A 5xx is Error, and so is every other
 // answer of which the client is told that it is broken. Another error response is
-// Info, if there is more to say than what the client was told. A cut of which it is
-// not told is not logged, unless the ResponseWriter has panicked.
-func (e *ending) level(committed bool) (level slog.Level, logged bool) {
+// Info, if its StatusError has a cause that the client does not see. A cut of which
+// the client is not told is not logged, unless the ResponseWriter has panicked.
+func (e *ending) level(cut bool) (level slog.Level, logged bool) {
 	switch {
 	case !e.tellsClient():
 		return slog.LevelError, e.stack != nil && e.kind != endingAborted // a panic of the ResponseWriter
 	case e.response.isLimit():
 		return slog.LevelInfo, true
-	case committed || e.response.Status >= 500:
+	case cut || e.response.Status >= 500:
 		return slog.LevelError, true
 	}
-	return slog.LevelInfo, e.hides
+	return slog.LevelInfo, e.hidden
 }
 
 // endingOf returns an ending that the handler itself has noticed.
@@ -894,17 +897,18 @@ func tooLateFor(failure *ending) *ending {
 
 // rejected returns the ending for a request that the handler does not accept.
 func rejected(answer StatusError) *ending {
-	return &ending{kind: endingRejected, response: answer, challenge: challenge(answer), err: answer, text: answer.Error(), hides: hidesCause(answer)}
+	return &ending{kind: endingRejected, response: answer, challenge: challenge(answer), err: answer, text: answer.Error(), hidden: hasHiddenCause(answer)}
 }
 
 // failureOf reads an error of the host's: what an engine yielded, what a store or a
-// verifier returned, or a panic. It is called where the error comes in, once: the
-// methods of such an error may panic or block.
+// verifier returned, or a panic. (It also reads the list of a bad body.) It is called
+// where the error comes in, once: the methods of such an error may panic or block.
 //
-// The reasons that only the handler can know ([ErrClientLeft] and its like) come
-// from another chat if the host's code returns them. They are kept as text only, so
-// that nobody takes them for this chat's. So is an http.ErrAbortHandler beside a
-// StatusError, which counts first.
+// If the host's code returns a reason that only the handler can know ([ErrClientLeft]
+// and its like), it comes from another chat: an engine's context has this chat's only
+// after it was recorded. It is kept as text, so that nobody takes it for this chat's.
+// An http.ErrAbortHandler beside a StatusError is kept as text, too: the StatusError
+// counts.
 func failureOf(err error) (e *ending) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -926,15 +930,15 @@ func failureOf(err error) (e *ending) {
 		return e
 	}
 	e.response, e.chosen = statusOf(e.err), chosen
-	e.challenge, e.hides = challenge(e.response), hidesCause(e.response)
+	e.challenge, e.hidden = challenge(e.response), hasHiddenCause(e.response)
 	if invalid, isList := errors.AsType[HTTPValidationError](e.err); isList && !chosen {
 		e.readList(invalid)
 	}
 	return e
 }
 
-// stackOf returns the stack of a panic. An As of the host's that returns true and
-// sets nothing would make it nil here: that is a panic of the host's, too.
+// stackOf returns the stack of a panic. If an As of the host's returns true and sets
+// nothing, stackOf panics, and failureOf reads that.
 func stackOf(err error) []byte {
 	p, panicked := errors.AsType[*panicError](err)
 	switch {
@@ -954,7 +958,7 @@ func (e *ending) readList(invalid HTTPValidationError) {
 		e.text = "encoding a validation error: " + err.Error()
 		return
 	}
-	e.list, e.challenge, e.hides = list, "", false
+	e.list, e.challenge, e.hidden = list, "", false
 	e.response = StatusError{Status: http.StatusUnprocessableEntity, Detail: errInternal.Detail}
 }
 
@@ -1027,8 +1031,9 @@ func (e StatusError) isLimit() bool {
 	return e.Err == nil && (e.RetryAfter > 0 || e == errBodyTooLarge)
 }
 
-// hidesCause reports whether there is a cause that the answer does not say.
-func hidesCause(answer StatusError) bool {
+// hasHiddenCause reports whether a StatusError has a cause of which its answer does not
+// tell.
+func hasHiddenCause(answer StatusError) bool {
 	return answer.Err != nil && !errors.Is(answer.Err, ErrInvalidKey) && !errors.Is(answer.Err, ErrBotNotFound)
 }
 
@@ -1150,7 +1155,7 @@ const (
 // bodyRemains reports whether net/http, on HTTP/1, would read a rest of the body when
 // it sends the response, and after that.
 func (x *exchange) bodyRemains() bool {
-	return x.r.ProtoMajor == 1 && x.r.ContentLength != 0 && x.r.Body != nil && !x.body.ended
+	return x.r.ProtoMajor == 1 && x.r.ContentLength != 0 && !x.body.ended
 }
 
 // discardBody reads what a client is still sending, within bounds, before it gets
@@ -1158,7 +1163,7 @@ func (x *exchange) bodyRemains() bool {
 // connection that is closed with unread bytes is reset: the response would be lost.
 // A client that waits for 100 Continue is not sending.
 //
-// The timer runs until stopDiscarding is called, after the response. It only brings
+// The timer runs until endBody is called, after the response. It only brings
 // the read deadline forward: the server's ReadTimeout may pass before.
 func (x *exchange) discardBody() {
 	if !x.bodyRemains() || x.body.discarded != nil {
@@ -1178,9 +1183,9 @@ func (x *exchange) discardBody() {
 	}
 }
 
-// stopDiscarding is called after the response. It keeps net/http from waiting for a
-// rest of the body.
-func (x *exchange) stopDiscarding() {
+// endBody is called after the response. In every case, a rest of the body can no
+// longer be read: net/http would wait for it.
+func (x *exchange) endBody() {
 	if d := x.body.discarded; d != nil && !d.timer.Stop() {
 		<-d.expired
 		return
@@ -1191,15 +1196,15 @@ func (x *exchange) stopDiscarding() {
 }
 
 // logEnding logs the ending, if it is one that is logged.
-func (x *exchange) logEnding(e *ending, committed bool) {
-	level, logged := e.level(committed)
+func (x *exchange) logEnding(e *ending, cut bool) {
+	level, logged := e.level(cut)
 	if !logged {
 		return
 	}
 	switch h := x.handler; {
 	case !e.tellsClient():
 		h.log(x.ctx, level, "the ResponseWriter panicked", e.attributes()...)
-	case committed:
+	case cut:
 		h.log(x.ctx, level, "answer broken off", e.attributes()...)
 	case level == slog.LevelError:
 		h.log(x.ctx, level, "request failed", e.attributes()...)

@@ -34,8 +34,8 @@ const (
 // goroutine that yields it: waking another goroutine for each costs more than the
 // write. After several writes in a row, each right after the previous one, a
 // goroutine is started that writes until the queue is empty (a burst), so that
-// fragments that are ready together leave together. A goroutine is also started for
-// the first write of the stream (writeFirst).
+// fragments that are ready together leave together. A burst also makes the first write
+// of the stream, if it is a fragment's (writeFirst).
 //
 // The right to write is a token: whoever sets writing holds it, and may write
 // without mu until it clears writing. The goroutine that yields and the keep-alive
@@ -43,8 +43,8 @@ const (
 // the stream and waits until the token is free. Nobody can take it then: only the
 // handler writes, without it. No code of the host's is called with mu held.
 //
-// Whoever adds to the queue takes the token, or leaves the queue to the holder of
-// the token, who writes until the queue is empty. So when nobody holds the token
+// Whoever adds to the queue takes the token before releasing mu, or leaves the queue
+// to the holder of the token, who writes until the queue is empty. So when nobody holds the token
 // and mu is free, the queue is empty: settle need not look at it.
 //
 // What every fragment needs comes first in the struct: of a thousand paced
@@ -63,7 +63,7 @@ type stream struct {
 	sent         int           // fragments of which a write has begun
 	bytes        int64         // text of which a write has begun
 	wrote        time.Duration // when the last write ended
-	writesInARow int           // how often in a row the token was taken within quickGap of the end of the last write
+	writesInARow int           // how many writes fragments have begun in a row: all but the first within quickGap of the end of the one before
 	writing      bool          // the token is taken
 	closed       bool          // no more fragments are accepted
 
@@ -80,12 +80,12 @@ const (
 	// quickGap is how soon a write begins after the previous one to be in a row
 	// with it.
 	quickGap = 50 * time.Microsecond
-	// burstAfter is how many writes in a row are made in place: the next is a burst.
+	// burstAfter is how many writes of a row are made in place: all others are bursts.
 	burstAfter = 3
 )
 
-// newStream returns a stream whose keep-alive timer is running: it may write at
-// once. onFailure must not block, and must not use the stream.
+// newStream returns a stream whose keep-alive timer is running: from now on, the timer
+// may write to conn. onFailure must not block, and must not use the stream.
 func newStream(conn *connection, keepAlive time.Duration, onFailure func(*ending)) *stream {
 	s := &stream{conn: conn, onFailure: onFailure, keepAlive: keepAlive}
 	s.changed.L = &s.mu
@@ -150,9 +150,9 @@ func (s *stream) ensureWriter() {
 }
 
 // writeFirst has a burst write the head and the queue, and waits until the token is
-// free.
-// For a head, net/http needs 3 KiB of stack: that of the engine's goroutine would
-// grow to 8 KiB, and a silent stream would keep them.
+// free, as if the write were in place: so the first yield, too, returns false if its
+// client has left. For a head, net/http needs 3 KiB of stack: that of the engine's
+// goroutine would grow to 8 KiB, and a silent stream would keep them.
 func (s *stream) writeFirst() {
 	go s.burst()
 	for s.writing {
@@ -179,7 +179,7 @@ func (s *stream) writeQueue(now time.Duration) {
 func (s *stream) writeBatch(now time.Duration) {
 	b := s.queue
 	s.queue = nil
-	if s.conn.blocked(now) == nil {
+	if s.conn.blocked(now) == nil { // else send fails at once, and nothing more counts as sent
 		s.sent, s.bytes = s.accepted, s.text.bytes
 	}
 	s.changed.Broadcast()
@@ -240,7 +240,7 @@ func (s *stream) sendKeepAlive() {
 	next := s.wrote + s.keepAlive - now
 	due := next <= 0
 	if due && !s.writing {
-		s.queue = newBatch(keepAliveLine) // it is empty, since nobody holds the token
+		s.queue = newBatch(keepAliveLine) // there was none, since nobody holds the token
 		s.writing = true
 		s.writeQueue(now)
 	}
@@ -293,7 +293,7 @@ func (s *stream) sendErrorEvent(detail []byte) (sent bool) {
 
 func (s *stream) figures() (fragments int, bytes int64) { return s.sent, s.bytes }
 
-// A batch is the bytes of one write or more: whole events, or a JSON response.
+// A batch is the events of one write of a stream, or a whole JSON response.
 type batch struct{ data []byte }
 
 // Batches are pooled: a silent stream holds none.
@@ -313,7 +313,8 @@ func (b *batch) free(failure *ending) {
 	}
 }
 
-// full reports whether there is no room for another event of maxEvent bytes.
+// full reports whether there is no room for another event of maxEvent bytes. A nil
+// batch is not full.
 func (b *batch) full() bool {
 	return b != nil && len(b.data) > maxWrite-maxEvent
 }
@@ -335,7 +336,7 @@ func (e *textEncoder) appendEvent(dst []byte, text string) (_ []byte, rest strin
 	return append(dst, eventEnd...), rest
 }
 
-// appendLastEvent writes one event with what is held back, as invalid.
+// appendLastEvent writes one event with U+FFFD for each byte that is held back.
 func (e *textEncoder) appendLastEvent(dst []byte) []byte {
 	dst = append(dst, eventStart...)
 	dst = e.appendHeld(dst)
@@ -346,7 +347,8 @@ func (e *textEncoder) holds() bool { return e.count > 0 }
 
 // append writes as much of the text as leaves dst at most limit bytes long, cut
 // between characters, and returns the rest. A character whose start is held back
-// is completed even if that exceeds the limit.
+// is completed even if that exceeds the limit (of a JSON response: in an event it comes
+// first, and there is room).
 func (e *textEncoder) append(dst []byte, text string, limit int) (_ []byte, rest string) {
 	if e.count > 0 {
 		dst, text = e.complete(dst, text)
@@ -364,7 +366,7 @@ func (e *textEncoder) append(dst []byte, text string, limit int) (_ []byte, rest
 		}
 		written := e.bytes
 		longer, next := e.appendSpecial(dst, text)
-		if len(longer) > limit {
+		if len(longer) > limit { // always so where the limit has ended the run, and not a special character
 			e.bytes = written
 			return dst, text
 		}
@@ -379,7 +381,7 @@ func (e *textEncoder) complete(dst []byte, text string) (_ []byte, rest string) 
 		held := copy(joined[:], e.held[:e.count])
 		taken := copy(joined[held:], text[:min(len(text), utf8.UTFMax)])
 		start := joined[:held+taken]
-		if !utf8.FullRune(start) {
+		if !utf8.FullRune(start) { // at most three bytes: all of the text is among them
 			e.count = copy(e.held[:], start)
 			return dst, ""
 		}
@@ -389,12 +391,12 @@ func (e *textEncoder) complete(dst []byte, text string) (_ []byte, rest string) 
 			e.count = 0
 			return dst, text[size-held:]
 		}
-		e.count = copy(e.held[:], joined[size:held])
+		e.count = copy(e.held[:], joined[size:held]) // only the first byte was invalid: the others are tried again
 	}
 }
 
-// appendHeld writes what is held back as invalid: the character is incomplete at
-// the end of the text.
+// appendHeld writes U+FFFD for each byte that is held back: the text has ended within
+// a character.
 func (e *textEncoder) appendHeld(dst []byte) []byte {
 	for ; e.count > 0; e.count-- {
 		dst = e.appendRune(dst, utf8.RuneError)
@@ -479,7 +481,7 @@ func plainPrefix(s string) int {
 	}
 	if len(s) >= 8 { // the last eight, some of them again
 		i = len(s) - 8
-		return i + bits.TrailingZeros64(specials(word(s[i:])))/8
+		return i + bits.TrailingZeros64(specials(word(s[i:])))/8 // len(s) if all of them are plain
 	}
 	for i < len(s) && isPlain(s[i]) {
 		i++
@@ -498,8 +500,8 @@ func word(s string) uint64 {
 // returns is the high bit of the first byte that is not plain.
 //
 // Adding 0x80-k to a byte of ASCII sets its high bit if the byte is at least k.
-// Flipping bit 1 puts the quote right above the control characters, so that one
-// term is enough for both. The bracket and the backslash are neighbours. A byte
+// Flipping bit 1 makes the quote 0x20, right above the control characters, which stay
+// below it: one term is enough for both. The bracket and the backslash are neighbours. A byte
 // that is not ASCII may carry into the bytes behind it: those do not count then.
 func specials(v uint64) uint64 {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
