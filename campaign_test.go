@@ -35,7 +35,7 @@ var (
 
 const (
 	campaignClients = 96
-	campaignPlaces  = 50 // fewer than clients, so that some are refused
+	campaignSlots   = 50 // fewer than clients, so that some are refused
 
 	campaignWriteTimeout = 200 * time.Millisecond
 )
@@ -45,7 +45,7 @@ func TestFaultCampaign(t *testing.T) {
 	c := newCampaign(t)
 	c.run()
 	c.checkReports()
-	c.checkPlaces()
+	c.checkSlots()
 	for _, fault := range []string{"panic serving", "superfluous"} {
 		if log := c.log.String(); strings.Contains(log, fault) {
 			t.Errorf("seed %d: %s", *campaignSeed, log)
@@ -205,7 +205,7 @@ func newCampaign(t *testing.T) *campaign {
 		Bots:               &fakeStore{bySlug: c.botBySlug},
 		Keys:               KeyVerifierFunc(c.verifyKey),
 		Engine:             engineOf(c.speak),
-		MaxConcurrentChats: campaignPlaces,
+		MaxConcurrentChats: campaignSlots,
 		MaxChatsPerAccount: 1,
 		ChatTimeout:        400 * time.Millisecond,
 		KeepAlive:          20 * time.Millisecond,
@@ -303,7 +303,7 @@ func (c *campaign) speak(ctx context.Context, req *ChatRequest, yield func(strin
 	if p.called.Swap(true) {
 		c.fail(p, "the engine was called twice")
 	}
-	if n := c.engines.Add(1); n > campaignPlaces {
+	if n := c.engines.Add(1); n > campaignSlots {
 		c.fail(p, "%d engines at once", n)
 	}
 	defer c.engines.Add(-1)
@@ -468,7 +468,7 @@ func (p *campaignPlan) statuses() []int {
 	case p.stream:
 		return []int{503, 504, p.endStatus(), 200} // committed by a fragment or a keep-alive
 	}
-	return []int{503, 504, p.endStatus()} // no place, and no time
+	return []int{503, 504, p.endStatus()} // no slot, and no time
 }
 
 // endStatus is that of an answer which ends before anything was sent.
@@ -564,18 +564,18 @@ func (p *campaignPlan) checkErr(r ChatReport) error {
 	return nil
 }
 
-// checkPlaces takes all places at once, when the last engine has returned: none
+// checkSlots takes all slots at once, when the last engine has returned: none
 // was lost.
-func (c *campaign) checkPlaces() {
+func (c *campaign) checkSlots() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	slots := c.handler.slots
-	if err := slots.total.Acquire(ctx, campaignPlaces); err != nil {
-		c.t.Errorf("seed %d: places were lost: %v", *campaignSeed, err)
+	if err := slots.total.Acquire(ctx, campaignSlots); err != nil {
+		c.t.Errorf("seed %d: slots were lost: %v", *campaignSeed, err)
 	}
 	slots.mu.Lock()
 	defer slots.mu.Unlock()
 	if len(slots.inUse) > 0 {
-		c.t.Errorf("seed %d: places are still taken: %v", *campaignSeed, slots.inUse)
+		c.t.Errorf("seed %d: slots are still taken: %v", *campaignSeed, slots.inUse)
 	}
 }

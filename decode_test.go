@@ -461,7 +461,7 @@ func TestChatRequestMayBeKept(t *testing.T) {
 }
 
 // A body within its limit must buy neither a huge answer nor much memory, and least
-// before its chat has a place.
+// before its chat has a slot.
 func TestBodyHostileCostsLittle(t *testing.T) {
 	const limit = DefaultMaxBodyBytes
 	const prompt, messages = `{"bot_slug":"echo","stream":false,"prompt":"p`, `{"bot_slug":"echo","stream":false,"messages":[{"role":"user","content":"p"}`

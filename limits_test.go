@@ -17,7 +17,7 @@ import (
 )
 
 // Limits count chats that are in progress, of an account with the empty name as of
-// any other. A refused chat takes no place.
+// any other. A refused chat takes no slot.
 func TestLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
@@ -104,7 +104,7 @@ func TestLimitForgetsAccounts(t *testing.T) {
 	}
 }
 
-// A chat that its account's limit refuses takes no place from another account,
+// A chat that its account's limit refuses takes no slot from another account,
 // not even for a moment: there is one for each of the two.
 func TestLimitPerAccountTakesNothingOfAnother(t *testing.T) {
 	is := is.New(t)

@@ -440,7 +440,7 @@ var errExited = errors.New("the handler's goroutine was ended")
 
 // playOn is playChat without a server, on a writer of the test's own. err says how
 // the handler ended: nil if it returned. Whatever the writer does, the chat must
-// give its place back.
+// give its slot back.
 func playOn(t testing.TB, w http.ResponseWriter, stream bool, engine ChatEngine, change ...func(*Options)) chatOutcome {
 	t.Helper()
 	return playRequestOn(t, w, chatRequest(t, "", "hi", stream), engine, change...)

@@ -63,7 +63,7 @@ const (
 
 const (
 	orderRequestID = "order-1"
-	probePrompt    = "is there a place?"
+	probePrompt    = "is there a slot?"
 )
 
 var orderBots = &fakeStore{bySlug: func(context.Context, string) (Bot, error) { return echoBot, nil }}
@@ -100,7 +100,7 @@ type play struct {
 	happened  map[string]bool
 	shutdown  chan error // what Shutdown returned
 	second    chan int   // the status of a second chat
-	placeFree bool
+	slotFree  bool
 	reported  bool            // before the step that is being made
 	violated  []string        // rules
 	checked   map[string]bool // those that are noted already
@@ -427,8 +427,8 @@ func (w *watchedWriter) SetWriteDeadline(t time.Time) error {
 	return w.control.SetWriteDeadline(t)
 }
 
-// askForPlace is a whole second chat, which returns the status it got.
-func (p *play) askForPlace() int {
+// askForSlot is a whole second chat, which returns the status it got.
+func (p *play) askForSlot() int {
 	return postChat(p.handler, chatBodyJSON(probePrompt, false)).Code
 }
 
@@ -466,7 +466,7 @@ var orderEvents = []orderEvent{
 	{"host-status", "host", (*play).contextGoesOn, func(p *play) { p.endContext(hostChooses, errMoved) }},
 	{"host-deadline", "host", (*play).contextGoesOn, func(p *play) { p.endContext(hostTooLate, context.DeadlineExceeded) }},
 
-	// Alone it is no event: a second chat asks for the place after each one.
+	// Alone it is no event: a second chat asks for the slot after each one.
 	{"second", "second", func(p *play) bool { return !p.returned.Load() }, (*play).askAtOnce},
 }
 
@@ -574,10 +574,10 @@ func (p *play) endContext(r reason, cause error) {
 	p.cancel(cause)
 }
 
-// askAtOnce asks for the place in the middle of what else happens.
+// askAtOnce asks for the slot in the middle of what else happens.
 func (p *play) askAtOnce() {
 	p.second = make(chan int, 1)
-	go func() { p.second <- p.askForPlace() }()
+	go func() { p.second <- p.askForSlot() }()
 }
 
 // An alarm is a moment for which the options, and what has happened, say that
@@ -638,18 +638,18 @@ func (p *play) sleepUntil(until time.Duration) {
 func (p *play) settle() {
 	p.wait()
 	p.noteStops()
-	wasFree := p.placeFree
+	wasFree := p.slotFree
 	if p.reporting != nil {
-		p.placeFree = p.askForPlace() == http.StatusOK
+		p.slotFree = p.askForSlot() == http.StatusOK
 		p.check("while OnChat is called")
 		close(p.reporting)
 		p.reporting, p.letAt = nil, p.clock()
 		p.wait()
 	}
-	p.placeFree = p.askForPlace() == http.StatusOK
+	p.slotFree = p.askForSlot() == http.StatusOK
 	if p.second != nil {
-		if status := <-p.second; (status == http.StatusOK) != p.placeFree && p.placeFree == wasFree {
-			p.violate(fmt.Sprintf("a place is free or taken: a second chat got %d", status))
+		if status := <-p.second; (status == http.StatusOK) != p.slotFree && p.slotFree == wasFree {
+			p.violate(fmt.Sprintf("a slot is free or taken: a second chat got %d", status))
 		}
 		p.second = nil
 	}

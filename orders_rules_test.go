@@ -131,8 +131,8 @@ func (p *play) violations() (violated []string) {
 	must(!yielding || running || p.blocked() || !p.certainly(clientLeft), "yield returns at once when the client has left")
 	must(!yielding || running || p.blocked() || p.clock() < p.stoppedAt+bound, "yield returns soon after the end")
 
-	// A place is free exactly when engine and answer are both over.
-	must(p.placeFree == (engine.over && reported), "a place is free when engine and answer are over, and not before", p.placeFree)
+	// A slot is free exactly when engine and answer are both over.
+	must(p.slotFree == (engine.over && reported), "a slot is free when engine and answer are over, and not before", p.slotFree)
 
 	// ServeHTTP returns, whatever the engine does, and nobody writes behind its back.
 	must(writer.offence == "", "one at a time uses the writer, and nobody after the end", writer.offence)

@@ -98,7 +98,7 @@ func TestChecksInOrder(t *testing.T) {
 		o.MaxBodyBytes, o.MaxConcurrentChats, o.Engine = 100, 1, newHeldEngine(t)
 		h := New(o)
 		go postChat(h, good)
-		synctest.Wait() // it has the place
+		synctest.Wait() // it has the slot
 		for _, c := range []struct {
 			method, path, key, body string
 			status, asked           int

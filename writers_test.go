@@ -467,7 +467,7 @@ func TestWriterFailsAndItsBufferIsNotUsedAgain(t *testing.T) {
 }
 
 // Deadlines are more than a writer need have: it may panic when it is asked for
-// them. If it ends the handler's goroutine, that costs no place.
+// them. If it ends the handler's goroutine, that costs no slot.
 func TestWriterFailsToSetDeadlines(t *testing.T) {
 	for _, method := range []string{"SetReadDeadline", "SetWriteDeadline"} {
 		for after := range 4 {

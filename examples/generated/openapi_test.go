@@ -117,7 +117,7 @@ func TestEveryAnswer(t *testing.T) {
 			testBots(t, api, prefix+"/bots")
 			testChat(t, api, prefix+"/chat")
 			testBrokenBodies(t, api, prefix+"/chat")
-			testFullPlaces(t, api, prefix+"/chat")
+			testFullSlots(t, api, prefix+"/chat")
 		})
 	}
 	is.New(t).Equal(api.unseen(), []string(nil)) // described, but never given
@@ -223,8 +223,8 @@ func testBrokenBodies(t *testing.T, api *document, path string) {
 	}
 }
 
-// testFullPlaces asks for one chat more than there is a place for.
-func testFullPlaces(t *testing.T, api *document, path string) {
+// testFullSlots asks for one chat more than there is a slot for.
+func testFullSlots(t *testing.T, api *document, path string) {
 	tests := []struct {
 		name    string
 		options botapi.Options
