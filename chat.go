@@ -299,7 +299,8 @@ func (c *chat) end() {
 }
 
 // limitSending bounds what is still to be sent. A complete answer has until
-// ChatTimeout and one WriteTimeout more. Of a stream that is not complete, the queue
+// ChatTimeout and one WriteTimeout more; of a JSON response, no part but the first is
+// begun after ChatTimeout (finish). Of a stream that is not complete, the queue
 // and the error event have one WriteTimeout together. A write that is under way keeps
 // its deadline: if it were cut short, the error event could not follow. Only if the
 // client has left is that write made to fail.

@@ -57,13 +57,14 @@ type ChatEngine interface {
 	// yield blocks while the client does not read, so a slow client slows its
 	// engine down. When yield returns false, nothing more is wanted and the
 	// engine should return soon. When all else is done, the handler waits for it
-	// for half a second at most. An engine that goes on keeps its goroutine, and its slot under
-	// MaxConcurrentChats and MaxChatsPerAccount, until it returns.
+	// for half a second at most. An engine that goes on keeps its goroutine, and
+	// its slot under MaxConcurrentChats and MaxChatsPerAccount, until it returns.
 	//
 	// # Context
 	//
 	// ctx is cancelled when the handler takes no more fragments, for whatever
-	// reason. Do not pass it to work that is to outlive the chat. [context.Cause] tells the reason:
+	// reason. Do not pass it to work that is to outlive the chat. ctx.Err is always
+	// [context.Canceled], also at the deadline; [context.Cause] tells the reason:
 	// [ErrClientLeft], [ErrClientStalled], [ErrChatTimeout] or
 	// [ErrEngineStalled]; the error that ended the answer, if the engine failed;
 	// an error with the host's cause, if the host cancelled the request's context
@@ -71,8 +72,8 @@ type ChatEngine interface {
 	// [context.Canceled], if the answer is complete. Once ctx is done, nothing the
 	// engine does reaches the client.
 	//
-	// The deadline of ctx is ChatTimeout's. A deadline that the host has set on
-	// the request's context cancels ctx, but ctx.Deadline does not return it. An
+	// The deadline of ctx is ChatTimeout's. A deadline that the host has set on the
+	// request's context cancels ctx, but ctx.Deadline does not return it. An
 	// engine may watch the deadline itself. If it fails at or after the deadline,
 	// with whatever error or panic, ChatTimeout has passed (504,
 	// [ErrChatTimeout]), and the engine's error is logged as the cause. An error
@@ -226,11 +227,12 @@ var (
 	// context.Canceled, too.
 	ErrClientLeft = fmt.Errorf("botapi: the client left: %w", context.Canceled)
 	// ErrClientStalled: the client did not read for WriteTimeout, or did not read the
-	// rest of a complete answer within one WriteTimeout after ChatTimeout. It is
+	// rest of a complete answer in the time that Options.ChatTimeout leaves. It is
 	// os.ErrDeadlineExceeded, too.
 	ErrClientStalled = fmt.Errorf("botapi: the client did not read: %w", os.ErrDeadlineExceeded)
-	// ErrChatTimeout: ChatTimeout passed, even if the engine's own failure came in
-	// before the handler had noticed that. It is context.DeadlineExceeded, too.
+	// ErrChatTimeout: ChatTimeout passed before the engine was done (even if it failed
+	// before the handler had noticed that) or, of a long JSON response, before the
+	// client had read it. It is context.DeadlineExceeded, too.
 	ErrChatTimeout = fmt.Errorf("botapi: the answer took longer than ChatTimeout: %w", context.DeadlineExceeded)
 	// ErrEngineStalled: the engine yielded nothing for StallTimeout. It is
 	// context.DeadlineExceeded, too.
@@ -261,9 +263,10 @@ type listener interface {
 	elapsed() time.Duration
 
 	// fragment takes the next fragment, and reports whether more are wanted. It
-	// and engineFailed are called by whichever goroutine calls yield, one call at
-	// a time: the engine's, or another that the engine lets do so. After
-	// engineFailed it returns false.
+	// and engineFailed are called by whichever goroutine calls yield: the engine's,
+	// or another that the engine lets do so. The engine promises one call at a
+	// time; a listener must survive two. After engineFailed or engineReturned,
+	// fragment returns false.
 	fragment(text string) (more bool)
 
 	// engineFailed is called each time the engine yields an error. Only the first
@@ -273,8 +276,9 @@ type listener interface {
 
 	// engineReturned is called by the engine's goroutine when the engine has
 	// returned. failure is a panic, runtime.Goexit or a nil iterator; it is nil if
-	// the iterator has returned. It may follow engineFailed, and an engine that has
-	// kept yield may still call fragment afterwards.
+	// the iterator has returned. It may follow engineFailed, and where an engine has
+	// let another goroutine yield, fragment and engineFailed may overlap it, or
+	// follow.
 	engineReturned(failure *ending, at time.Duration)
 }
 

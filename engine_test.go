@@ -269,7 +269,9 @@ func TestEndings(t *testing.T) {
 				is.True(report.RequestID != "")
 				is.True(sameEnd(report.Err, c.err))
 				is.Equal(endsOf(report.Err), endsOf(c.err))
-				is.Equal(context.Cause(<-given), cmp.Or(report.Err, context.Canceled))
+				ctx := <-given
+				is.Equal(ctx.Err(), context.Canceled)
+				is.Equal(context.Cause(ctx), cmp.Or(report.Err, context.Canceled))
 				is.NoErr(endOfOnChat)
 
 				returned := want.Duration + onChat

@@ -85,8 +85,9 @@ type Options struct {
 	MaxChatsPerAccount int64
 
 	// ChatTimeout bounds one whole answer, from the call of the engine until
-	// the answer has been sent. When it passes, the engine is stopped; what is
-	// still to be sent of a complete answer has one WriteTimeout more. Zero means DefaultChatTimeout, negative no limit.
+	// the answer has been sent. When it passes, the engine is stopped; the rest
+	// of a complete stream, or the part of a JSON response that is being written,
+	// has one WriteTimeout more. Zero means DefaultChatTimeout, negative no limit.
 	ChatTimeout time.Duration
 
 	// StallTimeout bounds the silence of an engine: the time from the call of
@@ -375,7 +376,7 @@ func (x *exchange) realReason(e *ending) *ending {
 		return request // the host has ended it
 	case request != nil && !byClient:
 		return request
-	case byClient && x.conn.stalled():
+	case e.kind == endingClientLeft && x.conn.stalled():
 		return endingOf(endingClientStalled)
 	}
 	return e

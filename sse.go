@@ -12,8 +12,9 @@ import (
 )
 
 const (
-	// maxEvent bounds one event: the published asynchronous client parses each
-	// network read by itself, and clients that read by line stop at 64 KiB.
+	// maxEvent bounds one event. Clients that read by line stop at 64 KiB. The
+	// published asynchronous client parses each network read by itself, and fails at
+	// an event that two reads share: a short one is shared less often.
 	maxEvent = 4 << 10
 	// maxWrite bounds the queue of a stream, and so one write. A stream holds
 	// two at most: one that is being written, and one that is queued.
@@ -432,7 +433,9 @@ func (e *textEncoder) appendRune(dst []byte, r rune) []byte {
 
 // appendEscaped writes the first character of the text, which is ASCII, as
 // JSON wants it within a string. Published clients stop at the first line with
-// [DONE] in it, wherever it stands: in a text its bracket is escaped.
+// [DONE] in it, wherever it stands: in a text its bracket is escaped. In one that is
+// cut between two fragments it is not: each has an event, and so a line, of its own.
+// Two must not be joined in one event.
 func appendEscaped(dst []byte, text string) []byte {
 	const hex = "0123456789abcdef"
 	switch c := text[0]; c {

@@ -488,6 +488,27 @@ func TestWriterFailsToSetDeadlines(t *testing.T) {
 	}
 }
 
+// A write that fails after WriteTimeout is a client that did not read, whatever the
+// failure. It is told all the same, and a panic logged.
+func TestWriterFailsAfterWriteTimeout(t *testing.T) {
+	for _, stream := range []bool{false, true} {
+		for _, fault := range []string{"fails", "panics"} {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				w := faulty("Write", 0, func() error {
+					time.Sleep(DefaultWriteTimeout)
+					return faults[fault]()
+				})
+				got := playOn(t, w, stream, fragmentsOf("a"))
+				err := got.report(t).Err
+				is.Equal(endsOf(err), []error{ErrClientStalled})
+				is.True(strings.HasSuffix(err.Error(), map[string]string{"fails": "broken pipe", "panics": "a bug in the writer"}[fault]))
+				is.Equal(strings.Contains(got.log, "a bug in the writer"), fault == "panics")
+			})
+		}
+	}
+}
+
 // A writer that keeps no deadline is called no more when what the client is still
 // owed has had its WriteTimeout: here, one queued write is begun, and no error event.
 func TestWriterWithoutDeadlinesIsLeft(t *testing.T) {
