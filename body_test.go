@@ -2,6 +2,7 @@ package botapi
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -196,6 +197,7 @@ func TestBodyFails(t *testing.T) {
 		"an error":           {func() error { return fmt.Errorf("unpacking %q", testKey) }, 400, "reading the request body: *"},
 		"an end too early":   {func() error { return io.ErrUnexpectedEOF }, 400, io.ErrUnexpectedEOF.Error()},
 		"a deadline":         {func() error { return fmt.Errorf("unpacking: %w", os.ErrDeadlineExceeded) }, 408, "timeout"},
+		"a bad trailer":      {func() error { return textproto.ProtocolError(testKey) }, 400, "body: malformed trailer"},
 		"a limit of its own": {func() error { return &http.MaxBytesError{Limit: 10} }, 413, "http: request body too large"}, // the answer does not say whose limit it was
 		"runtime.Goexit":     {func() error { runtime.Goexit(); return nil }, 0, ""},
 	} {
@@ -232,6 +234,17 @@ func TestBodyFails(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// A body that ends with its request is not what is wrong.
+func TestBodyFailsWithItsRequest(t *testing.T) {
+	for _, err := range []error{context.Canceled, context.DeadlineExceeded} {
+		ctx, end := context.WithCancelCause(t.Context())
+		end(errOverloaded)
+		body := faultyBody(func() error { return fmt.Errorf("unpacking: %w", err) })
+		got := record(New(testOptions(t, io.Discard)), newRequest("POST", "/v1/chat", body).WithContext(ctx))
+		is.New(t).Equal(got.Code, errOverloaded.Status)
 	}
 }
 

@@ -788,10 +788,10 @@ func (d *decoder) decodeBody() {
 		default:
 			u, value := &d.unknown, p.at
 			p.value()
-			if u.count == 0 {
+			if u.end == 0 {
 				u.start = start
 			}
-			u.count, u.size, u.end = u.count+1, u.size+p.at-value, p.at
+			u.size, u.end = u.size+p.at-value, p.at
 		}
 	}
 }
@@ -928,20 +928,20 @@ func (d *decoder) result() chatBody {
 // unknownFields are the fields of a body that the interface does not define.
 // It is only known where they stand: a small body may have very many.
 type unknownFields struct {
-	body        string
-	count, size int // of all, and of their values
-	start, end  int // of the first and of the last in the body; others may stand between
+	body       string
+	size       int // of all their values
+	start, end int // of the first and of the last in the body, where others may stand between; end is 0 if there are none
 }
 
 // extra reads the fields again, which have passed as JSON. Their values are
 // copied, all together: an engine may change them, and keeping them must not
 // keep the body.
 func (u *unknownFields) extra() map[string]json.RawMessage {
-	if u.count == 0 {
+	if u.end == 0 {
 		return nil
 	}
 	values := make([]byte, 0, u.size)
-	extra := make(map[string]json.RawMessage, min(u.count, 64)) // a name may stand there many times
+	extra := make(map[string]json.RawMessage)
 	p := parser{body: u.body[:u.end], at: u.start}
 	for first := true; p.rest() > 0 && p.next('}', first); first = false {
 		name := p.name()

@@ -75,6 +75,10 @@ var endings = []struct {
 		yield("", errOverloaded)
 		panic("and now?")
 	}, status: 529, detail: "Overloaded", err: errOverloaded, logs: "and now?"},
+	{name: "an error, then runtime.Goexit", end: func(_ context.Context, yield func(string, error) bool) {
+		yield("", errOverloaded)
+		runtime.Goexit()
+	}, status: 529, detail: "Overloaded", err: errOverloaded},
 	{name: "a plain error", end: failsWith(io.ErrUnexpectedEOF), status: 500, detail: internalError, err: io.ErrUnexpectedEOF, logs: "unexpected EOF"},
 	{name: "a panic", end: panicsWith(fmt.Errorf("%w", errBroken)), status: 500, detail: internalError, err: new(panicError), logs: "stack="},
 	{name: "runtime.Goexit", end: exits, status: 500, detail: internalError, err: errEngineExited},
@@ -286,6 +290,7 @@ func TestEndings(t *testing.T) {
 				is.Equal(strings.Contains(got.log, "answer broken off"), committed && fails && told)
 				is.Equal(strings.Contains(got.log, "level=ERROR"), c.status >= 500 || committed && fails && told) // else it is nobody's fault
 				is.True(strings.Contains(got.log, c.logs))
+				is.True(c.logs != "" || !strings.Contains(got.log, "the engine panicked"))
 				is.True(!strings.Contains(got.log, "more is wanted"))
 			})
 		}

@@ -59,7 +59,9 @@ func TestSlowReaders(t *testing.T) {
 	}
 	endsLate := engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
 		time.Sleep(59 * s)
-		kibibytes(16, yield)
+		kibibytes(4, yield)
+		time.Sleep(s / 5) // the last is being written
+		kibibytes(12, yield)
 	})
 	breaksAfter := func(d time.Duration) ChatEngine {
 		return engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
@@ -85,7 +87,7 @@ func TestSlowReaders(t *testing.T) {
 		{"the longest times there are", true, math.MaxInt64, math.MaxInt64, fragmentsOf("hi"), pace{first: 24 * time.Hour, bit: 4 << 10}, nil, 24 * time.Hour},
 		{"a stream longer than ChatTimeout", true, 5 * m, 0, mebibyte, pace{each: 29 * s, bit: maxWrite}, ErrChatTimeout, 5*m + 30*s},
 		{"one answer longer than ChatTimeout", false, 5 * m, 0, mebibyte, pace{each: 29 * s, bit: maxPart}, ErrChatTimeout, 5*m + 19*s},
-		{"a stream that is whole just in time", true, m, 10 * s, endsLate, pace{6 << 10, 4 * s, 4 * s, 2 << 10}, ErrClientStalled, 70 * s},
+		{"a stream that is whole just in time", true, m, 10 * s, endsLate, pace{4 << 10, 4 * s, 4 * s, 2 << 10}, ErrClientStalled, 70 * s},
 		{"an error, and a client that reads no more", true, 0, 0, breaksAfter(s), pace{4 << 10, time.Hour, time.Hour, 1}, errBroken, s + DefaultWriteTimeout},
 		{"an error, and a client that reads each 20s", true, 0, 0, breaksAfter(s), pace{4 << 10, 20 * s, 20 * s, 6 << 10}, errBroken, s + DefaultWriteTimeout},
 		{"an error, and a client that reads each 29s", true, 0, 0, breaksAfter(s), pace{4 << 10, 29 * s, 29 * s, 6 << 10}, errBroken, s + DefaultWriteTimeout},
@@ -161,22 +163,28 @@ func TestStreamClientStalls(t *testing.T) {
 	})
 }
 
-// A client may take its time, as long as it takes something: WriteTimeout is
-// for one write.
-func TestStreamSlowReader(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		is := is.New(t)
-		o := testOptions(t, io.Discard)
-		text := strings.Repeat("0123456789", 20<<10)
-		o.Engine = fragmentsOf(text)
-		server := serveInMemory(t, New(o))
-		res, err := server.client().Do(chatRequest(t, "http://memory", "hi", true))
-		is.NoErr(err)
-		defer res.Body.Close()
-		body, err := io.ReadAll(slowReader{res.Body})
-		is.NoErr(err)
-		is.Equal(readStream(t, string(body)).text(), text)
-	})
+// A client may take its time, as long as it takes something: WriteTimeout is for one
+// write.
+func TestSlowReaderGetsAll(t *testing.T) {
+	text := strings.Repeat("0123456789", 20<<10)
+	for name, engine := range map[string]ChatEngine{
+		"a stream":          fragmentsOf(text),
+		"an error response": failing(StatusError{Status: 503, Detail: text}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				o := testOptions(t, io.Discard)
+				o.Engine, o.WriteTimeout = engine, 70*time.Second // for 64 KiB
+				res, err := serveInMemory(t, New(o)).client().Do(chatRequest(t, "http://memory", "hi", true))
+				is.NoErr(err)
+				defer res.Body.Close()
+				body, err := io.ReadAll(slowReader{res.Body})
+				is.NoErr(err)
+				is.Equal(strings.Count(string(body), "7"), len(text)/10)
+			})
+		})
+	}
 }
 
 // A slowReader takes 1 KiB a second.

@@ -592,6 +592,27 @@ func TestHostContextPanicsWithoutASlot(t *testing.T) {
 	is.Equal(len(got.reports), 0)
 }
 
+// A contradictoryContext is done, but has not ended.
+type contradictoryContext struct{ context.Context }
+
+func (contradictoryContext) Err() error { return nil }
+
+func TestHostContextContradictsItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		ctx, end := context.WithTimeout(t.Context(), breakPause/2) // while the client has time to read the error event
+		defer end()
+		began := time.Now()
+		r := chatRequest(t, "", "hi", true).WithContext(contradictoryContext{ctx})
+		got := playRequestOn(t, httptest.NewRecorder(), r, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			_ = yield("a", nil) && yield("", errBroken)
+		}))
+		is.Equal(got.err, http.ErrAbortHandler)
+		is.Equal(got.body, data("a")+broken(internalError))
+		is.Equal(time.Since(began), breakPause)
+	})
+}
+
 // What is written to a client that has left is not given more time.
 func TestClientLeavesAndNoDeadlineMoves(t *testing.T) {
 	for major := 1; major <= 2; major++ {
