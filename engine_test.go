@@ -94,7 +94,7 @@ var endings = []struct {
 	{name: "another chat's reasons in a StatusError", end: failsWith(StatusError{503, "Upstream is slow", 0, reasonsOfAnotherChat}), status: 503, detail: "Upstream is slow",
 		err: onlyText("503 Upstream is slow: 503 Upstream is slow: " + reasonsOfAnotherChat.Error())},
 
-	{name: "too late", timeout: 5 * time.Second, status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second},
+	{name: "too late", timeout: 5 * time.Second, status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second, logs: ErrChatTimeout.Error()},
 	{name: "too late by default", status: 504, detail: tooLong, err: ErrChatTimeout, at: DefaultChatTimeout},
 	{name: "too late, with its context's error", timeout: 5 * time.Second, end: func(ctx context.Context, yield func(string, error) bool) {
 		<-ctx.Done()
@@ -119,7 +119,7 @@ var endings = []struct {
 	{name: "an error just before its deadline", timeout: 5 * time.Second, end: atDeadline(1, failsWith(os.ErrDeadlineExceeded)), status: 500, detail: internalError, err: os.ErrDeadlineExceeded, at: 5*time.Second - 1},
 	{name: "a panic just before its deadline", timeout: 5 * time.Second, end: atDeadline(1, panicsWith("early")), status: 500, detail: internalError, err: new(panicError), at: 5*time.Second - 1},
 
-	{name: "silent for too long", stall: 1500 * time.Millisecond, status: 504, detail: tooLong, err: ErrEngineStalled, after: 1500 * time.Millisecond},
+	{name: "silent for too long", stall: 1500 * time.Millisecond, status: 504, detail: tooLong, err: ErrEngineStalled, after: 1500 * time.Millisecond, logs: ErrEngineStalled.Error()},
 	{name: "silent for too long before it returns its iterator", stall: time.Second, engine: slowToBegin, status: 504, detail: tooLong, err: ErrEngineStalled, after: time.Second},
 
 	{name: "the client leaves", leaves: 4 * time.Second, err: ErrClientLeft, at: 4 * time.Second},

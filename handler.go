@@ -326,7 +326,7 @@ func (x *exchange) send(status int, body []byte, noPartAfter time.Duration) *end
 	if x.r.Method == http.MethodHead {
 		return failure
 	}
-	for first := true; failure == nil && (first || len(body) > 0); first = false {
+	for first := true; failure == nil && len(body) > 0; first = false {
 		if !first && x.conn.elapsed() > noPartAfter {
 			return endingOf(endingTooLate)
 		}
@@ -401,7 +401,7 @@ type connection struct {
 
 	// Safe for concurrent use.
 	limit      instant // no write begins after it, and none that begins before has a later deadline; a write that was under way when it was set keeps its own
-	writeBegan instant // when the write that is under way began, or the one that has stalled, or has ended its goroutine
+	writeBegan instant // when the write that is under way began, or the one that has failed
 
 	mu             sync.Mutex // held while the host's SetWriteDeadline is called
 	deadlineFrozen bool       // the write deadline is not changed any more, or cannot be
@@ -455,7 +455,7 @@ func (c *connection) writeWithDeadline(now time.Duration, call func() error) *en
 	c.extendDeadline(now)
 	c.writeBegan.set(now)
 	c.failure = c.writeFailure(guard(call))
-	if c.failure == nil || c.failure.kind != endingClientStalled {
+	if c.failure == nil {
 		c.writeBegan.clear()
 	}
 	if c.http2 {
@@ -574,8 +574,8 @@ func (c *connection) closeAfterResponse() {
 			}
 			w = wrapper.Unwrap()
 		}
-		_, err := http.MaxBytesReader(w, io.NopCloser(strings.NewReader("more")), 0).Read(make([]byte, 1))
-		return err
+		_, _ = http.MaxBytesReader(w, io.NopCloser(strings.NewReader("more")), 0).Read(make([]byte, 1))
+		return nil
 	})
 }
 
@@ -839,7 +839,7 @@ var outcomes = [...]struct {
 	err         error
 }{
 	endingRejected:      {tellsClient: true},
-	endingFailed:        {tellsClient: true, response: errInternal},
+	endingFailed:        {tellsClient: true},
 	endingAborted:       {tellsClient: false},
 	endingClientLeft:    {tellsClient: false, err: ErrClientLeft},
 	endingClientStalled: {tellsClient: false, err: ErrClientStalled},
@@ -898,7 +898,7 @@ func tooLateFor(failure *ending) *ending {
 
 // rejected returns the ending for a request that the handler does not accept.
 func rejected(answer StatusError) *ending {
-	return &ending{kind: endingRejected, response: answer, challenge: challenge(answer), err: answer, text: answer.Error(), hidden: hasHiddenCause(answer)}
+	return &ending{kind: endingRejected, response: answer, challenge: challenge(answer), text: answer.Error(), hidden: hasHiddenCause(answer)}
 }
 
 // failureOf reads an error of the host's: what an engine yielded, what a store or a

@@ -380,6 +380,7 @@ func TestWriterFailsInAnyAnswer(t *testing.T) {
 		logs               string
 	}{
 		"a wrong key":                 {"GET /v1/bots", "wrong", "", nil, ""},
+		"a wrong key, HEAD":           {"HEAD /v1/bots", "wrong", "", nil, ""},
 		"a wrong method":              {"GET /v1/chat", testKey, "", nil, ""},
 		"a bad body":                  {chat, testKey, "{}", nil, ""},
 		"nothing":                     {chat, testKey, text, fragmentsOf(), ""},
@@ -464,6 +465,27 @@ func TestWriterFailsAndItsBufferIsNotUsedAgain(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A response whose first part was taken has its status, even if the last part fails.
+func TestWriterFailsBehindTheFirstPart(t *testing.T) {
+	got := playOn(t, faulty("Flush", 0, faultFails), false, failing(StatusError{Status: 503, Detail: strings.Repeat("x", maxPart)}))
+	is := is.New(t)
+	is.Equal(got.err, http.ErrAbortHandler)
+	is.Equal(got.report(t).Status, 503)
+}
+
+// To move a deadline costs a call of the system: it is not done for every write.
+func TestWriterDeadlineIsSeldomMoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := faulty("", 0, nil)
+		playOn(t, w, true, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			for yield("a", nil) && len(w.writes) < 90 {
+				time.Sleep(time.Second / 9)
+			}
+		}))
+		is.New(t).True(len(w.write) < 15) // in ten seconds
+	})
 }
 
 // Deadlines are more than a writer need have: it may panic when it is asked for
