@@ -64,7 +64,7 @@ func TestBodyRest(t *testing.T) {
 		"without a key, silent until it may go on": {lines(chatLine, host, expect, "Content-Length: 100"), 0, []string{refused}, 0},
 
 		"a list":                          {lines(listLine, host, key, "Content-Length: 10") + long[:10] + last, 0, []string{listed, listed}, 0},
-		"a list, and silent":              {lines(listLine, host, key, "Content-Length: 10"), 0, []string{listed}, discardTime},
+		"a list, and silent":              {lines(listLine, host, key, "Content-Length: 1"), 0, []string{listed}, discardTime},
 		"a list, silent for long":         {lines(listLine, host, key, silent), time.Hour, []string{listed}, discardTime},
 		"a list, silent between chunks":   {lines(listLine, host, key, chunked), 0, []string{listed}, discardTime},
 		"a list, out of time":             {lines(listLine, host, key, "Content-Length: 10"), time.Second, []string{listed}, time.Second},
@@ -104,26 +104,34 @@ func TestBodyRest(t *testing.T) {
 	}
 }
 
-// What ends the wait for a refused body is over before the handler returns, and is
-// not done again.
+// What ends the wait for a body that nobody wants is over before the handler returns,
+// and is not done again, even if the list has had its body before it failed.
 func TestBodyRestDeadlineIsSetBeforeTheReturn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		is := is.New(t)
-		passed, begun, done := make(chan struct{}), 0, 0
-		w := faulty("SetReadDeadline", 0, func() error {
-			if begun++; begun == 1 {
-				close(passed)
-			}
-			time.Sleep(time.Second)
-			done++
-			return nil
+	failing := &fakeStore{bots: func(context.Context) ([]Bot, error) { return nil, errBroken }}
+	for _, c := range []struct {
+		method, path, key string
+		status            int
+	}{{"POST", "/v1/chat", "-", 401}, {"GET", "/v1/bots", "Bearer " + testKey, 500}} {
+		synctest.Test(t, func(t *testing.T) {
+			is := is.New(t)
+			passed, begun, done := make(chan struct{}), 0, 0
+			w := faulty("SetReadDeadline", 0, func() error {
+				if begun++; begun == 1 {
+					close(passed)
+				}
+				time.Sleep(time.Second)
+				done++
+				return nil
+			})
+			o := testOptions(t, io.Discard)
+			o.Bots = failing
+			body := faultyBody(func() error { <-passed; return os.ErrDeadlineExceeded })
+			New(o).ServeHTTP(w, newRequest(c.method, c.path, body, "Authorization", c.key))
+			is.Equal(w.Code, c.status)
+			is.Equal(begun, 1)
+			is.Equal(done, 1)
 		})
-		body := faultyBody(func() error { <-passed; return os.ErrDeadlineExceeded })
-		New(testOptions(t, io.Discard)).ServeHTTP(w, newRequest("POST", "/v1/chat", body, "Authorization", "-"))
-		is.Equal(w.Code, 401)
-		is.Equal(begun, 1)
-		is.Equal(done, 1)
-	})
+	}
 }
 
 // On HTTP/2 a refusal need not wait for what the client still sends.

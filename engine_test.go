@@ -253,6 +253,7 @@ func TestEndings(t *testing.T) {
 				default:
 					is.Equal(got.status, c.status)
 					is.Equal(got.header.Get("Content-Type"), "application/json")
+					is.Equal(got.header.Get("WWW-Authenticate"), "")
 					is.Equal(got.body, `{"detail":"`+c.detail+`"}`)
 					is.NoErr(got.err)
 				}

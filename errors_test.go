@@ -161,6 +161,7 @@ func TestErrorResponse(t *testing.T) {
 
 		{"a panic with a text", panics("no table bots"), internal, "", panicked},
 		{"a panic with a StatusError", panics(StatusError{Status: 418, Detail: "no table bots"}), internal, "", panicked},
+		{"a panic with a bot that is not found", panics(ErrBotNotFound), internal, "", panicked},
 		{"a panic around an abort", panics(fmt.Errorf("no table bots: %w", http.ErrAbortHandler)), internal, "", panicked},
 		{"a panic that cannot be compared", panics([]string{"no table bots"}), internal, "", panicked},
 		{"a panic with nil", panics(nil), internal, "", panicked},

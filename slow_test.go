@@ -111,6 +111,27 @@ func TestSlowReaders(t *testing.T) {
 	}
 }
 
+// An engine that a slow client holds back is told at once that its chat has stopped.
+func TestSlowReaderHoldsNoStoppedEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		began, told := time.Now(), make(chan time.Duration, 1)
+		conn, reports := dialChat(t, true, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			for yield(strings.Repeat("x", 1<<10), nil) {
+				if time.Since(began) > 0 {
+					return // it was not told
+				}
+			}
+			told <- time.Since(began)
+		}), func(o *Options) { o.ChatTimeout = time.Second })
+		defer conn.Close()
+		_, err := io.ReadFull(conn, make([]byte, 8<<10)) // then another goroutine than the engine's writes
+		is.NoErr(err)
+		is.Equal((<-reports).Err, ErrChatTimeout)
+		is.Equal(received(t, told, "the engine to be told"), time.Second)
+	})
+}
+
 // A client that stops reading holds its engine back in bounded memory; after
 // WriteTimeout its stream is cut. Others are not slowed.
 func TestStreamClientStalls(t *testing.T) {

@@ -140,15 +140,15 @@ func (s *stream) ensureWriter() {
 	if now-s.wrote > quickGap {
 		s.writesInARow = 0
 	}
-	if s.writesInARow++; s.writesInARow > burstAfter {
+	s.writesInARow++
+	switch {
+	case s.writesInARow > burstAfter:
 		go s.burst()
-		return
-	}
-	if !s.committed {
+	case !s.committed:
 		s.writeFirst()
-		return
+	default:
+		s.writeQueue(now)
 	}
-	s.writeQueue(now)
 }
 
 // writeFirst has a burst write the head and the queue, and waits until the token is
