@@ -186,6 +186,17 @@ func TestStreamBytesAtAnyPlace(t *testing.T) {
 		}
 	}
 	readBothWays(t, fragments)
+
+	// None is escaped that need not be.
+	var plain strings.Builder
+	for c := ' '; c < 0x7F; c++ {
+		if c != '"' && c != '\\' {
+			plain.WriteString(strings.Repeat(string(c), 8))
+		}
+	}
+	o := testOptions(t, t.Output())
+	o.Engine = fragmentsOf(plain.String())
+	is.New(t).Equal(postChat(New(o), chatBodyJSON("hi", false)).Body.String(), jsonStart+plain.String()+jsonEnd)
 }
 
 // Events have room for 4 KiB, whatever the text is made of, and a text that
