@@ -115,9 +115,10 @@ func (x *exchange) lookUpBot(uid, slug string) (Bot, error) {
 //   - running: wait notices that the client has left, that the host has ended the
 //     request, and that time is up. The chat also stops when the engine returns or
 //     fails, when a write fails, and when a JSON response grows too large.
-//   - stopped: the first call of stop has recorded the reason. A call of fragment
-//     that begins now returns false. One that had begun may still add its text, which
-//     a stream sends if it can. wait replaces a reason that may be only a symptom (realReason).
+//   - stopped: the first call of stop has recorded the reason. A yield that begins
+//     now returns false. One that had begun may still add its text: a stream sends it
+//     if it can; of a JSON response that is not complete, nothing is sent. wait
+//     replaces a reason that may be only a symptom (realReason).
 //   - ended: end has returned. In this order, it cancels the engine's context (only
 //     now that the reason is recorded: an engine that yields ctx.Err() must not give
 //     it), bounds the writes that remain, settles the answer, so that only the handler writes,

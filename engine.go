@@ -69,8 +69,8 @@ type ChatEngine interface {
 	// [ErrEngineStalled]; the error that ended the answer, if the engine failed;
 	// an error with the host's cause, if the host cancelled the request's context
 	// with a cause (without one, or with context.Canceled, it is ErrClientLeft);
-	// [context.Canceled], if the answer is complete. Once ctx is done, nothing the
-	// engine does reaches the client.
+	// [context.Canceled], if the answer is complete. What is yielded once ctx is done
+	// does not reach the client.
 	//
 	// The deadline of ctx is ChatTimeout's. A deadline that the host has set on the
 	// request's context cancels ctx, but ctx.Deadline does not return it. An
@@ -231,8 +231,8 @@ var (
 	// os.ErrDeadlineExceeded, too.
 	ErrClientStalled = fmt.Errorf("botapi: the client did not read: %w", os.ErrDeadlineExceeded)
 	// ErrChatTimeout: ChatTimeout passed before the engine was done (even if it failed
-	// before the handler had noticed that) or, of a long JSON response, before the
-	// client had read it. It is context.DeadlineExceeded, too.
+	// before the handler had noticed that) or, of a JSON response longer than 64 KiB,
+	// before its last part was begun. It is context.DeadlineExceeded, too.
 	ErrChatTimeout = fmt.Errorf("botapi: the answer took longer than ChatTimeout: %w", context.DeadlineExceeded)
 	// ErrEngineStalled: the engine yielded nothing for StallTimeout. It is
 	// context.DeadlineExceeded, too.

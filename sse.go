@@ -46,8 +46,9 @@ const (
 // handler writes, without it. No code of the host's is called with mu held.
 //
 // Whoever adds to the queue takes the token before releasing mu, or leaves the queue
-// to the holder of the token, who writes until the queue is empty. So when nobody holds the token
-// and mu is free, the queue is empty: settle need not look at it.
+// to the holder of the token, who writes until the queue is empty. So whoever locks mu
+// and finds that nobody holds the token finds the queue empty: settle and
+// sendKeepAlive rely on that.
 //
 // What every fragment needs comes first in the struct: of a thousand paced
 // streams, none is in the processor's cache when its next fragment comes.
@@ -82,7 +83,8 @@ const (
 	// quickGap is how soon a write begins after the previous one to be in a row
 	// with it.
 	quickGap = 50 * time.Microsecond
-	// burstAfter is how many writes of a row are made in place: all others are bursts.
+	// burstAfter is how many writes of a row are made in place, but for the first of the
+	// stream (writeFirst): all later ones are bursts.
 	burstAfter = 3
 )
 
