@@ -81,16 +81,17 @@ var (
 // more happens by itself: what one goroutine writes needs no mutex.
 type play struct {
 	surface
-	options Options
-	began   time.Time
-	handler http.Handler
-	server  *memoryServer
-	wire    *wire
-	got     answerRead // by the client, until now
-	engine  *scriptedEngine
-	writer  *watchedWriter
-	cancel  context.CancelCauseFunc // of the request's context
-	probe   weak.Pointer[[64]byte]  // something that the request refers to
+	options        Options
+	began          time.Time
+	handler        http.Handler
+	server         *memoryServer
+	wire           *wire
+	got            answerRead // by the client, until now
+	engine         *scriptedEngine
+	writer         *watchedWriter
+	cancel         context.CancelCauseFunc // of the request's context
+	requestEndedAt time.Duration           // net/http has cancelled the request's context; 0: it has not, before the handler returned
+	probe          weak.Pointer[[64]byte]  // something that the request refers to
 
 	stops     []reason // what may have ended the chat first; nil: it goes on
 	stoppedAt time.Duration
@@ -171,6 +172,7 @@ func (p *play) serve(w http.ResponseWriter, r *http.Request) {
 		p.returned.Store(true)
 	}()
 	p.writer = watch(w, p.stream, p.options.WriteTimeout, p.clock, &p.returned)
+	defer context.AfterFunc(r.Context(), func() { p.requestEndedAt = p.clock() })()
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	p.cancel = cancel
@@ -345,15 +347,16 @@ type watchedWriter struct {
 	returned     *atomic.Bool // ServeHTTP has
 	writeTimeout time.Duration
 
-	mu      sync.Mutex
-	calls   int           // in progress
-	since   time.Duration // the last began
-	until   time.Duration // and ended
-	stalled bool          // one failed that had lasted as long as WriteTimeout
-	offence string
-	handed  answerRead    // what Write was given, as a client that lost none of it would read it
-	wrote   time.Duration // the last Write began
-	quiet   time.Duration // between a keep-alive and the Write before it, at the least
+	mu          sync.Mutex
+	calls       int           // in progress
+	since       time.Duration // the last began
+	until       time.Duration // and ended
+	tookTooLong time.Duration // the end of the last that had lasted as long as WriteTimeout
+	stalled     bool          // one of those failed
+	offence     string
+	handed      answerRead    // what Write was given, as a client that lost none of it would read it
+	wrote       time.Duration // the last Write began
+	quiet       time.Duration // between a keep-alive and the Write before it, at the least
 }
 
 func watch(w http.ResponseWriter, stream bool, writeTimeout time.Duration, clock func() time.Duration, returned *atomic.Bool) *watchedWriter {
@@ -373,7 +376,10 @@ func (w *watchedWriter) call(method string, do func() error) error {
 	defer w.mu.Unlock()
 	w.until = w.clock()
 	w.calls--
-	w.stalled = w.stalled || err != nil && w.until-w.since >= w.writeTimeout
+	if w.until-w.since >= w.writeTimeout {
+		w.tookTooLong = w.until
+		w.stalled = w.stalled || err != nil
+	}
 	return err
 }
 
@@ -669,6 +675,10 @@ func (p *play) noteStops() {
 	if p.writer.stalled {
 		p.stop(clientStalls, p.calledLast())
 	}
+	if p.writtenTooLate() {
+		p.stop(clientLeft, p.requestEndedAt)
+		p.stop(clientStalls, p.requestEndedAt)
+	}
 	if at, ok := p.givenUp(); ok {
 		p.stop(clientLeft, at)
 		p.stop(clientStalls, at)
@@ -692,6 +702,12 @@ func (p *play) noteStops() {
 // the handler, this may be either end.
 func (p *play) givenUp() (at time.Duration, ok bool) {
 	return p.wire.closedAt.Sub(p.began), p.http2 && p.wire.closed && p.happened["ever stopped"]
+}
+
+// writtenTooLate is whether a write has succeeded at the moment at which its deadline
+// passed: on HTTP/2, net/http resets the stream all the same.
+func (p *play) writtenTooLate() bool {
+	return p.http2 && p.requestEndedAt > 0 && p.requestEndedAt == p.writer.tookTooLong
 }
 
 func (p *play) check(when string) {
