@@ -22,6 +22,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/invopop/validation"
 	"github.com/matryer/is"
 )
 
@@ -335,7 +336,7 @@ func TestDocumentedOptions(t *testing.T) {
 		field, row := options.Field(i), rows[first+i]
 		is.Equal(row[0], "`"+field.Name+"`")
 		is.Equal(row[1], "`"+strings.ReplaceAll(field.Type.String(), "botapi.", "")+"`")
-		is.Equal(row[2], defaults[field.Name])
+		is.Equal(row[2], defaults[field.Name]) // the default in the README, and above
 	}
 	is.True(!strings.HasPrefix(rows[first+options.NumField()][0], "`Max")) // the table ends here
 }
@@ -347,10 +348,12 @@ func TestDocumentedAnswers(t *testing.T) {
 		shown[strings.Join(row[:min(2, len(row))], " | ")] = true // status and detail
 		shown[strings.Join(row[1:], " | ")] = true                // msg and type
 	}
-	for _, answer := range []StatusError{
+	answers := []StatusError{
 		errNotFound, errMethodNotAllowed, errNotAuthenticated, errKeyRefused, errNoSuchBot, errBodyTooLarge,
 		errBodyTooSlow, errBodyBroken, errTooManyChats, errTooManyAccountChats, errTooLong, errEndedByHost, errInternal,
-	} {
+	}
+	is.Equal(len(answers), len(regexp.MustCompile(`(?m)^\terr\w+ += StatusError`).FindAllString(packageSource(t), -1))) // all of the package's are here
+	for _, answer := range answers {
 		status := fmt.Sprint(answer.Status)
 		switch {
 		case answer.Status == 401:
@@ -362,12 +365,9 @@ func TestDocumentedAnswers(t *testing.T) {
 		}
 		is.True(shown[status+" | `"+answer.Detail+"`"]) // the page has this answer
 	}
-	for _, problem := range []interface {
-		Code() string
-		Message() string
-	}{
-		errMissing, errNull, errNotBoolean, errNotText, errNotList, errNotObject, errNotRole, errNoBot, errNoInput,
-	} {
+	problems := []validation.Error{errMissing, errNull, errNotBoolean, errNotText, errNotList, errNotObject, errNotRole, errNoBot, errNoInput}
+	is.Equal(len(problems), strings.Count(packageSource(t), "= validation.NewError(")) // all of the package's are here
+	for _, problem := range problems {
 		is.True(shown["`"+problem.Message()+"` | `"+problem.Code()+"`"]) // the page has this problem
 	}
 }

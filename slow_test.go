@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -188,16 +189,29 @@ func TestStreamClientStalls(t *testing.T) {
 // write.
 func TestSlowReaderGetsAll(t *testing.T) {
 	text := strings.Repeat("0123456789", 20<<10)
-	for name, engine := range map[string]ChatEngine{
-		"a stream":          fragmentsOf(text),
-		"an error response": failing(StatusError{Status: 503, Detail: text}),
+	for name, c := range map[string]struct {
+		path, body string
+		engine     ChatEngine
+	}{
+		"a stream":          {"/v1/chat", chatBodyJSON("hi", true), fragmentsOf(text)},
+		"a JSON response":   {"/v1/chat", chatBodyJSON("hi", false), fragmentsOf(text)},
+		"an error response": {"/v1/chat", chatBodyJSON("hi", true), failing(StatusError{Status: 503, Detail: text})},
+		"a list":            {"/v1/bots", "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				is := is.New(t)
 				o := testOptions(t, io.Discard)
-				o.Engine, o.WriteTimeout = engine, 70*time.Second // for 64 KiB
-				res, err := serveInMemory(t, New(o)).client().Do(chatRequest(t, "http://memory", "hi", true))
+				o.WriteTimeout = 70 * time.Second // for 64 KiB
+				method := "POST"
+				if o.Engine = c.engine; c.engine == nil {
+					method, o.Engine = "GET", fragmentsOf()
+					o.Bots = &fakeStore{bots: func(context.Context) ([]Bot, error) { return []Bot{{Description: text}}, nil }}
+				}
+				r, err := http.NewRequest(method, "http://memory"+c.path, strings.NewReader(c.body))
+				is.NoErr(err)
+				setHeader(r, nil)
+				res, err := serveInMemory(t, New(o)).client().Do(r)
 				is.NoErr(err)
 				defer res.Body.Close()
 				body, err := io.ReadAll(slowReader{res.Body})
