@@ -86,8 +86,8 @@ type Options struct {
 
 	// ChatTimeout bounds one whole answer, from the call of the engine until
 	// the answer has been sent. When it passes, the engine is stopped; the rest
-	// of a complete stream, or the part of a JSON response that is being written,
-	// has one WriteTimeout more. Zero means DefaultChatTimeout, negative no limit.
+	// of a stream, or the part of a JSON response that is being written, has one
+	// WriteTimeout more. Zero means DefaultChatTimeout, negative no limit.
 	ChatTimeout time.Duration
 
 	// StallTimeout bounds the silence of an engine: the time from the call of
