@@ -107,7 +107,6 @@ func TestBodyRest(t *testing.T) {
 // What ends the wait for a body that nobody wants is over before the handler returns,
 // and is not done again, even if the list has had its body before it failed.
 func TestBodyRestDeadlineIsSetBeforeTheReturn(t *testing.T) {
-	failing := &fakeStore{bots: func(context.Context) ([]Bot, error) { return nil, errBroken }}
 	for _, c := range []struct {
 		method, path, key string
 		status            int
@@ -123,8 +122,7 @@ func TestBodyRestDeadlineIsSetBeforeTheReturn(t *testing.T) {
 				done++
 				return nil
 			})
-			o := testOptions(t, io.Discard)
-			o.Bots = failing
+			o := bots(t, func(context.Context) ([]Bot, error) { return nil, errBroken })
 			body := faultyBody(func() error { <-passed; return os.ErrDeadlineExceeded })
 			New(o).ServeHTTP(w, newRequest(c.method, c.path, body, "Authorization", c.key))
 			is.Equal(w.Code, c.status)

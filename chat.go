@@ -121,9 +121,9 @@ func (x *exchange) lookUpBot(uid, slug string) (Bot, error) {
 //     replaces a reason that may be only a symptom (realReason).
 //   - ended: end has returned. In this order, it cancels the engine's context (only
 //     now that the reason is recorded: an engine that yields ctx.Err() must not give
-//     it), bounds the writes that remain, settles the answer, so that only the handler writes,
-//     and sends the rest of a complete answer, an error response or an error event.
-//     If the rest of a complete answer cannot be sent, that is the reason.
+//     it), bounds the writes that remain, settles the answer, so that only the handler
+//     writes, and sends the rest of a complete answer, an error response or an error
+//     event. If the rest of a complete answer cannot be sent, that is the reason.
 //   - reported: OnChat has returned.
 //
 // Then the handler waits until the client has had time to read an error event, and

@@ -188,44 +188,53 @@ func TestStreamClientStalls(t *testing.T) {
 // A client may take its time, as long as it takes something: WriteTimeout is for one
 // write.
 func TestSlowReaderGetsAll(t *testing.T) {
+	const writeOfPart = 70 * time.Second // what 64 KiB take such a client
 	text := strings.Repeat("0123456789", 20<<10)
+	list := []Bot{{Description: text}}
+	store := &fakeStore{bots: func(context.Context) ([]Bot, error) { return list, nil }, bySlug: orderBots.bySlug}
 	for name, c := range map[string]struct {
-		path, body string
-		engine     ChatEngine
+		method, path, body string
+		engine             ChatEngine
+		write              time.Duration // WriteTimeout
+		want               string
 	}{
-		"a stream":          {"/v1/chat", chatBodyJSON("hi", true), fragmentsOf(text)},
-		"a JSON response":   {"/v1/chat", chatBodyJSON("hi", false), fragmentsOf(text)},
-		"an error response": {"/v1/chat", chatBodyJSON("hi", true), failing(StatusError{Status: 503, Detail: text})},
-		"a list":            {"/v1/bots", "", nil},
+		"a stream":          {"POST", "/v1/chat", chatBodyJSON("hi", true), fragmentsOf(text), 0, text},
+		"a JSON response":   {"POST", "/v1/chat", chatBodyJSON("hi", false), fragmentsOf(text), writeOfPart, jsonStart + text + jsonEnd},
+		"an error response": {"POST", "/v1/chat", chatBodyJSON("hi", true), failing(StatusError{Status: 503, Detail: text}), writeOfPart, `{"detail":"` + text + `"}`},
+		"a list":            {"GET", "/v1/bots", "", fragmentsOf(), writeOfPart, string(appendBots(nil, list))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				is := is.New(t)
 				o := testOptions(t, io.Discard)
-				o.WriteTimeout = 70 * time.Second // for 64 KiB
-				method := "POST"
-				if o.Engine = c.engine; c.engine == nil {
-					method, o.Engine = "GET", fragmentsOf()
-					o.Bots = &fakeStore{bots: func(context.Context) ([]Bot, error) { return []Bot{{Description: text}}, nil }}
+				o.Bots, o.Engine, o.WriteTimeout = store, c.engine, c.write
+				client := serveInMemory(t, New(o)).client()
+				client.Transport = slowTransport{client.Transport}
+				got := doAt(t, client, "http://memory", c.method, c.path, c.body)
+				is.NoErr(got.err)
+				if name == "a stream" {
+					got.body = readStream(t, got.body).text()
 				}
-				r, err := http.NewRequest(method, "http://memory"+c.path, strings.NewReader(c.body))
-				is.NoErr(err)
-				setHeader(r, nil)
-				res, err := serveInMemory(t, New(o)).client().Do(r)
-				is.NoErr(err)
-				defer res.Body.Close()
-				body, err := io.ReadAll(slowReader{res.Body})
-				is.NoErr(err)
-				is.Equal(strings.Count(string(body), "7"), len(text)/10)
+				is.Equal(got.body, c.want)
 			})
 		})
 	}
 }
 
-// A slowReader takes 1 KiB a second.
-type slowReader struct{ io.Reader }
+// A slowTransport is that of a client that takes 1 KiB of a body a second.
+type slowTransport struct{ http.RoundTripper }
 
-func (r slowReader) Read(p []byte) (int, error) {
+func (s slowTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	res, err := s.RoundTripper.RoundTrip(r)
+	if err == nil {
+		res.Body = slowBody{res.Body}
+	}
+	return res, err
+}
+
+type slowBody struct{ io.ReadCloser }
+
+func (b slowBody) Read(p []byte) (int, error) {
 	time.Sleep(time.Second)
-	return r.Reader.Read(p[:min(len(p), 1<<10)])
+	return b.ReadCloser.Read(p[:min(len(p), 1<<10)])
 }

@@ -13,9 +13,9 @@ import (
 
 const (
 	// maxEvent bounds one event with text (an error event is as long as the host's
-	// Detail). Clients that read by line stop at 64 KiB. The
-	// published asynchronous client parses each network read by itself, and fails at
-	// an event that two reads share: a short one is shared less often.
+	// Detail). Clients that read by line stop at 64 KiB. The published asynchronous
+	// client parses each network read by itself, and fails at an event that two reads
+	// share: a short one is shared less often.
 	maxEvent = 4 << 10
 	// maxWrite bounds the queue of a stream, and so one write of it. A stream holds
 	// two at most: one that is being written, and one that is queued.

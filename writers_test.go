@@ -626,9 +626,7 @@ func TestHostContextContradictsItself(t *testing.T) {
 		defer end()
 		began := time.Now()
 		r := chatRequest(t, "", "hi", true).WithContext(contradictoryContext{ctx})
-		got := playRequestOn(t, httptest.NewRecorder(), r, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-			_ = yield("a", nil) && yield("", errBroken)
-		}))
+		got := playRequestOn(t, httptest.NewRecorder(), r, failing(errBroken, "a"))
 		is.Equal(got.err, http.ErrAbortHandler)
 		is.Equal(got.body, data("a")+broken(internalError))
 		is.Equal(time.Since(began), breakPause)
