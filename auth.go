@@ -1,16 +1,12 @@
 package botapi
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"net/url"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -23,24 +19,24 @@ type KeyVerifier interface {
 	// VerifyKey returns the account of a valid key. [AccountFrom] returns it for
 	// the rest of the request, and MaxChatsPerAccount counts by it.
 	//
-	// It is called once for each request that carries a key to a known path,
-	// before the request body is read. The key is not empty and has no white
-	// space in it.
+	// It is called once for each request for a known path and method that carries a
+	// key, before the request body is read. The key is not empty, has no white space
+	// in it, and is at most 8 KiB long: a longer one is a 401 without a call.
 	//
 	// The context carries the request id ([RequestIDFrom]) and is cancelled when
 	// the client disconnects. On HTTP/1, net/http notices that only after the
 	// body has been read, and the handler sets no deadline: a verifier that may
 	// block should set its own. [CacheKeys] sets one.
 	//
-	// If err is not nil, account is ignored and err decides the answer:
+	// If err is not nil, account is ignored and err decides the response:
 	//   - a [StatusError]: its own status and detail, for instance 429 for an
 	//     account that has used up its quota;
 	//   - [ErrInvalidKey]: 401 "Invalid API key";
 	//   - any other error, and a panic: 500. It is logged with the request id
 	//     and not shown to the client.
 	//
-	// The first two may be wrapped. The key is removed from what is logged; with
-	// a key shorter than 8 bytes, the text of the error is not logged at all.
+	// The first two may be wrapped. If the text of the error contains the key, as it
+	// is or query-escaped, the text is not logged.
 	VerifyKey(ctx context.Context, key string) (account string, err error)
 }
 
@@ -56,94 +52,80 @@ func (f KeyVerifierFunc) VerifyKey(ctx context.Context, key string) (string, err
 // is not valid. The client gets a 401.
 var ErrInvalidKey = errors.New("botapi: invalid API key")
 
-// authenticate returns the account of the request's key.
-func (x *exchange) authenticate() (account string, ended *ending) {
+func (x *exchange) authenticate() (account string, end *ending) {
 	key, ok := bearerKey(x.r.Header)
-	if !ok {
+	switch {
+	case !ok:
 		return "", rejected(errNotAuthenticated)
+	case len(key) > maxKey:
+		return "", rejected(errKeyRejected)
 	}
-	defer func() {
-		if v := recover(); v != nil {
-			ended = failureOf(recovered("verifying the key", v)).withoutKey(key)
-		}
-	}()
+	x.unverifiedKey = key
 	account, err := x.handler.keys.VerifyKey(x.ctx, key)
 	if err != nil {
-		return "", failureOf(err).withoutKey(key)
+		return "", failureOf(err)
 	}
+	x.unverifiedKey = ""
 	return account, nil
 }
 
-// bearerKey returns the key of the first Authorization header: the scheme
-// Bearer in any case, one or more spaces, and a key without white space.
+// maxKey bounds a key, in bytes: nothing looks at a longer one.
+const maxKey = 8 << 10
+
+// bearerKey returns the key of the first Authorization header: the scheme Bearer in any
+// case, one or more spaces, and a key without white space. authenticate rejects a key that
+// is too long; nothing else looks at it.
 func bearerKey(header http.Header) (key string, ok bool) {
-	const scheme = "bearer"
-	value := firstOf(header["Authorization"])
-	if len(value) <= len(scheme) || !strings.EqualFold(value[:len(scheme)], scheme) {
+	values := header["Authorization"]
+	if len(values) == 0 {
 		return "", false
 	}
-	key = strings.TrimLeft(value[len(scheme):], " ")
-	if key == "" || len(key) == len(value)-len(scheme) || strings.ContainsFunc(key, unicode.IsSpace) {
+	scheme, rest, _ := strings.Cut(values[0], " ")
+	key = strings.TrimLeft(rest, " ")
+	if key == "" || !strings.EqualFold(scheme, "bearer") {
 		return "", false
 	}
-	return key, true
+	return key, len(key) > maxKey || !strings.ContainsFunc(key, unicode.IsSpace)
 }
 
-// withoutKey strikes the key out of what is logged.
-func (e *ending) withoutKey(key string) *ending {
-	if len(key) < minStruckOut {
-		e.text = "the verifier's error is not logged: the key is too short to be struck out of it"
-		return e
-	}
-	e.text = strikeOut(e.text, spellings(key))
-	return e
+// quotesKey reports whether a text contains the key, as it is or query-escaped. The first
+// bytes of a long key are enough: escaping it would multiply what a client has sent.
+func quotesKey(text, key string) bool {
+	start := key[:min(len(key), 64)]
+	return strings.Contains(text, start) || strings.Contains(text, url.QueryEscape(start))
 }
 
-// minStruckOut is the shortest key that is struck out of a text. A shorter one
-// would garble the text, and could be guessed from the gaps.
-const minStruckOut = 8
-
-// spellings are the key as it is, and as URLs, Go and JSON write it. The path of
-// a URL leaves more as it is than a segment of it.
-func spellings(key string) []string {
-	quoted, ascii := strconv.Quote(key), strconv.QuoteToASCII(key)
-	encoded, _ := json.Marshal(key) // a string always has a JSON form
-	return []string{
-		key, url.QueryEscape(key), url.PathEscape(key), (&url.URL{Path: key}).EscapedPath(),
-		quoted[1 : len(quoted)-1], ascii[1 : len(ascii)-1], string(encoded[1 : len(encoded)-1]),
-	}
+// requestContext is the request's context with the request id and the account.
+type requestContext struct {
+	context.Context
+	requestID, account string
 }
 
-// strikeOut replaces every occurrence of the secrets by [key], overlapping ones
-// too. All are found in the original text, so that no replacement is replaced.
-func strikeOut(text string, secrets []string) string {
-	type span struct{ start, end int }
-	var spans []span
-	for _, secret := range secrets {
-		for from := 0; ; {
-			i := strings.Index(text[from:], secret)
-			if i < 0 {
-				break
-			}
-			from += i + 1
-			spans = append(spans, span{from - 1, from - 1 + len(secret)})
-		}
+type requestContextKey struct{}
+
+func (c *requestContext) Value(key any) any {
+	if key == (requestContextKey{}) {
+		return c
 	}
-	slices.SortFunc(spans, func(a, b span) int { return cmp.Compare(a.start, b.start) })
-	var struck strings.Builder
-	end := 0 // of the last occurrence
-	for _, found := range spans {
-		if found.start >= end {
-			struck.WriteString(text[end:found.start])
-			struck.WriteString("[key]")
-		}
-		end = max(end, found.end)
-	}
-	struck.WriteString(text[end:])
-	return struck.String()
+	return c.Context.Value(key)
 }
 
-// digest is all that is kept of a key.
+// AccountFrom returns what the [KeyVerifier] returned for the request that ctx
+// belongs to. It is empty in other contexts, and while the verifier runs.
+func AccountFrom(ctx context.Context) string { return requestOf(ctx).account }
+
+// RequestIDFrom returns the id of the request that ctx belongs to: the one in
+// the X-Request-Id header of its response. It is empty in other contexts.
+func RequestIDFrom(ctx context.Context) string { return requestOf(ctx).requestID }
+
+func requestOf(ctx context.Context) *requestContext {
+	if c, ok := ctx.Value(requestContextKey{}).(*requestContext); ok {
+		return c
+	}
+	return new(requestContext)
+}
+
+// A digest is all that is kept of a key.
 type digest [sha256.Size]byte
 
 // StaticKeys returns a [KeyVerifier] for a fixed set of keys, a map of keys to
@@ -193,10 +175,9 @@ const (
 //
 // Concurrent requests with the same key share one call of v. Its context carries
 // the values of the first request, has a timeout of 30 seconds, and is cancelled
-// when no request waits for the result any more: one client that disconnects
-// does not affect the others. A request that comes while v has not returned from
-// a cancelled call waits for that, so v should return then. If v panics or calls
-// [runtime.Goexit], all of them get a 500.
+// when no request waits for the result any longer: one client that disconnects
+// does not affect the others. The next request with that key starts a new call. If v
+// panics or calls [runtime.Goexit], all that wait get a 500.
 //
 // CacheKeys panics if v is nil, or a nil KeyVerifierFunc.
 func CacheKeys(v KeyVerifier, ttl time.Duration) KeyVerifier {
@@ -220,10 +201,10 @@ type knownKey struct {
 	expires time.Time
 }
 
-// A lookup is one call of the verifier, shared by the requests that wait for it.
+// A lookup is one call of the verifier, which several requests may wait for.
 type lookup struct {
 	cancel  context.CancelFunc
-	waiting int           // requests, guarded by keyCache.mu; at zero the lookup is abandoned for good
+	waiting int           // requests, guarded by keyCache.mu
 	done    chan struct{} // closed when account and err are set
 	account string
 	err     error
@@ -233,62 +214,51 @@ var errVerifierExited = errors.New("the key verifier ended its goroutine with ru
 
 func (c *keyCache) VerifyKey(ctx context.Context, key string) (string, error) {
 	sum := digest(sha256.Sum256([]byte(key)))
-	for {
-		if account, ok := c.recall(sum); ok {
-			return account, nil
-		}
-		l, joined := c.join(ctx, key, sum)
-		select {
-		case <-l.done:
-			if joined {
-				return l.account, l.err
-			}
-		case <-ctx.Done():
-			if joined {
-				c.leave(l)
-			}
-			return "", ctx.Err()
-		}
+	if account, ok := c.recall(sum); ok {
+		return account, nil
+	}
+	l := c.join(ctx, key, sum)
+	select {
+	case <-l.done:
+		return l.account, l.err
+	case <-ctx.Done():
+		c.leave(l, sum)
+		return "", ctx.Err()
 	}
 }
 
-// join returns the lookup of this key, and starts one if there is none. An
-// abandoned one is returned but not joined, since its context is cancelled: the
-// caller waits for its end and tries again.
-func (c *keyCache) join(ctx context.Context, key string, sum digest) (l *lookup, joined bool) {
+func (c *keyCache) join(ctx context.Context, key string, sum digest) *lookup {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if l, found := c.lookups[sum]; found {
-		if l.waiting > 0 {
-			l.waiting++
-		}
-		return l, l.waiting > 0
+		l.waiting++
+		return l
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookupTimeout)
-	l = &lookup{cancel: cancel, waiting: 1, done: make(chan struct{})}
+	l := &lookup{cancel: cancel, waiting: 1, done: make(chan struct{})}
 	c.lookups[sum] = l
 	go c.lookUp(ctx, l, key, sum)
-	return l, true
+	return l
 }
 
-// leave cancels the lookup when no request waits for it any more.
-func (c *keyCache) leave(l *lookup) {
+// leave cancels the lookup when no request waits for it any longer. The next request
+// starts a new one: this one may fail because it was cancelled.
+func (c *keyCache) leave(l *lookup, sum digest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if l.waiting--; l.waiting == 0 {
 		l.cancel()
+		c.forget(l, sum)
 	}
 }
 
-// lookUp calls the verifier and always finishes the lookup, also when the
-// verifier panics or ends the goroutine.
 func (c *keyCache) lookUp(ctx context.Context, l *lookup, key string, sum digest) {
 	l.err = errVerifierExited
+	defer c.finish(l, sum)
 	defer func() {
 		if v := recover(); v != nil {
 			l.err = recovered("verifying the key", v)
 		}
-		c.finish(l, sum)
 	}()
 	l.account, l.err = c.verifier.VerifyKey(ctx, key)
 }
@@ -297,11 +267,19 @@ func (c *keyCache) finish(l *lookup, sum digest) {
 	l.cancel()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if l.err == nil {
+	if c.forget(l, sum) && l.err == nil { // what a cancelled lookup has found may be outdated
 		c.remember(sum, l.account)
 	}
-	delete(c.lookups, sum)
 	close(l.done)
+}
+
+// forget is called with the lock held. It returns false if it was called before.
+func (c *keyCache) forget(l *lookup, sum digest) bool {
+	if c.lookups[sum] != l {
+		return false
+	}
+	delete(c.lookups, sum)
+	return true
 }
 
 func (c *keyCache) recall(sum digest) (account string, ok bool) {
@@ -317,16 +295,10 @@ func (c *keyCache) remember(sum digest, account string) {
 		return
 	}
 	if len(c.known) >= cachedKeys {
-		c.forgetOne()
+		for other := range c.known { // a wrong choice costs one lookup, a better one would cost time and memory
+			delete(c.known, other)
+			break
+		}
 	}
 	c.known[sum] = knownKey{account, time.Now().Add(c.ttl)}
-}
-
-// forgetOne evicts whichever key the map yields first: a wrong choice costs one
-// lookup, a better one would cost time and memory.
-func (c *keyCache) forgetOne() {
-	for sum := range c.known {
-		delete(c.known, sum)
-		return
-	}
 }

@@ -10,6 +10,8 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
+	"net/http/httptest"
+	"net/url"
 	"runtime"
 	"slices"
 	"strings"
@@ -25,7 +27,7 @@ import (
 func TestAuthorization(t *testing.T) {
 	for _, c := range []struct {
 		want, challenge string
-		asked           int // the verifier: only for what may be a key
+		calls           int // of the verifier: only for what may be a key
 		headers         [][]string
 	}{
 		{"200 " + listedBots, "", 1, [][]string{
@@ -34,50 +36,53 @@ func TestAuthorization(t *testing.T) {
 		}},
 		{`401 {"detail":"Invalid API key"}`, `Bearer error="invalid_token"`, 1, [][]string{
 			{"Bearer key-of-acm"}, {"Bearer KEY-OF-ACME"}, {`Bearer "key-of-acme"`}, {"Bearer ~key-of-acme"},
-			{"Bearer other", "Bearer key-of-acme"},
+			{"Bearer other", "Bearer key-of-acme"}, {"Bearer " + strings.Repeat("k", 8<<10)},
+		}},
+		{`401 {"detail":"Invalid API key"}`, `Bearer error="invalid_token"`, 0, [][]string{
+			{"Bearer k" + strings.Repeat("k", 8<<10)}, {"Bearer " + strings.Repeat(" k", 8<<10)},
 		}},
 		{`401 {"detail":"Not authenticated"}`, "Bearer", 0, [][]string{
 			nil, {""}, {"Basic key-of-acme"}, {"Digest key-of-acme"}, {"Bearers key-of-acme"}, {"key-of-acme"}, {"Bearer"}, {"Bearer "},
 			{"Bearerkey-of-acme"}, {"Bearer:key-of-acme"}, {"Bearer\tkey-of-acme"}, {"Bearer \tkey-of-acme"}, {" Bearer key-of-acme"},
 			{"Bearer key-of-acme "}, {"Bearer key of acme"}, {"Bearer key\tof-acme"}, {"Bearer key\nof-acme"}, {"Bearer key\u00A0of-acme"},
-			{"Bearer key-of-acme, Bearer other"}, {"Basic a2V5", "Bearer key-of-acme"}, {"", "Bearer key-of-acme"},
+			{"Bearer key-of-acme, Bearer other"}, {"Bearer " + strings.Repeat("k k ", 2<<10)}, {"Basic a2V5", "Bearer key-of-acme"}, {"", "Bearer key-of-acme"},
 		}},
 	} {
 		for _, header := range c.headers {
-			t.Run(fmt.Sprintf("%q", header), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%.50q", header), func(t *testing.T) {
 				is := is.New(t)
 				o := testOptions(t, t.Output())
-				asked := countKeys(&o)
+				calls := countKeys(&o)
 				r := newRequest("GET", "/v1/bots", nil)
 				r.Header["Authorization"] = header
 				got := record(New(o), r)
 				is.Equal(fmt.Sprint(got.Code, " ", got.Body), c.want)
 				is.Equal(got.Header().Get("WWW-Authenticate"), c.challenge)
-				is.Equal(*asked, c.asked)
+				is.Equal(*calls, c.calls)
 			})
 		}
 	}
 }
 
-// countKeys counts what the verifier of these options is asked.
-func countKeys(o *Options) (asked *int) {
-	asked, keys := new(int), o.Keys
+// countKeys counts the calls of the verifier of these options.
+func countKeys(o *Options) (calls *int) {
+	calls, keys := new(int), o.Keys
 	o.Keys = KeyVerifierFunc(func(ctx context.Context, key string) (string, error) {
-		*asked++
+		*calls++
 		return keys.VerifyKey(ctx, key)
 	})
-	return asked
+	return calls
 }
 
-// countingKeys is a verifier that counts what it is asked. The account of a key is
-// the key without its first letter (that of "k" has no name), unless fail fails.
+// countingKeys is a verifier that counts its calls. The account of a key is
+// the key without its first letter (for "k", the empty name), unless fail fails.
 type countingKeys struct {
-	asked atomic.Int64
+	calls atomic.Int64
 	fail  func(ctx context.Context) error
 }
 
 func (k *countingKeys) VerifyKey(ctx context.Context, key string) (string, error) {
-	k.asked.Add(1)
+	k.calls.Add(1)
 	if k.fail != nil {
 		if err := k.fail(ctx); err != nil {
 			return "account beside an error", err
@@ -86,7 +91,7 @@ func (k *countingKeys) VerifyKey(ctx context.Context, key string) (string, error
 	return key[1:], nil
 }
 
-// verifies asks for a key that is good, as often as it says.
+// verifies verifies a valid key, several times.
 func verifies(t testing.TB, v KeyVerifier, times int, key string) {
 	t.Helper()
 	for range times {
@@ -121,7 +126,7 @@ func TestKeysConcurrently(t *testing.T) {
 	}
 	for name, verifier := range map[string]KeyVerifier{
 		"StaticKeys": StaticKeys(keys),
-		"CacheKeys":  CacheKeys(new(countingKeys), time.Nanosecond), // all of its ways are taken
+		"CacheKeys":  CacheKeys(new(countingKeys), time.Nanosecond), // so short that lookups and the cache are both used
 	} {
 		t.Run(name, func(t *testing.T) {
 			var group sync.WaitGroup
@@ -137,8 +142,7 @@ func TestKeysConcurrently(t *testing.T) {
 	}
 }
 
-// The time of a key begins when it is known to be good, however long that took.
-// Being asked for does not make it last longer.
+// The ttl of a key begins when its lookup has succeeded. Using the key does not extend it.
 func TestCacheKeysForItsTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
@@ -150,16 +154,16 @@ func TestCacheKeysForItsTTL(t *testing.T) {
 		verifies(t, cache, 2, "k")
 		time.Sleep(time.Minute - 1)
 		verifies(t, cache, 2, "k")
-		is.Equal(keys.asked.Load(), int64(1))
+		is.Equal(keys.calls.Load(), int64(1))
 		time.Sleep(time.Nanosecond)
 		verifies(t, cache, 2, "k")
-		is.Equal(keys.asked.Load(), int64(2))
+		is.Equal(keys.calls.Load(), int64(2))
 		verifies(t, cache, 2, "other")
-		is.Equal(keys.asked.Load(), int64(3))
+		is.Equal(keys.calls.Load(), int64(3))
 		for _, none := range []time.Duration{0, -time.Second} {
 			verifies(t, CacheKeys(keys, none), 3, "k")
 		}
-		is.Equal(keys.asked.Load(), int64(9))
+		is.Equal(keys.calls.Load(), int64(9))
 	})
 }
 
@@ -171,27 +175,26 @@ func TestCacheKeysCachesNoErrors(t *testing.T) {
 	o.Keys = CacheKeys(keys, time.Hour)
 	h := New(o)
 	for _, c := range []struct {
-		says   func() error
+		result func() error
 		status int
-		asked  int64
+		calls  int64
 	}{
 		{func() error { return ErrInvalidKey }, 401, 1},
 		{func() error { return errBroken }, 500, 2},
 		{func() error { return StatusError{Status: 429} }, 429, 3},
 		{func() error { panic("no table") }, 500, 4},
-		{func() error { runtime.Goexit(); return nil }, 500, 5}, // as a fake that calls t.Fatal
+		{func() error { runtime.Goexit(); return nil }, 500, 5}, // as a test double that calls t.Fatal does
 		{func() error { return nil }, 200, 6},
 		{func() error { return ErrInvalidKey }, 200, 6},
 	} {
-		keys.fail = func(context.Context) error { return c.says() }
+		keys.fail = func(context.Context) error { return c.result() }
 		is.Equal(listOf(h).Code, c.status)
-		is.Equal(keys.asked.Load(), c.asked)
+		is.Equal(keys.calls.Load(), c.calls)
 	}
 	is.True(strings.Contains(log.String(), "runtime.Goexit"))
 }
 
-// It holds 10,000 keys. A new one takes the place of another; one that is refused
-// takes none.
+// The cache holds 10,000 keys. A new key evicts another; a rejected key evicts none.
 func TestCacheKeysIsBounded(t *testing.T) {
 	is := is.New(t)
 	keys := new(countingKeys)
@@ -199,9 +202,9 @@ func TestCacheKeysIsBounded(t *testing.T) {
 	for i := range 10_100 {
 		verifies(t, cache, 1, fmt.Sprint("k", i))
 	}
-	is.Equal(keys.asked.Load(), int64(10_100))
-	verifies(t, cache, 1, "k10099") // the newest is there
-	is.Equal(keys.asked.Load(), int64(10_100))
+	is.Equal(keys.calls.Load(), int64(10_100))
+	verifies(t, cache, 1, "k10099") // the newest key is cached
+	is.Equal(keys.calls.Load(), int64(10_100))
 
 	keys.fail = func(context.Context) error { return ErrInvalidKey }
 	found := 0
@@ -213,35 +216,34 @@ func TestCacheKeysIsBounded(t *testing.T) {
 	is.Equal(found, 10_000)
 }
 
-// One key is looked up once at a time, whoever asks for it, and whoever leaves. A
-// lookup that nobody waits for any more is cancelled: without an end of its own,
-// requests that leave at once would pile up lookups. What it has found out is known
-// all the same, but its failure is nobody's.
+// Requests with the same key share a lookup, and go on when one of them is cancelled. A
+// lookup that no request waits for is cancelled: otherwise, clients that disconnect
+// immediately would pile up lookups. If it succeeds nevertheless, the key is not
+// cached: it may have been revoked meanwhile.
 func TestCacheKeysSharesALookup(t *testing.T) {
-	type asker struct {
-		comes, leaves time.Duration // 0: it stays
-		count         int
-		want          error
+	type request struct {
+		comes, ends time.Duration // ends 0: it is not cancelled
+		count       int
+		want        error
 	}
 	const second, never = time.Second, time.Duration(0)
 	late := context.DeadlineExceeded
 	ended := func(ctx context.Context) error { return ctx.Err() }
 	succeeds := func(context.Context) error { return nil }
 	for name, c := range map[string]struct {
-		took    time.Duration               // the lookup, unless its context ends it; 0: only that does
-		says    func(context.Context) error // then
-		askers  []asker
-		lookups int64
-		ends    time.Duration // of the last lookup
+		took     time.Duration               // by the lookup; 0: until its context is done
+		result   func(context.Context) error // the lookup's error
+		requests []request
+		lookups  int64
+		ends     time.Duration // of the last lookup
 	}{
-		"the first leaves":            {second, ended, []asker{{0, second / 4, 1, late}, {second / 8, never, 20, nil}, {second / 8, second / 2, 1, late}}, 1, second},
-		"it fails":                    {second, func(context.Context) error { return errBroken }, []asker{{0, never, 20, errBroken}}, 1, second},
-		"it panics":                   {second, func(context.Context) error { panic(http.ErrAbortHandler) }, []asker{{0, never, 20, http.ErrAbortHandler}}, 1, second},
-		"all leave, and it succeeds":  {second, succeeds, []asker{{0, second / 2, 1, late}, {2 * second, never, 1, nil}}, 1, second},
-		"all leave, one comes before": {second, succeeds, []asker{{0, second / 2, 1, late}, {3 * second / 5, never, 1, nil}}, 1, second},
-		"all leave, and it fails":     {second, ended, []asker{{0, second / 2, 1, late}, {3 * second / 5, never, 3, nil}, {3 * second / 5, 3 * second / 4, 1, late}}, 2, 2 * second},
-		"all leave, one by one":       {never, ended, []asker{{0, second, 1, late}, {0, 2 * second, 1, late}, {0, 3 * second, 1, late}}, 1, 3 * second},
-		"nobody leaves":               {never, ended, []asker{{0, never, 2, late}}, 1, 30 * second},
+		"the first is cancelled":   {second, ended, []request{{0, second / 4, 1, late}, {second / 8, never, 20, nil}, {second / 8, second / 2, 1, late}}, 1, second},
+		"it fails":                 {second, func(context.Context) error { return errBroken }, []request{{0, never, 20, errBroken}}, 1, second},
+		"it panics":                {second, func(context.Context) error { panic(http.ErrAbortHandler) }, []request{{0, never, 20, http.ErrAbortHandler}}, 1, second},
+		"all are, and it succeeds": {second, succeeds, []request{{0, second / 2, 1, late}, {2 * second, never, 1, nil}}, 2, 3 * second},
+		"all are, one comes later": {never, ended, []request{{0, second / 2, 1, late}, {3 * second / 5, 2 * second, 1, late}}, 2, 2 * second},
+		"all are, one by one":      {never, ended, []request{{0, second, 1, late}, {0, 2 * second, 1, late}, {0, 3 * second, 1, late}}, 1, 3 * second},
+		"none is":                  {never, ended, []request{{0, never, 2, late}}, 1, 30 * second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -250,37 +252,37 @@ func TestCacheKeysSharesALookup(t *testing.T) {
 				var running, took atomic.Int64
 				keys := &countingKeys{fail: func(ctx context.Context) error {
 					if running.Add(1) > 1 {
-						t.Error("two lookups at a time")
+						t.Error("two lookups at the same time")
 					}
 					defer running.Add(-1)
 					if c.took > 0 {
-						time.Sleep(c.took) // it does not look at its context until then
+						time.Sleep(c.took) // it ignores its context until then
 					} else {
 						<-ctx.Done()
 					}
 					took.Store(int64(time.Since(start)))
-					return c.says(ctx)
+					return c.result(ctx)
 				}}
 				cache := CacheKeys(keys, time.Hour)
-				ask := func(a asker) {
-					time.Sleep(a.comes)
-					ctx, leave := context.WithCancel(t.Context())
-					defer leave()
-					if a.leaves > 0 {
-						ctx, leave = context.WithTimeout(ctx, a.leaves-a.comes)
-						defer leave()
+				ask := func(r request) {
+					time.Sleep(r.comes)
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					if r.ends > 0 {
+						ctx, cancel = context.WithTimeout(ctx, r.ends-r.comes)
+						defer cancel()
 					}
-					if _, err := cache.VerifyKey(ctx, "k"); !errors.Is(err, a.want) {
-						t.Errorf("%v, want %v", err, a.want)
+					if _, err := cache.VerifyKey(ctx, "k"); !errors.Is(err, r.want) {
+						t.Errorf("%v, want %v", err, r.want)
 					}
 				}
-				for _, asker := range c.askers {
-					for range asker.count {
-						go ask(asker)
+				for _, r := range c.requests {
+					for range r.count {
+						go ask(r)
 					}
 				}
 				time.Sleep(time.Minute)
-				is.Equal(keys.asked.Load(), c.lookups)
+				is.Equal(keys.calls.Load(), c.lookups)
 				is.Equal(time.Duration(took.Load()), c.ends)
 			})
 		})
@@ -295,50 +297,35 @@ func TestCacheKeysLookupContext(t *testing.T) {
 		lookup = ctx
 		return testAccount, ctx.Err()
 	}), time.Hour)
-	is.Equal(listOf(withHostsValue(New(o)), "X-Request-Id", "r-1").Code, 200)
+	is.Equal(listOf(withApplicationValue(New(o)), "X-Request-Id", "r-1").Code, 200)
 	is.Equal(RequestIDFrom(lookup), "r-1")
 	is.Equal(AccountFrom(lookup), "")
-	is.Equal(lookup.Value(hostKey{}), "the host's")
-	is.Equal(lookup.Err(), context.Canceled) // it holds nothing any more
+	is.Equal(lookup.Value(applicationKey{}), "the application's")
+	is.Equal(lookup.Err(), context.Canceled) // its timer is released
 }
 
-// brokenError is an error whose own methods fail, saying more than they should.
+// brokenError is an error whose Error method panics.
 type brokenError struct{ text string }
 
 func (e brokenError) Error() string { panic(e.text) }
 
-// A short key would show by what is missing of a text, and leave little that can be
-// read: then the text is not logged.
-func TestKeyIsStruckOutOfTheLog(t *testing.T) {
-	says := func(text string) func() error { return func() error { return errors.New(text) } }
-	const tooShort = "the verifier's error is not logged: the key is too short to be struck out of it"
+// An error that quotes the key is withheld from the log, and nothing else is.
+func TestErrorThatQuotesTheKey(t *testing.T) {
+	fails := func(text string) func() error { return func() error { return errors.New(text) } }
+	const withheld = "not logged: the text of the error contains the key"
 	for _, c := range []struct {
 		name, key string
 		fail      func() error
 		want      string // in the log
 	}{
-		{"nowhere", "key-of-acme", says("no table"), "no table"},
-		{"as it is", "key-of-acme", says("no row for key-of-acme: key-of-acme"), "no row for [key]: [key]"},
-		{"in a cause", "key-of-acme", func() error { return StatusError{429, "Used up", 0, errors.New("quota of key-of-acme")} }, "429 Used up: quota of [key]"},
-		{"in a panic", "key-of-acme", func() error { panic("no row for key-of-acme") }, "panic while verifying the key: no row for [key]"},
-		{"in a panic of the error", "key-of-acme", func() error { return brokenError{"no text for key-of-acme"} }, "panic while reading an error: no text for [key]"},
-		{"in a URL", `c2V+a/b"==`, says("?key=c2V%2Ba%2Fb%22%3D%3D /c2V+a%2Fb%22=="), "?key=[key] /[key]"},
-		{"in the path of a URL", "tenant|abc/def+gh==", says("/keys/tenant%7Cabc/def+gh=="), "/keys/[key]"},
-		{"quoted", `c2V+a/b"==`, says(`"c2V+a/b\"=="`), `"[key]"`},
-		{"quoted in ASCII", "clé-d'acme", says(`"cl\u00e9-d'acme"`), `"[key]"`},
-		{"in JSON", `k<e&y>"==`, says(`{"key":"k\u003ce\u0026y\u003e\"=="}`), `{"key":"[key]"}`},
-		{"quoted, with what Go spells by itself", "clé\a-d'acme", says(`"clé\a-d'acme"`), `"[key]"`},
-		{"in JSON before as it is", `c2V+a/b"==`, says(`c2V+a/b\"== for c2V+a/b"==`), "[key] for [key]"},
-		{"one spelling begins another", "%2525252", says("/%252525252"), "/[key]"},
-		{"one overlaps itself", "abcabcab", says("abcabcabcab"), "[key]"},
-		{"one after the other", "12345678", says("1234567812345678"), "[key][key]"},
-		{"one that looks like the mark", "[key][key", says("not [key][key]"), "not [key]]"},
-		{"8 bytes", "selected", says("cannot selected from x"), "cannot [key] from x"},
-		{"8 bytes, of fewer characters", "clé-dé", says("no row for clé-dé"), "no row for [key]"},
-		{"7 bytes", "7-bytes", says("SELECT: no table"), tooShort},
-		{"1 byte", "e", says("SELECT: no table"), tooShort},
-		{"1 byte, in a cause", "e", func() error { return StatusError{Status: 429, Err: errors.New("SELECT: no table")} }, tooShort},
-		{"1 byte, in a panic", "e", func() error { panic("SELECT: no table") }, tooShort},
+		{"nowhere", "key-of-acme", fails("no table"), "no table"},
+		{"as it is", "key-of-acme", fails("no row for key-of-acme: key-of-acme"), withheld},
+		{"in a cause", "key-of-acme", func() error { return StatusError{429, "Used up", 0, errors.New("quota of key-of-acme")} }, withheld},
+		{"in a panic", "key-of-acme", func() error { panic("no row for key-of-acme") }, withheld},
+		{"in a panic of the error", "key-of-acme", func() error { return brokenError{"no text for key-of-acme"} }, withheld},
+		{"in a query", `c2V+a/b"==`, fails("?key=c2V%2Ba%2Fb%22%3D%3D"), withheld},
+		{"1 byte", "e", fails("SELECT: no table"), withheld},
+		{"1 byte, nowhere", "x", fails("no table"), "no table"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			is := is.New(t)
@@ -354,12 +341,72 @@ func TestKeyIsStruckOutOfTheLog(t *testing.T) {
 			is.NoErr(json.Unmarshal(log.Bytes(), &line)) // one line
 			is.Equal(line.Error, c.want)
 			is.Equal(line.RequestID, "r-1")
-			is.True(!strings.Contains(log.String(), "SELECT")) // nor in the stack
 		})
 	}
 }
 
-// A marked key is sent down every path, and then looked for in everything that
+// Once the key is verified, errors are logged as they are, whatever the key.
+func TestErrorAfterTheKeyIsLogged(t *testing.T) {
+	var log testLog
+	o := testOptions(t, &log)
+	o.Keys = StaticKeys(map[string]string{"e": testAccount})
+	o.Engine = failing(errBroken)
+	record(New(o), newRequest("POST", "/v1/chat", strings.NewReader(chatBodyJSON("hi", false)), "Authorization", "Bearer e"))
+	is.New(t).True(strings.Contains(log.String(), errBroken.Error()))
+}
+
+// A verifier that ignores cancellation delays nobody but the request that it was called
+// for. What it finds after that is not cached: the key may have been revoked.
+func TestCacheKeysForgetsACancelledLookup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		var asked atomic.Int64
+		cache := CacheKeys(KeyVerifierFunc(func(context.Context, string) (string, error) {
+			if asked.Add(1) == 1 {
+				time.Sleep(time.Minute)
+				return testAccount, nil
+			}
+			return "", ErrInvalidKey
+		}), time.Hour)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := cache.VerifyKey(ctx, "k")
+		is.Equal(err, context.DeadlineExceeded)
+		for range 2 {
+			_, err = cache.VerifyKey(t.Context(), "k")
+			is.Equal(err, ErrInvalidKey)
+			time.Sleep(time.Minute) // the first lookup has returned
+		}
+		is.Equal(asked.Load(), int64(3))
+	})
+}
+
+// A rejected key allocates little, however long it is and whatever bytes it has.
+func TestRejectedKeyCostsLittle(t *testing.T) {
+	for name, key := range map[string]string{
+		"too long":             strings.Repeat("k", 900<<10),
+		"too long, escaped":    strings.Repeat("\x80", 900<<10),
+		"long, in the error":   strings.Repeat("k", 8<<10),
+		"escaped in the error": strings.Repeat("\x80", maxKey),
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := testOptions(t, io.Discard)
+			failure := errors.New("no row for " + url.QueryEscape(key[:min(len(key), maxKey)]))
+			o.Keys = KeyVerifierFunc(func(context.Context, string) (string, error) { return "", failure })
+			h, r := New(o), newRequest("GET", "/v1/bots", nil, "Authorization", "Bearer "+key)
+			const rounds = 20
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			for range rounds {
+				h.ServeHTTP(httptest.NewRecorder(), r)
+			}
+			runtime.ReadMemStats(&after)
+			is.New(t).True(after.TotalAlloc-before.TotalAlloc < rounds*3*maxKey)
+		})
+	}
+}
+
+// A marked key is sent on every path of the code, and then looked for in everything that
 // was written.
 func TestKeyIsWrittenNowhere(t *testing.T) {
 	const key = "sk-MARKED-7d1f0c9a"
@@ -370,20 +417,20 @@ func TestKeyIsWrittenNowhere(t *testing.T) {
 			fmt.Fprintf(&written, "%v\n%+v\n%#v\n", v, v, v)
 		}
 	}
-	says := func(answer func(key string) error) KeyVerifier {
-		return KeyVerifierFunc(func(_ context.Context, key string) (string, error) { return "", answer(key) })
+	failing := func(result func(key string) error) KeyVerifier {
+		return KeyVerifierFunc(func(_ context.Context, key string) (string, error) { return "", result(key) })
 	}
 	statuses := map[int]bool{}
 	for _, verifier := range []KeyVerifier{
 		StaticKeys(map[string]string{key: testAccount}),
 		CacheKeys(StaticKeys(map[string]string{key: testAccount}), time.Hour),
 		StaticKeys(nil),
-		says(func(key string) error { return fmt.Errorf("%s: %w", key, ErrInvalidKey) }),
-		says(func(key string) error { return fmt.Errorf("SELECT %q: no table", key) }),
-		says(func(key string) error { return StatusError{429, "Used up", 0, errors.New("quota of " + key)} }),
-		says(func(key string) error { panic("no row for " + key) }),
-		CacheKeys(says(func(key string) error { return errors.New(key) }), time.Hour),
-		CacheKeys(says(func(key string) error { panic(key) }), time.Hour),
+		failing(func(key string) error { return fmt.Errorf("%s: %w", key, ErrInvalidKey) }),
+		failing(func(key string) error { return fmt.Errorf("SELECT %q: no table", key) }),
+		failing(func(key string) error { return StatusError{429, "Used up", 0, errors.New("quota of " + key)} }),
+		failing(func(key string) error { panic("no row for " + key) }),
+		CacheKeys(failing(func(key string) error { return errors.New(key) }), time.Hour),
+		CacheKeys(failing(func(key string) error { panic(key) }), time.Hour),
 	} {
 		for _, change := range []func(*Options){
 			func(*Options) {},
@@ -412,12 +459,12 @@ func TestKeyIsWrittenNowhere(t *testing.T) {
 						statuses[got.status] = true
 					}
 				}
-				synctest.Wait() // nothing uses the verifier any more
+				synctest.Wait() // until nothing uses the verifier any longer
 				write(o, verifier, New(o))
 			})
 		}
 	}
 	is.Equal(slices.Sorted(maps.Keys(statuses)), []int{200, 401, 404, 405, 413, 422, 429, 500}) // all paths were taken
-	is.True(strings.Contains(written.String(), "quota of [key]"))                               // what was struck out is marked
+	is.True(strings.Contains(written.String(), "the text of the error contains the key"))       // in place of the key
 	is.True(!strings.Contains(written.String(), "MARKED"))
 }

@@ -17,9 +17,8 @@ import (
 )
 
 // plainHandler is what a Go engineer writes in an afternoon: encoding/json, a
-// map of keys, a flush for each fragment. It checks the request, but has none
-// of the limits, the late commit, the keep-alives or the error list. The
-// benchmarks stand beside it.
+// map of keys, a flush for each fragment. It checks the request, but has no limits,
+// late commit, keep-alives or list of problems. The benchmarks compare botapi with it.
 type plainHandler struct {
 	bots   []Bot
 	keys   map[string]string
@@ -101,7 +100,7 @@ func (h *plainHandler) write(w http.ResponseWriter, status int, answer any) {
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
-// benchmarked returns both handlers over the same bots, keys and engine.
+// benchmarked returns both handlers, with the same bots, keys and engine.
 func benchmarked(bots []Bot, engine ChatEngine) map[string]http.Handler {
 	store, err := NewMemoryStore(bots...)
 	must(err)
@@ -112,7 +111,7 @@ func benchmarked(bots []Bot, engine ChatEngine) map[string]http.Handler {
 	}
 }
 
-// discarded is a ResponseWriter that can do what net/http's can, at no cost.
+// discarded is a ResponseWriter with the methods of net/http's, which does nothing.
 type discarded struct{ header http.Header }
 
 func (d *discarded) Header() http.Header         { return d.header }
@@ -156,22 +155,22 @@ var chatOf1KB = func() string {
 
 var answerOf1KB = strings.Repeat("what a plain answer holds, ", 38)
 
-func BenchmarkOneAnswer(b *testing.B) {
+func BenchmarkJSONResponse(b *testing.B) {
 	for name, h := range benchmarked([]Bot{otherBot, echoBot}, fragmentsOf(answerOf1KB)) {
 		b.Run(name, func(b *testing.B) { benchmarkRequest(b, h, "POST", "/v1/chat", chatOf1KB) })
 	}
 }
 
-// BenchmarkRefusedBody refuses a body of the size of a good one; the plain
-// handler's good one is what it must not be dearer than.
-func BenchmarkRefusedBody(b *testing.B) {
+// BenchmarkRejectedBody rejects a body of the size of a valid one. It must cost at most
+// what the plain handler needs for the valid one.
+func BenchmarkRejectedBody(b *testing.B) {
 	handlers := benchmarked([]Bot{otherBot, echoBot}, fragmentsOf(answerOf1KB))
-	refused := strings.Replace(chatOf1KB, `"stream":false`, `"stream":null`, 1)
-	b.Run("botapi", func(b *testing.B) { benchmarkRequest(b, handlers["botapi"], "POST", "/v1/chat", refused) })
-	b.Run("plain-good", func(b *testing.B) { benchmarkRequest(b, handlers["plain"], "POST", "/v1/chat", chatOf1KB) })
+	rejected := strings.Replace(chatOf1KB, `"stream":false`, `"stream":null`, 1)
+	b.Run("botapi", func(b *testing.B) { benchmarkRequest(b, handlers["botapi"], "POST", "/v1/chat", rejected) })
+	b.Run("plain-valid", func(b *testing.B) { benchmarkRequest(b, handlers["plain"], "POST", "/v1/chat", chatOf1KB) })
 }
 
-// BenchmarkFragment is the cost of one fragment in a long stream.
+// BenchmarkFragment measures one fragment of a long stream.
 func BenchmarkFragment(b *testing.B) {
 	const fragments = 10_000
 	engine := engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {

@@ -8,12 +8,13 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	"example.com/botapi/internal/jsontext"
 )
 
-// listBots answers GET /v1/bots. A body has no place in that, but may be on its
-// way.
+// listBots reads no body, and keeps net/http from waiting for one.
 func (x *exchange) listBots() *ending {
-	x.discardBody()
+	x.endBody()
 	bots, fixed, err := x.publishedBots()
 	if err != nil {
 		return failureOf(err)
@@ -22,18 +23,18 @@ func (x *exchange) listBots() *ending {
 	header := x.conn.w.Header()
 	header.Set("ETag", list.etag)
 	header.Set("Cache-Control", "private, no-cache")
-	var failure *ending
+	var failed *ending
 	if matchesETag(x.r.Header["If-None-Match"], list.etag) {
-		failure = x.conn.writeWithDeadline(x.conn.elapsed(), func() error {
+		failed = x.conn.write(x.conn.elapsed(), 0, func() error {
 			x.conn.w.WriteHeader(http.StatusNotModified)
 			return nil
 		})
 	} else {
-		failure = x.send(http.StatusOK, list.body, never)
+		failed = x.send(http.StatusOK, len(list.body), [][]byte{list.body}, never)
 	}
-	list.free(failure)
-	if failure != nil {
-		x.logAndCut(failure)
+	list.free(failed)
+	if failed != nil {
+		x.abortOnReturn(failed)
 	}
 	return nil
 }
@@ -47,20 +48,46 @@ func matchesETag(ifNoneMatch []string, etag string) bool {
 	})
 }
 
-// publishedBots avoids the copy that MemoryStore.Bots makes: of a long list, it
-// would cost more than the rest of the request. fixed is whether the slice will
-// never be modified.
+// publishedBots avoids the copy that MemoryStore.Bots makes: of a long list, it would cost
+// more than the rest of the request. If fixed, the slice is never modified.
 func (x *exchange) publishedBots() (bots []Bot, fixed bool, err error) {
 	if store, ok := x.handler.bots.(*MemoryStore); ok {
-		return store.listed(), true, nil
+		return store.set().listed, true, nil
 	}
 	bots, err = x.handler.bots.Bots(x.ctx)
 	return bots, false, err
 }
 
-// A listing caches the encoding of the last list that came twice in a row: as
-// long as the store returns the same bots, comparing them is all it costs. Where
-// lists differ from request to request, each costs its encoding.
+// findBot finds the bot of a request by its UID, by its slug, or by both, which must agree.
+func (x *exchange) findBot(body *chatBody) *ending {
+	if !isIdentifier(body.botUID) || !isIdentifier(body.botSlug) {
+		return rejected(errNoSuchBot)
+	}
+	var err error
+	if body.request.Bot, err = x.lookUpBot(body.botUID, body.botSlug); err != nil {
+		return failureOf(err)
+	}
+	return nil
+}
+
+func (x *exchange) lookUpBot(uid, slug string) (Bot, error) {
+	bots := x.handler.bots
+	if uid == "" {
+		return bots.BotBySlug(x.ctx, slug)
+	}
+	bot, err := bots.BotByUID(x.ctx, uid)
+	if err != nil || slug == "" {
+		return bot, err
+	}
+	same, err := bots.BotBySlug(x.ctx, slug)
+	if err == nil && same.UID != bot.UID {
+		err = errNoSuchBot
+	}
+	return bot, err
+}
+
+// A listing caches the encoding of the last list that came twice in a row: as long as the
+// store returns the same bots, comparing them is all it costs.
 type listing struct {
 	repeated atomic.Pointer[encodedBots]
 	lastETag atomic.Pointer[string] // of the last list that was encoded
@@ -92,7 +119,6 @@ func (l *listing) encode(bots []Bot, fixed bool) *encodedBots {
 	return list
 }
 
-// equalBots looks no further where both are one slice.
 func equalBots(a, b []Bot) bool {
 	if len(a) > 0 && len(a) == len(b) && &a[0] == &b[0] {
 		return true
@@ -104,22 +130,18 @@ func equalBots(a, b []Bot) bool {
 // as encoding into it.
 var encodedLists = sync.Pool{New: func() any { return new(encodedBots) }}
 
-// free keeps no list whose write has failed: net/http may still read it, on
-// HTTP/2.
-func (list *encodedBots) free(failure *ending) {
-	if failure == nil && !list.cached {
+// free drops a list whose write has failed: on HTTP/2, net/http may still read it.
+func (list *encodedBots) free(failed *ending) {
+	if failed == nil && !list.cached {
 		encodedLists.Put(list)
 	}
 }
 
-// newETag depends on the body alone, so that replicas agree. Two CRCs, which the
-// processor computes, take a tenth of the time of the encoding; a cryptographic
-// hash would take longer than the encoding, and nobody gains by forging a tag.
+// newETag depends on the body alone, so that replicas agree. Two CRCs take a tenth of the
+// time of the encoding; a cryptographic hash would take longer than that.
 func newETag(body []byte) string {
-	return fmt.Sprintf(`"%x-%08x%08x"`, len(body), crc32.ChecksumIEEE(body), crc32.Checksum(body, castagnoli))
+	return fmt.Sprintf(`"%x-%08x%08x"`, len(body), crc32.ChecksumIEEE(body), crc32.Checksum(body, crc32.MakeTable(crc32.Castagnoli)))
 }
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 func appendBots(dst []byte, bots []Bot) []byte {
 	dst = append(dst, '[')
@@ -133,17 +155,17 @@ func appendBots(dst []byte, bots []Bot) []byte {
 }
 
 func appendBot(dst []byte, bot *Bot) []byte {
-	dst = appendString(append(dst, `{"uid":`...), bot.UID)
-	dst = appendString(append(dst, `,"slug":`...), bot.Slug)
-	dst = appendString(append(dst, `,"name":`...), bot.Name)
-	dst = appendString(append(dst, `,"description":`...), bot.Description)
-	dst = appendString(append(dst, `,"welcome_message":`...), bot.WelcomeMessage)
-	dst = appendString(append(dst, `,"model":`...), bot.Model)
+	dst = jsontext.AppendString(append(dst, `{"uid":`...), bot.UID)
+	dst = jsontext.AppendString(append(dst, `,"slug":`...), bot.Slug)
+	dst = jsontext.AppendString(append(dst, `,"name":`...), bot.Name)
+	dst = jsontext.AppendString(append(dst, `,"description":`...), bot.Description)
+	dst = jsontext.AppendString(append(dst, `,"welcome_message":`...), bot.WelcomeMessage)
+	dst = jsontext.AppendString(append(dst, `,"model":`...), bot.Model)
 	dst = append(dst, `,"avatar_url":`...)
 	if bot.AvatarURL == "" {
 		dst = append(dst, "null"...)
 	} else {
-		dst = appendString(dst, bot.AvatarURL)
+		dst = jsontext.AppendString(dst, bot.AvatarURL)
 	}
 	return append(dst, '}')
 }

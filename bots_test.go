@@ -31,13 +31,13 @@ func bots(t testing.TB, list func(context.Context) ([]Bot, error)) Options {
 	return o
 }
 
-// listOf is a list without a network.
+// listOf requests the list without a network.
 func listOf(h http.Handler, header ...string) *httptest.ResponseRecorder {
 	return record(h, newRequest("GET", "/v1/bots", nil, header...))
 }
 
-// net/http would drop a body that answers HEAD, or stands behind a 304, and what
-// is written twice; middleware may not.
+// A response to HEAD and a 304 have no body, and a list is written once. net/http would
+// drop the excess; middleware may not.
 func TestListIsOneWrite(t *testing.T) {
 	for _, c := range []struct {
 		method, ifNoneMatch string
@@ -52,7 +52,7 @@ func TestListIsOneWrite(t *testing.T) {
 	}
 }
 
-// A client that has the list already is told so, whichever process it had it from.
+// A client that already has the list gets a 304, from any replica.
 func TestListETag(t *testing.T) {
 	o := testOptions(t, t.Output())
 	h := New(o)
@@ -82,9 +82,9 @@ func TestListETag(t *testing.T) {
 		}
 	}
 	is := is.New(t)
-	refused := listOf(h, "If-None-Match", etag, "Authorization", "-")
-	is.Equal(refused.Code, 401)
-	is.Equal(refused.Header().Get("ETag"), "")
+	unauthorized := listOf(h, "If-None-Match", etag, "Authorization", "-")
+	is.Equal(unauthorized.Code, 401)
+	is.Equal(unauthorized.Header().Get("ETag"), "")
 	is.NoErr(o.Bots.(*MemoryStore).Replace(otherBot, echoBot))
 	changed := listOf(h, "If-None-Match", etag)
 	is.Equal(changed.Code, 200)
@@ -94,7 +94,7 @@ func TestListETag(t *testing.T) {
 	is.Equal(listOf(h, "If-None-Match", etag).Code, 304)
 }
 
-// A store may reuse its slice: what was sent of it before must not come again.
+// A store may reuse its slice: the response must not be an earlier content of it.
 func TestListIsNeverStale(t *testing.T) {
 	is := is.New(t)
 	reused := []Bot{echoBot, otherBot}
@@ -113,21 +113,21 @@ func TestListIsNeverStale(t *testing.T) {
 		backing := append([]Bot{}, reused[:cap(reused)]...)
 		want, err := json.Marshal(append([]Bot{}, reused...))
 		is.NoErr(err)
-		for range 3 { // as it is made, as it comes again, and as it is kept
+		for range 3 { // encoded, encoded again and cached, from the cache
 			is.Equal(listOf(h).Body.String(), string(want))
 		}
-		is.Equal(append([]Bot{}, reused[:cap(reused)]...), backing) // nor is anything else there changed
+		is.Equal(append([]Bot{}, reused[:cap(reused)]...), backing) // the handler modifies nothing
 	}
 }
 
-// What is kept of one list is not what another is encoded into.
+// A list is never encoded into the buffer of a cached one.
 func TestListCacheIsNotReused(t *testing.T) {
 	is := is.New(t)
 	var list []Bot
 	h := New(bots(t, func(context.Context) ([]Bot, error) { return list, nil }))
 	one, other := []Bot{echoBot, otherBot}, []Bot{otherBot}
-	for range 20 { // a pool does not return each buffer to the next who asks
-		for _, list = range [][]Bot{one, one, one, other} { // the third is what was kept
+	for range 20 { // a pool does not always return what was put into it last
+		for _, list = range [][]Bot{one, one, one, other} { // the third is from the cache
 			listOf(h)
 		}
 		list = one
@@ -135,9 +135,9 @@ func TestListCacheIsNotReused(t *testing.T) {
 	}
 }
 
-// A list that cannot be sent is cut, as every answer is. A bug of the writer is
-// logged; an order to cut is none.
-func TestListThatCannotBeSentIsCut(t *testing.T) {
+// A list that cannot be sent is aborted, as every response is. A panic of the writer is
+// logged, unless it is http.ErrAbortHandler.
+func TestListThatCannotBeSentIsAborted(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		fault  func() error
@@ -145,7 +145,7 @@ func TestListThatCannotBeSentIsCut(t *testing.T) {
 	}{
 		{"fails", faultFails, false},
 		{"panics", faultPanics, true},
-		{"asks for the cut", func() error { panic(http.ErrAbortHandler) }, false},
+		{"aborts", func() error { panic(http.ErrAbortHandler) }, false},
 	} {
 		for _, method := range []string{"Write", "Flush"} {
 			t.Run(method+" "+c.name, func(t *testing.T) {
@@ -159,7 +159,7 @@ func TestListThatCannotBeSentIsCut(t *testing.T) {
 	}
 }
 
-// Accounts with lists of their own, all asking at once, each get their own.
+// If each account has its own list, concurrent requests get the right ones.
 func TestListPerAccount(t *testing.T) {
 	o := bots(t, func(ctx context.Context) ([]Bot, error) {
 		return []Bot{{UID: "bot of " + AccountFrom(ctx)}}, nil
@@ -180,8 +180,8 @@ func TestListPerAccount(t *testing.T) {
 	group.Wait()
 }
 
-// differingLists are two lists that differ in their last bot only, and share no
-// memory, as those that a database returns.
+// differingLists returns two lists that differ only in their last bot, and share no
+// memory, as lists from a database.
 func differingLists() [2][]Bot {
 	lists := [2][]Bot{manyBots(1000), manyBots(1000)}
 	for _, list := range lists {
@@ -193,8 +193,8 @@ func differingLists() [2][]Bot {
 	return lists
 }
 
-// What such a list costs beside its encoding is memory: it is encoded into one
-// buffer over and over. The bound leaves room for buffers that a pool loses.
+// A list that changes all the time is encoded into the same buffer again and again. The
+// bound leaves room for buffers that the pool loses.
 func TestListBufferIsReused(t *testing.T) {
 	const rounds = 100
 	lists, round := differingLists(), 0
@@ -224,7 +224,7 @@ func BenchmarkListsThatDiffer(b *testing.B) {
 			benchmarkRequest(b, h, "GET", "/v1/bots", "")
 		})
 	}
-	b.Run("encode-anew", func(b *testing.B) {
+	b.Run("encode", func(b *testing.B) {
 		b.ReportAllocs()
 		var body []byte
 		for b.Loop() {
@@ -233,10 +233,10 @@ func BenchmarkListsThatDiffer(b *testing.B) {
 	})
 }
 
-// Each write of a list has WriteTimeout, as those of a chat have: on a pipe,
-// which has no buffer, a client that does not read is felt at once. The server's
-// own WriteTimeout is meant for answers of one size; a list goes on as long as its
-// client reads. One that leaves, or does not read, is no failure of anybody's.
+// Each write of a list has its own WriteTimeout, as in a chat. A list outlives the server's
+// WriteTimeout as long as its client reads. A client that disconnects or stops reading is
+// not logged. The connection is a pipe, which has no buffer: a client that does not read
+// blocks the write immediately.
 func TestListClientStalls(t *testing.T) {
 	list := manyBots(1000)
 	size := len(appendBots(nil, list))
@@ -245,14 +245,14 @@ func TestListClientStalls(t *testing.T) {
 		name           string
 		timeout, reads time.Duration // WriteTimeout, and when the client reads
 		header         string
-		whole          bool
-		closed         time.Duration // by the server
+		complete       bool
+		closed         time.Duration // when the server closes the connection
 	}{
 		{"reads in time", 0, timeout - time.Second, closing, true, timeout - time.Second},
-		{"does not read", 0, hour, closing, false, timeout + time.Second}, // it may be exceeded so far
-		{"does not read that it has not changed", 0, hour, "If-None-Match: *\r\n" + closing, false, timeout + time.Second},
-		{"reads at last, where nothing bounds a write", -1, hour, closing, true, hour},
-		{"leaves", 0, time.Second, closing, false, time.Second},
+		{"does not read", 0, hour, closing, false, timeout + time.Second}, // the actual limit can be so much longer
+		{"does not read a 304", 0, hour, "If-None-Match: *\r\n" + closing, false, timeout + time.Second},
+		{"reads late, without a limit", -1, hour, closing, true, hour},
+		{"disconnects", 0, time.Second, closing, false, time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -274,12 +274,12 @@ func TestListClientStalls(t *testing.T) {
 				_, err := io.WriteString(conn, lines(listLine, host, key, c.header))
 				is.NoErr(err)
 				time.Sleep(c.reads)
-				if c.name == "leaves" {
+				if c.name == "disconnects" {
 					is.NoErr(conn.Close())
 				}
 				read, err := io.ReadAll(conn)
-				is.Equal(len(read) > size, c.whole)
-				if c.whole {
+				is.Equal(len(read) > size, c.complete)
+				if c.complete {
 					is.NoErr(err)
 				}
 				is.Equal(<-closed, c.closed)
@@ -289,26 +289,26 @@ func TestListClientStalls(t *testing.T) {
 	}
 }
 
-// On HTTP/2 a client opens a window of bytes for each answer. What is larger by
-// less than the server's buffer is sent when the handler has returned, if
-// nothing flushes it before. The deadline is armed then, too.
+// On HTTP/2, each response has a flow-control window. A response that is larger than it, by
+// less than the server's buffer, is written after the handler has returned, unless it is
+// flushed before. That write must have a deadline, too.
 func TestListClientStallsOnHTTP2(t *testing.T) {
-	const window = maxPart
+	const window = maxChunk
 	little := manyBots(1)
 	for len(appendBots(nil, little)) <= window {
 		little = manyBots(len(little) + 1)
 	}
-	for name, answer := range map[string]func() ([]Bot, error){
-		"a long list":                        func() ([]Bot, error) { return manyBots(1000), nil },
-		"a list a little larger than a part": func() ([]Bot, error) { return little, nil },
-		"a refusal":                          func() ([]Bot, error) { return nil, StatusError{Status: 503, Detail: strings.Repeat("x", window)} },
+	for name, list := range map[string]func() ([]Bot, error){
+		"a long list":                         func() ([]Bot, error) { return manyBots(1000), nil },
+		"a list a little larger than a chunk": func() ([]Bot, error) { return little, nil },
+		"an error response":                   func() ([]Bot, error) { return nil, StatusError{Status: 503, Detail: strings.Repeat("x", window)} },
 	} {
 		for writer, mount := range map[string]func(http.Handler) http.Handler{"": way{}.mount, ", wrapped": wrapped} {
 			t.Run(name+writer, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					is := is.New(t)
-					h := New(bots(t, func(context.Context) ([]Bot, error) { return answer() }))
-					client := way{http2: true, behind: mount}.serve(t, h).client()
+					h := New(bots(t, func(context.Context) ([]Bot, error) { return list() }))
+					client := way{http2: true, middleware: mount}.serve(t, h).client()
 					client.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: window}
 					r, err := http.NewRequest("GET", "http://memory/v1/bots", nil)
 					is.NoErr(err)
@@ -326,8 +326,8 @@ func TestListClientStallsOnHTTP2(t *testing.T) {
 	}
 }
 
-// What errors of the host's become is tested with its other parts. The answer to
-// HEAD is the same, without its body, and nothing of a list stands in either.
+// TestErrorResponse has the errors of a store. The response to HEAD is the same without its
+// body, and neither has a header of a list.
 func TestListFails(t *testing.T) {
 	h := New(bots(t, func(context.Context) ([]Bot, error) { return []Bot{echoBot}, errors.New("no table") }))
 	for method, body := range map[string]string{"GET": `{"detail":"Internal Server Error"}`, "HEAD": ""} {
@@ -340,7 +340,7 @@ func TestListFails(t *testing.T) {
 	}
 }
 
-// A hidingStore shows less than the MemoryStore that it is made of.
+// A hidingStore lists less than the MemoryStore that it embeds.
 type hidingStore struct{ *MemoryStore }
 
 func (hidingStore) Bots(context.Context) ([]Bot, error) { return nil, nil }
@@ -350,3 +350,22 @@ func TestListEmbeddedMemoryStore(t *testing.T) {
 	o.Bots = hidingStore{o.Bots.(*MemoryStore)}
 	is.New(t).Equal(listOf(New(o)).Body.String(), "[]")
 }
+
+// A list outlives the server's WriteTimeout while its store works, also on HTTP/2.
+func TestListOutlivesTheServersWriteTimeout(t *testing.T) {
+	for _, w := range ways[:2] {
+		t.Run(w.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				o := bots(t, func(context.Context) ([]Bot, error) {
+					time.Sleep(time.Minute)
+					return []Bot{echoBot}, nil
+				})
+				server := w.serve(t, New(o), func(s *http.Server) { s.WriteTimeout = time.Second })
+				got := doAt(t, server.client(), "http://memory", "GET", "/v1/bots", "")
+				is.New(t).Equal(fmt.Sprint(got.status, " ", got.body), "200 "+listedBotsOf(echoBot))
+			})
+		})
+	}
+}
+
+func listedBotsOf(list ...Bot) string { return string(appendBots(nil, list)) }

@@ -19,9 +19,9 @@ func TestCallbackEngineNil(t *testing.T) {
 	t.Error("CallbackEngine has returned")
 }
 
-// emit says that nothing more is wanted, and why. What a function makes of that
-// is no failure of its own.
-func TestCallbackEngineIsTold(t *testing.T) {
+// When the chat has ended, emit returns the reason. The error that the function makes of it
+// is ignored.
+func TestCallbackEngineEmitReturnsTheReason(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		var emitted []error
@@ -31,7 +31,7 @@ func TestCallbackEngineIsTold(t *testing.T) {
 			emitted = append(emitted, emit("b"))
 			return fmt.Errorf("streaming: %w", emit("c"))
 		}), func(o *Options) { o.ChatTimeout = time.Second })
-		is.Equal(got.body, data("you said hi")+broken(tooLong))
+		is.Equal(got.body, data("you said hi")+errorEvent(tooLong))
 		is.Equal(len(emitted), 2)
 		is.NoErr(emitted[0])
 		is.True(errors.Is(emitted[1], ErrChatTimeout))
@@ -39,13 +39,13 @@ func TestCallbackEngineIsTold(t *testing.T) {
 	})
 }
 
-// An engine may be made of another one. Then a range statement takes the
-// fragments, which panics if its body is called once too often. A function that
-// has returned, or panicked, is over: what it still emits comes to nothing.
+// An engine may wrap another one, and take its fragments with a range statement, which
+// panics if yield is called again after it has returned false. When the function has
+// returned or panicked, emit does nothing but return an error.
 func TestCallbackEngineWithinAnother(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		wanted int // fragments
+		limit  int // fragments, before the range statement breaks
 		end    func() error
 		yields []string
 	}{
@@ -62,7 +62,7 @@ func TestCallbackEngineWithinAnother(t *testing.T) {
 			engine := CallbackEngine(func(_ context.Context, _ *ChatRequest, emit func(string) error) error {
 				emitLater = emit
 				for _, text := range []string{"a", "b"} {
-					is.Equal(emit(text) == nil, c.wanted > 1)
+					is.Equal(emit(text) == nil, c.limit > 1)
 				}
 				return c.end()
 			})
@@ -77,7 +77,7 @@ func TestCallbackEngineWithinAnother(t *testing.T) {
 					if err != nil {
 						text += err.Error()
 					}
-					if yields = append(yields, text); len(yields) == c.wanted {
+					if yields = append(yields, text); len(yields) == c.limit {
 						break
 					}
 				}
@@ -88,8 +88,7 @@ func TestCallbackEngineWithinAnother(t *testing.T) {
 	}
 }
 
-// What still emits when the function of an engine returns is waited for: the
-// engine is not over before.
+// The engine waits for a call of emit that is in progress when the function returns.
 func TestCallbackEngineEndsWithItsLastYield(t *testing.T) {
 	is := is.New(t)
 	yielding, yielded := make(chan struct{}), false

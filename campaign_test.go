@@ -22,10 +22,9 @@ import (
 	"time"
 )
 
-// The fault campaign is many chats whose clients, engines, stores and verifiers
-// go wrong in many ways at once, over real connections, and what must hold for each
-// of them all the same. The same seed plans the same chats. A longer one than the
-// suite's:
+// The fault campaign plays many concurrent chats over real connections, whose clients,
+// engines, stores and verifiers fail in many ways, and checks what must hold for each
+// chat nevertheless. The same seed plans the same chats. A longer campaign:
 //
 //	go test -race -run TestFaultCampaign -args -chats=50000 -seed=7
 var (
@@ -35,7 +34,7 @@ var (
 
 const (
 	campaignClients = 96
-	campaignSlots   = 50 // fewer than clients, so that some are refused
+	campaignSlots   = 50 // fewer than clients, so that some are rejected
 
 	campaignWriteTimeout = 200 * time.Millisecond
 )
@@ -60,8 +59,8 @@ func TestFaultCampaign(t *testing.T) {
 	}
 }
 
-// heapInUse is what two collections leave: the first empties the pools. Whether
-// goroutines are left is TestMain's to see.
+// heapInUse returns the size of the heap after two garbage collections: the first empties
+// the pools. (TestMain checks for leaked goroutines.)
 func heapInUse() int64 {
 	runtime.GC()
 	runtime.GC()
@@ -70,43 +69,42 @@ func heapInUse() int64 {
 	return int64(memory.HeapAlloc)
 }
 
-// A campaignPlan is one chat: what each part of it is going to do, and what was
-// seen of it.
+// A campaignPlan is one chat: what each party is going to do, and what was seen.
 type campaignPlan struct {
 	number    int
 	http2     bool
 	stream    bool
-	verifier  string // works, refuses, fails, stalls, panics
+	verifier  string // works, rejects, fails, stalls, panics
 	store     string // the same
 	fragments []string
 	pause     time.Duration // before each fragment
 	ending    string        // of the engine: one of campaignEndings
-	sending   string        // of the client: whole, in chunks, half a body
-	reading   string        // to the end, or how far
-	readBytes int           // before the client cuts the connection
+	sending   string        // by the client: all together, in chunks, half a body
+	reading   string        // by the client: to the end, slowly, late, until it closes the connection or resets it
+	readBytes int           // before the client disconnects
 
-	called  atomic.Bool // the engine was
+	called  atomic.Bool // the engine was called
 	seen    campaignSeen
 	mu      sync.Mutex
 	reports []ChatReport
 	writers []*watchedWriter
 }
 
-// The ways in which an engine ends that has said all, with the status of an answer
-// that has not begun.
+// The ways in which an engine ends after its last fragment, with the status of the response
+// if nothing has been sent.
 var campaignEndings = map[string]struct {
 	end    engineEnd
 	status int
 }{
 	"returns":                   {sleepsFor(0), 200},
-	"panics when told to stop":  {sleepsFor(0), 200}, // and is not
+	"panics when stopped":       {sleepsFor(0), 200}, // if it is not stopped
 	"fails":                     {failsWith(errCampaign), 500},
-	"refuses":                   {failsWith(StatusError{Status: 429, Detail: "Quota used up"}), 429},
+	"chooses a status":          {failsWith(StatusError{Status: 429, Detail: "Quota used up"}), 429},
 	"finds the request invalid": {failsWith(HTTPValidationError{}), 422},
 	"panics":                    {panicsWith(errCampaign), 500},
 	"exits":                     {func(context.Context, func(string, error) bool) { runtime.Goexit() }, 500},
 	"hangs":                     {untilDone, 504},
-	"hangs without listening": {func(ctx context.Context, _ func(string, error) bool) {
+	"ignores cancellation": {func(ctx context.Context, _ func(string, error) bool) {
 		<-ctx.Done()
 		time.Sleep(20 * time.Millisecond)
 	}, 504},
@@ -118,12 +116,12 @@ var campaignEndings = map[string]struct {
 	}, 500},
 }
 
-// What a client saw of its answer.
+// What a client saw of its response.
 type campaignSeen struct {
-	status int // 0: none
-	bytes  int // of text
-	whole  bool
-	waited time.Duration // from its first byte to the end
+	status   int // 0: none
+	bytes    int // of text
+	complete bool
+	waited   time.Duration // from the start of the request to the end of the response
 }
 
 func (p *campaignPlan) String() string {
@@ -138,11 +136,11 @@ func planCampaignChat(seed uint64, number int) *campaignPlan {
 		number:    number,
 		http2:     r.IntN(3) == 0,
 		stream:    r.IntN(4) > 0,
-		verifier:  usually(r, 20, "works", "refuses", "fails", "stalls", "panics"),
-		store:     usually(r, 20, "works", "refuses", "fails", "stalls", "panics"),
-		ending:    usually(r, 2, "returns", "fails", "refuses", "finds the request invalid", "panics", "exits", "hangs", "hangs without listening", "goes on after its error", "panics when told to stop"),
-		sending:   usually(r, 10, "whole", "in chunks", "half a body"),
-		reading:   usually(r, 2, "to the end", "slowly", "late", "to a cut", "to a reset"),
+		verifier:  usually(r, 20, "works", "rejects", "fails", "stalls", "panics"),
+		store:     usually(r, 20, "works", "rejects", "fails", "stalls", "panics"),
+		ending:    usually(r, 2, "returns", "fails", "chooses a status", "finds the request invalid", "panics", "exits", "hangs", "ignores cancellation", "goes on after its error", "panics when stopped"),
+		sending:   usually(r, 10, "all together", "in chunks", "half a body"),
+		reading:   usually(r, 2, "to the end", "slowly", "late", "until it closes", "until it resets"),
 		readBytes: r.IntN(2000),
 	}
 	if r.IntN(4) == 0 {
@@ -153,12 +151,12 @@ func planCampaignChat(seed uint64, number int) *campaignPlan {
 		sizes[i] = byte(r.IntN(60))
 	}
 	if text := campaignText(r); text != "" || len(sizes) > 0 {
-		p.fragments = cutBySizes(text, sizes)
+		p.fragments = splitBySizes(text, sizes)
 	}
 	return p
 }
 
-// usually returns the first choice all but once in so many times.
+// usually returns another choice than the first once in so many times.
 func usually(r *rand.Rand, times int, first string, others ...string) string {
 	if r.IntN(times) > 0 {
 		return first
@@ -166,8 +164,8 @@ func usually(r *rand.Rand, times int, first string, others ...string) string {
 	return others[r.IntN(len(others))]
 }
 
-// campaignText is mostly short, sometimes more than a connection takes at once,
-// and not always UTF-8.
+// campaignText returns a text that is usually short, sometimes larger than the buffers of a
+// connection, and not always UTF-8.
 func campaignText(r *rand.Rand) string {
 	pieces := []string{"word ", "é", "€", "😀", "[DONE]", "\n", "\u2028", "\"", "\x00", "\xff", "\xe2\x82", "\xf0\x9f"}
 	count := r.IntN(100)
@@ -189,7 +187,7 @@ type campaign struct {
 	plans   []*campaignPlan
 	handler *handler
 	server  *httptest.Server
-	http2   *http.Client // whose chats share one connection
+	http2   *http.Client // all of its chats share one connection
 	log     testLog      // of the server
 
 	handlers sync.WaitGroup // in progress
@@ -204,7 +202,7 @@ func newCampaign(t *testing.T) *campaign {
 	c.handler = New(Options{
 		Bots:               &fakeStore{bySlug: c.botBySlug},
 		Keys:               KeyVerifierFunc(c.verifyKey),
-		Engine:             engineOf(c.speak),
+		Engine:             engineOf(c.iterate),
 		MaxConcurrentChats: campaignSlots,
 		MaxChatsPerAccount: 1,
 		ChatTimeout:        400 * time.Millisecond,
@@ -216,7 +214,7 @@ func newCampaign(t *testing.T) *campaign {
 	c.server = httptest.NewUnstartedServer(http.HandlerFunc(c.serve))
 	c.server.Config.ErrorLog = log.New(&c.log, "", 0)
 	c.server.Config.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
-		_ = conn.(*net.TCPConn).SetWriteBuffer(8 << 10) // so that a client that does not read is felt soon
+		_ = conn.(*net.TCPConn).SetWriteBuffer(8 << 10) // so that a client that does not read soon blocks a write
 		return ctx
 	}
 	c.server.Config.Protocols = clearTextHTTP2()
@@ -229,14 +227,14 @@ func newCampaign(t *testing.T) *campaign {
 	return c
 }
 
-// clientOf is one with a connection of its own, or the one for HTTP/2.
+// clientOf returns a client with its own connection, or the shared one for HTTP/2.
 func (c *campaign) clientOf(p *campaignPlan) *http.Client {
 	if p.http2 {
 		return c.http2
 	}
 	dial := func(_ context.Context, network, address string) (net.Conn, error) {
 		conn, err := net.Dial(network, address)
-		if tcp, ok := conn.(*net.TCPConn); ok && p.reading == "to a reset" {
+		if tcp, ok := conn.(*net.TCPConn); ok && p.reading == "until it resets" {
 			err = tcp.SetLinger(0)
 		}
 		return conn, err
@@ -244,14 +242,14 @@ func (c *campaign) clientOf(p *campaignPlan) *http.Client {
 	return &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
 }
 
-// fail reports a fault in a way that lets it be repeated.
+// fail reports a failure with what is needed to repeat it.
 func (c *campaign) fail(p *campaignPlan, format string, arguments ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c.t.Errorf("seed %d, chat %d: %s\n%v", *campaignSeed, p.number, fmt.Sprintf(format, arguments...), p)
 }
 
-// The parts of the host.
+// The application.
 
 func (c *campaign) serve(w http.ResponseWriter, r *http.Request) {
 	c.handlers.Add(1)
@@ -266,14 +264,14 @@ func (c *campaign) serve(w http.ResponseWriter, r *http.Request) {
 	c.handler.ServeHTTP(watched, r)
 }
 
-// planOf finds the plan that a key belongs to.
+// planOf returns the plan that a key belongs to.
 func (c *campaign) planOf(key string) *campaignPlan {
 	var number int
 	_, _ = fmt.Sscanf(key, "chat-%d", &number)
 	return c.plans[number]
 }
 
-var errCampaign = errors.New("something of the host's has failed")
+var errCampaign = errors.New("the application has failed")
 
 func (c *campaign) verifyKey(_ context.Context, key string) (string, error) {
 	return key, misbehave(c.planOf(key).verifier, ErrInvalidKey)
@@ -284,10 +282,10 @@ func (c *campaign) botBySlug(ctx context.Context, _ string) (Bot, error) {
 }
 
 // misbehave is what a verifier or a store does.
-func misbehave(what string, refusal error) error {
+func misbehave(what string, rejection error) error {
 	switch what {
-	case "refuses":
-		return refusal
+	case "rejects":
+		return rejection
 	case "fails":
 		return errCampaign
 	case "panics":
@@ -298,19 +296,19 @@ func misbehave(what string, refusal error) error {
 	return nil
 }
 
-func (c *campaign) speak(ctx context.Context, req *ChatRequest, yield func(string, error) bool) {
+func (c *campaign) iterate(ctx context.Context, req *ChatRequest, yield func(string, error) bool) {
 	p := c.planOf(AccountFrom(ctx))
 	if p.called.Swap(true) {
 		c.fail(p, "the engine was called twice")
 	}
 	if n := c.engines.Add(1); n > campaignSlots {
-		c.fail(p, "%d engines at once", n)
+		c.fail(p, "%d engines at the same time", n)
 	}
 	defer c.engines.Add(-1)
 	for _, fragment := range p.fragments {
 		time.Sleep(p.pause)
 		if !yield(fragment, nil) {
-			if p.ending == "panics when told to stop" {
+			if p.ending == "panics when stopped" {
 				panic(errCampaign)
 			}
 			return
@@ -345,15 +343,14 @@ func (c *campaign) run() {
 	}
 	close(next)
 	clients.Wait()
-	c.server.CloseClientConnections() // what a client left half done
+	c.server.CloseClientConnections() // those of clients that did not read to the end
 	c.handlers.Wait()
 }
 
-// chat is one client, from its first byte to its last. It returns what is wrong
-// with its answer.
+// chat plays one client. It returns what is wrong with the response.
 func (c *campaign) chat(p *campaignPlan) error {
-	ctx, leave := context.WithTimeout(context.Background(), time.Minute)
-	defer leave()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
 	body := chatBodyJSON("hi", p.stream)
 	var send io.Reader = strings.NewReader(body)
 	switch p.sending {
@@ -373,7 +370,7 @@ func (c *campaign) chat(p *campaignPlan) error {
 	if err != nil {
 		p.seen.waited = time.Since(began)
 		if p.isOwedAll() && p.sending != "half a body" {
-			return fmt.Errorf("no answer: %w", err)
+			return fmt.Errorf("no response: %w", err)
 		}
 		return nil
 	}
@@ -383,15 +380,15 @@ func (c *campaign) chat(p *campaignPlan) error {
 	if ctx.Err() != nil {
 		return errors.New("no end after a minute")
 	}
-	return p.lookAt(res, string(received), err == nil && p.readsAll())
+	return p.check(res, string(received), err == nil && p.readsAll())
 }
 
-// readsAll is whether the client is there to the end, and says so.
+// readsAll reports whether the client reads to the end.
 func (p *campaignPlan) readsAll() bool {
 	return slices.Contains([]string{"to the end", "slowly", "late"}, p.reading)
 }
 
-// read reads as much as the client wants.
+// read reads the body as the plan says.
 func (p *campaignPlan) read(from io.Reader) (received []byte, err error) {
 	switch p.reading {
 	case "slowly":
@@ -405,15 +402,15 @@ func (p *campaignPlan) read(from io.Reader) (received []byte, err error) {
 			return received, nil
 		}
 	case "late":
-		time.Sleep(time.Duration(p.readBytes/4) * time.Millisecond) // at most more than twice WriteTimeout
-	case "to a cut", "to a reset":
+		time.Sleep(time.Duration(p.readBytes/4) * time.Millisecond) // at most 500 ms: more than twice WriteTimeout
+	case "until it closes", "until it resets":
 		return io.ReadAll(io.LimitReader(from, int64(p.readBytes)))
 	}
 	rest, err := io.ReadAll(from)
 	return append(received, rest...), err
 }
 
-func (p *campaignPlan) lookAt(res *http.Response, body string, complete bool) error {
+func (p *campaignPlan) check(res *http.Response, body string, complete bool) error {
 	p.seen.status = res.StatusCode
 	if allowed := p.statuses(); !slices.Contains(allowed, res.StatusCode) {
 		return fmt.Errorf("status %d, want one of %d: %.200q", res.StatusCode, allowed, body)
@@ -423,9 +420,9 @@ func (p *campaignPlan) lookAt(res *http.Response, body string, complete bool) er
 	}
 	switch {
 	case res.StatusCode != 200:
-		return lookAtError(body, complete)
+		return checkError(body, complete)
 	case p.stream:
-		return p.lookAtStream(body, complete)
+		return p.checkStream(body, complete)
 	case !complete:
 		return nil
 	}
@@ -433,11 +430,12 @@ func (p *campaignPlan) lookAt(res *http.Response, body string, complete bool) er
 	if err := decodeStrictly(body, &read); err != nil || read.Content == nil || *read.Content != p.text() {
 		return fmt.Errorf("not the answer: %.300q", body)
 	}
-	p.seen.whole, p.seen.bytes = true, len(*read.Content)
+	p.seen.complete, p.seen.bytes = true, len(*read.Content)
 	return nil
 }
 
-func lookAtError(body string, complete bool) error {
+// checkError checks the body of an error response; one that is not complete may be cut short.
+func checkError(body string, complete bool) error {
 	var read struct{ Detail json.RawMessage }
 	if err := decodeStrictly(body, &read); complete && (err != nil || len(read.Detail) == 0) {
 		return fmt.Errorf("not an error: %q", body)
@@ -445,55 +443,55 @@ func lookAtError(body string, complete bool) error {
 	return nil
 }
 
-// isOwedAll is whether nothing excuses an answer that breaks off without a sign.
-// A write that has had its WriteTimeout does: a busy machine may let that pass
-// before the client has had a chance to read.
+// isOwedAll reports whether the client must get a complete response, or one that shows that
+// it is incomplete. A client that waited for WriteTimeout need not: on a busy machine, the
+// write may time out before the client could read.
 func (p *campaignPlan) isOwedAll() bool {
 	return p.readsAll() && p.seen.waited < campaignWriteTimeout
 }
 
-// statuses are those that the plan allows.
+// statuses returns the statuses that the plan allows.
 func (p *campaignPlan) statuses() []int {
 	switch {
-	case p.verifier == "refuses":
+	case p.verifier == "rejects":
 		return []int{401}
 	case p.verifier == "fails" || p.verifier == "panics":
 		return []int{500}
 	case p.sending == "half a body":
 		return []int{400}
-	case p.store == "refuses":
+	case p.store == "rejects":
 		return []int{404}
 	case p.store == "fails" || p.store == "panics":
 		return []int{500}
 	case p.stream:
 		return []int{503, 504, p.endStatus(), 200} // committed by a fragment or a keep-alive
 	}
-	return []int{503, 504, p.endStatus()} // no slot, and no time
+	return []int{503, 504, p.endStatus()} // no slot; ChatTimeout
 }
 
-// endStatus is that of an answer which ends before anything was sent.
+// endStatus returns the status of a response if nothing was sent before the engine's end.
 func (p *campaignPlan) endStatus() int { return campaignEndings[p.ending].status }
 
-func (p *campaignPlan) lookAtStream(body string, complete bool) error {
+func (p *campaignPlan) checkStream(body string, complete bool) error {
 	read, err := parseStream(body)
 	if err != nil {
 		return err
 	}
 	text := p.text()
 	p.seen.bytes = len(read.text())
-	p.seen.whole = read.done
+	p.seen.complete = read.done
 	switch {
 	case !strings.HasPrefix(text, read.text()):
 		return fmt.Errorf("the text is not a prefix of what the engine has yielded: %.300q", read.text())
 	case read.done && (read.text() != text || p.endStatus() != 200):
-		return errors.New("a terminator behind half an answer")
+		return errors.New("a terminator after an incomplete answer")
 	case complete && !read.done && p.readsAll(), !complete && read.done && p.isOwedAll():
 		return fmt.Errorf("terminated %t, but complete %t", read.done, complete)
 	}
 	return nil
 }
 
-// checkReports compares what OnChat was told with what the clients saw.
+// checkReports compares the reports with what the clients saw.
 func (c *campaign) checkReports() {
 	outcomes := map[string]int{}
 	for _, p := range c.plans {
@@ -506,8 +504,8 @@ func (c *campaign) checkReports() {
 }
 
 func (p *campaignPlan) outcome() string {
-	if p.seen.status == 200 && !p.seen.whole {
-		return "broken or left"
+	if p.seen.status == 200 && !p.seen.complete {
+		return "200, incomplete"
 	}
 	return fmt.Sprint(p.seen.status)
 }
@@ -526,46 +524,46 @@ func (p *campaignPlan) checkReport() error {
 		return nil
 	}
 	r, text := p.reports[0], p.text()
-	isWhole := r.Err == nil
+	complete := r.Err == nil
 	switch {
 	case r.Stream != p.stream || r.Bot != echoBot || r.RequestID != fmt.Sprintf("id-%d", p.number):
 		return errors.New("a report of another chat")
 	case p.seen.status != 0 && r.Status != p.seen.status:
 		return errors.New("the status is not what the client saw")
-	case p.seen.whole && !isWhole:
-		return errors.New("the client has a whole answer, the report has not")
-	case isWhole && !p.seen.whole && p.isOwedAll():
-		return errors.New("the report has a whole answer, the client has not")
-	case isWhole && (r.Fragments != len(p.fragments) || r.Bytes != int64(len(text)) || r.Status != 200), r.Fragments > len(p.fragments) || r.Bytes > int64(len(text)) || r.Bytes < int64(p.seen.bytes):
+	case p.seen.complete && !complete:
+		return errors.New("the client has a complete answer, but it is reported as incomplete")
+	case complete && !p.seen.complete && p.isOwedAll():
+		return errors.New("the client has no complete answer, but it is reported as complete")
+	case complete && (r.Fragments != len(p.fragments) || r.Bytes != int64(len(text)) || r.Status != 200), r.Fragments > len(p.fragments) || r.Bytes > int64(len(text)) || r.Bytes < int64(p.seen.bytes):
 		return fmt.Errorf("%d fragments and %d bytes of %d and %d", r.Fragments, r.Bytes, len(p.fragments), len(text))
 	case r.Bytes > 0 && r.FirstFragment <= 0 || r.FirstFragment > r.Duration:
-		return errors.New("times that cannot be")
+		return errors.New("impossible times")
 	}
 	return p.checkErr(r)
 }
 
-// checkErr checks why an answer is said to have ended early.
+// checkErr checks the report's Err.
 func (p *campaignPlan) checkErr(r ChatReport) error {
 	err, planned := r.Err, p.endStatus() != 200
-	// On a slow machine, time may be over for any answer. On HTTP/2, the end of
-	// a write's time is a reset like that of a client's.
+	// On a slow machine, any chat may time out. On HTTP/2, a write that times out resets the
+	// stream, which looks like a disconnect.
 	late := errors.Is(err, context.DeadlineExceeded) || p.http2 && r.Duration >= campaignWriteTimeout
 	lost := errors.Is(err, ErrClientStalled) || errors.Is(err, context.Canceled)
 	switch {
 	case err == nil && planned:
-		return errors.New("an engine that failed counts as whole")
+		return errors.New("the engine failed, but the answer is reported as complete")
 	case err == nil || late:
 		return nil
 	case lost && p.readsAll() && p.reading != "late" && !errors.Is(err, ErrClientStalled):
-		return fmt.Errorf("the client did not leave: %w", err)
+		return fmt.Errorf("the client did not disconnect: %w", err)
 	case !lost && !planned:
-		return fmt.Errorf("nothing has failed: %w", err)
+		return fmt.Errorf("nothing failed: %w", err)
 	}
 	return nil
 }
 
-// checkSlots takes all slots at once, when the last engine has returned: none
-// was lost.
+// checkSlots takes all slots, which are free when the last engine has returned: none was
+// lost.
 func (c *campaign) checkSlots() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// cpuTime is the processor time that this process has used: unlike the time on
-// the clock, it does not depend on what else the machine does.
+// cpuTime returns the CPU time that this process has used. Unlike wall-clock time, it does
+// not depend on what other processes do.
 func cpuTime() time.Duration {
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// cpuTime is the processor time that this process has used.
+// cpuTime returns the CPU time that this process has used.
 func cpuTime() time.Duration {
 	self, err := syscall.GetCurrentProcess()
 	if err != nil {
@@ -18,7 +18,7 @@ func cpuTime() time.Duration {
 	return spent(kernel) + spent(user)
 }
 
-// spent is a time span, which Windows counts in steps of 100 nanoseconds.
+// spent converts a time span, which Windows counts in units of 100 nanoseconds.
 func spent(t syscall.Filetime) time.Duration {
 	return 100 * time.Duration(uint64(t.HighDateTime)<<32|uint64(t.LowDateTime))
 }

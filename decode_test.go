@@ -23,13 +23,15 @@ import (
 	"unicode/utf8"
 
 	"github.com/matryer/is"
+
+	"example.com/botapi/internal/jsonscan"
 )
 
-// This file is about the body of POST /v1/chat, in four parts: the answers that the
-// interface has promised; the decoder compared with a slow one that is easy to
-// read; the request that an engine gets; and how much memory a body takes.
+// This file tests the body of POST /v1/chat: the responses that the API promises, the
+// decoder against a slow one that is easy to read, the request that an engine gets, and the
+// memory that a body takes.
 
-// A conformanceCase is a request body with the answer of the reference stack.
+// A conformanceCase is a request body with the response of the reference stack.
 type conformanceCase struct {
 	Name     string
 	Body     string
@@ -58,7 +60,7 @@ func conformanceCases(t testing.TB) (cases []conformanceCase) {
 	return cases
 }
 
-// What is wrong with a body is its client's affair, and no line in the log.
+// An invalid body is not logged.
 func TestBodyConformance(t *testing.T) {
 	var log testLog
 	server := httptest.NewServer(New(testOptions(t, &log)))
@@ -91,21 +93,21 @@ func decodedJSON(t testing.TB, text string) (v any) {
 	return v
 }
 
-// problemsIn reads a 422 answer, whose problems have loc, msg and type and
+// problemsIn reads the body of a 422, whose problems have loc, msg and type, and
 // nothing else.
 func problemsIn(t testing.TB, body string) []ValidationError {
 	t.Helper()
-	var answer HTTPValidationError
-	if err := decodeStrictly(body, &answer); err != nil {
+	var response HTTPValidationError
+	if err := decodeStrictly(body, &response); err != nil {
 		t.Fatalf("%v in %q", err, body)
 	}
-	return answer.Detail
+	return response.Detail
 }
 
-// What is wrong with JSON, and where, is the parser's own to say. FuzzChatBody
-// compares the place with encoding/json's, for many more bodies.
+// The messages and positions of syntax errors. FuzzChatBody compares the positions with
+// encoding/json's, for many more bodies.
 func TestBodySyntaxErrors(t *testing.T) {
-	deep := strings.Repeat("[", maxDepth+1)
+	deep := strings.Repeat("[", jsonscan.MaxDepth+1)
 	for body, want := range map[string]struct {
 		msg                string
 		line, column, char int
@@ -135,9 +137,8 @@ func TestBodySyntaxErrors(t *testing.T) {
 	}
 }
 
-// FuzzChatBody compares the decoder with a slow reading of the same body
-// (readSlowly, below), which is made of encoding/json's maps and shares no code
-// with it.
+// FuzzChatBody compares the decoder with readSlowly, which uses encoding/json's maps and
+// shares no code with it.
 func FuzzChatBody(f *testing.F) {
 	for _, c := range conformanceCases(f) {
 		f.Add([]byte(c.Body))
@@ -156,8 +157,8 @@ func FuzzChatBody(f *testing.F) {
 		`{"user_id":{},"stream":[],"messages":[null],"prompt":{},"bot_slug":false,"bot_uid":true}`, `{"bot_\u017flug":"echo","prompt":"a","\u017ftream":true}`,
 		`{"bot_slug":"echo","messages":[{"Role":"user","content":"a"}],"stream":true}`, `{"bot_slug":"echo","messages":[{"content":null,"role":["user"]}],"stream":true}`,
 		`{"messages":[0,0,0,{"role":"user"},{"content":"a"}]}`, `{"messages":[` + strings.Repeat("0,", 120) + `0],"stream":1}`,
-		`{"bot_slug":"echo","messages":[{"role":"user","content":"a"},{}],"stream":true}`, // nothing passes from one message to the next
-		// Names that stand there more than once: the last counts.
+		`{"bot_slug":"echo","messages":[{"role":"user","content":"a"},{}],"stream":true}`, // nothing of a message remains for the next
+		// Repeated names: the last value counts.
 		`{"bot_slug":"echo","prompt":"a","\u0070rompt":"b","stream":false}`,
 		`{"bot_slug":"echo","messages":[{"role":"user","role":null,"content":"a","content":1}],"stream":true}`,
 		`{"bot_slug":-0,"messages":[{"role":"user","role":"system","content":"a"}],"messages":[{"role":"user","content":""}],"stream":true,"x":1,"x":2e9}`,
@@ -165,7 +166,7 @@ func FuzzChatBody(f *testing.F) {
 		`{"bot_slug":"echo","messages":[7,{"role":"user","content":"a"}],"messages":[{"role":"user","content":"b"}],"stream":false}`,
 		`{"bot_slug":"echo","messages":[{"role":"x","content":1,"content":"b","role":"user"}],"stream":false}`,
 		`{"x":{"a":1},"bot_slug":"echo","prompt":"p","\u0078":[2],"stream":false}`,
-		// Fields that the interface does not define.
+		// Fields that the API does not define.
 		`{"bot_uid":1,"prompt":"a","stream":false,"X":[ 1 , "\u2028" ]}`, `{"a":1,"bot_uid":null,"bot_slug":"echo","prompt":"p","messages":[],"stream":false,"user_id":null,"z":2}`,
 		`{"bot_slug":"echo","messages":[{"name":"x","role":"user","content":"b","Content":"c","parts":[{"role":"system"}]}],"stream":false}`,
 		`{"temperature": 0.70 ,"bot_slug":"echo","":null,"prompt":"p","Stream":true,"stream":false,"stop":[ "a" , {"b":"\ud800"} ]}`,
@@ -186,13 +187,13 @@ func FuzzChatBody(f *testing.F) {
 	} {
 		f.Add(valid(`"prompt":"` + text + `"`))
 	}
-	for c := range byte(0x80) { // the digits of an escape are those that everybody reads as hexadecimal
+	for c := range byte(0x80) { // only hexadecimal digits make an escape
 		f.Add(valid(`"prompt":"\u00` + string([]byte{c, c}) + `"`))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) { compareWithSlowReading(t, string(body)) })
 }
 
-// The same comparison for bodies that a fuzzer needs long to come upon: parts
+// The same comparison for bodies that a fuzzer would take long to find: pieces
 // of real ones, put together at random.
 func TestBodyRandom(t *testing.T) {
 	parts := strings.Split(`{ { } } [ ] , , : : null true false 0 -0 42 1.5 1e3 "" "x" "user" "system" "assistant" "role" "content" "messages" "stream" `+
@@ -209,12 +210,12 @@ func TestBodyRandom(t *testing.T) {
 	}
 }
 
-// Nothing of a request is bounded but its body, and its levels.
+// Only the size and the nesting of a body are limited.
 func TestBodyLong(t *testing.T) {
 	const many = 5_000
 	number := strings.Repeat("9", many)
 	var body strings.Builder
-	fmt.Fprintf(&body, `{"bot_slug":"echo","stream":false,"user_id":%s,"%s":[%[1]s],"x":%s`, number, strings.Repeat("n", many), nested(maxDepth-1))
+	fmt.Fprintf(&body, `{"bot_slug":"echo","stream":false,"user_id":%s,"%s":[%[1]s],"x":%s`, number, strings.Repeat("n", many), nested(jsonscan.MaxDepth-1))
 	for i := range many {
 		fmt.Fprintf(&body, `,"x%d":%[1]d`, i)
 	}
@@ -225,7 +226,7 @@ func TestBodyLong(t *testing.T) {
 	compareWithSlowReading(t, body.String()+"]}")
 }
 
-// nested is an array of this many levels.
+// nested returns arrays nested to this many levels.
 func nested(levels int) string {
 	return strings.Repeat("[", levels) + strings.Repeat("]", levels)
 }
@@ -236,29 +237,29 @@ func compareWithSlowReading(t *testing.T, body string) {
 	want, extra, problems := readSlowly(body)
 	if len(problems) == 0 {
 		if err != nil {
-			t.Fatalf("refused: %v\n%q", err, body)
+			t.Fatalf("rejected: %v\n%q", err, body)
 		}
 		if read := got.unknown.extra(); !reflect.DeepEqual(read, extra) {
-			t.Fatalf("%q\nhas besides       %q\nand, read slowly, %q", body, read, extra)
+			t.Fatalf("%q\nhas the unknown fields %q\nand, read slowly,      %q", body, read, extra)
 		}
-		if got.unknown = (unknownFields{}); !reflect.DeepEqual(got, want) {
-			t.Fatalf("%q\nreads as      %#v\nand slowly as %#v", body, got, want)
+		if got.unknown = (unknownFields{}); !reflect.DeepEqual(*got, want) {
+			t.Fatalf("%q\nreads as      %#v\nand slowly as %#v", body, *got, want)
 		}
 		return
 	}
-	var refusal HTTPValidationError
-	if !errors.As(err, &refusal) {
-		t.Fatalf("%v for %q\nwhich must be refused: %v", err, body, problems)
+	var rejection HTTPValidationError
+	if !errors.As(err, &rejection) {
+		t.Fatalf("%v for %q\nwhich must be rejected: %v", err, body, problems)
 	}
 	if problems[0].Type == "value_error.jsondecode" {
-		problems[0].Msg = refusal.Detail[0].Msg // the parser's own
+		problems[0].Msg = rejection.Detail[0].Msg // the parser's own
 	}
-	if !reflect.DeepEqual(refusal.Detail, problems) {
-		t.Fatalf("%q\nis refused with       %v\nand when read slowly: %v", body, refusal.Detail, problems)
+	if !reflect.DeepEqual(rejection.Detail, problems) {
+		t.Fatalf("%q\nis rejected with      %v\nand when read slowly: %v", body, rejection.Detail, problems)
 	}
 }
 
-// readSlowly reads a body by the interface's description, step by step.
+// readSlowly reads a body step by step, as the API is described.
 func readSlowly(body string) (read chatBody, extra map[string]json.RawMessage, problems []ValidationError) {
 	problem := func(msg, code string, loc ...any) {
 		problems = append(problems, ValidationError{append([]any{"body"}, loc...), msg, code})
@@ -277,14 +278,14 @@ func readSlowly(body string) (read chatBody, extra map[string]json.RawMessage, p
 		problem("field required", "value_error.missing")
 		return read, extra, problems
 	}
-	var members map[string]json.RawMessage // exact names; the last of a repeated one
-	if json.Unmarshal([]byte(document), &members) != nil {
+	var fields map[string]json.RawMessage // exact names; the last value of a repeated one
+	if json.Unmarshal([]byte(document), &fields) != nil {
 		problem("value is not a valid dict", "type_error.dict")
 		return read, extra, problems
 	}
 
 	text := func(name string, orInteger bool) string {
-		raw := string(members[name])
+		raw := string(fields[name])
 		switch {
 		case raw == "" || raw == "null":
 			return ""
@@ -299,16 +300,16 @@ func readSlowly(body string) (read chatBody, extra map[string]json.RawMessage, p
 	read.botUID = text("bot_uid", true)
 	read.botSlug = text("bot_slug", true)
 	prompt := text("prompt", false)
-	switch raw := string(members["messages"]); {
+	switch raw := string(fields["messages"]); {
 	case raw == "" || raw == "null":
 	case raw[0] == '[':
-		read.messages = messagesSlowly(raw, problem)
+		read.request.Messages = messagesSlowly(raw, problem)
 	default:
 		problem("value is not a valid list", "type_error.list", "messages")
 	}
-	switch raw := string(members["stream"]); raw {
+	switch raw := string(fields["stream"]); raw {
 	case "true", "false":
-		read.stream = raw == "true"
+		read.request.Stream = raw == "true"
 	case "":
 		problem("field required", "value_error.missing", "stream")
 	case "null":
@@ -316,61 +317,61 @@ func readSlowly(body string) (read chatBody, extra map[string]json.RawMessage, p
 	default:
 		problem("value could not be parsed to a boolean", "type_error.bool", "stream")
 	}
-	read.userID = text("user_id", true)
+	read.request.UserID = text("user_id", true)
 	if read.botUID == "" && read.botSlug == "" {
 		problem(`Either "bot_uid" or "bot_slug" is required`, "value_error", "__root__")
 	}
-	if prompt == "" && len(read.messages) == 0 {
+	if prompt == "" && len(read.request.Messages) == 0 {
 		problem(`Either "prompt" or "messages" is required`, "value_error", "__root__")
 	}
 
 	if prompt != "" {
-		read.messages = append(read.messages, ChatMessage{RoleUser, prompt})
+		read.request.Messages = append(read.request.Messages, ChatMessage{RoleUser, prompt})
 	}
 	for _, known := range []string{"bot_uid", "bot_slug", "prompt", "messages", "stream", "user_id"} {
-		delete(members, known)
+		delete(fields, known)
 	}
-	if len(members) > 0 {
-		extra = members
+	if len(fields) > 0 {
+		extra = fields
 	}
 	return read, extra, problems[:min(len(problems), 100)]
 }
 
-// messagesSlowly returns no messages at all where one of them is bad.
+// messagesSlowly returns no messages at all if one of them is bad.
 func messagesSlowly(raw string, problem func(msg, code string, loc ...any)) (messages []ChatMessage) {
 	var elements []json.RawMessage
 	if err := json.Unmarshal([]byte(raw), &elements); err != nil {
 		panic(err)
 	}
 	bad := false
-	refuse := func(msg, code string, loc ...any) {
+	reject := func(msg, code string, loc ...any) {
 		bad = true
 		problem(msg, code, append([]any{"messages"}, loc...)...)
 	}
 	for i, element := range elements {
 		if string(element) == "null" {
-			refuse("none is not an allowed value", "type_error.none.not_allowed", i)
+			reject("none is not an allowed value", "type_error.none.not_allowed", i)
 			continue
 		}
-		var members map[string]json.RawMessage
-		if json.Unmarshal(element, &members) != nil {
-			refuse("value is not a valid dict", "type_error.dict", i)
+		var fields map[string]json.RawMessage
+		if json.Unmarshal(element, &fields) != nil {
+			reject("value is not a valid dict", "type_error.dict", i)
 			continue
 		}
 		for _, name := range []string{"role", "content"} {
-			switch member := string(members[name]); {
-			case member == "":
-				refuse("field required", "value_error.missing", i, name)
-			case member == "null":
-				refuse("none is not an allowed value", "type_error.none.not_allowed", i, name)
-			case name == "content" && member[0] != '"':
-				refuse("str type expected", "type_error.str", i, name)
-			case name == "role" && (member[0] != '"' || !slices.Contains([]string{"system", "user", "assistant"}, unquoted(member))):
-				refuse("value is not a valid enumeration member; permitted: 'system', 'user', 'assistant'", "type_error.enum", i, name)
+			switch field := string(fields[name]); {
+			case field == "":
+				reject("field required", "value_error.missing", i, name)
+			case field == "null":
+				reject("none is not an allowed value", "type_error.none.not_allowed", i, name)
+			case name == "content" && field[0] != '"':
+				reject("str type expected", "type_error.str", i, name)
+			case name == "role" && (field[0] != '"' || !slices.Contains([]string{"system", "user", "assistant"}, unquoted(field))):
+				reject("value is not a valid enumeration member; permitted: 'system', 'user', 'assistant'", "type_error.enum", i, name)
 			}
 		}
 		if !bad {
-			messages = append(messages, ChatMessage{Role(unquoted(string(members["role"]))), unquoted(string(members["content"]))})
+			messages = append(messages, ChatMessage{Role(unquoted(string(fields["role"]))), unquoted(string(fields["content"]))})
 		}
 	}
 	if bad {
@@ -381,9 +382,9 @@ func messagesSlowly(raw string, problem func(msg, code string, loc ...any)) (mes
 
 var integerJSON = regexp.MustCompile(`^-?(0|[1-9][0-9]*)$`)
 
-// syntaxErrorIn asks encoding/json, which lets bytes pass within strings that
-// are not UTF-8. The NUL tells a document that ends too early from one whose
-// last byte is wrong: it fits nowhere.
+// syntaxErrorIn uses encoding/json, which accepts bytes within strings that are not UTF-8.
+// The NUL, which is valid nowhere, distinguishes a document that ends too early from one
+// whose last byte is wrong.
 func syntaxErrorIn(document string) (at int, found bool) {
 	at = len(document)
 	if !json.Valid([]byte(document)) {
@@ -408,20 +409,20 @@ func unquoted(raw string) (text string) {
 	return text
 }
 
-// heard returns what the engine is asked when a client sends this body.
-func heard(t testing.TB, body string) (heard *ChatRequest) {
+// requestFor returns the request that the engine gets for this body.
+func requestFor(t testing.TB, body string) (got *ChatRequest) {
 	t.Helper()
 	o := testOptions(t, t.Output())
-	o.Engine = engineOf(func(_ context.Context, req *ChatRequest, _ func(string, error) bool) { heard = req })
-	if got := postChat(New(o), body); got.Code != 200 {
-		t.Fatalf("%d %s", got.Code, got.Body)
+	o.Engine = engineOf(func(_ context.Context, req *ChatRequest, _ func(string, error) bool) { got = req })
+	if response := postChat(New(o), body); response.Code != 200 {
+		t.Fatalf("%d %s", response.Code, response.Body)
 	}
-	return heard
+	return got
 }
 
-// The prompt comes after the messages. Other fields are the engine's, as they stand.
+// The prompt comes after the messages. Unknown fields reach the engine unchanged.
 func TestChatRequest(t *testing.T) {
-	is.New(t).Equal(*heard(t, "\uFEFF"+`{"bot_slug":"echo","prompt":"p","temperature": 0.70 ,"user_id":-12345678901234567890,"stream":true,"Stream":false,
+	is.New(t).Equal(*requestFor(t, "\uFEFF"+`{"bot_slug":"echo","prompt":"p","temperature": 0.70 ,"user_id":-12345678901234567890,"stream":true,"Stream":false,
 		"messages":[{"role":"system","content":"s\n"},{"role":"user","content":""},{"role":"assistant","content":"a"}]}`), ChatRequest{
 		Bot: echoBot, UserID: "-12345678901234567890", Stream: true,
 		Messages: []ChatMessage{{RoleSystem, "s\n"}, {RoleUser, ""}, {RoleAssistant, "a"}, {RoleUser, "p"}},
@@ -429,11 +430,10 @@ func TestChatRequest(t *testing.T) {
 	})
 }
 
-// An engine may change a value of Extra, or make it longer: the next has no part in
-// that.
+// An engine may change a value of Extra, or append to it: no other value changes.
 func TestChatRequestExtraMayBeChanged(t *testing.T) {
 	is := is.New(t)
-	extra := heard(t, `{"bot_slug":"echo","prompt":"p","stream":false,"a":[1],"b":[2],"c":[3]}`).Extra
+	extra := requestFor(t, `{"bot_slug":"echo","prompt":"p","stream":false,"a":[1],"b":[2],"c":[3]}`).Extra
 	for name := range extra {
 		extra[name][0] = '{'
 		extra[name] = append(extra[name], "beyond"...)
@@ -441,15 +441,14 @@ func TestChatRequestExtraMayBeChanged(t *testing.T) {
 	is.Equal(extra, map[string]json.RawMessage{"a": json.RawMessage("{1]beyond"), "b": json.RawMessage("{2]beyond"), "c": json.RawMessage("{3]beyond")})
 }
 
-// A request belongs to its engine: what is said in later chats changes nothing
-// of it.
+// An engine may keep its request: later chats do not change it.
 func TestChatRequestMayBeKept(t *testing.T) {
 	is := is.New(t)
 	var kept []*ChatRequest
 	o := testOptions(t, t.Output())
 	o.Engine = engineOf(func(_ context.Context, req *ChatRequest, _ func(string, error) bool) { kept = append(kept, req) })
 	h := New(o)
-	for i := range 20 { // a pool does not return each buffer to the next who asks
+	for i := range 20 { // a pool does not always return what was put into it last
 		postChat(h, fmt.Sprintf(`{"bot_slug":"echo","messages":[{"role":"user","content":"message %d"}],"user_id":"u-%[1]d","stream":false,"n":%[1]d}`, i))
 	}
 	is.Equal(len(kept), 20)
@@ -460,7 +459,7 @@ func TestChatRequestMayBeKept(t *testing.T) {
 	}
 }
 
-// A body within its limit must buy neither a huge answer nor much memory, and least
+// A body within its limit must cause neither a huge response nor much memory, above all
 // before its chat has a slot.
 func TestBodyHostileCostsLittle(t *testing.T) {
 	const limit = DefaultMaxBodyBytes
@@ -468,26 +467,26 @@ func TestBodyHostileCostsLittle(t *testing.T) {
 	filled := func(start, repeated, end string) string {
 		return start + strings.Repeat(repeated, (limit-len(start+end))/len(repeated)) + end
 	}
-	members := new(strings.Builder)
-	for i := 0; members.Len() < limit-100; i++ {
-		fmt.Fprintf(members, `,"%x":0`, i)
+	fields := new(strings.Builder)
+	for i := 0; fields.Len() < limit-100; i++ {
+		fmt.Fprintf(fields, `,"%x":0`, i)
 	}
 	o := testOptions(t, io.Discard)
 	o.Engine = fragmentsOf("ok")
 	free := New(o)
-	asked := make(chan struct{})
+	called := make(chan struct{})
 	o.MaxConcurrentChats = 1
 	o.Engine = engineOf(func(context.Context, *ChatRequest, func(string, error) bool) {
-		close(asked)
-		<-t.Context().Done() // to the end of the test
+		close(called)
+		<-t.Context().Done() // until the test ends
 	})
 	busy := New(o)
 	go postChat(busy, chatBodyJSON("hi", false))
-	<-asked
+	<-called
 	for _, c := range []struct {
 		name, body string
 		status     int
-		times      float64 // as much memory as the body, at the most, also where races are looked for; 0: 8
+		times      float64 // the bound of the memory, as a multiple of the body's size, even with the race detector; 0: 8
 	}{
 		{"a text", filled(prompt, "x", `"}`), 200, 0},
 		{"a text that is escaped", filled(prompt, `\n`, `"}`), 200, 0},
@@ -497,10 +496,10 @@ func TestBodyHostileCostsLittle(t *testing.T) {
 		{"tiny messages and a bad one", filled(messages, `,{"role":"user","content":""}`, `,7]}`), 422, 0},
 		{"bad elements", filled(messages, `,0`, `]}`), 422, 0},
 		{"empty elements", filled(messages, `,{}`, `]}`), 422, 0},
-		{"unknown members of a message", filled(messages+`,{"role":"user","content":""`, `,"":0`, `}]}`), 200, 0},
-		{"members of one name", filled(prompt+`"`, `,"":0`, `}`), 200, 26},
-		{"members", prompt + `"` + members.String() + `}`, 200, 32},
-		{"10,000 levels", prompt + `","x":` + nested(maxDepth-1) + `}`, 200, 0},
+		{"unknown fields of a message", filled(messages+`,{"role":"user","content":""`, `,"":0`, `}]}`), 200, 0},
+		{"fields with the same name", filled(prompt+`"`, `,"":0`, `}`), 200, 26},
+		{"fields", prompt + `"` + fields.String() + `}`, 200, 32},
+		{"10,000 levels", prompt + `","x":` + nested(jsonscan.MaxDepth-1) + `}`, 200, 0},
 		{"500,000 levels", filled("", "[", ""), 422, 0},
 		{"levels of objects", filled("", `{"a":`, ""), 422, 0},
 		{"a string of escapes", filled(`{"messages":"`, `\n`, `"}`), 422, 0},
@@ -524,16 +523,16 @@ func TestBodyHostileCostsLittle(t *testing.T) {
 				runtime.ReadMemStats(&after)
 				is.Equal(got.Code, try.status)
 				is.True(got.Body.Len() < 32<<10)
-				times := float64(after.TotalAlloc-before.TotalAlloc) / limit // as if none of it were given back
-				t.Logf("%d: %.1f times its size, an answer of %d bytes", got.Code, times, got.Body.Len())
+				times := float64(after.TotalAlloc-before.TotalAlloc) / limit // allocated, including what is garbage by now
+				t.Logf("%d: %.1f times its size, a response of %d bytes", got.Code, times, got.Body.Len())
 				is.True(times < try.atMost)
 			}
 		})
 	}
 }
 
-// heldByEach is how much memory is in use when next has filled all of kept, for
-// each of them.
+// heldByEach returns how much memory each element of kept retains, after next has filled
+// all of them.
 func heldByEach(kept []any, next func(i int) any) (bytes int64) {
 	before := heapInUse()
 	for i := range kept {
@@ -544,9 +543,9 @@ func heldByEach(kept []any, next func(i int) any) (bytes int64) {
 	return (after - before) / int64(len(kept))
 }
 
-// A body that is still coming takes memory for what has come of it, not for what
-// it announces.
-func TestBodyMemoryWhileItComes(t *testing.T) {
+// A body that is still arriving takes memory for the bytes that have arrived, not for its
+// Content-Length.
+func TestBodyMemoryWhileItArrives(t *testing.T) {
 	const sent, announced = 8 << 10, 1 << 20
 	for framing, size := range map[string]string{
 		fmt.Sprint("Content-Length: ", announced): "",
@@ -568,15 +567,15 @@ func TestBodyMemoryWhileItComes(t *testing.T) {
 					_ = conn.(net.Conn).Close()
 				}
 				t.Log(held, "bytes for each client")
-				is.True(held < 3*sent+24<<10) // with what net/http takes for a connection
+				is.True(held < 3*sent+24<<10) // including net/http's memory for a connection
 			})
 		})
 	}
 }
 
-// Who keeps a part of a request, or its report, does not keep the body. A member
-// that is named many times is one, and takes no room for the others.
-func TestBodyIsNotKept(t *testing.T) {
+// Extra and a ChatReport do not retain the body. A field with a repeated name takes memory
+// for one value only.
+func TestBodyIsNotRetained(t *testing.T) {
 	long := func(i int) string {
 		return fmt.Sprintf(`{"bot_slug":"echo","prompt":%q,"stream":false,"user_id":"user-%d","temperature":0.%[2]d}`, strings.Repeat("x", 1<<20-200), i)
 	}
@@ -590,8 +589,8 @@ func TestBodyIsNotKept(t *testing.T) {
 		next func(i int) any
 		has  string
 	}{
-		"Extra":                    {func(i int) any { return heard(t, long(i)).Extra }, "temperature:0."},
-		"Extra of a repeated name": {func(int) any { return heard(t, repeated).Extra }, "map[temperature:0.5]"},
+		"Extra":                    {func(i int) any { return requestFor(t, long(i)).Extra }, "temperature:0."},
+		"Extra of a repeated name": {func(int) any { return requestFor(t, repeated).Extra }, "map[temperature:0.5]"},
 		"the report":               {func(i int) any { postChat(h, long(i)); return reported }, "user-"},
 	} {
 		t.Run(what, func(t *testing.T) {

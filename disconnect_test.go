@@ -19,9 +19,9 @@ import (
 // protocols are the ways in which a client may talk to a handler.
 var protocols = []string{"HTTP/1.1", "HTTP/2 over TLS", "HTTP/2 in clear text"}
 
-// An engine hears at once that its client is gone, whatever the client was
-// doing, and over each protocol.
-func TestClientLeavesIsToldToTheEngine(t *testing.T) {
+// An engine's context is cancelled immediately when its client disconnects, over each
+// protocol, whatever the client was doing.
+func TestClientDisconnectsAndEngineIsCancelled(t *testing.T) {
 	silent := func(ctx context.Context, yield func(string, error) bool) {}
 	once := func(ctx context.Context, yield func(string, error) bool) { yield("x", nil) }
 	always := func(ctx context.Context, yield func(string, error) bool) {
@@ -29,17 +29,17 @@ func TestClientLeavesIsToldToTheEngine(t *testing.T) {
 		}
 	}
 	moments := map[string]struct {
-		stream bool
-		speak  func(ctx context.Context, yield func(string, error) bool)
-		reads  int64 // before the client leaves
-		status int
+		stream  bool
+		iterate func(ctx context.Context, yield func(string, error) bool)
+		reads   int64 // before the client disconnects
+		status  int
 	}{
-		"waiting for one answer":              {false, silent, 0, 0},
-		"waiting for one answer that comes":   {false, once, 0, 0},
+		"waiting for a JSON response":         {false, silent, 0, 0},
+		"waiting for a response that comes":   {false, once, 0, 0},
 		"waiting for the first fragment":      {true, silent, 0, 0},
 		"idle, after the first fragment":      {true, once, int64(len(data("x"))), 200},
 		"reading":                             {true, always, 100_000, 200},
-		"no longer reading what always comes": {true, always, 1, 200},
+		"no longer reading an endless stream": {true, always, 1, 200},
 	}
 	for _, protocol := range protocols {
 		for name, moment := range moments {
@@ -52,35 +52,35 @@ func TestClientLeavesIsToldToTheEngine(t *testing.T) {
 				o.WriteTimeout = time.Hour // nothing but the disconnect ends the chat
 				o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
 					close(started)
-					moment.speak(ctx, yield)
+					moment.iterate(ctx, yield)
 					<-ctx.Done()
 					close(ended)
 				})
 				o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
 				base, client := serveOver(t, protocol, New(o))
-				ctx, leave := context.WithCancel(t.Context())
-				defer leave()
+				ctx, disconnect := context.WithCancel(t.Context())
+				defer disconnect()
 
-				go func() { // it answers only when the client leaves, or reads
+				go func() { // Do may block until the client disconnects
 					res, err := client.Do(chatRequest(t, base, "hi", moment.stream).WithContext(ctx))
 					if err != nil {
 						return
 					}
 					defer res.Body.Close()
 					_, _ = io.CopyN(io.Discard, res.Body, moment.reads)
-					leave()
+					disconnect()
 				}()
 				received(t, started, "the engine to be called")
 				if moment.reads == 0 {
-					leave()
+					disconnect()
 				}
-				received(t, ctx.Done(), "the client to leave")
+				received(t, ctx.Done(), "the client to disconnect")
 				received(t, ended, "the engine's context to end")
 				report := received(t, reports, "OnChat")
 				is.True(errors.Is(report.Err, context.Canceled))
 				is.Equal(report.Status, moment.status)
-				is.Equal(len(reports), 0)  // once
-				is.Equal(log.String(), "") // it is nobody's fault
+				is.Equal(len(reports), 0) // no second report
+				is.Equal(log.String(), "")
 			})
 		}
 	}
@@ -95,9 +95,9 @@ func dialTCP(t testing.TB, server *httptest.Server) *net.TCPConn {
 	return conn.(*net.TCPConn)
 }
 
-// A client that has sent another request behind its chat is not watched by
-// net/http any more. A stream notices at its next keep-alive that it left.
-func TestClientPipelinesAndLeaves(t *testing.T) {
+// If a client has sent another request after its chat, net/http no longer notices the
+// disconnect. A stream notices it at the next keep-alive.
+func TestClientPipelinesAndDisconnects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		conn, reports := dialChat(t, true, engineEnd(untilDone).engine(), func(*Options) {})
@@ -111,12 +111,11 @@ func TestClientPipelinesAndLeaves(t *testing.T) {
 	})
 }
 
-// A chat outlives the server's own deadlines, and leaves a connection behind
-// that can be used again.
+// A chat outlives the server's own deadlines, and its connection can be used again.
 func TestChatOutlivesServerDeadlines(t *testing.T) {
 	inEachWay(t, "", func(t *testing.T, w way) {
 		if w.hides {
-			return // nobody can move its deadlines
+			return // the handler cannot set deadlines
 		}
 		is := is.New(t)
 		o := testOptions(t, io.Discard)
@@ -135,19 +134,18 @@ func TestChatOutlivesServerDeadlines(t *testing.T) {
 			got := doAt(t, client, "http://memory", "POST", "/v1/chat", chatBodyJSON("hi", w.stream))
 			is.NoErr(got.err)
 			is.Equal(got.body, want)
-			time.Sleep(10 * time.Minute) // no deadline of the chat's is left on the connection
+			time.Sleep(10 * time.Minute) // no deadline of the chat remains on the connection
 		}
 	})
 }
 
-// A server that shuts down lets 200 streams finish whole, and takes no new
-// connection.
+// A server that shuts down lets 200 streams finish, and accepts no new connection.
 func TestShutdownLetsStreamsFinish(t *testing.T) {
 	const streams = 200
 	for _, protocol := range protocols {
 		t.Run(protocol, func(t *testing.T) {
 			is := is.New(t)
-			begun, finish, whole, shut := make(chan *http.Server), make(chan struct{}), make(chan answered, streams), make(chan error, 1)
+			begun, finish, finished, shut := make(chan *http.Server), make(chan struct{}), make(chan fullResponse, streams), make(chan error, 1)
 			o := testOptions(t, io.Discard)
 			o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
 				yield("begun, ", nil)
@@ -158,7 +156,7 @@ func TestShutdownLetsStreamsFinish(t *testing.T) {
 			base, client := serveOver(t, protocol, New(o))
 			is.Equal(doAt(t, client, base, "GET", "/v1/bots", "").status, 200) // so that HTTP/2 has its one connection
 			for range streams {
-				go func() { whole <- doAt(t, client, base, "POST", "/v1/chat", chatBodyJSON("hi", true)) }()
+				go func() { finished <- doAt(t, client, base, "POST", "/v1/chat", chatBodyJSON("hi", true)) }()
 			}
 			var server *http.Server
 			for range streams {
@@ -174,7 +172,7 @@ func TestShutdownLetsStreamsFinish(t *testing.T) {
 			}
 			close(finish)
 			for range streams {
-				got := received(t, whole, "a stream to end")
+				got := received(t, finished, "a stream to end")
 				is.NoErr(got.err)
 				is.Equal(got.body, data("begun, ")+data("ended")+terminator)
 			}
@@ -183,17 +181,16 @@ func TestShutdownLetsStreamsFinish(t *testing.T) {
 	}
 }
 
-// An engine that fails because the host has ended the request has not failed by
-// itself, whoever notices first: the client, the report and the log are told the
-// host's reason.
-func TestHostEndsTheRequestAndTheEngineFails(t *testing.T) {
+// If an engine fails because the application has cancelled the request, the client, the
+// report and the log get the application's cause, even if the engine's error comes first.
+func TestApplicationCancelsAndTheEngineFails(t *testing.T) {
 	for _, failure := range []error{context.Canceled, context.DeadlineExceeded} {
 		is := is.New(t)
 		shutdown := errors.New("shutting down")
-		ctx, end := context.WithCancelCause(t.Context())
+		ctx, cancel := context.WithCancelCause(t.Context())
 		r := chatRequest(t, "", "hi", true).WithContext(ctx)
 		got := playRequestOn(t, httptest.NewRecorder(), r, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-			end(shutdown)
+			cancel(shutdown)
 			yield("", fmt.Errorf("upstream: %w", failure))
 		}))
 		is.NoErr(got.err)

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,8 +17,8 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// ChatEngine answers chats: a model runtime, or whatever stands in front of
-// one. The host provides it; it must be safe for concurrent use.
+// ChatEngine answers chats: a model runtime, or code that calls one. The application
+// implements it. It must be safe for concurrent use.
 type ChatEngine interface {
 	// Chat returns the answer to req as an iterator over its fragments. The
 	// simplest engine yields its text until yield returns false:
@@ -29,61 +31,62 @@ type ChatEngine interface {
 	//		}
 	//	}
 	//
-	// The answer is complete when the iterator returns; without fragments it is
-	// the empty text. Fragments may have any size, may be empty, and may be cut
-	// anywhere, even inside a UTF-8 character.
+	// The answer is complete when the iterator returns; without fragments it is the
+	// empty text. Fragments may have any size, may be empty, and may end anywhere, even
+	// inside a UTF-8 character.
 	//
 	// # Errors
 	//
-	// A non-nil error ends the answer: the text beside it is not sent, and what
-	// is yielded after it is ignored. A nil iterator, a panic and
-	// [runtime.Goexit] count as errors.
+	// A non-nil error ends the answer: the text beside it is not sent, and what is
+	// yielded after it is ignored. A nil iterator, a panic and [runtime.Goexit] count as
+	// errors.
 	//
-	// Before anything has been sent, the error decides the response: a
-	// [StatusError] its status and text, an [HTTPValidationError] a 422 with its
-	// list, [ErrBotNotFound] a 404, [ErrInvalidKey] a 401; [http.ErrAbortHandler]
-	// cuts the connection; any other error is a 500 that shows nothing of it. A
-	// JSON response is sent only at the end, so this is always the case there. A
-	// stream begins with the first fragment or keep-alive. From then on, its
-	// client gets an error event, with the detail of a StatusError, and its
-	// connection is cut; for http.ErrAbortHandler, it is cut without an event.
+	// Before anything has been sent, the error decides the response: a [StatusError] its
+	// status and text, an [HTTPValidationError] a 422 with its list, [ErrBotNotFound] a
+	// 404, [ErrInvalidKey] a 401; [http.ErrAbortHandler] aborts the connection; any other
+	// error is a 500 that shows nothing of it. A JSON response is sent only when the
+	// answer is complete, so this is always the case there. A stream begins with the
+	// first fragment or keep-alive. From then on, the client gets an error event, with
+	// the detail of a StatusError, and the connection is aborted; for
+	// http.ErrAbortHandler, it is aborted without an event.
 	//
 	// # Calls
 	//
-	// The handler calls Chat, and runs the iterator once, in a goroutine of its
-	// own for each chat. yield must not be called by two goroutines at once; the
+	// The handler calls Chat, and runs the iterator once, in a separate goroutine for
+	// each chat. yield must not be called by several goroutines at the same time; the
 	// emit of a [CallbackEngine] may.
 	//
-	// yield blocks while the client does not read, so a slow client slows its
-	// engine down. When yield returns false, nothing more is wanted and the
-	// engine should return soon. When all else is done, the handler waits for it
-	// for half a second at most. An engine that goes on keeps its goroutine, and
-	// its slot under MaxConcurrentChats and MaxChatsPerAccount, until it returns.
+	// yield blocks while the client does not read, so a slow client slows its engine
+	// down. It returns false once the chat has ended; return then. After everything else
+	// is done, the handler waits for the engine for at most half a second. An engine that
+	// goes on keeps its goroutine, and its slot under MaxConcurrentChats and
+	// MaxChatsPerAccount, until it returns.
 	//
 	// # Context
 	//
-	// ctx is cancelled when the handler takes no more fragments, for whatever
-	// reason. Do not pass it to work that is to outlive the chat. ctx.Err is always
-	// [context.Canceled], also at the deadline; [context.Cause] tells the reason:
-	// [ErrClientLeft], [ErrClientStalled], [ErrChatTimeout] or
-	// [ErrEngineStalled]; the error that ended the answer, if the engine failed;
-	// an error with the host's cause, if the host cancelled the request's context
-	// with a cause (without one, or with context.Canceled, it is ErrClientLeft);
-	// [context.Canceled], if the answer is complete. What is yielded once ctx is done
-	// does not reach the client.
+	// ctx is cancelled when the chat ends, for whatever reason. Do not pass it to work
+	// that must outlive the chat. ctx.Err is always [context.Canceled], even at the
+	// deadline; [context.Cause] gives the reason:
+	//   - [ErrClientLeft], [ErrClientStalled], [ErrChatTimeout] or [ErrEngineStalled];
+	//   - the engine's error, if the engine failed;
+	//   - an error with the application's cause, if the application has cancelled the
+	//     request's context with a cause (without one, or with context.Canceled, it is
+	//     ErrClientLeft);
+	//   - [context.Canceled], if the answer is complete.
 	//
-	// The deadline of ctx is ChatTimeout's. A deadline that the host has set on the
-	// request's context cancels ctx, but ctx.Deadline does not return it. An
-	// engine may watch the deadline itself. If it fails at or after the deadline,
-	// with whatever error or panic, ChatTimeout has passed (504,
-	// [ErrChatTimeout]), and the engine's error is logged as the cause. An error
-	// that comes when the chat has a reason to end already is dropped; a panic is
-	// logged.
+	// What is yielded once ctx is done does not reach the client.
 	//
-	// ctx carries the values of the request's context, the account
-	// ([AccountFrom]) and the request id ([RequestIDFrom]).
+	// The deadline of ctx is ChatTimeout's. A deadline that the application has set on
+	// the request's context cancels ctx, but ctx.Deadline does not return it. An engine
+	// may watch the deadline itself. If it fails at or after the deadline, with any error
+	// or panic, ChatTimeout has passed (504, [ErrChatTimeout]), and the engine's error is
+	// logged as the cause. An error that comes after the chat has ended is dropped; a
+	// panic is logged.
 	//
-	// req belongs to the engine, which may keep and change it.
+	// ctx carries the values of the request's context, the account ([AccountFrom]) and
+	// the request id ([RequestIDFrom]).
+	//
+	// The engine owns req, and may keep and change it.
 	Chat(ctx context.Context, req *ChatRequest) iter.Seq2[string, error]
 }
 
@@ -97,12 +100,11 @@ func (f ChatEngineFunc) Chat(ctx context.Context, req *ChatRequest) iter.Seq2[st
 
 // CallbackEngine makes a [ChatEngine] of a function that calls emit for each
 // fragment, the form of most model clients. The answer is complete when f returns
-// nil; the error that f returns ends it, as one that is yielded does.
+// nil. An error that f returns ends the answer as one that is yielded does.
 //
-// emit returns an error when nothing more is wanted: the [context.Cause] of ctx, if
-// ctx is done. f should return then; its own error is ignored. emit is safe for
-// concurrent use. A call of emit that begins after f has returned does nothing but
-// return an error.
+// emit returns an error once the chat has ended: the [context.Cause] of ctx, if ctx is
+// done. f should return then; its own error is ignored. emit is safe for concurrent
+// use. A call of emit that begins after f has returned only returns an error.
 //
 // CallbackEngine panics if f is nil.
 func CallbackEngine(f func(ctx context.Context, req *ChatRequest, emit func(text string) error) error) ChatEngine {
@@ -114,14 +116,13 @@ func CallbackEngine(f func(ctx context.Context, req *ChatRequest, emit func(text
 			e := emitter{ctx: ctx, yield: yield}
 			defer e.close()
 			if err := f(ctx, req, e.emit); err != nil && e.close() {
-				yield("", err) // it has not returned false, and emit calls it no more
+				yield("", err) // it has not returned false, and emit no longer calls it
 			}
 		}
 	})
 }
 
-// An emitter makes yield safe for concurrent use, and stops calling it once it has
-// returned false or the engine is done.
+// An emitter makes yield safe for concurrent use.
 type emitter struct {
 	ctx   context.Context
 	yield func(string, error) bool
@@ -137,10 +138,9 @@ func (e *emitter) emit(text string) error {
 		return nil
 	}
 	e.closed = true
-	return cmp.Or(context.Cause(e.ctx), errNothingWanted)
+	return cmp.Or(context.Cause(e.ctx), errChatEnded)
 }
 
-// close sees that emit calls yield no more, and reports whether the emitter was open.
 func (e *emitter) close() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -149,24 +149,23 @@ func (e *emitter) close() bool {
 	return wasOpen
 }
 
-var errNothingWanted = errors.New("botapi: no more fragments are wanted")
+var errChatEnded = errors.New("botapi: the chat has ended")
 
 // ChatRequest is one validated chat, as its engine gets it.
 type ChatRequest struct {
 	// Bot is what the BotStore returned for this request.
 	Bot Bot
-	// Messages is the whole conversation, with at least one message. A prompt
-	// is its last, as a message of the user. Nothing is promised of the order
-	// of the roles.
+	// Messages is the whole conversation, with at least one message. A prompt is its
+	// last, as a message of the user. The roles may come in any order.
 	Messages []ChatMessage
-	// UserID is what the client says of its end user; it may be empty, and
-	// nothing vouches for it.
+	// UserID is the end user that the client has named. It may be empty, and is not
+	// verified.
 	UserID string
-	// Stream is whether the client asked for a stream. An engine may ignore it:
-	// both kinds of response are made of its fragments.
+	// Stream is whether the client asked for a stream. An engine may ignore it: both
+	// kinds of response are made of its fragments.
 	Stream bool
-	// Extra holds the fields of the body that the interface does not define, by
-	// name, with their values as they are in the body; nil if there are none.
+	// Extra holds the fields of the body that the API does not define, by name, with
+	// their values as they are in the body; nil if there are none.
 	Extra map[string]json.RawMessage
 }
 
@@ -180,106 +179,119 @@ type ChatMessage struct {
 // [ChatRequest].
 type Role string
 
-// The roles of the interface.
+// The roles of the API.
 const (
 	RoleSystem    Role = "system"
 	RoleUser      Role = "user"
 	RoleAssistant Role = "assistant"
 )
 
-// ChatReport tells how one chat went. Options.OnChat gets it, for metering
-// and for abuse monitoring; it holds no text of the chat.
+// ChatReport is the report of one chat. Options.OnChat gets it, for metering and for
+// abuse monitoring; it holds no text of the chat.
 type ChatReport struct {
 	RequestID, Account, UserID string
 	Bot                        Bot
 	Stream                     bool
 	// Status is the status of the response: 200 once the sending of an answer has
-	// begun, whether it succeeded or not. For an error response of which nothing
-	// could be sent it is 0, as for a connection that was cut without a response.
+	// begun, whether it succeeded or not. It is 0 for an error response of which
+	// nothing could be sent, and for a connection that was aborted without a response.
 	Status int
-	// Fragments is how many fragments of the engine, whole or in part, were
-	// handed to the connection, empty ones too. A JSON response is handed over
-	// when its sending begins: all of it, or nothing if it failed before.
+	// Fragments is how many of the engine's fragments, empty ones too, were handed to
+	// the connection, completely or in part. A JSON response is handed over when its
+	// sending begins: all of it, or nothing if it failed before.
 	Fragments int
-	// Bytes is the answer text handed to the connection, in bytes of UTF-8 as
-	// the client decodes it. A client that left may have received less.
+	// Bytes is the answer text handed to the connection, in bytes of UTF-8 as the
+	// client decodes it. A client that disconnected may have received less.
 	Bytes int64
 	// FirstFragment is the time from the request's start to the engine's first
-	// fragment that had text in it; 0 if there was none. Duration is the time
-	// from the request's start until all that the client gets was sent.
+	// fragment with text; 0 if there was none. Duration is the time from the request's
+	// start until everything that the client gets was sent.
 	FirstFragment, Duration time.Duration
-	// Err is why the answer ended early, nil when it is whole. errors.Is matches
-	// at most one of ErrClientLeft, ErrClientStalled, ErrChatTimeout and
-	// ErrEngineStalled. Else it is what the engine yielded, its panic or another
-	// failure of its own (a nil iterator, runtime.Goexit, an answer too large for
-	// a JSON response), or an error with the cause with which the host ended the
+	// Err is why the answer is incomplete; nil if it is complete. errors.Is matches at
+	// most one of ErrClientLeft, ErrClientStalled, ErrChatTimeout and ErrEngineStalled.
+	// Otherwise it is what the engine yielded, its panic or another failure of the
+	// engine's (a nil iterator, runtime.Goexit, an answer too large for a JSON
+	// response), or an error with the cause with which the application has cancelled the
 	// request's context.
 	Err error
 }
 
-// Why an answer ended early, where only the handler can know: for errors.Is with
-// ChatReport.Err and, in an engine, with the context.Cause of its context. An
-// engine's own time-out or cancellation is none of them, unless it comes at or after
-// the deadline of its context.
+// Why an answer is incomplete, where only the handler can know: for errors.Is with
+// ChatReport.Err and, in an engine, with the context.Cause of its context. An engine's
+// own timeout or cancellation is none of them, unless it comes at or after the deadline
+// of its context.
 var (
-	// ErrClientLeft: the client disconnected, a write failed, or the host cancelled
-	// the request's context without a cause or with context.Canceled. It is
-	// context.Canceled, too.
-	ErrClientLeft = fmt.Errorf("botapi: the client left: %w", context.Canceled)
-	// ErrClientStalled: the client did not read for WriteTimeout, or did not read the
-	// rest of a complete answer in the time that Options.ChatTimeout leaves. It is
-	// os.ErrDeadlineExceeded, too.
-	ErrClientStalled = fmt.Errorf("botapi: the client did not read: %w", os.ErrDeadlineExceeded)
+	// ErrClientLeft: the client disconnected, a write failed, or the application
+	// cancelled the request's context without a cause or with context.Canceled. It is
+	// also context.Canceled.
+	ErrClientLeft = fmt.Errorf("botapi: the client disconnected: %w", context.Canceled)
+	// ErrClientStalled: a write to the client took longer than WriteTimeout. It is also
+	// os.ErrDeadlineExceeded.
+	ErrClientStalled = fmt.Errorf("botapi: the client stopped reading: %w", os.ErrDeadlineExceeded)
 	// ErrChatTimeout: ChatTimeout passed before the engine was done (even if it failed
-	// before the handler had noticed that) or, of a JSON response longer than 64 KiB,
-	// before its last part was begun. It is context.DeadlineExceeded, too.
+	// before the handler had noticed that) or, for a JSON response longer than 64 KiB,
+	// before its last chunk was begun. It is also context.DeadlineExceeded.
 	ErrChatTimeout = fmt.Errorf("botapi: the answer took longer than ChatTimeout: %w", context.DeadlineExceeded)
-	// ErrEngineStalled: the engine yielded nothing for StallTimeout. It is
-	// context.DeadlineExceeded, too.
+	// ErrEngineStalled: the engine yielded nothing for StallTimeout. It is also
+	// context.DeadlineExceeded.
 	ErrEngineStalled = fmt.Errorf("botapi: the engine yielded nothing for StallTimeout: %w", context.DeadlineExceeded)
 )
 
-// An engineCall is one engine answering one request. Its method run is the engine's
-// goroutine. The handler's goroutine calls only cancel and silentFor, and receives
-// from returned.
-type engineCall struct {
-	engine   ChatEngine
-	request  ChatRequest
-	listener listener
-	detached detachedContext
-	ctx      context.Context // what the engine is given, derived from detached
-	cancel   context.CancelCauseFunc
-
-	returned chan struct{} // closed when the engine has returned and the listener has been told
-
-	hasStallTimeout bool
-	silentSince     instant // since when the handler has been waiting for the engine; not set while yield runs, or without a StallTimeout
+// hideReasons returns an error that matches none of the four reasons. One that does comes
+// from another chat (of an engine that shares answers), and must not end up in this report.
+func hideReasons(err error) error {
+	if slices.ContainsFunc(reasons, func(reason error) bool { return errors.Is(err, reason) }) {
+		return errorOfAnotherChat{err}
+	}
+	return err
 }
 
-// A listener is told what an engine does. Times are counted from the start of the
-// request.
+var reasons = []error{ErrClientLeft, ErrClientStalled, ErrChatTimeout, ErrEngineStalled}
+
+type errorOfAnotherChat struct{ err error }
+
+func (e errorOfAnotherChat) Error() string { return e.err.Error() }
+
+func (e errorOfAnotherChat) Is(target error) bool {
+	return !slices.Contains(reasons, target) && errors.Is(e.err, target)
+}
+
+func (e errorOfAnotherChat) As(target any) bool { return errors.As(e.err, target) }
+
+// An engineCall is one engine answering one request. The handler's goroutine starts run,
+// calls cancel and silentFor, and receives from returned.
+type engineCall struct {
+	// Set before run.
+	engine          ChatEngine
+	request         *ChatRequest
+	listener        listener
+	detached        detachedContext
+	ctx             context.Context // the engine's, derived from detached
+	cancel          context.CancelCauseFunc
+	hasStallTimeout bool
+	returned        chan struct{} // closed when the engine has returned and the listener knows it
+
+	// Safe for concurrent use.
+	silentSince instant // since when the engine has been silent; not set while yield runs, or without a StallTimeout
+}
+
+// A listener learns what an engine does. All of its methods are safe for concurrent use:
+// an engine may yield from several goroutines, although it must not.
 type listener interface {
-	// elapsed is safe for concurrent use.
+	// elapsed is the time since the start of the request.
 	elapsed() time.Duration
 
-	// fragment takes the next fragment, and reports whether more are wanted. It
-	// and engineFailed are called by whichever goroutine calls yield: the engine's,
-	// or another that the engine lets do so. The engine promises one call at a
-	// time; a listener must survive two. After engineFailed or engineReturned,
-	// fragment returns false.
+	// fragment takes the next fragment, and reports whether the answer takes more. After
+	// engineFailed or engineReturned, it returns false.
 	fragment(text string) (more bool)
 
-	// engineFailed is called each time the engine yields an error. Only the first
-	// call counts. The engine may go on after that, even for ever: engineReturned
-	// need not follow.
-	engineFailed(failure *ending, at time.Duration)
+	// engineFailed is called each time the engine yields an error. Only the first call
+	// counts. engineReturned need not follow, since the engine may go on for ever.
+	engineFailed(failure *ending)
 
-	// engineReturned is called by the engine's goroutine when the engine has
-	// returned. failure is a panic, runtime.Goexit or a nil iterator; it is nil if
-	// the iterator has returned. It may follow engineFailed, and where an engine has
-	// let another goroutine yield, fragment and engineFailed may overlap it, or
-	// follow.
-	engineReturned(failure *ending, at time.Duration)
+	// engineReturned is called once, by the engine's goroutine. failure is a panic,
+	// runtime.Goexit or a nil iterator, or nil if the iterator has returned.
+	engineReturned(failure *ending)
 }
 
 // An instant is an optional time, counted from the start of a request. It is safe
@@ -296,12 +308,10 @@ func (i *instant) get() (at time.Duration, isSet bool) {
 	return time.Duration(plusOne - 1), plusOne != 0
 }
 
-// A detachedContext has the values of the request's context and a deadline, but is
-// never done. ([context.WithoutCancel] has no deadline.) The engine's context is
-// derived from it, and cancelled by the handler when it has recorded why the chat
-// stops. If the engine's context ended together with the request, the engine's error
-// could come before the handler has noticed the end of the request, and would be
-// recorded in its place.
+// A detachedContext has the values of the request's context and a deadline, but is never
+// done. ([context.WithoutCancel] has no deadline.) The engine's context is derived from it.
+// If the engine's context ended together with the request's, its error could come before
+// the handler has noticed the end of the request.
 type detachedContext struct {
 	context.Context
 	deadline time.Time // ChatTimeout's; zero if there is none
@@ -316,43 +326,39 @@ var (
 	errEngineExited = errors.New("the engine ended its goroutine with runtime.Goexit")
 )
 
-// run calls the engine and returns when the engine has returned. It recovers a panic,
-// which would otherwise end the process.
+// run is the engine's goroutine.
 func (call *engineCall) run() {
-	err := errEngineExited // stands if the engine calls runtime.Goexit
+	failure := engineExited
 	defer func() {
-		v, at := recover(), call.listener.elapsed()
-		if v != nil {
-			err = recovered("running the engine", v)
-		}
-		var failure *ending
-		if err != nil {
-			failure = failureOf(err)
-		}
-		call.listener.engineReturned(failure, at)
+		call.listener.engineReturned(failure)
 		close(call.returned)
 	}()
-	err = call.iterate()
+	failure = call.iterate()
 }
 
-// iterate calls the iterator directly: with a range statement, an engine that goes
-// on yielding after it was told to stop would panic.
-func (call *engineCall) iterate() error {
+var engineExited = failureOf(errEngineExited)
+
+// iterate calls the iterator directly: with a range statement, an engine that goes on
+// yielding after yield has returned false would panic.
+func (call *engineCall) iterate() (failure *ending) {
+	defer func() {
+		if v := recover(); v != nil {
+			failure = failureOf(recovered("running the engine", v))
+		}
+	}()
 	call.startSilence()
-	fragments := call.engine.Chat(call.ctx, &call.request)
+	fragments := call.engine.Chat(call.ctx, call.request)
 	if fragments == nil {
-		return errNilIterator
+		return failureOf(errNilIterator)
 	}
 	fragments(call.yield)
 	return nil
 }
 
-// yield is what the engine calls. After an error, the listener wants no more.
 func (call *engineCall) yield(text string, err error) (more bool) {
 	call.silentSince.clear()
 	if err != nil {
-		at := call.listener.elapsed() // before the error is read, which may block
-		call.listener.engineFailed(failureOf(err), at)
+		call.listener.engineFailed(failureOf(err))
 		return false
 	}
 	more = call.listener.fragment(text)
@@ -366,7 +372,6 @@ func (call *engineCall) startSilence() {
 	}
 }
 
-// silentFor is how long the handler has been waiting for the engine.
 func (call *engineCall) silentFor() time.Duration {
 	if since, isSet := call.silentSince.get(); isSet {
 		return call.listener.elapsed() - since
@@ -374,66 +379,54 @@ func (call *engineCall) silentFor() time.Duration {
 	return 0
 }
 
-// slots counts the chats in progress, for MaxConcurrentChats and
-// MaxChatsPerAccount. A chat gets its slot at once or is refused: nothing queues.
+// slots counts the chats in progress, for MaxConcurrentChats and MaxChatsPerAccount.
+// Nothing queues.
 type slots struct {
-	total      *semaphore.Weighted // nil: no limit
-	perAccount int64               // 0: no limit
+	perAccount int64 // 0 or less: no limit
 
-	mu    sync.Mutex       // held by take and release if there is a limit for accounts
-	inUse map[string]int64 // chats in progress by account; an account without any has no entry
+	mu    sync.Mutex
+	total *semaphore.Weighted
+	inUse map[string]int64 // by account, if there is a limit; an account without chats in progress has no entry
 }
 
 func newSlots(total, perAccount int64) *slots {
-	s := &slots{perAccount: perAccount, inUse: make(map[string]int64)}
-	if total > 0 {
-		s.total = semaphore.NewWeighted(total)
+	if total <= 0 {
+		total = math.MaxInt64
 	}
-	return s
+	return &slots{perAccount: perAccount, total: semaphore.NewWeighted(total), inUse: make(map[string]int64)}
 }
 
-// take takes a slot for a chat of the account, or returns the refusal for the limit
-// that was reached: if both are, that for all chats. If the account's limit refuses,
-// the slot of the total is given back before the lock is: no other call has seen it
-// taken.
+// take rejects the chat if a limit was reached: if both are, by the one for all chats.
 func (s *slots) take(account string) *ending {
-	if s.perAccount > 0 {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-	}
-	if s.total != nil && !s.total.TryAcquire(1) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case !s.total.TryAcquire(1):
 		return rejected(errTooManyChats)
-	}
-	if s.perAccount <= 0 {
-		return nil
-	}
-	if s.inUse[account] >= s.perAccount {
-		s.releaseTotal()
+	case s.perAccount <= 0:
+	case s.inUse[account] >= s.perAccount:
+		s.total.Release(1) // no other chat has seen it taken, thanks to mu
 		return rejected(errTooManyAccountChats)
+	default:
+		s.inUse[account]++
 	}
-	s.inUse[account]++
 	return nil
 }
 
 func (s *slots) release(account string) {
-	if s.perAccount > 0 {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.inUse[account]--; s.inUse[account] == 0 {
-			delete(s.inUse, account)
-		}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.total.Release(1)
+	if s.perAccount <= 0 {
+		return
 	}
-	s.releaseTotal()
-}
-
-func (s *slots) releaseTotal() {
-	if s.total != nil {
-		s.total.Release(1)
+	if s.inUse[account]--; s.inUse[account] == 0 {
+		delete(s.inUse, account)
 	}
 }
 
-// A slot is what one chat uses of the limits, until its engine has returned and
-// its answer has ended, whichever is later.
+// A slot is what one chat uses of the limits, until its engine has returned and its answer
+// has ended.
 type slot struct {
 	slots   *slots
 	account string
@@ -441,16 +434,15 @@ type slot struct {
 }
 
 func (s *slot) take(slots *slots, account string) *ending {
-	if refusal := slots.take(account); refusal != nil {
-		return refusal
+	if end := slots.take(account); end != nil {
+		return end
 	}
 	s.slots, s.account = slots, account
 	s.users.Store(2)
 	return nil
 }
 
-// release is called once by the engine's goroutine and once by the handler's. The
-// second call gives the slot back.
+// release is called once by the engine's goroutine and once by the handler's.
 func (s *slot) release() {
 	if s.users.Add(-1) == 0 {
 		s.slots.release(s.account)

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/matryer/is"
 )
@@ -30,44 +31,43 @@ const (
 	internalError = "Internal Server Error"
 )
 
-// Every ending of a chat: what its client gets, and what is reported of it. Each
-// engine yields "", "héllo" and " you", one a second, before it ends; and each has
-// its ending once more before the first fragment.
+// Every ending of a chat: what its client gets, and what is reported. Each ending is
+// played twice: after the engine has yielded "", "héllo" and " you", one each second,
+// and before the first fragment.
 //
-// All times count from the beginning of the chat, which is a second after that of
-// its request.
+// All times count from the start of the chat, a second after the start of its request.
 var endings = []struct {
-	name    string
-	timeout time.Duration // ChatTimeout; 0: the default
-	stall   time.Duration // StallTimeout
-	leaves  time.Duration // when the client does; 0: never
-	host    error         // with which the host ends the request after four seconds; nil: it does not
-	end     engineEnd     // nil: it waits for the end of its context
-	engine  ChatEngine    // instead of end: one that never yields
+	name        string
+	timeout     time.Duration // ChatTimeout; 0: the default
+	stall       time.Duration // StallTimeout
+	disconnects time.Duration // when the client does; 0: never
+	cancels     error         // the cause with which the application cancels the request after four seconds; nil: it does not
+	end         engineEnd     // nil: the engine waits until its context is done
+	engine      ChatEngine    // instead of end: one that never yields
 
-	status int // of an answer that has not begun; 0: the connection is cut
+	status int // if nothing has been sent; 0: the connection is aborted
 	detail string
 	err    error         // the report's, and the cause of the engine's context
-	at     time.Duration // the end of the answer, if that is later than
-	after  time.Duration // so long behind the engine's last fragment
-	hangs  bool          // the engine, which is waited for half a second
+	at     time.Duration // when the answer ends, if that is later than after
+	after  time.Duration // from the engine's last fragment to the end of the answer
+	hangs  bool          // the engine; the handler waits for it for half a second
 	logs   string
 }{
-	{name: "whole", end: sleepsFor(0), status: 200},
+	{name: "complete", end: sleepsFor(0), status: 200},
 	{name: "no ChatTimeout", timeout: -1, end: sleepsFor(24 * time.Hour), status: 200, after: 24 * time.Hour},
 	{name: "the longest times there are", timeout: math.MaxInt64, stall: math.MaxInt64, end: sleepsFor(24 * time.Hour), status: 200, after: 24 * time.Hour},
 	{name: "not silent for too long", stall: time.Second + 1, end: sleepsFor(time.Second), status: 200, after: time.Second},
 
 	{name: "a StatusError", end: failsWith(errOverloaded), status: 529, detail: "Overloaded", err: errOverloaded},
-	{name: "a StatusError that looks like an end", end: failsWith(fmt.Errorf("wrapped: %w", &StatusError{429, "Say [DONE]\n\u2028", 0, errBroken})), status: 429, detail: `Say \u005bDONE]\n\u2028`, err: errBroken},
+	{name: "a StatusError that looks like a terminator", end: failsWith(fmt.Errorf("wrapped: %w", &StatusError{429, "Say [DONE]\n\u2028", 0, errBroken})), status: 429, detail: `Say \u005bDONE]\n\u2028`, err: errBroken},
 	{name: "a StatusError longer than an event", end: failsWith(StatusError{502, strings.Repeat("0123456789", 500), 0, errBroken}), status: 502, detail: strings.Repeat("0123456789", 500), err: errBroken},
 	{name: "an error beside text", end: func(_ context.Context, yield func(string, error) bool) { yield("lost", errOverloaded) }, status: 529, detail: "Overloaded", err: errOverloaded},
 	{name: "an error, and more after it", end: func(_ context.Context, yield func(string, error) bool) {
 		if yield("", errOverloaded) || yield("more", nil) || yield("", io.EOF) {
-			panic("more is wanted after an error")
+			panic("yield returned true after an error")
 		}
 	}, status: 529, detail: "Overloaded", err: errOverloaded},
-	{name: "an error, and a long way home", end: func(_ context.Context, yield func(string, error) bool) {
+	{name: "an error, and returns an hour later", end: func(_ context.Context, yield func(string, error) bool) {
 		yield("", errOverloaded)
 		time.Sleep(time.Hour)
 	}, status: 529, detail: "Overloaded", err: errOverloaded, hangs: true},
@@ -84,34 +84,34 @@ var endings = []struct {
 	{name: "runtime.Goexit", end: exits, status: 500, detail: internalError, err: errEngineExited},
 	{name: "a nil iterator", engine: nilIterator, status: 500, detail: internalError, err: errNilIterator, logs: "nil iterator"},
 
-	// An order to cut is followed by a cut, and by nothing else.
+	// http.ErrAbortHandler aborts the connection: no response, no event, no log line.
 	{name: "http.ErrAbortHandler", end: failsWith(http.ErrAbortHandler), err: http.ErrAbortHandler},
 	{name: "http.ErrAbortHandler, wrapped", end: failsWith(fmt.Errorf("proxy: %w", http.ErrAbortHandler)), err: http.ErrAbortHandler},
 	{name: "http.ErrAbortHandler, as a panic", end: panicsWith(http.ErrAbortHandler), err: http.ErrAbortHandler},
 
-	// Why this chat has ended, only the handler knows: of another chat's reasons, the text is kept.
+	// Only the handler knows why this chat has ended. An error that wraps another chat's reason keeps its text only.
 	{name: "another chat's reasons", end: failsWith(reasonsOfAnotherChat), status: 500, detail: internalError, err: onlyText(reasonsOfAnotherChat.Error())},
 	{name: "another chat's reasons in a StatusError", end: failsWith(StatusError{503, "Upstream is slow", 0, reasonsOfAnotherChat}), status: 503, detail: "Upstream is slow",
-		err: onlyText("503 Upstream is slow: 503 Upstream is slow: " + reasonsOfAnotherChat.Error())},
+		err: onlyText("503 Upstream is slow: " + reasonsOfAnotherChat.Error())},
 
-	{name: "too late", timeout: 5 * time.Second, status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second, logs: ErrChatTimeout.Error()},
-	{name: "too late by default", status: 504, detail: tooLong, err: ErrChatTimeout, at: DefaultChatTimeout},
-	{name: "too late, with its context's error", timeout: 5 * time.Second, end: func(ctx context.Context, yield func(string, error) bool) {
+	{name: "timed out", timeout: 5 * time.Second, status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second, logs: ErrChatTimeout.Error()},
+	{name: "timed out by default", status: 504, detail: tooLong, err: ErrChatTimeout, at: DefaultChatTimeout},
+	{name: "timed out, with its context's error", timeout: 5 * time.Second, end: func(ctx context.Context, yield func(string, error) bool) {
 		<-ctx.Done()
 		yield("", ctx.Err())
 	}, status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second},
-	{name: "too late, and goes on", timeout: 5 * time.Second, end: func(ctx context.Context, yield func(string, error) bool) {
+	{name: "timed out, and goes on", timeout: 5 * time.Second, end: func(ctx context.Context, yield func(string, error) bool) {
 		<-ctx.Done()
 		synctest.Wait()
 		if yield("a", nil) || yield("b", nil) || yield("", io.EOF) {
-			panic("more is wanted after the end")
+			panic("yield returned true after the end")
 		}
 	}, status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second},
-	{name: "too late, and does not stop", timeout: 5 * time.Second, end: sleepsFor(time.Hour), status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second, hangs: true},
-	{name: "too late with the text of a panic", timeout: 5 * time.Second, end: panicsWith(slowError{}), status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second, hangs: true},
+	{name: "timed out, and does not stop", timeout: 5 * time.Second, end: sleepsFor(time.Hour), status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second, hangs: true},
+	{name: "timed out while a panic's text is made", timeout: 5 * time.Second, end: panicsWith(slowError{}), status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second, hangs: true},
 
-	// An engine that keeps its context's deadline by itself, as a connection with a deadline does, fails when the
-	// handler's own timer fires. Whichever comes first, ChatTimeout has passed.
+	// An engine that watches its context's deadline itself, as a connection with a deadline does, fails when the
+	// handler's timer fires. Whichever comes first, the chat has timed out.
 	{name: "an error at its deadline", timeout: 5 * time.Second, end: atDeadline(0, failsWith(os.ErrDeadlineExceeded)), status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second},
 	{name: "a StatusError at its deadline", timeout: 5 * time.Second, end: atDeadline(0, failsWith(errOverloaded)), status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second},
 	{name: "a panic at its deadline", timeout: 5 * time.Second, end: atDeadline(0, panicsWith("late")), status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second, logs: "stack="},
@@ -120,27 +120,27 @@ var endings = []struct {
 	{name: "a panic just before its deadline", timeout: 5 * time.Second, end: atDeadline(1, panicsWith("early")), status: 500, detail: internalError, err: new(panicError), at: 5*time.Second - 1},
 
 	{name: "silent for too long", stall: 1500 * time.Millisecond, status: 504, detail: tooLong, err: ErrEngineStalled, after: 1500 * time.Millisecond, logs: ErrEngineStalled.Error()},
-	{name: "silent for too long before it returns its iterator", stall: time.Second, engine: slowToBegin, status: 504, detail: tooLong, err: ErrEngineStalled, after: time.Second},
+	{name: "silent for too long before Chat returns", stall: time.Second, engine: slowToBegin, status: 504, detail: tooLong, err: ErrEngineStalled, after: time.Second},
 
-	{name: "the client leaves", leaves: 4 * time.Second, err: ErrClientLeft, at: 4 * time.Second},
-	{name: "the client leaves after an hour of silence", timeout: -1, leaves: time.Hour, err: ErrClientLeft, at: time.Hour},
-	{name: "the client leaves, and the engine does not stop", leaves: 4 * time.Second, end: sleepsFor(time.Hour), err: ErrClientLeft, at: 4 * time.Second, hangs: true},
+	{name: "the client disconnects", disconnects: 4 * time.Second, err: ErrClientLeft, at: 4 * time.Second},
+	{name: "the client disconnects after an hour of silence", timeout: -1, disconnects: time.Hour, err: ErrClientLeft, at: time.Hour},
+	{name: "the client disconnects, and the engine does not stop", disconnects: 4 * time.Second, end: sleepsFor(time.Hour), err: ErrClientLeft, at: 4 * time.Second, hangs: true},
 
-	// A host that ends a request may give a cause, and so choose the answer. Without one, it looks as if the client has left.
-	{name: "the host ends it with a StatusError", host: errOverloaded, status: 529, detail: "Overloaded", err: errOverloaded, at: 4 * time.Second},
-	{name: "the host ends it with a StatusError for a deadline", host: StatusError{402, "Pay first", 0, context.DeadlineExceeded}, status: 402, detail: "Pay first", err: context.DeadlineExceeded, at: 4 * time.Second},
-	{name: "the host ends it with a StatusError for an abort", host: StatusError{402, "Pay first", 0, http.ErrAbortHandler}, status: 402, detail: "Pay first", err: onlyText("402 Pay first: 402 Pay first: net/http: abort Handler"), at: 4 * time.Second},
-	{name: "the host ends it with another chat's reasons", host: reasonsOfAnotherChat, status: 504, detail: tooLong, err: onlyText("504 " + tooLong + ": " + reasonsOfAnotherChat.Error()), at: 4 * time.Second},
-	{name: "the host ends it with a client that stalled", host: ErrClientStalled, status: 503, detail: "Service Unavailable", err: onlyText("503 Service Unavailable: " + ErrClientStalled.Error()), at: 4 * time.Second},
-	{name: "the host ends it with another cause", host: errBroken, status: 503, detail: "Service Unavailable", err: errBroken, at: 4 * time.Second},
-	{name: "the host ends it with a deadline", host: context.DeadlineExceeded, status: 504, detail: tooLong, err: context.DeadlineExceeded, at: 4 * time.Second},
-	{name: "the host ends it without a cause", host: context.Canceled, err: ErrClientLeft, at: 4 * time.Second},
-	{name: "the host ends it and says why the client has left", host: fmt.Errorf("connection reset: %w", context.Canceled), err: ErrClientLeft, at: 4 * time.Second},
+	// An application that cancels a request chooses the response by the cause. Without a cause, it looks as if the client has disconnected.
+	{name: "the application cancels with a StatusError", cancels: errOverloaded, status: 529, detail: "Overloaded", err: errOverloaded, at: 4 * time.Second},
+	{name: "the application cancels with a StatusError for a deadline", cancels: StatusError{402, "Pay first", 0, context.DeadlineExceeded}, status: 402, detail: "Pay first", err: context.DeadlineExceeded, at: 4 * time.Second},
+	{name: "the application cancels with a StatusError for an abort", cancels: StatusError{402, "Pay first", 0, http.ErrAbortHandler}, status: 402, detail: "Pay first", err: http.ErrAbortHandler, at: 4 * time.Second},
+	{name: "the application cancels with another chat's reasons", cancels: reasonsOfAnotherChat, status: 504, detail: tooLong, err: onlyText("504 " + tooLong + ": " + reasonsOfAnotherChat.Error()), at: 4 * time.Second},
+	{name: "the application cancels with ErrClientStalled", cancels: ErrClientStalled, status: 503, detail: "Service Unavailable", err: onlyText("503 Service Unavailable: " + ErrClientStalled.Error()), at: 4 * time.Second},
+	{name: "the application cancels with another cause", cancels: errBroken, status: 503, detail: "Service Unavailable", err: errBroken, at: 4 * time.Second},
+	{name: "the application cancels with a deadline", cancels: context.DeadlineExceeded, status: 504, detail: tooLong, err: context.DeadlineExceeded, at: 4 * time.Second},
+	{name: "the application cancels without a cause", cancels: context.Canceled, err: ErrClientLeft, at: 4 * time.Second},
+	{name: "the application cancels and says why the client has disconnected", cancels: fmt.Errorf("connection reset: %w", context.Canceled), err: ErrClientLeft, at: 4 * time.Second},
 }
 
 func exits(context.Context, func(string, error) bool) { runtime.Goexit() }
 
-// atDeadline ends shortly before the deadline of its context.
+// atDeadline makes an engine end so long before its context's deadline.
 func atDeadline(before time.Duration, end engineEnd) engineEnd {
 	return func(ctx context.Context, yield func(string, error) bool) {
 		deadline, _ := ctx.Deadline()
@@ -154,7 +154,7 @@ var slowToBegin = ChatEngineFunc(func(ctx context.Context, req *ChatRequest) ite
 	return fragmentsOf("late").Chat(ctx, req)
 })
 
-// A slowError takes an hour to say what it is.
+// A slowError takes an hour to return its text.
 type slowError struct{}
 
 func (slowError) Error() string {
@@ -164,7 +164,7 @@ func (slowError) Error() string {
 
 var reasonsOfAnotherChat = errors.Join(ErrClientLeft, ErrClientStalled, ErrChatTimeout, ErrEngineStalled)
 
-// onlyText stands for an error of which nothing but its text is left.
+// onlyText is an expected error of which only the text is compared.
 type onlyText string
 
 func (t onlyText) Error() string { return string(t) }
@@ -177,20 +177,20 @@ func TestEndings(t *testing.T) {
 			}
 			inEachWay(t, fmt.Sprint(c.name, ", early ", early), func(t *testing.T, w way) {
 				is := is.New(t)
-				const keyCheck, onChat = time.Second, time.Minute // which is longer than WriteTimeout: what net/http still writes has its own
+				const keyCheck, onChat = time.Second, time.Minute // onChat is longer than WriteTimeout: what net/http writes after the handler has its own
 				fragments := []string{"", "héllo", " you"}
 				if early {
 					fragments = nil
 				}
-				if c.leaves > 0 {
-					w.leaves = keyCheck + c.leaves
+				if c.disconnects > 0 {
+					w.disconnects = keyCheck + c.disconnects
 				}
-				if c.host != nil {
-					w.behind = endedAfter(keyCheck+4*time.Second, c.host)
+				if c.cancels != nil {
+					w.middleware = cancelledAfter(keyCheck+4*time.Second, c.cancels)
 				}
-				given := make(chan context.Context, 1) // the engine's
+				contexts := make(chan context.Context, 1) // the engine's
 				engine := ChatEngineFunc(func(ctx context.Context, req *ChatRequest) iter.Seq2[string, error] {
-					given <- ctx
+					contexts <- ctx
 					if c.engine != nil {
 						return c.engine.Chat(ctx, req)
 					}
@@ -227,10 +227,10 @@ func TestEndings(t *testing.T) {
 				for _, fragment := range fragments {
 					events += data(fragment)
 				}
-				fails, told := c.status != 200, c.status != 0
+				fails, responds := c.status != 200, c.status != 0
 				switch {
-				case c.leaves > 0:
-					is.True(got.err != nil) // its own cancellation or, on HTTP/2, how the server answers that
+				case c.disconnects > 0:
+					is.True(got.err != nil) // its own cancellation or, on HTTP/2, the server's reply to it
 				case !fails && w.stream:
 					is.Equal(got.body, events+terminator)
 					is.NoErr(got.err)
@@ -238,18 +238,18 @@ func TestEndings(t *testing.T) {
 					is.Equal(got.body, `{"content":"`+text+`"}`)
 					is.NoErr(got.err)
 				case committed:
-					if told {
-						events += broken(c.detail)
+					if responds {
+						events += errorEvent(c.detail)
 					}
-					is.True(got.err != nil) // cut
+					is.True(got.err != nil) // aborted
 					if w.hides {
-						is.True(strings.HasPrefix(events, got.body)) // the rest was still in a buffer of net/http
+						is.True(strings.HasPrefix(events, got.body)) // net/http still had the rest in a buffer
 						break
 					}
 					is.Equal(got.status, 200)
 					is.Equal(got.body, events)
-				case !told:
-					is.Equal(got.status, 0) // cut before anything left
+				case !responds:
+					is.Equal(got.status, 0) // aborted before anything was sent
 				default:
 					is.Equal(got.status, c.status)
 					is.Equal(got.header.Get("Content-Type"), "application/json")
@@ -273,32 +273,32 @@ func TestEndings(t *testing.T) {
 				is.Equal(report, want)
 				is.True(report.RequestID != "")
 				is.True(sameEnd(report.Err, c.err))
-				is.Equal(endsOf(report.Err), endsOf(c.err))
-				ctx := <-given
+				is.Equal(reasonsIn(report.Err), reasonsIn(c.err))
+				ctx := <-contexts
 				is.Equal(ctx.Err(), context.Canceled)
 				is.Equal(context.Cause(ctx), cmp.Or(report.Err, context.Canceled))
 				is.NoErr(endOfOnChat)
 
 				returned := want.Duration + onChat
-				if committed && fails && told {
-					returned += 250 * time.Millisecond // for the client to read why
+				if committed && fails && responds {
+					returned += readPause
 				}
 				if c.hangs {
-					returned += 500 * time.Millisecond
+					returned += engineGrace
 				}
 				is.Equal(took, returned)
 				is.Equal(strings.Contains(got.log, "the engine has not returned"), c.hangs)
-				is.Equal(strings.Contains(got.log, "answer broken off"), committed && fails && told)
-				is.Equal(strings.Contains(got.log, "level=ERROR"), c.status >= 500 || committed && fails && told) // else it is nobody's fault
+				is.Equal(strings.Contains(got.log, "answer aborted"), committed && fails && responds)
+				is.Equal(strings.Contains(got.log, "level=ERROR"), c.status >= 500 || committed && fails && responds)
 				is.True(strings.Contains(got.log, c.logs))
 				is.True(c.logs != "" || !strings.Contains(got.log, "the engine panicked"))
-				is.True(!strings.Contains(got.log, "more is wanted"))
+				is.True(!strings.Contains(got.log, "yield returned true"))
 			})
 		}
 	}
 }
 
-// sameEnd compares errors by errors.Is, but panics by their kind.
+// sameEnd compares errors by errors.Is, panics by their type, and an onlyText by its text.
 func sameEnd(err, want error) bool {
 	switch want.(type) {
 	case *panicError:
@@ -309,7 +309,7 @@ func sameEnd(err, want error) bool {
 	return errors.Is(err, want)
 }
 
-// For who knows only Go's own errors, the handler's reasons are some of those.
+// Each of the handler's reasons also matches an error of the standard library.
 func TestEndingsAreErrorsOfGo(t *testing.T) {
 	for reason, of := range map[error]error{
 		ErrClientLeft:    context.Canceled,
@@ -323,8 +323,9 @@ func TestEndingsAreErrorsOfGo(t *testing.T) {
 	}
 }
 
-// The context of an engine has the host's values and ChatTimeout's deadline, and
-// ends with the answer. It says whose it is as long as somebody keeps it.
+// The context of an engine has the values of the request's context and ChatTimeout's
+// deadline, and is cancelled when the answer ends. It keeps its account and its
+// request id after that.
 func TestEngineContext(t *testing.T) {
 	for _, timeout := range []time.Duration{time.Minute, -1} {
 		synctest.Test(t, func(t *testing.T) {
@@ -335,14 +336,14 @@ func TestEngineContext(t *testing.T) {
 			o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
 				deadline, timed := ctx.Deadline()
 				derived, cancel := context.WithTimeout(ctx, time.Hour)
-				context.AfterFunc(derived, cancel) // it ends with the context that it is made of
+				context.AfterFunc(derived, cancel) // it is cancelled with its parent
 				kept[RequestIDFrom(ctx)] = derived
 				if timed && time.Until(deadline) == timeout || timeout < 0 && !timed {
 					yield(fmt.Sprint("ended: ", ctx.Err()), nil)
 				}
 			})
-			h := withHostsValue(New(o))
-			for i := range 20 { // a pool does not return each thing to the next who asks
+			h := withApplicationValue(New(o))
+			for i := range 20 { // a pool does not always return what was put into it last
 				is.Equal(strings.Count(postChat(h, chatBodyJSON("hi", i%2 == 0)).Body.String(), `{"content":"ended: <nil>"}`), 1)
 			}
 			synctest.Wait()
@@ -350,34 +351,61 @@ func TestEngineContext(t *testing.T) {
 			for id, ctx := range kept {
 				is.Equal(AccountFrom(ctx), testAccount)
 				is.Equal(RequestIDFrom(ctx), id)
-				is.Equal(ctx.Value(hostKey{}), "the host's")
+				is.Equal(ctx.Value(applicationKey{}), "the application's")
 				is.Equal(ctx.Err(), context.Canceled)
 			}
 		})
 	}
 }
 
-// A host that ends the request while the last bytes are sent has ended the
-// answer, if they are not taken: the client has not left.
-func TestHostEndsARequestDuringTheLastWrite(t *testing.T) {
+// If the application cancels the request during the last write, and the write fails,
+// that is why the answer ended: the client has not disconnected.
+func TestApplicationCancelsDuringTheLastWrite(t *testing.T) {
 	for _, stream := range []bool{false, true} {
-		for _, stalls := range []time.Duration{0, DefaultWriteTimeout} {
-			t.Run(fmt.Sprint("stream ", stream, ", stalls ", stalls), func(t *testing.T) {
+		for _, blocks := range []time.Duration{0, DefaultWriteTimeout} {
+			t.Run(fmt.Sprint("stream ", stream, ", blocks ", blocks), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					is := is.New(t)
-					ctx, end := context.WithCancelCause(t.Context())
-					defer end(nil)
+					ctx, cancel := context.WithCancelCause(t.Context())
+					defer cancel(nil)
 					w := &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: "Write", fault: func() error {
-						end(errOverloaded)
-						time.Sleep(stalls)
+						cancel(errOverloaded)
+						time.Sleep(blocks)
 						return io.ErrClosedPipe
 					}}
 					got := playRequestOn(t, w, chatRequest(t, "", "hi", stream).WithContext(ctx), fragmentsOf())
-					is.Equal(got.err, http.ErrAbortHandler) // cut
+					is.Equal(got.err, http.ErrAbortHandler)
 					is.True(errors.Is(got.report(t).Err, errOverloaded))
-					is.Equal(endsOf(got.report(t).Err), nil)
+					is.Equal(reasonsIn(got.report(t).Err), nil)
 				})
 			})
 		}
 	}
+}
+
+// A ChatRequest that an engine keeps, and a header that middleware keeps, retain neither
+// the request nor its ResponseWriter.
+func TestKeptRequestRetainsNoConnection(t *testing.T) {
+	is := is.New(t)
+	var kept *ChatRequest
+	o := testOptions(t, t.Output())
+	o.Engine = ChatEngineFunc(func(ctx context.Context, req *ChatRequest) iter.Seq2[string, error] {
+		kept = req
+		return fragmentsOf("ok").Chat(ctx, req)
+	})
+	h := New(o)
+	play := func() (header http.Header, w weak.Pointer[httptest.ResponseRecorder], r weak.Pointer[http.Request]) {
+		writer, request := httptest.NewRecorder(), newRequest("POST", "/v1/chat", strings.NewReader(chatBodyJSON("hi", false)))
+		h.ServeHTTP(writer, request)
+		return writer.Header(), weak.Make(writer), weak.Make(request)
+	}
+	header, w, r := play()
+	for range 10 { // the engine's goroutine and pools may hold them for a moment
+		runtime.GC()
+		runtime.Gosched()
+	}
+	is.True(w.Value() == nil)
+	is.True(r.Value() == nil)
+	is.Equal(lastContent(kept), "hi")
+	is.Equal(header.Get("Content-Type"), "application/json")
 }

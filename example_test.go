@@ -18,9 +18,9 @@ import (
 	"example.com/botapi"
 )
 
-// A server with one bot, two routes of this package and one of its own. In a
-// program, http.ListenAndServe("127.0.0.1:8080", mux) would stand at the end: the
-// first example of the README is this one.
+// A server with one bot, two routes of this package and one of its own. A program calls
+// http.ListenAndServe("127.0.0.1:8080", mux) at the end, as in the README, which begins with
+// this example.
 func ExampleNew() {
 	bots, err := botapi.NewMemoryStore(botapi.Bot{
 		UID: "6f1c0c5e-7a50-4d6c-9f0e-1f4b8c1c6a11", Slug: "parrot", Name: "Parrot", Model: "parrot-1",
@@ -32,7 +32,7 @@ func ExampleNew() {
 		return func(yield func(string, error) bool) {
 			for _, word := range strings.SplitAfter(req.Messages[len(req.Messages)-1].Content, " ") {
 				if !yield(word, nil) {
-					return // the client has left
+					return // the client has disconnected
 				}
 			}
 		}
@@ -56,7 +56,7 @@ func ExampleNew() {
 	// data: [DONE]
 }
 
-// call sends a request to a handler and prints the answer.
+// call sends a request to a handler and prints the response.
 func call(h http.Handler, method, path, key, body string) {
 	server := httptest.NewServer(h)
 	defer server.Close()
@@ -70,16 +70,16 @@ func call(h http.Handler, method, path, key, body string) {
 		log.Fatal(err)
 	}
 	defer response.Body.Close()
-	answer, err := io.ReadAll(response.Body)
+	text, err := io.ReadAll(response.Body)
 	if err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println(response.StatusCode)
-	fmt.Println(strings.TrimSpace(string(answer)))
+	fmt.Println(strings.TrimSpace(string(text)))
 }
 
-// newOptions are the parts that an example is not about: one bot, one key, and
-// an engine that says what it hears.
+// newOptions returns the options that an example is not about: one bot, one key, and
+// an engine that repeats the prompt.
 func newOptions() botapi.Options {
 	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "parrot", Name: "Parrot", Model: "parrot-1"})
 	if err != nil {
@@ -97,7 +97,7 @@ func newOptions() botapi.Options {
 
 const hello = `{"bot_slug":"parrot","prompt":"hello","stream":false}`
 
-// Behind a prefix, clients use it as their base address.
+// Clients of a handler behind a prefix have the prefix in their base address.
 func ExampleNew_prefix() {
 	mux := http.NewServeMux()
 	mux.Handle("/bots-api/", http.StripPrefix("/bots-api", botapi.New(newOptions())))
@@ -108,9 +108,9 @@ func ExampleNew_prefix() {
 	// {"content":"hello"}
 }
 
-// Middleware that recovers panics must pass http.ErrAbortHandler on: it cuts
-// the connection of a stream that broke. Middleware that wraps the
-// ResponseWriter needs an Unwrap method, or streams cannot be flushed.
+// Middleware that recovers panics must pass http.ErrAbortHandler on: it aborts an incomplete
+// stream. Middleware that wraps the ResponseWriter needs an Unwrap method, or streams cannot
+// be flushed.
 func ExampleNew_middleware() {
 	recovering := func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -148,8 +148,8 @@ func ExampleNew_middleware() {
 	// {"content":"hello"}
 }
 
-// Shutdown lets streams that have begun finish. A program calls it when a
-// signal comes, and closes the server when its patience ends.
+// Shutdown lets streams in progress finish. A program calls it when it gets a signal, and
+// closes the server if that takes too long.
 func ExampleNew_shutdown() {
 	draining := make(chan struct{})
 	o := newOptions()
@@ -157,7 +157,7 @@ func ExampleNew_shutdown() {
 		if err := emit("I am "); err != nil {
 			return err
 		}
-		<-draining // an engine may listen to it, and hurry
+		<-draining // an engine may finish early when the server shuts down
 		return emit("done.")
 	})
 	served := httptest.NewUnstartedServer(botapi.New(o))
@@ -177,11 +177,11 @@ func ExampleNew_shutdown() {
 	}
 	defer response.Body.Close()
 
-	// In a program, behind <-ctx.Done(), of signal.NotifyContext.
+	// In a program, after <-ctx.Done(), with the context of signal.NotifyContext.
 	patience, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if err := server.Shutdown(patience); err != nil {
-		_ = server.Close() // ends the contexts of the engines that still speak
+		_ = server.Close() // cancels the contexts of the engines that are still running
 	}
 	text, _ := io.ReadAll(response.Body)
 	fmt.Println(strings.TrimSpace(string(text)))
@@ -193,7 +193,7 @@ func ExampleNew_shutdown() {
 	// data: [DONE]
 }
 
-// OnChat meters every chat that reached the engine, however it ended.
+// OnChat is called for every chat that reached the engine, however it ended.
 func ExampleOptions_onChat() {
 	o := newOptions()
 	o.OnChat = func(_ context.Context, r botapi.ChatReport) {
@@ -208,11 +208,11 @@ func ExampleOptions_onChat() {
 	// {"content":"hello"}
 }
 
-// A host's own keys, with their accounts.
+// An application's own keys, with their accounts.
 func ExampleKeyVerifierFunc() {
 	o := newOptions()
 	o.Keys = botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
-		account, ok := strings.CutPrefix(key, "sk-") // a real one asks its database
+		account, ok := strings.CutPrefix(key, "sk-") // a real verifier queries a database
 		if !ok {
 			return "", botapi.ErrInvalidKey
 		}
@@ -229,7 +229,7 @@ func ExampleKeyVerifierFunc() {
 	// {"detail":"Invalid API key"}
 }
 
-// A slow verifier is asked once for each key and minute.
+// A slow verifier is called once a minute for each key.
 func ExampleCacheKeys() {
 	o := newOptions()
 	o.Keys = botapi.CacheKeys(botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
@@ -248,8 +248,7 @@ func ExampleCacheKeys() {
 	// {"content":"hello"}
 }
 
-// privateBots shows each account its own bot: a store gets the context of the
-// request, and so knows whose it is.
+// privateBots shows each account its own bot: the context that a store gets has the account.
 type privateBots map[string]botapi.Bot // by account
 
 func (s privateBots) Bots(ctx context.Context) ([]botapi.Bot, error) {
@@ -296,15 +295,14 @@ func ExampleBotStore() {
 	// {"detail":"Bot not found"}
 }
 
-// An engine stops when yield returns false, and gives its context to whatever
-// it waits for.
+// An engine returns when yield returns false, and stops waiting when its context is done.
 func ExampleChatEngineFunc() {
 	o := newOptions()
 	o.Engine = botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 		return func(yield func(string, error) bool) {
 			for _, token := range []string{"Ready", ", ", "steady", ", ", "go!"} {
 				select {
-				case <-ctx.Done(): // the client has left, or the time is up
+				case <-ctx.Done(): // the client has disconnected, or the chat has timed out
 					yield("", ctx.Err())
 					return
 				case <-time.After(time.Millisecond): // a model at work
@@ -322,7 +320,7 @@ func ExampleChatEngineFunc() {
 	// {"content":"Ready, steady, go!"}
 }
 
-// A StatusError chooses what the client is told. Its cause is for the log.
+// A StatusError chooses the response. Its cause is logged.
 func ExampleStatusError() {
 	o := newOptions()
 	o.Engine = botapi.CallbackEngine(func(context.Context, *botapi.ChatRequest, func(string) error) error {
@@ -340,8 +338,8 @@ func ExampleStatusError() {
 	// {"detail":"The model is loading"}
 }
 
-// Members of the body that the interface does not define reach the engine, and
-// what is wrong with them is told like anything else.
+// Fields of the body that the API does not define reach the engine. It reports problems with
+// them in the form of the API.
 func ExampleChatRequest_extra() {
 	o := newOptions()
 	o.Engine = botapi.CallbackEngine(func(_ context.Context, req *botapi.ChatRequest, emit func(string) error) error {
@@ -364,7 +362,7 @@ func ExampleChatRequest_extra() {
 	// {"detail":[{"loc":["body","temperature"],"msg":"value is not a valid float","type":"type_error.float"}]}
 }
 
-// An engine knows whose chat it answers.
+// An engine's context has the account.
 func ExampleAccountFrom() {
 	o := newOptions()
 	o.Engine = botapi.CallbackEngine(func(ctx context.Context, _ *botapi.ChatRequest, emit func(string) error) error {
@@ -377,8 +375,8 @@ func ExampleAccountFrom() {
 	// {"content":"Hello, me"}
 }
 
-// The id of a request goes on to the services that an engine asks, so that one
-// id finds the request in all logs.
+// An engine passes the request id on to the services that it calls, so that one id finds
+// the request in all logs.
 func ExampleRequestIDFrom() {
 	o := newOptions()
 	o.Engine = botapi.CallbackEngine(func(ctx context.Context, _ *botapi.ChatRequest, emit func(string) error) error {
@@ -399,8 +397,7 @@ func ExampleRequestIDFrom() {
 	// checkout-7 {"content":"checkout-7"}
 }
 
-// Keys that are known when the program starts; what remains of them are
-// digests.
+// Keys that are known when the program starts. Only their digests are kept.
 func ExampleStaticKeys() {
 	keys := botapi.StaticKeys(map[string]string{"key-a": "alice", "key-b": "bob"})
 
@@ -412,7 +409,7 @@ func ExampleStaticKeys() {
 	// true
 }
 
-// A store refuses bots that could not be listed or told apart.
+// NewMemoryStore rejects an invalid bot, and two bots with the same uid or slug.
 func ExampleNewMemoryStore() {
 	parrot := botapi.Bot{UID: "u1", Slug: "parrot", Name: "Parrot", Model: "parrot-1"}
 	_, err := botapi.NewMemoryStore(parrot, botapi.Bot{UID: "u2", Slug: "parrot", Name: "Polly", Model: "parrot-1"})
@@ -421,11 +418,11 @@ func ExampleNewMemoryStore() {
 	// botapi: bot 1 (slug "parrot"): slug: bot 0 has it too
 }
 
-// The bots come from a file that is read again when the operator says so. A
-// file with a mistake changes nothing, and no request is dropped.
+// The bots come from a file that the operator can reload. A file with an error changes
+// nothing, and no request fails.
 func ExampleMemoryStore_Replace() {
 	var store botapi.MemoryStore
-	reload := func(file string) error { // on SIGHUP, say
+	reload := func(file string) error { // for example on SIGHUP
 		var bots []botapi.Bot
 		if err := json.Unmarshal([]byte(file), &bots); err != nil {
 			return err
@@ -443,8 +440,8 @@ func ExampleMemoryStore_Replace() {
 	// 1 Parrot
 }
 
-// lineRuntime stands in front of a model runtime that answers over HTTP, one
-// token a line. The context ends the request there when the client leaves.
+// lineRuntime is an engine for a model runtime that responds over HTTP with one token on
+// each line. The context cancels that request when the client disconnects.
 type lineRuntime struct{ url string }
 
 func (l lineRuntime) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
@@ -457,7 +454,7 @@ func (l lineRuntime) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq
 		}
 		response, err := http.DefaultClient.Do(request)
 		if err != nil {
-			yield("", botapi.StatusError{Status: 503, Detail: "The model is not there", Err: err})
+			yield("", botapi.StatusError{Status: 503, Detail: "The model is not available", Err: err})
 			return
 		}
 		defer response.Body.Close()
@@ -493,8 +490,8 @@ func ExampleChatEngine() {
 	// data: [DONE]
 }
 
-// A model's client that calls back for each token is an engine with
-// CallbackEngine. The error of emit stops it when nothing more is wanted.
+// CallbackEngine makes an engine of a model's client that calls a function for each token.
+// The error that emit returns stops the client when the chat has ended.
 func ExampleCallbackEngine() {
 	generate := func(ctx context.Context, prompt string, onToken func(string) error) error { // the model's client
 		for _, token := range strings.SplitAfter("You said: "+prompt, " ") {

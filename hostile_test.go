@@ -21,7 +21,7 @@ import (
 // lines joins the lines of a request's head, and ends it.
 func lines(lines ...string) string { return strings.Join(lines, "\r\n") + "\r\n\r\n" }
 
-// What the tables below are made of.
+// The pieces of the requests below.
 const (
 	host     = "Host: bots.example.com"
 	key      = "Authorization: Bearer " + testKey
@@ -31,13 +31,12 @@ const (
 	echoBody = `{"bot_slug":"echo","prompt":"hi","stream":false}` // 48 bytes
 )
 
-// Request bytes in, answers out: what a connection gets whose client, or the
-// proxy in front of it, does not speak HTTP as one should. A want is a list of
-// answers: by name, or by the status of one that net/http gives by itself. Those are
-// not of the interface's form, as docs/wire.md says of each. net/http quotes what it
-// cannot read: no key and no text of a chat of that gets into a log.
+// Request bytes in, responses out: what a client gets that, itself or by its proxy, sends
+// malformed or unusual HTTP. A want is a list of responses: by name, or by the status of a
+// response of net/http. Those do not have the API's form; docs/wire.md lists each. net/http
+// quotes what it cannot parse: no key and no text of a chat may get into the log.
 func TestHostileConnections(t *testing.T) {
-	named := map[string]string{ // the starts of answers
+	named := map[string]string{ // how the responses start
 		"echoed":    `200 {"content":"hi"}`,
 		"listed":    `200 [{"uid":`,
 		"not-found": `404 {"detail":"Not Found"}`,
@@ -54,35 +53,35 @@ func TestHostileConnections(t *testing.T) {
 	const text = "the text of a chat"
 	last := list(closing) // a request that ends the connection
 	lengthOfLast := fmt.Sprint("Content-Length: ", len(last))
-	_, documented, _ := strings.Cut(readDocument(t, "docs/wire.md"), "**Answers that are not the service's.**")
+	_, documented, _ := strings.Cut(readDocument(t, "docs/wire.md"), "**Responses that net/http sends.**")
 	documented, _, _ = strings.Cut(documented, "\n\n")
 	var log testLog
 	server := serveLogged(New(testOptions(t, &log)), &log)
 	defer server.Close()
 	unread := 0 // requests
-	type dialogue struct{ send, want string }
-	tests := map[string]dialogue{
-		// Bodies whose length is said twice or wrongly: no byte of a body is ever read as a request.
-		"a length and chunks: the chunks count":         {chat("Content-Length: 4", chunked, closing) + chunks, "echoed"},
-		"two lengths that agree":                        {chat("Content-Length: 48", "Content-Length: 48") + echoBody + last, "echoed listed"},
-		"no length and no chunks":                       {chat() + last, "no-body listed"},
-		"no length, no chunks and no key":               {lines(chatLine, host) + last, "no-key listed"},
-		"a tab before chunked":                          {chat("Transfer-Encoding:\tchunked", closing) + chunks, "echoed"},
-		"a body that is a request, of a GET":            {list(lengthOfLast) + last + last, "listed listed"},
-		"a body that is a request, of an unknown path":  {lines("POST /elsewhere HTTP/1.1", host, lengthOfLast) + last + last, "not-found listed"},
-		"a body that is a request, refused for its key": {lines(chatLine, host, lengthOfLast) + last + last, "no-key listed"},
-		"an invalid body":                               {chat("Content-Length: 2") + "{}" + last, "invalid listed"},
-		"an invalid body, in chunks":                    {chat(chunked) + "2\r\n{}\r\n0\r\n\r\n" + last, "invalid listed"},
-		"more than the length":                          {chat("Content-Length: 47") + echoBody + last, "invalid 400"},
-		"a body that does not come":                     {chat("Content-Length: 49") + echoBody, "unread"},
-		"a chunk size that is none":                     {chat(chunked) + "zz\r\n" + echoBody, "unread"},
-		"a chunk size over 64 bits":                     {chat(chunked) + "FFFFFFFFFFFFFFFFF\r\n" + echoBody, "unread"},
-		"a chunk longer than its size":                  {chat(chunked) + "5\r\n" + echoBody + "\r\n0\r\n\r\n" + last, "unread"},
-		"a chunk that breaks off":                       {chat(chunked) + "50\r\n" + echoBody, "unread"},
-		"chunks without an end":                         {chat(chunked) + "30\r\n" + echoBody + "\r\n", "unread"},
-		"chunks with extensions and a trailer":          {chat(chunked, "Trailer: X-Sum") + "30;a=b\r\n" + echoBody + "\r\n0\r\nX-Sum: 42\r\n\r\n" + last, "echoed listed"},
-		"a key in a trailer":                            {lines(chatLine, host, chunked, "Trailer: Authorization") + "30\r\n" + echoBody + "\r\n0\r\n" + key + "\r\n\r\n" + last, "no-key listed"},
-		"chunks on HTTP/1.0":                            {lines("POST /v1/chat HTTP/1.0", key, chunked) + chunks, "no-body"},
+	type testCase struct{ send, want string }
+	tests := map[string]testCase{
+		// Bodies whose length is given twice or wrongly: no byte of a body is ever read as a request.
+		"a length and chunks: the chunks count":        {chat("Content-Length: 4", chunked, closing) + chunks, "echoed"},
+		"two lengths that agree":                       {chat("Content-Length: 48", "Content-Length: 48") + echoBody + last, "echoed listed"},
+		"no length and no chunks":                      {chat() + last, "no-body listed"},
+		"no length, no chunks and no key":              {lines(chatLine, host) + last, "no-key listed"},
+		"a tab before chunked":                         {chat("Transfer-Encoding:\tchunked", closing) + chunks, "echoed"},
+		"a body that is a request, of a GET":           {list(lengthOfLast) + last + last, "listed"},
+		"a body that is a request, of an unknown path": {lines("POST /elsewhere HTTP/1.1", host, lengthOfLast) + last + last, "not-found listed"},
+		"a body that is a request, without a key":      {lines(chatLine, host, lengthOfLast) + last + last, "no-key listed"},
+		"an invalid body":                              {chat("Content-Length: 2") + "{}" + last, "invalid listed"},
+		"an invalid body, in chunks":                   {chat(chunked) + "2\r\n{}\r\n0\r\n\r\n" + last, "invalid listed"},
+		"more than the length":                         {chat("Content-Length: 47") + echoBody + last, "invalid 400"},
+		"a body that does not arrive":                  {chat("Content-Length: 49") + echoBody, "unread"},
+		"an invalid chunk size":                        {chat(chunked) + "zz\r\n" + echoBody, "unread"},
+		"a chunk size over 64 bits":                    {chat(chunked) + "FFFFFFFFFFFFFFFFF\r\n" + echoBody, "unread"},
+		"a chunk longer than its size":                 {chat(chunked) + "5\r\n" + echoBody + "\r\n0\r\n\r\n" + last, "unread"},
+		"a chunk that is cut short":                    {chat(chunked) + "50\r\n" + echoBody, "unread"},
+		"chunks without an end":                        {chat(chunked) + "30\r\n" + echoBody + "\r\n", "unread"},
+		"chunks with extensions and a trailer":         {chat(chunked, "Trailer: X-Sum") + "30;a=b\r\n" + echoBody + "\r\n0\r\nX-Sum: 42\r\n\r\n" + last, "echoed listed"},
+		"a key in a trailer":                           {lines(chatLine, host, chunked, "Trailer: Authorization") + "30\r\n" + echoBody + "\r\n0\r\n" + key + "\r\n\r\n" + last, "no-key listed"},
+		"chunks on HTTP/1.0":                           {lines("POST /v1/chat HTTP/1.0", key, chunked) + chunks, "no-body"},
 
 		// Heads.
 		"a line feed alone ends a line": {strings.ReplaceAll(last, "\r\n", "\n"), "listed"},
@@ -95,11 +94,11 @@ func TestHostileConnections(t *testing.T) {
 		"HTTP/1.0":                      {lines("GET /v1/bots HTTP/1.0", key), "listed"},
 		"HTTP/0.9":                      {"GET /v1/bots\r\n", "400"},
 		"HTTP/2 without an agreement":   {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "not-found"},
-		"the asterisk form":             {lines("OPTIONS * HTTP/1.1", host, key, closing), "200"}, // net/http's own answer
+		"the asterisk form":             {lines("OPTIONS * HTTP/1.1", host, key, closing), "200"}, // net/http's own response
 		"an upgrade":                    {list("Connection: Upgrade, close", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"), "listed"},
 		"requests in a row":             {list() + chat("Content-Length: 48") + echoBody + last, "listed echoed listed"},
 
-		// Who may wait for 100 Continue, and who gets it.
+		// Requests that wait for 100 Continue.
 		"an expectation":                      {chat("Expect: 100-continue", "Content-Length: 48", closing) + echoBody, "100 echoed"},
 		"an expectation without a key":        {lines(chatLine, host, "Expect: 100-continue", "Content-Length: 48"), "no-key"},
 		"an expectation in another spelling":  {lines(chatLine, host, "Expect: 100-Continue", "Content-Length: 48"), "no-key"},
@@ -113,17 +112,17 @@ func TestHostileConnections(t *testing.T) {
 		"a key of 500 KB":       {lines(listLine, host, "Authorization: Bearer "+strings.Repeat("k", 500_000), closing), "wrong-key"},
 		"a header named with _": {lines(listLine, host, strings.Replace(key, "Authorization", "Authorization_", 1), closing), "no-key"},
 
-		// A key or a text where net/http reads something else.
-		"a body behind the last chunk": {chat(chunked, closing) + "0\r\n" + chatBodyJSON(text, false) + "\r\n\r\n", "unread"},
-		"a key behind the last chunk":  {chat(chunked, closing) + "0\r\n " + key + "\r\n\r\n", "unread"},
-		"a trailer without a colon":    {chat(chunked, closing) + "0\r\n" + text + "\r\n\r\n", "unread"},
-		"a trailer without an end":     {chat(chunked, closing) + "0\r\nX-Text: " + strings.Repeat(text, 1000), "unread"},
-		"a body for a chunk's size":    {chat(chunked, closing) + text + "\r\n", "unread"},
-		"a body for a chunk's end":     {chat(chunked, closing) + "1\r\n{" + text + "\r\n0\r\n\r\n", "unread"},
-		"a body that breaks off":       {chat("Content-Length: 1000") + chatBodyJSON(text, false), "unread"},
-		"a key in a query":             {lines("GET /v1/bots?"+testKey+";%zz HTTP/1.1", host, key, closing), "listed"},
+		// A key or a text where net/http expects something different.
+		"a body after the last chunk": {chat(chunked, closing) + "0\r\n" + chatBodyJSON(text, false) + "\r\n\r\n", "unread"},
+		"a key after the last chunk":  {chat(chunked, closing) + "0\r\n " + key + "\r\n\r\n", "unread"},
+		"a trailer without a colon":   {chat(chunked, closing) + "0\r\n" + text + "\r\n\r\n", "unread"},
+		"a trailer without an end":    {chat(chunked, closing) + "0\r\nX-Text: " + strings.Repeat(text, 1000), "unread"},
+		"a body for a chunk's size":   {chat(chunked, closing) + text + "\r\n", "unread"},
+		"a body for a chunk's end":    {chat(chunked, closing) + "1\r\n{" + text + "\r\n0\r\n\r\n", "unread"},
+		"a body that is cut short":    {chat("Content-Length: 1000") + chatBodyJSON(text, false), "unread"},
+		"a key in a query":            {lines("GET /v1/bots?"+testKey+";%zz HTTP/1.1", host, key, closing), "listed"},
 	}
-	// What net/http refuses by itself: heads, and headers in the head of a chat.
+	// What net/http itself rejects: heads, and headers of a chat.
 	for want, heads := range map[string][]string{
 		"400": {
 			lines(listLine, key), lines(listLine, host, host, key), lines(listLine, "Host: a b", key), lines(listLine, "Host: "+text+testKey, key),
@@ -140,22 +139,22 @@ func TestHostileConnections(t *testing.T) {
 		"505": {lines("GET /v1/bots HTTP/3.0", host, key)},
 	} {
 		for _, head := range heads {
-			tests[head] = dialogue{head + echoBody + last, want}
+			tests[head] = testCase{head + echoBody + last, want}
 		}
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
 			want := strings.Fields(test.want)
-			answers, rest := converse(t, server, test.send)
+			responses, rest := converse(t, server, test.send)
 			is.Equal(rest, "")
-			is.Equal(len(answers), len(want))
+			is.Equal(len(responses), len(want))
 			unread += strings.Count(test.want, "unread")
-			for i, answer := range answers {
-				if !strings.HasPrefix(answer, cmp.Or(named[want[i]], want[i]+" ")) {
-					t.Errorf("answer %d: %.200q, want %s", i+1, answer, want[i])
+			for i, response := range responses {
+				if !strings.HasPrefix(response, cmp.Or(named[want[i]], want[i]+" ")) {
+					t.Errorf("response %d: %.200q, want %s", i+1, response, want[i])
 				}
-				if status, body, _ := strings.Cut(answer, " "); status == want[i] && status >= "400" {
+				if status, body, _ := strings.Cut(response, " "); status == want[i] && status >= "400" {
 					is.True(strings.Contains(documented, status+" ("))
 					is.True(!json.Valid([]byte(body)))
 				}
@@ -168,30 +167,30 @@ func TestHostileConnections(t *testing.T) {
 	is.Equal(strings.Count(log.String(), "reading the request body"), unread)
 }
 
-// converse sends bytes on a connection of their own, and returns the answers until
-// the server closes it, and what is none. The last may be cut short. A client that
-// did not ask for that closes its half.
-func converse(t testing.TB, server *httptest.Server, send string) (answers []string, rest string) {
-	rest, _ = eachAnswer(sendRaw(t, server, send, !strings.Contains(send, "close")), func(res *http.Response, body string) {
-		answers = append(answers, fmt.Sprintf("%d %s", res.StatusCode, body))
+// converse sends bytes on a new connection, and returns the responses until the server
+// closes it, and the rest that cannot be parsed. Without "close" in the bytes, the client
+// closes its half of the connection.
+func converse(t testing.TB, server *httptest.Server, send string) (responses []string, rest string) {
+	rest, _ = eachResponse(sendRaw(t, server, send, !strings.Contains(send, "close")), func(res *http.Response, body string) {
+		responses = append(responses, fmt.Sprintf("%d %s", res.StatusCode, body))
 	})
-	return answers, rest
+	return responses, rest
 }
 
-// sendRaw returns what the server says to these bytes until it closes the
-// connection, or its client does.
+// sendRaw sends these bytes, and returns what the server sends until the connection is
+// closed.
 func sendRaw(t testing.TB, server *httptest.Server, send string, closeHalf bool) string {
 	conn := dialTCP(t, server)
-	_ = conn.SetDeadline(time.Now().Add(8 * time.Second)) // a fuzzing process is ended after 10
+	_ = conn.SetDeadline(time.Now().Add(8 * time.Second)) // a fuzzing process is killed after 10
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)
-		_, _ = io.WriteString(conn, send) // refused in the middle: then the answer says so
+		_, _ = io.WriteString(conn, send) // may fail if the server rejects the request early: the response says so
 		if closeHalf {
 			_ = conn.CloseWrite()
 		}
 	}()
-	received, err := io.ReadAll(conn) // a reset, where the server did not take all
+	received, err := io.ReadAll(conn) // the error may be a reset, if the server has not read everything
 	<-sent
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatalf("no end after %q", received)
@@ -199,8 +198,8 @@ func sendRaw(t testing.TB, server *httptest.Server, send string, closeHalf bool)
 	return string(received)
 }
 
-// eachAnswer reads answers to anything but HEAD.
-func eachAnswer(received string, visit func(res *http.Response, body string)) (rest string, err error) {
+// eachResponse parses responses, to any method except HEAD.
+func eachResponse(received string, visit func(res *http.Response, body string)) (rest string, err error) {
 	unread := strings.NewReader(received)
 	from := bufio.NewReader(unread)
 	for {
@@ -220,8 +219,8 @@ func eachAnswer(received string, visit func(res *http.Response, body string)) (r
 	}
 }
 
-// A client that goes on sending gets its refusal before its connection is reset:
-// net/http's client, too, for which a failed write is the end.
+// A client that goes on sending gets its error response before the connection is reset,
+// even net/http's client, which gives up after a failed write.
 func TestHostileClientGoesOnSending(t *testing.T) {
 	body := strings.Repeat(" ", 64<<20)
 	announced := int64(len(body))
@@ -232,7 +231,7 @@ func TestHostileClientGoesOnSending(t *testing.T) {
 		"chunked":                                func(*http.Request) {},
 		"announced, on a connection that closes": func(r *http.Request) { r.ContentLength, r.Close = announced, true },
 		"chunked, on a connection that closes":   func(r *http.Request) { r.Close = true },
-		"chunked, behind 100 Continue": func(r *http.Request) {
+		"chunked, after 100 Continue": func(r *http.Request) {
 			r.Header.Set("Expect", "100-continue")
 			r.Header.Set("Authorization", "Bearer "+testKey)
 		},
@@ -254,8 +253,8 @@ func TestHostileClientGoesOnSending(t *testing.T) {
 	}
 }
 
-// FuzzConnection sends any bytes to a real server. Whatever they are, the server
-// lives, every answer is one, and an error says in JSON what is wrong.
+// FuzzConnection sends any bytes to a real server. Whatever they are, the handler does not
+// panic, and every response is well-formed.
 func FuzzConnection(f *testing.F) {
 	f.Add([]byte(lines(listLine, host, key, closing)))
 	f.Add([]byte(lines(chatLine, host, key, "Content-Length: 48") + echoBody + lines(listLine, host, closing)))
@@ -270,8 +269,8 @@ func FuzzConnection(f *testing.F) {
 	defer server.Close()
 	f.Fuzz(func(t *testing.T, send []byte) {
 		received := sendRaw(t, server, string(send), true)
-		if !bytes.Contains(send, []byte("HEAD")) { // whose answers only its sender can read
-			checkAnswers(t, received)
+		if !bytes.Contains(send, []byte("HEAD")) { // the length of a response to HEAD depends on its request
+			checkResponses(t, received)
 		}
 		if strings.Contains(log.String(), "panic serving") {
 			t.Fatal(log.String())
@@ -279,28 +278,28 @@ func FuzzConnection(f *testing.F) {
 	})
 }
 
-// checkAnswers looks at answers one after the other. The last may be cut short,
-// since a client that closes its half counts as gone.
-func checkAnswers(t *testing.T, received string) {
-	_, err := eachAnswer(received, func(res *http.Response, body string) {
+// checkResponses checks one response after the other. The last may be cut short, since a
+// client that closes its half of the connection counts as disconnected.
+func checkResponses(t *testing.T, received string) {
+	_, err := eachResponse(received, func(res *http.Response, body string) {
 		switch res.Header.Get("Content-Type") {
 		case "application/json":
 			if !json.Valid([]byte(body)) {
 				t.Fatalf("not JSON: %q", body)
 			}
 			if res.StatusCode >= 400 {
-				if err := lookAtError(body, true); err != nil {
+				if err := checkError(body, true); err != nil {
 					t.Fatal(err)
 				}
 			}
 		case "text/event-stream":
-			// In HTTP/1.0, a cut looks like the end.
+			// On HTTP/1.0, an aborted connection looks like the end.
 			if read := readStream(t, body); !read.done && len(res.TransferEncoding) > 0 {
-				t.Fatalf("a whole stream without an end: %q", body)
+				t.Fatalf("a complete stream without an end: %q", body)
 			}
 		}
 	})
 	if err != nil {
-		t.Fatalf("not an answer: %v: %q", err, received)
+		t.Fatalf("not a response: %v: %q", err, received)
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/matryer/is"
 )
 
-// Limits count chats that are in progress, of an account with the empty name as of
-// any other. A refused chat takes no slot.
+// Limits count the chats in progress, for an account with an empty name, too. A rejected chat
+// takes no slot.
 func TestLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
@@ -53,10 +53,10 @@ func TestLimits(t *testing.T) {
 		begins("acme", 429)
 		begins("nobody")
 		begins("nobody")
-		for _, key := range []string{"acme", "nobody", "other"} { // where both limits are reached, all chats count first
+		for _, key := range []string{"acme", "nobody", "other"} { // if both limits are reached, MaxConcurrentChats decides
 			begins(key, 503)
 		}
-		is.Equal(doAt(t, server.client(), "http://memory", "GET", "/v1/bots", "").status, 200) // bots are no chats
+		is.Equal(doAt(t, server.client(), "http://memory", "GET", "/v1/bots", "").status, 200) // the list needs no slot
 
 		engine.releaseAll()
 		for range 4 {
@@ -104,8 +104,8 @@ func TestLimitForgetsAccounts(t *testing.T) {
 	}
 }
 
-// A chat that its account's limit refuses takes no slot from another account,
-// not even for a moment: there is one for each of the two.
+// A chat that is rejected by its account's limit takes no slot from another account,
+// not even for a moment: here each account has one.
 func TestLimitPerAccountTakesNothingOfAnother(t *testing.T) {
 	is := is.New(t)
 	o := testOptions(t, io.Discard)
@@ -130,7 +130,7 @@ func TestLimitPerAccountTakesNothingOfAnother(t *testing.T) {
 			asking.Go(func() {
 				for !over.Load() {
 					if ask("full") == 200 {
-						t.Error("a chat more than its account may have")
+						t.Error("an account exceeded its limit")
 					}
 				}
 			})

@@ -31,14 +31,13 @@ import (
 //
 //	go test -run '^$' -bench Load -benchtime 5x .
 //
-// plain is what one writes by hand (plainHandler), bound writes and flushes
-// bytes that were encoded before and does nothing else, botapi is the package.
-// Each round measures all three, one after the other; the figures are medians
-// of the rounds' ratios. Processor time is the server's own, as its operating
-// system counts it.
+// plain is what one writes by hand (plainHandler). bound only writes and flushes bytes that
+// were encoded before. botapi is the package. Each round measures all three, one after the
+// other; the figures are medians of the rounds' ratios. CPU time is that of the server's
+// process, as the operating system counts it.
 //
-// With BOTAPI_LOAD_PROFILE=FILE, each server writes a processor profile to
-// FILE.plain, FILE.bound and FILE.botapi.
+// With BOTAPI_LOAD_PROFILE=FILE, each server writes a CPU profile to FILE.plain, FILE.bound
+// or FILE.botapi.
 const (
 	loadServerVariable  = "BOTAPI_LOAD_SERVER"
 	loadProfileVariable = "BOTAPI_LOAD_PROFILE"
@@ -46,16 +45,16 @@ const (
 
 var loadKinds = []string{"plain", "bound", "botapi"}
 
-// A loadPlan says what an answer looks like. It travels as the prompt of a
-// chat, and for the bound, which reads no JSON, as a header.
+// A loadPlan says what a stream looks like. It is sent as the prompt of a
+// chat and, for bound, which parses no JSON, as the header X-Load.
 //
-//	fast COUNT            fragments of 12 bytes, as fast as they are taken
+//	fast COUNT            fragments of 12 bytes, as fast as they are accepted
 //	paced RATE COUNT      fragments with the time of their yield, RATE a second
 //	late RATE COUNT       the same with the time when they were due
-//	silent                one fragment, then nothing until the client leaves
+//	silent                one fragment, then nothing until the client disconnects
 //
-// An answer in one body is 1 KB in one fragment. Its request says no plan, only
-// its header says "whole". That of a list says "list".
+// A JSON response is one fragment of 1 KB. Its request has no plan; the header is "json".
+// For the list, the header is "list".
 type loadPlan []string
 
 func (p loadPlan) number(i int) int {
@@ -66,7 +65,7 @@ func (p loadPlan) number(i int) int {
 
 const stampLength = 19 // digits of a time in nanoseconds
 
-func (p loadPlan) speak(ctx context.Context, yield func(string) bool) {
+func (p loadPlan) iterate(ctx context.Context, yield func(string) bool) {
 	switch p[0] {
 	case "fast":
 		for range p.number(1) {
@@ -75,14 +74,14 @@ func (p loadPlan) speak(ctx context.Context, yield func(string) bool) {
 			}
 		}
 	case "paced", "late":
-		p.speakPaced(yield)
+		p.iteratePaced(yield)
 	case "silent":
 		yield("twelve bytes")
 		<-ctx.Done()
 	}
 }
 
-func (p loadPlan) speakPaced(yield func(string) bool) {
+func (p loadPlan) iteratePaced(yield func(string) bool) {
 	interval := time.Second / time.Duration(p.number(1))
 	due := time.Now().Add(rand.N(interval))
 	for range p.number(2) {
@@ -98,34 +97,34 @@ func (p loadPlan) speakPaced(yield func(string) bool) {
 	}
 }
 
-// loadBots are 1,000: the chats ask for the first.
+// loadBots returns 1,000 bots; the chats are with the first.
 func loadBots() []Bot { return append([]Bot{echoBot}, manyBots(999)...) }
 
-// boundAnswers are the answers that are whole, by their headers.
-var boundAnswers = sync.OnceValue(func() map[string][]byte {
+// boundResponses are the bodies that are not streams, by X-Load.
+var boundResponses = sync.OnceValue(func() map[string][]byte {
 	return map[string][]byte{
-		"whole": []byte(jsonStart + answerOf1KB + jsonEnd),
-		"list":  appendBots(nil, loadBots()),
+		"json": []byte(jsonStart + answerOf1KB + jsonEnd),
+		"list": appendBots(nil, loadBots()),
 	}
 })
 
-// boundHandler is the least that net/http can do.
+// boundHandler does the minimum that a handler must do.
 func boundHandler(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body)
 	load := r.Header.Get("X-Load")
-	if whole, ok := boundAnswers()[load]; ok {
+	if body, ok := boundResponses()[load]; ok {
 		w.Header().Set("Content-Type", "application/json")
-		if load == "list" { // else net/http would send it in chunks
-			w.Header().Set("Content-Length", strconv.Itoa(len(whole)))
+		if load == "list" { // without it, net/http would send chunks
+			w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 		}
-		_, _ = w.Write(whole)
+		_, _ = w.Write(body)
 		return
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	long := []byte(eventStart + strings.Repeat("0", stampLength) + eventEnd)
 	short := []byte(eventStart + "twelve bytes" + eventEnd)
 	flusher := w.(http.Flusher)
-	loadPlan(strings.Fields(load)).speak(r.Context(), func(text string) bool {
+	loadPlan(strings.Fields(load)).iterate(r.Context(), func(text string) bool {
 		event := short
 		if len(text) == stampLength {
 			event = long
@@ -138,8 +137,8 @@ func boundHandler(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, doneEvent)
 }
 
-// serveLoad is the main function of a server process. It prints its address,
-// and its counts for each line that it reads.
+// serveLoad is the main function of a server process. It prints its address, and
+// then its counts for each line that it reads.
 func serveLoad(kind string) {
 	engine := engineOf(func(ctx context.Context, req *ChatRequest, yield func(string, error) bool) {
 		if !req.Stream {
@@ -147,7 +146,7 @@ func serveLoad(kind string) {
 			return
 		}
 		plan := loadPlan(strings.Fields(lastContent(req)))
-		plan.speak(ctx, func(text string) bool { return yield(text, nil) })
+		plan.iterate(ctx, func(text string) bool { return yield(text, nil) })
 	})
 	handlers := benchmarked(loadBots(), engine)
 	handlers["bound"] = http.HandlerFunc(boundHandler)
@@ -167,7 +166,7 @@ func serveLoad(kind string) {
 	}
 }
 
-// must ends a server process that cannot go on.
+// must panics if there is an error.
 func must(err error) {
 	if err != nil {
 		panic(err)
@@ -187,7 +186,7 @@ type loadCounts struct {
 
 func countLoad(writes *atomic.Int64, collect bool) loadCounts {
 	if collect {
-		for range 3 { // each collection halves a stack that grew once
+		for range 3 { // each garbage collection halves a stack that is too large
 			debug.FreeOSMemory()
 		}
 	}
@@ -208,7 +207,7 @@ func countLoad(writes *atomic.Int64, collect bool) loadCounts {
 	}
 }
 
-// per is what was used since before, for each of n.
+// per returns what was used since before, divided by n.
 func (c loadCounts) per(unit string, n int, before loadCounts) loadFigures {
 	return loadFigures{
 		"cpu/" + unit:    float64(c.CPU-before.CPU) / float64(n),
@@ -281,7 +280,7 @@ func (s *loadServer) counts(order string) (c loadCounts) {
 	return c
 }
 
-// request is the bytes of a chat; body is the JSON, made from the plan if empty.
+// request returns the bytes of a chat; an empty body is made from the plan.
 func (s *loadServer) request(plan, body string) []byte {
 	if body == "" {
 		body = chatBodyJSON(plan, true)
@@ -317,9 +316,8 @@ func (s *loadServer) stream(conn net.Conn, plan string, seen func(stamp int64)) 
 	}
 }
 
-// count reads one stream as stream does, and returns its number of events. It
-// looks at no text: what the client does with an event takes the processor from
-// the server that is measured.
+// count reads one stream as stream does, and returns its number of events. It parses
+// nothing: the client would take CPU time from the server that is measured.
 func (s *loadServer) count(conn net.Conn, plan string) (events int) {
 	if _, err := conn.Write(s.request(plan, "")); err != nil {
 		return 0
@@ -336,7 +334,7 @@ func (s *loadServer) count(conn net.Conn, plan string) (events int) {
 	}
 }
 
-// connections uses many connections at once and waits for their users.
+// connections uses many connections concurrently, and waits until all are closed.
 func (s *loadServer) connections(count int, use func(i int, conn net.Conn)) {
 	var all sync.WaitGroup
 	for i := range count {
@@ -352,8 +350,8 @@ func (s *loadServer) connections(count int, use func(i int, conn net.Conn)) {
 // loadFigures are the measured numbers of one round, by their names.
 type loadFigures map[string]float64
 
-// compareLoad runs rounds of a case, and reports for each figure the median of
-// botapi's ratio to plain and to the bound, and botapi's own median.
+// compareLoad runs rounds of one measurement. For each figure it reports the medians of
+// botapi's own value and of its ratios to plain and to bound.
 func compareLoad(b *testing.B, kinds []string, measure func(s *loadServer) loadFigures) {
 	servers := make(map[string]*loadServer)
 	for _, kind := range kinds {
@@ -381,8 +379,8 @@ func compareLoad(b *testing.B, kinds []string, measure func(s *loadServer) loadF
 	}
 }
 
-// More streams than the machine can keep up with: they are late, but nothing is
-// lost, nothing changes places, and memory stays bounded.
+// With more streams than the machine can keep up with, events are late, but none is lost or
+// out of order, and memory stays bounded.
 func TestTooManyStreamsLoseNothing(t *testing.T) {
 	const streams, rate, fragments = 2000, 400, 50
 	is := is.New(t)
@@ -401,7 +399,7 @@ func TestTooManyStreamsLoseNothing(t *testing.T) {
 	}
 	perStream := (after.Resident - before.Resident) / streams
 	t.Logf("%d KiB for each stream, of which net/http needs about 26", perStream>>10)
-	is.True(raceDetector || perStream < 26<<10+2*maxWrite) // which takes memory of its own
+	is.True(raceDetector || perStream < 26<<10+2*maxWrite) // the race detector takes memory of its own
 }
 
 func BenchmarkLoadFast(b *testing.B) {
@@ -453,8 +451,8 @@ func BenchmarkLoadOverload(b *testing.B) {
 	}
 }
 
-// delays runs streams whose fragments carry a time, for at most a while if one
-// is given, and returns how much later each event was read.
+// delays runs streams whose fragments contain a time, for at most atMost if it is positive,
+// and returns how much later each event was read.
 func (s *loadServer) delays(streams int, plan string, atMost time.Duration) []time.Duration {
 	each := make([][]time.Duration, streams)
 	s.connections(streams, func(i int, conn net.Conn) {
@@ -476,11 +474,11 @@ func percentile(values []time.Duration, p float64) float64 {
 	return float64(values[int(float64(len(values)-1)*p)])
 }
 
-func BenchmarkLoadOneAnswer(b *testing.B) {
+func BenchmarkLoadJSONResponse(b *testing.B) {
 	for _, clients := range []int{8, 64} {
 		b.Run(fmt.Sprint(clients), func(b *testing.B) {
 			compareLoad(b, loadKinds, func(s *loadServer) loadFigures {
-				return s.requests(clients, 2000/clients, s.request("whole", chatOf1KB))
+				return s.requests(clients, 2000/clients, s.request("json", chatOf1KB))
 			})
 		})
 	}
@@ -492,8 +490,8 @@ func BenchmarkLoadList(b *testing.B) {
 	})
 }
 
-// requests are the figures of one request for a whole answer, sent so many times
-// by each of the clients.
+// requests returns the figures of a request that is not a stream. Each client sends it so
+// many times.
 func (s *loadServer) requests(clients, each int, request []byte) loadFigures {
 	before := s.counts("")
 	s.connections(clients, func(_ int, conn net.Conn) {

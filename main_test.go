@@ -28,36 +28,36 @@ func TestMain(m *testing.M) {
 		return
 	}
 	code := m.Run()
-	if left := leftGoroutines(); code == 0 && left != "" {
-		fmt.Fprintf(os.Stderr, "goroutines left behind:\n\n%s\n", left)
+	if leaked := leakedGoroutines(); code == 0 && leaked != "" {
+		fmt.Fprintf(os.Stderr, "goroutines left behind:\n\n%s\n", leaked)
 		code = 1
 	}
 	os.Exit(code)
 }
 
-// leftGoroutines waits a while for goroutines to end, and returns the stacks of
-// those that do not: all but its own and the runtime's.
-func leftGoroutines() string {
+// leakedGoroutines waits up to five seconds for goroutines to end, and returns the
+// stacks of those that do not, except the calling one and the runtime's.
+func leakedGoroutines() string {
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
-	var left []string
+	var leaked []string
 	for range 100 {
-		left = nil
+		leaked = nil
 		buffer := make([]byte, 1<<20)
 		stacks := strings.Split(string(buffer[:runtime.Stack(buffer, true)]), "\n\n")
 		for _, stack := range stacks[1:] {
 			if !strings.Contains(stack, "os/signal.loop") {
-				left = append(left, stack)
+				leaked = append(leaked, stack)
 			}
 		}
-		if len(left) == 0 {
+		if len(leaked) == 0 {
 			return ""
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	return strings.Join(left, "\n\n")
+	return strings.Join(leaked, "\n\n")
 }
 
-// What the tests' servers know, unless a test says otherwise.
+// The key and account of testOptions.
 const (
 	testKey     = "key-of-acme"
 	testAccount = "acme"
@@ -76,8 +76,8 @@ var (
 	otherBot = Bot{UID: "2b22c2d2-2222-4222-8222-22222222abcd", Slug: "Other", Name: "Other", Model: "echo-1"}
 )
 
-// testOptions are a handler with two bots, one key and an engine that answers
-// with the last message. What it logs goes to log.
+// testOptions returns options with two bots, one key, and an engine that replies with
+// the last message. The Logger writes to log.
 func testOptions(t testing.TB, log io.Writer) Options {
 	store, err := NewMemoryStore(echoBot, otherBot)
 	if err != nil {
@@ -95,10 +95,10 @@ func testOptions(t testing.TB, log io.Writer) Options {
 
 func lastContent(req *ChatRequest) string { return req.Messages[len(req.Messages)-1].Content }
 
-// engineOf makes an engine of the body of its iterator.
-func engineOf(speak func(ctx context.Context, req *ChatRequest, yield func(string, error) bool)) ChatEngine {
+// engineOf makes an engine of its iterator's body.
+func engineOf(iterate func(ctx context.Context, req *ChatRequest, yield func(string, error) bool)) ChatEngine {
 	return ChatEngineFunc(func(ctx context.Context, req *ChatRequest) iter.Seq2[string, error] {
-		return func(yield func(string, error) bool) { speak(ctx, req, yield) }
+		return func(yield func(string, error) bool) { iterate(ctx, req, yield) }
 	})
 }
 
@@ -113,7 +113,7 @@ func fragmentsOf(fragments ...string) ChatEngine {
 	})
 }
 
-// What an engine may do in the end.
+// An engineEnd is what an engine does last.
 type engineEnd func(ctx context.Context, yield func(string, error) bool)
 
 func failsWith(err error) engineEnd {
@@ -130,13 +130,13 @@ func sleepsFor(d time.Duration) engineEnd {
 
 func untilDone(ctx context.Context, _ func(string, error) bool) { <-ctx.Done() }
 
-// engine is one that does nothing before its end.
+// engine returns an engine that does nothing else.
 func (end engineEnd) engine() ChatEngine {
 	return engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) { end(ctx, yield) })
 }
 
-// A heldEngine answers "ok" in each chat once it is released. It does not care
-// for its context, and is released at the end of the test at the latest.
+// A heldEngine yields "ok" in each chat once it is released, at the latest when the
+// test ends. It ignores cancellation.
 type heldEngine struct {
 	release    chan struct{}
 	releaseAll func()
@@ -156,7 +156,7 @@ func (e *heldEngine) Chat(context.Context, *ChatRequest) iter.Seq2[string, error
 	}
 }
 
-// fakeStore is a BotStore of functions; a nil one is not expected to be called.
+// fakeStore is a BotStore made of functions. A nil function must not be called.
 type fakeStore struct {
 	bots   func(context.Context) ([]Bot, error)
 	byUID  func(context.Context, string) (Bot, error)
@@ -173,35 +173,34 @@ func (s *fakeStore) BotBySlug(ctx context.Context, slug string) (Bot, error) {
 	return s.bySlug(ctx, slug)
 }
 
-// withHostsValue is middleware whose value every context has to carry.
-func withHostsValue(h http.Handler) http.Handler {
+// withApplicationValue is middleware that sets a value, which every context must carry.
+func withApplicationValue(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), hostKey{}, "the host's")))
+		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), applicationKey{}, "the application's")))
 	})
 }
 
-type hostKey struct{}
+type applicationKey struct{}
 
-// An answered request, read to its end.
-type answered struct {
+// A fullResponse is a response, read to its end.
+type fullResponse struct {
 	status int
 	header http.Header
 	body   string
-	err    error // of reading the body: a cut answer
+	err    error // of reading the body; not nil if it was aborted
 }
 
-// do sends a request with the test key (unless the header names another) to a
-// handler behind a real server on a loopback port. The header is pairs of a name
-// and a value; the value "-" removes it.
-func do(t testing.TB, h http.Handler, method, path, body string, header ...string) answered {
+// do sends a request with the test key to a handler on a real server on a loopback
+// port. header holds pairs of a name and a value; the value "-" removes the header.
+func do(t testing.TB, h http.Handler, method, path, body string, header ...string) fullResponse {
 	t.Helper()
 	server := httptest.NewServer(h)
 	defer server.Close()
 	return doAt(t, server.Client(), server.URL, method, path, body, header...)
 }
 
-// doAt is do for a server that is there already. Without an answer, the status is 0.
-func doAt(t testing.TB, client *http.Client, base, method, path, body string, header ...string) answered {
+// doAt is do for a server that is already running. Without a response, the status is 0.
+func doAt(t testing.TB, client *http.Client, base, method, path, body string, header ...string) fullResponse {
 	t.Helper()
 	req, err := http.NewRequest(method, base+path, strings.NewReader(body))
 	if err != nil {
@@ -211,15 +210,15 @@ func doAt(t testing.TB, client *http.Client, base, method, path, body string, he
 	res, err := client.Do(req)
 	if err != nil {
 		t.Log(err)
-		return answered{err: err}
+		return fullResponse{err: err}
 	}
 	defer res.Body.Close()
 	read, err := io.ReadAll(res.Body)
-	return answered{res.StatusCode, res.Header, string(read), err}
+	return fullResponse{res.StatusCode, res.Header, string(read), err}
 }
 
 // setHeader sets the test key, and then pairs of a name and a value; the value "-"
-// removes the name.
+// removes the header.
 func setHeader(r *http.Request, pairs []string) {
 	r.Header.Set("Authorization", "Bearer "+testKey)
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -229,21 +228,21 @@ func setHeader(r *http.Request, pairs []string) {
 	}
 }
 
-// newRequest is a request as do sends it, for a handler without a network.
+// newRequest returns a request as do sends it, for a handler without a network.
 func newRequest(method, path string, body io.Reader, header ...string) *http.Request {
 	r := httptest.NewRequest(method, path, body)
 	setHeader(r, header)
 	return r
 }
 
-// record answers a request without a network.
+// record serves a request without a network.
 func record(h http.Handler, r *http.Request) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
 	return w
 }
 
-// chatBodyJSON is a body for the echo bot with one prompt.
+// chatBodyJSON returns a body for the echo bot with one prompt.
 func chatBodyJSON(prompt string, stream bool) string {
 	return fmt.Sprintf(`{"bot_slug":"echo","prompt":%q,"stream":%t}`, prompt, stream)
 }
@@ -253,7 +252,7 @@ func postChat(h http.Handler, body string) *httptest.ResponseRecorder {
 	return record(h, newRequest("POST", "/v1/chat", strings.NewReader(body)))
 }
 
-// chatRequest is a request to the echo bot with the test key.
+// chatRequest returns a request to the echo bot with the test key.
 func chatRequest(t testing.TB, base, prompt string, stream bool) *http.Request {
 	r, err := http.NewRequestWithContext(t.Context(), "POST", base+"/v1/chat", strings.NewReader(chatBodyJSON(prompt, stream)))
 	if err != nil {
@@ -263,15 +262,15 @@ func chatRequest(t testing.TB, base, prompt string, stream bool) *http.Request {
 	return r
 }
 
-// serveOn answers one chat on w, and reports whether the handler cut it.
-func serveOn(w http.ResponseWriter, h http.Handler, body string) (cut bool) {
+// serveOn serves one chat on w, and reports whether the handler aborted it.
+func serveOn(w http.ResponseWriter, h http.Handler, body string) (aborted bool) {
 	return serveRequest(w, h, newRequest("POST", "/v1/chat", strings.NewReader(body)))
 }
 
-func serveRequest(w http.ResponseWriter, h http.Handler, r *http.Request) (cut bool) {
+func serveRequest(w http.ResponseWriter, h http.Handler, r *http.Request) (aborted bool) {
 	defer func() {
 		v := recover()
-		if cut = v == any(http.ErrAbortHandler); v != nil && !cut {
+		if aborted = v == any(http.ErrAbortHandler); v != nil && !aborted {
 			panic(v)
 		}
 	}()
@@ -281,13 +280,15 @@ func serveRequest(w http.ResponseWriter, h http.Handler, r *http.Request) (cut b
 
 const terminator = "data: [DONE]\n\n"
 
-// data is the event of a fragment whose JSON form is its own text.
+// data returns the event of a fragment that needs no escapes in JSON.
 func data(fragment string) string { return `data: {"content":"` + fragment + "\"}\n\n" }
 
-// broken is the event that ends a stream with an error.
-func broken(detail string) string { return "event: error\ndata: {\"detail\":\"" + detail + "\"}\n\n" }
+// errorEvent returns the event that ends an incomplete stream.
+func errorEvent(detail string) string {
+	return "event: error\ndata: {\"detail\":\"" + detail + "\"}\n\n"
+}
 
-// serveLogged is httptest.NewServer with a log for what net/http says.
+// serveLogged is httptest.NewServer with a log for net/http's own messages.
 func serveLogged(h http.Handler, log io.Writer) *httptest.Server {
 	server := httptest.NewUnstartedServer(h)
 	server.Config.ErrorLog = slog.NewLogLogger(slog.NewTextHandler(log, nil), slog.LevelError)
@@ -295,27 +296,27 @@ func serveLogged(h http.Handler, log io.Writer) *httptest.Server {
 	return server
 }
 
-// A way is one in which an engine's fragments reach a client.
+// A way is how an engine's fragments reach a client.
 type way struct {
-	name   string
-	stream bool
-	http2  bool
-	hides  bool                            // all that the writer can do but write
-	behind func(http.Handler) http.Handler // middleware of the host; nil: none
-	leaves time.Duration                   // when the client does; 0: never
+	name        string
+	stream      bool
+	http2       bool
+	hides       bool                            // the writer's Unwrap and every optional method
+	middleware  func(http.Handler) http.Handler // of the application; nil: none
+	disconnects time.Duration                   // when the client does; 0: never
 }
 
 var ways = []way{
-	{name: "one answer"},
-	{name: "one answer, HTTP/2", http2: true},
-	{name: "one answer, the writer cannot flush", hides: true},
+	{name: "JSON response"},
+	{name: "JSON response, HTTP/2", http2: true},
+	{name: "JSON response, the writer cannot flush", hides: true},
 	{name: "stream", stream: true},
 	{name: "stream, HTTP/2", stream: true, http2: true},
 	{name: "stream, the writer cannot flush", stream: true, hides: true},
 }
 
-// inEachWay runs a test once for each way, in a synctest bubble. What still runs
-// behind it has two hours to end.
+// inEachWay runs a test once for each way, in a synctest bubble. Goroutines that are
+// still running after the test have two hours to end.
 func inEachWay(t *testing.T, name string, test func(t *testing.T, w way)) {
 	for _, w := range ways {
 		t.Run(strings.TrimPrefix(name+", "+w.name, ", "), func(t *testing.T) {
@@ -335,13 +336,13 @@ func (w way) mount(h http.Handler) http.Handler {
 	if w.hides {
 		h = wrapping(h, func(w http.ResponseWriter) http.ResponseWriter { return struct{ http.ResponseWriter }{w} })
 	}
-	if w.behind != nil {
-		h = w.behind(h)
+	if w.middleware != nil {
+		h = w.middleware(h)
 	}
 	return h
 }
 
-// serve serves h in memory, from a server that is configured before it starts.
+// serve serves h in memory. configure is called before the server starts.
 func (w way) serve(t testing.TB, h http.Handler, configure ...func(*http.Server)) *memoryServer {
 	return serveInMemory(t, w.mount(h), append(configure, func(s *http.Server) {
 		if w.http2 {
@@ -350,33 +351,33 @@ func (w way) serve(t testing.TB, h http.Handler, configure ...func(*http.Server)
 	})...)
 }
 
-// ask sends a chat, and returns an error where there is no answer.
-func (w way) ask(t testing.TB, server *memoryServer) (answered, error) {
-	ctx, leave := context.WithCancel(t.Context())
-	defer leave()
-	if w.leaves > 0 {
-		defer time.AfterFunc(w.leaves, leave).Stop()
+// ask sends a chat, and returns an error if there is no response.
+func (w way) ask(t testing.TB, server *memoryServer) (fullResponse, error) {
+	ctx, disconnect := context.WithCancel(t.Context())
+	defer disconnect()
+	if w.disconnects > 0 {
+		defer time.AfterFunc(w.disconnects, disconnect).Stop()
 	}
 	return askAs(ctx, testKey, server, w.stream)
 }
 
-// askAs sends a chat with a key, and returns an error where there is no answer.
-func askAs(ctx context.Context, key string, server *memoryServer, stream bool) (answered, error) {
+// askAs sends a chat with a key, and returns an error if there is no response.
+func askAs(ctx context.Context, key string, server *memoryServer, stream bool) (fullResponse, error) {
 	request, err := http.NewRequestWithContext(ctx, "POST", "http://memory/v1/chat", strings.NewReader(chatBodyJSON("hi", stream)))
 	if err != nil {
-		return answered{}, err
+		return fullResponse{}, err
 	}
 	request.Header.Set("Authorization", "Bearer "+key)
 	res, err := server.client().Do(request)
 	if err != nil {
-		return answered{}, err
+		return fullResponse{}, err
 	}
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
-	return answered{res.StatusCode, res.Header, string(body), err}, nil
+	return fullResponse{res.StatusCode, res.Header, string(body), err}, nil
 }
 
-func ask(t testing.TB, server *memoryServer, stream bool) answered {
+func ask(t testing.TB, server *memoryServer, stream bool) fullResponse {
 	t.Helper()
 	got, err := askAs(t.Context(), testKey, server, stream)
 	if err != nil {
@@ -385,17 +386,17 @@ func ask(t testing.TB, server *memoryServer, stream bool) answered {
 	return got
 }
 
-// What one chat was for everybody who saw it.
+// A chatOutcome is what the client, OnChat and the Logger saw of one chat.
 type chatOutcome struct {
-	answered              // the client; err is also that there was no answer at all
-	reports  []ChatReport // OnChat
-	log      string       // the Logger, at all levels
+	fullResponse // err is also set if there was no response
+	reports      []ChatReport
+	log          string // at all levels
 }
 
 // playChat sends one chat with the prompt "hi" to a handler with this engine, in
 // this way, and returns when the handler has returned. The handler's other options
-// are testOptions, as change leaves them. A client that leaves in the middle has a
-// way.leaves. It may be called within a synctest bubble and outside.
+// are testOptions, modified by change. way.disconnects makes the client disconnect. It
+// may be called inside a synctest bubble and outside.
 func playChat(t testing.TB, w way, engine ChatEngine, change ...func(*Options)) (p chatOutcome) {
 	t.Helper()
 	var log testLog
@@ -417,7 +418,7 @@ func playChat(t testing.TB, w way, engine ChatEngine, change ...func(*Options)) 
 		h.ServeHTTP(w, r)
 	}))
 	got, err := w.ask(t, server)
-	p.answered = got
+	p.fullResponse = got
 	if err != nil {
 		p.err = err
 	}
@@ -426,7 +427,7 @@ func playChat(t testing.TB, w way, engine ChatEngine, change ...func(*Options)) 
 	return p
 }
 
-// report returns the one report of the chat.
+// report returns the report of the chat, which must be the only one.
 func (p chatOutcome) report(t testing.TB) ChatReport {
 	t.Helper()
 	if len(p.reports) != 1 {
@@ -435,12 +436,12 @@ func (p chatOutcome) report(t testing.TB) ChatReport {
 	return p.reports[0]
 }
 
-// errExited stands for a handler whose goroutine was ended.
+// errExited is the err of a chatOutcome if runtime.Goexit ended the handler's goroutine.
 var errExited = errors.New("the handler's goroutine was ended")
 
 // playOn is playChat without a server, on a writer of the test's own. err says how
-// the handler ended: nil if it returned. Whatever the writer does, the chat must
-// give its slot back.
+// the handler ended: nil if it returned. Whatever the writer does, the slot must be
+// released.
 func playOn(t testing.TB, w http.ResponseWriter, stream bool, engine ChatEngine, change ...func(*Options)) chatOutcome {
 	t.Helper()
 	return playRequestOn(t, w, chatRequest(t, "", "hi", stream), engine, change...)
@@ -475,7 +476,7 @@ func playRequestOn(t testing.TB, w http.ResponseWriter, r *http.Request, engine 
 	if !returned {
 		err = errExited
 	}
-	p := chatOutcome{answered{err: err}, reports, log.String()}
+	p := chatOutcome{fullResponse{err: err}, reports, log.String()}
 	if w, recorded := w.(interface{ Result() *http.Response }); recorded {
 		res := w.Result()
 		body, _ := io.ReadAll(res.Body)
@@ -496,8 +497,8 @@ type memoryServer struct {
 	served chan struct{}
 }
 
-// serveInMemory serves h until the test (or the bubble) ends, from a server
-// that is configured before it starts.
+// serveInMemory serves h until the test (or the bubble) ends. configure is called before
+// the server starts.
 func serveInMemory(t testing.TB, h http.Handler, configure ...func(*http.Server)) *memoryServer {
 	s := &memoryServer{
 		Server: &http.Server{Handler: h, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)},
@@ -505,7 +506,7 @@ func serveInMemory(t testing.TB, h http.Handler, configure ...func(*http.Server)
 		closed: make(chan struct{}),
 		served: make(chan struct{}),
 	}
-	var open sync.WaitGroup // connections: net/http waits before it closes one on an unread body
+	var open sync.WaitGroup // connections: net/http waits before it closes one with an unread body
 	s.ConnState = func(_ net.Conn, state http.ConnState) {
 		switch state {
 		case http.StateNew:
@@ -529,8 +530,8 @@ func serveInMemory(t testing.TB, h http.Handler, configure ...func(*http.Server)
 	return s
 }
 
-// dial opens a connection; net.Pipe has no buffer, so a client that does not
-// read stops the server's writes at once.
+// dial opens a connection. net.Pipe has no buffer: a client that does not read blocks
+// the server's writes immediately.
 func (s *memoryServer) dial() net.Conn {
 	client, server := net.Pipe()
 	s.conns <- server
@@ -562,8 +563,7 @@ func (s *memoryServer) Close() error {
 
 func (s *memoryServer) Addr() net.Addr { return &net.UnixAddr{Name: "memory", Net: "memory"} }
 
-// serveOver serves h on a loopback port, and returns a client that speaks the
-// protocol with it.
+// serveOver serves h on a loopback port, and returns a client for the protocol.
 func serveOver(t testing.TB, protocol string, h http.Handler) (base string, client *http.Client) {
 	server := httptest.NewUnstartedServer(h)
 	t.Cleanup(server.Close)
@@ -589,13 +589,13 @@ func clearTextHTTP2() *http.Protocols {
 	return p
 }
 
-// received waits for a value, for as long as a test may hang.
+// received waits up to ten seconds for a value.
 func received[T any](t testing.TB, from <-chan T, what string) (v T) {
 	t.Helper()
 	select {
 	case v = <-from:
 	case <-time.After(10 * time.Second):
-		t.Fatal("waited in vain for ", what)
+		t.Fatal("timed out waiting for ", what)
 	}
 	return v
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/matryer/is"
 )
 
-func TestNewPanicsWithoutAPart(t *testing.T) {
+func TestNewPanicsWithoutARequiredOption(t *testing.T) {
 	for text, changes := range map[string][]func(*Options){
 		"New: Options.Bots is nil":   {func(o *Options) { o.Bots = nil }, func(o *Options) { o.Bots = (*MemoryStore)(nil) }},
 		"New: Options.Keys is nil":   {func(o *Options) { o.Keys = nil }, func(o *Options) { o.Keys = KeyVerifierFunc(nil) }},
@@ -58,7 +58,7 @@ func TestMaxBodyBytes(t *testing.T) {
 	}{
 		{0, 1 << 20, 200}, {0, 1<<20 + 1, 413},
 		{-1, 1 << 20, 200}, {-1, 1<<20 + 1, 413},
-		{1, 1, 422}, {1, 2, 413}, // the smallest is not taken for none
+		{1, 1, 422}, {1, 2, 413}, // 1 is a limit
 		{100, 100, 200}, {100, 101, 413},
 		{8 << 10, 8 << 10, 200}, {8 << 10, 8<<10 + 1, 413},
 		{3 << 20, 3 << 20, 200}, {3 << 20, 3<<20 + 1, 413},
@@ -75,7 +75,7 @@ func TestMaxBodyBytes(t *testing.T) {
 	}
 }
 
-// A limit that is reached is no failure: one line each, which nobody is woken by.
+// A limit that is reached is not a failure: one line at level Info.
 func TestLimitsAreLogged(t *testing.T) {
 	for _, c := range []struct {
 		limit func(*Options)
@@ -92,13 +92,13 @@ func TestLimitsAreLogged(t *testing.T) {
 		c.limit(&o)
 		var h http.Handler
 		o.Engine = engineOf(func(context.Context, *ChatRequest, func(string, error) bool) {
-			for range 3 { // beside this chat
+			for range 3 { // while this chat is in progress
 				record(h, newRequest("POST", "/v1/chat", strings.NewReader(c.body), "X-Request-Id", "r"))
 			}
 		})
 		h = New(o)
 		is.Equal(postChat(h, chatBodyJSON("hi", false)).Code, 200)
 		lines := regexp.MustCompile("(?m)^time=[^ ]* ").ReplaceAllString(log.String(), "")
-		is.Equal(lines, strings.Repeat("level=INFO msg=\"request refused\" request_id=r error=\""+c.error+"\"\n", 3))
+		is.Equal(lines, strings.Repeat("level=INFO msg=\"request rejected\" request_id=r error=\""+c.error+"\"\n", 3))
 	}
 }

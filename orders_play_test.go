@@ -19,18 +19,19 @@ import (
 	"weak"
 )
 
-// A surface is a way to reach the handler, and what its host has chosen.
+// A surface is a way to reach the handler: a protocol, a writer, a kind of response, and
+// options.
 type surface struct {
 	name    string
 	http2   bool
 	stream  bool
-	flushes bool // the host's writer can flush, and has deadlines
-	hasty   bool // ChatTimeout passes before anything else
+	flushes bool // the writer can flush, and has deadlines
+	hasty   bool // ChatTimeout passes before any other timeout
 }
 
 var surfaces = func() (all []surface) {
 	for _, writer := range []surface{{name: "h2", flushes: true, http2: true}, {name: "h1", flushes: true}, {name: "unflushable"}} {
-		for _, kind := range []surface{{name: " stream", stream: true}, {name: " stream hasty", stream: true, hasty: true}, {name: " whole"}, {name: " whole hasty", hasty: true}} {
+		for _, kind := range []surface{{name: " stream", stream: true}, {name: " stream hasty", stream: true, hasty: true}, {name: " JSON"}, {name: " JSON hasty", hasty: true}} {
 			kind.name, kind.http2, kind.flushes = writer.name+kind.name, writer.http2, writer.flushes
 			all = append(all, kind)
 		}
@@ -38,7 +39,7 @@ var surfaces = func() (all []surface) {
 	return all
 }()
 
-// The times are such that no two sums of them are the same moment.
+// options returns times of which no two sums are equal.
 func (s surface) options() Options {
 	o := Options{
 		KeepAlive:          3001 * time.Millisecond,
@@ -54,10 +55,10 @@ func (s surface) options() Options {
 	return o
 }
 
-// What a chat may take longer than its options say.
+// How much longer than its options a chat may take.
 const (
 	writeSlack  = time.Second            // a deadline is not moved for every write
-	breakPause  = 250 * time.Millisecond // before a broken stream is cut
+	readPause   = 250 * time.Millisecond // before an incomplete stream is aborted
 	engineGrace = 500 * time.Millisecond // for an engine to return
 )
 
@@ -69,16 +70,16 @@ const (
 var orderBots = &fakeStore{bySlug: func(context.Context, string) (Bot, error) { return echoBot, nil }}
 
 var (
-	errOfEngine = fmt.Errorf("the engine's own upstream: %w", context.Canceled) // that nobody must take for the client's leaving
-	errTeapot   = &StatusError{Status: http.StatusTeapot, Detail: "I am a teapot"}
-	errOfHost   = errors.New("the host is going down")
-	errMoved    = &StatusError{Status: http.StatusUnavailableForLegalReasons, Detail: "Ask the other one"}
+	errOfEngine      = fmt.Errorf("the engine's own upstream: %w", context.Canceled) // which must not be taken for a disconnect
+	errTeapot        = &StatusError{Status: http.StatusTeapot, Detail: "I am a teapot"}
+	errOfApplication = errors.New("the application is shutting down")
+	errMoved         = &StatusError{Status: http.StatusUnavailableForLegalReasons, Detail: "Ask the other one"}
 )
 
-// A play is one chat with everybody around it: a real server, a client on a
-// wire, an engine that says what it is told, and the host. It lives in a
-// synctest bubble. The test looks at it, and lets things happen, only when nothing
-// more happens by itself: what one goroutine writes needs no mutex.
+// A play is one chat with all its parties: a real server, a client on a wire, a scripted
+// engine, and the application. It runs in a synctest bubble. The test reads its state, and
+// makes events happen, only while all other goroutines are blocked: what only one goroutine
+// writes needs no mutex.
 type play struct {
 	surface
 	options        Options
@@ -86,38 +87,37 @@ type play struct {
 	handler        http.Handler
 	server         *memoryServer
 	wire           *wire
-	got            answerRead // by the client, until now
+	got            clientRead // by the client, so far
 	engine         *scriptedEngine
 	writer         *watchedWriter
 	cancel         context.CancelCauseFunc // of the request's context
-	requestEndedAt time.Duration           // net/http has cancelled the request's context; 0: it has not, before the handler returned
-	probe          weak.Pointer[[64]byte]  // something that the request refers to
+	requestEndedAt time.Duration           // when net/http cancelled the request's context; 0: not before the handler returned
+	probe          weak.Pointer[[64]byte]  // to an object that only the request refers to
 
-	stops     []reason // what may have ended the chat first; nil: it goes on
+	stops     []reason // what may have ended the chat first; nil: the chat goes on
 	stoppedAt time.Duration
 	stopStep  int
-	stopping  []reason // what may have, of the step that is being made
+	stopping  []reason // the same, for the step in progress
 	steps     int
 	happened  map[string]bool
 	shutdown  chan error // what Shutdown returned
 	second    chan int   // the status of a second chat
 	slotFree  bool
-	reported  bool            // before the step that is being made
+	reported  bool            // before the step in progress
 	violated  []string        // rules
-	checked   map[string]bool // those that are noted already
+	noted     map[string]bool // the names of the rules in violated
 
-	reports    []ChatReport
-	reportedAt time.Duration
-	reporting  chan struct{} // closed by the test when OnChat may return; nil: it has
-	letAt      time.Duration // when it was
-	unheld     atomic.Bool   // OnChat returns at once
-	returned   atomic.Bool   // ServeHTTP has
-	returnedAt time.Duration
-	looked     atomic.Bool // for the race detector: see letGo
+	reports     []ChatReport
+	reportedAt  time.Duration
+	reporting   chan struct{} // closed by the test when OnChat may return; nil: it has returned
+	letAt       time.Duration // when reporting was closed
+	holdsNoMore atomic.Bool   // OnChat returns immediately
+	returned    atomic.Bool   // ServeHTTP has
+	returnedAt  time.Duration
+	looked      atomic.Bool // for the race detector: see letGo
 }
 
-// largeText is more than the queue and what is being written hold together. It
-// is nowhere like another part of it.
+// largeText is larger than the queue and a write together. No two parts of it are equal.
 var largeText = func() string {
 	var b strings.Builder
 	for i := 0; b.Len() < 2*maxWrite+10<<10; i++ {
@@ -127,18 +127,18 @@ var largeText = func() string {
 }()
 
 func newPlay(s surface) *play {
-	p := &play{surface: s, options: s.options(), began: time.Now(), happened: make(map[string]bool), checked: make(map[string]bool), shutdown: make(chan error, 1)}
+	p := &play{surface: s, options: s.options(), began: time.Now(), happened: make(map[string]bool), noted: make(map[string]bool), shutdown: make(chan error, 1)}
 	p.engine = &scriptedEngine{play: p, steps: make(chan engineStep, 1), released: make(chan struct{})}
 	p.options.Bots = orderBots
 	p.options.Keys = KeyVerifierFunc(verifySlowly)
-	p.options.Engine = engineOf(p.engine.speak)
+	p.options.Engine = engineOf(p.engine.iterate)
 	p.options.Logger = slog.New(slog.DiscardHandler)
 	p.options.OnChat = p.onChat
 	p.handler = New(p.options)
 	return p
 }
 
-// verifySlowly has some time pass before a chat begins: none that matters is 0.
+// verifySlowly makes some time pass before a chat begins, so that no recorded time is 0.
 func verifySlowly(ctx context.Context, _ string) (string, error) {
 	if RequestIDFrom(ctx) == orderRequestID {
 		time.Sleep(time.Millisecond)
@@ -146,26 +146,26 @@ func verifySlowly(ctx context.Context, _ string) (string, error) {
 	return testAccount, nil
 }
 
-// start sends the request, and waits a moment longer than until the engine is
-// asked: the timers that are set then are not those of the first event.
+// start sends the request, and waits until some time after the engine has been called, so
+// that the first event does not happen at the same time as the call.
 func (p *play) start(t *testing.T) {
 	body := chatBodyJSON("hi", p.stream)
 	client, request := client(&http1Client{stream: p.stream}), http1Request
 	if p.http2 {
-		client, request = &http2Client{answerRead: answerRead{stream: p.stream}, granted: true}, http2Request
+		client, request = &http2Client{clientRead: clientRead{stream: p.stream}, granted: true}, http2Request
 	}
 	p.wire = newWire(client, request(body))
 	p.server = serveInMemory(t, http.HandlerFunc(p.serve), func(s *http.Server) {
 		s.Protocols = new(http.Protocols)
 		s.Protocols.SetHTTP1(!p.http2)
 		s.Protocols.SetUnencryptedHTTP2(p.http2)
-		s.HTTP2 = &http.HTTP2Config{WriteByteTimeout: p.options.WriteTimeout} // else a connection that is stuck has no deadline
+		s.HTTP2 = &http.HTTP2Config{WriteByteTimeout: p.options.WriteTimeout} // without it, a connection to which nothing can be written has no deadline
 	})
 	p.server.conns <- p.wire
 	time.Sleep(100 * time.Millisecond)
 }
 
-// serve is the host's middleware.
+// serve is the application's middleware.
 func (p *play) serve(w http.ResponseWriter, r *http.Request) {
 	defer func() {
 		p.returnedAt = p.clock()
@@ -193,9 +193,9 @@ func (p *play) clock() time.Duration {
 	return time.Since(p.began)
 }
 
-// letGo and goOn are for the race detector, to which a bubble's time is no order of
-// events: what the test has looked at before it calls letGo may be changed by others
-// when they have called goOn.
+// letGo and goOn are for the race detector, to which a bubble's time does not order
+// events: what the test has read before it calls letGo may be changed by other goroutines
+// after they have called goOn.
 func (p *play) letGo() {
 	p.looked.Store(true)
 	p.wire.change(func() {})
@@ -209,33 +209,33 @@ func (p *play) onChat(_ context.Context, report ChatReport) {
 	}
 	p.reportedAt = p.clock()
 	p.reports = append(p.reports, report)
-	if !p.unheld.Load() {
+	if !p.holdsNoMore.Load() {
 		held := make(chan struct{})
 		p.reporting = held
 		<-held
 	}
 }
 
-// A scriptedEngine does one thing after the other, as the test says. When it
-// does not ignore its context and what yield returns, it ends by both.
+// A scriptedEngine does one thing after the other, as the test says. It returns when its
+// context is done or yield returns false, unless it ignores both.
 type scriptedEngine struct {
 	play     *play
 	steps    chan engineStep
 	released chan struct{} // closed at the end of the test
 
-	ctx                    context.Context
-	askedAt                time.Duration
-	yields                 []*yielded
-	said                   string        // the fragments, joined
-	wholeText, certainText string        // the same, as a client is to see it; certain but for a cut character
-	answeredAt             time.Duration // since then something new is wanted
-	idle                   bool          // waits for a step
-	deaf                   bool
-	over                   bool // the iterator has returned
-	finished               bool // of its own accord, and properly
+	ctx                   context.Context
+	askedAt               time.Duration
+	yields                []*yielded
+	joined                string        // the fragments
+	fullText, certainText string        // the same, as a client must see it; certainText without an incomplete character at the end
+	answeredAt            time.Duration // since when the handler has been waiting for the engine
+	idle                  bool          // waiting for a step
+	ignores               bool
+	over                  bool // the iterator has returned
+	finished              bool // by returning, without an error
 }
 
-// yielded is one fragment, and what became of it.
+// yielded is one fragment, and what yield returned for it.
 type yielded struct {
 	text  string
 	err   error
@@ -247,11 +247,11 @@ type yielded struct {
 
 type engineStep struct {
 	say   *yielded
-	other func() // what else it does; may not return
-	ends  bool   // it returns
+	other func() // anything else; it need not return
+	ends  bool   // the engine returns
 }
 
-func (e *scriptedEngine) speak(ctx context.Context, req *ChatRequest, yield func(string, error) bool) {
+func (e *scriptedEngine) iterate(ctx context.Context, req *ChatRequest, yield func(string, error) bool) {
 	if lastContent(req) == probePrompt {
 		return
 	}
@@ -261,9 +261,9 @@ func (e *scriptedEngine) speak(ctx context.Context, req *ChatRequest, yield func
 		e.over, e.idle = true, false
 	}()
 	for {
-		hears := ctx.Done()
-		if e.deaf {
-			hears = nil
+		done := ctx.Done()
+		if e.ignores {
+			done = nil
 		}
 		e.idle = true
 		select {
@@ -275,10 +275,10 @@ func (e *scriptedEngine) speak(ctx context.Context, req *ChatRequest, yield func
 				return
 			case step.other != nil:
 				step.other()
-			case !e.yield(step.say, yield) && !e.deaf:
+			case !e.yield(step.say, yield) && !e.ignores:
 				return
 			}
-		case <-hears:
+		case <-done:
 			e.play.goOn()
 			e.idle = false
 			yield("", ctx.Err())
@@ -293,7 +293,7 @@ func (e *scriptedEngine) yield(y *yielded, yield func(string, error) bool) bool 
 	y.at, y.step = e.play.clock(), e.play.steps
 	e.yields = append(e.yields, y)
 	if y.err == nil {
-		e.hear(y.text)
+		e.add(y.text)
 	}
 	more := yield(y.text, y.err)
 	e.answeredAt = e.play.clock()
@@ -301,14 +301,14 @@ func (e *scriptedEngine) yield(y *yielded, yield func(string, error) bool) bool 
 	return more
 }
 
-// yielding is whether it waits for yield to return.
+// yielding reports whether the engine waits for yield to return.
 func (e *scriptedEngine) yielding() bool {
 	return !e.over && slices.ContainsFunc(e.yields, func(y *yielded) bool { return !y.ended })
 }
 
 func (e *scriptedEngine) contextEnded() bool { return e.ctx != nil && e.ctx.Err() != nil }
 
-// cause is why the context has ended.
+// cause returns why the context is done; nil if it is not.
 func (e *scriptedEngine) cause() error {
 	if !e.contextEnded() {
 		return nil
@@ -316,30 +316,30 @@ func (e *scriptedEngine) cause() error {
 	return context.Cause(e.ctx)
 }
 
-// hear keeps what the engine has said, as its client is to see it: all of it,
-// and without a character whose end may still come.
-func (e *scriptedEngine) hear(text string) {
-	e.said += text
-	e.wholeText = validText(e.said)
-	e.certainText = e.wholeText
-	last := max(0, len(e.said)-1)
-	for last > max(0, len(e.said)-utf8.UTFMax) && !utf8.RuneStart(e.said[last]) {
+// add adds a fragment to the text that the client must see: to all of it, and to that
+// without an incomplete character at the end.
+func (e *scriptedEngine) add(text string) {
+	e.joined += text
+	e.fullText = validText(e.joined)
+	e.certainText = e.fullText
+	last := max(0, len(e.joined)-1)
+	for last > max(0, len(e.joined)-utf8.UTFMax) && !utf8.RuneStart(e.joined[last]) {
 		last--
 	}
-	if !utf8.FullRuneInString(e.said[last:]) {
-		e.certainText = validText(e.said[:last])
+	if !utf8.FullRuneInString(e.joined[last:]) {
+		e.certainText = validText(e.joined[:last])
 	}
 }
 
-func validText(said string) string {
-	if utf8.ValidString(said) {
-		return said // much sooner
+func validText(joined string) string {
+	if utf8.ValidString(joined) {
+		return joined // much faster
 	}
-	return textOf(said)
+	return textOf(joined)
 }
 
-// A watchedWriter sees who calls it, and when: two at once, or somebody after
-// ServeHTTP has returned, are an offence.
+// A watchedWriter records its calls. Two calls at the same time, or one after ServeHTTP has
+// returned, are an offence.
 type watchedWriter struct {
 	http.ResponseWriter
 	control      *http.ResponseController
@@ -349,18 +349,18 @@ type watchedWriter struct {
 
 	mu          sync.Mutex
 	calls       int           // in progress
-	since       time.Duration // the last began
-	until       time.Duration // and ended
-	tookTooLong time.Duration // the end of the last that had lasted as long as WriteTimeout
-	stalled     bool          // one of those failed
+	since       time.Duration // when the last call began
+	until       time.Duration // when the last call ended
+	tookTooLong time.Duration // when the last call ended that took at least WriteTimeout
+	stalled     bool          // such a call has failed
 	offence     string
-	handed      answerRead    // what Write was given, as a client that lost none of it would read it
-	wrote       time.Duration // the last Write began
-	quiet       time.Duration // between a keep-alive and the Write before it, at the least
+	handed      clientRead    // everything passed to Write, as a client would read it
+	wrote       time.Duration // when the last Write began
+	quiet       time.Duration // the shortest time between a keep-alive and the Write before it
 }
 
 func watch(w http.ResponseWriter, stream bool, writeTimeout time.Duration, clock func() time.Duration, returned *atomic.Bool) *watchedWriter {
-	return &watchedWriter{ResponseWriter: w, control: http.NewResponseController(w), clock: clock, returned: returned, writeTimeout: writeTimeout, handed: answerRead{stream: stream}, quiet: never}
+	return &watchedWriter{ResponseWriter: w, control: http.NewResponseController(w), clock: clock, returned: returned, writeTimeout: writeTimeout, handed: clientRead{stream: stream}, quiet: never}
 }
 
 // call makes a call of the writer.
@@ -368,7 +368,7 @@ func (w *watchedWriter) call(method string, do func() error) error {
 	w.note(method, func() {
 		w.since = w.clock()
 		if w.calls++; w.calls > 1 {
-			w.offence = method + " beside another call"
+			w.offence = method + " during another call"
 		}
 	})
 	err := do()
@@ -383,7 +383,7 @@ func (w *watchedWriter) call(method string, do func() error) error {
 	return err
 }
 
-// note notes a call, and whether it comes too late.
+// note records a call, and whether it came after ServeHTTP had returned.
 func (w *watchedWriter) note(method string, began func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -408,9 +408,9 @@ func (w *watchedWriter) WriteHeader(status int) {
 
 func (w *watchedWriter) Write(p []byte) (n int, err error) {
 	err = w.call("Write", func() error {
-		heard := w.handed.keepAlives
+		before := w.handed.keepAlives
 		w.handed.read(p)
-		if w.handed.keepAlives > heard {
+		if w.handed.keepAlives > before {
 			w.quiet = min(w.quiet, w.since-w.wrote)
 		}
 		w.wrote = w.since
@@ -422,7 +422,7 @@ func (w *watchedWriter) Write(p []byte) (n int, err error) {
 
 func (w *watchedWriter) FlushError() error { return w.call("Flush", w.control.Flush) }
 
-// Deadlines may be set beside other calls: that is how a write is made to fail.
+// A deadline may be set during another call: this is how a write is made to fail.
 func (w *watchedWriter) SetReadDeadline(t time.Time) error {
 	w.note("SetReadDeadline", func() {})
 	return w.control.SetReadDeadline(t)
@@ -433,12 +433,12 @@ func (w *watchedWriter) SetWriteDeadline(t time.Time) error {
 	return w.control.SetWriteDeadline(t)
 }
 
-// askForSlot is a whole second chat, which returns the status it got.
+// askForSlot plays a second chat, and returns its status.
 func (p *play) askForSlot() int {
 	return postChat(p.handler, chatBodyJSON(probePrompt, false)).Code
 }
 
-// An orderEvent is something that one of those around a chat can do next.
+// An orderEvent is something that a party of a chat can do next.
 type orderEvent struct {
 	name     string
 	by       string
@@ -451,33 +451,33 @@ var orderEvents = []orderEvent{
 
 	{"small", "engine", (*play).engineIdle, func(p *play) { p.say(p.smallText(), nil) }},
 	{"large", "engine", (*play).engineIdle, func(p *play) { p.say(largeText, nil) }},
-	{"cut", "engine", (*play).engineIdle, func(p *play) { p.say("c\xe2\x82", nil) }},
-	{"error", "engine", (*play).engineIdle, func(p *play) { p.stop(failed, p.clock()); p.say("", errOfEngine) }},
-	{"error-text", "engine", (*play).engineIdle, func(p *play) { p.stop(refused, p.clock()); p.say("no text", errTeapot) }},
-	{"return", "engine", (*play).engineIdle, func(p *play) { p.stop(finished, p.clock()); p.tell(engineStep{ends: true}) }},
-	{"panic", "engine", (*play).engineIdle, func(p *play) { p.stop(crashed, p.clock()); p.tell(engineStep{other: panics}) }},
-	{"exit", "engine", (*play).engineIdle, func(p *play) { p.stop(crashed, p.clock()); p.tell(engineStep{other: runtime.Goexit}) }},
-	{"deaf", "engine", (*play).engineListens, func(p *play) { p.tell(engineStep{other: func() { p.engine.deaf = true }}) }},
+	{"split", "engine", (*play).engineIdle, func(p *play) { p.say("c\xe2\x82", nil) }},
+	{"error", "engine", (*play).engineIdle, func(p *play) { p.stop(reasonFailed, p.clock()); p.say("", errOfEngine) }},
+	{"error-text", "engine", (*play).engineIdle, func(p *play) { p.stop(reasonStatus, p.clock()); p.say("no text", errTeapot) }},
+	{"return", "engine", (*play).engineIdle, func(p *play) { p.stop(reasonFinished, p.clock()); p.tell(engineStep{ends: true}) }},
+	{"panic", "engine", (*play).engineIdle, func(p *play) { p.stop(reasonCrashed, p.clock()); p.tell(engineStep{other: panics}) }},
+	{"exit", "engine", (*play).engineIdle, func(p *play) { p.stop(reasonCrashed, p.clock()); p.tell(engineStep{other: runtime.Goexit}) }},
+	{"ignore", "engine", (*play).engineListens, func(p *play) { p.tell(engineStep{other: func() { p.engine.ignores = true }}) }},
 
 	{"read-little", "client", (*play).clientStopped, (*play).readLittle},
 	{"read-on", "client", (*play).clientStopped, (*play).readOn},
 	{"stop", "client", (*play).clientReads, (*play).stopReading},
 	{"jam", "client", func(p *play) bool { return p.http2 && p.clientReads() }, (*play).jam},
-	{"half-close", "client", (*play).clientThere, func(p *play) { p.part(p.http2, func() { p.wire.halfClosed = true }) }},
-	{"leave", "client", (*play).clientThere, func(p *play) { p.part(true, func() { p.wire.left = true }) }},
-	{"reset", "client", func(p *play) bool { return p.http2 && p.clientThere() }, func(p *play) { p.part(true, p.resetStream) }},
+	{"half-close", "client", (*play).clientThere, func(p *play) { p.disconnect(p.http2, func() { p.wire.halfClosed = true }) }},
+	{"disconnect", "client", (*play).clientThere, func(p *play) { p.disconnect(true, func() { p.wire.disconnected = true }) }},
+	{"reset", "client", func(p *play) bool { return p.http2 && p.clientThere() }, func(p *play) { p.disconnect(true, p.resetStream) }},
 
 	{"shutdown", "server", (*play).canShutDown, (*play).shutDown},
-	{"host", "host", (*play).contextGoesOn, func(p *play) { p.endContext(hostEnds, errOfHost) }},
-	{"host-status", "host", (*play).contextGoesOn, func(p *play) { p.endContext(hostChooses, errMoved) }},
-	{"host-deadline", "host", (*play).contextGoesOn, func(p *play) { p.endContext(hostTooLate, context.DeadlineExceeded) }},
+	{"cancel", "application", (*play).contextGoesOn, func(p *play) { p.endContext(reasonCancelled, errOfApplication) }},
+	{"cancel-status", "application", (*play).contextGoesOn, func(p *play) { p.endContext(reasonCancelledWithStatus, errMoved) }},
+	{"cancel-deadline", "application", (*play).contextGoesOn, func(p *play) { p.endContext(reasonDeadline, context.DeadlineExceeded) }},
 
-	// Alone it is no event: a second chat asks for the slot after each one.
-	{"second", "second", func(p *play) bool { return !p.returned.Load() }, (*play).askAtOnce},
+	// Only together with another event: after each step, a second chat asks for the slot anyway.
+	{"second", "second", func(p *play) bool { return !p.returned.Load() }, (*play).askMeanwhile},
 }
 
 func (p *play) engineIdle() bool    { return p.engine.idle }
-func (p *play) engineListens() bool { return p.engine.idle && !p.engine.deaf }
+func (p *play) engineListens() bool { return p.engine.idle && !p.engine.ignores }
 
 func (p *play) tell(step engineStep) { p.engine.steps <- step }
 
@@ -485,7 +485,7 @@ func (p *play) say(text string, err error) {
 	p.tell(engineStep{say: &yielded{text: text, err: err, step: p.steps}})
 }
 
-// smallText ends a character that was cut.
+// smallText returns a short text. It completes a character that was split.
 func (p *play) smallText() string {
 	text := fmt.Sprintf("s%d ", len(p.engine.yields))
 	if n := len(p.engine.yields); n > 0 && strings.HasSuffix(p.engine.yields[n-1].text, "\x82") {
@@ -494,7 +494,7 @@ func (p *play) smallText() string {
 	return text
 }
 
-// stop notes what may be the end of the chat, and since when.
+// stop records what may end the chat, and when.
 func (p *play) stop(r reason, at time.Duration) {
 	r.at = at
 	p.stopping = append(p.stopping, r)
@@ -502,7 +502,7 @@ func (p *play) stop(r reason, at time.Duration) {
 
 func panics() { panic("a bug in the engine") }
 
-func (p *play) clientThere() bool   { return !p.returned.Load() && !p.happened["gone"] }
+func (p *play) clientThere() bool   { return !p.returned.Load() && !p.happened["disconnected"] }
 func (p *play) clientReads() bool   { return p.clientThere() && !p.happened["stopped"] }
 func (p *play) clientStopped() bool { return p.clientThere() && p.happened["stopped"] }
 func (p *play) canShutDown() bool   { return !p.returned.Load() && !p.happened["shutdown"] }
@@ -512,14 +512,14 @@ func (p *play) stopReading() {
 	p.happened["stopped"], p.happened["ever stopped"] = true, true
 	p.wire.change(func() {
 		if c, ok := p.wire.client.(*http2Client); ok {
-			c.granted = false // and the frames are still read
+			c.granted = false // the frames are still read
 			return
 		}
 		p.wire.reading = false
 	})
 }
 
-// jam leaves frames unread, on a connection of HTTP/2.
+// jam makes the client stop reading frames, on HTTP/2.
 func (p *play) jam() {
 	p.happened["stopped"], p.happened["ever stopped"], p.happened["jammed"] = true, true, true
 	p.wire.change(func() { p.wire.reading = false })
@@ -551,16 +551,16 @@ func (p *play) readOn() {
 	})
 }
 
-// part has the client go, in this way. One that has not read for so long has
-// stalled before, though nothing may have told yet.
-func (p *play) part(closed bool, how func()) {
-	p.stop(clientLeft, p.clock())
+// disconnect makes the client disconnect, in this way. If a write has already taken
+// WriteTimeout, the reason may also be that the client stopped reading.
+func (p *play) disconnect(closed bool, how func()) {
+	p.stop(reasonDisconnected, p.clock())
 	p.writer.mu.Lock()
 	if p.writer.calls > 0 && p.clock()-p.writer.since >= p.options.WriteTimeout {
-		p.stop(clientStalls, p.clock())
+		p.stop(reasonClientStalled, p.clock())
 	}
 	p.writer.mu.Unlock()
-	p.happened["gone"], p.happened["closed"] = true, closed
+	p.happened["disconnected"], p.happened["closed"] = true, closed
 	p.wire.change(how)
 }
 
@@ -580,17 +580,17 @@ func (p *play) endContext(r reason, cause error) {
 	p.cancel(cause)
 }
 
-// askAtOnce asks for the slot in the middle of what else happens.
-func (p *play) askAtOnce() {
+// askMeanwhile asks for the slot while the other event of the step happens.
+func (p *play) askMeanwhile() {
 	p.second = make(chan int, 1)
 	go func() { p.second <- p.askForSlot() }()
 }
 
-// An alarm is a moment for which the options, and what has happened, say that
-// something is due.
+// An alarm is a time at which something is due, according to the options and to what has
+// happened.
 type alarm struct {
 	at  time.Duration
-	end *reason // what it may end the chat for
+	end *reason // for which the chat may end then; nil: none
 }
 
 func (p *play) alarms() (due []alarm) {
@@ -604,27 +604,27 @@ func (p *play) alarms() (due []alarm) {
 		}
 	}
 	running, reported := len(p.stops) == 0, len(p.reports) > 0
-	add(!reported, e.askedAt+o.ChatTimeout, &tooLate)
+	add(!reported, e.askedAt+o.ChatTimeout, &reasonChatTimeout)
 	add(running && p.stream && o.KeepAlive > 0 && !p.writing(), p.calledLast()+o.KeepAlive, nil)
-	add(running && o.StallTimeout > 0 && !e.yielding() && !e.over, e.answeredAt+o.StallTimeout, &engineStalls)
+	add(running && o.StallTimeout > 0 && !e.yielding() && !e.over, e.answeredAt+o.StallTimeout, &reasonEngineStalled)
 	add(p.writing(), p.writer.since+o.WriteTimeout+writeSlack, nil)
-	add(!running, p.stoppedAt+breakPause, nil)
+	add(!running, p.stoppedAt+readPause, nil)
 	add(!running, p.stoppedAt+engineGrace, nil)
-	add(reported, p.wasReported()+breakPause, nil)
+	add(reported, p.wasReported()+readPause, nil)
 	add(reported, p.wasReported()+engineGrace, nil)
-	add(reported, p.wasReported()+breakPause+engineGrace, nil)
+	add(reported, p.wasReported()+readPause+engineGrace, nil)
 	return due
 }
 
-// calledLast is when the last call of the writer has ended.
+// calledLast returns when the writer's last call ended.
 func (p *play) calledLast() time.Duration { return max(p.writer.until, p.engine.askedAt) }
 
-// wasReported is when OnChat was over.
+// wasReported returns when OnChat returned.
 func (p *play) wasReported() time.Duration { return max(p.reportedAt, p.letAt) }
 
 func (p *play) alarmIsSet() bool { return len(p.alarms()) > 0 }
 
-// nextAlarm lets the time pass until then.
+// nextAlarm sleeps until the next alarm.
 func (p *play) nextAlarm() {
 	next := slices.MinFunc(p.alarms(), func(a, b alarm) int { return cmp.Compare(a.at, b.at) })
 	p.sleepUntil(next.at)
@@ -640,7 +640,7 @@ func (p *play) sleepUntil(until time.Duration) {
 	time.Sleep(until - p.clock())
 }
 
-// settle waits until nothing more happens by itself, and checks the rules.
+// settle waits until all other goroutines are blocked, and checks the rules.
 func (p *play) settle() {
 	p.wait()
 	p.noteStops()
@@ -668,44 +668,44 @@ func (p *play) wait() {
 	p.got = *p.wire.client.answer()
 }
 
-// noteStops decides what may have been the first reason, now that a step is
-// made. An engine that has finished may still have a client that does not take
-// the end of its answer.
+// noteStops decides, after a step, what may have been the first reason. After the engine has
+// finished, the client may still fail to read the end of the answer.
 func (p *play) noteStops() {
 	if p.writer.stalled {
-		p.stop(clientStalls, p.calledLast())
+		p.stop(reasonClientStalled, p.calledLast())
 	}
 	if p.writtenTooLate() {
-		p.stop(clientLeft, p.requestEndedAt)
-		p.stop(clientStalls, p.requestEndedAt)
+		p.stop(reasonDisconnected, p.requestEndedAt)
+		p.stop(reasonClientStalled, p.requestEndedAt)
 	}
 	if at, ok := p.givenUp(); ok {
-		p.stop(clientLeft, at)
-		p.stop(clientStalls, at)
+		p.stop(reasonDisconnected, at)
+		p.stop(reasonClientStalled, at)
 	}
-	if yields := p.engine.yields; !p.engine.contextEnded() && len(yields) > 0 { // an engine that spoke at the last moment was in time
+	if yields := p.engine.yields; !p.engine.contextEnded() && len(yields) > 0 { // an engine that yielded at the last moment was in time
 		spoke := yields[len(yields)-1].at
-		p.stopping = slices.DeleteFunc(p.stopping, func(r reason) bool { return r.name == engineStalls.name && spoke >= r.at })
+		p.stopping = slices.DeleteFunc(p.stopping, func(r reason) bool { return r.name == reasonEngineStalled.name && spoke >= r.at })
 	}
 	switch {
 	case len(p.stopping) == 0:
 	case len(p.stops) == 0:
 		p.stoppedAt, p.stopStep = slices.MinFunc(p.stopping, earlier).at, p.steps
 		p.stops = slices.DeleteFunc(p.stopping, func(r reason) bool { return r.at > p.stoppedAt })
-	case !p.reported && p.stoppedBecause(finished):
+	case !p.reported && p.stoppedBecause(reasonFinished):
 		p.stops = append(slices.Clone(p.stops), p.stopping...)
 	}
 	p.stopping = nil
 }
 
-// givenUp is when net/http has closed a connection of HTTP/2 that was stuck. For
-// the handler, this may be either end.
+// givenUp returns when net/http closed an HTTP/2 connection to which nothing could be
+// written. To the handler, this looks like a disconnect or like a client that stopped
+// reading.
 func (p *play) givenUp() (at time.Duration, ok bool) {
 	return p.wire.closedAt.Sub(p.began), p.http2 && p.wire.closed && p.happened["ever stopped"]
 }
 
-// writtenTooLate is whether a write has succeeded at the moment at which its deadline
-// passed: on HTTP/2, net/http resets the stream all the same.
+// writtenTooLate reports whether a write has succeeded just when its deadline passed: on
+// HTTP/2, net/http resets the stream nevertheless.
 func (p *play) writtenTooLate() bool {
 	return p.http2 && p.requestEndedAt > 0 && p.requestEndedAt == p.writer.tookTooLong
 }
@@ -716,21 +716,21 @@ func (p *play) check(when string) {
 	}
 }
 
-// violate notes a rule once.
+// violate records a violated rule, once.
 func (p *play) violate(rule string) {
 	name, _, _ := strings.Cut(rule, ":")
-	if !p.checked[name] {
-		p.checked[name] = true
+	if !p.noted[name] {
+		p.noted[name] = true
 		p.violated = append(p.violated, rule)
 	}
 }
 
-// end is what comes after the last event of an order: time passes until all
-// must be over but a hanging engine; then that ends, too, and everybody goes.
-// Where what is left behind is searched for, no more time passes than must: a
-// timer that has fired is not found.
+// end ends a chat after the last event of an order: time passes until only a hanging
+// engine can still run; then the engine returns, the client disconnects, and the server is
+// closed. In an order that is searched for leaks, no more time passes than necessary: a
+// timer that has fired would not be found.
 func (p *play) end(searched bool) {
-	p.unheld.Store(true)
+	p.holdsNoMore.Store(true)
 	until := p.stoppedAt
 	if len(p.stops) == 0 {
 		until = p.engine.askedAt + p.options.ChatTimeout
@@ -742,8 +742,8 @@ func (p *play) end(searched bool) {
 	}
 	close(p.engine.released)
 	p.settle()
-	p.wire.change(func() { p.wire.left = true })
-	p.happened["gone"], p.happened["closed"] = true, true
+	p.wire.change(func() { p.wire.disconnected = true })
+	p.happened["disconnected"], p.happened["closed"] = true, true
 	p.settle()
 	p.letGo()
 	if p.happened["shutdown"] {
@@ -755,15 +755,15 @@ func (p *play) end(searched bool) {
 	<-p.server.served
 }
 
-// leftBehind is whether something still refers to the request, when all that
-// the test knew of it is gone.
-func (p *play) leftBehind() bool {
+// retained reports whether anything still refers to the request, after the test has dropped
+// its own references.
+func (p *play) retained() bool {
 	p.writer, p.cancel, p.engine.ctx, p.wire = nil, nil, nil, nil
 	time.Sleep(time.Nanosecond) // a bubble keeps timers that were stopped until its clock moves
 	synctest.Wait()
 	runtime.GC()
 	if p.probe.Value() != nil {
-		runtime.GC() // net/http keeps things in pools
+		runtime.GC() // the first collection empties net/http's pools
 	}
 	return p.probe.Value() != nil
 }

@@ -14,9 +14,9 @@ import (
 type reason struct {
 	name    string
 	is      func(reported error) bool
-	status  int    // of an answer that tells the client; 0: nobody is there to be told
-	detail  string // of that answer
-	outside bool   // it did not come from the engine
+	status  int    // of the error response; 0: no client is there to get one
+	detail  string // of the error response or the error event
+	outside bool   // it does not come from the engine
 	at      time.Duration
 }
 
@@ -26,42 +26,41 @@ func isError(target error) func(error) bool {
 	return func(err error) bool { return errors.Is(err, target) }
 }
 
-// own is an error that is none of the package's.
+// own reports whether an error matches none of the package's reasons.
 func own(err error) bool {
-	return err != nil && len(endsOf(err)) == 0
+	return err != nil && len(reasonsIn(err)) == 0
 }
 
-func isHostDeadline(err error) bool {
+func isApplicationDeadline(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) && own(err)
 }
 
 var (
-	finished     = reason{name: "the engine finished", is: func(err error) bool { return err == nil }}
-	failed       = reason{name: "the engine failed", is: isError(errOfEngine), status: 500, detail: "Internal Server Error"}
-	refused      = reason{name: "the engine chose a status", is: isError(errTeapot), status: 418, detail: "I am a teapot"}
-	crashed      = reason{name: "the engine panicked or exited", is: own, status: 500, detail: "Internal Server Error"}
-	clientLeft   = reason{name: "the client left", is: isError(ErrClientLeft), outside: true}
-	clientStalls = reason{name: "the client stalled", is: isError(ErrClientStalled), outside: true}
-	tooLate      = reason{name: "ChatTimeout passed", is: isError(ErrChatTimeout), status: 504, detail: "The answer took too long", outside: true}
-	engineStalls = reason{name: "StallTimeout passed", is: isError(ErrEngineStalled), status: 504, detail: "The answer took too long", outside: true}
-	hostEnds     = reason{name: "the host ended it", is: isError(errOfHost), status: 503, detail: "Service Unavailable", outside: true}
-	hostTooLate  = reason{name: "the host's deadline passed", is: isHostDeadline, status: 504, detail: "The answer took too long", outside: true}
-	hostChooses  = reason{name: "the host chose a status", is: isError(errMoved), status: 451, detail: "Ask the other one", outside: true}
+	reasonFinished            = reason{name: "the engine finished", is: func(err error) bool { return err == nil }}
+	reasonFailed              = reason{name: "the engine failed", is: isError(errOfEngine), status: 500, detail: "Internal Server Error"}
+	reasonStatus              = reason{name: "the engine chose a status", is: isError(errTeapot), status: 418, detail: "I am a teapot"}
+	reasonCrashed             = reason{name: "the engine panicked or exited", is: own, status: 500, detail: "Internal Server Error"}
+	reasonDisconnected        = reason{name: "the client disconnected", is: isError(ErrClientLeft), outside: true}
+	reasonClientStalled       = reason{name: "the client stopped reading", is: isError(ErrClientStalled), outside: true}
+	reasonChatTimeout         = reason{name: "ChatTimeout passed", is: isError(ErrChatTimeout), status: 504, detail: "The answer took too long", outside: true}
+	reasonEngineStalled       = reason{name: "StallTimeout passed", is: isError(ErrEngineStalled), status: 504, detail: "The answer took too long", outside: true}
+	reasonCancelled           = reason{name: "the application cancelled the request", is: isError(errOfApplication), status: 503, detail: "Service Unavailable", outside: true}
+	reasonDeadline            = reason{name: "the application's deadline passed", is: isApplicationDeadline, status: 504, detail: "The answer took too long", outside: true}
+	reasonCancelledWithStatus = reason{name: "the application cancelled the request with a status", is: isError(errMoved), status: 451, detail: "Ask the other one", outside: true}
 )
 
-// endsOf are the package's own reasons that an error claims.
-func endsOf(err error) (claimed []error) {
-	for _, end := range []error{ErrClientLeft, ErrClientStalled, ErrChatTimeout, ErrEngineStalled} {
-		if errors.Is(err, end) {
-			claimed = append(claimed, end)
+// reasonsIn returns the package's reasons that an error matches.
+func reasonsIn(err error) (matched []error) {
+	for _, reason := range []error{ErrClientLeft, ErrClientStalled, ErrChatTimeout, ErrEngineStalled} {
+		if errors.Is(err, reason) {
+			matched = append(matched, reason)
 		}
 	}
-	return claimed
+	return matched
 }
 
-// violations are the rules of a chat that do not hold in what is seen. It is the
-// contract of the package, written from outside: nothing of it is taken from
-// the code that it judges but the sizes.
+// violations returns the rules of a chat that do not hold. The rules are the contract of
+// the package, as seen from outside: only the sizes are taken from the code under test.
 func (p *play) violations() (violated []string) {
 	must := func(holds bool, rule string, seen ...any) {
 		if !holds {
@@ -73,77 +72,77 @@ func (p *play) violations() (violated []string) {
 	yielding, contextEnded, cause := engine.yielding(), engine.contextEnded(), engine.cause()
 	bound := p.options.WriteTimeout + writeSlack
 	if p.happened["jammed"] {
-		bound += p.options.WriteTimeout // net/http ends no call before it gives the connection up, when nothing has left for WriteByteTimeout
+		bound += p.options.WriteTimeout // a call returns only when net/http closes the connection, after nothing could be written for WriteByteTimeout
 	}
 
-	// The client gets what the engine said, and can tell whole from broken.
-	must(strings.HasPrefix(engine.wholeText, got.text), "the text is what the engine yielded, from its start", difference{got.text, engine.wholeText})
-	must(got.wrong == "", "the answer has its form", got.wrong)
-	must(!p.looksWhole() || engine.finished && got.text == engine.wholeText, "only what is whole looks whole")
-	must(!got.cut || !got.done || !p.stream || p.gone(), "what is whole is not cut")
-	must(!running || !p.prompt() || got.text == engine.certainText, "a fragment leaves at once", difference{got.text, engine.certainText})
+	// The client gets what the engine yielded, and can tell a complete answer from an incomplete one.
+	must(strings.HasPrefix(engine.fullText, got.text), "the text is what the engine yielded, from its start", difference{got.text, engine.fullText})
+	must(got.wrong == "", "the response is well-formed", got.wrong)
+	must(!p.looksComplete() || engine.finished && got.text == engine.fullText, "only a complete answer looks complete")
+	must(!got.aborted || !got.done || !p.stream || p.disconnected(), "a complete answer is not aborted")
+	must(!running || !p.prompt() || got.text == engine.certainText, "a fragment is sent immediately", difference{got.text, engine.certainText})
 	must(!yielding || !p.catchesUp(), "yield does not wait for a client that reads")
-	must(!yielding || p.stream, "yield does not wait where nothing is sent")
-	must(p.unsent() <= 2*maxWrite+8<<10, "a client that does not read holds the engine back", p.unsent())
+	must(!yielding || p.stream, "yield does not wait in a JSON response")
+	must(p.unsent() <= 2*maxWrite+8<<10, "a client that does not read slows its engine down", p.unsent())
 	must(!running || !p.prompt() || p.options.KeepAlive < 0 || p.silence() < p.options.KeepAlive, "a stream is not silent for longer than KeepAlive", p.silence())
-	must(writer.quiet >= p.options.KeepAlive, "a keep-alive comes after silence only", writer.quiet)
+	must(writer.quiet >= p.options.KeepAlive, "a keep-alive comes only after silence", writer.quiet)
 
-	// A failure has its status before the commit, an error event and the cut after it.
-	must(!p.tellable() || got.done || got.failure != "", "a client that reads hears of the end at once")
-	must(got.failure == "" || p.anyStop(func(r reason) bool { return r.detail == got.failure }), "the client is told the reason", got.failure)
-	must(got.status == 0 || p.statusFits(got.status), "the status fits the reason, and what was sent before it", got.status)
-	must(got.failure == "" || got.status != 200 || p.gone() || !returned || !got.cut || p.returnedAt >= writer.wrote+breakPause, "an error event can be read before the cut", p.returnedAt-writer.wrote)
-	must(!returned || !p.brokenForClient() || got.cut, "a broken answer is cut")
+	// A failure is an error response before the commit; after it, an error event and an aborted stream.
+	must(!p.tellable() || got.done || got.failure != "", "a client that reads gets the end immediately")
+	must(got.failure == "" || p.anyStop(func(r reason) bool { return r.detail == got.failure }), "the client gets the reason", got.failure)
+	must(got.status == 0 || p.statusFits(got.status), "the status fits the reason and what was sent before", got.status)
+	must(got.failure == "" || got.status != 200 || p.disconnected() || !returned || !got.aborted || p.returnedAt >= writer.wrote+readPause, "an error event can be read before the connection is aborted", p.returnedAt-writer.wrote)
+	must(!returned || !p.incompleteForClient() || got.aborted, "an incomplete stream is aborted")
 	must(!returned || !p.owedTheEnd() || writer.handed.done || writer.handed.failure != "", "the writer is given the end of the answer")
-	must(!returned || !p.owedTheEnd() || report.Err != nil || got.done, "what is reported as whole arrives")
+	must(!returned || !p.owedTheEnd() || report.Err != nil || got.done, "an answer reported as complete arrives")
 
-	// OnChat is called once, when the answer has ended, and says how it went.
+	// OnChat is called once, when the answer has ended, with a correct report.
 	must(len(p.reports) <= 1, "a chat is reported once", len(p.reports))
 	must(!returned || reported, "a chat is reported before ServeHTTP returns")
 	must(!reported || !running, "a chat is not reported before its end")
 	if reported {
 		must(p.anyStop(func(r reason) bool { return r.is(report.Err) }), "the report has the reason", report.Err, ", not ", p.stopNames())
-		must(len(endsOf(report.Err)) <= 1, "a report has one reason", report.Err)
-		must(report.Err != nil || engine.finished, "a report without a reason is one of a whole answer")
-		must(report.Err == nil || !p.looksWhole(), "what looks whole is reported as whole", report.Err)
-		must(p.owesNothing(report.Err), "what the client is owed is on its way before OnChat is called")
+		must(len(reasonsIn(report.Err)) <= 1, "a report has one reason", report.Err)
+		must(report.Err != nil || engine.finished, "only a complete answer is reported without an error")
+		must(report.Err == nil || !p.looksComplete(), "what looks complete is reported as complete", report.Err)
+		must(p.owesNothing(report.Err), "everything for the client is sent before OnChat is called")
 		must(got.status == 0 || report.Status == got.status, "the report has the status", report.Status)
-		must(report.Status == 0 || p.statusFits(report.Status) || p.gone(), "the reported status is one that fits", report.Status)
+		must(report.Status == 0 || p.statusFits(report.Status) || p.disconnected(), "the reported status fits", report.Status)
 		must(p.figuresAgree(report), "the report's figures agree with what was sent", fmt.Sprintf("%d fragments, %d bytes", report.Fragments, report.Bytes))
-		must(report.FirstFragment == p.firstText() || report.FirstFragment == 0 && p.firstText() >= p.stoppedAt, "the report has the moment of the first text", report.FirstFragment)
+		must(report.FirstFragment == p.firstText() || report.FirstFragment == 0 && p.firstText() >= p.stoppedAt, "the report has the time of the first text", report.FirstFragment)
 		must(report.Duration == p.reportedAt, "the report has the duration", report.Duration, " of ", p.reportedAt)
-		must(report.RequestID == orderRequestID && report.Account == testAccount && report.Bot == echoBot && report.Stream == p.stream, "the report says whose chat it was")
+		must(report.RequestID == orderRequestID && report.Account == testAccount && report.Bot == echoBot && report.Stream == p.stream, "the report identifies the chat")
 	}
 
 	// The engine's context ends with the chat, and for the same reason.
 	must(!running || !contextEnded, "the engine's context does not end before the chat", cause)
-	must(!p.onlyOutside() || contextEnded, "the engine's context ends at once when something else ends the chat")
+	must(!p.onlyOutside() || contextEnded, "the engine's context ends immediately when something else ends the chat")
 	must(!reported || contextEnded, "the engine's context ends with the answer")
-	must(!reported || !contextEnded || len(endsOf(cause)) == 0 || slices.Equal(endsOf(cause), endsOf(report.Err)), "the context's cause is the report's", cause, ", not ", report.Err)
+	must(!reported || !contextEnded || len(reasonsIn(cause)) == 0 || slices.Equal(reasonsIn(cause), reasonsIn(report.Err)), "the context's cause is the report's", cause, ", not ", report.Err)
 	must(!p.onlyOutside() || p.anyStop(func(r reason) bool { return r.is(cause) }), "the context's cause is why the chat ended", cause)
 
-	// yield tells the engine.
+	// yield returns whether the chat goes on.
 	for _, y := range engine.yields {
 		must(!y.ended || y.more || y.err != nil || !running, "yield returns true while the chat goes on")
 		must(!y.ended || !y.more || y.err == nil, "yield returns false for an error")
 		must(!y.ended || !y.more || running || y.step <= p.stopStep, "yield returns false after the end")
 	}
-	must(!yielding || running || p.blocked() || !p.certainly(clientLeft), "yield returns at once when the client has left")
+	must(!yielding || running || p.blocked() || !p.certainly(reasonDisconnected), "yield returns immediately when the client has disconnected")
 	must(!yielding || running || p.blocked() || p.clock() < p.stoppedAt+bound, "yield returns soon after the end")
 
-	// A slot is free exactly when engine and answer are both over.
-	must(p.slotFree == (engine.over && reported), "a slot is free when engine and answer are over, and not before", p.slotFree)
+	// A slot is free exactly when the engine has returned and the answer has ended.
+	must(p.slotFree == (engine.over && reported), "a slot is free when engine and answer are over, not before", p.slotFree)
 
-	// ServeHTTP returns, whatever the engine does, and nobody writes behind its back.
-	must(writer.offence == "", "one at a time uses the writer, and nobody after the end", writer.offence)
+	// ServeHTTP returns, whatever the engine does, and nothing is written after that.
+	must(writer.offence == "", "the writer's calls do not overlap, and end before ServeHTTP returns", writer.offence)
 	must(!p.writing() || p.blocked() || p.clock()-writer.since <= bound, "a write does not last longer than WriteTimeout", p.clock()-writer.since)
 	must(returned || running || p.blocked() || p.reporting != nil || p.clock() < max(p.stoppedAt, p.letAt)+p.patience(), "ServeHTTP returns in bounded time")
-	must(returned || p.reporting != nil || !reported || !engine.over || p.mayPause() || p.writing(), "ServeHTTP returns when there is nothing to wait for")
-	must(!returned || running || engine.over || p.clock() >= p.stoppedAt+engineGrace, "ServeHTTP waits for an engine that may return soon")
+	must(returned || p.reporting != nil || !reported || !engine.over || p.mayPause() || p.writing(), "ServeHTTP returns as soon as there is nothing to wait for")
+	must(!returned || running || engine.over || p.clock() >= p.stoppedAt+engineGrace, "ServeHTTP waits a little for an engine that has not returned")
 	return violated
 }
 
-// report is the first, which is the only one where no rule is violated.
+// report returns the first report: there is only one if no rule is violated.
 func (p *play) report() (first ChatReport) {
 	if len(p.reports) > 0 {
 		first = p.reports[0]
@@ -151,50 +150,51 @@ func (p *play) report() (first ChatReport) {
 	return first
 }
 
-func (p *play) gone() bool       { return p.happened["gone"] }          // the client has left, or closed its half
-func (p *play) catchesUp() bool  { return !p.happened["stopped"] }      // it reads now
-func (p *play) alwaysRead() bool { return !p.happened["ever stopped"] } // everything that came
-func (p *play) writing() bool    { return p.writer.calls > 0 }
+func (p *play) disconnected() bool { return p.happened["disconnected"] }  // or closed its half of the connection
+func (p *play) catchesUp() bool    { return !p.happened["stopped"] }      // the client reads now
+func (p *play) alwaysRead() bool   { return !p.happened["ever stopped"] } // it has always read everything
+func (p *play) writing() bool      { return p.writer.calls > 0 }
 
-// silence is how long the server has written nothing.
+// silence returns how long the server has written nothing.
 func (p *play) silence() time.Duration {
 	return p.clock() - max(p.wire.wrote.Sub(p.began), p.engine.askedAt)
 }
 
-// looksWhole is what the least careful client goes by.
-func (p *play) looksWhole() bool {
-	return p.got.done || p.got.whole && p.got.status == 200
+// looksComplete reports whether the least careful client would take the answer for complete.
+func (p *play) looksComplete() bool {
+	return p.got.done || p.got.complete && p.got.status == 200
 }
 
-// blocked is whether a write lasts that nothing but the client can end.
+// blocked reports whether a write is in progress that only the client can end.
 func (p *play) blocked() bool { return p.writing() && !p.flushes }
 
-// prompt is whether nothing but the handler can hold a fragment back.
+// prompt reports whether only the handler can delay a fragment.
 func (p *play) prompt() bool {
-	return p.stream && p.flushes && p.catchesUp() && !p.gone()
+	return p.stream && p.flushes && p.catchesUp() && !p.disconnected()
 }
 
-// tellable is whether the chat is over, and nothing but the handler can keep
-// the client from hearing of it.
+// tellable reports whether the chat is over, and only the handler can delay the end of
+// the answer.
 func (p *play) tellable() bool {
 	return p.flushes && p.owedTheEnd()
 }
 
-// owedTheEnd is whether the chat is over, and its client is there to hear of it.
+// owedTheEnd reports whether the chat is over, and its client is there to read the end.
 func (p *play) owedTheEnd() bool {
-	return len(p.stops) > 0 && p.alwaysRead() && !p.gone() && !p.stoppedBecause(clientStalls)
+	return len(p.stops) > 0 && p.alwaysRead() && !p.disconnected() && !p.stoppedBecause(reasonClientStalled)
 }
 
-// owesNothing is whether the client has all that it will get, but for the cut.
-// What it did not take in time, it is not owed any more.
+// owesNothing reports whether the client has everything that will be sent. What it did not
+// read in time does not count.
 func (p *play) owesNothing(err error) bool {
-	return !p.flushes || !p.catchesUp() || p.gone() || p.writer.stalled || errors.Is(err, ErrClientLeft) || errors.Is(err, ErrClientStalled) ||
+	return !p.flushes || !p.catchesUp() || p.disconnected() || p.writer.stalled || errors.Is(err, ErrClientLeft) || errors.Is(err, ErrClientStalled) ||
 		!p.stream && p.got.status == 200 && errors.Is(err, ErrChatTimeout) ||
 		p.got.done || p.got.failure != ""
 }
 
-func (p *play) brokenForClient() bool {
-	return p.catchesUp() && !p.gone() && p.stream && p.got.status == 200 && !p.got.done
+// incompleteForClient reports whether the client has a stream without an end.
+func (p *play) incompleteForClient() bool {
+	return p.catchesUp() && !p.disconnected() && p.stream && p.got.status == 200 && !p.got.done
 }
 
 func (p *play) anyStop(is func(reason) bool) bool { return slices.ContainsFunc(p.stops, is) }
@@ -212,12 +212,12 @@ func (p *play) stopNames() (names []string) {
 	return names
 }
 
-// onlyOutside is whether the reason is certainly not the engine's.
+// onlyOutside reports whether the reason is certainly not the engine's.
 func (p *play) onlyOutside() bool {
 	return len(p.stops) > 0 && !p.anyStop(func(r reason) bool { return !r.outside })
 }
 
-// statusFits is whether the answer may begin with this status.
+// statusFits reports whether the response may have this status.
 func (p *play) statusFits(status int) bool {
 	if status != 200 {
 		return !p.committed() && p.anyStop(func(r reason) bool { return r.status == status })
@@ -228,7 +228,7 @@ func (p *play) statusFits(status int) bool {
 	return p.engine.finished
 }
 
-// committed is whether the answer has certainly begun as a stream.
+// committed reports whether a stream has certainly begun.
 func (p *play) committed() bool {
 	return p.stream && slices.ContainsFunc(p.engine.yields, func(y *yielded) bool { return y.ended && y.more })
 }
@@ -244,32 +244,32 @@ func (p *play) keepAlivesDue() int {
 	return int(p.clock() / p.options.KeepAlive)
 }
 
-// unsent is how many bytes of text the handler has taken, but not sent. What
+// unsent returns how many bytes of text the handler has accepted but not sent. What
 // waits in the network counts as sent.
 func (p *play) unsent() int {
 	if !p.stream || len(p.stops) > 0 {
 		return 0
 	}
-	taken := 0
+	accepted := 0
 	for _, y := range p.engine.yields {
 		if y.ended && y.more {
-			taken += len(y.text)
+			accepted += len(y.text)
 		}
 	}
-	return taken - len(p.got.text)
+	return accepted - len(p.got.text)
 }
 
 func (p *play) figuresAgree(report ChatReport) bool {
-	said := 0
+	yielded := 0
 	for _, y := range p.engine.yields {
 		if y.err == nil {
-			said++
+			yielded++
 		}
 	}
 	switch {
 	case report.Err == nil:
-		return report.Fragments == said && report.Bytes == int64(len(p.engine.wholeText))
-	case report.Fragments > said || report.Bytes > int64(len(p.engine.wholeText)) || report.Bytes < int64(len(p.got.text)):
+		return report.Fragments == yielded && report.Bytes == int64(len(p.engine.fullText))
+	case report.Fragments > yielded || report.Bytes > int64(len(p.engine.fullText)) || report.Bytes < int64(len(p.got.text)):
 		return false
 	case !p.stream && !p.engine.finished:
 		return report.Fragments == 0 && report.Bytes == 0
@@ -279,7 +279,7 @@ func (p *play) figuresAgree(report ChatReport) bool {
 	return true
 }
 
-// firstText is when the engine first said something.
+// firstText returns when the engine yielded its first text.
 func (p *play) firstText() time.Duration {
 	for _, y := range p.engine.yields {
 		if y.err == nil && y.text != "" {
@@ -289,23 +289,23 @@ func (p *play) firstText() time.Duration {
 	return 0
 }
 
-// patience is how long ServeHTTP may take after the end of the chat: for a
-// write that is under way, the error event, the pause, and the engine.
+// patience returns how long ServeHTTP may take after the end of the chat: for a
+// write in progress, the error event, the pause, and the engine.
 func (p *play) patience() time.Duration {
-	patience := breakPause + engineGrace + time.Millisecond
+	patience := readPause + engineGrace + time.Millisecond
 	if !p.alwaysRead() && !p.happened["closed"] {
 		patience += 2 * (p.options.WriteTimeout + writeSlack)
 	}
 	return patience
 }
 
-// mayPause is whether a broken stream may still be uncut. Where the host has
-// ended the request, nothing tells that the client has left.
+// mayPause reports whether the handler may still wait before it aborts a stream. If the
+// application has cancelled the request, the handler cannot notice a disconnect.
 func (p *play) mayPause() bool {
-	return p.stream && p.report().Err != nil && (!p.gone() || p.happened["context ended"]) && p.clock() < p.wasReported()+breakPause
+	return p.stream && p.report().Err != nil && (!p.disconnected() || p.happened["context ended"]) && p.clock() < p.wasReported()+readPause
 }
 
-// A difference shows where the client's text and the engine's part.
+// A difference shows where the client's text and the engine's begin to differ.
 type difference struct{ got, want string }
 
 func (d difference) String() string {

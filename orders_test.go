@@ -18,60 +18,58 @@ import (
 	"github.com/matryer/is"
 )
 
-// These tests play one chat again and again, each time in another order of
-// events. At every point where nothing more happens by itself, each of the
-// events that could come next is taken, one after the other, each in a run of
-// its own; and so is each pair of events of different parties, which are let
-// loose together. orders_play_test.go has the chat, its parties and the events,
-// orders_rules_test.go what must hold in every order, orders_wire_test.go the
-// connection.
+// These tests play one chat again and again, each time with another order of events.
+// Whenever all goroutines are blocked, each event that is possible next is tried in a run
+// of its own, and so is each pair of events of different parties, which happen
+// concurrently. orders_play_test.go has the chat, its parties and the events,
+// orders_rules_test.go has the rules that must hold in every order, and
+// orders_wire_test.go has the connection.
 //
-// An order that fails is printed as a line that repeats it alone, with the rules
-// that did not hold and what could be seen after its last event. Races between
-// events that come together want more than one try:
+// For an order that fails, the test prints the command that repeats it, the violated
+// rules, and the state after the last event. A race between concurrent events may take
+// many tries:
 //
-//	go test -run TestEveryOrder -order 'h1 stream: small, error|leave' -count 100
+//	go test -run TestEveryOrder -order 'h1 stream: small, error|disconnect' -count 100
 //
-// A machine with time goes deeper:
+// Longer orders take more time:
 //
 //	go test -run TestEveryOrder -depth 5 -timeout 0
 var (
 	oneOrder   = flag.String("order", "", "the one order of events to play")
-	orderDepth = flag.Int("depth", 0, "how many events an order has; 0: as many as the suite has time for")
+	orderDepth = flag.Int("depth", 0, "how many events an order has; 0: 3, or 2 with the race detector")
 )
 
-// An order is what happens in one chat: a step is one event, or several that are
-// let loose together.
+// An order is what happens in one chat. A step is one event, or several concurrent ones.
 type order []string
 
 func (o order) String() string { return strings.Join(o, ", ") }
 
-// then is a new order.
+// then returns a new order with one more step.
 func (o order) then(step string) order { return append(slices.Clip(o), step) }
 
-// isShort is whether it has one event at most.
+// isShort reports whether the order has at most one event.
 func (o order) isShort() bool { return len(o) <= 1 && !strings.Contains(o.String(), "|") }
 
-// played is what an order has led to.
+// played is the result of an order.
 type played struct {
 	violated []string
-	state    string   // as it can be seen from outside
-	next     []string // the events that could come
-	missed   bool     // an event could not come
+	state    string   // as seen from outside
+	next     []string // the possible events
+	missed   bool     // an event of the order was not possible
 }
 
-// playOrder plays one chat, from its start. What a chat leaves behind takes a while
-// to find: only short orders are searched for it, and the first that ends some way.
+// playOrder plays one chat, from its start. Searching for leaks is slow: only short orders
+// are searched, and the first order with each way to end.
 func playOrder(t *testing.T, s surface, o order, ends map[string]bool) (result played) {
 	line := s.name + ": " + o.String()
 	watch := time.AfterFunc(30*time.Second, func() { panic("an order hangs: " + line) })
 	defer watch.Stop()
 	defer func() {
 		if v := recover(); v != nil {
-			result.violated = append(result.violated, fmt.Sprint("everything ends: ", v))
+			result.violated = append(result.violated, fmt.Sprint("no goroutine hangs: ", v))
 		}
 	}()
-	labels := pprof.Labels("order", line) // a crash shows them, too
+	labels := pprof.Labels("order", line) // a crash shows them
 	pprof.Do(context.Background(), labels, func(context.Context) {
 		synctest.Test(t, func(t *testing.T) {
 			p := newPlay(s)
@@ -89,8 +87,8 @@ func playOrder(t *testing.T, s surface, o order, ends map[string]bool) (result p
 				ends[way], searched = true, true
 			}
 			p.end(searched)
-			if searched && p.leftBehind() {
-				p.violate("nothing refers to a chat that is over")
+			if searched && p.retained() {
+				p.violate("nothing retains the request of a chat that is over")
 			}
 			result.violated = p.violated
 		})
@@ -98,8 +96,8 @@ func playOrder(t *testing.T, s surface, o order, ends map[string]bool) (result p
 	return result
 }
 
-// make has a step happen, and everything that follows from it. It reports
-// whether it was possible.
+// make makes a step happen, and everything that follows from it. It reports whether the
+// step was possible.
 func (p *play) make(step string) bool {
 	p.steps++
 	var happening []orderEvent
@@ -117,7 +115,7 @@ func (p *play) make(step string) bool {
 	return true
 }
 
-// eventNamed has no name where there is no such event.
+// eventNamed returns an event without a name if there is no such event.
 func eventNamed(name string) (named orderEvent) {
 	for _, event := range orderEvents {
 		if event.name == name {
@@ -127,7 +125,7 @@ func eventNamed(name string) (named orderEvent) {
 	return named
 }
 
-// next are the events that could come now.
+// next returns the events that are possible now.
 func (p *play) next() (names []string) {
 	for _, event := range orderEvents {
 		if event.possible(p) {
@@ -137,8 +135,8 @@ func (p *play) next() (names []string) {
 	return names
 }
 
-// state is all that can be seen from outside, in words that are equal where
-// nothing tells two states apart.
+// state describes everything that can be seen from outside. Two states with the same
+// description are the same.
 func (p *play) state() string {
 	var alarms []time.Duration
 	for _, due := range p.alarms() {
@@ -146,23 +144,23 @@ func (p *play) state() string {
 	}
 	e, got, report := p.engine, p.got, p.report()
 	return fmt.Sprintf(`
-	engine: idle %t, deaf %t, over %t, finished %t, yielding %t, yields %d, bytes %d (certain %d), context ended %t
-	client: status %d, whole %t, cut %t, bytes %d, keep-alives %t, done %t, failure %q, reading %t, waiting bytes %d
+	engine: idle %t, ignores cancellation %t, over %t, finished %t, yielding %t, yields %d, bytes %d (certain %d), context ended %t
+	client: status %d, complete %t, aborted %t, bytes %d, keep-alives %t, done %t, failure %q, reading %t, waiting bytes %d
 	report: reasons %q, reports %d, status %d, fragments %d, bytes %d
 	server: returned %t, slot free %t, writing %t
 	happened: %v
 	timers: %v`,
-		e.idle, e.deaf, e.over, e.finished, e.yielding(), len(e.yields), len(e.wholeText), len(e.certainText), e.contextEnded(),
-		got.status, got.whole, got.cut, len(got.text), got.keepAlives > 0, got.done, got.failure, p.wire.reading, len(p.wire.waiting),
+		e.idle, e.ignores, e.over, e.finished, e.yielding(), len(e.yields), len(e.fullText), len(e.certainText), e.contextEnded(),
+		got.status, got.complete, got.aborted, len(got.text), got.keepAlives > 0, got.done, got.failure, p.wire.reading, len(p.wire.waiting),
 		p.stopNames(), len(p.reports), report.Status, report.Fragments, report.Bytes,
 		p.returned.Load(), p.slotFree, p.writing(),
 		p.happened,
 		alarms)
 }
 
-// What this test notices was tried with faults that are planted in the package,
-// one at a time: .ci/faults core does that again, and fails if one goes unnoticed.
-// They are patches below testdata/faults, and begin with what they break:
+// .ci/faults core plants faults in the package, one at a time, and fails if this test does
+// not notice one of them. The faults are patches in testdata/faults, whose first line says
+// what they break:
 //
 //	head -qn 1 testdata/faults/*.patch
 func TestEveryOrder(t *testing.T) {
@@ -170,9 +168,9 @@ func TestEveryOrder(t *testing.T) {
 		playAlone(t, *oneOrder)
 		return
 	}
-	collected := debug.SetGCPercent(400) // little of an order lasts
+	collected := debug.SetGCPercent(400) // most memory of an order is garbage soon
 	before := heapInUse()
-	t.Cleanup(func() { // when all of them are over
+	t.Cleanup(func() { // after all parallel subtests
 		debug.SetGCPercent(collected)
 		if grown := heapInUse() - before; grown > 1<<20 {
 			t.Errorf("%d bytes left behind", grown)
@@ -192,7 +190,7 @@ func TestEveryOrder(t *testing.T) {
 	}
 }
 
-// suiteDepth is less where everything takes ten times as long.
+// suiteDepth is smaller with the race detector, which is ten times slower.
 func suiteDepth() int {
 	if raceDetector {
 		return 2
@@ -215,7 +213,7 @@ func playAlone(t *testing.T, line string) {
 	result := playOrder(t, surfaceNamed(t, name), o, make(map[string]bool))
 	t.Log("after the last event:", result.state, "\n\tnext:", result.next)
 	if result.missed {
-		t.Error("one of these events could not come")
+		t.Error("one of these events was not possible")
 	}
 	for _, rule := range result.violated {
 		t.Error(rule)
@@ -234,16 +232,16 @@ func surfaceNamed(t *testing.T, name string) surface {
 type walk struct {
 	surface surface
 	depth   int
-	apart   bool // one event at a time
-	all     bool // also what comes after a state that was seen before
+	apart   bool // no concurrent events
+	all     bool // continue also from a state that was seen before
 
 	orders int
-	states map[string]order // with the first order that led to each
-	ends   map[string]bool
+	states map[string]order // the first order that led to each
+	ends   map[string]bool  // the ways to end that were searched for leaks
 	found  []string
 }
 
-// enoughFound orders that fail are enough to see what is wrong.
+// enoughFound is how many failing orders a walk collects before it stops.
 const enoughFound = 5
 
 func (w *walk) run(t *testing.T) {
@@ -263,7 +261,7 @@ func (w *walk) run(t *testing.T) {
 	}
 }
 
-// play plays an order, and returns those that are one step longer.
+// play plays an order, and returns the orders that are one step longer.
 func (w *walk) play(t *testing.T, o order) (singles, pairs []order) {
 	w.orders++
 	result := playOrder(t, w.surface, o, w.ends)
@@ -291,13 +289,13 @@ func (w *walk) play(t *testing.T, o order) (singles, pairs []order) {
 	return singles, pairs
 }
 
-// What leads to a state that was seen before is left out. That loses nothing
-// that can be seen: without it, no other states are found.
+// A walk does not continue from a state that it has seen before. This skips no state: a walk
+// that always continues finds the same ones.
 func TestSkippingLosesNothing(t *testing.T) {
 	t.Parallel()
-	const depth = 3 // what is less deep, skips nothing
+	const depth = 3 // a shorter walk skips nothing
 	if suiteDepth() < depth {
-		t.Skip("no race is looked for here that TestEveryOrder does not find")
+		t.Skip("with the race detector, TestEveryOrder is enough")
 	}
 	some := walk{surface: surfaceNamed(t, "h1 stream"), depth: depth, apart: true}
 	all := some
@@ -311,7 +309,7 @@ func TestSkippingLosesNothing(t *testing.T) {
 	}
 }
 
-// A patch begins with a sentence about what it breaks.
+// A patch begins with a sentence that says what it breaks.
 func TestEveryFaultIsDescribed(t *testing.T) {
 	is := is.New(t)
 	faults, err := filepath.Glob("testdata/faults/*.patch")

@@ -17,35 +17,34 @@ import (
 )
 
 // A wire is a connection in memory between a real server and a client that the
-// test plays: it takes as much as the test says, when the test says so, and has
+// test plays: the client reads as much as the test says, when the test says so, and has
 // no goroutine of its own. The server's end is a net.Conn with deadlines.
 type wire struct {
 	mu      sync.Mutex
 	changed sync.Cond
 
-	toServer   []byte
-	halfClosed bool // the client will send no more
-	left       bool // the client has closed its connection
+	toServer     []byte
+	halfClosed   bool // the client will send no more
+	disconnected bool // the client has closed its connection
 
-	waiting []byte // written by the server, not taken by the client yet
-	reading bool   // the client takes what comes
+	waiting []byte // written by the server, not yet read by the client
+	reading bool   // the client reads everything immediately
 	client  client
-	wrote   time.Time // when the server last did
+	wrote   time.Time // when the server last wrote
 
 	closed                      bool // by the server
 	closedAt                    time.Time
 	readDeadline, writeDeadline time.Time
 }
 
-// wireRoom is what the network takes for a client that does not read.
+// wireRoom is how many bytes the network buffers for a client that does not read.
 const wireRoom = 100
 
-// A client understands what the server sends. It may answer at once, as HTTP/2
-// asks for.
+// A client parses what the server sends. It may reply immediately, as HTTP/2 requires.
 type client interface {
 	take(p []byte) (reply []byte)
 	end() // the connection was closed
-	answer() *answerRead
+	answer() *clientRead
 }
 
 func newWire(c client, request []byte) *wire {
@@ -54,7 +53,7 @@ func newWire(c client, request []byte) *wire {
 	return w
 }
 
-// change is something that the client does.
+// change makes a change under the mutex, and wakes the server.
 func (w *wire) change(do func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -62,8 +61,7 @@ func (w *wire) change(do func()) {
 	w.changed.Broadcast()
 }
 
-// deliver hands what waits to the client, at most n bytes of it. The caller
-// holds the mutex.
+// deliver passes at most n of the waiting bytes to the client. The caller holds the mutex.
 func (w *wire) deliver(n int) {
 	n = min(n, len(w.waiting))
 	w.toServer = append(w.toServer, w.client.take(w.waiting[:n])...)
@@ -82,11 +80,11 @@ func (w *wire) Read(p []byte) (int, error) {
 			return 0, net.ErrClosed
 		case passed(w.readDeadline):
 			return 0, os.ErrDeadlineExceeded
-		case len(w.toServer) > 0 && !w.left:
+		case len(w.toServer) > 0 && !w.disconnected:
 			n := copy(p, w.toServer)
 			w.toServer = w.toServer[n:]
 			return n, nil
-		case w.left || w.halfClosed:
+		case w.disconnected || w.halfClosed:
 			return 0, io.EOF
 		}
 		w.await(w.readDeadline)
@@ -100,7 +98,7 @@ func (w *wire) Write(p []byte) (written int, err error) {
 		switch {
 		case w.closed:
 			return written, net.ErrClosed
-		case w.left:
+		case w.disconnected:
 			return written, syscall.EPIPE
 		case passed(w.writeDeadline):
 			return written, os.ErrDeadlineExceeded
@@ -114,7 +112,7 @@ func (w *wire) Write(p []byte) (written int, err error) {
 			w.wrote = time.Now()
 			if w.reading {
 				w.deliver(len(w.waiting))
-				w.changed.Broadcast() // the client may have answered
+				w.changed.Broadcast() // the client may have replied
 			}
 		}
 		if written += n; written == len(p) {
@@ -162,24 +160,24 @@ func (w *wire) await(deadline time.Time) {
 	w.changed.Wait()
 }
 
-// An answerRead is an answer as far as its client has read it.
-type answerRead struct {
-	stream bool // is to be one
+// A clientRead is what a client has read of a response.
+type clientRead struct {
+	stream bool // a stream is expected
 
-	status int    // 0: none has come
-	whole  bool   // the protocol says that nothing is missing
-	cut    bool   // the protocol says, or the end of the connection, that something is
-	body   []byte // as far as it has no meaning yet
+	status   int    // 0: none yet
+	complete bool   // by the protocol
+	aborted  bool   // by the protocol, or the connection was closed before the end
+	body     []byte // not yet parsed
 
 	text       string // of the bot
 	keepAlives int
-	done       bool   // the answer says that it is all there
-	failure    string // the detail of an error, or of an error event
-	wrong      string // what no answer may look like
+	done       bool   // the answer itself says that it is complete
+	failure    string // the detail of an error response or an error event
+	wrong      string // what no response may contain
 }
 
-// read takes more of the body. It looks at what has come when that may be whole.
-func (a *answerRead) read(p []byte) {
+// read adds to the body, and parses it when an event or the JSON may be complete.
+func (a *clientRead) read(p []byte) {
 	a.body = append(a.body, p...)
 	switch {
 	case len(p) > 0 && (a.done || a.failure != ""):
@@ -191,7 +189,7 @@ func (a *answerRead) read(p []byte) {
 	}
 }
 
-func (a *answerRead) readEvents() {
+func (a *clientRead) readEvents() {
 	read, err := parseStream(string(a.body))
 	if err != nil {
 		a.wrong = err.Error()
@@ -202,8 +200,8 @@ func (a *answerRead) readEvents() {
 	a.body = []byte(read.rest)
 }
 
-// readJSON finds a body that is all there; a part of one means nothing.
-func (a *answerRead) readJSON() {
+// readJSON parses the body if it is complete.
+func (a *clientRead) readJSON() {
 	if a.status != 200 {
 		a.failure = detailIn(a.body)
 		return
@@ -212,31 +210,30 @@ func (a *answerRead) readJSON() {
 }
 
 func detailIn(body []byte) string {
-	var answer struct{ Detail string }
-	_ = json.Unmarshal(body, &answer)
-	return answer.Detail
+	var response struct{ Detail string }
+	_ = json.Unmarshal(body, &response)
+	return response.Detail
 }
 
 func contentIn(body []byte) (text string, ok bool) {
 	plain, isStart := bytes.CutPrefix(body, []byte(jsonStart))
 	plain, isEnd := bytes.CutSuffix(plain, []byte(jsonEnd))
 	if isStart && isEnd && bytes.IndexByte(plain, '"') < 0 && bytes.IndexByte(plain, '\\') < 0 {
-		return string(plain), true // nearly always
+		return string(plain), true // nearly always: faster than encoding/json
 	}
-	var answer struct{ Content *string }
-	if json.Unmarshal(body, &answer) != nil || answer.Content == nil {
+	var response struct{ Content *string }
+	if json.Unmarshal(body, &response) != nil || response.Content == nil {
 		return "", false
 	}
-	return *answer.Content, true
+	return *response.Content, true
 }
 
-// An http1Client has sent one request. When there is more to read, it reads all of
-// it again.
+// An http1Client has sent one request. It parses everything again after each read.
 type http1Client struct {
 	stream   bool
 	received []byte
 	ended    bool
-	read     *answerRead // of all that; nil: not yet
+	read     *clientRead // of received; nil: not parsed yet
 }
 
 func http1Request(body string) []byte {
@@ -250,29 +247,29 @@ func (c *http1Client) take(p []byte) (reply []byte) {
 
 func (c *http1Client) end() { c.ended, c.read = true, nil }
 
-func (c *http1Client) answer() *answerRead {
+func (c *http1Client) answer() *clientRead {
 	if c.read != nil {
 		return c.read
 	}
-	a, received := &answerRead{stream: c.stream}, bufio.NewReader(bytes.NewReader(c.received))
+	a, received := &clientRead{stream: c.stream}, bufio.NewReader(bytes.NewReader(c.received))
 	if res, err := http.ReadResponse(received, nil); err == nil {
 		body, err := io.ReadAll(res.Body)
-		a.status, a.whole = res.StatusCode, err == nil
+		a.status, a.complete = res.StatusCode, err == nil
 		a.read(body)
 	}
-	if rest, _ := io.ReadAll(received); a.whole && len(rest) > 0 {
+	if rest, _ := io.ReadAll(received); a.complete && len(rest) > 0 {
 		a.wrong = fmt.Sprintf("%q comes after the end", rest)
 	}
-	a.cut = c.ended && !a.whole
+	a.aborted = c.ended && !a.complete
 	c.read = a
 	return a
 }
 
 // An http2Client has sent one request, on the first stream of its connection.
 type http2Client struct {
-	answerRead
+	clientRead
 	unread  []byte
-	granted bool // what is read is granted again at once
+	granted bool // bytes that were read are granted again immediately
 	owed    int  // bytes read, but not granted again
 }
 
@@ -299,7 +296,8 @@ func http2WindowUpdate(stream uint32, n int) []byte {
 	return http2Frame(frameWindowUpdate, 0, stream, binary.BigEndian.AppendUint32(nil, uint32(n))...)
 }
 
-// http2Request leaves flow control to the stream alone.
+// http2Request returns the frames of a request. Only the stream has flow control: the
+// connection's window is huge.
 func http2Request(body string) []byte {
 	var head []byte
 	for _, field := range [][2]string{
@@ -321,9 +319,9 @@ func http2Request(body string) []byte {
 	}, nil)
 }
 
-func (c *http2Client) answer() *answerRead { return &c.answerRead }
+func (c *http2Client) answer() *clientRead { return &c.clientRead }
 
-func (c *http2Client) end() { c.cut = !c.whole }
+func (c *http2Client) end() { c.aborted = !c.complete }
 
 func (c *http2Client) take(p []byte) (reply []byte) {
 	c.unread = append(c.unread, p...)
@@ -346,7 +344,7 @@ func (c *http2Client) takeFrame(kind, flags byte, payload []byte) (reply []byte)
 		}
 		return nil
 	case frameRSTStream:
-		c.cut = !c.whole
+		c.aborted = !c.complete
 		return nil
 	case frameHeaders:
 		c.status = http2Status(payload)
@@ -357,13 +355,13 @@ func (c *http2Client) takeFrame(kind, flags byte, payload []byte) (reply []byte)
 	default:
 		return nil
 	}
-	if c.whole = flags&flagEndStream != 0; c.whole {
+	if c.complete = flags&flagEndStream != 0; c.complete {
 		return nil
 	}
 	return reply
 }
 
-// grant has the server send more, if this client reads.
+// grant lets the server send n bytes more, if this client reads.
 func (c *http2Client) grant(n int) []byte {
 	if !c.granted || n == 0 {
 		return nil
@@ -372,8 +370,7 @@ func (c *http2Client) grant(n int) []byte {
 	return http2WindowUpdate(1, n)
 }
 
-// http2Status reads the first field of a header block, in the three forms that
-// net/http gives a status.
+// http2Status reads the first field of a header block: the status, indexed or literal.
 func http2Status(block []byte) int {
 	indexed := map[byte]int{0x88: 200, 0x8d: 404, 0x8e: 500}
 	if status, ok := indexed[block[0]]; ok {

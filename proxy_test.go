@@ -18,16 +18,15 @@ import (
 	"github.com/matryer/is"
 )
 
-// A proxy is one of those that such services stand behind, with its own default
-// settings but for its timeouts: those are a second here instead of a minute,
-// so that the tests need not take one.
+// A proxy is one that typically runs in front of such services. It has its default settings,
+// except for its timeouts: three seconds instead of a minute, so that the tests are faster.
 type proxy struct {
 	program   string
 	arguments []string // before the file
-	config    string   // of the socket to listen on and the address of the server
+	config    string   // a format, for the socket to listen on and the address of the server
 }
 
-const proxyTimeout = time.Second
+const proxyTimeout = 3 * time.Second
 
 var proxies = []proxy{
 	{"nginx", []string{"-e", "stderr", "-c"}, `
@@ -36,9 +35,9 @@ pid nginx.pid;
 events {}
 http {
 	access_log off;
-	proxy_read_timeout 1s;
-	proxy_send_timeout 1s;
-	send_timeout 1s;
+	proxy_read_timeout 3s;
+	proxy_send_timeout 3s;
+	send_timeout 3s;
 	server {
 		listen unix:%s;
 		location / { proxy_pass http://%s; }
@@ -49,8 +48,8 @@ http {
 defaults
 	mode http
 	timeout connect 1s
-	timeout client 1s
-	timeout server 1s
+	timeout client 3s
+	timeout server 3s
 frontend clients
 	bind unix@%s
 	default_backend servers
@@ -60,8 +59,8 @@ backend servers
 }
 
 // start runs the proxy in front of a server until the test ends, and returns a
-// client that reaches it under any address. It listens on a socket of its own: a
-// port that was free a moment ago may be another test's.
+// client that reaches it under any address. The proxy listens on a Unix socket: a port
+// that was free a moment ago may be in use by another test.
 func (p proxy) start(t *testing.T, server *httptest.Server) *http.Client {
 	program, err := exec.LookPath(p.program)
 	if err != nil {
@@ -90,7 +89,7 @@ func (p proxy) start(t *testing.T, server *httptest.Server) *http.Client {
 	}
 	t.Cleanup(func() {
 		_ = command.Process.Signal(syscall.SIGTERM)
-		_ = command.Wait() // the way it ends is its own
+		_ = command.Wait() // its exit status does not matter
 		if t.Failed() {
 			t.Log(output.String())
 		}
@@ -114,8 +113,8 @@ func (p proxy) start(t *testing.T, server *httptest.Server) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// serveBehind serves an engine behind the proxy, with keep-alives that outlast its
-// timeouts, and returns a client of it.
+// serveBehind serves an engine behind the proxy, with keep-alives that are more frequent
+// than its timeouts, and returns a client.
 func (p proxy) serveBehind(t *testing.T, engine ChatEngine, change ...func(*Options)) *http.Client {
 	o := testOptions(t, io.Discard)
 	o.KeepAlive, o.Engine = proxyTimeout/5, engine
@@ -127,21 +126,21 @@ func (p proxy) serveBehind(t *testing.T, engine ChatEngine, change ...func(*Opti
 	return p.start(t, server)
 }
 
-const behind = "http://proxy"
+const proxyURL = "http://proxy"
 
 // playBehind streams one chat from behind the proxy.
-func (p proxy) playBehind(t *testing.T, engine ChatEngine, change ...func(*Options)) answered {
-	return doAt(t, p.serveBehind(t, engine, change...), behind, "POST", "/v1/chat", chatBodyJSON("hi", true))
+func (p proxy) playBehind(t *testing.T, engine ChatEngine, change ...func(*Options)) fullResponse {
+	return doAt(t, p.serveBehind(t, engine, change...), proxyURL, "POST", "/v1/chat", chatBodyJSON("hi", true))
 }
 
 func TestProxiesPassStreamsOn(t *testing.T) {
 	for _, p := range proxies {
 		for name, test := range map[string]func(proxy, *testing.T){
 			"fragments arrive one by one":     proxy.testOneByOne,
-			"answers pass":                    proxy.testAnswers,
+			"responses pass":                  proxy.testResponses,
 			"keep-alives outlast its timeout": proxy.testSilence,
 			"a disconnect reaches the engine": proxy.testDisconnect,
-			"a broken stream has no end":      proxy.testBroken,
+			"an incomplete stream has no end": proxy.testIncomplete,
 		} {
 			t.Run(p.program+", "+name, func(t *testing.T) {
 				t.Parallel() // they mostly wait
@@ -151,34 +150,34 @@ func TestProxiesPassStreamsOn(t *testing.T) {
 	}
 }
 
-// HAProxy holds a fragment back for up to 200 ms to see whether more comes,
-// unless "option http-no-delay" is set.
+// HAProxy delays a fragment for up to 200 ms, in case more arrives, unless
+// "option http-no-delay" is set.
 func (p proxy) testOneByOne(t *testing.T) {
 	steps := newLockstep()
-	steps.follow(t, p.serveBehind(t, steps), behind)
+	steps.follow(t, p.serveBehind(t, steps), proxyURL)
 }
 
-func (p proxy) testAnswers(t *testing.T) {
+func (p proxy) testResponses(t *testing.T) {
 	is := is.New(t)
 	client := p.serveBehind(t, fragmentsOf("hi"))
 	for _, c := range []struct {
-		key, body    string
-		status       int
-		kind, answer string
+		key, body  string
+		status     int
+		kind, want string
 	}{
 		{"Bearer " + testKey, chatBodyJSON("hi", false), 200, "application/json", `{"content":"hi"}`},
 		{"Bearer " + testKey, chatBodyJSON("hi", true), 200, "text/event-stream", data("hi") + terminator},
 		{"-", "{}", 401, "application/json", `{"detail":"Not authenticated"}`},
 	} {
-		got := doAt(t, client, behind, "POST", "/v1/chat", c.body, "Authorization", c.key)
+		got := doAt(t, client, proxyURL, "POST", "/v1/chat", c.body, "Authorization", c.key)
 		is.NoErr(got.err)
 		is.Equal(got.status, c.status)
 		is.Equal(got.header.Get("Content-Type"), c.kind)
-		is.Equal(got.body, c.answer)
+		is.Equal(got.body, c.want)
 	}
 }
 
-// Without keep-alives, the proxy's timeout ends what is silent for so long.
+// Without keep-alives, the proxy's timeout ends a silent stream.
 func (p proxy) testSilence(t *testing.T) {
 	is := is.New(t)
 	thinks := pacedEngine(proxyTimeout*3/2, proxyTimeout*3/2)
@@ -191,8 +190,8 @@ func (p proxy) testSilence(t *testing.T) {
 	is.Equal(p.playBehind(t, thinks, func(o *Options) { o.KeepAlive = -1 }).status, 504)
 }
 
-// HAProxy tells the server of a client that left only when there is something
-// to send to it, unless "option abortonclose" is set: the next keep-alive.
+// HAProxy does not close the connection to the server when a client disconnects, but only
+// when the next data arrives, here a keep-alive, unless "option abortonclose" is set.
 func (p proxy) testDisconnect(t *testing.T) {
 	is := is.New(t)
 	ended, reports := make(chan struct{}), make(chan ChatReport, 1)
@@ -203,25 +202,25 @@ func (p proxy) testDisconnect(t *testing.T) {
 	}), func(o *Options) {
 		o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
 	})
-	ctx, leave := context.WithCancel(t.Context())
-	defer leave()
-	res, err := client.Do(chatRequest(t, behind, "hi", true).WithContext(ctx))
+	ctx, disconnect := context.WithCancel(t.Context())
+	defer disconnect()
+	res, err := client.Do(chatRequest(t, proxyURL, "hi", true).WithContext(ctx))
 	is.NoErr(err)
 	defer res.Body.Close()
 	_, err = io.ReadFull(res.Body, make([]byte, len(data("x"))))
 	is.NoErr(err)
-	leave()
+	disconnect()
 	received(t, ended, "the engine's context to end")
 	is.True(errors.Is(received(t, reports, "OnChat").Err, context.Canceled))
 }
 
-// nginx speaks HTTP/1.0 to the server, where the end of a connection is the end
-// of an answer: its clients may not see the cut, but the error event, and that
-// there is no terminator.
-func (p proxy) testBroken(t *testing.T) {
+// nginx speaks HTTP/1.0 to the server, where the end of the connection is the end of the
+// response: its clients may not notice the aborted connection, but they get the error event
+// and no terminator.
+func (p proxy) testIncomplete(t *testing.T) {
 	is := is.New(t)
 	got := p.playBehind(t, failing(StatusError{Status: 502, Detail: "Model died"}, "a"))
-	is.Equal(got.body, data("a")+broken("Model died"))
+	is.Equal(got.body, data("a")+errorEvent("Model died"))
 	if p.program != "nginx" {
 		is.True(got.err != nil)
 	}

@@ -14,13 +14,13 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestDocumentedReaders has each reader of docs/wire.md read real streams: a
-// whole one with a keep-alive in it, and broken ones.
+// TestDocumentedReaders makes each reader of docs/wire.md read real streams: a complete one
+// with a keep-alive, and an incomplete one.
 func TestDocumentedReaders(t *testing.T) {
 	t.Parallel() // it waits for other programs
 	programs := map[string]struct {
 		run   []string
-		after string // the reader: prints what it reads
+		after string // code after the reader, which prints what it reads
 	}{
 		"python": {[]string{"python3", "read.py"}, `
 import sys
@@ -52,9 +52,9 @@ func main() {
 	streams := map[string]struct {
 		engine  ChatEngine
 		prints  string
-		failure string // part of it; empty for a whole answer
+		failure string // part of the message; empty for a complete answer
 	}{
-		"whole": {engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+		"complete": {engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
 			_ = yield("Good ", nil)
 			time.Sleep(20 * time.Millisecond) // for a keep-alive to be sent
 			_ = yield("mörning\n[DONE]\u2028", nil)
@@ -79,7 +79,7 @@ func main() {
 			t.Run(block.language+" "+name, func(t *testing.T) {
 				is := is.New(t)
 				if _, err := exec.LookPath(program.run[0]); err != nil {
-					t.Skip(program.run[0], "is not here to run the reader")
+					t.Skip(program.run[0], " is not installed")
 				}
 				o := testOptions(t, t.Output())
 				o.Engine, o.KeepAlive = stream.engine, 5*time.Millisecond
@@ -87,14 +87,14 @@ func main() {
 				defer server.Close()
 				read := exec.CommandContext(t.Context(), program.run[0], append(program.run[1:], server.URL)...)
 				read.Dir = directory
-				var complaints strings.Builder
-				read.Stderr = &complaints
+				var messages strings.Builder
+				read.Stderr = &messages
 				printed, err := read.Output()
 				is.Equal(string(printed), stream.prints)
 				is.Equal(err != nil, stream.failure != "")
-				is.True(strings.Contains(complaints.String(), stream.failure))
+				is.True(strings.Contains(messages.String(), stream.failure))
 			})
 		}
 	}
-	is.New(t).Equal(len(programs), 0) // the page has a reader in each language
+	is.New(t).Equal(len(programs), 0) // the page has a reader for each language
 }

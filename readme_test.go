@@ -2,6 +2,7 @@ package botapi
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -24,15 +25,19 @@ import (
 
 	"github.com/invopop/validation"
 	"github.com/matryer/is"
+
+	"example.com/botapi/internal/readtext"
+
+	"example.com/botapi/internal/jsonscan"
 )
 
-// The tests in this file keep README.md and the pages in docs/ true. What
+// The tests in this file check README.md and the pages in docs/. What
 // their blocks mean:
 //
-//	```go  with a package clause: a whole program, of 40 lines at most. Without
-//	       one: declarations, compiled as a package of their own, with imports
-//	       added by name.
-//	```sh  commands, run in the order of the README, or named in runElsewhere.
+//	```go  with a package clause: a complete program, of 40 lines at most. Without
+//	       one: declarations, compiled as a package of their own, with the imports
+//	       added.
+//	```sh  commands, run in the order of the documents, or named in runElsewhere.
 //	       A block without a language right after one is what they print.
 //
 // Blocks in other languages are not run.
@@ -46,9 +51,9 @@ type block struct {
 	prints   string // what an sh block prints; empty if the document does not say
 }
 
-// runElsewhere are the commands that no test here runs, and why.
+// runElsewhere has the commands that the tests here do not run, and why.
 var runElsewhere = map[string]string{
-	"go test -run '^$' -bench Load -benchtime 5x .\n": "takes minutes, and a machine that does nothing else",
+	"go test -run '^$' -bench Load -benchtime 5x .\n": "takes minutes, and an otherwise idle machine",
 	"go test -run '^$' -bench . -skip Load .\n":       ".ci/run runs these benchmarks, a few times each",
 }
 
@@ -61,7 +66,7 @@ func readDocument(t *testing.T, document string) string {
 	return string(text)
 }
 
-// blocks are those of one language, in all documents.
+// blocks returns the blocks in one language, of all documents.
 func blocks(t *testing.T, language string) []block {
 	t.Helper()
 	var all []block
@@ -85,8 +90,8 @@ func blocksOf(text string) (blocks []block) {
 	return blocks
 }
 
-// TestDocumentedGo makes a program beside the package as the README says, and
-// vets all Go of the documents in there.
+// TestDocumentedGo creates a module next to the package, as the README says, and vets all
+// Go code of the documents in it.
 func TestDocumentedGo(t *testing.T) {
 	t.Parallel() // it waits for other programs
 	is := is.New(t)
@@ -103,7 +108,7 @@ func TestDocumentedGo(t *testing.T) {
 	shown := 0
 	for i, block := range blocks(t, "go") {
 		text := block.text
-		for _, name := range interfaceName.FindAllStringSubmatch(text, -1) { // each has the methods of the package's, and no other
+		for _, name := range interfaceName.FindAllStringSubmatch(text, -1) { // each has exactly the methods of the package's interface
 			shown++
 			text += strings.ReplaceAll("\nvar _ NAME = botapi.NAME(nil)\nvar _ botapi.NAME = NAME(nil)\n", "NAME", name[1])
 		}
@@ -127,7 +132,7 @@ func writePackage(t *testing.T, app string, i int, text string) {
 	is.NoErr(os.WriteFile(filepath.Join(folder, "main.go"), []byte(source), 0o644))
 }
 
-// importsOf are the imports that a fragment leaves out.
+// importsOf returns the imports that a block without a package clause needs.
 func importsOf(text string) string {
 	var imports strings.Builder
 	for _, path := range []string{
@@ -141,8 +146,8 @@ func importsOf(text string) string {
 	return imports.String()
 }
 
-// bashIn builds as Go does at home, but for what makes the next build in another
-// folder slow.
+// bashIn returns a shell. Its flags for Go make builds in different folders share the build
+// cache, and ignore a go.work.
 func bashIn(dir, commands string) *exec.Cmd {
 	bash := exec.Command("bash", "-euc", commands)
 	bash.Dir = dir
@@ -150,21 +155,21 @@ func bashIn(dir, commands string) *exec.Cmd {
 	return bash
 }
 
-// runIn returns what a command printed on its standard output.
+// runIn runs commands, and returns their standard output.
 func runIn(t *testing.T, dir, command string) string {
 	t.Helper()
 	bash := bashIn(dir, command)
-	var complaints strings.Builder
-	bash.Stderr = &complaints
+	var messages strings.Builder
+	bash.Stderr = &messages
 	printed, err := bash.Output()
 	if err != nil {
-		t.Fatalf("%s: %v\n%s%s", command, err, printed, complaints.String())
+		t.Fatalf("%s: %v\n%s%s", command, err, printed, messages.String())
 	}
 	return string(printed)
 }
 
-// The README's first program is ExampleNew, with the server that a test cannot
-// have at its end.
+// The README's first program is ExampleNew, and then starts a server, which an example
+// cannot do.
 func TestREADMEMountingExample(t *testing.T) {
 	_, tested, _ := strings.Cut(readDocument(t, "example_test.go"), "func ExampleNew() {\n")
 	tested, _, _ = strings.Cut(tested, "\n\tcall(")
@@ -172,8 +177,8 @@ func TestREADMEMountingExample(t *testing.T) {
 	is.New(t).Equal(shown, tested+"\tlog.Fatal(http.ListenAndServe(\"127.0.0.1:8080\", mux))\n}\n")
 }
 
-// TestREADMEIsShort keeps room for what matters first; its picture is within the
-// first screen that a visitor sees.
+// TestREADMEIsShort bounds the length of the README, and keeps its picture on the first
+// screen.
 func TestREADMEIsShort(t *testing.T) {
 	is := is.New(t)
 	text := readDocument(t, "README.md")
@@ -182,17 +187,17 @@ func TestREADMEIsShort(t *testing.T) {
 	is.True(strings.Count(text, "\n") <= 260)
 }
 
-// TestDocumentedCommands does what the documents say, as somebody who has just
-// found the repository: with a clone of the last commit, in an empty folder.
+// TestDocumentedCommands runs the commands of the documents as a newcomer would: with a clone
+// of the last commit, in an empty folder.
 func TestDocumentedCommands(t *testing.T) {
 	t.Parallel() // it waits for other programs
 	for _, program := range []string{"git", "curl", "perl"} {
 		if _, err := exec.LookPath(program); err != nil {
-			t.Skipf("%s is not here to run the commands of the documents", program)
+			t.Skipf("%s is not installed, which the commands of the documents need", program)
 		}
 	}
 	if err := exec.Command("git", "rev-parse", "--git-dir").Run(); err != nil {
-		t.Skip("this is no checkout that could be cloned")
+		t.Skip("not a git checkout")
 	}
 	reader := &newcomer{t: t, dir: t.TempDir(), services: map[string]string{}}
 	elsewhere := 0
@@ -207,17 +212,17 @@ func TestDocumentedCommands(t *testing.T) {
 	is.New(t).Equal(elsewhere, len(runElsewhere))
 }
 
-// A newcomer has a folder with a clone in it, and by and by two services. The
-// documents have both at documentedAddress, and each has a key of its own.
+// A newcomer has a folder with a clone, and later two running services. In the documents,
+// both are at documentedAddress; here each has its own address, found by its key.
 type newcomer struct {
-	t        *testing.T // of the whole visit
+	t        *testing.T // of all blocks together
 	dir      string
 	services map[string]string // address by key
 }
 
 const documentedAddress = "127.0.0.1:8080"
 
-// follow does what one block says.
+// follow runs the commands of one block.
 func (n *newcomer) follow(t *testing.T, b block) {
 	app := filepath.Join(n.dir, "app")
 	switch {
@@ -234,11 +239,11 @@ func (n *newcomer) follow(t *testing.T, b block) {
 	case strings.HasPrefix(b.text, "git grep "):
 		runIn(t, n.dir, "git clone -q botapi renamed && cd renamed\n"+b.text+"go build ./... && grep -q git.example.org/you/botapi README.md")
 	default:
-		t.Fatal("name these commands in runElsewhere, or say here how to run them")
+		t.Fatal("add these commands to runElsewhere, or a case here that runs them")
 	}
 }
 
-// ask runs a curl against the service that has its key.
+// ask runs a curl command against the service that has its key.
 func (n *newcomer) ask(t *testing.T, b block) {
 	is := is.New(t)
 	_, after, _ := strings.Cut(b.text, "Bearer ")
@@ -249,8 +254,8 @@ func (n *newcomer) ask(t *testing.T, b block) {
 	is.Equal(strings.TrimSpace(printed), strings.TrimSpace(b.prints))
 }
 
-// startQuickstart clones this repository in place of the address that the
-// document has, and compares what the quickstart prints.
+// startQuickstart clones this repository instead of the address in the document, and
+// compares what the quickstart prints.
 func (n *newcomer) startQuickstart(t *testing.T, b block) {
 	is := is.New(t)
 	here, err := os.Getwd()
@@ -271,7 +276,7 @@ func (n *newcomer) startQuickstart(t *testing.T, b block) {
 	n.services["secret"] = address
 }
 
-// startParrot runs the README's program.
+// startParrot runs the README's first program.
 func (n *newcomer) startParrot(t *testing.T, app string, b block) {
 	is := is.New(t)
 	free, err := net.Listen("tcp", "127.0.0.1:0")
@@ -285,8 +290,8 @@ func (n *newcomer) startParrot(t *testing.T, app string, b block) {
 	n.services["my-key"] = address
 }
 
-// start runs commands whose last is a go run, until the visit is over. The
-// shell becomes the program, so that there is one process to end.
+// start runs commands that end with go run, until the test ends. The shell execs the
+// program, so that there is only one process to kill.
 func (n *newcomer) start(t *testing.T, dir, commands string) io.Reader {
 	is := is.New(t)
 	commands = regexp.MustCompile(`(?m)^(\S+=\S+ )?go run (\S+)`).ReplaceAllString(commands, "go build -o program $2\n${1}exec ./program")
@@ -296,12 +301,12 @@ func (n *newcomer) start(t *testing.T, dir, commands string) io.Reader {
 	is.NoErr(bash.Start())
 	n.t.Cleanup(func() {
 		_ = bash.Process.Kill()
-		_ = bash.Wait() // it was killed
+		_ = bash.Wait() // an error, since it was killed
 	})
 	return output
 }
 
-// rows are the cells of a document's table rows.
+// rows returns the cells of all table rows of a document.
 func rows(t *testing.T, document string) (rows [][]string) {
 	t.Helper()
 	for line := range strings.Lines(readDocument(t, document)) {
@@ -341,29 +346,29 @@ func TestDocumentedOptions(t *testing.T) {
 	is.True(!strings.HasPrefix(rows[first+options.NumField()][0], "`Max")) // the table ends here
 }
 
-func TestDocumentedAnswers(t *testing.T) {
+func TestDocumentedResponses(t *testing.T) {
 	is := is.New(t)
 	shown := make(map[string]bool)
 	for _, row := range rows(t, "docs/wire.md") {
 		shown[strings.Join(row[:min(2, len(row))], " | ")] = true // status and detail
 		shown[strings.Join(row[1:], " | ")] = true                // msg and type
 	}
-	answers := []StatusError{
-		errNotFound, errMethodNotAllowed, errNotAuthenticated, errKeyRefused, errNoSuchBot, errBodyTooLarge,
-		errBodyTooSlow, errBodyBroken, errTooManyChats, errTooManyAccountChats, errTooLong, errEndedByHost, errInternal,
+	responses := []StatusError{
+		errNotFound, errMethodNotAllowed, errNotAuthenticated, errKeyRejected, errNoSuchBot, errBodyTooLarge,
+		errBodyTooSlow, errBodyUnreadable, errTooManyChats, errTooManyAccountChats, errTooLong, errUnavailable, errInternal,
 	}
-	is.Equal(len(answers), len(regexp.MustCompile(`(?m)^\terr\w+ += StatusError`).FindAllString(packageSource(t), -1))) // all of the package's are here
-	for _, answer := range answers {
-		status := fmt.Sprint(answer.Status)
+	is.Equal(len(responses), len(regexp.MustCompile(`(?m)^\terr\w+ += StatusError`).FindAllString(packageSource(t), -1))) // all of the package's are here
+	for _, response := range responses {
+		status := fmt.Sprint(response.Status)
 		switch {
-		case answer.Status == 401:
-			status += ", with `WWW-Authenticate: " + challenge(answer) + "`"
-		case answer.Status == 405:
+		case response.Status == 401:
+			status += ", with `WWW-Authenticate: " + challengeOf(response) + "`"
+		case response.Status == 405:
 			status += ", with `Allow`"
-		case answer.RetryAfter > 0:
-			status += fmt.Sprintf(", with `Retry-After: %.0f`", answer.RetryAfter.Seconds())
+		case response.RetryAfter > 0:
+			status += fmt.Sprintf(", with `Retry-After: %.0f`", response.RetryAfter.Seconds())
 		}
-		is.True(shown[status+" | `"+answer.Detail+"`"]) // the page has this answer
+		is.True(shown[status+" | `"+response.Detail+"`"]) // the page has this response
 	}
 	problems := []validation.Error{errMissing, errNull, errNotBoolean, errNotText, errNotList, errNotObject, errNotRole, errNoBot, errNoInput}
 	is.Equal(len(problems), strings.Count(packageSource(t), "= validation.NewError(")) // all of the package's are here
@@ -372,18 +377,26 @@ func TestDocumentedAnswers(t *testing.T) {
 	}
 }
 
+// challengeOf returns the WWW-Authenticate header of an error response.
+func challengeOf(response StatusError) string {
+	w := httptest.NewRecorder()
+	x := newExchange(New(Options{Bots: new(MemoryStore), Keys: StaticKeys(nil), Engine: fragmentsOf()}).(*handler), w, newRequest("GET", "/", nil))
+	x.writeError(rejected(response))
+	return w.Header().Get("WWW-Authenticate")
+}
+
 func TestDocumentedBounds(t *testing.T) {
 	is := is.New(t)
 	for document, bounds := range map[string][]string{
 		"docs/operating.md": {
 			fmt.Sprintf("| %d KiB queued and %d KiB being written", maxWrite>>10, maxWrite>>10),
 			fmt.Sprintf("| %d KiB; %d KiB |", maxEvent>>10, maxWrite>>10),
-			fmt.Sprintf("| one write of any other answer | %d KiB:", maxPart>>10),
+			fmt.Sprintf("| one write of any other response | %d KiB:", maxChunk>>10),
 			fmt.Sprintf("| %d MiB; beyond that", maxJSONResponse>>20),
 			fmt.Sprintf("| %d problems |", maxProblems),
-			fmt.Sprintf("what has come of it, and %d KiB", bodyChunk>>10),
-			fmt.Sprintf("| %d MiB or %.0f seconds, taken", discardBytes>>20, discardTime.Seconds()),
-			fmt.Sprintf("| %d,000 levels |", maxDepth/1000),
+			fmt.Sprintf("of the bytes that have arrived, and %d KiB", readtext.ChunkBytes>>10),
+			fmt.Sprintf("| %d MiB or %.0f seconds, read and discarded", discardBytes>>20, discardTime.Seconds()),
+			fmt.Sprintf("| %d,000 levels |", jsonscan.MaxDepth/1000),
 			fmt.Sprintf("| %d,000, about", cachedKeys/1000),
 		},
 		"docs/wire.md": {
@@ -392,7 +405,7 @@ func TestDocumentedBounds(t *testing.T) {
 			fmt.Sprintf("at most %d KiB a write", maxWrite>>10),
 			fmt.Sprintf("at most %d KiB long", maxEvent>>10),
 			fmt.Sprintf("up to %d, in the form", maxProblems),
-			fmt.Sprintf("more than %d,000 levels", maxDepth/1000),
+			fmt.Sprintf("more than %d,000 levels", jsonscan.MaxDepth/1000),
 		},
 		"README.md": {fmt.Sprintf("buffers %d KiB at most", 2*maxWrite>>10)},
 	} {
@@ -403,12 +416,15 @@ func TestDocumentedBounds(t *testing.T) {
 	}
 }
 
-// packageSource is the text of the package, without its tests.
+// packageSource returns the code of the package and of those below internal/, without
+// tests.
 func packageSource(t *testing.T) (source string) {
 	t.Helper()
 	files, err := filepath.Glob("*.go")
 	is.New(t).NoErr(err)
-	for _, file := range files {
+	below, err := filepath.Glob("internal/*/*.go")
+	is.New(t).NoErr(err)
+	for _, file := range append(files, below...) {
 		if !strings.HasSuffix(file, "_test.go") {
 			source += readDocument(t, file)
 		}
@@ -416,8 +432,8 @@ func packageSource(t *testing.T) (source string) {
 	return source
 }
 
-// TestDocumentedLinks looks for what the documents point to within the
-// repository: files, headings, pictures, and tests in the file of their link.
+// TestDocumentedLinks checks the links of the documents within the repository: files,
+// headings, pictures, and tests in the file of their link.
 func TestDocumentedLinks(t *testing.T) {
 	is := is.New(t)
 	others, err := filepath.Glob("examples/*/README.md")
@@ -437,16 +453,16 @@ func TestDocumentedLinks(t *testing.T) {
 			_, err := os.Stat(file)
 			is.NoErr(err)
 			if heading != "" {
-				is.True(slices.Contains(anchors(readDocument(t, file)), "#"+heading)) // a heading there
+				is.True(slices.Contains(anchors(readDocument(t, file)), "#"+heading)) // the file has this heading
 			}
 			if test != "" {
 				proofs++
-				is.True(strings.Contains(readDocument(t, file), "\nfunc "+test+"(")) // a test there
+				is.True(strings.Contains(readDocument(t, file), "\nfunc "+test+"(")) // the file has this test
 			}
 		}
 	}
 	is.True(proofs > 5)
-	is.Equal(proofs, len(regexp.MustCompile("`(Test|Fuzz|Benchmark)[A-Z]").FindAllString(readDocument(t, "README.md"), -1))) // each has its link
+	is.Equal(proofs, len(regexp.MustCompile("`(Test|Fuzz|Benchmark)[A-Z]").FindAllString(readDocument(t, "README.md"), -1))) // each test in the README is a link
 }
 
 var linkTarget = regexp.MustCompile("(?:\\[`((?:Test|Fuzz|Benchmark)[A-Za-z]+)`)?\\]\\(([^)]*)\\)|(?:src|href)=\"([^\"]*)\"")
@@ -459,8 +475,8 @@ func anchors(text string) (anchors []string) {
 	return anchors
 }
 
-// A heardLog keeps the level of each message.
-type heardLog struct {
+// A levelLog records the level of each message.
+type levelLog struct {
 	slog.Handler
 	t *testing.T
 
@@ -468,8 +484,8 @@ type heardLog struct {
 	levels map[string]string
 }
 
-func (l *heardLog) Handle(ctx context.Context, r slog.Record) error {
-	if ctx.Value(hostKey{}) != "the host's" || AccountFrom(ctx) != testAccount || RequestIDFrom(ctx) == "" {
+func (l *levelLog) Handle(ctx context.Context, r slog.Record) error {
+	if ctx.Value(applicationKey{}) != "the application's" || AccountFrom(ctx) != testAccount || RequestIDFrom(ctx) == "" {
 		l.t.Error("logged without the request's context: ", r.Message)
 	}
 	l.mu.Lock()
@@ -478,8 +494,8 @@ func (l *heardLog) Handle(ctx context.Context, r slog.Record) error {
 	return nil
 }
 
-// TestDocumentedLog compares the messages that the documents have with those in
-// the package's code, has each logged, and looks at its level and its context.
+// TestDocumentedLog compares the messages in the documents with those in the package's code,
+// makes the handler log each of them, and checks its level and its context.
 func TestDocumentedLog(t *testing.T) {
 	quoted := regexp.MustCompile("`([^`]+)`")
 	want := make(map[string]string) // levels, as log/slog names them
@@ -498,10 +514,10 @@ func TestDocumentedLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		o := testOptions(t, io.Discard)
-		log := &heardLog{Handler: o.Logger.Handler(), t: t, levels: make(map[string]string)}
+		log := &levelLog{Handler: o.Logger.Handler(), t: t, levels: make(map[string]string)}
 		o.Logger, o.ChatTimeout = slog.New(log), time.Second
 		serve := func(w http.ResponseWriter, stream bool) {
-			serveOn(w, withHostsValue(New(o)), chatBodyJSON("hi", stream))
+			serveOn(w, withApplicationValue(New(o)), chatBodyJSON("hi", stream))
 		}
 		says := func(text string, err error) ChatEngine {
 			return engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
@@ -521,7 +537,7 @@ func TestDocumentedLog(t *testing.T) {
 		o.OnChat = nil
 		o.Engine = engineOf(func(context.Context, *ChatRequest, func(string, error) bool) {
 			time.Sleep(time.Minute)
-			panic("too late")
+			panic("after the answer")
 		})
 		serve(httptest.NewRecorder(), false)
 		time.Sleep(time.Hour)
@@ -529,4 +545,33 @@ func TestDocumentedLog(t *testing.T) {
 		defer log.mu.Unlock()
 		is.Equal(log.levels, want)
 	})
+}
+
+// TestDocumentedEndings compares the table of the endings with the one that decides.
+func TestDocumentedEndings(t *testing.T) {
+	names := map[error]string{ErrClientLeft: "`ErrClientLeft`", ErrClientStalled: "`ErrClientStalled`", ErrChatTimeout: "`ErrChatTimeout`", ErrEngineStalled: "`ErrEngineStalled`"}
+	want := [][]string{}
+	for kind := kindRejected; int(kind) < len(outcomes); kind++ {
+		o := outcomes[kind]
+		row := []string{o.name, "its own status", "error event, aborted", "by its status", cmp.Or(names[o.err], "the application's error")}
+		if o.response.Status != 0 {
+			row[1] = fmt.Sprint(o.response.Status)
+		}
+		if o.response.Status >= 500 {
+			row[3] = "error"
+		}
+		if !o.tells {
+			row[1], row[2], row[3] = "aborted", "aborted", "no"
+		}
+		if kind == kindRejected || kind == kindTooLarge { // which comes before a chat, or before a JSON response
+			row[2] = "-"
+		}
+		if kind == kindRejected {
+			row[4] = "-"
+		}
+		want = append(want, row)
+	}
+	all := rows(t, "docs/operating.md")
+	first := slices.IndexFunc(all, func(row []string) bool { return row[0] == "rejected" })
+	is.New(t).Equal(all[first:first+len(want)], want)
 }

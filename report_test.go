@@ -17,19 +17,18 @@ import (
 	"github.com/matryer/is"
 )
 
-// A report is of the request as it came. An engine may change its own, and
-// changes nothing for anyone else by that.
+// A report describes the request as it arrived, even if the engine changes its ChatRequest.
 func TestReport(t *testing.T) {
 	inEachWay(t, "", func(t *testing.T, w way) {
 		is := is.New(t)
-		w.behind = withHostsValue
+		w.middleware = withApplicationValue
 		var log testLog
 		var reports []ChatReport
-		var given context.Context
-		asked, run := 0, 0
+		var onChatContext context.Context
+		called, run := 0, 0
 		o := testOptions(t, &log)
 		o.Engine = ChatEngineFunc(func(_ context.Context, req *ChatRequest) iter.Seq2[string, error] {
-			asked++
+			called++
 			return func(yield func(string, error) bool) {
 				run++
 				*req = ChatRequest{UserID: "nobody", Stream: !req.Stream}
@@ -37,7 +36,7 @@ func TestReport(t *testing.T) {
 				_ = yield("a\xff", nil) && yield("", nil) && yield("b\xe2\x82", nil)
 			}
 		})
-		o.OnChat = func(ctx context.Context, r ChatReport) { given, reports = ctx, append(reports, r) }
+		o.OnChat = func(ctx context.Context, r ChatReport) { onChatContext, reports = ctx, append(reports, r) }
 		body := fmt.Sprintf(`{"bot_slug":"Other","prompt":"p","stream":%t,"user_id":7}`, w.stream)
 		got := doAt(t, w.serve(t, New(o)).client(), "http://memory", "POST", "/v1/chat", body, "X-Request-Id", "r-1")
 		synctest.Wait()
@@ -47,16 +46,16 @@ func TestReport(t *testing.T) {
 			Fragments: 3, Bytes: int64(len("a\uFFFDb\uFFFD\uFFFD")), // as the client decodes it
 			FirstFragment: time.Second, Duration: time.Second,
 		}})
-		is.Equal(RequestIDFrom(given), "r-1")
-		is.Equal(AccountFrom(given), testAccount)
-		is.Equal(given.Value(hostKey{}), "the host's")
-		is.Equal([]int{asked, run}, []int{1, 1})
+		is.Equal(RequestIDFrom(onChatContext), "r-1")
+		is.Equal(AccountFrom(onChatContext), testAccount)
+		is.Equal(onChatContext.Value(applicationKey{}), "the application's")
+		is.Equal([]int{called, run}, []int{1, 1})
 		is.Equal(strings.Contains(log.String(), "cannot flush"), w.stream && w.hides)
 	})
 }
 
-// What is refused is no chat. The only chat here sends the other requests while it
-// is in progress.
+// Only a chat that reached the engine is reported. The engine of the only chat here sends
+// all other requests.
 func TestReportOnlyOfChats(t *testing.T) {
 	is := is.New(t)
 	var h http.Handler
@@ -79,9 +78,8 @@ func TestReportOnlyOfChats(t *testing.T) {
 	is.Equal(reports, []int{200})
 }
 
-// A write that fails when the engine has finished already is no less a failure:
-// the answer must not end as if it were whole. What waited behind the write was
-// handed to nobody.
+// If a write fails after the engine has finished, the answer is aborted and must not look
+// complete. Fragments that were still queued are not counted.
 func TestReportOfAWriteThatFails(t *testing.T) {
 	for after := range 6 { // the first few writes are the engine's goroutine's, the others the handler's
 		t.Run(fmt.Sprint("after ", after), func(t *testing.T) {
@@ -90,7 +88,7 @@ func TestReportOfAWriteThatFails(t *testing.T) {
 				failed := false
 				got := playOn(t, faulty("Write", after, func() error {
 					if failed {
-						return nil // a later one would be taken
+						return nil // a later write would succeed
 					}
 					failed = true
 					time.Sleep(time.Second)
@@ -101,7 +99,7 @@ func TestReportOfAWriteThatFails(t *testing.T) {
 						synctest.Wait() // it is being written
 					}
 				}))
-				is.Equal(got.err, http.ErrAbortHandler) // cut
+				is.Equal(got.err, http.ErrAbortHandler)
 				is.Equal(got.body, strings.Repeat(data("x"), after))
 				is.True(errors.Is(got.report(t).Err, io.ErrClosedPipe))
 				is.Equal(got.report(t).Fragments, after+1)
@@ -111,9 +109,9 @@ func TestReportOfAWriteThatFails(t *testing.T) {
 	}
 }
 
-// What is left to send when a stream breaks has one WriteTimeout together. What could
-// not be begun in that time was handed to nobody.
-func TestReportOfWhatFoundNoTime(t *testing.T) {
+// After an incomplete answer, all that is still to be written has one WriteTimeout together.
+// Fragments whose write could not begin in that time are not counted.
+func TestReportOfUnsentFragments(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		const before = 5 // then fragments are written in another goroutine, and more can be queued
@@ -123,7 +121,7 @@ func TestReportOfWhatFoundNoTime(t *testing.T) {
 				yield("x", nil)
 				synctest.Wait() // it is being written
 			}
-			yield("behind", nil)
+			yield("queued", nil)
 			yield("", errBroken)
 		}))
 		is.Equal(got.body, strings.Repeat(data("x"), before+1))
@@ -148,17 +146,17 @@ func TestOnChatPanics(t *testing.T) {
 	}
 }
 
-// An engine may hold a lock while it yields, and OnChat and the Logger may want
-// the same one: nothing of the host's is called on the engine's stack, and nothing
-// that yield needs is held meanwhile.
-func TestReportWaitsForTheEngine(t *testing.T) {
-	for name, end := range map[string]engineEnd{"too late": untilDone, "failed": failsWith(errBroken)} {
+// An engine may hold a lock while it yields, and OnChat and the Logger may need the same
+// lock: the handler calls neither on the engine's goroutine, and holds no lock that yield
+// needs while it calls them.
+func TestNoLockIsHeldDuringApplicationCalls(t *testing.T) {
+	for name, end := range map[string]engineEnd{"timed out": untilDone, "failed": failsWith(errBroken)} {
 		for _, part := range []string{"OnChat", "the Logger"} {
 			inEachWay(t, name+", "+part, func(t *testing.T, w way) {
 				is := is.New(t)
 				var mu sync.Mutex
-				called, wanted := make(chan struct{}), true
-				host := sync.OnceFunc(func() {
+				called, more := make(chan struct{}), true
+				lock := sync.OnceFunc(func() {
 					close(called)
 					mu.Lock()
 					defer mu.Unlock()
@@ -168,29 +166,29 @@ func TestReportWaitsForTheEngine(t *testing.T) {
 					defer mu.Unlock()
 					end(ctx, yield)
 					<-called
-					wanted = yield("more", nil)
+					more = yield("more", nil)
 				}), func(o *Options) {
 					o.KeepAlive, o.ChatTimeout = -1, time.Second
 					if part == "OnChat" {
-						o.OnChat = func(context.Context, ChatReport) { host() }
+						o.OnChat = func(context.Context, ChatReport) { lock() }
 					} else {
-						o.Logger = slog.New(calledHandler{o.Logger.Handler(), host})
+						o.Logger = slog.New(callingHandler{o.Logger.Handler(), lock})
 					}
 				})
 				is.True(got.status >= 500)
-				is.True(!wanted)
+				is.True(!more)
 			})
 		}
 	}
 }
 
-// A calledHandler calls the host before it logs.
-type calledHandler struct {
+// A callingHandler calls a function before it logs.
+type callingHandler struct {
 	slog.Handler
-	host func()
+	call func()
 }
 
-func (h calledHandler) Handle(ctx context.Context, r slog.Record) error {
-	h.host()
+func (h callingHandler) Handle(ctx context.Context, r slog.Record) error {
+	h.call()
 	return h.Handler.Handle(ctx, r)
 }

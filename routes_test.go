@@ -86,22 +86,22 @@ func TestRoutesWhereverMounted(t *testing.T) {
 	}
 }
 
-// Each request is wrong in everything that comes later, too. A verifier may count
-// what it is asked: it is not for what needs no key, and else once.
+// Each request would fail all later checks, too. The verifier is called once for each
+// request, and not for an unknown path or a wrong method.
 func TestChecksInOrder(t *testing.T) {
 	const good, unknownBot, invalid = `{"bot_slug":"echo","prompt":"p","stream":false}`, `{"bot_slug":"nobody","prompt":"p","stream":false}`, `{"bot_slug":"nobody"}`
 	tooLarge := invalid + strings.Repeat(" ", 200)
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		o := testOptions(t, t.Output())
-		asked := countKeys(&o)
+		calls := countKeys(&o)
 		o.MaxBodyBytes, o.MaxConcurrentChats, o.Engine = 100, 1, newHeldEngine(t)
 		h := New(o)
 		go postChat(h, good)
 		synctest.Wait() // it has the slot
 		for _, c := range []struct {
 			method, path, key, body string
-			status, asked           int
+			status, calls           int
 		}{
 			{"PUT", "/v1/none", "wrong", tooLarge, 404, 0},
 			{"PUT", "/v1/chat", "wrong", tooLarge, 405, 0},
@@ -112,10 +112,10 @@ func TestChecksInOrder(t *testing.T) {
 			{"POST", "/v1/chat", testKey, good, 503, 1},
 			{"GET", "/v1/bots", testKey, "", 200, 1},
 		} {
-			*asked = 0
+			*calls = 0
 			got := record(h, newRequest(c.method, c.path, strings.NewReader(c.body), "Authorization", "Bearer "+c.key))
 			is.Equal(got.Code, c.status)
-			is.Equal(*asked, c.asked)
+			is.Equal(*calls, c.calls)
 		}
 	})
 }
@@ -126,13 +126,13 @@ func TestChecksKeyBeforeBody(t *testing.T) {
 	body := faultyBody(func() error { read = true; return io.EOF })
 	o := testOptions(t, t.Output())
 	o.Keys = KeyVerifierFunc(func(context.Context, string) (string, error) {
-		return "", http.ErrAbortHandler // a refusal with an answer reads what is left of the body
+		return "", http.ErrAbortHandler // with an error response, the handler would discard the body
 	})
-	is.True(serveRequest(httptest.NewRecorder(), New(o), newRequest("POST", "/v1/chat", body))) // cut
+	is.True(serveRequest(httptest.NewRecorder(), New(o), newRequest("POST", "/v1/chat", body))) // aborted
 	is.True(!read)
 }
 
-// A client's own id is kept if it can be echoed and logged as it is.
+// A client's own request id is used if it can be sent and logged unchanged.
 func TestRequestIDs(t *testing.T) {
 	is := is.New(t)
 	h := New(testOptions(t, t.Output()))
@@ -161,7 +161,7 @@ func TestRequestIDs(t *testing.T) {
 			varies[i] = varies[i] || other != one[i]
 		}
 	}
-	is.True(!slices.Contains(varies, false)) // all of it is random
+	is.True(!slices.Contains(varies, false)) // every character is random
 }
 
 func TestRequestIDsAndAccountsInContexts(t *testing.T) {
@@ -174,10 +174,10 @@ func TestRequestIDsAndAccountsInContexts(t *testing.T) {
 	o.Bots = &fakeStore{bySlug: func(ctx context.Context, _ string) (Bot, error) { see(ctx); return echoBot, nil }}
 	o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, _ func(string, error) bool) { see(ctx) })
 	is.Equal(record(New(o), newRequest("POST", "/v1/chat", strings.NewReader(echoBody), "X-Request-Id", "r-1")).Code, 200)
-	is.Equal(seen, []string{" of ", "r-1 of ", "r-1 of acme", "r-1 of acme"}) // the verifier has yet to say whose it is
+	is.Equal(seen, []string{" of ", "r-1 of ", "r-1 of acme", "r-1 of acme"}) // there is no account while the verifier runs
 }
 
-// An addingWriter is middleware that adds to every header when it is sent.
+// An addingWriter adds a value to every header when the headers are sent.
 type addingWriter struct{ *httptest.ResponseRecorder }
 
 func (w addingWriter) WriteHeader(status int) {
@@ -187,9 +187,8 @@ func (w addingWriter) WriteHeader(status int) {
 	w.ResponseRecorder.WriteHeader(status)
 }
 
-// Middleware may set headers before the handler: those that it does not know stay,
-// the others do not stand beside its own. What is added to one header changes no
-// other.
+// Middleware may set headers before it calls the handler. The handler replaces those that it
+// sets itself, and keeps the others. Adding to one header changes no other.
 func TestHeadersOfMiddleware(t *testing.T) {
 	o := testOptions(t, t.Output())
 	o.Engine = engineOf(func(_ context.Context, req *ChatRequest, yield func(string, error) bool) {

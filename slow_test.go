@@ -17,22 +17,22 @@ import (
 	"github.com/matryer/is"
 )
 
-// A pace is how a client reads on a connection in memory, where nothing is taken
-// that is not read: some bytes at once, and the rest bit by bit.
+// A pace is how a client reads from a connection in memory, which has no buffer: some bytes
+// immediately, and the rest in pieces.
 type pace struct {
-	atOnce      int
-	first, each time.Duration // until the first bit, and between two
-	bit         int
+	immediately int           // bytes
+	first, each time.Duration // until the first piece, and between two pieces
+	piece       int           // bytes
 }
 
 func (p pace) read(conn io.Reader) {
-	_, err := io.ReadFull(conn, make([]byte, p.atOnce))
+	_, err := io.ReadFull(conn, make([]byte, p.immediately))
 	for time.Sleep(p.first); err == nil; time.Sleep(p.each) {
-		_, err = io.ReadFull(conn, make([]byte, p.bit))
+		_, err = io.ReadFull(conn, make([]byte, p.piece))
 	}
 }
 
-// dialChat sends a chat on a connection that the test reads by itself.
+// dialChat sends a chat on a connection from which the test reads.
 func dialChat(t *testing.T, stream bool, engine ChatEngine, change func(*Options)) (net.Conn, <-chan ChatReport) {
 	reports := make(chan ChatReport, 1)
 	o := testOptions(t, io.Discard)
@@ -46,11 +46,11 @@ func dialChat(t *testing.T, stream bool, engine ChatEngine, change func(*Options
 	return conn, reports
 }
 
-// An answer takes its slot and its memory until it is sent. WriteTimeout bounds each
-// write, and may be exceeded by an eighth. ChatTimeout bounds the whole: who takes a
-// little now and then must not keep a slot for hours. When the chat has ended, all
-// that its client is still owed has one WriteTimeout: the write under way, what is
-// queued behind it, and an error event.
+// An answer takes a slot and memory until it is sent. WriteTimeout bounds each write; the
+// actual limit can be up to 12.5 % longer. ChatTimeout bounds the complete answer: a client
+// that reads a little now and then must not keep a slot for hours. After an incomplete
+// answer, all that is still to be written has one WriteTimeout together: the write in
+// progress, the queue, and an error event.
 func TestSlowReaders(t *testing.T) {
 	const s, m = time.Second, time.Minute
 	kibibytes := func(n int, yield func(string, error) bool) {
@@ -61,13 +61,13 @@ func TestSlowReaders(t *testing.T) {
 	endsLate := engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
 		time.Sleep(59 * s)
 		kibibytes(4, yield)
-		time.Sleep(s / 5) // the last is being written
+		time.Sleep(s / 5) // the last one is being written
 		kibibytes(12, yield)
 	})
-	breaksAfter := func(d time.Duration) ChatEngine {
+	failsAfter := func(d time.Duration) ChatEngine {
 		return engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
 			kibibytes(4, yield)
-			time.Sleep(d) // the last is being written
+			time.Sleep(d) // the last one is being written
 			kibibytes(9, yield)
 			yield("", errBroken)
 		})
@@ -82,17 +82,17 @@ func TestSlowReaders(t *testing.T) {
 		err         error
 		took        time.Duration
 	}{
-		{"no WriteTimeout, but ChatTimeout", true, 4 * s, -1, fragmentsOf("hi"), pace{first: time.Hour, bit: 1}, ErrChatTimeout, 4500 * time.Millisecond},
-		{"a short WriteTimeout", true, m, 4 * s, fragmentsOf("hi"), pace{first: time.Hour, bit: 1}, ErrClientStalled, 4500 * time.Millisecond},
-		{"a long WriteTimeout", true, time.Hour, m, fragmentsOf("hi"), pace{first: time.Hour, bit: 1}, ErrClientStalled, 61 * s},
-		{"the longest times there are", true, math.MaxInt64, math.MaxInt64, fragmentsOf("hi"), pace{first: 24 * time.Hour, bit: 4 << 10}, nil, 24 * time.Hour},
-		{"a stream longer than ChatTimeout", true, 5 * m, 0, mebibyte, pace{each: 29 * s, bit: maxWrite}, ErrChatTimeout, 5*m + 30*s},
-		{"one answer longer than ChatTimeout", false, 5 * m, 0, mebibyte, pace{each: 29 * s, bit: maxPart}, ErrChatTimeout, 5*m + 19*s},
-		{"a stream that is whole just in time", true, m, 10 * s, endsLate, pace{4 << 10, 4 * s, 4 * s, 2 << 10}, ErrClientStalled, 70 * s},
-		{"an error, and a client that reads no more", true, 0, 0, breaksAfter(s), pace{4 << 10, time.Hour, time.Hour, 1}, errBroken, s + DefaultWriteTimeout},
-		{"an error, and a client that reads each 20s", true, 0, 0, breaksAfter(s), pace{4 << 10, 20 * s, 20 * s, 6 << 10}, errBroken, s + DefaultWriteTimeout},
-		{"an error, and a client that reads each 29s", true, 0, 0, breaksAfter(s), pace{4 << 10, 29 * s, 29 * s, 6 << 10}, errBroken, s + DefaultWriteTimeout},
-		{"an error while the last deadline is new", true, 0, 0, breaksAfter(s / 2), pace{4 << 10, 700 * time.Millisecond, time.Hour, 6 << 10}, errBroken, s/2 + DefaultWriteTimeout},
+		{"no WriteTimeout, but ChatTimeout", true, 4 * s, -1, fragmentsOf("hi"), pace{first: time.Hour, piece: 1}, ErrChatTimeout, 4500 * time.Millisecond},
+		{"a short WriteTimeout", true, m, 4 * s, fragmentsOf("hi"), pace{first: time.Hour, piece: 1}, ErrClientStalled, 4500 * time.Millisecond},
+		{"a long WriteTimeout", true, time.Hour, m, fragmentsOf("hi"), pace{first: time.Hour, piece: 1}, ErrClientStalled, 61 * s},
+		{"the longest times there are", true, math.MaxInt64, math.MaxInt64, fragmentsOf("hi"), pace{first: 24 * time.Hour, piece: 4 << 10}, nil, 24 * time.Hour},
+		{"a stream longer than ChatTimeout", true, 5 * m, 0, mebibyte, pace{each: 29 * s, piece: maxWrite}, ErrChatTimeout, 5*m + 30*s},
+		{"a JSON response longer than ChatTimeout", false, 5 * m, 0, mebibyte, pace{each: 29 * s, piece: maxChunk}, ErrChatTimeout, 5*m + 19*s},
+		{"a stream that is complete just in time", true, m, 10 * s, endsLate, pace{4 << 10, 4 * s, 4 * s, 2 << 10}, ErrClientStalled, 74 * s},
+		{"an error, and a client that reads no more", true, 0, 0, failsAfter(s), pace{4 << 10, time.Hour, time.Hour, 1}, errBroken, s + DefaultWriteTimeout},
+		{"an error, and a client that reads each 20s", true, 0, 0, failsAfter(s), pace{4 << 10, 20 * s, 20 * s, 6 << 10}, errBroken, s + DefaultWriteTimeout},
+		{"an error, and a client that reads each 29s", true, 0, 0, failsAfter(s), pace{4 << 10, 29 * s, 29 * s, 6 << 10}, errBroken, s + DefaultWriteTimeout},
+		{"an error while the last deadline is new", true, 0, 0, failsAfter(s / 2), pace{4 << 10, 700 * time.Millisecond, time.Hour, 6 << 10}, errBroken, s/2 + DefaultWriteTimeout},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -103,7 +103,7 @@ func TestSlowReaders(t *testing.T) {
 				defer reading.Wait()
 				defer conn.Close()
 				report := <-reports
-				is.Equal(endsOf(report.Err), endsOf(c.err))
+				is.Equal(reasonsIn(report.Err), reasonsIn(c.err))
 				is.True(errors.Is(report.Err, c.err))
 				is.Equal(report.Status, 200)
 				is.Equal(report.Duration, c.took)
@@ -112,34 +112,34 @@ func TestSlowReaders(t *testing.T) {
 	}
 }
 
-// An engine that a slow client holds back is told at once that its chat has stopped.
+// If yield waits for a slow client, it returns as soon as the chat has stopped.
 func TestSlowReaderHoldsNoStoppedEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		began, told := time.Now(), make(chan time.Duration, 1)
+		began, stopped := time.Now(), make(chan time.Duration, 1)
 		conn, reports := dialChat(t, true, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
 			for yield(strings.Repeat("x", 1<<10), nil) {
 				if time.Since(began) > 0 {
-					return // it was not told
+					return // yield should have returned false
 				}
 			}
-			told <- time.Since(began)
+			stopped <- time.Since(began)
 		}), func(o *Options) { o.ChatTimeout = time.Second })
 		defer conn.Close()
-		_, err := io.ReadFull(conn, make([]byte, 8<<10)) // then another goroutine than the engine's writes
+		_, err := io.ReadFull(conn, make([]byte, 8<<10)) // from then on, a burst writes
 		is.NoErr(err)
 		is.Equal((<-reports).Err, ErrChatTimeout)
-		is.Equal(received(t, told, "the engine to be told"), time.Second)
+		is.Equal(received(t, stopped, "yield to return false"), time.Second)
 	})
 }
 
-// A client that stops reading holds its engine back in bounded memory; after
-// WriteTimeout its stream is cut. Others are not slowed.
+// A client that stops reading blocks its engine, with bounded memory. After WriteTimeout, its
+// stream is aborted. Other clients are not slowed down.
 func TestStreamClientStalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		const fragment, read = 1 << 10, 100 << 10
-		var taken atomic.Int64
+		var accepted atomic.Int64
 		var log testLog
 		reports, ended := make(chan ChatReport, 2), make(chan struct{})
 		o := testOptions(t, &log)
@@ -149,7 +149,7 @@ func TestStreamClientStalls(t *testing.T) {
 				return
 			}
 			for yield(strings.Repeat("x", fragment), nil) {
-				taken.Add(1)
+				accepted.Add(1)
 			}
 			<-ctx.Done()
 			close(ended)
@@ -157,13 +157,13 @@ func TestStreamClientStalls(t *testing.T) {
 		o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
 		server := serveInMemory(t, New(o))
 		began := time.Now()
-		conn := server.dial() // net.Pipe has no buffer: nothing is taken that is not read
+		conn := server.dial() // net.Pipe has no buffer
 		defer conn.Close()
 		is.NoErr(chatRequest(t, "http://memory", "stall", true).Write(conn))
 		_, err := io.ReadFull(conn, make([]byte, read))
 		is.NoErr(err)
 		synctest.Wait()
-		unread := func() int { return int(taken.Load())*(fragment+len(data(""))) - read }
+		unread := func() int { return int(accepted.Load())*(fragment+len(data(""))) - read }
 		held := unread()
 		t.Logf("the handler and net/http hold %d bytes", held)
 		is.True(held > 0)
@@ -177,18 +177,17 @@ func TestStreamClientStalls(t *testing.T) {
 		report := <-reports
 		<-ended
 		is.Equal(report.Status, 200)
-		is.Equal(endsOf(report.Err), []error{ErrClientStalled})
+		is.Equal(reasonsIn(report.Err), []error{ErrClientStalled})
 		is.Equal(report.Duration, DefaultWriteTimeout+time.Second)
 		_, err = io.Copy(io.Discard, conn)
-		is.NoErr(err)              // the connection was closed
-		is.Equal(log.String(), "") // clients do such things
+		is.NoErr(err) // the connection was closed
+		is.Equal(log.String(), "")
 	})
 }
 
-// A client may take its time, as long as it takes something: WriteTimeout is for one
-// write.
+// A slow client that keeps reading gets everything: WriteTimeout is for one write.
 func TestSlowReaderGetsAll(t *testing.T) {
-	const writeOfPart = 70 * time.Second // what 64 KiB take such a client
+	const writeOfChunk = 70 * time.Second // such a client needs 64 seconds for a chunk of 64 KiB
 	text := strings.Repeat("0123456789", 20<<10)
 	list := []Bot{{Description: text}}
 	store := &fakeStore{bots: func(context.Context) ([]Bot, error) { return list, nil }, bySlug: orderBots.bySlug}
@@ -199,9 +198,9 @@ func TestSlowReaderGetsAll(t *testing.T) {
 		want               string
 	}{
 		"a stream":          {"POST", "/v1/chat", chatBodyJSON("hi", true), fragmentsOf(text), 0, text},
-		"a JSON response":   {"POST", "/v1/chat", chatBodyJSON("hi", false), fragmentsOf(text), writeOfPart, jsonStart + text + jsonEnd},
-		"an error response": {"POST", "/v1/chat", chatBodyJSON("hi", true), failing(StatusError{Status: 503, Detail: text}), writeOfPart, `{"detail":"` + text + `"}`},
-		"a list":            {"GET", "/v1/bots", "", fragmentsOf(), writeOfPart, string(appendBots(nil, list))},
+		"a JSON response":   {"POST", "/v1/chat", chatBodyJSON("hi", false), fragmentsOf(text), writeOfChunk, jsonStart + text + jsonEnd},
+		"an error response": {"POST", "/v1/chat", chatBodyJSON("hi", true), failing(StatusError{Status: 503, Detail: text}), writeOfChunk, `{"detail":"` + text + `"}`},
+		"a list":            {"GET", "/v1/bots", "", fragmentsOf(), writeOfChunk, string(appendBots(nil, list))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -221,7 +220,7 @@ func TestSlowReaderGetsAll(t *testing.T) {
 	}
 }
 
-// A slowTransport is that of a client that takes 1 KiB of a body a second.
+// A slowTransport makes a client read 1 KiB of a body each second.
 type slowTransport struct{ http.RoundTripper }
 
 func (s slowTransport) RoundTrip(r *http.Request) (*http.Response, error) {

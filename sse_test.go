@@ -18,10 +18,12 @@ import (
 	"time"
 
 	"github.com/matryer/is"
+
+	"example.com/botapi/internal/jsontext"
 )
 
-// textOf is what a client must get of an engine's bytes: Go's own reading, one
-// U+FFFD for each byte that is not UTF-8.
+// textOf returns the text that a client must get for an engine's bytes. As in Go's range,
+// each byte that is not UTF-8 becomes one U+FFFD.
 func textOf(yielded string) string {
 	var b strings.Builder
 	for _, r := range yielded {
@@ -30,12 +32,12 @@ func textOf(yielded string) string {
 	return b.String()
 }
 
-// contentOf reads {"content":"..."}.
+// contentOf returns the content of a JSON response.
 func contentOf(t testing.TB, body string) string {
 	t.Helper()
 	var read struct{ Content *string }
 	if err := decodeStrictly(body, &read); err != nil || read.Content == nil {
-		t.Fatalf("not an answer: %v: %.200q", err, body)
+		t.Fatalf("not a JSON response: %v: %.200q", err, body)
 	}
 	return *read.Content
 }
@@ -52,22 +54,22 @@ func decodeStrictly(body string, into any) error {
 	return nil
 }
 
-// Every way to cut seven bytes into fragments gives the same text, streamed or
-// whole.
-func TestStreamCutsCharacters(t *testing.T) {
+// Every way to split a few bytes into fragments gives the same text, in a stream and in a
+// JSON response.
+func TestStreamSplitsCharacters(t *testing.T) {
 	for _, text := range []string{
 		"é€ñ",               // good characters only
-		"😀\xe2\x82x",        // a good one, then an unfinished one
-		"\xf0\x9f\x98é\xe2", // unfinished at both ends
+		"😀\xe2\x82x",        // a complete one, then an incomplete one
+		"\xf0\x9f\x98é\xe2", // incomplete ones at both ends
 		"\xf0\x90\x80[\"\xc3",
 		"\xed\xa0\x80\xff\xf4\x90\x80", // never characters
 		"\xe2\x80\xa8\xc2\x85\n\xf0",   // line ends of Python
 	} {
-		for cuts := range 1 << (len(text) - 1) { // behind each byte whose bit is set
+		for splits := range 1 << (len(text) - 1) { // after each byte whose bit is set
 			fragments := []string{""}
 			for i := range len(text) {
 				fragments[len(fragments)-1] += text[i : i+1]
-				if cuts>>i&1 == 1 {
+				if splits>>i&1 == 1 {
 					fragments = append(fragments, "")
 				}
 			}
@@ -76,8 +78,8 @@ func TestStreamCutsCharacters(t *testing.T) {
 	}
 }
 
-// readBothWays plays a chat with these fragments as a stream and whole, and compares
-// what a strict client reads.
+// readBothWays plays a chat with these fragments as a stream and as a JSON response, and
+// compares what a strict client reads.
 func readBothWays(t testing.TB, fragments []string) {
 	t.Helper()
 	o := testOptions(t, io.Discard)
@@ -87,18 +89,18 @@ func readBothWays(t testing.TB, fragments []string) {
 	if read := readStream(t, stream); read.text() != want || !read.done || read.rest != "" || strings.Count(stream, "[DONE]") != 1 {
 		t.Fatalf("%q is streamed as %q", fragments, stream)
 	}
-	if whole := contentOf(t, postChat(h, chatBodyJSON("hi", false)).Body.String()); whole != want {
-		t.Fatalf("%q joined is %q", fragments, whole)
+	if content := contentOf(t, postChat(h, chatBodyJSON("hi", false)).Body.String()); content != want {
+		t.Fatalf("%q joined is %q", fragments, content)
 	}
 }
 
-// A streamRead is what a strict client reads of a stream, whole or not.
+// A streamRead is what a strict client reads from a stream, complete or not.
 type streamRead struct {
 	fragments  []string
 	keepAlives int
 	failure    string // the detail of an error event
 	done       bool
-	rest       string // the start of an event whose end did not come
+	rest       string // an incomplete event at the end
 }
 
 func (s streamRead) text() string { return strings.Join(s.fragments, "") }
@@ -112,12 +114,12 @@ func readStream(t testing.TB, body string) streamRead {
 	return read
 }
 
-// parseStream accepts what the interface allows, and nothing else: whole
-// events of at most 4 KiB, keep-alives between them, one end.
+// parseStream accepts only what the API allows: complete events of at most 4 KiB,
+// keep-alives between them, one end.
 func parseStream(body string) (s streamRead, err error) {
 	for body != "" {
 		if s.done || s.failure != "" {
-			return s, fmt.Errorf("behind the end: %.100q", body)
+			return s, fmt.Errorf("after the end: %.100q", body)
 		}
 		if rest, found := strings.CutPrefix(body, ": keep-alive\n"); found {
 			s.keepAlives++
@@ -137,8 +139,8 @@ func parseStream(body string) (s streamRead, err error) {
 	return s, nil
 }
 
-// pythonLineBreaks are where Python's str.splitlines ends a line, which is how
-// published clients read.
+// pythonLineBreaks are the characters at which Python's str.splitlines, which the published
+// Python client uses, ends a line.
 const pythonLineBreaks = "\n\r\v\f\x1c\x1d\x1e\u0085\u2028\u2029"
 
 func (s *streamRead) add(event string) error {
@@ -174,9 +176,9 @@ func (s *streamRead) add(event string) error {
 	return nil
 }
 
-// Eight and 32 bytes are looked at together: any byte, at any place, before a
-// neighbour that it could spill into, must be found as by itself.
-func TestStreamBytesAtAnyPlace(t *testing.T) {
+// The encoder scans 8 and 32 bytes at a time. It must find any byte, at any position and
+// before any neighbour.
+func TestStreamBytesAtAnyPosition(t *testing.T) {
 	const neighbours = "az !#]Z\x7f\x00\"[\\\x80\xff"
 	var fragments []string
 	for at := range 75 {
@@ -187,7 +189,7 @@ func TestStreamBytesAtAnyPlace(t *testing.T) {
 	}
 	readBothWays(t, fragments)
 
-	// None is escaped that need not be.
+	// No byte is escaped without need.
 	var plain strings.Builder
 	for c := ' '; c < 0x7F; c++ {
 		if c != '"' && c != '\\' {
@@ -199,11 +201,11 @@ func TestStreamBytesAtAnyPlace(t *testing.T) {
 	is.New(t).Equal(postChat(New(o), chatBodyJSON("hi", false)).Body.String(), jsonStart+plain.String()+jsonEnd)
 }
 
-// Events have room for 4 KiB, whatever the text is made of, and a text that
-// fits into one is not cut.
+// An event has room for 4 KiB, whatever the text consists of. A text that fits into one
+// event is not split.
 func TestStreamLongFragment(t *testing.T) {
 	const room = 4<<10 - len(`data: {"content":"`) - len("\"}\n\n")
-	for character, size := range map[string]int{ // of it, in an event
+	for character, size := range map[string]int{ // bytes in an event
 		"a": 1, `"`: 2, "\n": 2, "[": 1, "\x00": 6, "é": 2, "€": 3, "😀": 4, "\u2028": 6, "\xff": 3, "[DONE]": 11,
 	} {
 		is := is.New(t)
@@ -220,7 +222,7 @@ func TestStreamLongFragment(t *testing.T) {
 	}
 }
 
-// failing is an engine that fails after these fragments.
+// failing returns an engine that fails after these fragments.
 func failing(err error, fragments ...string) ChatEngine {
 	return engineOf(func(ctx context.Context, req *ChatRequest, yield func(string, error) bool) {
 		for fragment := range fragmentsOf(fragments...).Chat(ctx, req) {
@@ -232,18 +234,18 @@ func failing(err error, fragments ...string) ChatEngine {
 	})
 }
 
-// Fragments that wait for the connection when the engine fails are not lost.
+// Fragments that are still queued when the engine fails are not lost.
 func TestStreamQueuedBeforeTheError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		fragments := slices.Repeat([]string{"twelve bytes"}, 5000)
 		got := playChat(t, way{stream: true}, failing(StatusError{Status: 502, Detail: "Model died"}, fragments...))
 		is.Equal(got.err, io.ErrUnexpectedEOF)
-		is.True(got.body == strings.Repeat(data("twelve bytes"), 5000)+broken("Model died"))
+		is.True(got.body == strings.Repeat(data("twelve bytes"), 5000)+errorEvent("Model died"))
 	})
 }
 
-// pacedEngine waits before each fragment.
+// pacedEngine returns an engine that waits before each fragment.
 func pacedEngine(waits ...time.Duration) ChatEngine {
 	return engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
 		for _, wait := range waits {
@@ -261,7 +263,7 @@ func TestKeepAlive(t *testing.T) {
 	for name, test := range map[string]struct {
 		keepAlive time.Duration
 		engine    ChatEngine
-		want      string // what comes, and when: a fragment x, a keep-alive, the end
+		want      string // what is received, and when: a fragment x, a keep-alive, the end
 	}{
 		"a silent beginning":             {0, pacedEngine(40 * s), "15s alive, 30s alive, 40s x, 40s end"},
 		"silence between fragments":      {0, pacedEngine(10*s, 40*s), "10s x, 25s alive, 40s alive, 50s x, 50s end"},
@@ -295,15 +297,15 @@ func TestKeepAlive(t *testing.T) {
 	}
 }
 
-// Rapid fragments leave together, in whole events and bounded writes, in
-// order; slow ones leave one by one, at once, also after rapid ones.
-func TestStreamReadyFragmentsLeaveTogether(t *testing.T) {
+// Fragments that are ready together are written together, in order, in complete events and
+// bounded writes. Slow ones are written immediately, one by one, even after rapid ones.
+func TestStreamReadyFragmentsAreWrittenTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		const rapid, slow = 20_000, 10
 		var at []time.Duration
 		began := time.Now()
-		w := faulty("Write", 0, func() error { // the slowest client that there can be, without any time passing
+		w := faulty("Write", 0, func() error { // each write waits until the engine is blocked, without any time passing
 			synctest.Wait()
 			at = append(at, time.Since(began))
 			return nil
@@ -335,8 +337,7 @@ func TestStreamReadyFragmentsLeaveTogether(t *testing.T) {
 	})
 }
 
-// Whatever a write finds ready goes with it, however the goroutines meet: no
-// event waits for the next one.
+// However the goroutines interleave, every event is written, without waiting for the next.
 func TestStreamLosesNoEvent(t *testing.T) {
 	o := testOptions(t, io.Discard)
 	read := make(chan struct{})
@@ -347,7 +348,7 @@ func TestStreamLosesNoEvent(t *testing.T) {
 				yield("x", nil)
 			}
 			select {
-			case <-read: // the client has the whole burst
+			case <-read: // the client has all of the burst
 			case <-ctx.Done():
 				return
 			}
@@ -360,7 +361,7 @@ func TestStreamLosesNoEvent(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer res.Body.Close()
-	overdue := time.AfterFunc(30*time.Second, func() { res.Body.Close() }) // so that a fault fails the test, and does not hang it
+	overdue := time.AfterFunc(30*time.Second, func() { res.Body.Close() }) // a fault makes the test fail, not hang
 	defer overdue.Stop()
 	for range bursts {
 		if _, err := io.ReadFull(res.Body, make([]byte, size*len(data("x")))); err != nil {
@@ -370,11 +371,11 @@ func TestStreamLosesNoEvent(t *testing.T) {
 	}
 }
 
-// The handler's own code allocates nothing for a fragment: a chat with 20,000
-// of them allocates no more than one with 2,000.
+// The handler allocates nothing for a fragment: a chat with 20,000 fragments allocates no
+// more than one with 2,000.
 func TestStreamFragmentAllocatesNothing(t *testing.T) {
 	if raceDetector {
-		t.Skip("with the race detector, sync.Pool drops what it is given at random")
+		t.Skip("with the race detector, sync.Pool drops objects at random")
 	}
 	is := is.New(t)
 	allocations := func(fragments int) float64 {
@@ -385,11 +386,11 @@ func TestStreamFragmentAllocatesNothing(t *testing.T) {
 	}
 	few, many := allocations(2_000), allocations(20_000)
 	t.Logf("%v allocations with 2,000 fragments, %v with 20,000", few, many)
-	is.True(many-few < 18) // not one in a thousand: a garbage collection empties the pool
+	is.True(many-few < 18) // fewer than one for a thousand fragments: a garbage collection empties the pool
 }
 
-// FuzzEvents cuts any bytes anywhere: a strict client reads exactly the text,
-// and the one-body answer holds the same.
+// FuzzEvents splits any bytes anywhere: a strict client reads exactly the text from the
+// stream, and the same from the JSON response.
 func FuzzEvents(f *testing.F) {
 	f.Add([]byte("Hello, world"), []byte{5, 2})
 	f.Add([]byte("é€😀\u2028\u0085"), []byte{1, 1, 1, 1, 1, 1, 1, 1})
@@ -397,13 +398,13 @@ func FuzzEvents(f *testing.F) {
 	f.Add([]byte("\xf0\x9f\xf0\x9f\x98\x80\xed\xa0\x80\xe2"), []byte{2, 0, 1})
 	f.Add([]byte("\x00\x1f\"\\\r\n"), []byte{})
 	f.Add(bytes.Repeat([]byte("😀\x00a[DONE]"), 300), []byte{255, 0, 255})
-	f.Fuzz(func(t *testing.T, text, cuts []byte) {
-		readBothWays(t, cutBySizes(string(text), cuts))
+	f.Fuzz(func(t *testing.T, text, sizes []byte) {
+		readBothWays(t, splitBySizes(string(text), sizes))
 	})
 }
 
-// cutBySizes cuts a text into fragments of these sizes and the rest.
-func cutBySizes(text string, sizes []byte) (fragments []string) {
+// splitBySizes splits a text into fragments of these sizes and the rest.
+func splitBySizes(text string, sizes []byte) (fragments []string) {
 	for _, size := range sizes {
 		n := min(len(text), int(size))
 		fragments = append(fragments, text[:n])
@@ -412,14 +413,13 @@ func cutBySizes(text string, sizes []byte) (fragments []string) {
 	return append(fragments, text)
 }
 
-// raceDetector is whether this binary was built with it.
+// raceDetector reports whether this binary was built with -race.
 var raceDetector = func() bool {
 	info, _ := debug.ReadBuildInfo()
 	return info != nil && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }()
 
-// Without a WriteTimeout, an engine that has finished leaves what is still being
-// written to be written.
+// Without a WriteTimeout, everything is written after the engine has finished.
 func TestStreamWithoutWriteTimeout(t *testing.T) {
 	is := is.New(t)
 	const fragments = 20_000
@@ -437,13 +437,13 @@ func TestStreamEngineYieldsDuringAWrite(t *testing.T) {
 		rounds, kilobytes int
 		thinks, atMost    time.Duration // each write takes a second
 	}{
-		"once":             {1, 32, 0, 6 * time.Second}, // the first writes, which the engine waits for, and those until there is room for the rest
+		"once":             {1, 32, 0, 6 * time.Second}, // the first writes, for which the engine waits, and those until there is room for the rest
 		"again, and again": {100, 16, time.Second, 180 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				is := is.New(t)
-				var said time.Duration
+				var yielded time.Duration
 				began := time.Now()
 				got := playOn(t, faulty("Write", 0, takes(time.Second)), true, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
 					for range c.rounds {
@@ -452,11 +452,11 @@ func TestStreamEngineYieldsDuringAWrite(t *testing.T) {
 						}
 						time.Sleep(c.thinks)
 					}
-					said = time.Since(began)
+					yielded = time.Since(began)
 				}))
 				is.NoErr(got.err)
-				if said > c.atMost {
-					t.Errorf("the engine was held back for %v", said)
+				if yielded > c.atMost {
+					t.Errorf("the engine took %v", yielded)
 				}
 			})
 		})
@@ -467,5 +467,29 @@ func TestStreamLongFragmentInFewWrites(t *testing.T) {
 	is := is.New(t)
 	w := faulty("", 0, nil)
 	playOn(t, w, true, fragmentsOf(strings.Repeat("x", 32<<10)))
-	is.True(len(w.writes) <= 4) // the terminator among them
+	is.True(len(w.writes) <= 4) // including the terminator
+}
+
+// A stream holds two buffers of maxWrite bytes at most: none grows beyond that, whatever it
+// is filled with, and the pool keeps none that is larger.
+func TestBatchIsBounded(t *testing.T) {
+	is := is.New(t)
+	for _, text := range []string{"", "x", strings.Repeat("x", 100), strings.Repeat("\x00", 700), strings.Repeat("x", maxEvent), strings.Repeat("x", 3*maxWrite)} {
+		b, encoder := new(batch), new(jsontext.Encoder)
+		for !b.full() {
+			for rest := text; !b.full(); {
+				if rest = b.addEvent(encoder, rest); rest == "" {
+					break
+				}
+			}
+			is.True(cap(b.data) <= maxWrite)
+		}
+		is.True(len(b.data) <= maxWrite-64) // for the end of the answer
+		is.True(len(b.data) > maxWrite-maxEvent-64)
+	}
+	for range 100 {
+		large := &batch{make([]byte, 0, maxWrite+1)}
+		large.free(nil)
+		is.True(cap(newBatch("").data) <= maxWrite)
+	}
 }

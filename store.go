@@ -80,7 +80,7 @@ func isAbsoluteURL(s string) bool {
 // request id ([RequestIDFrom]), and is cancelled when the client disconnects. The
 // handler sets no deadline.
 //
-// An error decides the answer:
+// An error decides the response:
 //   - a [StatusError]: its own status and detail, for instance 503 while a
 //     database is down;
 //   - [ErrBotNotFound]: 404 "Bot not found";
@@ -100,9 +100,9 @@ type BotStore interface {
 	// white space or control characters.
 	BotByUID(ctx context.Context, uid string) (Bot, error)
 
-	// BotBySlug is BotByUID for slugs. For a request with both a uid and a slug
-	// both methods are called; if they return bots with different UIDs, the
-	// answer is 404.
+	// BotBySlug is BotByUID for slugs. For a request with both a uid and a slug, it is
+	// called after BotByUID has returned a bot; if both bots have different UIDs, the
+	// response is a 404.
 	BotBySlug(ctx context.Context, slug string) (Bot, error)
 }
 
@@ -170,36 +170,28 @@ func newBotSet(bots []Bot) (*botSet, error) {
 	return set, nil
 }
 
-// Bots returns the listing as a new slice, which belongs to the caller.
+// Bots returns the listing as a new slice, which the caller owns.
 func (s *MemoryStore) Bots(context.Context) ([]Bot, error) {
-	return slices.Clone(s.listed()), nil
-}
-
-// listed returns the listing itself, which must not be modified.
-func (s *MemoryStore) listed() []Bot {
-	set := s.bots.Load()
-	if set == nil {
-		return nil
-	}
-	return set.listed
+	return slices.Clone(s.set().listed), nil
 }
 
 // BotByUID returns the bot with this uid, or ErrBotNotFound.
 func (s *MemoryStore) BotByUID(_ context.Context, uid string) (Bot, error) {
-	set := s.bots.Load()
-	if set == nil {
-		return Bot{}, ErrBotNotFound
-	}
+	set := s.set()
 	return set.bot(set.byUID, uid)
 }
 
 // BotBySlug returns the bot with this slug, or ErrBotNotFound.
 func (s *MemoryStore) BotBySlug(_ context.Context, slug string) (Bot, error) {
-	set := s.bots.Load()
-	if set == nil {
-		return Bot{}, ErrBotNotFound
-	}
+	set := s.set()
 	return set.bot(set.bySlug, slug)
+}
+
+func (s *MemoryStore) set() *botSet {
+	if set := s.bots.Load(); set != nil {
+		return set
+	}
+	return new(botSet)
 }
 
 func (set *botSet) bot(index map[string]int, name string) (Bot, error) {

@@ -14,7 +14,7 @@ import (
 	"github.com/matryer/is"
 )
 
-// botWith is a bot that may be listed, with a change.
+// botWith returns a valid bot with a change.
 func botWith(change func(*Bot)) Bot {
 	bot := echoBot
 	change(&bot)
@@ -31,7 +31,7 @@ func TestBotValidate(t *testing.T) {
 		want   [2]string // message and code
 		values []string
 	}{
-		{"uid", valid, []string{"bot/7?x=1#é"}}, // it need be no UUID
+		{"uid", valid, []string{"bot/7?x=1#é"}}, // it need not be a UUID
 		{"uid", blank, []string{""}},
 		{"uid", spaced, []string{" ", "bot 7", "bot\n7"}},
 		{"slug", valid, []string{"Max_Mustermann", "007"}},
@@ -66,10 +66,10 @@ func TestBotValidate(t *testing.T) {
 		}
 	}
 	fields, _ := errors.AsType[validation.Errors](Bot{AvatarURL: "x"}.Validate())
-	is.New(t).Equal(len(fields), 5) // each at once
+	is.New(t).Equal(len(fields), 5) // all problems are reported
 }
 
-// holds says of a store which bots it has, in which order.
+// holds checks which bots a store has, in which order.
 func holds(t *testing.T, store *MemoryStore, want ...Bot) {
 	t.Helper()
 	is := is.New(t)
@@ -90,8 +90,8 @@ func holds(t *testing.T, store *MemoryStore, want ...Bot) {
 	}
 }
 
-// What goes in and what comes out are copies: a store in front of this one, which
-// hides bots, may do so in place.
+// The store copies what it is given and what it returns: a store that wraps it may filter
+// the slice in place.
 func TestMemoryStore(t *testing.T) {
 	is := is.New(t)
 	given := []Bot{otherBot, echoBot}
@@ -134,7 +134,7 @@ func TestMemoryStoreInvalid(t *testing.T) {
 			store, err = NewMemoryStore(echoBot)
 			is.NoErr(err)
 			is.True(store.Replace(c.bots...) != nil)
-			holds(t, store, echoBot) // nothing has changed
+			holds(t, store, echoBot) // unchanged
 		})
 	}
 	t.Run("names are compared exactly", func(t *testing.T) {
@@ -144,8 +144,8 @@ func TestMemoryStoreInvalid(t *testing.T) {
 	})
 }
 
-// A name that no bot can have is none: some databases fail when asked for it,
-// and any client can ask.
+// The store is not asked for a name that no bot can have: some databases fail for such
+// names, and any client can send one.
 func TestBotNameInvalid(t *testing.T) {
 	for names, status := range map[string]int{
 		`"bot_slug":"echo"`:                     200,
@@ -164,20 +164,20 @@ func TestBotNameInvalid(t *testing.T) {
 	} {
 		t.Run(names, func(t *testing.T) {
 			is := is.New(t)
-			asked := 0
+			calls := 0
 			find := func(context.Context, string) (Bot, error) {
-				asked++
+				calls++
 				return echoBot, nil
 			}
 			o := testOptions(t, t.Output())
 			o.Bots = &fakeStore{byUID: find, bySlug: find}
 			is.Equal(postChat(New(o), `{`+names+`,"prompt":"hi","stream":false}`).Code, status)
-			is.Equal(asked > 0, status == 200)
+			is.Equal(calls > 0, status == 200)
 		})
 	}
 }
 
-// Every reader sees one set or the other, whole.
+// Every call sees either the old set or the new one.
 func TestMemoryStoreReplaceConcurrently(t *testing.T) {
 	set := func(name string) (bots []Bot) {
 		for i := range 20 {
@@ -195,8 +195,8 @@ func TestMemoryStoreReplaceConcurrently(t *testing.T) {
 				bots, err := store.Bots(t.Context())
 				bySlug, slugErr := store.BotBySlug(t.Context(), "s7")
 				byUID, uidErr := store.BotByUID(t.Context(), "u7")
-				whole := slices.Equal(bots, old) || slices.Equal(bots, other)
-				if err := errors.Join(err, slugErr, uidErr); err != nil || !whole || bySlug.UID != "u7" || byUID.Slug != "s7" {
+				isSet := slices.Equal(bots, old) || slices.Equal(bots, other)
+				if err := errors.Join(err, slugErr, uidErr); err != nil || !isSet || bySlug.UID != "u7" || byUID.Slug != "s7" {
 					t.Errorf("%v %v %v %v", err, bots, bySlug, byUID)
 				}
 			}
@@ -214,7 +214,7 @@ func TestMemoryStoreReplaceConcurrently(t *testing.T) {
 	group.Wait()
 }
 
-// A bot's own JSON is that of the list.
+// MarshalJSON encodes a bot as the list does.
 func TestBotJSON(t *testing.T) {
 	is := is.New(t)
 	encoded, err := json.Marshal([]any{echoBot, &otherBot})

@@ -19,14 +19,14 @@ import (
 	"github.com/matryer/is"
 )
 
-var updateWire = flag.Bool("update", false, "write the responses of testdata/wire anew")
+var updateWire = flag.Bool("update", false, "write the responses of testdata/wire again")
 
-// TestWire plays the conversations of testdata/wire, whose README says what stands
-// in them, over HTTP/1.1.
+// TestWire plays the conversations of testdata/wire over HTTP/1.1. The README there
+// describes their format.
 func TestWire(t *testing.T) {
 	files, err := filepath.Glob("testdata/wire/*.txt")
 	if err != nil || len(files) < 44 {
-		t.Fatal("the conversations are not there", err)
+		t.Fatalf("only %d conversations: %v", len(files), err)
 	}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
@@ -79,7 +79,7 @@ func parseConversation(text string) (c conversation, err error) {
 	return c, nil
 }
 
-// play returns the response as the file has it.
+// play returns the response in the format of the file.
 func (c conversation) play(t *testing.T) string {
 	is := is.New(t)
 	o := testOptions(t, io.Discard)
@@ -99,10 +99,10 @@ func (c conversation) play(t *testing.T) string {
 			o.MaxChatsPerAccount = numberIn(value)
 		case "bots":
 			o.Bots = new(MemoryStore)
-		case "host":
-			mount = endedAfter(parsed(time.ParseDuration(strings.TrimPrefix(value, "ends after "))), StatusError{Status: 503, Detail: "Shutting down", RetryAfter: 5 * time.Second})
+		case "application":
+			mount = cancelledAfter(parsed(time.ParseDuration(strings.TrimPrefix(value, "cancels after "))), StatusError{Status: 503, Detail: "Shutting down", RetryAfter: 5 * time.Second})
 		default:
-			t.Fatalf("an option that is not known: %q", line)
+			t.Fatalf("unknown option: %q", line)
 		}
 	}
 	busy := o.MaxConcurrentChats > 0 || o.MaxChatsPerAccount > 0
@@ -137,7 +137,7 @@ func (c conversation) play(t *testing.T) string {
 	return received
 }
 
-// parsed returns what was read of a conversation's line.
+// parsed returns a value that was parsed from a conversation's line.
 func parsed[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
@@ -147,8 +147,8 @@ func parsed[T any](v T, err error) T {
 
 func numberIn(text string) int64 { return parsed(strconv.ParseInt(text, 10, 64)) }
 
-// endedAfter is a host that ends its requests with a cause.
-func endedAfter(d time.Duration, cause error) func(http.Handler) http.Handler {
+// cancelledAfter returns middleware that cancels its requests with a cause.
+func cancelledAfter(d time.Duration, cause error) func(http.Handler) http.Handler {
 	return func(h http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			ctx, cancel := context.WithTimeoutCause(r.Context(), d, cause)
@@ -158,14 +158,13 @@ func endedAfter(d time.Duration, cause error) func(http.Handler) http.Handler {
 	}
 }
 
-// A wireStep does what one line of an engine says, and reports whether the next is
-// to follow.
+// A wireStep does what one line of an engine says, and reports whether the engine goes on.
 type wireStep func(ctx context.Context, yield func(string, error) bool) bool
 
 func parseStep(t *testing.T, line string) wireStep {
 	verb, rest, _ := strings.Cut(line, " ")
 	switch verb {
-	case "": // between two steps, or instead of any
+	case "": // an empty line
 		return func(context.Context, func(string, error) bool) bool { return true }
 	case "yield":
 		return yields(parsed(strconv.Unquote(rest)), nil)
@@ -184,7 +183,7 @@ func parseStep(t *testing.T, line string) wireStep {
 	case "panic":
 		return func(context.Context, func(string, error) bool) bool { panic(rest) }
 	}
-	t.Fatalf("a line of the engine that is not known: %q", line)
+	t.Fatalf("unknown step of an engine: %q", line)
 	return nil
 }
 
@@ -203,8 +202,8 @@ func waits(d time.Duration) wireStep {
 	}
 }
 
-// onWire ends the lines of a request's head as HTTP does. The body is as it is,
-// without the last newline of the file's section.
+// onWire converts a request from the format of the files: it ends the lines of the head in
+// CRLF, and removes the newline that ends the section from the body.
 func onWire(request string) string {
 	head, body, _ := strings.Cut(request, "\n\n")
 	body = strings.TrimSuffix(body, "\n")
@@ -215,8 +214,8 @@ func onWire(request string) string {
 	return strings.ReplaceAll(head, "\n", "\r\n") + "\r\n\r\n" + body
 }
 
-// readResponse reads a response and writes it as the files have it: the head with
-// bare newlines, the body without its chunks.
+// readResponse reads a response and returns it in the format of the files: the lines of the
+// head end in LF, and chunked bodies are decoded.
 func readResponse(from io.Reader, method string) (string, error) {
 	var raw strings.Builder
 	res, err := http.ReadResponse(bufio.NewReader(io.TeeReader(from, &raw)), &http.Request{Method: method})
@@ -230,7 +229,7 @@ func readResponse(from io.Reader, method string) (string, error) {
 		text += "\n"
 	}
 	if errors.Is(err, io.ErrUnexpectedEOF) {
-		return text + "-- cut --\n", nil
+		return text + "-- aborted --\n", nil
 	}
 	return text, err
 }

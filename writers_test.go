@@ -20,14 +20,14 @@ import (
 	"github.com/matryer/is"
 )
 
-// This file is about the http.ResponseWriter that a host gives the handler: first
-// those of middleware, which work in their own way, then those that fail.
+// This file tests the handler with different ResponseWriters: first those of middleware,
+// then writers that fail.
 
-// middlewares are what hosts put around the handler.
+// middlewares are middleware as applications use it.
 var middlewares = map[string]struct {
 	wrap    func(http.Handler) http.Handler
 	flushes bool // a stream arrives fragment by fragment
-	warns   bool // that it cannot flush
+	warns   bool // the handler logs that the writer cannot flush
 }{
 	"nothing":                      {wrap: func(h http.Handler) http.Handler { return h }, flushes: true},
 	"three writers that unwrap":    {wrap: func(h http.Handler) http.Handler { return wrapped(wrapped(wrapped(h))) }, flushes: true},
@@ -39,7 +39,7 @@ var middlewares = map[string]struct {
 	"http.TimeoutHandler":          {wrap: func(h http.Handler) http.Handler { return http.TimeoutHandler(h, 30*time.Second, "too slow") }, warns: true},
 }
 
-// wrapped hides everything of a writer but its methods and Unwrap.
+// wrapped hides the optional methods of a writer, except behind Unwrap.
 func wrapped(h http.Handler) http.Handler {
 	return wrapping(h, func(w http.ResponseWriter) http.ResponseWriter { return unwrapper{w} })
 }
@@ -48,7 +48,7 @@ type unwrapper struct{ http.ResponseWriter }
 
 func (w unwrapper) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// compressed is gzip middleware as there is much of it.
+// compressed is typical gzip middleware.
 func compressed(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		zipped := gzipWriter{unwrapper{w}, gzip.NewWriter(w)}
@@ -69,7 +69,7 @@ func (w gzipWriter) WriteHeader(status int) {
 }
 
 func (w gzipWriter) Write(p []byte) (int, error) {
-	w.Header().Del("Content-Length") // also where nobody calls WriteHeader
+	w.Header().Del("Content-Length") // in case WriteHeader is not called
 	return w.to.Write(p)
 }
 
@@ -80,13 +80,13 @@ func (w gzipWriter) FlushError() error {
 	return http.NewResponseController(w.ResponseWriter).Flush()
 }
 
-// buffered is middleware that holds an answer back until it is whole, to sign it
-// or to count it. It hands on no Flush, though what is behind it could.
+// buffered is middleware that buffers a response until it is complete, for instance to sign
+// it. It has no Flush of its own, but Unwrap leads to one.
 func buffered(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		held := &bufferedWriter{unwrapper: unwrapper{w}}
 		h.ServeHTTP(held, r)
-		if held.status != http.StatusOK { // else it is sent with the body, or was when a stream was flushed
+		if held.status != http.StatusOK { // a 200 is sent with the body, or has been sent by a flush
 			w.WriteHeader(held.status)
 		}
 		_, _ = held.body.WriteTo(w)
@@ -102,8 +102,7 @@ type bufferedWriter struct {
 func (w *bufferedWriter) WriteHeader(status int)      { w.status = status }
 func (w *bufferedWriter) Write(p []byte) (int, error) { return w.body.Write(p) }
 
-// unsupporting is middleware whose writer says only when it is asked that it
-// cannot flush.
+// unsupporting is middleware whose writer has a FlushError that is not supported.
 func unsupporting(h http.Handler) http.Handler {
 	return wrapping(h, func(w http.ResponseWriter) http.ResponseWriter { return unsupportingWriter{w} })
 }
@@ -114,16 +113,16 @@ func (w unsupportingWriter) FlushError() error {
 	return fmt.Errorf("this writer: %w", errors.ErrUnsupported)
 }
 
-// What middleware does with an answer is its own: the handler's flush neither
-// begins a body where there is none, nor sends a status that is not decided yet,
-// nor is one that cannot be made a failure. A stream that breaks is cut behind all of
-// it, even where that ends its own format properly.
+// The handler works with all middleware: its flush neither starts a body where there must
+// be none, nor sends a status before the middleware has chosen it, and a writer that cannot
+// flush is no failure. An incomplete stream is aborted even if the middleware completes its
+// own format.
 func TestWriterMiddleware(t *testing.T) {
-	partial := data("a") + broken("Internal Server Error")
+	incomplete := data("a") + errorEvent("Internal Server Error")
 	for name, middleware := range middlewares {
 		for _, protocol := range protocols {
 			t.Run(protocol+", "+name, func(t *testing.T) {
-				t.Parallel() // before a stream is cut, there is a pause
+				t.Parallel() // there is a pause before a stream is aborted
 				is := is.New(t)
 				var log testLog
 				o := testOptions(t, &log)
@@ -131,7 +130,7 @@ func TestWriterMiddleware(t *testing.T) {
 					switch lastContent(req) {
 					case "busy":
 						yield("hi", errOverloaded)
-					case "breaks":
+					case "fail":
 						_ = yield("a", nil) && yield("", errBroken)
 					default:
 						yield("hi", nil)
@@ -142,7 +141,7 @@ func TestWriterMiddleware(t *testing.T) {
 					method, path, body string
 					header             []string
 					status             int
-					answer             string
+					want               string
 				}{
 					{"GET", "/v1/bots", "", nil, 200, listedBots},
 					{"HEAD", "/v1/bots", "", nil, 200, ""},
@@ -158,14 +157,14 @@ func TestWriterMiddleware(t *testing.T) {
 					got := doAt(t, client, base, c.method, c.path, c.body, c.header...)
 					is.NoErr(got.err)
 					is.Equal(got.status, c.status)
-					is.Equal(got.body, c.answer)
+					is.Equal(got.body, c.want)
 				}
-				got := doAt(t, client, base, "POST", "/v1/chat", chatBodyJSON("breaks", true))
-				is.True(got.err != nil) // cut
+				got := doAt(t, client, base, "POST", "/v1/chat", chatBodyJSON("fail", true))
+				is.True(got.err != nil) // aborted
 				if middleware.flushes {
-					is.Equal(got.body, partial)
+					is.Equal(got.body, incomplete)
 				}
-				is.True(strings.HasPrefix(partial, got.body))
+				is.True(strings.HasPrefix(incomplete, got.body))
 				is.Equal(strings.Count(log.String(), "cannot flush"), map[bool]int{true: 2}[middleware.warns]) // once for each stream
 			})
 		}
@@ -191,7 +190,7 @@ func TestWriterMiddlewareFragmentsArriveOneByOne(t *testing.T) {
 }
 
 // A lockstep is an engine that yields the next fragment only when its client has
-// read the one before: a stream that is held back anywhere never ends.
+// read the previous one: if a fragment is held back anywhere, the stream never ends.
 type lockstep struct{ read chan struct{} }
 
 const lockstepFragments = 20
@@ -213,11 +212,11 @@ func (l lockstep) Chat(ctx context.Context, _ *ChatRequest) iter.Seq2[string, er
 	}
 }
 
-// follow asks for a stream and reads it fragment by fragment, to its end.
+// follow requests a stream and reads it fragment by fragment, to its end.
 func (l lockstep) follow(t testing.TB, client *http.Client, base string) *http.Response {
 	t.Helper()
 	is := is.New(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // a fault fails the test, and does not hang it
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // a fault makes the test fail, not hang
 	defer cancel()
 	res, err := client.Do(chatRequest(t, base, "hi", true).WithContext(ctx))
 	is.NoErr(err)
@@ -243,14 +242,14 @@ func (l lockstep) follow(t testing.TB, client *http.Client, base string) *http.R
 	return res
 }
 
-// http.TimeoutHandler ends the request's context: the engine hears of it, and
-// nothing is written behind the handler's back.
+// http.TimeoutHandler cancels the request's context: this ends the chat, and nothing is
+// written after the handler has returned.
 func TestWriterTimeoutHandler(t *testing.T) {
 	for _, stream := range []bool{false, true} {
 		t.Run(fmt.Sprint("stream ", stream), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				is := is.New(t)
-				w := way{stream: stream, behind: func(h http.Handler) http.Handler { return http.TimeoutHandler(h, 50*time.Millisecond, "too slow") }}
+				w := way{stream: stream, middleware: func(h http.Handler) http.Handler { return http.TimeoutHandler(h, 50*time.Millisecond, "too slow") }}
 				got := playChat(t, w, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
 					for yield("a", nil) {
 						time.Sleep(time.Millisecond)
@@ -264,16 +263,16 @@ func TestWriterTimeoutHandler(t *testing.T) {
 	}
 }
 
-// A faultyWriter works until one of its methods is called the given number of
-// times. From then on, each call begins with the fault. It notes what it is given.
+// A faultyWriter works until one of its methods has been called so many times. From then
+// on, each call begins with the fault. It records writes and deadlines.
 type faultyWriter struct {
 	*httptest.ResponseRecorder
 	method string
 	after  int
 	fault  func() error
 
-	writes      []string    // those that worked
-	given       []byte      // what the last Write was given, and not a copy
+	writes      []string    // the successful ones
+	given       []byte      // the slice passed to the last Write, not a copy
 	read, write []time.Time // deadlines
 }
 
@@ -281,14 +280,13 @@ func faulty(method string, after int, fault func() error) *faultyWriter {
 	return &faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: method, after: after, fault: fault}
 }
 
-// faults are what the host's writer may do instead of its work.
-var faults = map[string]func() error{"fails": faultFails, "panics": faultPanics, "exits": faultExits}
+// faults are what a ResponseWriter may do instead of its work.
+var faults = map[string]func() error{"fails": faultFails, "panics": faultPanics}
 
 func faultFails() error  { return errors.New("broken pipe") }
 func faultPanics() error { panic("a bug in the writer") }
-func faultExits() error  { runtime.Goexit(); return nil }
 
-// takes is a fault that is none, but slow.
+// takes makes a call slow; the call succeeds.
 func takes(d time.Duration) func() error { return func() error { time.Sleep(d); return nil } }
 
 func (w *faultyWriter) call(method string) error {
@@ -332,33 +330,30 @@ func (w *faultyWriter) SetWriteDeadline(at time.Time) error {
 	return w.call("SetWriteDeadline")
 }
 
-// A stream that never ends is ended by a writer that fails, whichever goroutine
-// calls it.
+// A write that fails ends an endless stream, whichever goroutine makes it.
 func TestWriterFails(t *testing.T) {
 	for _, method := range []string{"Write", "Flush"} {
 		for name, fault := range faults {
-			for after := range 10 { // the first few are the engine's goroutine's, the others the handler's
+			for after := range 10 { // the engine's goroutine makes the first few writes, bursts make the others
 				t.Run(fmt.Sprintf("%s %s after %d", method, name, after), func(t *testing.T) {
 					is := is.New(t)
-					ended, taken := make(chan struct{}), 0
+					ended, accepted := make(chan struct{}), 0
 					var cause error
 					got := playOn(t, faulty(method, after, fault), true, engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
 						defer close(ended)
 						for yield("some text", nil) {
-							taken++
+							accepted++
 						}
 						<-ctx.Done()
 						cause = context.Cause(ctx)
 					}))
 					<-ended
-					is.True(got.err != nil)           // cut
-					is.True(got.report(t).Err != nil) // and told
+					is.True(got.err != nil) // aborted
+					is.True(got.report(t).Err != nil)
 					is.True(!readStream(t, got.body).done)
-					if name != "exits" { // which may be the engine's goroutine
-						is.True(errors.Is(cause, ErrClientLeft))
-					}
+					is.True(errors.Is(cause, ErrClientLeft))
 					if after < burstAfter { // written in place
-						is.Equal(taken, after)
+						is.Equal(accepted, after)
 					}
 				})
 			}
@@ -366,17 +361,16 @@ func TestWriterFails(t *testing.T) {
 	}
 }
 
-// Any answer may meet a writer that fails, panics or ends its goroutine: it is cut,
-// so that it does not look whole, whatever the server makes of a handler that
-// returns, and reported with what the client has got. What the client must not see is
-// logged all the same.
+// If the writer fails or panics, any response is aborted, so that it does not look
+// complete, and reported with the status that was sent. The error that the client must not
+// see is logged nevertheless.
 func TestWriterFailsInAnyAnswer(t *testing.T) {
 	const chat = "POST /v1/chat"
 	text, stream := chatBodyJSON("hi", false), chatBodyJSON("hi", true)
 	broken, retried := failing(errBroken), failing(StatusError{Status: 503, RetryAfter: time.Second, Err: errBroken})
 	for name, c := range map[string]struct {
 		request, key, body string
-		engine             ChatEngine // nil: the request is refused before its chat begins
+		engine             ChatEngine // nil: the request is rejected before its chat begins
 		logs               string
 	}{
 		"a wrong key":                 {"GET /v1/bots", "wrong", "", nil, ""},
@@ -396,7 +390,7 @@ func TestWriterFailsInAnyAnswer(t *testing.T) {
 		for _, method := range []string{"Header", "WriteHeader", "Write", "Flush"} {
 			for fault, does := range faults {
 				if fault == "fails" && strings.HasSuffix(method, "Header") {
-					continue // it has no way to
+					continue // it returns no error
 				}
 				t.Run(fmt.Sprint(name, ", ", method, " ", fault), func(t *testing.T) {
 					verb, path, _ := strings.Cut(c.request, " ")
@@ -409,7 +403,7 @@ func TestWriterFailsInAnyAnswer(t *testing.T) {
 						is.Equal(got.err != nil, reached)
 						is.Equal(strings.Contains(got.log, "a bug in the writer"), reached && fault == "panics")
 						if c.engine == nil || method == "Header" && after == 0 {
-							is.Equal(len(got.reports), 0) // there is no chat yet
+							is.Equal(len(got.reports), 0) // there is no chat
 							continue
 						}
 						is.Equal(strings.Contains(got.log, errBroken.Error()), c.logs != "")
@@ -426,11 +420,11 @@ func TestWriterFailsInAnyAnswer(t *testing.T) {
 	}
 }
 
-// A client may leave, or its connection break, before the engine has said anything:
-// the first keep-alive finds out, even before the engine is called.
+// A client may disconnect before the engine has yielded anything: the first keep-alive
+// notices it, even before the engine is called.
 func TestWriterFailsInTheFirstKeepAlive(t *testing.T) {
 	is := is.New(t)
-	for range 300 { // in some of them the engine is called later
+	for range 300 { // in some rounds, the engine is called after the keep-alive
 		w := faulty("Write", 0, faultFails)
 		got := playOn(t, w, true, engineEnd(untilDone).engine(), func(o *Options) { o.KeepAlive = 1 })
 		is.Equal(string(w.given), keepAliveLine)
@@ -440,9 +434,9 @@ func TestWriterFailsInTheFirstKeepAlive(t *testing.T) {
 	}
 }
 
-// What a failed write was given is not used again: the writer of HTTP/2 returns when
-// its stream is reset, though a frame of it is still being written, and it could go
-// out to that client with the text of another's.
+// The buffer of a failed write is not reused: on HTTP/2, Write returns when its stream is
+// reset, while a frame may still be written from the buffer. The client could get the text
+// of another chat.
 func TestWriterFailsAndItsBufferIsNotUsedAgain(t *testing.T) {
 	o := testOptions(t, io.Discard)
 	o.Bots = &fakeStore{
@@ -451,13 +445,13 @@ func TestWriterFailsAndItsBufferIsNotUsedAgain(t *testing.T) {
 	}
 	h := New(o)
 	for what, request := range map[string]func(text string) *http.Request{
-		"a stream": func(text string) *http.Request { return chatRequest(t, "", text, true) },
-		"one body": func(text string) *http.Request { return chatRequest(t, "", text, false) },
-		"a list":   func(text string) *http.Request { return newRequest("GET", "/v1/bots", nil, "X-Request-Id", text) },
+		"a stream":        func(text string) *http.Request { return chatRequest(t, "", text, true) },
+		"a JSON response": func(text string) *http.Request { return chatRequest(t, "", text, false) },
+		"a list":          func(text string) *http.Request { return newRequest("GET", "/v1/bots", nil, "X-Request-Id", text) },
 	} {
 		t.Run(what, func(t *testing.T) {
 			is := is.New(t)
-			for range 20 { // a pool does not return each buffer to the next who asks
+			for range 20 { // a pool does not always return what was put into it last
 				w := faulty("Write", 0, faultFails)
 				serveRequest(w, h, request("mine"))
 				record(h, request("ours"))
@@ -467,15 +461,16 @@ func TestWriterFailsAndItsBufferIsNotUsedAgain(t *testing.T) {
 	}
 }
 
-// A response whose first part was taken has its status, even if the last part fails.
-func TestWriterFailsBehindTheFirstPart(t *testing.T) {
-	got := playOn(t, faulty("Flush", 0, faultFails), false, failing(StatusError{Status: 503, Detail: strings.Repeat("x", maxPart)}))
+// If the first chunk of a response was written, its status is reported, even if a later
+// chunk fails.
+func TestWriterFailsAfterTheFirstChunk(t *testing.T) {
+	got := playOn(t, faulty("Flush", 0, faultFails), false, failing(StatusError{Status: 503, Detail: strings.Repeat("x", maxChunk)}))
 	is := is.New(t)
 	is.Equal(got.err, http.ErrAbortHandler)
 	is.Equal(got.report(t).Status, 503)
 }
 
-// To move a deadline costs a call of the system: it is not done for every write.
+// Moving a deadline is a system call: it is not done for every write.
 func TestWriterDeadlineIsSeldomMoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := faulty("", 0, nil)
@@ -488,8 +483,7 @@ func TestWriterDeadlineIsSeldomMoved(t *testing.T) {
 	})
 }
 
-// Deadlines are more than a writer need have: it may panic when it is asked for
-// them. If it ends the handler's goroutine, that costs no slot.
+// A ResponseWriter need not have deadlines: it may panic when one is set.
 func TestWriterFailsToSetDeadlines(t *testing.T) {
 	for _, method := range []string{"SetReadDeadline", "SetWriteDeadline"} {
 		for after := range 4 {
@@ -500,7 +494,6 @@ func TestWriterFailsToSetDeadlines(t *testing.T) {
 					r.ProtoMajor = 2 // where each write has a deadline of its own
 					return playRequestOn(t, faulty(method, after, fault), r, fragmentsOf("a", "b", "c", "d", "e"))
 				}
-				play(faultExits)
 				got := play(faultPanics)
 				is.NoErr(got.err)
 				is.True(strings.Contains(got.body, "e"))
@@ -510,8 +503,23 @@ func TestWriterFailsToSetDeadlines(t *testing.T) {
 	}
 }
 
-// A write that fails after WriteTimeout is a client that did not read, whatever the
-// failure. It is told all the same, and a panic logged.
+// On HTTP/2, the head is sent separately: its status is reported if the body was written,
+// even if the flush has failed.
+func TestReportOfAFailedErrorResponse(t *testing.T) {
+	for method, status := range map[string]int{"WriteHeader": 0, "Write": 0, "Flush": 500} {
+		r := chatRequest(t, "", "hi", false)
+		r.ProtoMajor = 2
+		fault := faultFails
+		if method == "WriteHeader" {
+			fault = faultPanics
+		}
+		got := playRequestOn(t, faulty(method, 0, fault), r, failing(errBroken))
+		is.New(t).Equal(got.report(t).Status, status)
+	}
+}
+
+// A write that fails after WriteTimeout means that the client stopped reading, whatever the
+// error. The report has the error nevertheless, and a panic is logged.
 func TestWriterFailsAfterWriteTimeout(t *testing.T) {
 	for _, stream := range []bool{false, true} {
 		for _, fault := range []string{"fails", "panics"} {
@@ -523,7 +531,7 @@ func TestWriterFailsAfterWriteTimeout(t *testing.T) {
 				})
 				got := playOn(t, w, stream, fragmentsOf("a"))
 				err := got.report(t).Err
-				is.Equal(endsOf(err), []error{ErrClientStalled})
+				is.Equal(reasonsIn(err), []error{ErrClientStalled})
 				is.True(strings.HasSuffix(err.Error(), map[string]string{"fails": "broken pipe", "panics": "a bug in the writer"}[fault]))
 				is.Equal(strings.Contains(got.log, "a bug in the writer"), fault == "panics")
 			})
@@ -531,12 +539,29 @@ func TestWriterFailsAfterWriteTimeout(t *testing.T) {
 	}
 }
 
-// A writer that keeps no deadline is called no more when what the client is still
-// owed has had its WriteTimeout: here, one queued write is begun, and no error event.
-func TestWriterWithoutDeadlinesIsLeft(t *testing.T) {
+// An engine that aborts its stream does not take back what it has yielded before.
+func TestAbortedStreamSendsWhatIsQueued(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		got := playOn(t, faulty("Write", 0, takes(20*time.Second)), true, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+		got := playOn(t, faulty("Write", 0, takes(time.Second)), true, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			for _, fragment := range []string{"a", "b", "c", "d"} {
+				yield(fragment, nil)
+			}
+			time.Sleep(time.Second / 2) // a burst writes the last
+			yield("e", nil)
+			yield("", http.ErrAbortHandler)
+		}))
+		is.Equal(got.err, http.ErrAbortHandler)
+		is.Equal(got.body, data("a")+data("b")+data("c")+data("d")+data("e"))
+	})
+}
+
+// If an answer is incomplete, all that is still to be sent has one WriteTimeout together,
+// even on a writer that keeps no deadlines: here, the write in progress takes longer.
+func TestWriterWithoutDeadlinesGetsNoMoreWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		got := playOn(t, faulty("Write", 0, takes(40*time.Second)), true, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
 			for _, fragment := range []string{"a", "b", "c", "d"} {
 				yield(fragment, nil)
 			}
@@ -546,11 +571,11 @@ func TestWriterWithoutDeadlinesIsLeft(t *testing.T) {
 		}), func(o *Options) { o.KeepAlive = -1 })
 		is.Equal(got.err, http.ErrAbortHandler)
 		is.Equal(got.report(t).Err, errBroken)
-		is.Equal(got.body, data("a")+data("b")+data("c")+data("d")+data("e"))
+		is.Equal(got.body, data("a")+data("b")+data("c")+data("d"))
 	})
 }
 
-// A faultyContext is one of the host's middleware.
+// A faultyContext is a context of the application's middleware.
 type faultyContext struct {
 	context.Context
 	method string
@@ -571,41 +596,39 @@ func (c faultyContext) Err() error {
 	return c.Context.Err()
 }
 
-// A host that ends the handler's goroutine in the middle of a chat leaves
-// nothing behind: no engine that is never told, no keep-alive that writes when
-// the handler has returned.
-func TestHostExitsInTheHandler(t *testing.T) {
-	for _, place := range []string{"Err", "SetWriteDeadline"} {
+// Nothing is promised of the response when application code ends a goroutine at a place
+// where it must not. But the slot is released.
+func TestSlotIsReleasedWhateverExits(t *testing.T) {
+	exits := func() error { runtime.Goexit(); return nil }
+	for name, c := range map[string]struct {
+		method string // of the ResponseWriter, or of the request's context
+		engine ChatEngine
+	}{
+		"a panic's Error method":  {"", panicsWith(exitingError{}).engine()},
+		"an error's Error method": {"", failing(exitingError{})},
+		"Write":                   {"Write", fragmentsOf("a", "b", "c", "d", "e")},
+		"Flush":                   {"Flush", fragmentsOf("a", "b", "c", "d", "e")},
+		"SetWriteDeadline":        {"SetWriteDeadline", fragmentsOf("a")},
+		"Err":                     {"Err", failing(context.Canceled)},
+	} {
 		for _, stream := range []bool{false, true} {
-			t.Run(fmt.Sprint(place, ", stream ", stream), func(t *testing.T) {
+			t.Run(fmt.Sprint(name, ", stream ", stream), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					is := is.New(t)
-					ctx, leave := context.WithCancel(t.Context())
-					time.AfterFunc(time.Second, leave)
-					exits := func() error {
-						if ctx.Err() != nil {
-							runtime.Goexit()
-						}
-						return nil
-					}
-					w := faulty(place, 0, exits)
-					told := false
-					got := playRequestOn(t, w, chatRequest(t, "", "hi", stream).WithContext(faultyContext{ctx, place, exits}), engineOf(func(ctx context.Context, _ *ChatRequest, _ func(string, error) bool) {
-						<-ctx.Done()
-						told = true
-					}))
-					is.Equal(got.err, errExited)
-					is.True(told)
-					is.True(got.report(t).Err != nil)
-					time.Sleep(time.Hour)
-					is.Equal(len(w.writes), 0)
+					r := chatRequest(t, "", "hi", stream)
+					r = r.WithContext(faultyContext{r.Context(), c.method, exits})
+					playRequestOn(t, faulty(c.method, 0, exits), r, c.engine, func(o *Options) { o.ChatTimeout = time.Minute }) // playRequestOn checks the slot
 				})
 			})
 		}
 	}
 }
 
-func TestHostContextPanicsWithoutASlot(t *testing.T) {
+// An exitingError ends the goroutine that asks for its text.
+type exitingError struct{}
+
+func (exitingError) Error() string { runtime.Goexit(); return "" }
+
+func TestContextPanicsBeforeTheSlotIsTaken(t *testing.T) {
 	is := is.New(t)
 	r := chatRequest(t, "", "hi", false)
 	got := playRequestOn(t, httptest.NewRecorder(), r.WithContext(faultyContext{r.Context(), "Done", faultPanics}), fragmentsOf("a"))
@@ -614,42 +637,23 @@ func TestHostContextPanicsWithoutASlot(t *testing.T) {
 	is.Equal(len(got.reports), 0)
 }
 
-// A contradictoryContext is done, but has not ended.
-type contradictoryContext struct{ context.Context }
-
-func (contradictoryContext) Err() error { return nil }
-
-func TestHostContextContradictsItself(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		is := is.New(t)
-		ctx, end := context.WithTimeout(t.Context(), breakPause/2) // while the client has time to read the error event
-		defer end()
-		began := time.Now()
-		r := chatRequest(t, "", "hi", true).WithContext(contradictoryContext{ctx})
-		got := playRequestOn(t, httptest.NewRecorder(), r, failing(errBroken, "a"))
-		is.Equal(got.err, http.ErrAbortHandler)
-		is.Equal(got.body, data("a")+broken(internalError))
-		is.Equal(time.Since(began), breakPause)
-	})
-}
-
-// What is written to a client that has left is not given more time.
-func TestClientLeavesAndNoDeadlineMoves(t *testing.T) {
+// A write to a client that has disconnected gets no more time.
+func TestClientDisconnectsAndNoDeadlineMoves(t *testing.T) {
 	for major := 1; major <= 2; major++ {
 		synctest.Test(t, func(t *testing.T) {
 			is := is.New(t)
-			ctx, leave := context.WithCancel(t.Context())
+			ctx, disconnect := context.WithCancel(t.Context())
 			w := faulty("Write", 0, func() error {
-				leave()
+				disconnect()
 				time.Sleep(time.Second)
-				return nil // it is taken nevertheless
+				return nil // the write succeeds nevertheless
 			})
 			r := chatRequest(t, "", "hi", true).WithContext(ctx)
 			r.ProtoMajor = major
 			is.Equal(playRequestOn(t, w, r, fragmentsOf("a")).err, http.ErrAbortHandler)
 			last := w.write[len(w.write)-1]
 			is.True(last.Before(time.Now()))
-			is.True(!last.IsZero()) // which would be none
+			is.True(!last.IsZero()) // zero would mean no deadline
 		})
 	}
 }

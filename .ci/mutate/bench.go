@@ -4,13 +4,14 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	_ "embed" // for what goes into the package
+	_ "embed" // for switches
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -25,100 +26,145 @@ var switches []byte
 
 // A bench is what mutants are tried on.
 type bench struct {
-	dir     string
-	sources []*source
-	binary  string // has all mutants, switched off
-	tests   []*test
+	dir      string
+	packages []*pkg
+	tests    []*test // of all packages, quick ones first
 }
 
 type test struct {
+	pkg     *pkg
 	name    string
 	took    time.Duration
 	reached map[int]bool // the mutants
 }
 
-const tooLate = "time"
+const timedOut = "time"
 
-// build builds the test binary with all switches.
+// build builds the test binary of each package. All of them have the switches of
+// all packages: a test may reach mutants of another package.
 func (b *bench) build(ctx context.Context) error {
-	replaced := map[string][]byte{"mutant_switches.go": switches}
-	for _, s := range b.sources {
-		replaced[s.name] = s.switched()
+	replaced := map[string][]byte{}
+	for _, p := range b.packages {
+		if len(p.sources) > 0 {
+			replaced[filepath.Join(p.folder, "mutant_switches.go")] = bytes.Replace(switches, []byte("package botapi"), []byte("package "+p.name), 1)
+		}
+		for _, s := range p.sources {
+			replaced[s.name] = s.switched()
+		}
 	}
-	b.binary = filepath.Join(b.dir, "switched.test")
-	return b.compile(ctx, "switched", replaced)
-}
-
-// compile builds a test binary with some files replaced.
-func (b *bench) compile(ctx context.Context, name string, replaced map[string][]byte) error {
-	dir, err := os.Getwd()
+	overlay, err := writeOverlay(b.dir, replaced)
 	if err != nil {
 		return err
+	}
+	for i, p := range b.packages {
+		if !p.hasTests {
+			continue
+		}
+		p.binary = filepath.Join(b.dir, fmt.Sprintf("switched-%d.test", i))
+		if err := compile(ctx, p, overlay, p.binary); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeOverlay writes the replaced files and the overlay that describes them to go test,
+// both below the folder.
+func writeOverlay(folder string, replaced map[string][]byte) (path string, err error) {
+	top, err := os.Getwd()
+	if err != nil {
+		return "", err
 	}
 	overlay := struct{ Replace map[string]string }{map[string]string{}}
 	for file, text := range replaced {
-		path := filepath.Join(b.dir, name+"-"+file)
-		if err := os.WriteFile(path, text, 0o600); err != nil {
-			return err
+		path := filepath.Join(folder, "overlay", file) // packages may have files of the same name
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			return "", err
 		}
-		overlay.Replace[filepath.Join(dir, file)] = path
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			return "", err
+		}
+		overlay.Replace[filepath.Join(top, file)] = path
 	}
 	description, err := json.Marshal(overlay)
 	if err != nil {
-		return err
+		return "", err
 	}
-	path := filepath.Join(b.dir, name+".json")
-	if err := os.WriteFile(path, description, 0o600); err != nil {
-		return err
-	}
-	out, err := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-overlay", path, "-o", filepath.Join(b.dir, name+".test"), ".").CombinedOutput()
+	path = filepath.Join(folder, "overlay.json")
+	return path, os.WriteFile(path, description, 0o600)
+}
+
+// compile builds the test binary of a package.
+func compile(ctx context.Context, p *pkg, overlay, binary string) error {
+	out, err := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", binary, p.path).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("building: %w\n%s", err, out)
 	}
 	return nil
 }
 
-// measure finds out how long each test takes, and which mutants it reaches.
+// measure measures how long each test takes, and records which mutants it reaches.
 func (b *bench) measure(ctx context.Context, run, skip string) error {
-	out, err := exec.CommandContext(ctx, b.binary, "-test.list", run).Output()
-	if err != nil {
-		return fmt.Errorf("listing the tests: %w", err)
-	}
 	skipped, err := regexp.Compile(skip)
 	if err != nil {
 		return err
 	}
-	for _, name := range strings.Fields(string(out)) {
-		if strings.HasPrefix(name, "Benchmark") || skip != "" && skipped.MatchString(name) {
+	for _, p := range b.packages {
+		if !p.hasTests {
 			continue
 		}
-		t := &test{name: name, reached: map[int]bool{}}
-		seen := filepath.Join(b.dir, name)
-		began := time.Now()
-		if out, err := b.start(ctx, b.binary, 5*time.Minute, []*test{t}, "MUTANTS_REACHED="+seen); err != nil {
-			if ctx.Err() != nil {
-				return ctx.Err()
+		list := exec.CommandContext(ctx, p.binary, "-test.list", run)
+		list.Dir = p.folder
+		out, err := list.Output()
+		if err != nil {
+			return fmt.Errorf("listing the tests: %w", err)
+		}
+		for _, name := range strings.Fields(string(out)) {
+			if strings.HasPrefix(name, "Benchmark") || skip != "" && skipped.MatchString(name) {
+				continue
 			}
-			log.Printf("%s is left out, since it fails without any mutant: %v\n%s", name, err, out)
-			continue
+			if err := b.measureOne(ctx, &test{pkg: p, name: name, reached: map[int]bool{}}); err != nil {
+				return err
+			}
 		}
-		t.took = time.Since(began)
-		numbers, err := os.ReadFile(seen)
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-		for number := range bytes.FieldsSeq(numbers) {
-			n, _ := strconv.Atoi(string(number))
-			t.reached[n] = true
-		}
-		b.tests = append(b.tests, t)
 	}
 	slices.SortFunc(b.tests, func(a, b *test) int { return cmp.Compare(a.took, b.took) })
 	return nil
 }
 
-// start runs tests, and ends them and all that they have started in time.
-func (b *bench) start(ctx context.Context, binary string, limit time.Duration, tests []*test, environment ...string) ([]byte, error) {
+// measureOne measures one test, and adds it to the tests unless it fails.
+func (b *bench) measureOne(ctx context.Context, t *test) error {
+	seen := filepath.Join(b.dir, "reached")
+	if err := os.RemoveAll(seen); err != nil {
+		return err
+	}
+	began := time.Now()
+	if out, err := start(ctx, t.pkg.binary, 5*time.Minute, []*test{t}, "MUTANTS_REACHED="+seen); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		log.Printf("%s is not used, since it fails without any mutant: %v\n%s", t, err, out)
+		return nil
+	}
+	t.took = time.Since(began)
+	numbers, err := os.ReadFile(seen)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	for number := range bytes.FieldsSeq(numbers) {
+		n, _ := strconv.Atoi(string(number))
+		t.reached[n] = true
+	}
+	b.tests = append(b.tests, t)
+	return nil
+}
+
+// String returns the folder of the package, unless it is the top level, and the name.
+func (t *test) String() string { return path.Join(filepath.ToSlash(t.pkg.folder), t.name) }
+
+// start runs tests of one package. After the limit, it kills them and all processes that
+// they have started.
+func start(ctx context.Context, binary string, limit time.Duration, tests []*test, environment ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	names := make([]string, len(tests))
@@ -126,6 +172,7 @@ func (b *bench) start(ctx context.Context, binary string, limit time.Duration, t
 		names[i] = t.name
 	}
 	c := exec.CommandContext(ctx, binary, "-test.failfast", "-test.run", "^("+strings.Join(names, "|")+")$")
+	c.Dir = tests[0].pkg.folder
 	c.Env = append(os.Environ(), environment...)
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
@@ -137,22 +184,31 @@ func (b *bench) start(ctx context.Context, binary string, limit time.Duration, t
 	return out, err
 }
 
-// try runs tests against a mutant until one fails. A test takes longer on a busy
-// machine: the limit is generous.
+// try runs tests against a mutant until one fails: in rounds, quick tests first, and in each
+// round the tests of the mutant's own package first. The time limit is generous, since tests
+// are slower on a busy machine.
 func (b *bench) try(ctx context.Context, m *mutant) {
-	binary, tests := b.binary, b.tests
-	if m.number == 0 {
-		name := fmt.Sprintf("constant-%s-%d", strings.TrimSuffix(m.file, ".go"), m.start)
-		if err := b.compile(ctx, name, map[string][]byte{m.file: m.mutated()}); err != nil {
-			if ctx.Err() == nil {
-				log.Printf("%s does not build, which no test has noticed: %v", m.key(), err)
-			}
-			return
+	var tests []*test
+	for _, t := range b.tests {
+		if t.reached[m.number] || m.number == 0 && t.pkg.needs[m.pkg.path] {
+			tests = append(tests, t)
 		}
-		binary = filepath.Join(b.dir, name+".test")
-		defer os.Remove(binary)
-	} else {
-		tests = slices.DeleteFunc(slices.Clone(tests), func(t *test) bool { return !t.reached[m.number] })
+	}
+	binary := func(p *pkg) (string, error) { return p.binary, nil }
+	if m.number == 0 {
+		dir, err := os.MkdirTemp(b.dir, "constant")
+		check(err)
+		defer os.RemoveAll(dir)
+		overlay, err := writeOverlay(dir, map[string][]byte{m.file: m.mutated()})
+		check(err)
+		built := map[*pkg]string{}
+		binary = func(p *pkg) (string, error) {
+			if built[p] != "" {
+				return built[p], nil
+			}
+			built[p] = filepath.Join(dir, fmt.Sprintf("%d.test", len(built)))
+			return built[p], compile(ctx, p, overlay, built[p])
+		}
 	}
 	for room := time.Second; len(tests) > 0 && ctx.Err() == nil; room *= 4 {
 		count, sum := 0, time.Duration(0)
@@ -160,23 +216,43 @@ func (b *bench) try(ctx context.Context, m *mutant) {
 			sum += tests[count].took
 			count++
 		}
-		out, err := b.start(ctx, binary, 30*time.Second+10*sum, tests[:count], fmt.Sprintf("MUTANT=%d", m.number))
-		switch {
-		case errors.Is(err, context.DeadlineExceeded):
-			m.killedBy = tooLate
-			return
-		case err != nil:
-			m.killedBy = failed(out)
-			return
+		for _, some := range b.byPackage(tests[:count], m.pkg) {
+			path, err := binary(some[0].pkg)
+			if err != nil {
+				if ctx.Err() == nil {
+					log.Printf("%s does not build, which no test has noticed: %v", m.key(), err)
+				}
+				return
+			}
+			out, err := start(ctx, path, 30*time.Second+10*sum, some, fmt.Sprintf("MUTANT=%d", m.number))
+			switch {
+			case errors.Is(err, context.DeadlineExceeded):
+				m.killedBy = timedOut
+				return
+			case err != nil:
+				m.killedBy = failed(out, some[0].pkg)
+				return
+			}
 		}
 		tests = tests[count:]
 	}
 }
 
-// failed is the name of the test that failed.
-func failed(out []byte) string {
+// byPackage groups the tests by package, those of one package first.
+func (b *bench) byPackage(tests []*test, first *pkg) (groups [][]*test) {
+	for _, p := range append([]*pkg{first}, b.packages...) {
+		some := slices.DeleteFunc(slices.Clone(tests), func(t *test) bool { return t.pkg != p })
+		if len(some) > 0 && (p != first || len(groups) == 0) {
+			groups = append(groups, some)
+		}
+	}
+	return groups
+}
+
+// failed returns the name of the test that failed, or how the process ended.
+func failed(out []byte, p *pkg) string {
 	if found := regexp.MustCompile(`--- FAIL: (\S+)`).FindSubmatch(out); found != nil {
-		return string(found[1])
+		return (&test{pkg: p, name: string(found[1])}).String()
 	}
 	if found := regexp.MustCompile(`(?m)^(panic|fatal error): .*`).Find(out); found != nil {
 		return string(found)

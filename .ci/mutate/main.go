@@ -1,15 +1,16 @@
-// Command mutate breaks the package in one small way after the other and sees
-// whether its tests notice. Run it at the top of the repository:
+// Command mutate makes one small change to the code after the other, and checks whether the
+// tests notice it. Run it at the top of the repository:
 //
 //	go run ./.ci/mutate
 //
-// All mutants are in one test binary, each behind a switch, so that it is built
-// once. What it runs for a mutant is the tests that reach it, quick ones first,
-// until one fails. Constants cannot have a switch: each costs a build of its own.
+// It mutates the package at the top level and every package below internal/. The test binary
+// of each package contains all mutants of all packages, each behind a switch, so that it is
+// built once. For each mutant, the tests of all packages that reach it run, quick ones
+// first, until one fails. A constant cannot have a switch: its mutant needs a build of its
+// own, and all tests of the packages whose tests import its package.
 //
-// A mutant that survives is a hole in the tests, or makes no difference that
-// anyone can see. Those of the second kind stand in equivalent.txt with the
-// reason. Others fail the run.
+// A mutant that survives is a gap in the tests, or nobody can observe it. Those of the
+// second kind are listed in equivalent.txt with the reason. The others fail the run.
 package main
 
 import (
@@ -34,15 +35,15 @@ var equivalent string
 
 func main() {
 	log.SetFlags(0)
-	file := flag.String("file", "", "only the mutants of this file, or of these, with commas between them")
-	line := flag.String("line", "", "only those of this line, or of these")
-	sample := flag.Int("sample", 0, "only so many of them, at random; 0 means all")
+	file := flag.String("file", "", "only the mutants of these files, such as chat.go,internal/name/file.go")
+	line := flag.String("line", "", "only the mutants of these lines, such as 10,12")
+	sample := flag.Int("sample", 0, "only so many of the mutants, at random; 0 means all")
 	seed := flag.Uint64("seed", 1, "seed of the sample")
-	run := flag.String("run", ".", "only tests that match this")
-	skip := flag.String("skip", "READMEMounting|DocumentedCommands|DocumentedGo|Proxies|TooManyStreams|FaultCampaign", "no tests that match this: by default slow ones that build the package anew or load the machine")
-	jobs := flag.Int("jobs", runtime.NumCPU(), "how many mutants are tried at once")
-	list := flag.Bool("list", false, "list the mutants and do not try them")
-	verbose := flag.Bool("v", false, "say of each mutant what killed it")
+	run := flag.String("run", ".", "only tests that match this regular expression")
+	skip := flag.String("skip", "READMEMounting|DocumentedCommands|DocumentedGo|Proxies|TooManyStreams|FaultCampaign", "no tests that match this regular expression: by default slow ones that rebuild the package or load the machine")
+	jobs := flag.Int("jobs", runtime.NumCPU(), "how many mutants are tried concurrently")
+	list := flag.Bool("list", false, "list the mutants without trying them")
+	verbose := flag.Bool("v", false, "log what killed each mutant")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -50,8 +51,11 @@ func main() {
 	dir, err := os.MkdirTemp("", "mutate")
 	check(err)
 	defer os.RemoveAll(dir)
-	sources, mutants, err := findMutants(".")
+	packages, err := listPackages()
 	check(err)
+	mutants, err := findMutants(packages)
+	check(err)
+	findStale(mutants)
 	mutants = slices.DeleteFunc(mutants, func(m *mutant) bool {
 		return !chosen(*file, m.file) || !chosen(*line, strconv.Itoa(m.line))
 	})
@@ -64,9 +68,12 @@ func main() {
 		for _, m := range mutants {
 			fmt.Println(m)
 		}
+		for _, p := range packages {
+			log.Print(countOf(p, mutants))
+		}
 		return
 	}
-	b := &bench{dir: dir, sources: sources}
+	b := &bench{dir: dir, packages: packages}
 	check(b.build(ctx))
 	check(b.measure(ctx, *run, *skip))
 
@@ -90,21 +97,48 @@ func main() {
 	close(tried)
 	trying.Wait()
 	check(ctx.Err())
-	if !report(mutants) {
+	known := report(mutants)
+	for _, p := range packages {
+		fmt.Println(countOf(p, mutants))
+	}
+	if !known {
 		os.RemoveAll(dir)
 		os.Exit(1)
 	}
 }
 
-// chosen is whether one of a list with commas is this one; an empty list is all.
+// findStale logs the entries of equivalent.txt that match no mutant, because their code has
+// changed or moved to another file.
+func findStale(mutants []*mutant) {
+	stale := knownEquivalents()
+	for _, m := range mutants {
+		delete(stale, m.key())
+	}
+	for _, key := range slices.Sorted(maps.Keys(stale)) {
+		log.Printf("no mutant, though equivalent.txt has it: %s", key)
+	}
+}
+
+// countOf returns a line with the number of mutants in this package.
+func countOf(p *pkg, mutants []*mutant) string {
+	count := 0
+	for _, m := range mutants {
+		if m.pkg == p {
+			count++
+		}
+	}
+	return fmt.Sprintf("%s: %d mutants", p.path, count)
+}
+
+// chosen reports whether a list with commas is empty or contains this one.
 func chosen(list, one string) bool {
 	return list == "" || slices.Contains(strings.Split(list, ","), one)
 }
 
-// report prints the survivors, and reports whether all of them are known.
+// report prints the survivors, and returns whether all of them are in equivalent.txt.
 func report(mutants []*mutant) bool {
 	known := knownEquivalents()
-	killed, late, unknown := 0, 0, 0
+	killed, slow, unknown := 0, 0, 0
 	survives := map[string]bool{} // by key; several mutants may share one
 	for _, m := range mutants {
 		_, isKnown := known[m.key()]
@@ -112,8 +146,8 @@ func report(mutants []*mutant) bool {
 		switch {
 		case m.killedBy != "":
 			killed++
-			if m.killedBy == tooLate {
-				late++
+			if m.killedBy == timedOut {
+				slow++
 			}
 		case !isKnown:
 			unknown++
@@ -125,13 +159,13 @@ func report(mutants []*mutant) bool {
 			fmt.Printf("killed, though equivalent.txt has it: %s\n", key)
 		}
 	}
-	fmt.Printf("%d mutants, %d killed (%d of them by running out of time), %d survived, %d of those without a reason: %.1f %% killed\n",
-		len(mutants), killed, late, len(mutants)-killed, unknown, 100*float64(killed)/float64(max(len(mutants), 1)))
+	fmt.Printf("%d mutants, %d killed (%d of them by timing out), %d survived, %d of those without a reason: %.1f %% killed\n",
+		len(mutants), killed, slow, len(mutants)-killed, unknown, 100*float64(killed)/float64(max(len(mutants), 1)))
 	return unknown == 0
 }
 
-// knownEquivalents reads the list: the key of a mutant on one line, the reason
-// behind it on lines that begin with a tab.
+// knownEquivalents reads equivalent.txt: the keys of mutants, each on one line, followed by
+// their reason on lines that begin with a tab.
 func knownEquivalents() map[string]string {
 	known := map[string]string{}
 	keys := []string{}

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"go/ast"
 	"go/importer"
@@ -17,29 +18,30 @@ import (
 	"strings"
 )
 
-// A mutant is one small change of the package: the text from start to end is
+// A mutant is one small change of a package: the text from start to end is
 // replaced.
 type mutant struct {
-	number       int // of its switch; 0 if it has none, and is built by itself
-	file         string
+	number       int // of its switch; 0 if it has none, and needs a build of its own
+	pkg          *pkg
+	file         string // from the top of the repository, as in a source
 	line, column int
 	function     string
 	source       []byte // of the file
 	start, end   int
 	replacement  string
 
-	killedBy string // "" while it lives
+	killedBy string // "" if it has survived so far
 }
 
-// change is what a mutant does to the lines that it stands in.
+// change describes what a mutant does to its lines.
 func (m *mutant) change() string {
 	return m.lines(string(m.source[m.start:m.end])) + " → " + cmp.Or(m.lines(m.replacement), "left out")
 }
 
-// key names a mutant also when lines move.
+// key identifies a mutant even if its lines move.
 func (m *mutant) key() string { return m.file + ": " + m.function + ": " + m.change() }
 
-// lines are the lines of the mutant with another text in its place, on one.
+// lines returns the lines of the mutant, joined, with this text in place of what it replaces.
 func (m *mutant) lines(text string) string {
 	begin := bytes.LastIndexByte(m.source[:m.start], '\n') + 1
 	end := m.end + bytes.IndexByte(m.source[m.end:], '\n')
@@ -52,28 +54,40 @@ func (m *mutant) String() string {
 		m.lines(string(m.source[m.start:m.end])), m.lines(m.replacement))
 }
 
-// mutated is the file as the mutant has it.
+// mutated returns the file with the mutation.
 func (m *mutant) mutated() []byte {
 	return slices.Concat(m.source[:m.start], []byte(m.replacement), m.source[m.end:])
 }
 
-// A source is one file of the package, with all its mutants behind switches.
-type source struct {
+// A pkg is the package at the top of the repository, or one below internal/.
+type pkg struct {
+	path     string // to import it
 	name     string
+	folder   string   // from the top of the repository
+	files    []string // without those of its tests, from the top of the repository
+	sources  []*source
+	hasTests bool
+	binary   string          // of its tests, with the mutants of all packages
+	needs    map[string]bool // the paths of what its tests import, directly or indirectly
+}
+
+// A source is one file of a package, with all its mutants behind switches.
+type source struct {
+	name     string // from the top of the repository
 	text     []byte
 	inserts  []insert
 	packages map[string]string // the names of its imports, by path
 }
 
-// An insert is text that goes in at one place, or replaces an operator.
+// An insert is text that is inserted, or that replaces an operator.
 type insert struct {
 	at, length int
-	closing    bool // belongs to what ends here
+	closing    bool // it closes what ends here
 	text       string
 }
 
-// switched is the file with the inserts. At one place, what ends there comes
-// before what begins, the inner before the outer.
+// switched returns the file with the inserts. At the same offset, closing inserts come
+// before opening ones, the inner before the outer.
 func (s *source) switched() []byte {
 	inserts := slices.Clone(s.inserts)
 	slices.SortStableFunc(inserts, func(a, b insert) int {
@@ -87,7 +101,7 @@ func (s *source) switched() []byte {
 		}
 		return 1
 	})
-	for i := 0; i < len(inserts); { // the order of those that end was that in which they begin
+	for i := 0; i < len(inserts); { // reverses closing inserts: they are in the order of their opening ones
 		j := i
 		for j < len(inserts) && inserts[j].closing && inserts[j].at == inserts[i].at {
 			j++
@@ -106,42 +120,83 @@ func (s *source) switched() []byte {
 	return b.Bytes()
 }
 
-// findMutants parses and checks the package in the folder.
-func findMutants(dir string) ([]*source, []*mutant, error) {
-	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
+// findMutants parses and checks the packages.
+func findMutants(packages []*pkg) ([]*mutant, error) {
+	lookUp, err := exports(packages)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	f := &finder{files: token.NewFileSet(), info: &types.Info{Types: map[ast.Expr]types.TypeAndValue{}}}
-	var parsed []*ast.File
-	for _, name := range names {
-		if strings.HasSuffix(name, "_test.go") {
+	config := types.Config{Importer: importer.ForCompiler(f.files, "gc", lookUp)}
+	for _, p := range packages {
+		if err := f.search(p, config); err != nil {
+			return nil, err
+		}
+	}
+	return f.mutants, nil
+}
+
+// listPackages returns the package at the top of the repository and those below internal/. A
+// package may have only tests.
+func listPackages() (packages []*pkg, err error) {
+	top, err := os.Getwd()
+	if err != nil {
+		return nil, err
+	}
+	out, err := goList("-json=ImportPath,Name,Dir,GoFiles,TestGoFiles,XTestGoFiles", "./...")
+	if err != nil {
+		return nil, err
+	}
+	for decoder := json.NewDecoder(bytes.NewReader(out)); ; {
+		var listed struct {
+			ImportPath, Name, Dir              string
+			GoFiles, TestGoFiles, XTestGoFiles []string
+		}
+		if err := decoder.Decode(&listed); err == io.EOF {
+			return packages, nil
+		} else if err != nil {
+			return nil, err
+		}
+		folder, err := filepath.Rel(top, listed.Dir)
+		if err != nil {
+			return nil, err
+		}
+		if folder != "." && !strings.HasPrefix(folder, "internal"+string(filepath.Separator)) {
 			continue
 		}
-		text, err := os.ReadFile(name)
-		if err != nil {
-			return nil, nil, err
+		p := &pkg{path: listed.ImportPath, name: listed.Name, folder: folder, hasTests: len(listed.TestGoFiles)+len(listed.XTestGoFiles) > 0}
+		for _, name := range listed.GoFiles {
+			p.files = append(p.files, filepath.Join(folder, name))
 		}
-		file, err := parser.ParseFile(f.files, filepath.Base(name), text, parser.SkipObjectResolution)
-		if err != nil {
-			return nil, nil, err
+		if p.needs, err = needed(p); err != nil {
+			return nil, err
 		}
-		parsed = append(parsed, file)
-		f.sources = append(f.sources, &source{name: filepath.Base(name), text: text, packages: imports(file)})
+		packages = append(packages, p)
 	}
-	lookUp, err := exports(dir)
+}
+
+// needed returns the packages that the tests of a package import, directly or indirectly.
+func needed(p *pkg) (map[string]bool, error) {
+	out, err := goList("-deps", "-test", p.path)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	config := types.Config{Importer: importer.ForCompiler(f.files, "gc", lookUp)}
-	if f.pkg, err = config.Check(parsed[0].Name.Name, f.files, parsed, f.info); err != nil {
-		return nil, nil, err
+	needs := map[string]bool{}
+	for line := range strings.Lines(string(out)) {
+		path, _, _ := strings.Cut(strings.TrimSpace(line), " ") // a space precedes the test for which a package is compiled
+		needs[path] = true
 	}
-	for i, file := range parsed {
-		f.source = f.sources[i]
-		f.file(file)
+	return needs, nil
+}
+
+func goList(arguments ...string) ([]byte, error) {
+	list := exec.Command("go", append([]string{"list"}, arguments...)...)
+	list.Stderr = os.Stderr
+	out, err := list.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w", err)
 	}
-	return f.sources, f.mutants, nil
+	return out, nil
 }
 
 func imports(file *ast.File) map[string]string {
@@ -156,13 +211,15 @@ func imports(file *ast.File) map[string]string {
 	return packages
 }
 
-// exports has the types of what the package imports from the compiler.
-func exports(dir string) (importer.Lookup, error) {
-	list := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}}\t{{.Export}}", ".")
-	list.Dir, list.Stderr = dir, os.Stderr
-	out, err := list.Output()
+// exports returns a lookup of the compiler's export data of what the packages import.
+func exports(packages []*pkg) (importer.Lookup, error) {
+	arguments := []string{"-export", "-deps", "-f", "{{.ImportPath}}\t{{.Export}}"}
+	for _, p := range packages {
+		arguments = append(arguments, p.path)
+	}
+	out, err := goList(arguments...)
 	if err != nil {
-		return nil, fmt.Errorf("go list: %w", err)
+		return nil, err
 	}
 	files := map[string]string{}
 	for line := range strings.Lines(string(out)) {
@@ -172,19 +229,45 @@ func exports(dir string) (importer.Lookup, error) {
 	return func(path string) (io.ReadCloser, error) { return os.Open(files[path]) }, nil
 }
 
-// A finder walks the syntax of the package. Every mutant gets an insert that
-// switches it on, around the place where it stands.
+// A finder walks the syntax trees of the packages. Every mutant with a switch gets inserts
+// around its code.
 type finder struct {
 	files   *token.FileSet
 	info    *types.Info
-	pkg     *types.Package
-	sources []*source
 	mutants []*mutant
 	number  int
 
+	pkg      *pkg
+	types    *types.Package
 	source   *source
 	function string
-	results  []string // the types of the results of the function that is walked
+	results  []string // the types of the current function's results
+}
+
+// search finds the mutants of one package.
+func (f *finder) search(p *pkg, config types.Config) (err error) {
+	var parsed []*ast.File
+	for _, name := range p.files {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		file, err := parser.ParseFile(f.files, name, text, parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		parsed = append(parsed, file)
+		p.sources = append(p.sources, &source{name: name, text: text, packages: imports(file)})
+	}
+	f.pkg = p
+	if f.types, err = config.Check(p.path, f.files, parsed, f.info); err != nil {
+		return err
+	}
+	for i, file := range parsed {
+		f.source = p.sources[i]
+		f.file(file)
+	}
+	return nil
 }
 
 func (f *finder) offset(at token.Pos) int { return f.files.Position(at).Offset }
@@ -193,17 +276,17 @@ func (f *finder) text(node ast.Node) string {
 	return string(f.source.text[f.offset(node.Pos()):f.offset(node.End())])
 }
 
-// add adds a mutant that replaces what stands from one place to another.
+// add adds a mutant that replaces the code between two positions.
 func (f *finder) add(from, to token.Pos, replacement string) (m *mutant) {
 	at := f.files.Position(from)
-	m = &mutant{file: f.source.name, line: at.Line, column: at.Column, function: f.function,
+	m = &mutant{pkg: f.pkg, file: f.source.name, line: at.Line, column: at.Column, function: f.function,
 		source: f.source.text, start: at.Offset, end: f.offset(to), replacement: replacement}
 	f.mutants = append(f.mutants, m)
 	return m
 }
 
-// replace adds a mutant with a switch: before and after go around the node, and
-// a %d in them is the number of the switch.
+// replace adds a mutant with a switch: before and after are inserted around the node, where
+// %d is the number of the switch.
 func (f *finder) replace(node ast.Node, replacement, before, after string) {
 	f.number++
 	f.add(node.Pos(), node.End(), replacement).number = f.number
@@ -282,7 +365,7 @@ func (f *finder) body(function *ast.FuncType, body *ast.BlockStmt) {
 	f.results = outer
 }
 
-// walk adds the mutants of a node and of what it contains, the outer first.
+// walk adds the mutants of a node and of everything in it, the outer ones first.
 func (f *finder) walk(node ast.Node) {
 	var unread []ast.Expr
 	ast.Inspect(node, func(node ast.Node) bool {
@@ -309,7 +392,7 @@ func (f *finder) walk(node ast.Node) {
 		case *ast.CommClause:
 			f.statements(n.Body)
 		case *ast.ReturnStmt:
-			if len(n.Results) > 1 { // what stands beside an error or a false is not read
+			if len(n.Results) > 1 { // callers do not read a zero value beside an error or a false
 				unread = append(unread, slices.DeleteFunc(slices.Clone(n.Results), func(e ast.Expr) bool { return !f.isZero(e) || f.isBool(e) })...)
 			}
 			f.conditions(n.Results)
@@ -337,6 +420,7 @@ func (f *finder) walk(node ast.Node) {
 			}
 		case *ast.CompositeLit:
 			f.fields(n)
+			unread = append(unread, f.indexes(n)...)
 		case *ast.BinaryExpr:
 			f.binary(n)
 		}
@@ -344,13 +428,13 @@ func (f *finder) walk(node ast.Node) {
 	})
 }
 
-// words is whether a call only makes the words of an error. A test of those
-// would say the same again.
+// words reports whether a call only makes the text of an error. A test of the text would
+// only repeat it.
 func (f *finder) words(call *ast.CallExpr) bool {
 	return slices.Contains([]string{"errors.New", "fmt.Errorf", "recovered", "panic"}, f.text(call.Fun))
 }
 
-// message is the words of a line in the log, among the arguments of a call.
+// message returns the argument of a call that is the text of a log line.
 func (f *finder) message(call *ast.CallExpr) ast.Expr {
 	if method, ok := call.Fun.(*ast.SelectorExpr); ok && strings.HasPrefix(method.Sel.Name, "log") {
 		for _, argument := range call.Args {
@@ -362,13 +446,13 @@ func (f *finder) message(call *ast.CallExpr) ast.Expr {
 	return nil
 }
 
-// statements adds mutants without one of them.
+// statements adds mutants that each omit one statement.
 func (f *finder) statements(list []ast.Stmt) {
 	for _, statement := range list {
 		switch s := statement.(type) {
 		case *ast.ExprStmt:
 			if call, ok := s.X.(*ast.CallExpr); ok && f.text(call.Fun) == "panic" {
-				continue // where there is no return behind it
+				continue // no return may follow
 			}
 		case *ast.AssignStmt:
 			if s.Tok == token.DEFINE || f.text(s.Lhs[0]) == "_" && isName(s.Rhs[0]) {
@@ -394,7 +478,7 @@ func isName(e ast.Expr) bool { _, ok := e.(*ast.Ident); return ok }
 
 // zeroResults adds mutants that return zero values.
 func (f *finder) zeroResults(s *ast.ReturnStmt) {
-	if len(s.Results) == 1 && len(f.results) > 1 { // what another function returns
+	if len(s.Results) == 1 && len(f.results) > 1 { // the results of another function
 		zeros := make([]string, len(f.results))
 		for i, t := range f.results {
 			zeros[i] = "*new(" + t + ")"
@@ -441,7 +525,7 @@ func (f *finder) conditions(list []ast.Expr) {
 	}
 }
 
-// condition adds mutants of each part of a condition.
+// condition adds mutants of every part of a condition.
 func (f *finder) condition(e ast.Expr) {
 	switch c := e.(type) {
 	case *ast.ParenExpr:
@@ -473,7 +557,7 @@ func (f *finder) negate(e ast.Expr) {
 	f.replace(e, "!("+f.text(e)+")", "(mutantOn(%d) != (", "))")
 }
 
-// fields adds mutants without one of the fields.
+// fields adds mutants that each omit one field.
 func (f *finder) fields(lit *ast.CompositeLit) {
 	if _, ok := f.info.TypeOf(lit).Underlying().(*types.Struct); !ok {
 		return
@@ -493,11 +577,24 @@ func (f *finder) fields(lit *ast.CompositeLit) {
 	}
 }
 
-// typeName is the name of a type in the file, unless it has none there.
+// indexes returns the keys of an array or a slice, which must be constants.
+func (f *finder) indexes(lit *ast.CompositeLit) (keys []ast.Expr) {
+	switch f.info.TypeOf(lit).Underlying().(type) {
+	case *types.Array, *types.Slice:
+		for _, element := range lit.Elts {
+			if pair, ok := element.(*ast.KeyValueExpr); ok {
+				keys = append(keys, pair.Key)
+			}
+		}
+	}
+	return keys
+}
+
+// typeName returns the name of a type in this file; ok is false if it has none.
 func (f *finder) typeName(t types.Type) (name string, ok bool) {
 	ok = true
 	name = types.TypeString(types.Default(t), func(p *types.Package) string {
-		if p == f.pkg {
+		if p == f.types {
 			return ""
 		}
 		local, imported := f.source.packages[p.Path()]
@@ -532,7 +629,7 @@ func (f *finder) binary(e *ast.BinaryExpr) {
 	f.insert(e.End(), 0, true, ")")
 }
 
-// literals adds mutants of a constant expression with another number or text.
+// literals adds mutants of a constant expression with a different number or text.
 func (f *finder) literals(e ast.Expr) {
 	name, ok := f.typeName(f.info.TypeOf(e))
 	ast.Inspect(e, func(node ast.Node) bool {
