@@ -20,45 +20,44 @@ import (
 	"github.com/anthropics/anthropic-sdk-go/option"
 )
 
-// AnthropicConfig is what an [Anthropic] is made of. Nothing is taken from the
-// environment.
+// AnthropicConfig configures an [Anthropic]. Environment variables are not read.
 type AnthropicConfig struct {
 	Key       string
-	BaseURL   string // empty means Anthropic's own
-	Model     string // empty means each bot's own, Bot.Model
-	MaxTokens int64  // of an answer whose client does not say; 0 means 4096
+	BaseURL   string // empty means that of Anthropic
+	Model     string // empty means the Bot.Model of each bot
+	MaxTokens int64  // used if the request has no max_tokens; 0 means 4096
 
 	Transport http.RoundTripper // nil means one of openai.NewTransport
 }
 
-// Anthropic is a botapi.ChatEngine in front of Anthropic's Messages API, through
+// Anthropic is a botapi.ChatEngine for Anthropic's Messages API, which it calls with
 // anthropic-sdk-go.
 //
-// The API has one system prompt: all system messages become that, in their order.
-// Messages without text, which the API refuses, are left out. A temperature above
-// 1 is refused. What the model thinks is no part of the answer.
+// The API has a single system prompt: it gets all system messages, in their order.
+// Messages without text, which the API rejects, are omitted. A temperature above 1 is
+// a validation error. The model's thinking is not part of the answer.
 type Anthropic struct {
 	config   AnthropicConfig
 	messages anthropic.MessageService
 }
 
-// NewAnthropic returns an engine. It does not ask the API anything.
+// NewAnthropic returns an engine. It does not contact the API.
 func NewAnthropic(c AnthropicConfig) *Anthropic {
 	if c.Transport == nil {
 		transport := openai.NewTransport()
-		transport.DisableCompression = true // it would hold tokens back
+		transport.DisableCompression = true // compression would delay tokens
 		c.Transport = transport
 	}
 	client := &http.Client{
 		Transport: c.Transport,
-		// A redirect would take the key along.
+		// A redirect would send the key to another server.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	options := []option.RequestOption{
-		option.WithEnvironmentProduction(), // the address, unless BaseURL says another
+		option.WithEnvironmentProduction(), // the default for BaseURL
 		option.WithHTTPClient(client),
 		option.WithAPIKey(c.Key),
-		option.WithMaxRetries(0), // whether to ask again is for the client to say, who may have left
+		option.WithMaxRetries(0), // retries are up to the client, which may have disconnected
 		option.WithMiddleware(checkResponse),
 	}
 	if c.BaseURL != "" {
@@ -67,8 +66,8 @@ func NewAnthropic(c AnthropicConfig) *Anthropic {
 	return &Anthropic{config: c, messages: anthropic.NewMessageService(options...)}
 }
 
-// checkResponse keeps the SDK from taking what is no event stream for an answer, and
-// from waiting for the end of an error, or keeping what has none.
+// checkResponse fails unless the response is an event stream, which the SDK does not
+// check, and bounds the time and the memory for reading an error.
 func checkResponse(r *http.Request, next option.MiddlewareNext) (*http.Response, error) {
 	response, err := next(r)
 	if err != nil {
@@ -77,31 +76,31 @@ func checkResponse(r *http.Request, next option.MiddlewareNext) (*http.Response,
 	body := response.Body
 	kind, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type"))
 	switch {
-	case response.StatusCode >= 400: // the SDK makes an error of it
+	case response.StatusCode >= 400: // the SDK turns it into an error
 		defer body.Close()
 		defer time.AfterFunc(5*time.Second, func() { body.Close() }).Stop()
-		words, _ := io.ReadAll(io.LimitReader(body, 64<<10)) // as far as it comes
-		response.Body = io.NopCloser(bytes.NewReader(words))
+		text, _ := io.ReadAll(io.LimitReader(body, 64<<10)) // an error keeps what was read
+		response.Body = io.NopCloser(bytes.NewReader(text))
 	case response.StatusCode != http.StatusOK || kind != "text/event-stream":
 		body.Close()
-		return nil, &openai.Failure{Status: response.StatusCode, Err: fmt.Errorf("status %d, and a body of type %.80q", response.StatusCode, kind)}
+		return nil, &openai.Failure{Status: response.StatusCode, Err: fmt.Errorf("status %d with a body of type %.80q", response.StatusCode, kind)}
 	default:
 		response.Body = &anthropicEvents{ReadCloser: body}
 	}
 	return response, nil
 }
 
-// maxAnthropicEvent is how long one event may be. The SDK joins all lines of one, and
-// knows no end.
+// maxAnthropicEvent bounds an event, in bytes. The SDK joins the lines of an event
+// without a limit.
 const maxAnthropicEvent = 1 << 20
 
 var errAnthropicEvent = fmt.Errorf("an event of the stream is longer than %d bytes", maxAnthropicEvent)
 
-// anthropicEvents are the events of a body, which fails at one that is too long.
+// anthropicEvents is a response body whose Read fails if an event is too long.
 type anthropicEvents struct {
 	io.ReadCloser
-	event, line int  // how long both are so far
-	last        byte // of the line
+	event, line int  // lengths so far
+	last        byte // the last byte read
 }
 
 func (e *anthropicEvents) Read(p []byte) (int, error) {
@@ -123,7 +122,7 @@ func (e *anthropicEvents) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Chat answers with the model, passing each piece of text on as it comes.
+// Chat yields the model's answer, each fragment as it arrives.
 func (e *Anthropic) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		params, err := e.params(req)
@@ -137,16 +136,16 @@ func (e *Anthropic) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2
 		stream := e.messages.NewStreaming(ctx, params, option.WithHeader("X-Request-Id", botapi.RequestIDFrom(ctx)))
 		defer stream.Close()
 		a.streamed = stream.Err() == nil
-		for !a.whole && stream.Next() {
+		for !a.complete && stream.Next() {
 			if text := a.read(stream.Current()); text != "" && !yield(text, nil) {
 				return
 			}
 		}
-		if !a.whole {
+		if !a.complete {
 			yield("", a.failed(stream.Err()))
 			return
 		}
-		// A connection whose body was read to its end is kept.
+		// The transport reuses a connection only if the body was read to its end.
 		defer time.AfterFunc(100*time.Millisecond, cancel).Stop()
 		for stream.Next() {
 		}
@@ -171,7 +170,7 @@ func (e *Anthropic) params(req *botapi.ChatRequest) (anthropic.MessageNewParams,
 	}
 	if settings.Temperature != nil {
 		if *settings.Temperature > 1 {
-			return params, anthropicRefusal("temperature", "ensure this value is less than or equal to 1", "value_error.number.not_le")
+			return params, invalidForAnthropic("temperature", "ensure this value is less than or equal to 1", "value_error.number.not_le")
 		}
 		params.Temperature = anthropic.Float(*settings.Temperature)
 	}
@@ -187,49 +186,49 @@ func (e *Anthropic) params(req *botapi.ChatRequest) (anthropic.MessageNewParams,
 		}
 	}
 	if len(params.Messages) == 0 {
-		return params, anthropicRefusal("messages", "there is no text to answer", "value_error")
+		return params, invalidForAnthropic("messages", "there is no text to answer", "value_error")
 	}
 	return params, nil
 }
 
-func anthropicRefusal(field, msg, kind string) error {
+func invalidForAnthropic(field, msg, kind string) error {
 	return &botapi.HTTPValidationError{Detail: []botapi.ValidationError{{Loc: []any{"body", field}, Msg: msg, Type: kind}}}
 }
 
-// An anthropicAnswer is what has come of one request.
+// An anthropicAnswer is the state of one response.
 type anthropicAnswer struct {
 	ctx      context.Context // the chat's
-	usage    *openai.Usage   // nil if nobody counts
+	usage    *openai.Usage   // may be nil
 	tokens   openai.Tokens
-	streamed bool // there is a stream
-	begun    bool // text has come
-	whole    bool // the API has said that the answer is over
+	streamed bool // the response is a stream
+	begun    bool // text was received
+	complete bool // message_stop was received
 }
 
-// read returns the text in an event.
+// read records an event and returns its text.
 func (a *anthropicAnswer) read(event anthropic.MessageStreamEventUnion) (text string) {
 	switch event.Type {
 	case "message_start":
 		u := event.Message.Usage
 		a.count(anthropicPrompt(u.InputTokens, u.CacheReadInputTokens, u.CacheCreationInputTokens), u.OutputTokens)
 	case "content_block_start":
-		text = event.ContentBlock.Text // empty as a rule; of a thinking block, too
+		text = event.ContentBlock.Text // usually empty; a thinking block has none
 	case "content_block_delta":
-		text = event.Delta.Text // of a text_delta; others have none
+		text = event.Delta.Text // only a text_delta has one
 	case "message_delta":
 		a.count(a.tokens.Prompt, event.Usage.OutputTokens)
 		if a.usage != nil {
 			a.usage.Finish(anthropicFinish(event.Delta.StopReason))
 		}
 	case "message_stop":
-		a.whole = true
+		a.complete = true
 	}
 	a.begun = a.begun || text != ""
 	return text
 }
 
-// anthropicPrompt is the sum of the counts, or one that openai.Usage drops if one of
-// them is.
+// anthropicPrompt returns the sum of the counts. If one of them is impossible, it
+// returns -1, which openai.Usage ignores.
 func anthropicPrompt(counts ...int64) (sum int64) {
 	for _, n := range counts {
 		if n < 0 || n > 1<<40 {
@@ -240,7 +239,7 @@ func anthropicPrompt(counts ...int64) (sum int64) {
 	return sum
 }
 
-// count notes the tokens so far, so that whoever leaves is counted, too.
+// count reports the tokens so far, so that an incomplete answer has a count, too.
 func (a *anthropicAnswer) count(prompt, completion int64) {
 	a.tokens = openai.Tokens{Prompt: prompt, Completion: completion}
 	if a.usage != nil {
@@ -248,7 +247,7 @@ func (a *anthropicAnswer) count(prompt, completion int64) {
 	}
 }
 
-// anthropicFinish is the reason in the words of openai.Usage.
+// anthropicFinish translates the reason for openai.Usage.
 func anthropicFinish(reason anthropic.StopReason) string {
 	switch reason {
 	case anthropic.StopReasonEndTurn, anthropic.StopReasonStopSequence:
@@ -261,37 +260,38 @@ func anthropicFinish(reason anthropic.StopReason) string {
 	return string(reason)
 }
 
-// failed is the error for the chat's handler. err is nil if the stream just ended.
+// failed makes the error that Chat yields. err is nil if the stream ended without one.
 func (a *anthropicAnswer) failed(err error) error {
 	if cause := context.Cause(a.ctx); cause != nil {
 		return cause
 	}
-	if refused, ok := errors.AsType[*openai.Failure](err); ok {
-		return refused.Answer()
+	if f, ok := errors.AsType[*openai.Failure](err); ok {
+		return f.Answer()
 	}
 	f := &openai.Failure{Streamed: a.streamed, Begun: a.begun, Err: err}
 	if a.streamed {
 		f.Status = http.StatusOK
 	}
-	said, isSaid := errors.AsType[*anthropic.Error](err)
+	reported, isReported := errors.AsType[*anthropic.Error](err)
 	_, isNet := errors.AsType[net.Error](err)
 	switch {
 	case err == nil:
 		f.Err = errors.New("the stream ended before the answer did")
-	case isSaid:
-		f.Status = anthropicStatus(said)
-		f.RetryAfter = openai.RetryAfter(said.Response.Header)
-		f.TooLong = anthropicTooLong(said)
-		f.Err = fmt.Errorf("status %d, an error of type %.80q", said.StatusCode, said.Type())
+	case isReported:
+		f.Status = anthropicStatus(reported)
+		f.RetryAfter = openai.RetryAfter(reported.Response.Header)
+		f.TooLong = anthropicTooLong(reported)
+		f.Err = fmt.Errorf("status %d, an error of type %.80q", reported.StatusCode, reported.Type())
 	case a.streamed && !isNet && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, errAnthropicEvent):
-		f.Err = fmt.Errorf("the stream makes no sense: %T", err) // its text may quote the answer
+		f.Err = fmt.Errorf("the stream is invalid: %T", err) // the error's text may quote the answer
 	}
 	return f.Answer()
 }
 
-// anthropicStatus is the status of an error. One inside the stream has only a type.
-func anthropicStatus(said *anthropic.Error) int {
-	switch said.Type() {
+// anthropicStatus returns the status of an error. An error inside the stream has only a
+// type.
+func anthropicStatus(e *anthropic.Error) int {
+	switch e.Type() {
 	case "overloaded_error":
 		return 529
 	case "rate_limit_error":
@@ -299,11 +299,11 @@ func anthropicStatus(said *anthropic.Error) int {
 	case "timeout_error":
 		return http.StatusGatewayTimeout
 	}
-	return said.StatusCode
+	return e.StatusCode
 }
 
-func anthropicTooLong(said *anthropic.Error) bool {
-	words := said.RawJSON()
-	return said.StatusCode == http.StatusRequestEntityTooLarge ||
-		strings.Contains(words, "prompt is too long") || strings.Contains(words, "exceed context limit")
+func anthropicTooLong(e *anthropic.Error) bool {
+	text := e.RawJSON()
+	return e.StatusCode == http.StatusRequestEntityTooLarge ||
+		strings.Contains(text, "prompt is too long") || strings.Contains(text, "exceed context limit")
 }

@@ -8,11 +8,11 @@ import (
 	"example.com/botapi"
 )
 
-// ByModel has an engine for each Model that a bot can have; the one for "", if it
-// is there, is for all others.
+// ByModel has an engine for each Bot.Model. The engine for "", if there is one, serves
+// all other models.
 type ByModel map[string]botapi.ChatEngine
 
-// Chat answers with the engine of the bot's Model.
+// Chat calls the engine for the bot's Model.
 func (e ByModel) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	engine := e[req.Bot.Model]
 	if engine == nil {

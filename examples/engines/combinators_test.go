@@ -20,14 +20,14 @@ import (
 	"github.com/matryer/is"
 )
 
-// speaks is an engine by the body of its iterator.
+// speaks is an engine that is the body of its iterator.
 type speaks func(ctx context.Context, req *botapi.ChatRequest, yield func(string, error) bool)
 
 func (s speaks) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) { s(ctx, req, yield) }
 }
 
-// says yields fragments, and then the error if it is not nil.
+// says returns an engine that yields fragments and then, unless it is nil, err.
 func says(err error, fragments ...string) speaks {
 	return func(_ context.Context, _ *botapi.ChatRequest, yield func(string, error) bool) {
 		for _, fragment := range fragments {
@@ -41,12 +41,13 @@ func says(err error, fragments ...string) speaks {
 	}
 }
 
-// mustNotBeAsked is an engine that nobody may ask.
-func mustNotBeAsked(t *testing.T) speaks {
-	return func(context.Context, *botapi.ChatRequest, func(string, error) bool) { t.Error("it was asked") }
+// mustNotBeCalled returns an engine that fails the test when it is called.
+func mustNotBeCalled(t *testing.T) speaks {
+	return func(context.Context, *botapi.ChatRequest, func(string, error) bool) { t.Error("it was called") }
 }
 
-// stubborn goes on whatever it is told, as an engine may.
+// stubborn returns an engine that goes on after yield has returned false, and after an
+// error.
 func stubborn(err error, fragments ...string) speaks {
 	return func(_ context.Context, _ *botapi.ChatRequest, yield func(string, error) bool) {
 		for _, fragment := range fragments {
@@ -59,8 +60,8 @@ func stubborn(err error, fragments ...string) speaks {
 }
 
 var (
-	errBusy    = &botapi.StatusError{Status: 503, Detail: "Busy", RetryAfter: time.Second}
-	errRefused = &botapi.StatusError{Status: 403, Detail: "Not that"}
+	errBusy     = &botapi.StatusError{Status: 503, Detail: "Busy", RetryAfter: time.Second}
+	errRejected = &botapi.StatusError{Status: 403, Detail: "Not that"}
 )
 
 func TestFallback(t *testing.T) {
@@ -70,26 +71,26 @@ func TestFallback(t *testing.T) {
 		body    string
 		want    answer
 	}{
-		"the first can":              {Fallback{says(nil, "first"), mustNotBeAsked(t)}, oneBody, answer{200, "", `{"content":"first"}`, false}},
-		"the first says nothing":     {Fallback{says(nil), mustNotBeAsked(t)}, oneBody, answer{200, "", `{"content":""}`, false}},
-		"the first is busy":          {Fallback{says(errBusy), second}, oneBody, answer{200, "", `{"content":"second"}`, false}},
-		"the first fails, somehow":   {Fallback{says(errors.New("boom")), second}, oneBody, answer{200, "", `{"content":"second"}`, false}},
-		"two fail":                   {Fallback{says(errBusy), says(errBusy), second}, oneBody, answer{200, "", `{"content":"second"}`, false}},
+		"the first answers":          {Fallback{says(nil, "first"), mustNotBeCalled(t)}, noStream, answer{200, "", `{"content":"first"}`, false}},
+		"the first has no text":      {Fallback{says(nil), mustNotBeCalled(t)}, noStream, answer{200, "", `{"content":""}`, false}},
+		"the first is busy":          {Fallback{says(errBusy), second}, noStream, answer{200, "", `{"content":"second"}`, false}},
+		"the first fails":            {Fallback{says(errors.New("boom")), second}, noStream, answer{200, "", `{"content":"second"}`, false}},
+		"two fail":                   {Fallback{says(errBusy), says(errBusy), second}, noStream, answer{200, "", `{"content":"second"}`, false}},
 		"an empty fragment first":    {Fallback{says(errBusy, "", ""), second}, stream, answer{200, "", "data: {\"content\":\"second\"}\n\ndata: [DONE]", false}},
-		"all fail":                   {Fallback{says(errors.New("boom")), says(errBusy)}, oneBody, answer{503, "1", `{"detail":"Busy"}`, false}},
-		"all fail, the last somehow": {Fallback{says(errBusy), says(errors.New("boom"))}, oneBody, answer{500, "", `{"detail":"Internal Server Error"}`, false}},
-		"none":                       {nil, oneBody, answer{500, "", `{"detail":"Internal Server Error"}`, false}},
-		"a mistake of the client's":  {Fallback{says(errRefused), mustNotBeAsked(t)}, oneBody, answer{403, "", `{"detail":"Not that"}`, false}},
-		"another one":                {Fallback{says(&botapi.HTTPValidationError{}), mustNotBeAsked(t)}, oneBody, answer{422, "", `{"detail":[]}`, false}},
-		"no such bot":                {Fallback{says(botapi.ErrBotNotFound), mustNotBeAsked(t)}, oneBody, answer{404, "", `{"detail":"Bot not found"}`, false}},
-		"a key that is refused":      {Fallback{says(botapi.ErrInvalidKey), mustNotBeAsked(t)}, oneBody, answer{401, "", `{"detail":"Invalid API key"}`, false}},
-		"a forgotten status":         {Fallback{says(&botapi.StatusError{Detail: "?"}), second}, oneBody, answer{200, "", `{"content":"second"}`, false}},
-		"no iterator":                {Fallback{noIterator, second}, oneBody, answer{200, "", `{"content":"second"}`, false}},
-		"after the first text":       {Fallback{says(errBusy, "Once"), mustNotBeAsked(t)}, stream, answer{200, "", "data: {\"content\":\"Once\"}\n\nevent: error\ndata: {\"detail\":\"Busy\"}", true}},
-		"the first goes on and on":   {Fallback{stubborn(errBusy), second}, oneBody, answer{200, "", `{"content":"second"}`, false}},
-		"a guard's refusal":          {Fallback{Guard{says(nil, "secret"), Words, noSecrets}, mustNotBeAsked(t)}, oneBody, answer{403, "", `{"detail":"Not that"}`, false}},
-		"a guard's plain error":      {Fallback{Guard{says(nil, "secret"), Words, func(context.Context, string) error { return errors.New("no") }}, second}, oneBody, answer{200, "", `{"content":"second"}`, false}},
-		"one inside another":         {Fallback{Fallback{says(errBusy), says(errBusy)}, second}, oneBody, answer{200, "", `{"content":"second"}`, false}},
+		"all fail":                   {Fallback{says(errors.New("boom")), says(errBusy)}, noStream, answer{503, "1", `{"detail":"Busy"}`, false}},
+		"all fail, the last plainly": {Fallback{says(errBusy), says(errors.New("boom"))}, noStream, answer{500, "", `{"detail":"Internal Server Error"}`, false}},
+		"no engines":                 {nil, noStream, answer{500, "", `{"detail":"Internal Server Error"}`, false}},
+		"a 4xx":                      {Fallback{says(errRejected), mustNotBeCalled(t)}, noStream, answer{403, "", `{"detail":"Not that"}`, false}},
+		"a validation error":         {Fallback{says(&botapi.HTTPValidationError{}), mustNotBeCalled(t)}, noStream, answer{422, "", `{"detail":[]}`, false}},
+		"no such bot":                {Fallback{says(botapi.ErrBotNotFound), mustNotBeCalled(t)}, noStream, answer{404, "", `{"detail":"Bot not found"}`, false}},
+		"a rejected key":             {Fallback{says(botapi.ErrInvalidKey), mustNotBeCalled(t)}, noStream, answer{401, "", `{"detail":"Invalid API key"}`, false}},
+		"an invalid status":          {Fallback{says(&botapi.StatusError{Detail: "?"}), second}, noStream, answer{200, "", `{"content":"second"}`, false}},
+		"no iterator":                {Fallback{noIterator, second}, noStream, answer{200, "", `{"content":"second"}`, false}},
+		"after the first text":       {Fallback{says(errBusy, "Once"), mustNotBeCalled(t)}, stream, answer{200, "", "data: {\"content\":\"Once\"}\n\nevent: error\ndata: {\"detail\":\"Busy\"}", true}},
+		"the first does not stop":    {Fallback{stubborn(errBusy), second}, noStream, answer{200, "", `{"content":"second"}`, false}},
+		"a guard's 4xx":              {Fallback{Guard{says(nil, "secret"), Words, noSecrets}, mustNotBeCalled(t)}, noStream, answer{403, "", `{"detail":"Not that"}`, false}},
+		"a guard's plain error":      {Fallback{Guard{says(nil, "secret"), Words, func(context.Context, string) error { return errors.New("no") }}, second}, noStream, answer{200, "", `{"content":"second"}`, false}},
+		"one inside another":         {Fallback{Fallback{says(errBusy), says(errBusy)}, second}, noStream, answer{200, "", `{"content":"second"}`, false}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
@@ -102,11 +103,11 @@ func TestFallbackLogsEveryFailure(t *testing.T) {
 	is := is.New(t)
 	var log bytes.Buffer
 	s := serve(t, Fallback{says(errors.New("boom")), says(errors.New("bang"))}, logTo(&log))
-	s.chat(t, oneBody)
-	is.True(strings.Contains(log.String(), "bang (and before it: boom)"))
+	s.chat(t, noStream)
+	is.True(strings.Contains(log.String(), "bang (earlier: boom)"))
 }
 
-func TestFallbackGivesEachEngineTheSameRequest(t *testing.T) {
+func TestFallbackKeepsTheRequest(t *testing.T) {
 	is := is.New(t)
 	greedy := speaks(func(_ context.Context, req *botapi.ChatRequest, yield func(string, error) bool) {
 		req.Messages[0].Content = "changed"
@@ -121,7 +122,7 @@ func TestFallbackGivesEachEngineTheSameRequest(t *testing.T) {
 	is.Equal(got.body, `{"content":"Him11"}`)
 }
 
-func TestFallbackEndsTheFirstBeforeTheNext(t *testing.T) {
+func TestFallbackCancelsTheFirstBeforeTheNext(t *testing.T) {
 	is := is.New(t)
 	var first context.Context
 	failing := speaks(func(ctx context.Context, _ *botapi.ChatRequest, yield func(string, error) bool) {
@@ -131,10 +132,10 @@ func TestFallbackEndsTheFirstBeforeTheNext(t *testing.T) {
 	next := speaks(func(_ context.Context, _ *botapi.ChatRequest, yield func(string, error) bool) {
 		yield(fmt.Sprint(first.Err()), nil)
 	})
-	is.Equal(serve(t, Fallback{failing, next}).chat(t, oneBody).body, `{"content":"context canceled"}`)
+	is.Equal(serve(t, Fallback{failing, next}).chat(t, noStream).body, `{"content":"context canceled"}`)
 }
 
-// What the first has counted is not the second's.
+// The tokens of an engine that failed are not the next engine's.
 func TestFallbackForgetsTokens(t *testing.T) {
 	is := is.New(t)
 	counts := speaks(func(ctx context.Context, _ *botapi.ChatRequest, yield func(string, error) bool) {
@@ -143,43 +144,43 @@ func TestFallbackForgetsTokens(t *testing.T) {
 		yield("", errBusy)
 	})
 	s := serve(t, Fallback{counts, says(nil, "second")})
-	s.chat(t, oneBody)
+	s.chat(t, noStream)
 	is.Equal(<-s.reports, report{})
-	is.Equal(serve(t, Fallback{says(errBusy), counts}).chat(t, oneBody).status, 503)
+	is.Equal(serve(t, Fallback{says(errBusy), counts}).chat(t, noStream).status, 503)
 }
 
-func TestFallbackHandsAnAbortOn(t *testing.T) {
+func TestFallbackPassesAnAbortOn(t *testing.T) {
 	is := is.New(t)
-	_, errs := all(Fallback{says(http.ErrAbortHandler), mustNotBeAsked(t)}.Chat(t.Context(), new(botapi.ChatRequest)))
+	_, errs := all(Fallback{says(http.ErrAbortHandler), mustNotBeCalled(t)}.Chat(t.Context(), new(botapi.ChatRequest)))
 	is.Equal(errs, []error{http.ErrAbortHandler})
 }
 
-// tidy is an engine that cleans up when its context ends, and returns then.
-func tidy(err error, fragments ...string) speaks {
+// lingering returns an engine that returns only when its context is cancelled.
+func lingering(err error, fragments ...string) speaks {
 	return func(ctx context.Context, req *botapi.ChatRequest, yield func(string, error) bool) {
 		says(err, fragments...)(ctx, req, yield)
 		<-ctx.Done()
 	}
 }
 
-// What is over for a combinator is over for the engine in it, whoever asks.
-func TestWhatIsOverIsEnded(t *testing.T) {
+// A combinator cancels its engine when it needs no more from it.
+func TestCombinatorsCancelTheirEngine(t *testing.T) {
 	for name, c := range map[string]struct {
 		engine botapi.ChatEngine
 		errs   int
 	}{
-		"fallback":                 {Fallback{tidy(errBusy), says(nil, "second")}, 0},
-		"fallback, after its text": {Fallback{tidy(errBusy, "first"), says(nil, "second")}, 1},
-		"guard":                    {Guard{tidy(errBusy), Words, noSecrets}, 1},
-		"guard that refuses":       {Guard{tidy(nil, "secret "), Words, noSecrets}, 1},
-		"line":                     {NewLine(tidy(errBusy), LineOptions{}), 1},
-		"all":                      {Guard{Fallback{NewLine(tidy(errBusy), LineOptions{}), says(nil, "second")}, Words, noSecrets}, 0},
+		"fallback":                 {Fallback{lingering(errBusy), says(nil, "second")}, 0},
+		"fallback, after its text": {Fallback{lingering(errBusy, "first"), says(nil, "second")}, 1},
+		"guard":                    {Guard{lingering(errBusy), Words, noSecrets}, 1},
+		"guard that rejects":       {Guard{lingering(nil, "secret "), Words, noSecrets}, 1},
+		"line":                     {NewLine(lingering(errBusy), LineOptions{}), 1},
+		"all":                      {Guard{Fallback{NewLine(lingering(errBusy), LineOptions{}), says(nil, "second")}, Words, noSecrets}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				is := is.New(t)
-				ctx, giveUp := context.WithTimeout(t.Context(), time.Minute)
-				defer giveUp()
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
 				_, errs := all(c.engine.Chat(ctx, new(botapi.ChatRequest)))
 				is.Equal(len(errs), c.errs)
 				is.NoErr(ctx.Err())
@@ -199,52 +200,52 @@ func TestNoIteratorIsAFailure(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
 			s := serve(t, engine)
-			is.Equal(s.chat(t, oneBody).status, 500)
+			is.Equal(s.chat(t, noStream).status, 500)
 			is.True(strings.Contains((<-s.reports).err.Error(), "the engine returned no iterator"))
 		})
 	}
 }
 
-func TestFallbackForgetsWhoLeft(t *testing.T) {
+func TestFallbackEndsWithTheChat(t *testing.T) {
 	is := is.New(t)
-	ctx, leave := context.WithCancelCause(t.Context())
-	leaving := speaks(func(ctx context.Context, _ *botapi.ChatRequest, yield func(string, error) bool) {
-		leave(botapi.ErrClientLeft)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancelling := speaks(func(ctx context.Context, _ *botapi.ChatRequest, yield func(string, error) bool) {
+		cancel(botapi.ErrClientLeft)
 		yield("", context.Cause(ctx))
 	})
-	_, errs := all(Fallback{leaving, mustNotBeAsked(t)}.Chat(ctx, new(botapi.ChatRequest)))
+	_, errs := all(Fallback{cancelling, mustNotBeCalled(t)}.Chat(ctx, new(botapi.ChatRequest)))
 	is.Equal(len(errs), 1)
 	is.True(errors.Is(errs[0], botapi.ErrClientLeft))
 }
 
-// all collects what an engine yields.
-func all(answer iter.Seq2[string, error]) (pieces []string, errs []error) {
+// all collects what an engine yields, up to the first error.
+func all(answer iter.Seq2[string, error]) (fragments []string, errs []error) {
 	for text, err := range answer {
 		if err != nil {
-			return pieces, append(errs, err)
+			return fragments, append(errs, err)
 		}
-		pieces = append(pieces, text)
+		fragments = append(fragments, text)
 	}
-	return pieces, nil
+	return fragments, nil
 }
 
 func TestByModel(t *testing.T) {
 	is := is.New(t)
 	other := says(nil, "other")
-	is.Equal(serve(t, ByModel{"m1": says(nil, "m1"), "": other}).chat(t, oneBody).body, `{"content":"m1"}`)
-	is.Equal(serve(t, ByModel{"m2": says(nil, "m2"), "": other}).chat(t, oneBody).body, `{"content":"other"}`)
-	is.Equal(serve(t, ByModel{"m2": says(nil, "m2")}).chat(t, oneBody).status, 500)
+	is.Equal(serve(t, ByModel{"m1": says(nil, "m1"), "": other}).chat(t, noStream).body, `{"content":"m1"}`)
+	is.Equal(serve(t, ByModel{"m2": says(nil, "m2"), "": other}).chat(t, noStream).body, `{"content":"other"}`)
+	is.Equal(serve(t, ByModel{"m2": says(nil, "m2")}).chat(t, noStream).status, 500)
 }
 
-// noSecrets refuses one word.
+// noSecrets rejects one word.
 func noSecrets(_ context.Context, part string) error {
 	if strings.Contains(strings.ToLower(part), "secret") {
-		return errRefused
+		return errRejected
 	}
 	return nil
 }
 
-// A refused word never leaves, nor any piece of it, wherever it is cut.
+// No part of a rejected word is yielded, wherever its fragments are split.
 func TestGuardHoldsBack(t *testing.T) {
 	const said = "It is fine. The größte Secret! 3.14, yes. And 世界。more"
 	before := map[string]string{"words": "It is fine. The größte ", "sentences": "It is fine. "}
@@ -254,10 +255,10 @@ func TestGuardHoldsBack(t *testing.T) {
 			for i := range len(said) + 1 {
 				for j := i; j <= len(said); j++ {
 					g := Guard{Engine: says(nil, said[:i], said[i:j], said[j:]), Whole: whole, Check: noSecrets}
-					pieces, errs := all(g.Chat(t.Context(), nil))
+					fragments, errs := all(g.Chat(t.Context(), nil))
 					is.Equal(len(errs), 1)
-					is.Equal(errs[0], error(errRefused))
-					is.True(strings.HasPrefix(before[name], strings.Join(pieces, "")))
+					is.Equal(errs[0], error(errRejected))
+					is.True(strings.HasPrefix(before[name], strings.Join(fragments, "")))
 				}
 			}
 		})
@@ -273,9 +274,9 @@ func TestGuardChangesNothing(t *testing.T) {
 			for rest := said; rest != ""; rest = rest[min(size, len(rest)):] {
 				fragments = append(fragments, rest[:min(size, len(rest))])
 			}
-			pieces, errs := all(Guard{Engine: says(nil, fragments...), Whole: whole, Check: noSecrets}.Chat(t.Context(), nil))
+			yielded, errs := all(Guard{Engine: says(nil, fragments...), Whole: whole, Check: noSecrets}.Chat(t.Context(), nil))
 			is.Equal(len(errs), 0)
-			is.Equal(strings.Join(pieces, ""), said)
+			is.Equal(strings.Join(yielded, ""), said)
 		}
 	}
 }
@@ -286,12 +287,12 @@ func TestGuardAnswers(t *testing.T) {
 		body   string
 		want   answer
 	}{
-		"before anything has left": {says(nil, "sec", "ret", " things"), stream, answer{403, "", `{"detail":"Not that"}`, false}},
-		"after something has left": {says(nil, "A sec", "ret"), stream, answer{200, "", "data: {\"content\":\"A \"}\n\nevent: error\ndata: {\"detail\":\"Not that\"}", true}},
-		"in one body":              {says(nil, "A sec", "ret"), oneBody, answer{403, "", `{"detail":"Not that"}`, false}},
-		"an engine that fails":     {says(errBusy, "A sec"), stream, answer{200, "", "data: {\"content\":\"A \"}\n\nevent: error\ndata: {\"detail\":\"Busy\"}", true}},
-		"one that goes on":         {stubborn(errBusy, "secret ", "secret "), oneBody, answer{403, "", `{"detail":"Not that"}`, false}},
-		"one without white space":  {says(nil, strings.Repeat("x", 3<<10), strings.Repeat("x", 3<<10)), oneBody, answer{502, "", `{"detail":"The model failed"}`, false}},
+		"before the first text":   {says(nil, "sec", "ret", " things"), stream, answer{403, "", `{"detail":"Not that"}`, false}},
+		"after the first text":    {says(nil, "A sec", "ret"), stream, answer{200, "", "data: {\"content\":\"A \"}\n\nevent: error\ndata: {\"detail\":\"Not that\"}", true}},
+		"a JSON response":         {says(nil, "A sec", "ret"), noStream, answer{403, "", `{"detail":"Not that"}`, false}},
+		"an engine that fails":    {says(errBusy, "A sec"), stream, answer{200, "", "data: {\"content\":\"A \"}\n\nevent: error\ndata: {\"detail\":\"Busy\"}", true}},
+		"one that does not stop":  {stubborn(errBusy, "secret ", "secret "), noStream, answer{403, "", `{"detail":"Not that"}`, false}},
+		"one without white space": {says(nil, strings.Repeat("x", 3<<10), strings.Repeat("x", 3<<10)), noStream, answer{502, "", `{"detail":"The model failed"}`, false}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
@@ -300,9 +301,9 @@ func TestGuardAnswers(t *testing.T) {
 	}
 }
 
-func TestWhatIsWhole(t *testing.T) {
+func TestWordsAndSentences(t *testing.T) {
 	is := is.New(t)
-	for text, want := range map[string][2]string{ // in words, in sentences
+	for text, want := range map[string][2]string{ // the prefix for Words, and for Sentences
 		"":                      {"", ""},
 		"One":                   {"", ""},
 		"One. ":                 {"One. ", "One. "},
@@ -320,7 +321,7 @@ func TestWhatIsWhole(t *testing.T) {
 	}
 }
 
-// A refused answer ends the engine at once: its context is over.
+// When an answer is rejected, yield returns false to the engine.
 func TestGuardStopsTheEngine(t *testing.T) {
 	is := is.New(t)
 	stopped := false
@@ -331,7 +332,7 @@ func TestGuardStopsTheEngine(t *testing.T) {
 	is.True(stopped)
 }
 
-// A check that panics below an engine that recovers leaves no half of an answer for a whole.
+// If Check panics and the engine recovers, the answer ends with an error.
 func TestGuardWhoseCheckPanics(t *testing.T) {
 	is := is.New(t)
 	recovering := speaks(func(_ context.Context, _ *botapi.ChatRequest, yield func(string, error) bool) {
@@ -342,17 +343,17 @@ func TestGuardWhoseCheckPanics(t *testing.T) {
 			}()
 		}
 	})
-	pieces, errs := all(Guard{recovering, Words, func(_ context.Context, part string) error {
+	fragments, errs := all(Guard{recovering, Words, func(_ context.Context, part string) error {
 		if part == "secret " {
 			panic("a bug")
 		}
 		return nil
 	}}.Chat(t.Context(), nil))
-	is.Equal(pieces, []string{"one "})
+	is.Equal(fragments, []string{"one "})
 	is.Equal(len(errs), 1)
 }
 
-// Fragments of one byte are not copied with all that is held, each time.
+// A fragment does not cause a copy of all text that is held back.
 func TestGuardCopiesLittle(t *testing.T) {
 	is := is.New(t)
 	bytes := strings.Split(strings.Repeat("x", 4000), "")
@@ -362,37 +363,37 @@ func TestGuardCopiesLittle(t *testing.T) {
 	}
 }
 
-// A played chat is one whose client is in the test's bubble.
+// A played chat calls the handler without a server, so that synctest controls the time.
 type played struct {
 	*httptest.ResponseRecorder
-	leave context.CancelFunc
-	done  chan bool
+	disconnect context.CancelFunc
+	done       chan bool
 }
 
 func play(handler http.Handler) played {
-	ctx, leave := context.WithCancel(context.Background())
-	p := played{httptest.NewRecorder(), leave, make(chan bool)}
+	ctx, disconnect := context.WithCancel(context.Background())
+	p := played{httptest.NewRecorder(), disconnect, make(chan bool)}
 	go func() {
 		defer close(p.done)
 		defer func() {
-			if v := recover(); v != nil && v != http.ErrAbortHandler { // with which a handler cuts the connection
+			if v := recover(); v != nil && v != http.ErrAbortHandler { // which aborts the connection
 				panic(v)
 			}
 		}()
-		handler.ServeHTTP(p, request(ctx, "", oneBody))
+		handler.ServeHTTP(p, request(ctx, "", noStream))
 	}()
 	return p
 }
 
-// takes is an engine that takes its time, and counts.
-func takes(pause time.Duration, turns *atomic.Int32) speaks {
+// takes returns an engine that yields the number of its call after a pause.
+func takes(pause time.Duration, calls *atomic.Int32) speaks {
 	return func(ctx context.Context, _ *botapi.ChatRequest, yield func(string, error) bool) {
-		turn := turns.Add(1)
+		call := calls.Add(1)
 		select {
 		case <-ctx.Done():
 			yield("", context.Cause(ctx))
 		case <-time.After(pause):
-			yield(fmt.Sprint(turn), nil)
+			yield(fmt.Sprint(call), nil)
 		}
 	}
 }
@@ -400,36 +401,36 @@ func takes(pause time.Duration, turns *atomic.Int32) speaks {
 func TestLineIsFirstComeFirstServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		var turns atomic.Int32
-		handler := handlerOf(t, NewLine(takes(time.Minute, &turns), LineOptions{Waiting: 3}))
+		var calls atomic.Int32
+		handler := handlerOf(t, NewLine(takes(time.Minute, &calls), LineOptions{Waiting: 3}))
 		var chats []played
 		for range 4 {
 			chats = append(chats, play(handler))
 			synctest.Wait()
 		}
-		is.Equal(turns.Load(), int32(1)) // one at once
+		is.Equal(calls.Load(), int32(1)) // one at a time
 		one := play(handler)
 		<-one.done
 		is.Equal(one.Code, 503)
 		is.Equal(one.Header().Get("Retry-After"), "2")
 		is.Equal(one.Body.String(), `{"detail":"Too many chats are waiting"}`)
-		chats[2].leave() // from the middle of the line
+		chats[2].disconnect() // in the middle of the queue
 		<-chats[2].done
-		another := play(handler) // so there is room for one
+		another := play(handler) // there is room for one more
 		for i, c := range []played{chats[0], chats[1], chats[3], another} {
 			<-c.done
 			is.Equal(c.Body.String(), fmt.Sprintf(`{"content":"%d"}`, i+1))
 		}
-		is.Equal(turns.Load(), int32(4)) // who left was never served
+		is.Equal(calls.Load(), int32(4)) // not called for the client that disconnected
 	})
 }
 
-func TestLineServesSeveral(t *testing.T) {
+func TestLineRunsSeveral(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		var turns atomic.Int32
+		var calls atomic.Int32
 		began := time.Now()
-		handler := handlerOf(t, NewLine(takes(time.Minute, &turns), LineOptions{AtOnce: 2, Waiting: 2}))
+		handler := handlerOf(t, NewLine(takes(time.Minute, &calls), LineOptions{AtOnce: 2, Waiting: 2}))
 		chats := []played{play(handler), play(handler), play(handler), play(handler)}
 		for _, c := range chats {
 			<-c.done
@@ -439,17 +440,17 @@ func TestLineServesSeveral(t *testing.T) {
 	})
 }
 
-func TestWhoeverLeavesGivesTheTurnBack(t *testing.T) {
+func TestDisconnectFreesTheSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		var turns atomic.Int32
+		var calls atomic.Int32
 		began := time.Now()
-		handler := handlerOf(t, NewLine(takes(time.Minute, &turns), LineOptions{Waiting: 1}))
+		handler := handlerOf(t, NewLine(takes(time.Minute, &calls), LineOptions{Waiting: 1}))
 		first := play(handler)
 		synctest.Wait()
 		second := play(handler)
 		synctest.Wait()
-		first.leave()
+		first.disconnect()
 		<-second.done
 		<-first.done
 		is.Equal(second.Body.String(), `{"content":"2"}`)
@@ -457,16 +458,16 @@ func TestWhoeverLeavesGivesTheTurnBack(t *testing.T) {
 	})
 }
 
-// The line's clock runs while the engine has its turn, and starts again with each
-// fragment that has been taken. The wait in line is not on it.
-func TestLineHasItsOwnClock(t *testing.T) {
+// The Stall timer runs while the engine runs, and restarts with each fragment. It does not
+// count the wait in the queue.
+func TestLineStall(t *testing.T) {
 	for name, c := range map[string]struct {
 		stall time.Duration
 		want  string
 	}{
 		"fast enough": {61 * time.Second, `{"content":"abc"}`},
 		"too slow":    {59 * time.Second, `{"detail":"The answer took too long"}`},
-		"no clock":    {0, `{"content":"abc"}`},
+		"no limit":    {0, `{"content":"abc"}`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -494,7 +495,7 @@ func TestLineHasItsOwnClock(t *testing.T) {
 	}
 }
 
-// How long a fragment takes to be taken is not the engine's time; each next one is.
+// Stall does not count the time that yield takes.
 func TestLineCountsTheEngineOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
@@ -520,21 +521,22 @@ func TestLineCountsTheEngineOnly(t *testing.T) {
 	})
 }
 
-// An engine that ignores the end of its context is answered for when it comes back.
-func TestLineBehindADeafEngine(t *testing.T) {
+// If the engine ignores cancellation, the client gets the error when the engine returns or
+// yields.
+func TestLineWithoutCancellation(t *testing.T) {
 	for name, late := range map[string]speaks{
-		"that speaks at last": says(nil, "late"),
-		"that says nothing":   says(nil),
-		"that goes on and on": stubborn(errBusy, "late"),
+		"yields later":  says(nil, "late"),
+		"returns later": says(nil),
+		"does not stop": stubborn(errBusy, "late"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				is := is.New(t)
-				deaf := speaks(func(ctx context.Context, req *botapi.ChatRequest, yield func(string, error) bool) {
+				slow := speaks(func(ctx context.Context, req *botapi.ChatRequest, yield func(string, error) bool) {
 					time.Sleep(time.Minute)
 					late(ctx, req, yield)
 				})
-				one := play(handlerOf(t, NewLine(deaf, LineOptions{Stall: time.Second})))
+				one := play(handlerOf(t, NewLine(slow, LineOptions{Stall: time.Second})))
 				<-one.done
 				is.Equal(one.Code, 504)
 			})
@@ -542,8 +544,8 @@ func TestLineBehindADeafEngine(t *testing.T) {
 	}
 }
 
-// An engine that never comes back is answered for by botapi's own clocks, and keeps its turn.
-func TestChatTimeoutIsBehindTheLine(t *testing.T) {
+// An engine that never returns keeps its slot; ChatTimeout ends the chat.
+func TestChatTimeoutInALine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		free := make(chan bool)
@@ -554,7 +556,7 @@ func TestChatTimeoutIsBehindTheLine(t *testing.T) {
 		<-one.done
 		is.Equal(one.Code, 504)
 		is.True(time.Since(began) < 2*time.Minute)
-		is.True(!line.turn.TryAcquire(1))
+		is.True(!line.slots.TryAcquire(1))
 		close(free)
 	})
 }
@@ -568,11 +570,11 @@ func TestLineOptions(t *testing.T) {
 		o      LineOptions
 		want   string
 	}{
-		"no engine":   {nil, LineOptions{}, "line: there is no engine behind it"},
-		"at once":     {says(nil), LineOptions{AtOnce: -1}, "line: an option is below zero"},
-		"waiting":     {says(nil), LineOptions{Waiting: -1}, "line: an option is below zero"},
-		"retry after": {says(nil), LineOptions{RetryAfter: -1}, "line: an option is below zero"},
-		"stall":       {says(nil), LineOptions{Stall: -1}, "line: an option is below zero"},
+		"no engine":   {nil, LineOptions{}, "line: engine is nil"},
+		"at once":     {says(nil), LineOptions{AtOnce: -1}, "line: an option is negative"},
+		"waiting":     {says(nil), LineOptions{Waiting: -1}, "line: an option is negative"},
+		"retry after": {says(nil), LineOptions{RetryAfter: -1}, "line: an option is negative"},
+		"stall":       {says(nil), LineOptions{Stall: -1}, "line: an option is negative"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
@@ -582,12 +584,12 @@ func TestLineOptions(t *testing.T) {
 	}
 }
 
-// Who fails in line may be served elsewhere.
+// A chat that a full queue rejects goes to the next engine of a Fallback.
 func TestFullLineFallsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		var turns atomic.Int32
-		own := NewLine(takes(time.Minute, &turns), LineOptions{})
+		var calls atomic.Int32
+		own := NewLine(takes(time.Minute, &calls), LineOptions{})
 		handler := handlerOf(t, Fallback{own, says(nil, "hosted")})
 		first := play(handler)
 		synctest.Wait()

@@ -10,16 +10,15 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestEachFileStandsAlone compiles every file without the others: that is how they
-// are copied.
-func TestEachFileStandsAlone(t *testing.T) {
+// TestEachFileAlone vets every file without the others, since each may be copied alone.
+func TestEachFileAlone(t *testing.T) {
 	is := is.New(t)
 	files, err := filepath.Glob("*.go")
 	is.NoErr(err)
 	is.NoErr(os.MkdirAll("testdata", 0o755))
 	dir, err := os.MkdirTemp("testdata", "copies")
 	is.NoErr(err)
-	defer os.Remove("testdata") // if nothing else is in it
+	defer os.Remove("testdata") // only if it is empty
 	defer os.RemoveAll(dir)
 	copied := 0
 	for _, file := range files {
@@ -39,8 +38,8 @@ func TestEachFileStandsAlone(t *testing.T) {
 	for i := range folders {
 		folders[i] = "./" + folders[i]
 	}
-	said, err := exec.CommandContext(t.Context(), "go", append([]string{"vet"}, folders...)...).CombinedOutput()
+	output, err := exec.CommandContext(t.Context(), "go", append([]string{"vet"}, folders...)...).CombinedOutput()
 	if err != nil {
-		t.Fatalf("%s", said)
+		t.Fatalf("%s", output)
 	}
 }

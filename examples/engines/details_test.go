@@ -17,7 +17,7 @@ import (
 	"github.com/matryer/is"
 )
 
-// What only one of the engines has to do.
+// Tests of single engines.
 
 func TestAnthropicHasOneSystemPrompt(t *testing.T) {
 	is := is.New(t)
@@ -30,10 +30,10 @@ func TestAnthropicHasOneSystemPrompt(t *testing.T) {
 		{Role: botapi.RoleSystem, Content: "One."}, {Role: botapi.RoleSystem, Content: "Two."},
 		{Role: botapi.RoleUser, Content: "Hello"}, {Role: botapi.RoleUser, Content: "Hi"},
 	})
-	is.Equal(*asked.MaxTokens, int64(4096)) // the API wants one
+	is.Equal(*asked.MaxTokens, int64(4096)) // the API requires it
 }
 
-func TestAnthropicRefusesWhatTheAPIWould(t *testing.T) {
+func TestAnthropicValidation(t *testing.T) {
 	is := is.New(t)
 	r := startAnthropic(t, func(w Wire, _ Asked) { w.End() })
 	s := serve(t, r.engine)
@@ -44,9 +44,9 @@ func TestAnthropicRefusesWhatTheAPIWould(t *testing.T) {
 	is.Equal(len(r.requests()), 0)
 }
 
-// An error may come in the stream, before any text: its type is its status.
-func TestAnthropicErrorsInPlaceOfText(t *testing.T) {
-	for kind, status := range map[Failing]int{busy: 503, overloaded: 503, tooLong: 422, keyRefused: 502, broken: 502} {
+// An error in the stream, before any text, has only a type.
+func TestAnthropicErrorsBeforeText(t *testing.T) {
+	for kind, status := range map[Failing]int{busy: 503, overloaded: 503, tooLong: 422, keyRejected: 502, internalError: 502} {
 		t.Run(string(kind), func(t *testing.T) {
 			is := is.New(t)
 			r := startAnthropic(t, func(w Wire, _ Asked) { w.Think("Hm."); w.Fail(kind) })
@@ -55,21 +55,21 @@ func TestAnthropicErrorsInPlaceOfText(t *testing.T) {
 	}
 }
 
-func TestAnthropicCountsThatMakeNoSense(t *testing.T) {
+func TestAnthropicImpossibleCounts(t *testing.T) {
 	for _, counts := range []string{
 		`"input_tokens":9223372036854775807,"cache_read_input_tokens":9223372036854775807,"cache_creation_input_tokens":9`,
 		`"input_tokens":-1,"cache_read_input_tokens":9`,
 	} {
 		is := is.New(t)
 		r := startAnthropic(t, func(w Wire, _ Asked) {
-			w.(*anthropicWire).block = "none" // it makes the beginning itself
+			w.(*anthropicWire).block = "none" // no message_start of its own
 			w.(*anthropicWire).w.Header().Set("Content-Type", "text/event-stream")
 			w.(*anthropicWire).event("message_start", `,"message":{"usage":{`+counts+`,"output_tokens":1}}`)
 			w.(*anthropicWire).event("message_delta", `,"delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":3}`)
 			w.(*anthropicWire).event("message_stop", "")
 		})
 		s := serve(t, r.engine)
-		is.True(s.chat(t, stream).whole())
+		is.True(s.chat(t, stream).complete())
 		is.Equal(<-s.reports, report{finish: "stop"})
 	}
 }
@@ -87,15 +87,15 @@ func TestAnthropicFinishReasons(t *testing.T) {
 				w.(*anthropicWire).event("message_stop", "")
 			})
 			s := serve(t, r.engine)
-			is.True(s.chat(t, stream).whole())
+			is.True(s.chat(t, stream).complete())
 			is.Equal((<-s.reports).finish, want)
 		})
 	}
 }
 
-// A redirect would take the key to somebody else.
+// A redirect would send the key to another server.
 func TestRedirectsAreNotFollowed(t *testing.T) {
-	elsewhere := serveHTTP(t, func(http.ResponseWriter, *http.Request) { t.Error("it was followed") })
+	elsewhere := serveHTTP(t, func(http.ResponseWriter, *http.Request) { t.Error("the redirect was followed") })
 	for _, status := range []int{301, 307, 308} {
 		is := is.New(t)
 		url := serveHTTP(t, func(w http.ResponseWriter, r *http.Request) {
@@ -106,16 +106,16 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	}
 }
 
-// What is no runtime's answer is none, and an error without an end is read no further.
-func TestStrangersAnswer(t *testing.T) {
+// A response that is not a runtime's is an error, and an error is read only up to a limit.
+func TestForeignResponses(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer http.HandlerFunc
 		status int
 	}{
-		"a page":        {func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "<html>Welcome!</html>") }, 502},
-		"nothing":       {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) }, 502},
+		"an HTML page":  {func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "<html>Welcome!</html>") }, 502},
+		"no content":    {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) }, 502},
 		"an empty body": {func(http.ResponseWriter, *http.Request) {}, 502},
-		"a router's page": {func(w http.ResponseWriter, _ *http.Request) {
+		"a proxy's error": {func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, "<html>Bad Gateway</html>", http.StatusBadGateway)
 		}, 503},
 		"an endless error": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500); endless(w) }, 502},
@@ -129,13 +129,14 @@ func TestStrangersAnswer(t *testing.T) {
 	}
 }
 
-// roundTrip is a transport by its function.
+// roundTrip is a transport that is a function.
 type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// An error whose body never ends is waited for 5 seconds; then another engine may be asked.
-func TestErrorThatNeverEnds(t *testing.T) {
+// The engine waits at most 5 seconds for the body of an error. Then a Fallback can call the
+// next engine.
+func TestErrorWithoutAnEnd(t *testing.T) {
 	for name, engine := range map[string]func(*testing.T, http.RoundTripper) botapi.ChatEngine{
 		"anthropic": func(_ *testing.T, transport http.RoundTripper) botapi.ChatEngine {
 			return NewAnthropic(AnthropicConfig{BaseURL: "http://runtime", Key: "sk-1", Transport: transport})
@@ -154,8 +155,8 @@ func TestErrorThatNeverEnds(t *testing.T) {
 					context.AfterFunc(r.Context(), func() { write.CloseWithError(r.Context().Err()) })
 					return &http.Response{StatusCode: 429, Header: http.Header{"Retry-After": {"9"}}, Body: read, Request: r}, nil
 				}))
-				ctx, giveUp := context.WithTimeout(t.Context(), time.Minute)
-				defer giveUp()
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
 				req := &botapi.ChatRequest{Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: "Hi"}}}
 				_, errs := all(unending.Chat(ctx, req))
 				is.Equal(len(errs), 1)
@@ -163,19 +164,19 @@ func TestErrorThatNeverEnds(t *testing.T) {
 				is.True(ok)
 				is.Equal(answer.Status, 503)
 				is.Equal(answer.RetryAfter, 9*time.Second)
-				pieces, _ := all(Fallback{unending, says(nil, "second")}.Chat(ctx, req))
-				is.Equal(pieces, []string{"second"})
+				fragments, _ := all(Fallback{unending, says(nil, "second")}.Chat(ctx, req))
+				is.Equal(fragments, []string{"second"})
 			})
 		})
 	}
 }
 
-// Many short lines can be one event, too.
+// One event can have many short lines.
 func TestAnthropicEventWithoutEnd(t *testing.T) {
 	for name, line := range map[string]string{
 		"data":           "data: " + strings.Repeat("x", 64<<10) + "\n",
-		"carriages":      "data: " + strings.Repeat("x", 64<<10) + "\n\r\r\n",
-		"nothing at all": strings.Repeat("x", 64<<10),
+		"CR and LF":      "data: " + strings.Repeat("x", 64<<10) + "\n\r\r\n",
+		"no line breaks": strings.Repeat("x", 64<<10),
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
@@ -185,8 +186,8 @@ func TestAnthropicEventWithoutEnd(t *testing.T) {
 				w.Header().Set("Content-Type", "text/event-stream")
 				n := 0
 				for n < all {
-					some, err := io.WriteString(w, line)
-					if n += some; err != nil {
+					written, err := io.WriteString(w, line)
+					if n += written; err != nil {
 						break
 					}
 				}
@@ -200,8 +201,8 @@ func TestAnthropicEventWithoutEnd(t *testing.T) {
 	}
 }
 
-// A whole answer of Anthropic's is one with its status and its type only.
-func TestAnthropicAnswersThatAreNone(t *testing.T) {
+// Only a response with the status 200 and the type of an event stream is an answer.
+func TestAnthropicStatusAndType(t *testing.T) {
 	for name, c := range map[string]struct {
 		status int
 		kind   string
@@ -234,26 +235,26 @@ func endless(w io.Writer) {
 	}
 }
 
-// What comes behind the end mark is no part of the answer, and not waited for.
-func TestNothingFollowsTheEnd(t *testing.T) {
+// What follows the end mark is not part of the answer, and the engine does not wait for it.
+func TestAfterTheEndMark(t *testing.T) {
 	for _, start := range []func(*testing.T, func(Wire, Asked)) *Runtime{startAnthropic, startOllama} {
 		for _, more := range []string{"", " and more"} {
 			is := is.New(t)
 			r := start(t, func(w Wire, a Asked) {
-				w.Text("whole")
+				w.Text("complete")
 				w.End()
 				if more != "" {
 					w.Text(more)
 				}
 				<-a.Ctx.Done()
 			})
-			is.Equal(serve(t, r.engine).chat(t, oneBody).body, `{"content":"whole"}`)
+			is.Equal(serve(t, r.engine).chat(t, noStream).body, `{"content":"complete"}`)
 		}
 	}
 }
 
-// An event that is no JSON breaks the answer, and is not logged.
-func TestAnthropicEventsThatMakeNoSense(t *testing.T) {
+// An event that is not JSON ends the answer, and is not logged.
+func TestAnthropicInvalidEvents(t *testing.T) {
 	is := is.New(t)
 	r := startAnthropic(t, func(w Wire, _ Asked) {
 		w.Text("Once")
@@ -261,13 +262,13 @@ func TestAnthropicEventsThatMakeNoSense(t *testing.T) {
 		w.End()
 	})
 	s := serve(t, r.engine)
-	is.Equal(s.chat(t, oneBody), answer{502, "", `{"detail":"The model's answer broke off"}`, false})
-	said := (<-s.reports).err.Error()
-	is.True(strings.Contains(said, "the stream makes no sense"))
-	is.True(!strings.Contains(said, "SECRET"))
+	is.Equal(s.chat(t, noStream), answer{502, "", `{"detail":"The model's answer broke off"}`, false})
+	text := (<-s.reports).err.Error()
+	is.True(strings.Contains(text, "the stream is invalid"))
+	is.True(!strings.Contains(text, "SECRET"))
 }
 
-func TestConnectionIsUsedAgain(t *testing.T) {
+func TestConnectionIsReused(t *testing.T) {
 	for name, answer := range map[string]func(http.ResponseWriter){
 		"anthropic": func(w http.ResponseWriter) { (&anthropicWire{w: w}).End() },
 		"ollama":    func(w http.ResponseWriter) { (&ollamaWire{w: w}).End() },
@@ -278,27 +279,27 @@ func TestConnectionIsUsedAgain(t *testing.T) {
 			url := serveHTTP(t, func(w http.ResponseWriter, r *http.Request) {
 				peers <- r.RemoteAddr
 				answer(w)
-				time.Sleep(20 * time.Millisecond) // its body ends a moment after its answer
+				time.Sleep(20 * time.Millisecond) // the body ends a moment after the end mark
 			})
 			var engine botapi.ChatEngine = NewAnthropic(AnthropicConfig{BaseURL: url, Key: "sk-1"})
 			if name == "ollama" {
 				engine = newOllama(t, url)
 			}
 			s := serve(t, engine)
-			s.chat(t, oneBody)
-			s.chat(t, oneBody)
+			s.chat(t, noStream)
+			s.chat(t, noStream)
 			is.Equal(<-peers, <-peers)
 		})
 	}
 }
 
-func TestOllamaErrorsInPlaceOfText(t *testing.T) {
+func TestOllamaErrorsBeforeText(t *testing.T) {
 	is := is.New(t)
 	r := startOllama(t, func(w Wire, _ Asked) { w.Think("Hm."); w.Fail(tooLong) })
 	is.Equal(serve(t, r.engine).chat(t, stream).status, 422)
 }
 
-func TestOllamaAddressThatMakesNoSense(t *testing.T) {
+func TestOllamaInvalidBaseURL(t *testing.T) {
 	is := is.New(t)
 	for _, address := range []string{"", "localhost", "localhost:11434"} {
 		_, err := NewOllama(OllamaConfig{BaseURL: address})
@@ -306,7 +307,7 @@ func TestOllamaAddressThatMakesNoSense(t *testing.T) {
 	}
 }
 
-// The service is told how long the chat may take, and its own deadline is not the chat's.
+// The call has the chat's deadline, or none if the chat has none.
 func TestGRPCCarriesTheDeadline(t *testing.T) {
 	is := is.New(t)
 	deadlines := make(chan time.Time, 2)
@@ -316,11 +317,11 @@ func TestGRPCCarriesTheDeadline(t *testing.T) {
 		w.End()
 	})
 	before := time.Now()
-	serve(t, r.engine, func(o *botapi.Options) { o.ChatTimeout = time.Hour }).chat(t, oneBody)
+	serve(t, r.engine, func(o *botapi.Options) { o.ChatTimeout = time.Hour }).chat(t, noStream)
 	deadline := <-deadlines
 	is.True(deadline.After(before) && !deadline.After(time.Now().Add(time.Hour)))
 
-	serve(t, r.engine, func(o *botapi.Options) { o.ChatTimeout = -1 }).chat(t, oneBody)
+	serve(t, r.engine, func(o *botapi.Options) { o.ChatTimeout = -1 }).chat(t, noStream)
 	is.True((<-deadlines).IsZero())
 }
 
@@ -328,7 +329,7 @@ func TestGRPCDeadlineEndsTheChat(t *testing.T) {
 	is := is.New(t)
 	r := startGRPC(t, func(w Wire, a Asked) { <-a.Ctx.Done() })
 	s := serve(t, r.engine, func(o *botapi.Options) { o.ChatTimeout = 100 * time.Millisecond })
-	is.Equal(s.chat(t, oneBody), answer{504, "", `{"detail":"The answer took too long"}`, false})
+	is.Equal(s.chat(t, noStream), answer{504, "", `{"detail":"The answer took too long"}`, false})
 	is.True(errors.Is((<-s.reports).err, botapi.ErrChatTimeout))
 }
 
@@ -361,11 +362,11 @@ func TestLocalIsFreeAfterAPanic(t *testing.T) {
 	is := is.New(t)
 	s := serve(t, NewLocal(new(panicModel)))
 	for _, status := range []int{500, 200, 500, 200} {
-		is.Equal(s.chat(t, oneBody).status, status)
+		is.Equal(s.chat(t, noStream).status, status)
 	}
 }
 
-// A countingModel counts how often it is begun with.
+// A countingModel counts the calls of Begin.
 type countingModel struct{ begun int }
 
 func (c *countingModel) Begin(context.Context, []botapi.ChatMessage, openai.Settings) (int64, error) {
@@ -375,11 +376,11 @@ func (c *countingModel) Begin(context.Context, []botapi.ChatMessage, openai.Sett
 
 func (c *countingModel) Next() ([]byte, error) { return nil, io.EOF }
 
-// Whoever has left is not begun with, even if it is his turn.
-func TestLocalLooksBeforeItBegins(t *testing.T) {
+// A chat that has been cancelled is not begun, even if the model is free.
+func TestLocalChecksTheContextFirst(t *testing.T) {
 	is := is.New(t)
-	ctx, leave := context.WithCancelCause(t.Context())
-	leave(botapi.ErrClientLeft)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(botapi.ErrClientLeft)
 	model := new(countingModel)
 	engine := NewLocal(model)
 	for range 100 {
@@ -389,42 +390,42 @@ func TestLocalLooksBeforeItBegins(t *testing.T) {
 	is.Equal(model.begun, 0)
 }
 
-// A deafModel knows no context: a token takes it a minute.
-type deafModel struct{ begun int }
+// A slowModel ignores cancellation and takes a minute for each token.
+type slowModel struct{ begun int }
 
-func (d *deafModel) Begin(context.Context, []botapi.ChatMessage, openai.Settings) (int64, error) {
-	d.begun++
+func (m *slowModel) Begin(context.Context, []botapi.ChatMessage, openai.Settings) (int64, error) {
+	m.begun++
 	time.Sleep(time.Minute)
 	return 1, nil
 }
 
-func (d *deafModel) Next() ([]byte, error) { time.Sleep(time.Minute); return []byte("la"), nil }
+func (m *slowModel) Next() ([]byte, error) { time.Sleep(time.Minute); return []byte("la"), nil }
 
-// Whoever leaves while the prompt is read is noticed before the first token; whoever
-// leaves while he waits is never begun with.
-func TestLocalStopsADeafModel(t *testing.T) {
+// Cancelling a chat during Begin ends it before its first token. Cancelling a chat that
+// waits ends it immediately, and Begin is not called for it.
+func TestLocalWithoutCancellation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		model := new(deafModel)
+		model := new(slowModel)
 		engine := NewLocal(model)
 		began := time.Now()
-		ask := func() (leave context.CancelFunc, gone chan error) {
-			ctx, leave := context.WithCancel(context.Background())
-			gone = make(chan error, 1)
+		ask := func() (cancel context.CancelFunc, ended chan error) {
+			ctx, cancel := context.WithCancel(context.Background())
+			ended = make(chan error, 1)
 			go func() {
 				_, errs := all(engine.Chat(ctx, &botapi.ChatRequest{Extra: map[string]json.RawMessage{}}))
-				gone <- errs[0]
+				ended <- errs[0]
 			}()
 			synctest.Wait()
-			return leave, gone
+			return cancel, ended
 		}
-		leave, gone := ask()
-		leaveToo, goneToo := ask()
-		leaveToo()
-		is.Equal(<-goneToo, context.Canceled)
+		cancel, ended := ask()
+		cancelWaiting, endedWaiting := ask()
+		cancelWaiting()
+		is.Equal(<-endedWaiting, context.Canceled)
 		is.Equal(time.Since(began), time.Duration(0))
-		leave()
-		is.Equal(<-gone, context.Canceled)
+		cancel()
+		is.Equal(<-ended, context.Canceled)
 		is.Equal(time.Since(began), time.Minute)
 		is.Equal(model.begun, 1)
 	})

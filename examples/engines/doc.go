@@ -1,5 +1,5 @@
-// Package engines shows the ways other than OpenAI's protocol in which Go programs
-// reach a model, and engines that stand around engines. Each file is made to be
-// copied by itself: it needs botapi, botapi/examples/openai for the mapping of
-// failures, the settings and the tokens, and the client library that it is about.
+// Package engines has engines for models that are not reached by OpenAI's protocol,
+// and engines that wrap other engines. Copy the file that you need. Besides botapi and
+// its client library, it needs botapi/examples/openai for the mapping of failures, the
+// settings and the token counts.
 package engines

@@ -18,34 +18,34 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestEngines holds every engine to every promise.
+// TestEngines tests every guarantee with every engine.
 func TestEngines(t *testing.T) {
 	for _, row := range []struct {
-		promise string
-		test    func(*testing.T, column)
+		guarantee string
+		test      func(*testing.T, column)
 	}{
-		{"the answer is the text, whole, without what the model thought", answersWhole},
-		{"nothing but an end is the empty answer", answersNothing},
-		{"the system prompt, the roles, the model and the request id are handed on", handsOn},
-		{"temperature, max_tokens and stop are handed on, what is not offered is not", handsExtraOn},
-		{"Extra that makes no sense is a 422, and nobody is bothered", refusesExtra},
-		{"text passes as it comes", passesAsItComes},
-		{"whoever leaves stops the model", stopsWhenLeft},
-		{"failures are mapped, are asked for once, and quote nothing", mapsFailures},
-		{"a runtime that is not there is a 503", isNotThere},
-		{"an answer that breaks is never whole", breaks},
-		{"characters that are cut in two", cutCharacters},
+		{"the answer is the complete text without thinking", answersCompletely},
+		{"an answer without text is empty", answersNothing},
+		{"the system prompt, the roles, the model and the request id are passed on", passesRequestOn},
+		{"temperature, max_tokens and stop are passed on, other fields are not", passesExtraOn},
+		{"invalid Extra is a 422, and the runtime is not called", rejectsExtra},
+		{"fragments pass immediately", passesFragments},
+		{"a disconnect stops the model", stopsOnDisconnect},
+		{"failures are mapped, not retried, and not quoted", mapsFailures},
+		{"an unreachable runtime is a 503", isUnreachable},
+		{"a failed answer is never complete", failsMidway},
+		{"characters that are split", splitCharacters},
 		{"tokens are counted", counts},
-		{"tokens of those who leave", countsLeavers},
-		{"chats at once do not mix", doesNotMix},
+		{"tokens of a chat whose client disconnects", countsDisconnected},
+		{"concurrent chats do not mix", doesNotMix},
 	} {
 		for _, c := range columns {
-			t.Run(row.promise+"/"+c.name, func(t *testing.T) { row.test(t, c) })
+			t.Run(row.guarantee+"/"+c.name, func(t *testing.T) { row.test(t, c) })
 		}
 	}
 }
 
-func answersWhole(t *testing.T, c column) {
+func answersCompletely(t *testing.T, c column) {
 	is := is.New(t)
 	r := c.start(t, func(w Wire, _ Asked) {
 		w.Think("Hm. ")
@@ -57,9 +57,9 @@ func answersWhole(t *testing.T, c column) {
 		w.End()
 	})
 	s := serve(t, r.engine)
-	for _, body := range []string{stream, oneBody} {
+	for _, body := range []string{stream, noStream} {
 		got := s.chat(t, body)
-		is.True(got.whole())
+		is.True(got.complete())
 		is.Equal(runtimetest.Text(t, got.body), "Grüße, 世界 \"\\\n👋🏽")
 		is.Equal(strings.HasSuffix(got.body, "data: [DONE]"), body == stream)
 		is.NoErr((<-s.reports).err)
@@ -69,12 +69,12 @@ func answersWhole(t *testing.T, c column) {
 func answersNothing(t *testing.T, c column) {
 	is := is.New(t)
 	r := c.start(t, func(w Wire, _ Asked) { w.End() })
-	got := serve(t, r.engine).chat(t, oneBody)
+	got := serve(t, r.engine).chat(t, noStream)
 	is.Equal(got.status, 200)
 	is.Equal(got.body, `{"content":""}`)
 }
 
-func handsOn(t *testing.T, c column) {
+func passesRequestOn(t *testing.T, c column) {
 	is := is.New(t)
 	r := c.start(t, func(w Wire, _ Asked) { w.End() })
 	got := serve(t, r.engine).chat(t, `{"bot_slug":"helper","stream":false,"user_id":"someone@example.com","prompt":"Hi","messages":[
@@ -92,7 +92,7 @@ func handsOn(t *testing.T, c column) {
 	is.True(!strings.Contains(asked.Body, "someone@example.com"))
 }
 
-func handsExtraOn(t *testing.T, c column) {
+func passesExtraOn(t *testing.T, c column) {
 	is := is.New(t)
 	r := c.start(t, func(w Wire, _ Asked) { w.End() })
 	got := serve(t, r.engine).chat(t, `{"bot_slug":"helper","stream":false,"prompt":"Hi","temperature":0,"max_tokens":5,"stop":"END",
@@ -108,7 +108,7 @@ func handsExtraOn(t *testing.T, c column) {
 	}
 }
 
-func refusesExtra(t *testing.T, c column) {
+func rejectsExtra(t *testing.T, c column) {
 	is := is.New(t)
 	r := c.start(t, func(w Wire, _ Asked) { w.End() })
 	got := serve(t, r.engine).chat(t, `{"bot_slug":"helper","stream":true,"prompt":"Hi","temperature":3,"max_tokens":"x"}`)
@@ -118,7 +118,7 @@ func refusesExtra(t *testing.T, c column) {
 	is.Equal(len(r.requests()), 0)
 }
 
-func passesAsItComes(t *testing.T, c column) {
+func passesFragments(t *testing.T, c column) {
 	is := is.New(t)
 	next := make(chan string, 1)
 	r := c.start(t, func(w Wire, _ Asked) {
@@ -137,13 +137,13 @@ func passesAsItComes(t *testing.T, c column) {
 		is.True(lines.Scan())
 		is.Equal(lines.Text(), `data: {"content":"fragment "}`)
 		is.True(lines.Scan())
-		next <- "fragment " // only now that the client has read the one before
+		next <- "fragment " // the client has read the one before
 	}
 }
 
-func stopsWhenLeft(t *testing.T, c column) {
+func stopsOnDisconnect(t *testing.T, c column) {
 	for _, begun := range []bool{false, true} {
-		for _, body := range []string{stream, oneBody} {
+		for _, body := range []string{stream, noStream} {
 			t.Run(fmt.Sprintf("begun=%v/stream=%v", begun, body == stream), func(t *testing.T) {
 				is := is.New(t)
 				asked, stopped := make(chan bool), make(chan bool)
@@ -156,19 +156,19 @@ func stopsWhenLeft(t *testing.T, c column) {
 					close(stopped)
 				})
 				s := serve(t, r.engine)
-				ctx, leave := context.WithCancel(t.Context())
-				gone := make(chan bool)
+				ctx, disconnect := context.WithCancel(t.Context())
+				disconnected := make(chan bool)
 				go func() {
-					defer close(gone)
+					defer close(disconnected)
 					if response, err := http.DefaultClient.Do(request(ctx, s.url, body)); err == nil {
 						io.Copy(io.Discard, response.Body)
 						response.Body.Close()
 					}
 				}()
 				<-asked
-				leave()
+				disconnect()
 				<-stopped
-				<-gone
+				<-disconnected
 				is.True(errors.Is((<-s.reports).err, botapi.ErrClientLeft))
 			})
 		}
@@ -183,86 +183,86 @@ func mapsFailures(t *testing.T, c column) {
 		long        = `{"detail":[{"loc":["body","messages"],"msg":"the conversation is too long for the model","type":"value_error.messages.too_long"}]}`
 	)
 	for kind, want := range map[Failing]answer{
-		busy:       {503, "17", unavailable, false},
-		overloaded: {503, "2", unavailable, false},
-		tooLong:    {422, "", long, false},
-		keyRefused: {502, "", failed, false},
-		nonsense:   {502, "", notAccepted, false},
-		broken:     {502, "", failed, false},
+		busy:           {503, "17", unavailable, false},
+		overloaded:     {503, "2", unavailable, false},
+		tooLong:        {422, "", long, false},
+		keyRejected:    {502, "", failed, false},
+		invalidRequest: {502, "", notAccepted, false},
+		internalError:  {502, "", failed, false},
 	} {
 		if c.lacks[kind] {
 			continue
 		}
 		t.Run(string(kind), func(t *testing.T) {
-			for _, body := range []string{stream, oneBody} {
+			for _, body := range []string{stream, noStream} {
 				is := is.New(t)
 				var log bytes.Buffer
 				r := c.start(t, func(w Wire, _ Asked) { w.Fail(kind) })
 				s := serve(t, r.engine, logTo(&log))
 				is.Equal(s.chat(t, body), want)
-				_, told := errors.AsType[*openai.Failure]((<-s.reports).err)
-				is.True(told)
-				is.Equal(len(r.requests()), 1) // nobody asks again behind the client's back
+				_, ok := errors.AsType[*openai.Failure]((<-s.reports).err)
+				is.True(ok)
+				is.Equal(len(r.requests()), 1) // no retries
 				is.True(!strings.Contains(log.String(), "SECRET"))
 			}
 		})
 	}
 }
 
-func isNotThere(t *testing.T, c column) {
-	if c.gone == nil {
-		t.Skip("it is in this process")
+func isUnreachable(t *testing.T, c column) {
+	if c.unreachable == nil {
+		t.Skip("the model is in this process")
 	}
 	is := is.New(t)
-	got := serve(t, c.gone(t)).chat(t, stream)
+	got := serve(t, c.unreachable(t)).chat(t, stream)
 	is.Equal(got, answer{503, "2", `{"detail":"The model is unavailable for the moment"}`, false})
 }
 
-func breaks(t *testing.T, c column) {
-	for name, breaks := range map[string]func(Wire){
-		"an error inside":             func(w Wire) { w.Fail(broken) },
-		"an error of being busy":      func(w Wire) { w.Fail(overloaded) },
-		"the connection breaks":       func(w Wire) { w.Cut() },
-		"it ends without being whole": func(Wire) {},
+func failsMidway(t *testing.T, c column) {
+	for name, fail := range map[string]func(Wire){
+		"an error in the stream":    func(w Wire) { w.Fail(internalError) },
+		"an overload in the stream": func(w Wire) { w.Fail(overloaded) },
+		"the connection is aborted": func(w Wire) { w.Abort() },
+		"no end mark":               func(Wire) {},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // a stream that breaks is cut after a pause
+			t.Parallel() // a stream is aborted after a pause
 			is := is.New(t)
-			r := c.start(t, func(w Wire, _ Asked) { w.Text("Once upon "); breaks(w) })
+			r := c.start(t, func(w Wire, _ Asked) { w.Text("Once upon "); fail(w) })
 			var log bytes.Buffer
 			s := serve(t, r.engine, logTo(&log))
 			got := s.chat(t, stream)
-			is.True(got.cut)
+			is.True(got.aborted)
 			is.Equal(got.body, "data: {\"content\":\"Once upon \"}\n\n"+
 				"event: error\ndata: {\"detail\":\"The model's answer broke off\"}")
-			got = s.chat(t, oneBody)
+			got = s.chat(t, noStream)
 			is.Equal(got, answer{502, "", `{"detail":"The model's answer broke off"}`, false})
 			is.True((<-s.reports).err != nil)
 			is.True((<-s.reports).err != nil)
 			is.True(!strings.Contains(log.String(), "SECRET"))
 
-			r = c.start(t, func(w Wire, _ Asked) { w.Think("Hm. "); breaks(w) })
-			got = serve(t, r.engine).chat(t, oneBody)
-			is.True(got.status == 502 || got.status == 503) // before any text, it depends on what the protocol says
+			r = c.start(t, func(w Wire, _ Asked) { w.Think("Hm. "); fail(w) })
+			got = serve(t, r.engine).chat(t, noStream)
+			is.True(got.status == 502 || got.status == 503) // which of them depends on the protocol
 		})
 	}
 }
 
-func cutCharacters(t *testing.T, c column) {
+func splitCharacters(t *testing.T, c column) {
 	is := is.New(t)
 	r := c.start(t, func(w Wire, _ Asked) {
 		w.Text("caf\xc3")
 		w.Text("\xa9 au lait")
 		w.End()
 	})
-	want := "caf\ufffd\ufffd au lait" // the client's JSON decoder has no bytes to hand on
+	want := "caf\ufffd\ufffd au lait" // the library decodes JSON, which replaces invalid UTF-8
 	if c.keepsBytes {
 		want = "café au lait"
 	}
 	s := serve(t, r.engine)
-	for _, body := range []string{stream, oneBody} {
+	for _, body := range []string{stream, noStream} {
 		got := s.chat(t, body)
-		is.True(got.whole())
+		is.True(got.complete())
 		is.Equal(runtimetest.Text(t, got.body), want)
 	}
 }
@@ -275,21 +275,21 @@ func counts(t *testing.T, c column) {
 	is.Equal(<-s.reports, report{nil, openai.Tokens{Prompt: 7, Completion: 3}, true, "stop"})
 }
 
-func countsLeavers(t *testing.T, c column) {
+func countsDisconnected(t *testing.T, c column) {
 	is := is.New(t)
 	r := c.start(t, func(w Wire, a Asked) { w.Text("a "); <-a.Ctx.Done() })
 	s := serve(t, r.engine)
-	ctx, leave := context.WithCancel(t.Context())
-	defer leave()
+	ctx, disconnect := context.WithCancel(t.Context())
+	defer disconnect()
 	response, err := http.DefaultClient.Do(request(ctx, s.url, stream))
 	is.NoErr(err)
 	defer response.Body.Close()
 	_, err = io.ReadFull(response.Body, make([]byte, 10))
 	is.NoErr(err)
-	leave()
+	disconnect()
 	got := <-s.reports
-	is.Equal(got.counted, c.countsLeavers)
-	if c.countsLeavers {
+	is.Equal(got.counted, c.countsDisconnected)
+	if c.countsDisconnected {
 		is.Equal(got.tokens, openai.Tokens{Prompt: 7, Completion: 1})
 	}
 }

@@ -14,10 +14,10 @@ import (
 	"example.com/botapi/examples/openai"
 )
 
-// Bots of the model "small" are answered in this process, by a model that takes one
-// chat at a time; when eight are waiting, or the model fails before its first token, or
-// that takes it more than two seconds (which is noticed when it is there), by a hosted
-// one. All others have the hosted one at once. Nobody reads a word that is refused.
+// Bots with the model "small" use a model in this process, which runs one chat at a time.
+// A hosted model answers instead if eight chats are waiting, or if the local model fails
+// before its first token or takes more than two seconds for it (which is noticed when the
+// token arrives). All other bots use the hosted model. Clients never get a rejected word.
 func Example() {
 	hosted := engines.NewAnthropic(engines.AnthropicConfig{Key: "sk-...", Model: "claude-sonnet-4-5"})
 	own := engines.NewLine(engines.NewLocal(new(parrot)), engines.LineOptions{Waiting: 8, Stall: 2 * time.Second})
@@ -44,8 +44,8 @@ func Example() {
 		Keys:   botapi.StaticKeys(map[string]string{"my-key": "me"}),
 		Engine: engine,
 
-		MaxConcurrentChats: 100, // more than the line holds
-		StallTimeout:       0,   // the line has the clock
+		MaxConcurrentChats: 100, // more than AtOnce plus Waiting
+		StallTimeout:       0,   // the line's Stall is used instead
 	})
 	for _, prompt := range []string{"Pretty Polly", "Polly wants a cracker"} {
 		r := httptest.NewRequest("POST", "/v1/chat", strings.NewReader(`{"bot_slug":"polly","stream":false,"prompt":"`+prompt+`"}`))
@@ -59,7 +59,7 @@ func Example() {
 	// 403 {"detail":"The answer was refused"}
 }
 
-// A parrot is a model of little sense: a token is a byte.
+// A parrot is a model that repeats the prompt. Each token is a byte.
 type parrot struct{ rest string }
 
 func (p *parrot) Begin(_ context.Context, messages []botapi.ChatMessage, _ openai.Settings) (int64, error) {

@@ -13,34 +13,35 @@ import (
 	"example.com/botapi/examples/openai"
 )
 
-// Fallback asks the first of its engines, and the next one when that fails before
-// the first text of its answer. What fails later breaks the answer: two halves of
-// two models are no whole.
+// Fallback calls the first of its engines, and the next one if that fails before its
+// first text. A failure after the first text ends the answer, since a second model
+// cannot continue it.
 //
-// A mistake of the client's (a 4xx, a validation error, ErrBotNotFound, ErrInvalidKey) is
-// not tried elsewhere, nor is http.ErrAbortHandler, nor anything once the chat is over. An
-// engine that has failed has its context ended at once, and returns before the next is asked. Empty fragments before the first text are dropped,
-// since they would commit the answer; so StallTimeout counts all the engines' time
-// until then.
+// The client's mistakes (a 4xx, a validation error, ErrBotNotFound, ErrInvalidKey) and
+// http.ErrAbortHandler are final, and so is any error once the chat has ended. The context
+// of an engine that has failed is cancelled immediately; the next engine is called when
+// it has returned. Empty fragments before the first text are dropped, since they would
+// commit the response. So StallTimeout counts the time of all engines until the first
+// text.
 type Fallback []botapi.ChatEngine
 
-// Chat answers with the first engine that can.
+// Chat yields the answer of the first engine that does not fail before its first text.
 func (f Fallback) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		failed := errors.New("there is no engine to fall back to")
 		usage := openai.UsageFrom(ctx)
 		for i, engine := range f {
 			if i > 0 && usage != nil {
-				usage.Reset() // tokens and a finish reason of the one that failed
+				usage.Reset() // the engine that failed may have reported tokens
 			}
 			err := tryEngine(ctx, engine, req, yield)
 			switch {
 			case err == nil:
 				return
 			case i > 0:
-				err = fmt.Errorf("%w (and before it: %v)", err, failed)
+				err = fmt.Errorf("%w (earlier: %v)", err, failed)
 			}
-			if failed = err; !mayGoElsewhere(ctx, err) {
+			if failed = err; !mayTryNext(ctx, err) {
 				break
 			}
 		}
@@ -48,41 +49,42 @@ func (f Fallback) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[s
 	}
 }
 
-// tryEngine hands on what the engine yields. Its error is one that came before any text.
+// tryEngine passes on what the engine yields. It returns an error only if the engine
+// failed before its first text.
 func tryEngine(ctx context.Context, engine botapi.ChatEngine, req *botapi.ChatRequest, yield func(string, error) bool) (failed error) {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // nothing of this engine goes on beside the next
-	own := *req    // an engine may change its request
+	defer cancel() // before the next engine is called
+	own := *req    // an engine may modify its request
 	own.Messages, own.Extra = slices.Clone(req.Messages), maps.Clone(req.Extra)
 	answer := engine.Chat(ctx, &own)
 	if answer == nil {
 		return errors.New("the engine returned no iterator")
 	}
-	begun, over := false, false
+	begun, ended := false, false
 	answer(func(text string, err error) bool {
 		switch {
-		case over: // it goes on although it was told to stop
+		case ended: // the engine ignores that yield has returned false
 		case err != nil && !begun:
-			failed, over = err, true
+			failed, ended = err, true
 		case begun || text != "":
 			begun = true
-			over = !yield(text, err) || err != nil
+			ended = !yield(text, err) || err != nil
 		}
-		if over {
-			cancel() // which the engine may wait for, to clean up
+		if ended {
+			cancel() // the engine may wait for this before it returns
 		}
-		return !over
+		return !ended
 	})
 	return failed
 }
 
-func mayGoElsewhere(ctx context.Context, err error) bool {
+func mayTryNext(ctx context.Context, err error) bool {
 	final := func(e error) bool { return errors.Is(err, e) }
 	if ctx.Err() != nil || slices.ContainsFunc([]error{botapi.ErrBotNotFound, botapi.ErrInvalidKey, http.ErrAbortHandler}, final) {
 		return false
 	}
 	if chosen, ok := errors.AsType[botapi.StatusError](err); ok {
-		return chosen.Status < 400 || chosen.Status > 499 // what is no status at all becomes a 500
+		return chosen.Status < 400 || chosen.Status > 499 // botapi sends a 500 for an invalid status
 	}
 	_, invalid := errors.AsType[botapi.HTTPValidationError](err)
 	return !invalid

@@ -7,12 +7,12 @@ import (
 	"slices"
 )
 
-// tinyModel writes a model of the llama architecture as a GGUF file. Its blocks do
-// nothing, so that each token decides the next one: after a question mark it says
-// tinyAnswer, after an exclamation mark it says " la" for ever.
+// tinyModel returns a model of the llama architecture as a GGUF file. Its blocks do
+// nothing, so each token determines the next one: after a question mark it generates
+// tinyAnswer, after an exclamation mark " la" without an end.
 func tinyModel() []byte {
 	const (
-		width  = 64 // one dimension for each token that something follows
+		width  = 64 // one dimension for each token that has a successor
 		blocks = 2
 	)
 	tokens, kinds := tinyVocabulary()
@@ -34,7 +34,7 @@ func tinyModel() []byte {
 
 	tensors := []tensor{{"token_embd.weight", embed}, {"output.weight", output}, {"output_norm.weight", ones(width)}}
 	for b := range blocks {
-		name := func(part string) string { return fmt.Sprintf("blk.%d.%s.weight", b, part) }
+		name := func(layer string) string { return fmt.Sprintf("blk.%d.%s.weight", b, layer) }
 		tensors = append(tensors,
 			tensor{name("attn_norm"), ones(width)}, tensor{name("ffn_norm"), ones(width)},
 			tensor{name("attn_q"), matrix(width, width)}, tensor{name("attn_k"), matrix(width, width)},
@@ -42,7 +42,7 @@ func tinyModel() []byte {
 			tensor{name("ffn_gate"), matrix(width, 2*width)}, tensor{name("ffn_up"), matrix(width, 2*width)},
 			tensor{name("ffn_down"), matrix(2*width, width)})
 	}
-	return gguf([]member{
+	return gguf([]keyValue{
 		{"general.architecture", "llama"},
 		{"general.file_type", uint32(0)}, // F32
 		{"llama.context_length", uint32(512)},
@@ -63,7 +63,7 @@ func tinyModel() []byte {
 	}, tensors)
 }
 
-// tinyAnswer is " Once upon ü世界👋." in tokens, of which many are single bytes.
+// tinyAnswer is " Once upon ü世界👋." in tokens. Many tokens are single bytes.
 var tinyAnswer = []string{
 	"▁Once", "▁upon", "▁",
 	"<0xC3>", "<0xBC>", "<0xE4>", "<0xB8>", "<0x96>", "<0xE7>", "<0x95>", "<0x8C>", "<0xF0>", "<0x9F>", "<0x91>", "<0x8B>", "<0x2E>",
@@ -83,7 +83,7 @@ func tinyVocabulary() (tokens []string, kinds []int32) {
 	return tokens, kinds
 }
 
-// A weights is a matrix of so many rows, each of a width; without rows, a vector.
+// weights is a matrix, or a vector if rows is 0.
 type weights struct {
 	width, rows int
 	values      []float32
@@ -98,13 +98,13 @@ type tensor struct {
 	weights
 }
 
-type member struct {
+type keyValue struct {
 	name  string
 	value any
 }
 
-// gguf writes version 3 of the format.
-func gguf(members []member, tensors []tensor) []byte {
+// gguf encodes a file in version 3 of the format.
+func gguf(meta []keyValue, tensors []tensor) []byte {
 	var b bytes.Buffer
 	put := func(values ...any) {
 		for _, v := range values {
@@ -118,8 +118,8 @@ func gguf(members []member, tensors []tensor) []byte {
 	}
 	const u32, i32, f32, text, array = uint32(4), uint32(5), uint32(6), uint32(8), uint32(9)
 	b.WriteString("GGUF")
-	put(uint32(3), uint64(len(tensors)), uint64(len(members)))
-	for _, m := range members {
+	put(uint32(3), uint64(len(tensors)), uint64(len(meta)))
+	for _, m := range meta {
 		put(m.name)
 		switch v := m.value.(type) {
 		case string:
@@ -146,7 +146,7 @@ func gguf(members []member, tensors []tensor) []byte {
 			dimensions = append(dimensions, uint64(t.rows))
 		}
 		put(t.name, uint32(len(dimensions)), dimensions, uint32(0), offset) // 0: F32
-		offset += uint64(4 * len(t.values))                                 // of 64 floats each, so that all are aligned to 32
+		offset += uint64(4 * len(t.values))                                 // a multiple of 64 floats, so that all tensors are aligned to 32
 	}
 	b.Write(make([]byte, (32-b.Len()%32)%32))
 	for _, t := range tensors {

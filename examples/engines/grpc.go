@@ -19,23 +19,23 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// GRPC is a botapi.ChatEngine in front of a gRPC service with server streaming,
-// the one of modelpb/model.proto.
+// GRPC is a botapi.ChatEngine for the gRPC service with server streaming that
+// modelpb/model.proto describes.
 //
-// The call carries the deadline of the chat (ChatTimeout) and its cancellation, and
-// the request id as metadata. Text is bytes, which pass as they are. An answer is
-// whole when a finish_reason has come and the status is OK: a server that gives up
-// in silence ends with OK, too.
+// The call carries the chat's deadline (ChatTimeout), its cancellation, and the request
+// id as metadata. The text is bytes, which are passed on unchanged. An answer is complete
+// if the server sent a finish_reason and the status is OK: the status alone is not
+// enough, since a server that stops early may also end with OK.
 type GRPC struct {
 	connection *grpc.ClientConn
 	client     modelpb.ModelClient
 	model      string
 }
 
-// NewGRPC returns an engine that asks the service at target for the model; an empty
-// one means each bot's own, Bot.Model. It connects when it is first asked. Close it.
+// NewGRPC returns an engine for the service at target. An empty model means the
+// Bot.Model of each bot. It connects at the first chat. Close it after use.
 func NewGRPC(target, model string, options ...grpc.DialOption) (*GRPC, error) {
-	// A service's configuration could make the client ask again by itself.
+	// A service config could turn on automatic retries.
 	connection, err := grpc.NewClient(target, append(options, grpc.WithDisableRetry())...)
 	if err != nil {
 		return nil, err
@@ -43,10 +43,10 @@ func NewGRPC(target, model string, options ...grpc.DialOption) (*GRPC, error) {
 	return &GRPC{connection: connection, client: modelpb.NewModelClient(connection), model: model}, nil
 }
 
-// Close ends the connection, and all chats over it.
+// Close closes the connection and ends all chats that use it.
 func (e *GRPC) Close() error { return e.connection.Close() }
 
-// Chat answers with the model, passing each piece of text on as it comes.
+// Chat yields the model's answer, each fragment as it arrives.
 func (e *GRPC) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		request, err := e.request(req)
@@ -56,7 +56,7 @@ func (e *GRPC) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[stri
 		}
 		a := grpcAnswer{ctx: ctx, usage: openai.UsageFrom(ctx)}
 		ctx, cancel := context.WithCancel(ctx)
-		defer cancel() // ends the call, however this ends
+		defer cancel() // ends the call
 		ctx = metadata.AppendToOutgoingContext(ctx, "x-request-id", botapi.RequestIDFrom(ctx))
 		stream, err := e.client.Generate(ctx, request)
 		for err == nil {
@@ -94,12 +94,12 @@ func (e *GRPC) request(req *botapi.ChatRequest) (*modelpb.GenerateRequest, error
 	return request, nil
 }
 
-// A grpcAnswer is what has come of one call.
+// A grpcAnswer is the state of one call.
 type grpcAnswer struct {
 	ctx      context.Context // the chat's
-	usage    *openai.Usage   // nil if nobody counts
-	begun    bool            // text has come
-	finished bool            // the model has said that the answer is over
+	usage    *openai.Usage   // may be nil
+	begun    bool            // text was received
+	finished bool            // a finish_reason was received
 }
 
 func (a *grpcAnswer) note(r *modelpb.GenerateResponse) {
@@ -116,7 +116,7 @@ func (a *grpcAnswer) note(r *modelpb.GenerateResponse) {
 	}
 }
 
-// failed is the error for the chat's handler. err is io.EOF if the status was OK.
+// failed makes the error that Chat yields. err is io.EOF if the status was OK.
 func (a *grpcAnswer) failed(err error) error {
 	if cause := context.Cause(a.ctx); cause != nil {
 		return cause
@@ -127,11 +127,11 @@ func (a *grpcAnswer) failed(err error) error {
 		f.Err = errors.New("the stream ended before the answer did")
 		return f.Answer()
 	}
-	said, _ := status.FromError(err)
-	f.Status = grpcStatus(said.Code())
-	f.TooLong = said.Code() == codes.OutOfRange
-	f.Err = fmt.Errorf("gRPC status %s", said.Code()) // its message may quote the chat
-	for _, detail := range said.Details() {
+	s, _ := status.FromError(err)
+	f.Status = grpcStatus(s.Code())
+	f.TooLong = s.Code() == codes.OutOfRange
+	f.Err = fmt.Errorf("gRPC status %s", s.Code()) // the message may quote the chat
+	for _, detail := range s.Details() {
 		if info, ok := detail.(*errdetails.RetryInfo); ok {
 			f.RetryAfter = info.GetRetryDelay().AsDuration()
 		}
@@ -139,14 +139,14 @@ func (a *grpcAnswer) failed(err error) error {
 	return f.Answer()
 }
 
-// grpcStatus is the HTTP status that means the same.
+// grpcStatus returns the corresponding HTTP status.
 func grpcStatus(code codes.Code) int {
 	switch code {
-	case codes.Unavailable: // no connection, too, and one that was lost
+	case codes.Unavailable: // also if there is no connection or it was lost
 		return http.StatusServiceUnavailable
 	case codes.ResourceExhausted:
 		return http.StatusTooManyRequests
-	case codes.DeadlineExceeded: // one of the service's own: the chat's is over with its context
+	case codes.DeadlineExceeded: // the service's own deadline: the chat's has ended the context
 		return http.StatusGatewayTimeout
 	case codes.InvalidArgument, codes.FailedPrecondition:
 		return http.StatusBadRequest

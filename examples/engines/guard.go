@@ -12,29 +12,33 @@ import (
 	"example.com/botapi"
 )
 
-// Guard holds the text of an engine back until it has been checked. Text is checked
-// in whole parts, however its fragments were cut, and leaves in these parts. What is
-// held back when the engine fails never leaves.
+// Guard holds back the text of an engine until it has been checked. Text is checked and
+// yielded in complete units, such as words, however the engine splits its fragments. Text
+// that is held back when the engine fails is never yielded.
 //
-// StallTimeout counts until a part is whole. Nothing is yielded meanwhile: an empty
-// fragment would commit the answer, and a refusal could no longer have a status.
+// Nothing is yielded until a unit is complete: an empty fragment would commit the response,
+// and a rejected answer could no longer have a status of its own. So StallTimeout counts
+// that time.
 type Guard struct {
 	Engine botapi.ChatEngine
-	// Whole returns how much of the text is whole: [Words], [Sentences], or one of
-	// your own. What it cuts apart is checked apart.
+	// Whole returns the length of the prefix of text that consists of complete units:
+	// [Words], [Sentences], or a function of your own. The text before and after that
+	// point is checked separately.
 	Whole func(text string) (n int)
-	// Check is asked about each part. Its error ends the answer, as an engine's does:
-	// make it a botapi.StatusError, of 4xx lest a Fallback around the guard ask another
-	// engine, which nobody checks. It may take its time, within ctx: the engine waits
-	// meanwhile. So Line{Guard} counts that time as the engine's, against Stall, and
-	// keeps the turn; Guard{Line} keeps the turn, too, but Stall does not count it.
+	// Check is called with each part. Its error ends the answer, as an engine's does.
+	// Return a botapi.StatusError, with a 4xx status if a Fallback wraps the guard: any
+	// other error makes it call the next engine, which is not checked. Check may block
+	// until ctx is cancelled; the engine waits meanwhile and keeps its slot in a Line.
+	// A Line that wraps the guard counts that time against Stall; a Line inside the
+	// guard does not.
 	Check func(ctx context.Context, part string) error
 }
 
-// maxPart is how much may be held back. An answer that has a longer part is refused.
-const maxPart = 4 << 10
+// maxHeld is how much text may be held back, in bytes. An answer with a longer unit is
+// rejected.
+const maxHeld = 4 << 10
 
-// Chat answers with what passes the check.
+// Chat yields the text that passes the check.
 func (g Guard) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -46,42 +50,42 @@ func (g Guard) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[stri
 		}
 		h := holding{guard: g, ctx: ctx, yield: yield}
 		answer(func(text string, err error) bool {
-			if !h.over {
+			if !h.ended {
 				h.take(text, err)
 			}
-			if h.over {
-				cancel() // which the engine may wait for, to clean up
+			if h.ended {
+				cancel() // the engine may wait for this before it returns
 			}
-			return !h.over
+			return !h.ended
 		})
 		h.finish()
 	}
 }
 
-// A holding is what is held back of one answer.
+// A holding is the text of one answer that is held back.
 type holding struct {
 	guard     Guard
 	ctx       context.Context
 	yield     func(string, error) bool
-	held      strings.Builder // asked for its text with each fragment, without a copy
-	over      bool            // nothing more may leave
-	unchecked bool            // a part is being checked, or its check panicked
+	held      strings.Builder // its String does not copy
+	ended     bool            // nothing more may be yielded
+	unchecked bool            // Check is running, or has panicked
 }
 
-// take holds a fragment, and releases what is whole with it.
+// take adds a fragment, and releases the units that it completes.
 func (h *holding) take(text string, err error) {
 	if err != nil {
 		h.fail(err)
 		return
 	}
 	h.held.WriteString(text)
-	if h.release(h.guard.Whole(h.held.String())); !h.over && h.held.Len() > maxPart {
-		h.fail(&botapi.StatusError{Status: http.StatusBadGateway, Detail: "The model failed", Err: errNoPart})
+	if h.release(h.guard.Whole(h.held.String())); !h.ended && h.held.Len() > maxHeld {
+		h.fail(&botapi.StatusError{Status: http.StatusBadGateway, Detail: "The model failed", Err: errLongUnit})
 	}
 }
 
-// release checks the first n bytes and hands them on. The answer counts as over until
-// they are taken, in case Check panics and the engine recovers.
+// release checks the first n bytes and yields them. Meanwhile ended is true, in case
+// Check or yield panics and the engine recovers.
 func (h *holding) release(n int) {
 	if n == 0 {
 		return
@@ -89,17 +93,17 @@ func (h *holding) release(n int) {
 	part, rest := h.held.String()[:n], h.held.String()[n:]
 	h.held.Reset()
 	h.held.WriteString(rest)
-	h.over, h.unchecked = true, true
+	h.ended, h.unchecked = true, true
 	err := h.guard.Check(h.ctx, part)
 	if h.unchecked = false; err != nil {
 		h.fail(err)
 		return
 	}
-	h.over = !h.yield(part, nil)
+	h.ended = !h.yield(part, nil)
 }
 
 func (h *holding) fail(err error) {
-	h.over = true
+	h.ended = true
 	h.yield("", err)
 }
 
@@ -108,15 +112,15 @@ func (h *holding) finish() {
 	switch {
 	case h.unchecked:
 		h.fail(errors.New("the check of the answer panicked"))
-	case !h.over:
+	case !h.ended:
 		h.release(h.held.Len())
 	}
 }
 
-var errNoPart = errors.New("the answer has no whole part to check")
+var errLongUnit = errors.New("the answer has a unit that is too long to check")
 
-// Words is the text up to the end of its last white space: a word is never checked
-// in two parts.
+// Words returns the length of the text up to and including its last white space, so that
+// a word is never split.
 func Words(text string) int {
 	i := strings.LastIndexFunc(text, unicode.IsSpace)
 	if i < 0 {
@@ -126,20 +130,21 @@ func Words(text string) int {
 	return i + size
 }
 
-// Sentences is the text up to the end of its last line or sentence.
+// Sentences returns the length of the text up to the end of its last complete line or
+// sentence.
 func Sentences(text string) int {
-	for whole := len(text); whole > 0; {
-		r, size := utf8.DecodeLastRuneInString(text[:whole])
-		before := whole - size
+	for end := len(text); end > 0; {
+		r, size := utf8.DecodeLastRuneInString(text[:end])
+		before := end - size
 		switch {
 		case r == '\n', r == '。', r == '！', r == '？':
-			return whole
+			return end
 		case unicode.IsSpace(r):
 			if mark, _ := utf8.DecodeLastRuneInString(text[:before]); mark == '.' || mark == '!' || mark == '?' || mark == '…' {
-				return whole
+				return end
 			}
 		}
-		whole = before
+		end = before
 	}
 	return 0
 }

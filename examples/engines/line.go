@@ -13,41 +13,42 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// LineOptions are those of a [Line].
+// LineOptions configures a [Line].
 type LineOptions struct {
-	AtOnce     int64         // how many chats the engine takes; 0 means 1
-	Waiting    int64         // how many may wait; one more is answered with 503 at once
-	RetryAfter time.Duration // what that one is told; 0 means 2 seconds
-	Stall      time.Duration // how long the engine may yield nothing, if it heeds its context; 0 means no limit
+	AtOnce     int64         // how many chats the engine runs concurrently; 0 means 1
+	Waiting    int64         // how many chats may wait; further ones get a 503 immediately
+	RetryAfter time.Duration // for this 503; 0 means 2 seconds
+	Stall      time.Duration // how long the engine may yield nothing; 0 means no limit
 }
 
-// A Line stands in front of an engine that takes so many chats at once: the others
-// wait, first come, first served, and whoever leaves, leaves the line at once.
+// A Line is a queue for an engine that runs a limited number of chats concurrently. The
+// other chats wait in order of arrival. A chat whose client disconnects leaves the queue
+// immediately.
 //
-// Nothing is yielded to those who wait, since even an empty fragment would commit
-// the answer. So botapi's StallTimeout counts the wait as the engine's silence: leave
-// it at no limit, and set Stall, the line's own clock for the engine behind it, in
-// its place. ChatTimeout counts the wait, too. MaxConcurrentChats must be above
-// AtOnce plus Waiting, or the line is never full.
+// Nothing is yielded while a chat waits, since even an empty fragment would commit the
+// response. So botapi's StallTimeout counts the wait as silence of the engine: set no
+// StallTimeout, and set Stall, which counts only the time in the engine. ChatTimeout counts
+// the wait, too. MaxConcurrentChats must be greater than AtOnce plus Waiting; otherwise
+// botapi rejects chats before the queue is full.
 //
-// Stall ends the context of an engine that yields nothing, and answers when the engine
-// returns or yields. Those of this folder that ask over a network do so at once; a
-// [Local] does when its Model's Begin or Next returns. An engine that heeds nothing keeps
-// its turn, and ChatTimeout alone answers its client.
+// When Stall has passed, the engine's context is cancelled, and the client gets its error
+// when the engine returns or yields. The engines of this package that use a network return
+// immediately; a [Local] returns when its Model's Begin or Next does. An engine that ignores
+// cancellation keeps its slot; its client gets an error when ChatTimeout has passed.
 type Line struct {
-	engine     botapi.ChatEngine
-	options    LineOptions
-	room, turn *semaphore.Weighted
+	engine      botapi.ChatEngine
+	options     LineOptions
+	room, slots *semaphore.Weighted // room includes the chats that wait
 }
 
-// NewLine returns a line in front of an engine. It panics without an engine, and when
-// an option is below zero.
+// NewLine returns a queue for an engine. It panics if engine is nil or an option is
+// negative.
 func NewLine(engine botapi.ChatEngine, o LineOptions) *Line {
 	if engine == nil {
-		panic("line: there is no engine behind it")
+		panic("line: engine is nil")
 	}
 	if min(o.AtOnce, o.Waiting, int64(o.RetryAfter), int64(o.Stall)) < 0 {
-		panic("line: an option is below zero")
+		panic("line: an option is negative")
 	}
 	o.AtOnce = cmp.Or(o.AtOnce, 1)
 	o.Waiting = min(o.Waiting, math.MaxInt64-o.AtOnce)
@@ -56,7 +57,7 @@ func NewLine(engine botapi.ChatEngine, o LineOptions) *Line {
 	return &Line{engine, o, semaphore.NewWeighted(o.AtOnce + o.Waiting), semaphore.NewWeighted(o.AtOnce)}
 }
 
-// Chat answers with the engine when it is this chat's turn.
+// Chat calls the engine when it has a free slot.
 func (l *Line) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		if !l.room.TryAcquire(1) {
@@ -64,42 +65,42 @@ func (l *Line) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[stri
 			return
 		}
 		defer l.room.Release(1)
-		if l.turn.Acquire(ctx, 1) != nil {
+		if l.slots.Acquire(ctx, 1) != nil {
 			yield("", context.Cause(ctx))
 			return
 		}
-		defer l.turn.Release(1)
+		defer l.slots.Release(1)
 		l.serve(ctx, req, yield)
 	}
 }
 
-// serve runs the engine against the line's clock. An engine that ignores the end of
-// its context keeps its turn, which it does use.
+// serve runs the engine with the Stall timer. An engine that ignores cancellation keeps its
+// slot, since it is still running.
 func (l *Line) serve(ctx context.Context, req *botapi.ChatRequest, yield func(string, error) bool) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	clock := time.AfterFunc(l.options.Stall, func() { cancel(errStalled) })
-	defer clock.Stop()
+	timer := time.AfterFunc(l.options.Stall, func() { cancel(errStalled) })
+	defer timer.Stop()
 	answer := l.engine.Chat(ctx, req)
 	if answer == nil {
 		yield("", errors.New("the engine returned no iterator"))
 		return
 	}
-	over := false
+	ended := false
 	next := func(text string, err error) bool {
-		clock.Stop()
+		timer.Stop()
 		switch {
-		case over: // it goes on although it was told to stop
+		case ended: // the engine ignores that yield has returned false
 			return false
 		case context.Cause(ctx) == errStalled:
 			text, err = "", &botapi.StatusError{Status: http.StatusGatewayTimeout, Detail: "The answer took too long", Err: errStalled}
 		}
-		if over = !yield(text, err) || err != nil; over {
-			cancel(nil) // which the engine may wait for, to clean up
+		if ended = !yield(text, err) || err != nil; ended {
+			cancel(nil) // the engine may wait for this before it returns
 		} else {
-			clock.Reset(l.options.Stall)
+			timer.Reset(l.options.Stall)
 		}
-		return !over
+		return !ended
 	}
 	answer(next)
 	if context.Cause(ctx) == errStalled {
@@ -107,4 +108,4 @@ func (l *Line) serve(ctx context.Context, req *botapi.ChatRequest, yield func(st
 	}
 }
 
-var errStalled = errors.New("the engine behind the line yielded nothing for too long")
+var errStalled = errors.New("the engine yielded nothing within Stall")

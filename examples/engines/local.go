@@ -12,39 +12,38 @@ import (
 	"example.com/botapi/examples/openai"
 )
 
-// A Model is a model in this process, as a binding to a C library is one. It need
-// not be safe for concurrent use.
+// A Model is a model in this process, such as a binding to a C library. It need not be
+// safe for concurrent use.
 type Model interface {
-	// Begin forgets the chat before and reads the conversation of the next one. It
-	// returns how many tokens that has; ErrTooLong if they are too many. It should
-	// look at ctx now and then.
+	// Begin discards the previous chat and reads the conversation of the next one. It
+	// returns the number of its tokens, or ErrTooLong if there are too many. It should
+	// check ctx regularly.
 	Begin(ctx context.Context, messages []botapi.ChatMessage, s openai.Settings) (tokens int64, err error)
 	// Next returns the bytes of the next token of the answer, which may end inside a
-	// character; io.EOF after the last. It is not called again after an error.
+	// character, and io.EOF after the last token. It is not called again after an error.
 	Next() ([]byte, error)
 }
 
-// ErrTooLong is what a [Model] returns for a conversation that does not fit.
+// ErrTooLong is returned by a [Model] if the conversation exceeds its context.
 var ErrTooLong = errors.New("the conversation is too long for the model")
 
-// Local is a botapi.ChatEngine around a [Model], which answers one chat at a time,
-// in the order in which they come. Those that wait are bounded by
-// MaxConcurrentChats only: put a [Line] in front.
+// Local is a botapi.ChatEngine for a [Model]. It runs one chat at a time, in order of
+// arrival. Only MaxConcurrentChats bounds how many wait: wrap it in a [Line].
 //
-// The model is free again when its answer has been handed over. A stream holds 32
-// KiB for a client that is slow; beyond that, a client that does not read
-// keeps the model, for WriteTimeout at most.
+// The model is free again when its whole answer has been yielded. A stream queues at most
+// 32 KiB of text for a slow client; after that, a client that does not read occupies the
+// model for at most WriteTimeout.
 type Local struct {
 	model Model
-	turn  chan struct{}
+	slot  chan struct{}
 }
 
-// NewLocal returns an engine around a model, which nobody else may use.
+// NewLocal returns an engine for a model, which must not be used elsewhere.
 func NewLocal(model Model) *Local {
-	return &Local{model: model, turn: make(chan struct{}, 1)}
+	return &Local{model: model, slot: make(chan struct{}, 1)}
 }
 
-// Chat answers with the model when it is free.
+// Chat yields the model's answer as soon as the model is free.
 func (e *Local) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		settings, err := openai.ReadExtra(req.Extra)
@@ -56,10 +55,10 @@ func (e *Local) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[str
 		case <-ctx.Done():
 			yield("", context.Cause(ctx))
 			return
-		case e.turn <- struct{}{}:
+		case e.slot <- struct{}{}:
 		}
-		defer func() { <-e.turn }() // also when the model panics
-		if ctx.Err() != nil {       // select takes either when both are ready
+		defer func() { <-e.slot }() // even if the model panics
+		if ctx.Err() != nil {       // select chooses at random if both are ready
 			yield("", context.Cause(ctx))
 			return
 		}
@@ -70,22 +69,22 @@ func (e *Local) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[str
 	}
 }
 
-// A localAnswer is what has come of one chat.
+// A localAnswer is the state of one chat.
 type localAnswer struct {
 	ctx    context.Context
-	usage  *openai.Usage // nil if nobody counts
+	usage  *openai.Usage // may be nil
 	tokens openai.Tokens
-	begun  bool // text has come
+	begun  bool // the model has returned text
 }
 
-// run returns nil when the answer is whole or nobody wants more of it.
+// run returns nil if the answer is complete or yield has returned false.
 func (a *localAnswer) run(m Model, messages []botapi.ChatMessage, s openai.Settings, yield func(string, error) bool) (err error) {
 	if a.tokens.Prompt, err = m.Begin(a.ctx, messages, s); err != nil {
 		return err
 	}
 	a.count()
 	for s.MaxTokens == nil || a.tokens.Completion < *s.MaxTokens {
-		if err := a.ctx.Err(); err != nil { // the client left, perhaps while the prompt was read
+		if err := a.ctx.Err(); err != nil { // perhaps cancelled while Begin read the prompt
 			return err
 		}
 		text, err := m.Next()
@@ -107,7 +106,7 @@ func (a *localAnswer) run(m Model, messages []botapi.ChatMessage, s openai.Setti
 	return nil
 }
 
-// count notes each token at once, so that whoever leaves is counted, too.
+// count reports each token immediately, so that an incomplete answer has a count, too.
 func (a *localAnswer) count() {
 	if a.usage != nil {
 		a.usage.Report(a.tokens)
@@ -128,6 +127,6 @@ func (a *localAnswer) failed(err error) error {
 		Status:  http.StatusInternalServerError,
 		Begun:   a.begun,
 		TooLong: errors.Is(err, ErrTooLong),
-		Err:     fmt.Errorf("in this process: %w", err),
+		Err:     fmt.Errorf("the model in this process: %w", err),
 	}).Answer()
 }

@@ -17,38 +17,38 @@ import (
 	"example.com/botapi/examples/openai"
 )
 
-// TestMain fails a run that leaves a goroutine behind.
+// TestMain fails if a goroutine is still running after the tests.
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if left := leftGoroutines(); code == 0 && left != "" {
-		fmt.Fprintf(os.Stderr, "goroutines left behind:\n\n%s\n", left)
+	if leaked := leakedGoroutines(); code == 0 && leaked != "" {
+		fmt.Fprintf(os.Stderr, "leaked goroutines:\n\n%s\n", leaked)
 		code = 1
 	}
 	os.Exit(code)
 }
 
-func leftGoroutines() string {
+func leakedGoroutines() string {
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
-	var left string
+	var leaked string
 	for range 100 {
 		buffer := make([]byte, 1<<20)
 		var others bool
-		if _, left, others = strings.Cut(string(buffer[:runtime.Stack(buffer, true)]), "\n\n"); !others {
+		if _, leaked, others = strings.Cut(string(buffer[:runtime.Stack(buffer, true)]), "\n\n"); !others {
 			return ""
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	return left
+	return leaked
 }
 
 var helper = botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"}
 
 const (
-	stream  = `{"bot_slug":"helper","prompt":"Hi","stream":true}`
-	oneBody = `{"bot_slug":"helper","prompt":"Hi","stream":false}`
+	stream   = `{"bot_slug":"helper","prompt":"Hi","stream":true}`
+	noStream = `{"bot_slug":"helper","prompt":"Hi","stream":false}`
 )
 
-// A report is how a chat ended, and what was counted.
+// A report is how a chat ended, with its token counts.
 type report struct {
 	err     error
 	tokens  openai.Tokens
@@ -56,7 +56,7 @@ type report struct {
 	finish  string
 }
 
-// A service is bots that answer with an engine, over HTTP.
+// A service is an HTTP server whose bots use an engine.
 type service struct {
 	url     string
 	reports chan report
@@ -111,17 +111,17 @@ func request(ctx context.Context, url, body string) *http.Request {
 	return r
 }
 
-// An answer is one as far as it came.
+// An answer is a response as a client receives it.
 type answer struct {
 	status     int
 	retryAfter string
 	body       string
-	cut        bool // the connection broke
+	aborted    bool // the body is incomplete
 }
 
-// whole is whether a client takes it for an answer.
-func (a answer) whole() bool {
-	return a.status == 200 && !a.cut && !strings.Contains(a.body, "event: error")
+// complete reports whether a client takes it for a complete answer.
+func (a answer) complete() bool {
+	return a.status == 200 && !a.aborted && !strings.Contains(a.body, "event: error")
 }
 
 func (s service) chat(t *testing.T, body string) answer {
@@ -131,6 +131,6 @@ func (s service) chat(t *testing.T, body string) answer {
 		t.Fatal(err)
 	}
 	defer response.Body.Close()
-	said, err := io.ReadAll(response.Body)
-	return answer{response.StatusCode, response.Header.Get("Retry-After"), strings.TrimSpace(string(said)), err != nil}
+	text, err := io.ReadAll(response.Body)
+	return answer{response.StatusCode, response.Header.Get("Retry-After"), strings.TrimSpace(string(text)), err != nil}
 }

@@ -17,42 +17,41 @@ import (
 	"github.com/ollama/ollama/api"
 )
 
-// OllamaConfig is what an [Ollama] is made of. Nothing is taken from the
-// environment.
+// OllamaConfig configures an [Ollama]. Environment variables are not read.
 type OllamaConfig struct {
-	BaseURL string // http://127.0.0.1:11434
-	Model   string // empty means each bot's own, Bot.Model
-	// NumCtx is how many tokens a conversation may have; 0 means what the model or
-	// the server says, which may be few: what is longer, Ollama cuts without a word.
+	BaseURL string // such as http://127.0.0.1:11434
+	Model   string // empty means the Bot.Model of each bot
+	// NumCtx is the context length in tokens; 0 means that of the model or the server,
+	// which may be small. Ollama silently truncates longer conversations.
 	NumCtx int64
 
 	Transport http.RoundTripper // nil means one of openai.NewTransport
 }
 
-// Ollama is a botapi.ChatEngine in front of Ollama's own protocol, through its api
-// package. What newer servers send as thinking is no part of the answer.
+// Ollama is a botapi.ChatEngine for Ollama's own protocol, which it uses through Ollama's
+// api package. What newer servers send as thinking is not part of the answer.
 type Ollama struct {
 	config OllamaConfig
 	client *api.Client
 }
 
-// NewOllama returns an engine, or says what is wrong with the address. It does not
-// ask the server anything.
+// NewOllama returns an engine, or an error if BaseURL is invalid. It does not contact the
+// server.
 func NewOllama(c OllamaConfig) (*Ollama, error) {
 	base, err := url.Parse(c.BaseURL)
 	if err != nil || base.Host == "" {
-		return nil, errors.New("ollama: the base URL is not one, as in http://127.0.0.1:11434")
+		return nil, errors.New("ollama: invalid base URL, expected one such as http://127.0.0.1:11434")
 	}
 	if c.Transport == nil {
 		transport := openai.NewTransport()
-		transport.DisableCompression = true // it would hold tokens back
+		transport.DisableCompression = true // compression would delay tokens
 		c.Transport = transport
 	}
 	return &Ollama{config: c, client: api.NewClient(base, &http.Client{Transport: ollamaTransport{c.Transport}})}, nil
 }
 
-// An ollamaTransport makes an error of every status but 200: the client loses the
-// status of most. It also sends the request id.
+// An ollamaTransport turns every status but 200 into an error, since the api package
+// drops most statuses. It also sends the request id.
 type ollamaTransport struct{ next http.RoundTripper }
 
 func (t ollamaTransport) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -63,22 +62,22 @@ func (t ollamaTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return response, err
 	}
 	defer response.Body.Close()
-	defer time.AfterFunc(5*time.Second, func() { response.Body.Close() }).Stop() // one that never ends
-	words, _ := io.ReadAll(io.LimitReader(response.Body, 64<<10))                // as far as it comes
+	defer time.AfterFunc(5*time.Second, func() { response.Body.Close() }).Stop() // in case the body never ends
+	text, _ := io.ReadAll(io.LimitReader(response.Body, 64<<10))                 // an error keeps what was read
 	return nil, &openai.Failure{
 		Status:     response.StatusCode,
 		RetryAfter: openai.RetryAfter(response.Header),
-		TooLong:    ollamaTooLong(string(words)),
+		TooLong:    ollamaTooLong(string(text)),
 		Err:        fmt.Errorf("status %d", response.StatusCode),
 	}
 }
 
-func ollamaTooLong(words string) bool {
-	words = strings.ToLower(words)
-	return strings.Contains(words, "exceeds the context length") || strings.Contains(words, "exceeds the available context size")
+func ollamaTooLong(text string) bool {
+	text = strings.ToLower(text)
+	return strings.Contains(text, "exceeds the context length") || strings.Contains(text, "exceeds the available context size")
 }
 
-// Chat answers with the model, passing each piece of text on as it comes.
+// Chat yields the model's answer, each fragment as it arrives.
 func (e *Ollama) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		request, err := e.request(req)
@@ -90,26 +89,27 @@ func (e *Ollama) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		err = e.client.Chat(ctx, request, func(r api.ChatResponse) error {
-			if a.whole {
-				return errUnwanted
+			if a.complete {
+				return errStop
 			}
 			a.note(r)
 			if r.Message.Content != "" && !yield(r.Message.Content, nil) {
-				a.unwanted = true
-				return errUnwanted
+				a.stopped = true
+				return errStop
 			}
-			if r.Done { // a connection whose body was read to its end is kept
+			if r.Done { // the transport reuses a connection only if the body was read to its end
 				time.AfterFunc(100*time.Millisecond, cancel)
 			}
 			return nil
 		})
-		if !a.whole && !a.unwanted {
+		if !a.complete && !a.stopped {
 			yield("", a.failed(err))
 		}
 	}
 }
 
-var errUnwanted = errors.New("no more is wanted")
+// errStop ends the call of the api package.
+var errStop = errors.New("stop")
 
 func (e *Ollama) request(req *botapi.ChatRequest) (*api.ChatRequest, error) {
 	settings, err := openai.ReadExtra(req.Extra)
@@ -142,32 +142,31 @@ func setOption[T any](options map[string]any, name string, value *T) {
 	}
 }
 
-// An ollamaAnswer is what has come of one request.
+// An ollamaAnswer is the state of one response.
 type ollamaAnswer struct {
 	ctx      context.Context // the chat's
-	usage    *openai.Usage   // nil if nobody counts
-	begun    bool            // text has come
-	whole    bool            // the server has said that the answer is over
-	unwanted bool
+	usage    *openai.Usage   // may be nil
+	begun    bool            // text was received
+	complete bool            // "done": true was received
+	stopped  bool            // yield has returned false
 }
 
 func (a *ollamaAnswer) note(r api.ChatResponse) {
 	a.begun = a.begun || r.Message.Content != ""
-	a.whole = a.whole || r.Done
+	a.complete = a.complete || r.Done
 	if r.Done && a.usage != nil {
 		a.usage.Report(openai.Tokens{Prompt: int64(r.PromptEvalCount), Completion: int64(r.EvalCount)})
 		a.usage.Finish(r.DoneReason)
 	}
 }
 
-// failed is the error for the chat's handler. The client returns nil for a stream
-// that was cut off, too.
+// failed makes the error that Chat yields. err is nil if the stream ended without one.
 func (a *ollamaAnswer) failed(err error) error {
 	if cause := context.Cause(a.ctx); cause != nil {
 		return cause
 	}
-	if refused, ok := errors.AsType[*openai.Failure](err); ok {
-		return refused.Answer()
+	if f, ok := errors.AsType[*openai.Failure](err); ok {
+		return f.Answer()
 	}
 	if _, ok := errors.AsType[*url.Error](err); ok { // there was no response
 		return (&openai.Failure{Err: err}).Answer()
@@ -177,7 +176,7 @@ func (a *ollamaAnswer) failed(err error) error {
 		f.Err = errors.New("the stream ended before the answer did")
 	} else {
 		f.TooLong = ollamaTooLong(err.Error())
-		f.Err = errors.New("an error in the stream, or a line that makes no sense") // whose words may quote the chat
+		f.Err = errors.New("an error or an invalid line in the stream") // err may quote the chat
 	}
 	return f.Answer()
 }

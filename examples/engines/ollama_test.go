@@ -25,13 +25,13 @@ import (
 	"github.com/ollama/ollama/api"
 )
 
-// TestRealOllama drives the real server with a tiny model. OLLAMA names its
-// program, or is "build" for one that is built from the module at ollamaModule.
+// TestRealOllama tests the engine with a real server and a tiny model. The environment
+// variable OLLAMA is the server's program, or "build" to build it from ollamaModule.
 func TestRealOllama(t *testing.T) {
 	program := os.Getenv("OLLAMA")
 	switch {
 	case program == "":
-		t.Skip("set OLLAMA to the program, or to build, which takes some minutes at first")
+		t.Skip("set OLLAMA to the program, or to build, which takes some minutes the first time")
 	case program == "build":
 		program = buildOllama(t)
 	}
@@ -43,13 +43,13 @@ func TestRealOllama(t *testing.T) {
 	}
 	s := serve(t, engine)
 
-	t.Run("whole answers", func(t *testing.T) {
+	t.Run("complete answers", func(t *testing.T) {
 		is := is.New(t)
 		for _, kind := range []string{"true", "false"} {
 			got := s.chat(t, `{"bot_slug":"helper","prompt":"Well?","temperature":0,"stream":`+kind+`}`)
-			is.True(got.whole())
-			is.Equal(runtimetest.Text(t, got.body), tinyText) // many of whose tokens are single bytes
-			// The prompt is a beginning, a space and five bytes; the answer has its end.
+			is.True(got.complete())
+			is.Equal(runtimetest.Text(t, got.body), tinyText) // many of its tokens are single bytes
+			// The prompt is a start token, a space and five bytes; the answer includes its end token.
 			is.Equal(<-s.reports, report{nil, openai.Tokens{Prompt: 7, Completion: int64(len(tinyAnswer) + 1)}, true, "stop"})
 		}
 	})
@@ -68,16 +68,16 @@ func TestRealOllama(t *testing.T) {
 	t.Run("a conversation that is too long", func(t *testing.T) {
 		is := is.New(t)
 		got := s.chat(t, `{"bot_slug":"helper","stream":false,"temperature":0,"prompt":"`+strings.Repeat("Well. ", 100)+`Well?"}`)
-		is.Equal(got.body, `{"content":"`+tinyText+`"}`) // was cut, and nobody said so
+		is.Equal(got.body, `{"content":"`+tinyText+`"}`) // Ollama truncates it silently
 		is.True((<-s.reports).tokens.Prompt <= 128)
 	})
-	t.Run("a model that is not there", func(t *testing.T) {
+	t.Run("an unknown model", func(t *testing.T) {
 		is := is.New(t)
 		other, err := NewOllama(OllamaConfig{BaseURL: base, Model: "nobody"})
 		is.NoErr(err)
-		is.Equal(serve(t, other).chat(t, oneBody), answer{502, "", `{"detail":"The model failed"}`, false})
+		is.Equal(serve(t, other).chat(t, noStream), answer{502, "", `{"detail":"The model failed"}`, false})
 	})
-	t.Run("whoever leaves stops the model", func(t *testing.T) {
+	t.Run("a disconnect stops the model", func(t *testing.T) {
 		is := is.New(t)
 		written := make(chan bool, 3)
 		engine, err := NewOllama(OllamaConfig{
@@ -89,7 +89,7 @@ func TestRealOllama(t *testing.T) {
 		s := serve(t, engine)
 		const song = `{"bot_slug":"helper","stream":true,"prompt":"Sing!"}`
 
-		ctx, leave := context.WithCancel(t.Context())
+		ctx, disconnect := context.WithCancel(t.Context())
 		response, err := http.DefaultClient.Do(request(ctx, s.url, song))
 		is.NoErr(err)
 		defer response.Body.Close()
@@ -98,28 +98,28 @@ func TestRealOllama(t *testing.T) {
 		is.Equal(line, "data: {\"content\":\" la\"}\n")
 		<-written
 
-		// Another one is sent behind it, and leaves before its first token.
-		waiting, leaveToo := context.WithCancel(t.Context())
-		gone := make(chan bool)
+		// A second chat waits in Ollama's queue. Its client disconnects before its first token.
+		waiting, disconnectWaiting := context.WithCancel(t.Context())
+		disconnected := make(chan bool)
 		go func() {
-			defer close(gone)
+			defer close(disconnected)
 			if response, err := http.DefaultClient.Do(request(waiting, s.url, song)); err == nil {
 				response.Body.Close()
 			}
 		}()
 		<-written
-		leaveToo()
-		<-gone
-		leave()
+		disconnectWaiting()
+		<-disconnected
+		disconnect()
 		is.True(errors.Is((<-s.reports).err, botapi.ErrClientLeft))
 		is.True(errors.Is((<-s.reports).err, botapi.ErrClientLeft))
 
-		// The server takes one at once. With either song in it, this would wait.
+		// The server runs one chat at a time: this one would wait if a song were still running.
 		is.Equal(runtimetest.Text(t, s.chat(t, `{"bot_slug":"helper","prompt":"Well?","temperature":0,"stream":false}`).body), tinyText)
 	})
 }
 
-// tracing is a transport that says when a request has been written.
+// tracing is a transport that calls written when a request has been written.
 type tracing struct {
 	http.RoundTripper
 	written func()
@@ -135,15 +135,15 @@ const ollamaModule = "github.com/ollama/ollama@v0.6.5"
 func buildOllama(t *testing.T) (program string) {
 	dir := t.TempDir()
 	build := exec.CommandContext(t.Context(), "go", "install", ollamaModule)
-	build.Dir = dir // of no module
+	build.Dir = dir // outside of any module
 	build.Env = append(os.Environ(), "GOBIN="+dir, "GOFLAGS=", "CGO_ENABLED=1")
-	if said, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, said)
+	if output, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, output)
 	}
 	return filepath.Join(dir, "ollama")
 }
 
-// startRealOllama returns the address of a server that takes one chat at once.
+// startRealOllama starts a server that runs one chat at a time, and returns its URL.
 func startRealOllama(t *testing.T, program string) (base string) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -168,13 +168,13 @@ func startRealOllama(t *testing.T, program string) (base string) {
 			response.Body.Close()
 			return base
 		}
-		time.Sleep(100 * time.Millisecond) // it has no other way to say that it is ready
+		time.Sleep(100 * time.Millisecond) // there is no other sign that it is ready
 	}
 	t.Fatal("Ollama does not answer")
 	return ""
 }
 
-// createTinyModel gives the server the bot's model.
+// createTinyModel creates the bot's model in the server.
 func createTinyModel(t *testing.T, base string) {
 	is := is.New(t)
 	address, err := url.Parse(base)

@@ -28,48 +28,47 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// The runtimes here are mocks: what they answer is written in the tests. They speak
-// the real protocols, over real connections, to the real client libraries, as far
-// as the protocols' documentation and their servers' sources say how. The real
-// Ollama is in ollama_test.go.
+// The runtimes here are mocks, whose answers the tests define. They use the real client
+// libraries and real connections, and implement the protocols as their documentation and
+// the servers' sources describe them. ollama_test.go has a test with a real Ollama.
 
-// Asked is a request as a runtime got it.
+// Asked is a request that a runtime received.
 type Asked struct {
-	Ctx         context.Context // ends when the engine hangs up
+	Ctx         context.Context // cancelled when the engine disconnects
 	Model       string
 	Messages    []botapi.ChatMessage // the system prompt first
 	Temperature *float64
 	MaxTokens   *int64
 	Stop        []string
 	RequestID   string
-	Body        string // all of it
+	Body        string // unparsed
 }
 
-// last is what the user said last.
+// last is the last message.
 func (a Asked) last() string { return a.Messages[len(a.Messages)-1].Content }
 
-// Wire writes one answer of a runtime. Every method sends at once.
+// Wire writes one answer of a runtime. Every method flushes what it writes.
 type Wire interface {
 	Text(text string)
 	Think(text string)
 	End()              // the protocol's end mark, with a count of 7 and 3 tokens
-	Fail(kind Failing) // in place of an answer, or inside it
-	Cut()              // the connection breaks
+	Fail(kind Failing) // instead of an answer, or inside it
+	Abort()            // aborts the connection
 }
 
-// Failing is what goes wrong at a runtime. Every error that it sends quotes a SECRET.
+// Failing is a kind of failure of a runtime. Every error that it sends contains SECRET.
 type Failing string
 
 const (
-	busy       Failing = "it is busy for 17 seconds"
-	overloaded Failing = "it is overloaded"
-	tooLong    Failing = "the conversation is too long"
-	keyRefused Failing = "our key is refused"
-	nonsense   Failing = "it does not understand"
-	broken     Failing = "it fails"
+	busy           Failing = "busy for 17 seconds"
+	overloaded     Failing = "overloaded"
+	tooLong        Failing = "conversation too long"
+	keyRejected    Failing = "key rejected"
+	invalidRequest Failing = "invalid request"
+	internalError  Failing = "internal error"
 )
 
-// A Runtime is a mock of what an engine talks to, and the engine.
+// A Runtime is a mock runtime and the engine that calls it.
 type Runtime struct {
 	engine botapi.ChatEngine
 
@@ -89,30 +88,29 @@ func (r *Runtime) requests() []Asked {
 	return append([]Asked(nil), r.asked...)
 }
 
-// A column is one kind of engine. What its protocol or its client cannot do stands
-// here, and in the README's table.
+// A column is one kind of engine, with what its protocol or its client library cannot do.
+// The README's table shows the same.
 type column struct {
-	name  string
-	start func(t *testing.T, answer func(Wire, Asked)) *Runtime
-	gone  func(t *testing.T) botapi.ChatEngine // its runtime is not there; nil: it cannot be
+	name        string
+	start       func(t *testing.T, answer func(Wire, Asked)) *Runtime
+	unreachable func(t *testing.T) botapi.ChatEngine // an engine without a runtime; nil if there is no such thing
 
-	lacks         map[Failing]bool // failures that the protocol has no sign for
-	sendsID       bool             // the request id reaches the runtime
-	keepsBytes    bool             // the client hands on characters that are cut in two
-	countsLeavers bool             // the tokens of whoever leaves are counted as far as the runtime said
+	lacks              map[Failing]bool // failures that the protocol cannot express
+	sendsID            bool             // the request id reaches the runtime
+	keepsBytes         bool             // the client library passes on split characters
+	countsDisconnected bool             // if the client disconnects, the tokens so far are counted
 }
 
 var columns = []column{
-	{name: "anthropic", start: startAnthropic, gone: goneAnthropic, sendsID: true, keepsBytes: true, countsLeavers: true},
-	{name: "ollama", start: startOllama, gone: goneOllama, sendsID: true},
-	{name: "grpc", start: startGRPC, gone: goneGRPC, sendsID: true, keepsBytes: true, countsLeavers: true},
-	{name: "local", start: startLocal, keepsBytes: true, countsLeavers: true,
-		lacks: map[Failing]bool{busy: true, overloaded: true, keyRefused: true, nonsense: true}},
-	{name: "grpc behind all combinators", start: startCombined, gone: goneGRPC, sendsID: true, keepsBytes: true, countsLeavers: true},
+	{name: "anthropic", start: startAnthropic, unreachable: unreachableAnthropic, sendsID: true, keepsBytes: true, countsDisconnected: true},
+	{name: "ollama", start: startOllama, unreachable: unreachableOllama, sendsID: true},
+	{name: "grpc", start: startGRPC, unreachable: unreachableGRPC, sendsID: true, keepsBytes: true, countsDisconnected: true},
+	{name: "local", start: startLocal, keepsBytes: true, countsDisconnected: true,
+		lacks: map[Failing]bool{busy: true, overloaded: true, keyRejected: true, invalidRequest: true}},
+	{name: "grpc in all combinators", start: startCombined, unreachable: unreachableGRPC, sendsID: true, keepsBytes: true, countsDisconnected: true},
 }
 
-// startCombined puts every combinator around one engine: what it promises must hold
-// behind them.
+// startCombined wraps the gRPC engine in every combinator. Its guarantees must still hold.
 func startCombined(t *testing.T, answer func(Wire, Asked)) *Runtime {
 	r := startGRPC(t, answer)
 	lines := NewLine(r.engine, LineOptions{AtOnce: 8, Waiting: 8})
@@ -121,7 +119,7 @@ func startCombined(t *testing.T, answer func(Wire, Asked)) *Runtime {
 	return r
 }
 
-// serveHTTP starts a runtime that speaks a protocol over HTTP.
+// serveHTTP starts an HTTP server.
 func serveHTTP(t *testing.T, handler http.HandlerFunc) (url string) {
 	server := httptest.NewServer(handler)
 	t.Cleanup(func() {
@@ -131,18 +129,18 @@ func serveHTTP(t *testing.T, handler http.HandlerFunc) (url string) {
 	return server.URL
 }
 
-func goneAddress() string {
+func unreachableAddress() string {
 	server := httptest.NewServer(nil)
 	defer server.Close()
 	return server.URL
 }
 
-// quote writes JSON text in which bytes that are no UTF-8 stay as they are.
+// quote encodes a JSON string and keeps invalid UTF-8.
 func quote(text string) string {
 	return `"` + strings.NewReplacer(`"`, `\"`, `\`, `\\`, "\n", `\n`).Replace(text) + `"`
 }
 
-// Anthropic's protocol: server-sent events, each with its type.
+// Anthropic's protocol: named server-sent events.
 
 func startAnthropic(t *testing.T, answer func(Wire, Asked)) *Runtime {
 	r := new(Runtime)
@@ -184,17 +182,17 @@ func startAnthropic(t *testing.T, answer func(Wire, Asked)) *Runtime {
 	return r
 }
 
-func goneAnthropic(*testing.T) botapi.ChatEngine {
-	return NewAnthropic(AnthropicConfig{BaseURL: goneAddress(), Key: "sk-1"})
+func unreachableAnthropic(*testing.T) botapi.ChatEngine {
+	return NewAnthropic(AnthropicConfig{BaseURL: unreachableAddress(), Key: "sk-1"})
 }
 
 type anthropicWire struct {
 	w     http.ResponseWriter
-	block string // the type of the content block that is open
+	block string // the type of the open content block
 	index int
 }
 
-func (a *anthropicWire) event(kind, members string) {
+func (a *anthropicWire) event(kind, fields string) {
 	if a.block == "" && kind != "error" {
 		a.block = "none"
 		a.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
@@ -202,18 +200,18 @@ func (a *anthropicWire) event(kind, members string) {
 			`"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":2,"cache_read_input_tokens":4,"cache_creation_input_tokens":1,"output_tokens":1}}`)
 		a.event("ping", "")
 	}
-	fmt.Fprintf(a.w, "event: %s\ndata: {\"type\":%q%s}\n\n", kind, kind, members)
+	fmt.Fprintf(a.w, "event: %s\ndata: {\"type\":%q%s}\n\n", kind, kind, fields)
 	http.NewResponseController(a.w).Flush()
 }
 
-func (a *anthropicWire) delta(block, kind, member, text string) {
+func (a *anthropicWire) delta(block, kind, field, text string) {
 	a.event("ping", "")
 	if a.block != block {
 		a.index++
 		a.block = block
 		a.event("content_block_start", fmt.Sprintf(`,"index":%d,"content_block":{"type":%q,%q:""}`, a.index, block, block))
 	}
-	a.event("content_block_delta", fmt.Sprintf(`,"index":%d,"delta":{"type":%q,%q:%s}`, a.index, kind, member, quote(text)))
+	a.event("content_block_delta", fmt.Sprintf(`,"index":%d,"delta":{"type":%q,%q:%s}`, a.index, kind, field, quote(text)))
 }
 
 func (a *anthropicWire) Text(text string)  { a.delta("text", "text_delta", "text", text) }
@@ -230,16 +228,16 @@ func (a *anthropicWire) Fail(kind Failing) {
 		status     int
 		kind, text string
 	}{
-		busy:       {429, "rate_limit_error", "SECRET"},
-		overloaded: {529, "overloaded_error", "SECRET"},
-		tooLong:    {400, "invalid_request_error", "prompt is too long: 208310 tokens > 200000 maximum SECRET"},
-		keyRefused: {401, "authentication_error", "invalid x-api-key SECRET"},
-		nonsense:   {400, "invalid_request_error", "SECRET"},
-		broken:     {500, "api_error", "SECRET"},
+		busy:           {429, "rate_limit_error", "SECRET"},
+		overloaded:     {529, "overloaded_error", "SECRET"},
+		tooLong:        {400, "invalid_request_error", "prompt is too long: 208310 tokens > 200000 maximum SECRET"},
+		keyRejected:    {401, "authentication_error", "invalid x-api-key SECRET"},
+		invalidRequest: {400, "invalid_request_error", "SECRET"},
+		internalError:  {500, "api_error", "SECRET"},
 	}[kind]
-	members := fmt.Sprintf(`,"error":{"type":%q,"message":%q},"request_id":"req_1"`, fault.kind, fault.text)
+	fields := fmt.Sprintf(`,"error":{"type":%q,"message":%q},"request_id":"req_1"`, fault.kind, fault.text)
 	if a.block != "" {
-		a.event("error", members)
+		a.event("error", fields)
 		return
 	}
 	if kind == busy {
@@ -247,12 +245,12 @@ func (a *anthropicWire) Fail(kind Failing) {
 	}
 	a.w.Header().Set("Content-Type", "application/json")
 	a.w.WriteHeader(fault.status)
-	fmt.Fprintf(a.w, `{"type":"error"%s}`, members)
+	fmt.Fprintf(a.w, `{"type":"error"%s}`, fields)
 }
 
-func (a *anthropicWire) Cut() { panic(http.ErrAbortHandler) }
+func (a *anthropicWire) Abort() { panic(http.ErrAbortHandler) }
 
-// Ollama's protocol: one JSON object a line.
+// Ollama's protocol: one JSON object per line.
 
 func startOllama(t *testing.T, answer func(Wire, Asked)) *Runtime {
 	r := new(Runtime)
@@ -293,7 +291,7 @@ func newOllama(t *testing.T, url string) *Ollama {
 	return engine
 }
 
-func goneOllama(t *testing.T) botapi.ChatEngine { return newOllama(t, goneAddress()) }
+func unreachableOllama(t *testing.T) botapi.ChatEngine { return newOllama(t, unreachableAddress()) }
 
 type ollamaWire struct {
 	w     http.ResponseWriter
@@ -307,8 +305,8 @@ func (o *ollamaWire) line(line string) {
 	http.NewResponseController(o.w).Flush()
 }
 
-func (o *ollamaWire) message(members, more string) {
-	o.line(`{"model":"m1","created_at":"2026-01-02T03:04:05.678Z","message":{"role":"assistant",` + members + `},"done":` + more + `}`)
+func (o *ollamaWire) message(fields, more string) {
+	o.line(`{"model":"m1","created_at":"2026-01-02T03:04:05.678Z","message":{"role":"assistant",` + fields + `},"done":` + more + `}`)
 }
 
 func (o *ollamaWire) Text(text string)  { o.message(`"content":`+quote(text), "false") }
@@ -322,12 +320,12 @@ func (o *ollamaWire) Fail(kind Failing) {
 		status int
 		text   string
 	}{
-		busy:       {429, "SECRET"},
-		overloaded: {503, "server busy, please try again.  maximum pending requests exceeded SECRET"},
-		tooLong:    {400, "the input length exceeds the context length SECRET"},
-		keyRefused: {401, "unauthorized SECRET"},
-		nonsense:   {400, "SECRET"},
-		broken:     {500, "llama runner process has terminated SECRET"},
+		busy:           {429, "SECRET"},
+		overloaded:     {503, "server busy, please try again.  maximum pending requests exceeded SECRET"},
+		tooLong:        {400, "the input length exceeds the context length SECRET"},
+		keyRejected:    {401, "unauthorized SECRET"},
+		invalidRequest: {400, "SECRET"},
+		internalError:  {500, "llama runner process has terminated SECRET"},
 	}[kind]
 	line := fmt.Sprintf(`{"error":%q}`, fault.text)
 	if o.begun {
@@ -341,9 +339,9 @@ func (o *ollamaWire) Fail(kind Failing) {
 	fmt.Fprintln(o.w, line)
 }
 
-func (o *ollamaWire) Cut() { panic(http.ErrAbortHandler) }
+func (o *ollamaWire) Abort() { panic(http.ErrAbortHandler) }
 
-// gRPC: a real server of modelpb's service.
+// gRPC: a server for modelpb's service.
 
 func startGRPC(t *testing.T, answer func(Wire, Asked)) *Runtime {
 	r := new(Runtime)
@@ -353,7 +351,7 @@ func startGRPC(t *testing.T, answer func(Wire, Asked)) *Runtime {
 	}
 	connections := &connections{Listener: listener}
 	server := grpc.NewServer()
-	modelpb.RegisterModelServer(server, &modelServer{runtime: r, answer: answer, cut: connections.cut})
+	modelpb.RegisterModelServer(server, &modelServer{runtime: r, answer: answer, abort: connections.abort})
 	go server.Serve(connections)
 	t.Cleanup(server.Stop)
 	r.engine = newGRPC(t, listener.Addr().String())
@@ -361,10 +359,10 @@ func startGRPC(t *testing.T, answer func(Wire, Asked)) *Runtime {
 }
 
 func newGRPC(t *testing.T, address string) *GRPC {
-	// A service may ask its clients to ask again. This one does.
-	const again = `{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":5,"initialBackoff":"0.01s","maxBackoff":"0.01s",` +
+	// A service config may ask clients to retry. This one does.
+	const retry = `{"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":5,"initialBackoff":"0.01s","maxBackoff":"0.01s",` +
 		`"backoffMultiplier":1,"retryableStatusCodes":["UNAVAILABLE","RESOURCE_EXHAUSTED","INTERNAL"]}}]}`
-	engine, err := NewGRPC(address, "", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultServiceConfig(again))
+	engine, err := NewGRPC(address, "", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultServiceConfig(retry))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -372,11 +370,11 @@ func newGRPC(t *testing.T, address string) *GRPC {
 	return engine
 }
 
-func goneGRPC(t *testing.T) botapi.ChatEngine {
-	return newGRPC(t, strings.TrimPrefix(goneAddress(), "http://"))
+func unreachableGRPC(t *testing.T) botapi.ChatEngine {
+	return newGRPC(t, strings.TrimPrefix(unreachableAddress(), "http://"))
 }
 
-// connections are those of a listener, to be cut.
+// connections is a listener that can abort its connections.
 type connections struct {
 	net.Listener
 	mu  sync.Mutex
@@ -395,8 +393,8 @@ func (c *connections) Accept() (net.Conn, error) {
 	return own, nil
 }
 
-// cut ends what the server sends, once it has sent the text.
-func (c *connections) cut(text string) {
+// abort closes the sending side of the last connection once the server has sent the text.
+func (c *connections) abort(text string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	last := c.all[len(c.all)-1]
@@ -414,7 +412,7 @@ func (c *connection) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
 	select {
 	case c.wrote <- string(b[:n]):
-	default: // nobody wants to cut this one
+	default: // this connection is not aborted
 	}
 	return n, err
 }
@@ -423,7 +421,7 @@ type modelServer struct {
 	modelpb.UnimplementedModelServer
 	runtime *Runtime
 	answer  func(Wire, Asked)
-	cut     func(after string)
+	abort   func(after string)
 }
 
 func (s *modelServer) Generate(r *modelpb.GenerateRequest, stream grpc.ServerStreamingServer[modelpb.GenerateResponse]) error {
@@ -435,15 +433,15 @@ func (s *modelServer) Generate(r *modelpb.GenerateRequest, stream grpc.ServerStr
 		asked.Messages = append(asked.Messages, botapi.ChatMessage{Role: botapi.Role(m.GetRole()), Content: m.GetContent()})
 	}
 	s.runtime.note(asked)
-	w := &grpcWire{stream: stream, cut: s.cut}
+	w := &grpcWire{stream: stream, abort: s.abort}
 	s.answer(w, asked)
 	return w.err
 }
 
 type grpcWire struct {
 	stream grpc.ServerStreamingServer[modelpb.GenerateResponse]
-	cut    func(after string)
-	last   string // text that was sent
+	abort  func(after string)
+	last   string // the last text that was sent
 	err    error
 }
 
@@ -463,23 +461,23 @@ func (g *grpcWire) End() {
 
 func (g *grpcWire) Fail(kind Failing) {
 	code := map[Failing]codes.Code{
-		busy:       codes.ResourceExhausted,
-		overloaded: codes.Unavailable,
-		tooLong:    codes.OutOfRange,
-		keyRefused: codes.Unauthenticated,
-		nonsense:   codes.InvalidArgument,
-		broken:     codes.Internal,
+		busy:           codes.ResourceExhausted,
+		overloaded:     codes.Unavailable,
+		tooLong:        codes.OutOfRange,
+		keyRejected:    codes.Unauthenticated,
+		invalidRequest: codes.InvalidArgument,
+		internalError:  codes.Internal,
 	}[kind]
-	said := status.New(code, "SECRET")
+	s := status.New(code, "SECRET")
 	if kind == busy {
-		said, _ = said.WithDetails(&errdetails.RetryInfo{RetryDelay: &durationpb.Duration{Seconds: 17}})
+		s, _ = s.WithDetails(&errdetails.RetryInfo{RetryDelay: &durationpb.Duration{Seconds: 17}})
 	}
-	g.err = said.Err()
+	g.err = s.Err()
 }
 
-func (g *grpcWire) Cut() {
-	g.cut(g.last)
-	<-g.stream.Context().Done() // or the server would send its status
+func (g *grpcWire) Abort() {
+	g.abort(g.last)
+	<-g.stream.Context().Done() // keeps the server from sending its status
 }
 
 // The model in this process.
@@ -492,7 +490,7 @@ func startLocal(t *testing.T, answer func(Wire, Asked)) *Runtime {
 	return r
 }
 
-// A mockModel is not safe for concurrent use, and fails when it is used so.
+// A mockModel panics if it is used concurrently.
 type mockModel struct {
 	runtime *Runtime
 	answer  func(Wire, Asked)
@@ -507,7 +505,7 @@ type mockModel struct {
 
 func (m *mockModel) Begin(ctx context.Context, messages []botapi.ChatMessage, s openai.Settings) (int64, error) {
 	if !m.busy.TryLock() {
-		panic("two at once")
+		panic("concurrent calls")
 	}
 	defer m.busy.Unlock()
 	asked := Asked{Ctx: ctx, Model: "m1", Messages: messages, Temperature: s.Temperature, MaxTokens: s.MaxTokens, Stop: s.Stop}
@@ -516,9 +514,9 @@ func (m *mockModel) Begin(ctx context.Context, messages []botapi.ChatMessage, s 
 	m.next, m.stop = iter.Pull2(func(yield func([]byte, error) bool) {
 		w := &localWire{yield: yield}
 		m.answer(w, asked)
-		yield(nil, cmp.Or(w.end, errors.New("it just stopped")))
+		yield(nil, cmp.Or(w.end, errors.New("no end mark")))
 	})
-	m.first, m.err, m.ahead = m.next() // as a real one reads the prompt here
+	m.first, m.err, m.ahead = m.next() // a real model reads the prompt here
 	if m.err != nil && m.err != io.EOF {
 		return 0, m.err
 	}
@@ -527,7 +525,7 @@ func (m *mockModel) Begin(ctx context.Context, messages []botapi.ChatMessage, s 
 
 func (m *mockModel) Next() ([]byte, error) {
 	if !m.busy.TryLock() {
-		panic("two at once")
+		panic("concurrent calls")
 	}
 	defer m.busy.Unlock()
 	if m.ahead {
@@ -544,9 +542,9 @@ type localWire struct {
 }
 
 func (l *localWire) Text(text string) { l.yield([]byte(text), nil) }
-func (l *localWire) Think(string)     {} // what is no text, such a model does not return
+func (l *localWire) Think(string)     {} // such a model returns only text
 func (l *localWire) End()             { l.end = io.EOF }
-func (l *localWire) Cut()             { l.yield(nil, io.ErrUnexpectedEOF) }
+func (l *localWire) Abort()           { l.yield(nil, io.ErrUnexpectedEOF) }
 func (l *localWire) Fail(kind Failing) {
 	if kind == tooLong {
 		l.yield(nil, fmt.Errorf("8000 tokens: %w", ErrTooLong))

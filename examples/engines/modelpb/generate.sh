@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the Go code of model.proto, with protoc (Debian's protobuf-compiler) and
-# the two plugins at the versions below.
+# Generates the Go code of model.proto, with protoc (Debian's protobuf-compiler) and
+# the versions of the two plugins below.
 set -eu
 plugins=$(mktemp -d)
 trap 'rm -rf "$plugins"' EXIT
