@@ -20,8 +20,8 @@ func TestDocumentLints(t *testing.T) {
 	t.Log(run(t, "typescript", "npm", "run", "lint"))
 }
 
-// TestGeneratedGoClients generates clients with oapi-codegen and ogen, and has
-// them talk to the quickstart and to an engine that fails in every way.
+// TestGeneratedGoClients generates clients with oapi-codegen and ogen, and runs them
+// against the quickstart and against an engine with all kinds of failures.
 func TestGeneratedGoClients(t *testing.T) {
 	run(t, "go", "go", "generate", "./...")
 	run(t, "go", "go", "mod", "tidy", "-diff")
@@ -44,13 +44,13 @@ func TestGeneratedTypeScriptClients(t *testing.T) {
 	}
 }
 
-// testGeneratedClient runs a program that has such a client. It says what the
-// service has answered.
+// testGeneratedClient runs a program with a generated client. The program prints the
+// responses.
 func testGeneratedClient(t *testing.T, program string, arguments ...string) {
 	t.Run("the quickstart", func(t *testing.T) {
 		is := is.New(t)
-		said := run(t, "typescript", program, append(arguments, startQuickstart(t), key, "I am tired", "Goodbye")...)
-		is.Equal(strings.Split(strings.TrimSpace(said), "\n"), []string{
+		output := run(t, "typescript", program, append(arguments, startQuickstart(t), key, "I am tired", "Goodbye")...)
+		is.Equal(strings.Split(strings.TrimSpace(output), "\n"), []string{
 			`bots: Mira without a picture, Juniper without a picture`,
 			`answer: What has taken so much out of you?`,
 			`stream: Goodbye. Be kind to yourself.`,
@@ -63,9 +63,9 @@ func testGeneratedClient(t *testing.T, program string, arguments ...string) {
 	t.Run("failures", func(t *testing.T) {
 		is := is.New(t)
 		server := serve(t, botapi.Options{ChatTimeout: 3 * time.Second})
-		said := run(t, "typescript", program, append(arguments, server.URL, key, "Hello", "fail halfway",
+		output := run(t, "typescript", program, append(arguments, server.URL, key, "Hello", "fail halfway",
 			"be busy", "be full", "be invalid", "fail", "wait", "be closed")...)
-		is.Equal(strings.Split(strings.TrimSpace(said), "\n"), []string{
+		is.Equal(strings.Split(strings.TrimSpace(output), "\n"), []string{
 			`bots: Echo https://bots.example.org/echo.png, Other without a picture`,
 			`answer: Hello`,
 			`stream: "half", then Internal Server Error`,
@@ -83,7 +83,7 @@ func testGeneratedClient(t *testing.T, program string, arguments ...string) {
 	})
 }
 
-// startQuickstart returns the address of a quickstart that has the key.
+// startQuickstart starts a quickstart with the key and returns its URL.
 func startQuickstart(t *testing.T) (url string) {
 	t.Helper()
 	is := is.New(t)
@@ -98,7 +98,7 @@ func startQuickstart(t *testing.T) (url string) {
 	output, err := quickstart.StdoutPipe()
 	is.NoErr(err)
 	is.NoErr(quickstart.Start())
-	t.Cleanup(func() { _ = quickstart.Wait() }) // it is killed when the test's context ends
+	t.Cleanup(func() { _ = quickstart.Wait() }) // the process is killed when the test's context ends
 	line, err := bufio.NewReader(output).ReadString('\n')
 	is.NoErr(err)
 	_, err = fmt.Sscanf(line, "Serving 2 bots at %s with the key "+key, &url)
@@ -106,16 +106,16 @@ func startQuickstart(t *testing.T) (url string) {
 	return url
 }
 
-// installTypeScript installs what package-lock.json names, once for the tests.
+// installTypeScript installs the packages of package-lock.json, once for all tests.
 func installTypeScript(t *testing.T) {
 	t.Helper()
 	for _, program := range []string{"node", "npm"} {
 		if _, err := exec.LookPath(program); err != nil {
-			t.Skipf("%s is not installed: neither the linter nor the TypeScript clients are tried", program)
+			t.Skipf("%s is not installed", program)
 		}
 	}
 	if run(t, "typescript", "node", "--print", newEnough) != "true\n" {
-		t.Skip("Node.js is older than 20.19: neither the linter nor the TypeScript clients are tried")
+		t.Skip("Node.js is older than 20.19")
 	}
 	if !installed {
 		run(t, "typescript", "npm", "ci")
@@ -132,11 +132,11 @@ func run(t *testing.T, directory, program string, arguments ...string) string {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), program, arguments...)
 	command.Dir = directory
-	var failures strings.Builder
-	command.Stderr = &failures
+	var stderr strings.Builder
+	command.Stderr = &stderr
 	output, err := command.Output()
 	if err != nil {
-		t.Fatalf("%s: %v\n%s%s", command, err, output, &failures)
+		t.Fatalf("%s: %v\n%s%s", command, err, output, &stderr)
 	}
 	return string(output)
 }

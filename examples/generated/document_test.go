@@ -21,16 +21,16 @@ import (
 	"github.com/matryer/is"
 )
 
-// A document validates exchanges against openapi.json, and remembers which of
-// the answers that it describes it has seen.
+// A document validates exchanges against openapi.json, and records which of the
+// described responses it has seen.
 type document struct {
 	*openapi3.T
 	router routers.Router
 	seen   map[string]bool // "POST /v1/chat 200"
 }
 
-// loadDocument reads the document in a stricter form: it lets later versions
-// add members to an answer, but today's answers must have no others.
+// loadDocument loads the document with stricter schemas. The document itself allows
+// additional fields in responses, for later versions; today's responses must have none.
 func loadDocument(t *testing.T) *document {
 	is := is.New(t)
 	t.Helper()
@@ -56,7 +56,7 @@ func closeSchemas(text string, names ...string) ([]byte, error) {
 	return json.Marshal(api)
 }
 
-// An exchange is a request that was sent, and its answer.
+// An exchange is a request and its response.
 type exchange struct {
 	request  *http.Request
 	sent     []byte
@@ -64,9 +64,9 @@ type exchange struct {
 	received []byte
 }
 
-// checkRequest returns why the request is not one that the document describes.
-// The library reads no further than the first JSON value, in any encoding; that
-// a body is one value in UTF-8 is in the definition of application/json.
+// checkRequest returns an error if the document does not allow the request. The
+// library reads only the first JSON value, in any encoding. So checkRequest itself
+// checks that the body is a single value in UTF-8, as application/json requires.
 func (d *document) checkRequest(ctx context.Context, x exchange) error {
 	if len(x.sent) > 0 && !(json.Valid(x.sent) && utf8.Valid(x.sent)) {
 		return errors.New("the body is not application/json")
@@ -78,9 +78,9 @@ func (d *document) checkRequest(ctx context.Context, x exchange) error {
 	return openapi3filter.ValidateRequest(ctx, input)
 }
 
-// checkAnswer returns why the answer is not one that the document describes:
-// its status, its headers or its body.
-func (d *document) checkAnswer(ctx context.Context, x exchange) error {
+// checkResponse returns an error if the document does not describe the response's
+// status, headers or body.
+func (d *document) checkResponse(ctx context.Context, x exchange) error {
 	input, err := d.input(x)
 	if err != nil {
 		return err
@@ -102,8 +102,8 @@ func (d *document) checkAnswer(ctx context.Context, x exchange) error {
 	return d.checkStream(string(x.received))
 }
 
-// input finds the operation of a request. The answer to a wrong method is
-// described beside the method that the path has.
+// input finds the operation of a request. The document describes the 405 of a path
+// as a response of the allowed method.
 func (d *document) input(x exchange) (*openapi3filter.RequestValidationInput, error) {
 	request := x.request.Clone(context.Background())
 	request.Body = io.NopCloser(bytes.NewReader(x.sent))
@@ -113,7 +113,7 @@ func (d *document) input(x exchange) (*openapi3filter.RequestValidationInput, er
 		request.Method, _, _ = strings.Cut(x.response.Header.Get("Allow"), ",")
 	}
 	if request.Method == http.MethodHead {
-		request.Method = http.MethodGet // described in the words of GET
+		request.Method = http.MethodGet // the document describes only GET
 	}
 	route, parameters, err := d.router.FindRoute(request)
 	if err != nil {
@@ -133,7 +133,7 @@ func (d *document) input(x exchange) (*openapi3filter.RequestValidationInput, er
 
 func checkKey(_ context.Context, input *openapi3filter.AuthenticationInput) error {
 	if scheme := input.SecurityScheme; scheme.Type != "http" || scheme.Scheme != "bearer" {
-		return fmt.Errorf("a security scheme that the handler does not have: %s %s", scheme.Type, scheme.Scheme)
+		return fmt.Errorf("the handler does not have this security scheme: %s %s", scheme.Type, scheme.Scheme)
 	}
 	header := input.RequestValidationInput.Request.Header.Get("Authorization")
 	if _, key, _ := strings.Cut(header, " "); key == "" {
@@ -142,9 +142,8 @@ func checkKey(_ context.Context, input *openapi3filter.AuthenticationInput) erro
 	return nil
 }
 
-// checkHeaderNames returns an error for a header of the handler that the
-// document does not name. Those that every answer of net/http has need no
-// description.
+// checkHeaderNames returns an error for a header that the document does not
+// describe. Headers that net/http sets need no description.
 func checkHeaderNames(route *routers.Route, response *http.Response) error {
 	described := route.Operation.Responses.Status(response.StatusCode)
 	if described == nil {
@@ -162,7 +161,7 @@ func checkHeaderNames(route *routers.Route, response *http.Response) error {
 	return nil
 }
 
-// checkStream validates what is inside the events of a stream.
+// checkStream validates the data of a stream's events.
 func (d *document) checkStream(text string) error {
 	for event := range strings.SplitSeq(strings.TrimSuffix(text, "\n\n"), "\n\n") {
 		for strings.HasPrefix(event, ": keep-alive\n") {
@@ -202,15 +201,14 @@ func (d *document) see(route *routers.Route, status int) {
 	d.seen[route.Method+" "+route.Path+" "+described] = true
 }
 
-// unseen lists the answers that the document describes and that no exchange
-// has had.
+// unseen lists the described responses that no exchange has had.
 func (d *document) unseen() []string {
 	var unseen []string
 	for path, item := range d.Paths.Map() {
 		for method, operation := range item.Operations() {
 			for status := range operation.Responses.Map() {
-				if answer := method + " " + path + " " + status; !d.seen[answer] {
-					unseen = append(unseen, answer)
+				if response := method + " " + path + " " + status; !d.seen[response] {
+					unseen = append(unseen, response)
 				}
 			}
 		}

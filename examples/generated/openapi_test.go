@@ -21,9 +21,9 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestConformance sends every conformance case to the handler. The answer must
-// be the recorded one and be described by the document; and the document must
-// refuse exactly the requests that the handler refuses as invalid.
+// TestConformance sends every conformance case to the handler. The response must be
+// the recorded one and match the document. The document must reject exactly the
+// requests that the handler rejects as invalid.
 func TestConformance(t *testing.T) {
 	api := loadDocument(t)
 	server := serve(t, botapi.Options{})
@@ -35,25 +35,25 @@ func TestConformance(t *testing.T) {
 				is.Equal(x.response.StatusCode, c.Status)
 				c.checkBody(t, x.received)
 
-				is.NoErr(api.checkAnswer(t.Context(), x))
-				refused := api.checkRequest(t.Context(), x)
+				is.NoErr(api.checkResponse(t.Context(), x))
+				rejection := api.checkRequest(t.Context(), x)
 				if c.Status != http.StatusUnprocessableEntity {
-					is.NoErr(refused)
+					is.NoErr(rejection)
 				} else if reason, ok := beyondSchema[c.Name]; ok {
-					is.NoErr(refused) // remove it from beyondSchema
-					t.Log("the document cannot tell:", reason)
+					is.NoErr(rejection) // remove it from beyondSchema
+					t.Log("the document cannot reject it:", reason)
 				} else {
-					is.True(refused != nil) // the document must refuse it too
+					is.True(rejection != nil) // the document must reject it too
 				}
 			})
 		}
 	}
 }
 
-// beyondSchema names the invalid requests that a JSON schema cannot refuse.
+// beyondSchema has the invalid requests that a JSON schema cannot reject.
 var beyondSchema = map[string]string{
-	"bot_slug-exponent-alone":     "1e2 is an integer to JSON Schema; the document says in words that it is not one here",
-	"user_id-whole-fraction-echo": "1.0 is an integer to JSON Schema; the document says in words that it is not one here",
+	"bot_slug-exponent-alone":     "1e2 is an integer to JSON Schema; the document's description excludes it",
+	"user_id-whole-fraction-echo": "1.0 is an integer to JSON Schema; the document's description excludes it",
 }
 
 type conformanceCase struct {
@@ -93,8 +93,8 @@ func (c conformanceCase) text(t *testing.T) string {
 	return string(text)
 }
 
-// checkBody compares an answer with the recorded one. Where a syntax error is
-// found and how it is worded is each parser's own.
+// checkBody compares a response with the recorded one. The position and the text of
+// a syntax error may differ, since they depend on the parser.
 func (c conformanceCase) checkBody(t *testing.T, received []byte) {
 	t.Helper()
 	is := is.New(t)
@@ -105,27 +105,27 @@ func (c conformanceCase) checkBody(t *testing.T, received []byte) {
 	var want, got any
 	is.NoErr(json.Unmarshal(c.Response, &want))
 	is.NoErr(json.Unmarshal(received, &got))
-	is.True(reflect.DeepEqual(got, want)) // the recorded answer
+	is.True(reflect.DeepEqual(got, want)) // the recorded response
 }
 
-// TestEveryAnswer has the handler give every answer that the document
-// describes, on both paths of both operations.
+// TestEveryAnswer makes the handler send every response that the document describes,
+// on both paths of both operations.
 func TestEveryAnswer(t *testing.T) {
 	api := loadDocument(t)
 	for _, prefix := range []string{"/v1", ""} {
 		t.Run("under "+prefix+"/", func(t *testing.T) {
 			testBots(t, api, prefix+"/bots")
 			testChat(t, api, prefix+"/chat")
-			testBrokenBodies(t, api, prefix+"/chat")
+			testBadBodies(t, api, prefix+"/chat")
 			testFullSlots(t, api, prefix+"/chat")
 		})
 	}
-	is.New(t).Equal(api.unseen(), []string(nil)) // described, but never given
+	is.New(t).Equal(api.unseen(), []string(nil)) // described, but never sent
 }
 
 func testBots(t *testing.T, api *document, path string) {
 	server := serve(t, botapi.Options{})
-	broken := serve(t, botapi.Options{Bots: failingStore{io.ErrUnexpectedEOF}})
+	failing := serve(t, botapi.Options{Bots: failingStore{io.ErrUnexpectedEOF}})
 	closed := serve(t, botapi.Options{Bots: failingStore{botapi.StatusError{Status: http.StatusTeapot, Detail: "Closed", RetryAfter: time.Minute}}})
 	empty, _ := botapi.NewMemoryStore()
 	tests := []struct {
@@ -133,7 +133,7 @@ func testBots(t *testing.T, api *document, path string) {
 		server       *httptest.Server
 		header       http.Header
 		status       int
-		valid        bool // whether the document has such a request
+		valid        bool // whether the document allows the request
 	}{
 		{"bots", "GET", server, nil, 200, true},
 		{"no bots", "GET", serve(t, botapi.Options{Bots: empty}), nil, 200, true},
@@ -144,15 +144,15 @@ func testBots(t *testing.T, api *document, path string) {
 		{"no key", "GET", server, http.Header{"Authorization": nil}, 401, false},
 		{"wrong key", "GET", server, http.Header{"Authorization": {"Bearer wrong"}}, 401, true},
 		{"wrong method", "DELETE", server, nil, 405, true},
-		{"broken store", "GET", broken, nil, 500, true},
-		{"host's refusal", "GET", closed, nil, 418, true},
+		{"failing store", "GET", failing, nil, 500, true},
+		{"application's error", "GET", closed, nil, 418, true},
 	}
 	for _, test := range tests {
 		t.Run("bots/"+test.name, func(t *testing.T) {
 			is := is.New(t)
 			x := send(t, test.method, test.server.URL+path, "", test.header)
 			is.Equal(x.response.StatusCode, test.status)
-			is.NoErr(api.checkAnswer(t.Context(), x))
+			is.NoErr(api.checkResponse(t.Context(), x))
 			is.Equal(api.checkRequest(t.Context(), x) == nil, test.valid)
 		})
 	}
@@ -164,11 +164,11 @@ func testChat(t *testing.T, api *document, path string) {
 		name, method, body string
 		header             http.Header
 		status             int
-		valid              bool // whether the document has such a request
+		valid              bool // whether the document allows the request
 	}{
 		{"answer", "POST", `{"bot_slug":"echo","prompt":"hi","stream":false}`, nil, 200, true},
 		{"stream", "POST", `{"bot_slug":"echo","prompt":"[DONE] \u2028","stream":true}`, nil, 200, true},
-		{"broken stream", "POST", `{"bot_slug":"echo","prompt":"fail halfway","stream":true}`, nil, 200, true},
+		{"failed stream", "POST", `{"bot_slug":"echo","prompt":"fail halfway","stream":true}`, nil, 200, true},
 		{"no key", "POST", `{"bot_slug":"echo","prompt":"hi","stream":false}`, http.Header{"Authorization": nil}, 401, false},
 		{"wrong key", "POST", `{"bot_slug":"echo","prompt":"hi","stream":false}`, http.Header{"Authorization": {"Bearer wrong"}}, 401, true},
 		{"no bot", "POST", `{"bot_slug":"nobody","prompt":"hi","stream":false}`, nil, 404, true},
@@ -179,28 +179,28 @@ func testChat(t *testing.T, api *document, path string) {
 		{"invalid for the engine", "POST", `{"bot_slug":"echo","prompt":"be invalid","stream":false}`, nil, 422, true},
 		{"engine fails", "POST", `{"bot_slug":"echo","prompt":"fail","stream":true}`, nil, 500, true},
 		{"engine takes too long", "POST", `{"bot_slug":"echo","prompt":"wait","stream":true}`, nil, 504, true},
-		{"host's refusal", "POST", `{"bot_slug":"echo","prompt":"be closed","stream":true}`, nil, 418, true},
+		{"application's error", "POST", `{"bot_slug":"echo","prompt":"be closed","stream":true}`, nil, 418, true},
 	}
 	for _, test := range tests {
 		t.Run("chat/"+test.name, func(t *testing.T) {
 			is := is.New(t)
 			x := send(t, test.method, server.URL+path, test.body, test.header)
 			is.Equal(x.response.StatusCode, test.status)
-			is.NoErr(api.checkAnswer(t.Context(), x))
+			is.NoErr(api.checkResponse(t.Context(), x))
 			is.Equal(api.checkRequest(t.Context(), x) == nil, test.valid)
 		})
 	}
 }
 
-// testBrokenBodies sends what no HTTP client sends.
-func testBrokenBodies(t *testing.T, api *document, path string) {
+// testBadBodies sends bodies that HTTP clients do not send.
+func testBadBodies(t *testing.T, api *document, path string) {
 	server := serveWithin(t, botapi.Options{}, 200*time.Millisecond)
 	tests := []struct {
 		name, body string
 		status     int
 	}{
 		{"not a chunk", "not a length\r\n", 400},
-		{"body that does not come", "1\r\n{\r\n", 408},
+		{"body without an end", "1\r\n{\r\n", 408},
 	}
 	for _, test := range tests {
 		t.Run("chat/"+test.name, func(t *testing.T) {
@@ -218,12 +218,12 @@ func testBrokenBodies(t *testing.T, api *document, path string) {
 			received, err := io.ReadAll(response.Body)
 			is.NoErr(err)
 			is.Equal(response.StatusCode, test.status)
-			is.NoErr(api.checkAnswer(t.Context(), exchange{request, nil, response, received}))
+			is.NoErr(api.checkResponse(t.Context(), exchange{request, nil, response, received}))
 		})
 	}
 }
 
-// testFullSlots asks for one chat more than there is a slot for.
+// testFullSlots starts one chat more than there are slots.
 func testFullSlots(t *testing.T, api *document, path string) {
 	tests := []struct {
 		name    string
@@ -245,14 +245,14 @@ func testFullSlots(t *testing.T, api *document, path string) {
 			})
 			server := serve(t, test.options)
 			const body = `{"bot_slug":"echo","prompt":"hi","stream":false}`
-			first, leave := context.WithCancel(t.Context())
-			defer leave()
+			first, disconnect := context.WithCancel(t.Context())
+			defer disconnect()
 			request, err := http.NewRequestWithContext(first, http.MethodPost, server.URL+path, strings.NewReader(body))
 			is.NoErr(err)
 			request.Header.Set("Authorization", "Bearer "+key)
-			left := make(chan struct{})
+			disconnected := make(chan struct{})
 			go func() {
-				defer close(left)
+				defer close(disconnected)
 				if response, err := http.DefaultClient.Do(request); err == nil {
 					response.Body.Close()
 				}
@@ -262,15 +262,15 @@ func testFullSlots(t *testing.T, api *document, path string) {
 			x := send(t, http.MethodPost, server.URL+path, body, nil)
 			is.Equal(x.response.StatusCode, test.status)
 			is.Equal(x.response.Header.Get("Retry-After"), "1")
-			is.NoErr(api.checkAnswer(t.Context(), x))
+			is.NoErr(api.checkResponse(t.Context(), x))
 			is.NoErr(api.checkRequest(t.Context(), x))
-			leave()
-			<-left
+			disconnect()
+			<-disconnected
 		})
 	}
 }
 
-// TestKeepAlive has a stream fall silent until its client has heard a comment.
+// TestKeepAlive pauses a stream until the client has received a comment.
 func TestKeepAlive(t *testing.T) {
 	is := is.New(t)
 	heard := make(chan struct{})
@@ -309,5 +309,5 @@ func TestKeepAlive(t *testing.T) {
 	is.NoErr(err)
 	received = append(received, rest...)
 	is.True(strings.HasSuffix(string(received), "data: [DONE]\n\n"))
-	is.NoErr(loadDocument(t).checkAnswer(t.Context(), exchange{request, nil, response, received}))
+	is.NoErr(loadDocument(t).checkResponse(t.Context(), exchange{request, nil, response, received}))
 }

@@ -56,7 +56,7 @@ func run(ctx context.Context, url, key, answerPrompt, streamPrompt string, promp
 	if err := showStream(ctx, client, slug, streamPrompt); err != nil {
 		return err
 	}
-	return showRefusals(ctx, url, client, slug, prompts)
+	return showErrors(ctx, url, client, slug, prompts)
 }
 
 func bearer(key string) RequestEditorFn {
@@ -73,7 +73,7 @@ func valueOr(value *string, otherwise string) string {
 	return *value
 }
 
-// showStream asks with the method that returns the response unread.
+// showStream uses the method that returns the response unread.
 func showStream(ctx context.Context, client *ClientWithResponses, slug, prompt string) error {
 	messages := []ChatMessage{{Role: User, Content: prompt}}
 	response, err := client.Chat(ctx, nil, ChatRequest{BotSlug: &slug, Messages: &messages, Stream: true})
@@ -89,36 +89,36 @@ func showStream(ctx context.Context, client *ClientWithResponses, slug, prompt s
 	return nil
 }
 
-func showRefusals(ctx context.Context, url string, client *ClientWithResponses, slug string, prompts []string) error {
-	stranger, err := NewClientWithResponses(url, WithRequestEditorFn(bearer("unknown")))
+func showErrors(ctx context.Context, url string, client *ClientWithResponses, slug string, prompts []string) error {
+	wrongKey, err := NewClientWithResponses(url, WithRequestEditorFn(bearer("unknown")))
 	if err != nil {
 		return err
 	}
-	word, nobody, large := "Hello", "nobody", strings.Repeat("a", 2<<20)
-	refusals := []struct {
+	hello, unknown, large := "Hello", "nobody", strings.Repeat("a", 2<<20)
+	requests := []struct {
 		name   string
 		client *ClientWithResponses
 		body   ChatRequest
 	}{
-		{"wrong key", stranger, ChatRequest{BotSlug: &slug, Prompt: &word}},
-		{"no bot", client, ChatRequest{BotSlug: &nobody, Prompt: &word}},
+		{"wrong key", wrongKey, ChatRequest{BotSlug: &slug, Prompt: &hello}},
+		{"no bot", client, ChatRequest{BotSlug: &unknown, Prompt: &hello}},
 		{"too large", client, ChatRequest{BotSlug: &slug, Prompt: &large}},
 		{"invalid", client, ChatRequest{BotSlug: &slug}},
 	}
-	for _, r := range refusals {
-		if err := showRefusal(ctx, r.client, r.name, r.body); err != nil {
+	for _, r := range requests {
+		if err := showError(ctx, r.client, r.name, r.body); err != nil {
 			return err
 		}
 	}
 	for _, prompt := range prompts {
-		if err := showRefusal(ctx, client, prompt, ChatRequest{BotSlug: &slug, Prompt: &prompt}); err != nil {
+		if err := showError(ctx, client, prompt, ChatRequest{BotSlug: &slug, Prompt: &prompt}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func showRefusal(ctx context.Context, client *ClientWithResponses, name string, body ChatRequest) error {
+func showError(ctx context.Context, client *ClientWithResponses, name string, body ChatRequest) error {
 	response, err := client.ChatWithResponse(ctx, nil, body)
 	if err != nil {
 		return err
@@ -127,14 +127,13 @@ func showRefusal(ctx context.Context, client *ClientWithResponses, name string, 
 	return nil
 }
 
-// detail finds the error among the fields that the generator has made, one for
-// each status.
+// detail returns the error's text. The generator makes a field for each status.
 func detail(r *ChatResponse) string {
 	if r.JSON422 != nil {
 		problem := r.JSON422.Detail[0]
 		where, _ := json.Marshal(problem.Loc)
 		return string(where) + " " + problem.Msg
 	}
-	refusal := cmp.Or(r.JSON400, r.JSON401, r.JSON404, r.JSON408, r.JSON413, r.JSON429, r.JSON500, r.JSON503, r.JSON504, r.JSONDefault)
-	return refusal.Detail
+	e := cmp.Or(r.JSON400, r.JSON401, r.JSON404, r.JSON408, r.JSON413, r.JSON429, r.JSON500, r.JSON503, r.JSON504, r.JSONDefault)
+	return e.Detail
 }

@@ -29,7 +29,8 @@ func main() {
 	}
 }
 
-// key is what the generated client asks for the key of a request.
+// key implements client.SecuritySource, from which the generated client gets the key of
+// a request.
 type key string
 
 func (k key) ApiKey(context.Context, client.OperationName) (client.ApiKey, error) {
@@ -62,13 +63,13 @@ func run(ctx context.Context, url, apiKey, answerPrompt, streamPrompt string, pr
 	}
 	answer, ok := answered.(*client.BotResponseHeaders)
 	if !ok {
-		return fmt.Errorf("asking for an answer: %+v", answered)
+		return fmt.Errorf("requesting an answer: %+v", answered)
 	}
 	fmt.Println("answer:", answer.Response.Content)
 	if err := showStream(ctx, service, bot, streamPrompt); err != nil {
 		return err
 	}
-	return showRefusals(ctx, url, service, bot, prompts)
+	return showErrors(ctx, url, service, bot, prompts)
 }
 
 func identifier(text string) client.OptIdentifier {
@@ -83,7 +84,7 @@ func showStream(ctx context.Context, service *client.Client, bot client.OptIdent
 	}
 	answer, ok := answered.(*client.ChatOKRawTextEventStream)
 	if !ok {
-		return fmt.Errorf("asking for a stream: %+v", answered)
+		return fmt.Errorf("requesting a stream: %+v", answered)
 	}
 	defer answer.Response.Body.Close()
 	text, err := stream.Text(answer.Response.Body)
@@ -94,39 +95,39 @@ func showStream(ctx context.Context, service *client.Client, bot client.OptIdent
 	return nil
 }
 
-func showRefusals(ctx context.Context, url string, service *client.Client, bot client.OptIdentifier, prompts []string) error {
-	stranger, err := client.NewClient(url, key("unknown"))
+func showErrors(ctx context.Context, url string, service *client.Client, bot client.OptIdentifier, prompts []string) error {
+	wrongKey, err := client.NewClient(url, key("unknown"))
 	if err != nil {
 		return err
 	}
 	hello, large := client.NewOptNilString("Hello"), client.NewOptNilString(strings.Repeat("a", 2<<20))
-	refusals := []struct {
+	requests := []struct {
 		name    string
 		service *client.Client
 		body    client.ChatRequest
 	}{
-		{"wrong key", stranger, client.ChatRequest{BotSlug: bot, Prompt: hello}},
+		{"wrong key", wrongKey, client.ChatRequest{BotSlug: bot, Prompt: hello}},
 		{"no bot", service, client.ChatRequest{BotSlug: identifier("nobody"), Prompt: hello}},
 		{"too large", service, client.ChatRequest{BotSlug: bot, Prompt: large}},
 		{"invalid", service, client.ChatRequest{BotSlug: bot}},
 	}
 	for _, prompt := range prompts {
-		refusals = append(refusals, refusals[0])
-		last := &refusals[len(refusals)-1]
+		requests = append(requests, requests[0])
+		last := &requests[len(requests)-1]
 		last.name, last.service, last.body.Prompt = prompt, service, client.NewOptNilString(prompt)
 	}
-	for _, r := range refusals {
-		refused, err := r.service.Chat(ctx, &r.body, client.ChatParams{})
-		fmt.Println(r.name+":", reason(refused, err))
+	for _, r := range requests {
+		response, err := r.service.Chat(ctx, &r.body, client.ChatParams{})
+		fmt.Println(r.name+":", reason(response, err))
 	}
 	return nil
 }
 
-// reason reads a refusal: the generator has a type for each status that the
-// document names, and an error for all others.
-func reason(refused client.ChatRes, err error) string {
+// reason returns the status and the text of an error. The generator makes a type for each
+// status in the document, and an error for all others.
+func reason(response client.ChatRes, err error) string {
 	var other *client.HostErrorStatusCodeWithHeaders
-	switch r := refused.(type) {
+	switch r := response.(type) {
 	case nil:
 		if errors.As(err, &other) {
 			return fmt.Sprintf("%d %s", other.StatusCode, other.Response.Detail)
@@ -151,5 +152,5 @@ func reason(refused client.ChatRes, err error) string {
 	case *client.AnswerTookTooLongHeaders:
 		return "504 " + r.Response.Detail
 	}
-	return fmt.Sprintf("%+v", refused)
+	return fmt.Sprintf("%+v", response)
 }

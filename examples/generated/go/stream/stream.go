@@ -1,5 +1,5 @@
-// Package stream reads the stream of an answer. No generator for Go makes a
-// reader of its events: what they return is the body of the response.
+// Package stream parses the stream of an answer. The generators for Go do not
+// generate a parser for events: their clients return the response body.
 package stream
 
 import (
@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// Text returns the text of a stream. The error is nil only if the answer is
-// whole; otherwise the text is what came of it.
+// Text returns the text of a stream. If the answer is incomplete, it returns the text
+// received so far and an error.
 func Text(body io.Reader) (string, error) {
 	var text strings.Builder
 	failed := false

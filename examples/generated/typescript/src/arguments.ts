@@ -1,5 +1,5 @@
-// What both programs are told: where the service is, its key, what to ask for
-// an answer and for a stream, and what to ask that is going to be refused.
+// The arguments of both programs: the service's URL, a key, the prompts for a JSON
+// response and for a stream, and prompts whose requests get an error.
 //
 //   npm run openapi-fetch URL KEY ANSWER-PROMPT STREAM-PROMPT [PROMPT...]
 //   npm run hey-api URL KEY ANSWER-PROMPT STREAM-PROMPT [PROMPT...]

@@ -1,5 +1,5 @@
-// Talks to a bot service through the client that hey-api generates from
-// openapi.json, its reader of event streams included.
+// Talks to a bot service through the client that hey-api generates from openapi.json,
+// including its parser for event streams.
 
 import { answerPrompt, key, prompts, streamPrompt, url } from "./arguments.js";
 import { createClient } from "./hey-api/client/index.js";
@@ -17,7 +17,7 @@ const answer = await chat({ client, body: { bot_slug, prompt: answerPrompt, stre
 console.log("answer:", (answer.data as BotResponse).content);
 
 const request: ChatRequest = { bot_slug, messages: [{ role: "user", content: streamPrompt }], stream: true };
-let failure = "the stream ended before the answer was whole";
+let failure = "the stream ended before the answer was complete";
 let text = "";
 const { stream } = await client.sse.post({
   url: "/v1/chat",
@@ -34,15 +34,15 @@ const { stream } = await client.sse.post({
 while (!(await stream.next()).done);
 console.log("stream:", failure ? `${JSON.stringify(text)}, then ${failure}` : text);
 
-await refused("wrong key", { bot_slug, prompt: "Hello", stream: false }, "unknown");
-await refused("no bot", { bot_slug: "nobody", prompt: "Hello", stream: false });
-await refused("too large", { bot_slug, prompt: "a".repeat(2 << 20), stream: false });
-await refused("invalid", { bot_slug, stream: false });
-for (const prompt of prompts) await refused(prompt, { bot_slug, prompt, stream: false });
+await showError("wrong key", { bot_slug, prompt: "Hello", stream: false }, "unknown");
+await showError("no bot", { bot_slug: "nobody", prompt: "Hello", stream: false });
+await showError("too large", { bot_slug, prompt: "a".repeat(2 << 20), stream: false });
+await showError("invalid", { bot_slug, stream: false });
+for (const prompt of prompts) await showError(prompt, { bot_slug, prompt, stream: false });
 
-async function refused(name: string, body: ChatRequest, auth = key): Promise<void> {
+async function showError(name: string, body: ChatRequest, auth = key): Promise<void> {
   const { error, response } = await chat({ client, body, auth });
-  if (!error || !response) throw new Error(`${name}: not refused`);
+  if (!error || !response) throw new Error(`${name}: no error`);
   console.log(`${name}: ${response.status} ${reason(error)}`);
 }
 

@@ -9,7 +9,7 @@ import type { components, paths } from "./openapi.js";
 type BotResponse = components["schemas"]["BotResponse"];
 type ChatRequest = components["schemas"]["ChatRequest"];
 type ServiceError = components["schemas"]["Error"];
-type Refusal = ServiceError | components["schemas"]["HTTPValidationError"];
+type ErrorBody = ServiceError | components["schemas"]["HTTPValidationError"];
 
 const client = createClient<paths>({ baseUrl: url, headers: { Authorization: `Bearer ${key}` } });
 
@@ -34,25 +34,25 @@ try {
   console.log(`stream: ${JSON.stringify(text)}, then ${(error as Error).message}`);
 }
 
-await refused("wrong key", { bot_slug, prompt: "Hello", stream: false }, { Authorization: "Bearer unknown" });
-await refused("no bot", { bot_slug: "nobody", prompt: "Hello", stream: false });
-await refused("too large", { bot_slug, prompt: "a".repeat(2 << 20), stream: false });
-await refused("invalid", { bot_slug, stream: false });
-for (const prompt of prompts) await refused(prompt, { bot_slug, prompt, stream: false });
+await showError("wrong key", { bot_slug, prompt: "Hello", stream: false }, { Authorization: "Bearer unknown" });
+await showError("no bot", { bot_slug: "nobody", prompt: "Hello", stream: false });
+await showError("too large", { bot_slug, prompt: "a".repeat(2 << 20), stream: false });
+await showError("invalid", { bot_slug, stream: false });
+for (const prompt of prompts) await showError(prompt, { bot_slug, prompt, stream: false });
 
-async function refused(name: string, body: ChatRequest, headers: Record<string, string> = {}): Promise<void> {
+async function showError(name: string, body: ChatRequest, headers: Record<string, string> = {}): Promise<void> {
   const { error, response } = await client.POST("/v1/chat", { body, headers });
-  if (!error) throw new Error(`${name}: not refused`);
+  if (!error) throw new Error(`${name}: no error`);
   console.log(`${name}: ${response.status} ${reason(error)}`);
 }
 
-function reason({ detail }: Refusal): string {
+function reason({ detail }: ErrorBody): string {
   if (typeof detail === "string") return detail;
   return detail.map(({ loc, msg }) => `${JSON.stringify(loc)} ${msg}`).join(", ");
 }
 
-// fragments yields the text of a stream's events, and throws if the answer is
-// not whole.
+// fragments yields the text of a stream's events. It throws if the answer is
+// incomplete.
 async function* fragments(body: ReadableStream<BufferSource>): AsyncGenerator<string> {
   const events = body
     .pipeThrough(new TextDecoderStream())
@@ -62,5 +62,5 @@ async function* fragments(body: ReadableStream<BufferSource>): AsyncGenerator<st
     if (event === "error") throw new Error((JSON.parse(data) as ServiceError).detail);
     yield (JSON.parse(data) as BotResponse).content;
   }
-  throw new Error("the stream ended before the answer was whole");
+  throw new Error("the stream ended before the answer was complete");
 }

@@ -34,14 +34,13 @@ var otherBot = botapi.Bot{
 	Model: "echo",
 }
 
-// serve starts a server with the real handler on a real connection. The
-// options may lack what a test does not care about.
+// serve starts a server with the handler. Options that are missing get defaults.
 func serve(t *testing.T, o botapi.Options) *httptest.Server {
 	t.Helper()
 	return serveWithin(t, o, 0)
 }
 
-// serveWithin is serve for a server that waits only so long for a request.
+// serveWithin is serve with a ReadTimeout.
 func serveWithin(t *testing.T, o botapi.Options, readTimeout time.Duration) *httptest.Server {
 	t.Helper()
 	is := is.New(t)
@@ -99,8 +98,8 @@ func (s failingStore) BotBySlug(context.Context, string) (botapi.Bot, error) {
 	return botapi.Bot{}, s.err
 }
 
-// send sends a request with a key and reads the whole answer. A stream that is
-// broken off is read as far as it goes.
+// send sends a request with a key and reads the response. The body of an aborted
+// stream is incomplete.
 func send(t *testing.T, method, url, body string, header http.Header) exchange {
 	t.Helper()
 	is := is.New(t)
