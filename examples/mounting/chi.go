@@ -10,14 +10,13 @@ import (
 
 // Chi mounts h in a chi router.
 //
-// Recoverer passes http.ErrAbortHandler on, so it may stand in front. Compress
-// leaves text/event-stream alone unless its list of types names it or text/*.
-// Timeout ends the request's context: in front of h, it would end long answers
-// with a 504 or cut them, so it is for the host's own routes.
+// Recoverer passes http.ErrAbortHandler on, so it may wrap h. Compress does not
+// compress text/event-stream unless its list of types contains it or text/*.
+// Timeout cancels the request's context: if it wrapped h, long answers would end
+// with a 504 or be aborted. So only the application's own routes use it.
 //
-// Mount("/v1", h) does the same as Handle("/v1/*", h): chi does not strip what
-// it has matched from the URL. Under another prefix, wrap h in
-// http.StripPrefix.
+// Mount("/v1", h) does the same as Handle("/v1/*", h): chi does not strip the
+// matched prefix from the URL. Under another prefix, wrap h in http.StripPrefix.
 func Chi(h http.Handler) http.Handler {
 	r := chi.NewRouter()
 	r.Use(middleware.Recoverer, middleware.Compress(5))

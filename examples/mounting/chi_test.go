@@ -10,7 +10,7 @@ import (
 	"github.com/matryer/is"
 )
 
-func TestChiCompressesAnswersButNotStreams(t *testing.T) {
+func TestChiCompressesJSONButNotStreams(t *testing.T) {
 	is := is.New(t)
 	got := serve(t, Chi(newHandler(t, echoing))).do(t, "POST", "/v1/chat", oneAnswer, "Accept-Encoding", "gzip")
 	is.Equal(got.header.Get("Content-Encoding"), "gzip")
@@ -19,9 +19,9 @@ func TestChiCompressesAnswersButNotStreams(t *testing.T) {
 	is.Equal(got.header.Get("Content-Encoding"), "")
 }
 
-func TestChiCompressHoldsNoStreamBack(t *testing.T) {
+func TestChiCompressDelaysNoStream(t *testing.T) {
 	is := is.New(t)
-	stream := streamAtAPace(t, mountedBy(middleware.Compress(5, "text/*")))
+	stream := streamInStep(t, mountedBy(middleware.Compress(5, "text/*")))
 	is.True(stream.compressed)
 }
 

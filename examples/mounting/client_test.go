@@ -16,8 +16,7 @@ import (
 	"example.com/botapi"
 )
 
-// patience bounds the waits of a test that has already failed; no test that
-// passes waits for it.
+// patience bounds the waits of a failing test. A passing test does not wait for it.
 const patience = 10 * time.Second
 
 const (
@@ -28,12 +27,12 @@ const (
 	oneStream = `{"bot_slug":"echo","prompt":"Hello?","stream":true}`
 )
 
-// newHandler returns a handler with one bot, one key and this engine.
+// newHandler returns a handler with the engine, one bot and one key.
 func newHandler(t *testing.T, engine botapi.ChatEngine) http.Handler {
 	return botapi.New(options(t, engine, t.Output()))
 }
 
-// options are those of newHandler; what the handler logs goes to log.
+// options returns the options of newHandler. The handler logs to log.
 func options(t *testing.T, engine botapi.ChatEngine, log io.Writer) botapi.Options {
 	t.Helper()
 	store, err := botapi.NewMemoryStore(botapi.Bot{
@@ -49,7 +48,7 @@ func options(t *testing.T, engine botapi.ChatEngine, log io.Writer) botapi.Optio
 		Bots:   store,
 		Keys:   botapi.StaticKeys(map[string]string{apiKey: "acme"}),
 		Engine: engine,
-		// The engine of a test that has failed must end too.
+		// So that the engine ends even if the test fails.
 		ChatTimeout: patience,
 		Logger:      slog.New(slog.NewTextHandler(log, nil)),
 	}
@@ -62,8 +61,8 @@ var echoing = botapi.ChatEngineFunc(func(_ context.Context, req *botapi.ChatRequ
 	}
 })
 
-// breaking fails in the middle of its answer.
-var breaking = botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+// failing fails in the middle of its answer.
+var failing = botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		if yield("Once", nil) {
 			yield("", errors.New("the model died"))
@@ -71,19 +70,19 @@ var breaking = botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) 
 	}
 })
 
-// brokenStream is all that a client gets of the answer of breaking.
-const brokenStream = `data: {"content":"Once"}
+// failedStream is all that a client gets of the answer of failing.
+const failedStream = `data: {"content":"Once"}
 
 event: error
 data: {"detail":"Internal Server Error"}
 
 `
 
-// A pacedEngine answers one chat with what it is told to say, when it is told.
+// A pacedEngine serves one chat. It yields each fragment when the test calls say.
 type pacedEngine struct {
-	started chan struct{} // closed when the chat has come
+	started chan struct{} // closed when the chat has begun
 	next    chan string
-	ended   chan error // why the context had ended when the engine returned
+	ended   chan error // the context's error when the engine returned
 }
 
 var _ botapi.ChatEngine = (*pacedEngine)(nil)
@@ -117,36 +116,36 @@ func (e *pacedEngine) Chat(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2
 	}
 }
 
-// receive waits for what must come.
+// receive receives a value, and fails the test if there is none.
 func receive[T any](t *testing.T, from <-chan T) T {
 	t.Helper()
 	select {
 	case v := <-from:
 		return v
 	case <-time.After(patience):
-		t.Fatal("waited in vain")
+		t.Fatal("timed out")
 		panic("unreachable")
 	}
 }
 
-// A serveFunc serves a mounted handler with this engine until the test ends.
+// A serveFunc starts a server with a mounted handler and the engine.
 type serveFunc func(*testing.T, botapi.ChatEngine) client
 
-// mountedBy serves what mount makes of the handler.
+// mountedBy returns a serveFunc that mounts the handler with mount.
 func mountedBy(mount func(http.Handler) http.Handler) serveFunc {
 	return func(t *testing.T, engine botapi.ChatEngine) client {
 		return serve(t, mount(newHandler(t, engine)))
 	}
 }
 
-// serve serves on a loopback port until the test ends.
+// serve starts a server on a loopback port. It is closed when the test ends.
 func serve(t *testing.T, mounted http.Handler) client {
 	server := httptest.NewServer(mounted)
 	t.Cleanup(server.Close)
 	return newClient(server)
 }
 
-// serveHTTP2 is serve for clients that speak HTTP/2 and nothing else.
+// serveHTTP2 is serve for a client that uses only HTTP/2.
 func serveHTTP2(t *testing.T, mounted http.Handler) client {
 	server := httptest.NewUnstartedServer(mounted)
 	server.EnableHTTP2 = true
@@ -158,7 +157,7 @@ func serveHTTP2(t *testing.T, mounted http.Handler) client {
 	return newClient(server)
 }
 
-// A client is what the tests know of a server. It follows no redirects.
+// A client sends requests to a server. It follows no redirects.
 type client struct {
 	http   *http.Client
 	server string
@@ -176,17 +175,17 @@ func (c client) below(prefix string) client {
 	return c
 }
 
-// An answered request, read to its end.
-type answered struct {
+// A response, read to its end.
+type response struct {
 	status int
 	header http.Header
 	body   string
-	err    error // of reading the body: the answer was cut
+	err    error // of reading the body, if the response was aborted
 }
 
-// do sends a request with the test's key and reads the whole answer. The
-// header is pairs of a name and a value.
-func (c client) do(t *testing.T, method, path, body string, header ...string) answered {
+// do sends a request with the test's key and reads the response. header has pairs
+// of name and value.
+func (c client) do(t *testing.T, method, path, body string, header ...string) response {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -196,7 +195,7 @@ func (c client) do(t *testing.T, method, path, body string, header ...string) an
 	}
 	defer res.Body.Close()
 	read, err := io.ReadAll(res.Body)
-	return answered{res.StatusCode, res.Header, string(read), err}
+	return response{res.StatusCode, res.Header, string(read), err}
 }
 
 func (c client) send(ctx context.Context, method, path, body string, header ...string) (*http.Response, error) {
@@ -216,12 +215,12 @@ type eventStream struct {
 	t          *testing.T
 	status     int
 	header     http.Header
-	compressed bool // on its way; the client has asked for it and undoes it
+	compressed bool // by the server; http.Client has decompressed it
 	body       *bufio.Reader
 }
 
-// stream asks for a stream. It returns when the answer has begun; the client
-// leaves when ctx or the test ends.
+// stream starts a stream. It returns when the response has begun. The client
+// disconnects when ctx or the test ends.
 func (c client) stream(t *testing.T, ctx context.Context) *eventStream {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -240,7 +239,7 @@ func (c client) stream(t *testing.T, ctx context.Context) *eventStream {
 	}
 }
 
-// event returns the lines of the next event, without the blank one behind it.
+// event returns the lines of the next event, without the blank line after it.
 func (s *eventStream) event() string {
 	s.t.Helper()
 	var event strings.Builder
@@ -256,7 +255,7 @@ func (s *eventStream) event() string {
 	}
 }
 
-// end reads the end of the stream, which follows the last event at once.
+// end reads the end of the stream, which must follow the last event directly.
 func (s *eventStream) end() error {
 	rest, err := io.ReadAll(s.body)
 	if len(rest) > 0 {

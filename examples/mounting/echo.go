@@ -9,8 +9,8 @@ import (
 
 // Echo mounts h in an echo instance.
 //
-// Recover passes http.ErrAbortHandler on, so it may stand in front. Gzip
-// compresses streams too, unless a Skipper keeps it away from them.
+// Recover passes http.ErrAbortHandler on, so it may wrap h. Gzip also compresses
+// streams, unless its Skipper excludes them.
 func Echo(h http.Handler) http.Handler {
 	e := echo.New()
 	e.Use(middleware.Recover())

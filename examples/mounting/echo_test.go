@@ -10,21 +10,21 @@ import (
 	"github.com/matryer/is"
 )
 
-func TestEchoGzipCompressesStreamsAndHoldsNoneBack(t *testing.T) {
+func TestEchoGzipCompressesStreamsWithoutDelay(t *testing.T) {
 	is := is.New(t)
-	stream := streamAtAPace(t, mountedBy(behindEcho(middleware.Gzip())))
+	stream := streamInStep(t, mountedBy(inEcho(middleware.Gzip())))
 	is.True(stream.compressed)
 }
 
 func TestEchoContextTimeoutEndsAnswers(t *testing.T) {
 	is := is.New(t)
-	timeout := behindEcho(middleware.ContextTimeout(time.Millisecond))
+	timeout := inEcho(middleware.ContextTimeout(time.Millisecond))
 	got := mountedBy(timeout)(t, newPacedEngine()).do(t, "POST", "/v1/chat", oneAnswer)
 	is.Equal(got.status, http.StatusGatewayTimeout)
 	is.Equal(got.body, `{"detail":"The answer took too long"}`)
 }
 
-func behindEcho(m echo.MiddlewareFunc) func(http.Handler) http.Handler {
+func inEcho(m echo.MiddlewareFunc) func(http.Handler) http.Handler {
 	return func(h http.Handler) http.Handler {
 		e := echo.New()
 		e.Any("/v1/*", echo.WrapHandler(h), m)

@@ -7,21 +7,20 @@ import (
 	"github.com/gofiber/fiber/v3/middleware/adaptor"
 )
 
-// Fiber puts h in front of a fiber app, which keeps all its other routes:
-// net/http serves h, and the app through its adaptor.
+// Fiber serves h and a fiber app with net/http. The app serves all other routes,
+// through fiber's adaptor.
 //
-// The other way round, app.All("/v1/*", adaptor.HTTPHandler(h)) on a server of
-// fasthttp, fragments still leave one by one, but h loses what it needs of
-// net/http:
+// Do not serve h with fasthttp, as app.All("/v1/*", adaptor.HTTPHandler(h)) does.
+// Fragments are still sent one by one, but h loses guarantees of net/http:
 //
-//   - fasthttp does not look at a connection while it answers: a one-body answer
-//     is worked out for a client that left, and a stream goes on until a write
-//     fails.
-//   - A stream that broke ends in good order, so that it looks whole.
-//   - The app's Shutdown ends the contexts of chats in progress: they are cut
-//     instead of finished.
-//   - When a write has failed, fasthttp uses the memory of the request again,
-//     while h and the engine still hold the request and its context.
+//   - fasthttp does not watch a connection while it responds. If the client
+//     disconnects, a JSON response is computed to its end, and a stream goes on
+//     until a write fails.
+//   - A failed stream ends without an aborted connection, so it looks complete.
+//   - The app's Shutdown cancels the contexts of chats in progress, which aborts
+//     them.
+//   - After a failed write, fasthttp reuses the memory of the request, while h and
+//     the engine still use the request and its context.
 func Fiber(h http.Handler) http.Handler {
 	app := fiber.New()
 	app.Get("/health-check", func(c fiber.Ctx) error { return c.SendString("ok") })

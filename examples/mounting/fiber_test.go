@@ -17,26 +17,26 @@ import (
 	"github.com/matryer/is"
 )
 
-// What goes well when fasthttp serves the handler through fiber's adaptor.
+// What works when fasthttp serves the handler through fiber's adaptor.
 func TestFiberAdaptorServes(t *testing.T) {
 	t.Run("lists the bots", func(t *testing.T) { checkListing(t, serveByFasthttp) })
-	t.Run("answers in one body", func(t *testing.T) { checkAnswer(t, serveByFasthttp) })
+	t.Run("sends a JSON response", func(t *testing.T) { checkJSON(t, serveByFasthttp) })
 	t.Run("streams fragment by fragment", func(t *testing.T) { checkStream(t, serveByFasthttp) })
-	t.Run("leaves the refusals to the handler", func(t *testing.T) { checkRefusals(t, serveByFasthttp) })
+	t.Run("keeps the handler's errors", func(t *testing.T) { checkErrors(t, serveByFasthttp) })
 }
 
-func TestFiberAdaptorMakesABrokenStreamLookWhole(t *testing.T) {
+func TestFiberAdaptorMakesAFailedStreamLookComplete(t *testing.T) {
 	is := is.New(t)
-	got := serveByFasthttp(t, breaking).do(t, "POST", "/v1/chat", oneStream)
-	is.Equal(got.body, brokenStream)
-	is.NoErr(got.err) // nothing was cut
+	got := serveByFasthttp(t, failing).do(t, "POST", "/v1/chat", oneStream)
+	is.Equal(got.body, failedStream)
+	is.NoErr(got.err) // not aborted
 }
 
-// The client here closes its sending side only: a server sees of it what it
-// sees of one that has left, but the test can still read what comes. Under
-// net/http the engine's context ends. fasthttp does not look at a connection
-// while it answers, so the engine goes on to the end.
-func TestFiberAdaptorDoesNotNoticeThatTheClientLeft(t *testing.T) {
+// The client closes only its sending side. To the server that looks like a
+// disconnect, but the test can still read the response. net/http cancels the
+// engine's context. fasthttp does not watch a connection while it responds, so
+// the engine runs to its end.
+func TestFiberAdaptorDoesNotNoticeADisconnect(t *testing.T) {
 	for _, body := range []string{oneAnswer, oneStream} {
 		t.Run("net/http: "+body, func(t *testing.T) {
 			is := is.New(t)
@@ -44,7 +44,7 @@ func TestFiberAdaptorDoesNotNoticeThatTheClientLeft(t *testing.T) {
 			conn := mountedBy(Fiber)(t, engine).dial(t)
 			conn.ask(body)
 			receive(t, engine.started)
-			conn.leave()
+			conn.closeWrite()
 			is.True(errors.Is(receive(t, engine.ended), context.Canceled))
 		})
 		t.Run("fasthttp: "+body, func(t *testing.T) {
@@ -53,10 +53,10 @@ func TestFiberAdaptorDoesNotNoticeThatTheClientLeft(t *testing.T) {
 			conn := serveByFasthttp(t, engine).dial(t)
 			conn.ask(body)
 			receive(t, engine.started)
-			conn.leave()
-			engine.say("for nobody")
+			conn.closeWrite()
+			engine.say("too late")
 			engine.finish()
-			is.True(strings.Contains(conn.answer(), "for nobody"))
+			is.True(strings.Contains(conn.answer(), "too late"))
 			is.NoErr(receive(t, engine.ended))
 		})
 	}
@@ -64,8 +64,8 @@ func TestFiberAdaptorDoesNotNoticeThatTheClientLeft(t *testing.T) {
 
 // serveByFasthttp mounts the handler in a fiber app that fasthttp serves.
 //
-// Its end closes the listener. The app's Shutdown would end the contexts of
-// requests, and in doing so race with whoever waits for them.
+// The cleanup closes the listener instead of calling the app's Shutdown, whose
+// cancellation of the requests' contexts is a data race with code that waits for them.
 func serveByFasthttp(t *testing.T, engine botapi.ChatEngine) client {
 	t.Helper()
 	app := fiber.New()
@@ -88,7 +88,7 @@ func serveByFasthttp(t *testing.T, engine botapi.ChatEngine) client {
 	return client{http: &http.Client{Transport: transport}, server: "http://" + listener.Addr().String()}
 }
 
-// A connection of a client that writes its request by itself.
+// A connection is a TCP connection on which the test writes its request.
 type connection struct {
 	t *testing.T
 	*net.TCPConn
@@ -113,7 +113,7 @@ func (c connection) ask(body string) {
 	}
 }
 
-func (c connection) leave() {
+func (c connection) closeWrite() {
 	c.t.Helper()
 	if err := c.CloseWrite(); err != nil {
 		c.t.Fatal(err)

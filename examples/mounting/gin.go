@@ -8,13 +8,14 @@ import (
 
 // Gin mounts h in a gin engine.
 //
-// gin.Recovery swallows http.ErrAbortHandler: behind it, a stream that broke
-// looks whole. So it recovers the host's own routes only, as middleware of
-// their group; gin.Default would put it in front of all. An engine that cannot
-// be changed so goes behind a ServeMux that has h, as in [Fiber].
+// gin.Recovery swallows http.ErrAbortHandler, so that a failed stream looks
+// complete. So only the group of the application's own routes uses it; gin.Default
+// would use it for all routes. If you cannot change the engine like that, mount it and
+// h in a ServeMux, as [Fiber] does.
 //
-// Any registers all methods, so that h answers the wrong ones. NoRoute may have
-// h too: the 404 that gin presets there is not the status of h's answers.
+// Any registers all methods, so that h rejects wrong ones itself. NoRoute(gin.WrapH(h))
+// works, too: the 404 that gin presets there does not change the status of h's
+// responses.
 func Gin(h http.Handler) http.Handler {
 	engine := gin.New()
 	engine.Any("/v1/*path", gin.WrapH(h))

@@ -15,22 +15,22 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func TestGinRecoveryMakesABrokenStreamLookWhole(t *testing.T) {
+func TestGinRecoveryMakesAFailedStreamLookComplete(t *testing.T) {
 	is := is.New(t)
-	got := serve(t, behindGinRecovery(newHandler(t, breaking))).do(t, "POST", "/v1/chat", oneStream)
-	is.Equal(got.body, brokenStream)
-	is.NoErr(got.err) // nothing was cut
+	got := serve(t, inGinDefault(newHandler(t, failing))).do(t, "POST", "/v1/chat", oneStream)
+	is.Equal(got.body, failedStream)
+	is.NoErr(got.err) // not aborted
 }
 
-// behindGinRecovery is how gin.Default mounts a handler.
-func behindGinRecovery(h http.Handler) http.Handler {
+// inGinDefault is how gin.Default mounts a handler.
+func inGinDefault(h http.Handler) http.Handler {
 	engine := gin.New()
 	engine.Use(gin.RecoveryWithWriter(io.Discard))
 	engine.Any("/v1/*path", gin.WrapH(h))
 	return engine
 }
 
-func TestGinNoRouteLeavesTheStatusToTheHandler(t *testing.T) {
+func TestGinNoRouteKeepsTheHandlersStatus(t *testing.T) {
 	is := is.New(t)
 	engine := gin.New()
 	engine.NoRoute(gin.WrapH(newHandler(t, echoing)))

@@ -9,9 +9,8 @@ import (
 
 // Gorilla mounts h in a gorilla/mux router.
 //
-// handlers.RecoveryHandler swallows http.ErrAbortHandler: behind it, a stream
-// that broke looks whole. So it recovers the host's own routes only, as
-// middleware of their subrouter.
+// handlers.RecoveryHandler swallows http.ErrAbortHandler, so that a failed stream
+// looks complete. So only the subrouter of the application's own routes uses it.
 //
 // SkipClean keeps the router from redirecting paths that are not clean, such
 // as "//v1/chat", with a 301 that turns a POST into a GET.

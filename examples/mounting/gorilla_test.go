@@ -11,21 +11,21 @@ import (
 	"github.com/matryer/is"
 )
 
-func TestGorillaRecoveryMakesABrokenStreamLookWhole(t *testing.T) {
+func TestGorillaRecoveryMakesAFailedStreamLookComplete(t *testing.T) {
 	is := is.New(t)
 	recovery := handlers.RecoveryHandler(handlers.RecoveryLogger(log.New(io.Discard, "", 0)))
-	got := mountedBy(recovery)(t, breaking).do(t, "POST", "/v1/chat", oneStream)
-	is.Equal(got.body, brokenStream)
-	is.NoErr(got.err) // nothing was cut
+	got := mountedBy(recovery)(t, failing).do(t, "POST", "/v1/chat", oneStream)
+	is.Equal(got.body, failedStream)
+	is.NoErr(got.err) // not aborted
 }
 
-func TestGorillaCompressHoldsNoStreamBack(t *testing.T) {
+func TestGorillaCompressDelaysNoStream(t *testing.T) {
 	is := is.New(t)
-	stream := streamAtAPace(t, mountedBy(handlers.CompressHandler))
+	stream := streamInStep(t, mountedBy(handlers.CompressHandler))
 	is.True(stream.compressed)
 }
 
-func TestGorillaRedirectsUnlessItSkipsCleaning(t *testing.T) {
+func TestGorillaRedirectsWithoutSkipClean(t *testing.T) {
 	is := is.New(t)
 	h := newHandler(t, echoing)
 	cleaning := mux.NewRouter()

@@ -8,15 +8,15 @@ import (
 	"github.com/rs/cors"
 )
 
-// Middleware mounts h behind middleware that a host writes itself. It works
-// around any router that is an http.Handler.
+// Middleware wraps h in the application's own middleware, which works with any router
+// that is an http.Handler.
 func Middleware(h http.Handler, logger *slog.Logger) http.Handler {
 	return logRequests(logger, recoverPanics(logger, ServeMux(h)))
 }
 
-// recoverPanics answers a panic of the host's own routes with a 500.
-// http.ErrAbortHandler is no failure but an order to cut the connection, which
-// only net/http can carry out.
+// recoverPanics sends a 500 if one of the application's own routes panics.
+// http.ErrAbortHandler is not a failure: it tells net/http to abort the connection,
+// so it must be passed on.
 func recoverPanics(logger *slog.Logger, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer func() {
@@ -34,29 +34,29 @@ func recoverPanics(logger *slog.Logger, next http.Handler) http.Handler {
 	})
 }
 
-// logRequests logs each request when its answer has ended. It does so in a
-// deferred function, because a stream that breaks ends with a panic. The id is
-// the one that the client was sent and that botapi logs.
+// logRequests logs each request when its response has ended. It logs in a deferred
+// function, because a failed stream ends with a panic. The id is the one that the
+// client gets and that botapi logs.
 func logRequests(logger *slog.Logger, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		began := time.Now()
-		answer := &statusWriter{ResponseWriter: w}
+		response := &statusWriter{ResponseWriter: w}
 		defer func() {
 			logger.InfoContext(r.Context(), "request",
 				"method", r.Method,
 				"path", r.URL.Path,
-				"status", answer.status,
+				"status", response.status,
 				"duration", time.Since(began),
 				"request_id", w.Header().Get("X-Request-Id"))
 		}()
-		next.ServeHTTP(answer, r)
+		next.ServeHTTP(response, r)
 	})
 }
 
-// A statusWriter remembers the status of an answer.
+// A statusWriter records the status of a response.
 type statusWriter struct {
 	http.ResponseWriter
-	status int // 0 until there is one
+	status int // 0 until it is written
 }
 
 func (w *statusWriter) WriteHeader(status int) {
@@ -73,15 +73,15 @@ func (w *statusWriter) Write(p []byte) (int, error) {
 	return w.ResponseWriter.Write(p)
 }
 
-// Unwrap lets http.ResponseController find the writer that can flush and that
-// has deadlines. Without it, a stream would be delivered whole at its end.
+// Unwrap lets http.ResponseController find the writer that can flush and set
+// deadlines. Without it, a stream would be delivered at its end.
 func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // CORS mounts h for pages of other origins.
 //
-// The middleware goes around the router, not around single routes: a browser
-// asks with OPTIONS first, and without a key. Browsers hide all but a few
-// headers from a page; these are worth showing.
+// The middleware wraps the router, not single routes: a browser first sends an
+// OPTIONS request, without a key. Browsers hide most headers from pages;
+// ExposedHeaders lists the useful ones.
 func CORS(h http.Handler, origins ...string) http.Handler {
 	return cors.New(cors.Options{
 		AllowedOrigins: origins,

@@ -16,17 +16,17 @@ import (
 	"github.com/matryer/is"
 )
 
-func TestMiddlewareLogsAStreamThatBroke(t *testing.T) {
+func TestMiddlewareLogsAFailedStream(t *testing.T) {
 	is := is.New(t)
 	log := make(logLines, 8)
-	got := serve(t, Middleware(newHandler(t, breaking), log.logger())).do(t, "POST", "/v1/chat", oneStream)
+	got := serve(t, Middleware(newHandler(t, failing), log.logger())).do(t, "POST", "/v1/chat", oneStream)
 	is.True(got.err != nil)
-	line := receive(t, log) // the first one: nobody took http.ErrAbortHandler for a failure
+	line := receive(t, log) // the first line: http.ErrAbortHandler is not logged as a panic
 	is.True(strings.Contains(line, "msg=request method=POST path=/v1/chat status=200 "))
 	is.True(strings.HasSuffix(line, " request_id="+got.header.Get("X-Request-Id")+"\n"))
 }
 
-func TestMiddlewareAnswersForAPanicOfTheHost(t *testing.T) {
+func TestMiddlewareRecoversPanics(t *testing.T) {
 	is := is.New(t)
 	log := make(logLines, 8)
 	panicking := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("no such shelf") })
@@ -37,9 +37,8 @@ func TestMiddlewareAnswersForAPanicOfTheHost(t *testing.T) {
 	is.True(strings.Contains(receive(t, log), "msg=request method=GET path=/shelf status=500 "))
 }
 
-// A length in the header shows that the whole stream was there when the first
-// byte of it left.
-func TestAWriterThatCannotFlushHoldsTheStreamBack(t *testing.T) {
+// Content-Length shows that the stream was complete when its first byte was sent.
+func TestWriterThatCannotFlushDelaysTheStream(t *testing.T) {
 	tests := []struct {
 		name  string
 		mount func(http.Handler) http.Handler
@@ -64,7 +63,7 @@ func TestAWriterThatCannotFlushHoldsTheStreamBack(t *testing.T) {
 	}
 }
 
-func TestCORSAnswersForTheHandler(t *testing.T) {
+func TestCORSPreflight(t *testing.T) {
 	is := is.New(t)
 	server := serve(t, CORS(newHandler(t, echoing), pageOrigin))
 
@@ -87,8 +86,8 @@ func TestCORSAnswersForTheHandler(t *testing.T) {
 	is.Equal(got.header.Get("Access-Control-Allow-Origin"), "")
 }
 
-// A refusal without CORS headers is one that the page cannot read.
-func TestCORSCoversRefusals(t *testing.T) {
+// A page cannot read an error without CORS headers.
+func TestCORSCoversErrors(t *testing.T) {
 	is := is.New(t)
 	got := serve(t, CORS(newHandler(t, echoing), pageOrigin)).do(t, "POST", "/v1/chat", oneAnswer,
 		"Authorization", "",
@@ -97,7 +96,7 @@ func TestCORSCoversRefusals(t *testing.T) {
 	is.Equal(got.header.Get("Access-Control-Allow-Origin"), pageOrigin)
 }
 
-// logLines gets what is logged, line by line.
+// logLines receives the log, line by line.
 type logLines chan string
 
 func (l logLines) Write(line []byte) (int, error) {
@@ -107,17 +106,17 @@ func (l logLines) Write(line []byte) (int, error) {
 
 func (l logLines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
-// compressing is middleware as there is much of it.
+// compressing has common compression middleware.
 var compressing = map[string]func(http.Handler) http.Handler{
 	"chi":     chimiddleware.Compress(5),
 	"gorilla": handlers.CompressHandler,
-	"echo":    behindEcho(echomiddleware.Gzip()),
+	"echo":    inEcho(echomiddleware.Gzip()),
 	"gzhttp":  func(h http.Handler) http.Handler { return gzhttp.GzipHandler(h) },
 }
 
-// An answer without a body gets none by being compressed, and a refusal keeps its
-// status, though it is held back until its size is known.
-func TestWholeAnswersBehindCompression(t *testing.T) {
+// Compression adds no body to a response without one, and an error keeps its status,
+// although its header is delayed until its size is known.
+func TestJSONResponsesWithCompression(t *testing.T) {
 	for name, compress := range compressing {
 		for protocol, serve := range map[string]func(*testing.T, http.Handler) client{"HTTP 1": serve, "HTTP 2": serveHTTP2} {
 			t.Run(name+", "+protocol, func(t *testing.T) {
@@ -128,7 +127,7 @@ func TestWholeAnswersBehindCompression(t *testing.T) {
 				for _, c := range []struct {
 					method, path, body, name, value string
 					status                          int
-					answer                          string
+					want                            string
 				}{
 					{"GET", "/v1/bots", "", "If-None-Match", "*", http.StatusNotModified, ""},
 					{"HEAD", "/v1/bots", "", "Accept", "*/*", http.StatusOK, ""},
@@ -138,16 +137,16 @@ func TestWholeAnswersBehindCompression(t *testing.T) {
 					got := server.do(t, c.method, c.path, c.body, c.name, c.value)
 					is.NoErr(got.err)
 					is.Equal(got.status, c.status)
-					is.Equal(got.body, c.answer)
+					is.Equal(got.body, c.want)
 				}
 			})
 		}
 	}
 }
 
-// Compressing middleware writes the end of an answer after the handler has
-// returned, also when ChatTimeout has ended it.
-func TestATimedOutAnswerArrivesWholeBehindCompression(t *testing.T) {
+// Compression middleware writes the end of a response after the handler has
+// returned, even if ChatTimeout has passed.
+func TestTimeoutResponseWithCompression(t *testing.T) {
 	for name, compress := range compressing {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)

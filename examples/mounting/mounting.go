@@ -1,11 +1,10 @@
-// Package mounting shows how to mount a botapi handler in the routers that Go
-// programs use. Each function is one router, small enough to copy; its comment
-// says what to mind there. The tests run the same checks through all of them,
-// on HTTP/1.1 and on HTTP/2.
+// Package mounting shows how to mount a botapi handler in common Go routers. Each
+// function is for one router and small enough to copy; its comment says what to watch
+// out for. The tests run the same checks for all routers, on HTTP/1.1 and on HTTP/2.
 //
-// For every router: mount a subtree and leave the paths and methods in it to the
-// handler. It answers unknown ones itself, in the form that its clients know.
-// What middleware in front must do, docs/operating.md says.
+// With every router, mount a subtree and let the handler decide on its paths and
+// methods: its errors for unknown ones have the format that clients expect.
+// docs/operating.md says what middleware must do.
 package mounting
 
 import (
@@ -13,7 +12,7 @@ import (
 	"net/http"
 )
 
-// healthCheck stands for the routes that the host has already.
+// healthCheck stands for the application's own routes.
 func healthCheck(w http.ResponseWriter, _ *http.Request) {
 	_, _ = io.WriteString(w, "ok")
 }

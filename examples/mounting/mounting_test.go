@@ -12,7 +12,7 @@ import (
 	"github.com/matryer/is"
 )
 
-// mountings are those that keep all that the handler promises its clients.
+// mountings keep all guarantees of the handler.
 var mountings = []struct {
 	name   string
 	mount  func(http.Handler) http.Handler
@@ -34,13 +34,13 @@ var checks = []struct {
 	check func(*testing.T, serveFunc)
 }{
 	{"lists the bots", checkListing},
-	{"answers in one body", checkAnswer},
+	{"sends a JSON response", checkJSON},
 	{"streams fragment by fragment", checkStream},
-	{"ends the engine when its client leaves a stream", checkLeavingAStream},
-	{"ends the engine when its client leaves before the answer", checkLeavingEarly},
-	{"cuts a stream that broke", checkBrokenStream},
-	{"leaves the refusals to the handler", checkRefusals},
-	{"keeps the host's own routes", checkOwnRoutes},
+	{"cancels the engine when the client of a stream disconnects", checkDisconnect},
+	{"cancels the engine when the client disconnects early", checkEarlyDisconnect},
+	{"aborts a failed stream", checkFailedStream},
+	{"keeps the handler's errors", checkErrors},
+	{"keeps the application's own routes", checkOwnRoutes},
 }
 
 func TestMountings(t *testing.T) {
@@ -72,7 +72,7 @@ func checkListing(t *testing.T, serve serveFunc) {
 	is.Equal(got.body, "")
 }
 
-func checkAnswer(t *testing.T, serve serveFunc) {
+func checkJSON(t *testing.T, serve serveFunc) {
 	is := is.New(t)
 	got := serve(t, echoing).do(t, "POST", "/v1/chat", oneAnswer)
 	is.Equal(got.status, http.StatusOK)
@@ -82,15 +82,14 @@ func checkAnswer(t *testing.T, serve serveFunc) {
 
 func checkStream(t *testing.T, serve serveFunc) {
 	is := is.New(t)
-	stream := streamAtAPace(t, serve)
+	stream := streamInStep(t, serve)
 	is.Equal(stream.status, http.StatusOK)
 	is.Equal(stream.header.Get("Content-Type"), "text/event-stream")
 }
 
-// streamAtAPace reads a whole stream whose engine gets its next fragment when
-// the one before has been read: where anything is held back, it gets no
-// further.
-func streamAtAPace(t *testing.T, serve serveFunc) *eventStream {
+// streamInStep reads a stream whose engine gets each fragment when the one before has
+// been read. It fails if anything delays a fragment.
+func streamInStep(t *testing.T, serve serveFunc) *eventStream {
 	t.Helper()
 	is := is.New(t)
 	engine := newPacedEngine()
@@ -109,47 +108,47 @@ func streamAtAPace(t *testing.T, serve serveFunc) *eventStream {
 	return stream
 }
 
-func checkLeavingAStream(t *testing.T, serve serveFunc) {
+func checkDisconnect(t *testing.T, serve serveFunc) {
 	is := is.New(t)
 	engine := newPacedEngine()
 	server := serve(t, engine)
-	ctx, leave := context.WithCancel(t.Context())
-	defer leave()
+	ctx, disconnect := context.WithCancel(t.Context())
+	defer disconnect()
 	engine.say("Once")
 	stream := server.stream(t, ctx)
 	is.Equal(stream.event(), `data: {"content":"Once"}`)
-	leave()
+	disconnect()
 	is.True(errors.Is(receive(t, engine.ended), context.Canceled))
 }
 
-func checkLeavingEarly(t *testing.T, serve serveFunc) {
+func checkEarlyDisconnect(t *testing.T, serve serveFunc) {
 	is := is.New(t)
 	engine := newPacedEngine()
 	server := serve(t, engine)
-	ctx, leave := context.WithCancel(t.Context())
-	defer leave()
-	asked := make(chan error, 1)
+	ctx, disconnect := context.WithCancel(t.Context())
+	defer disconnect()
+	sent := make(chan error, 1)
 	go func() {
 		_, err := server.send(ctx, "POST", "/v1/chat", oneAnswer)
-		asked <- err
+		sent <- err
 	}()
 	receive(t, engine.started)
-	leave()
-	is.True(errors.Is(receive(t, asked), context.Canceled))
+	disconnect()
+	is.True(errors.Is(receive(t, sent), context.Canceled))
 	is.True(errors.Is(receive(t, engine.ended), context.Canceled))
 }
 
-// checkBrokenStream is for clients that know no error event: only an answer
-// that ends in an error is not taken for a whole one.
-func checkBrokenStream(t *testing.T, serve serveFunc) {
+// checkFailedStream checks the abort: clients that do not know the error event
+// recognise an incomplete answer only by a read error.
+func checkFailedStream(t *testing.T, serve serveFunc) {
 	is := is.New(t)
-	got := serve(t, breaking).do(t, "POST", "/v1/chat", oneStream)
+	got := serve(t, failing).do(t, "POST", "/v1/chat", oneStream)
 	is.Equal(got.status, http.StatusOK)
-	is.Equal(got.body, brokenStream)
-	is.True(got.err != nil) // the connection was cut
+	is.Equal(got.body, failedStream)
+	is.True(got.err != nil) // the connection was aborted
 }
 
-func checkRefusals(t *testing.T, serve serveFunc) {
+func checkErrors(t *testing.T, serve serveFunc) {
 	is := is.New(t)
 	server := serve(t, echoing)
 

@@ -7,7 +7,7 @@ import (
 	"github.com/matryer/is"
 )
 
-func TestServeMuxAnswersForAPatternWithAMethod(t *testing.T) {
+func TestServeMuxRejectsOtherMethodsOfAPattern(t *testing.T) {
 	is := is.New(t)
 	mux := http.NewServeMux()
 	mux.Handle("POST /v1/chat", newHandler(t, echoing))
@@ -23,7 +23,7 @@ func TestServeMuxRedirectsPathsThatAreNotClean(t *testing.T) {
 	is.Equal(got.header.Get("Location"), "/v1/chat")
 }
 
-func TestStripPrefixMustLeaveTheSlash(t *testing.T) {
+func TestStripPrefixMustKeepTheSlash(t *testing.T) {
 	is := is.New(t)
 	mux := http.NewServeMux()
 	mux.Handle("/assistants/", http.StripPrefix("/assistants/", newHandler(t, echoing)))
