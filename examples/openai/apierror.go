@@ -11,7 +11,7 @@ import (
 	"example.com/botapi"
 )
 
-// An apiError is an error in OpenAI's form, for a status.
+// An apiError is an error response in OpenAI's format.
 type apiError struct {
 	status int
 
@@ -23,7 +23,7 @@ type apiError struct {
 
 func (e *apiError) Error() string { return e.Message }
 
-// body is the answer.
+// body is the response body.
 func (e *apiError) body() []byte {
 	body, _ := json.Marshal(map[string]*apiError{"error": e}) // it always has a JSON form
 	return body
@@ -35,12 +35,13 @@ const (
 	typeServer         = "server_error"
 )
 
-// invalid is a request that the handler refuses by itself.
+// invalid is the error for a request that this handler rejects.
 func invalid(param, code, message string) *apiError {
 	return &apiError{status: http.StatusBadRequest, Message: message, Type: typeInvalidRequest, Param: &param, Code: &code}
 }
 
-// errorOf makes an error of one of the API's, or of a middleware of the host's.
+// errorOf translates an error response of the API, or of the application's
+// middleware.
 func errorOf(status int, kind string, body []byte) *apiError {
 	detail, problem := readDetail(body)
 	if problem != nil {
@@ -76,8 +77,8 @@ var codes = map[int]string{
 	http.StatusTooManyRequests:       "rate_limit_exceeded",
 }
 
-// errorOfProblem is for a 422: OpenAI has status 400 for what is wrong with a
-// request, and tells one problem at a time.
+// errorOfProblem translates a validation error. Where the API sends a 422 with all
+// problems, OpenAI sends a 400 with one.
 func errorOfProblem(status int, problem botapi.ValidationError) *apiError {
 	if status == http.StatusUnprocessableEntity {
 		status = http.StatusBadRequest
@@ -92,7 +93,7 @@ func errorOfProblem(status int, problem botapi.ValidationError) *apiError {
 	return e
 }
 
-// paramOf names a place in the body as OpenAI does: messages[0].content.
+// paramOf formats a location in the body as OpenAI does: messages[0].content.
 func paramOf(loc []any) string {
 	var b strings.Builder
 	for i, step := range loc {
@@ -107,7 +108,7 @@ func paramOf(loc []any) string {
 			b.WriteString(step)
 		case float64:
 			if i == 1 {
-				continue // the place of a mistake in the JSON: see its message
+				continue // the byte offset of a syntax error, which the message describes
 			}
 			b.WriteString("[" + strconv.Itoa(int(step)) + "]")
 		}
@@ -139,7 +140,7 @@ func codeOf(kind string) string {
 }
 
 // readDetail reads {"detail": "text"}, or the first problem of {"detail": [...]}.
-// The rest of a long list need not be there.
+// The list may be truncated after its first problem.
 func readDetail(body []byte) (detail string, first *botapi.ValidationError) {
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	for _, want := range []string{"{", "detail"} {

@@ -15,7 +15,7 @@ import (
 	"example.com/botapi/examples/openai"
 )
 
-// BenchmarkEngine is what a chat costs the engine, with the runtime and the
+// BenchmarkEngine measures a chat of the engine, including the runtime and the
 // connection to it: a stream of 1,000 fragments, and one of a single fragment.
 func BenchmarkEngine(b *testing.B) {
 	const chunk = `data: {"id":"chatcmpl-0f6b5c1de2a94f0f8c0b2d8e2f7a6b31","object":"chat.completion.chunk","created":1760000000,"model":"m1","choices":[{"index":0,"delta":{"content":"word "},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n"
@@ -47,9 +47,9 @@ func BenchmarkEngine(b *testing.B) {
 	}
 }
 
-// BenchmarkTranslation is what a chat costs over HTTP, as the package sends it and
-// in OpenAI's form: a fragment that comes alone (its client has read the one
-// before), 1,000 without pauses, one body of them.
+// BenchmarkTranslation compares botapi's protocol with OpenAI's over HTTP: a single
+// fragment (sent once the client has read the one before), a stream of 1,000 fragments
+// without pauses, and a JSON response of 1,000 fragments.
 func BenchmarkTranslation(b *testing.B) {
 	words := botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
 		return func(yield func(string, error) bool) {
@@ -60,18 +60,18 @@ func BenchmarkTranslation(b *testing.B) {
 			}
 		}
 	})
-	forms := []struct{ name, path, stream, whole string }{
-		{"plain", "/v1/chat", stream, oneBody},
+	protocols := []struct{ name, path, stream, json string }{
+		{"plain", "/v1/chat", stream, noStream},
 		{"openai", "/v1/chat/completions", askStream, ask},
 	}
-	for _, form := range forms {
-		b.Run("paced/"+form.name, func(b *testing.B) { benchmarkPaced(b, form.path, form.stream) })
+	for _, p := range protocols {
+		b.Run("paced/"+p.name, func(b *testing.B) { benchmarkPaced(b, p.path, p.stream) })
 	}
-	for _, form := range forms {
-		b.Run("fast/"+form.name, func(b *testing.B) { benchmarkWhole(b, words, form.path, form.stream) })
+	for _, p := range protocols {
+		b.Run("fast/"+p.name, func(b *testing.B) { benchmarkChat(b, words, p.path, p.stream) })
 	}
-	for _, form := range forms {
-		b.Run("one body/"+form.name, func(b *testing.B) { benchmarkWhole(b, words, form.path, form.whole) })
+	for _, p := range protocols {
+		b.Run("json/"+p.name, func(b *testing.B) { benchmarkChat(b, words, p.path, p.json) })
 	}
 }
 
@@ -103,8 +103,8 @@ func benchmarkPaced(b *testing.B, path, body string) {
 	}
 }
 
-// benchmarkWhole measures one whole chat.
-func benchmarkWhole(b *testing.B, engine botapi.ChatEngine, path, body string) {
+// benchmarkChat measures one complete chat.
+func benchmarkChat(b *testing.B, engine botapi.ChatEngine, path, body string) {
 	server := serveHandler(b, engine, quietly)
 	b.ReportAllocs()
 	for b.Loop() {

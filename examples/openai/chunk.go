@@ -5,24 +5,24 @@ import (
 	"slices"
 )
 
-// Chunk is one event of a runtime's stream. Decoding all of it into a client's
-// types would cost more than everything else that happens to a fragment on its
-// way. Its texts are parts of the event that they were read from: they are valid
-// until the next one is read.
+// Chunk is one event of a runtime's stream. It has only the fields that are needed:
+// decoding the whole event into a client library's types would cost more than all
+// other work on a fragment. Its byte slices share the event's memory and are valid
+// until the next event is read.
 type Chunk struct {
 	ID, Model []byte // the runtime's names for the answer and for its model
-	Text      []byte // content and refusal of all choices, as they came
-	Finish    []byte // why the answer is over; empty while it goes on
+	Text      []byte // content and refusal of all choices, unchanged
+	Finish    []byte // the finish_reason; empty until there is one
 	Tokens    Tokens
-	Counted   bool // Tokens was in the chunk
-	Absurd    bool // what was in the chunk for Tokens is a count that no chat has
+	Counted   bool // the chunk has a token count
+	Absurd    bool // the chunk has an impossible token count
 
-	failed bool // an error came in place of a chunk
+	failed bool // the event is an error and not a chunk
 }
 
 var errNoChunk = errors.New("an event of the stream is not a JSON object")
 
-// readEvent reads the event that was read last.
+// readEvent parses the current event.
 func readEvent(e *events) (Chunk, error) {
 	c, err := readChunk(e.data)
 	if e.error || err == nil && c.failed {
@@ -32,11 +32,10 @@ func readEvent(e *events) (Chunk, error) {
 	return c, err
 }
 
-// readChunk reads a chunk in one pass. It takes exactly what JSON is, in the
-// way that encoding/json does, but for one thing: a runtime may cut a character
-// between two chunks, and its bytes stay as they are. Members count under their
-// exact name, the last of a repeated one alone; one of an unexpected type
-// counts as absent.
+// readChunk parses a chunk in one pass. It accepts the same JSON as encoding/json.
+// Invalid UTF-8 is kept as it is, since a runtime may split a character between two
+// chunks. Field names match exactly; the last of a repeated field counts; a field of
+// an unexpected type counts as absent.
 func readChunk(event []byte) (Chunk, error) {
 	var c Chunk
 	var failed, isError bool
@@ -54,7 +53,7 @@ func readChunk(event []byte) (Chunk, error) {
 		case "error":
 			failed = s.peek() != 'n'
 			s.skip()
-		case "object": // of vLLM's errors, in former versions
+		case "object": // errors of former versions of vLLM
 			isError = string(s.text()) == "error"
 		default:
 			s.skip()
@@ -124,8 +123,7 @@ func readDelta(s *scanner) []byte {
 	return texts.all
 }
 
-// joined are texts, one after another. They are copied only where there are two, which
-// is rare.
+// joined concatenates texts. It copies only if there is more than one, which is rare.
 type joined struct {
 	all []byte
 	own bool // all is a copy

@@ -13,7 +13,7 @@ import (
 )
 
 func TestReadChunk(t *testing.T) {
-	const nothing = "no JSON object"
+	const invalid = "no JSON object"
 	for event, want := range map[string]string{
 		`{}`: "",
 		` {"choices" : [ {"delta" : {"content" : "a b"} , "index":0 } ] } ` + "\n":         "a b",
@@ -21,7 +21,7 @@ func TestReadChunk(t *testing.T) {
 		`{"choices":[{"delta":{"refusal":"no"}},{"delta":{"content":"y","refusal":"z"}}]}`: "noyz",
 		`{"choices":[{"delta":{"content":"\u00fc\ud83d\udc4b\"\\\/\b\f\n\r\t"}}]}`:         "ü👋\"\\/\b\f\n\r\t",
 		`{"choices":[{"delta":{"content":"\ud83d|\udc4b\ud83d\u0041"}}]}`:                  "\ufffd|\ufffd\ufffdA",
-		"{\"choices\":[{\"delta\":{\"content\":\"caf\xc3\"}}]}":                            "caf\xc3", // cut inside a character
+		"{\"choices\":[{\"delta\":{\"content\":\"caf\xc3\"}}]}":                            "caf\xc3", // split inside a character
 		"{\"choices\":[{\"delta\":{\"content\":\"\xa9\\n\"}}]}":                            "\xa9\n",
 		`{"choices":[{"delta":{"content":"a","content":"b"}}]}`:                            "b",
 		`{"choices":[{"delta":{"content":"a"}}],"choices":[]}`:                             "",
@@ -29,36 +29,36 @@ func TestReadChunk(t *testing.T) {
 		`{"choices":[{"\u0064elta":{"content":"a"}}]}`:                                     "a",
 		`{"choices":[7,null,{"delta":"a"},{"delta":{"content":{"content":"a"}}}]}`:         "",
 		`{"x":[0,-1.5e+3,true,false,null,{"y":[[],{}]}],"choices":{"delta":1}}`:            "",
-		``:                                   nothing,
-		`oops`:                               nothing,
-		`null`:                               nothing,
-		`"text"`:                             nothing,
-		`{"choices":[]}}`:                    nothing,
-		`{"choices":[]} x`:                   nothing,
-		`{"choices":[{"ind`:                  nothing,
-		`{"a":1,}`:                           nothing,
-		`{"a":[1,]}`:                         nothing,
-		`{"a":[,1]}`:                         nothing,
-		`{,"a":1}`:                           nothing,
-		`{"a" 1}`:                            nothing,
-		`{"a":01}`:                           nothing,
-		`{"a":1.}`:                           nothing,
-		`{"a":+1}`:                           nothing,
-		`{"a":1e}`:                           nothing,
-		`{"a":-}`:                            nothing,
-		`{"a":nul}`:                          nothing,
-		`{"a":"\x"}`:                         nothing,
-		`{"a":"\u12g4"}`:                     nothing,
-		`{"a":"\`:                            nothing,
-		`{"a":"\"}`:                          nothing,
-		"{\"a\":\"\n\"}":                     nothing,
-		`{"a":[1}`:                           nothing,
-		`{"a":` + strings.Repeat("[", 20000): nothing,
+		``:                                   invalid,
+		`oops`:                               invalid,
+		`null`:                               invalid,
+		`"text"`:                             invalid,
+		`{"choices":[]}}`:                    invalid,
+		`{"choices":[]} x`:                   invalid,
+		`{"choices":[{"ind`:                  invalid,
+		`{"a":1,}`:                           invalid,
+		`{"a":[1,]}`:                         invalid,
+		`{"a":[,1]}`:                         invalid,
+		`{,"a":1}`:                           invalid,
+		`{"a" 1}`:                            invalid,
+		`{"a":01}`:                           invalid,
+		`{"a":1.}`:                           invalid,
+		`{"a":+1}`:                           invalid,
+		`{"a":1e}`:                           invalid,
+		`{"a":-}`:                            invalid,
+		`{"a":nul}`:                          invalid,
+		`{"a":"\x"}`:                         invalid,
+		`{"a":"\u12g4"}`:                     invalid,
+		`{"a":"\`:                            invalid,
+		`{"a":"\"}`:                          invalid,
+		"{\"a\":\"\n\"}":                     invalid,
+		`{"a":[1}`:                           invalid,
+		`{"a":` + strings.Repeat("[", 20000): invalid,
 	} {
 		t.Run(event[:min(len(event), 60)], func(t *testing.T) {
 			is := is.New(t)
 			c, err := readChunk([]byte(event))
-			if want == nothing {
+			if want == invalid {
 				is.Equal(err, errNoChunk)
 				return
 			}
@@ -68,7 +68,7 @@ func TestReadChunk(t *testing.T) {
 	}
 }
 
-func TestReadChunkBesidesItsText(t *testing.T) {
+func TestReadChunkOtherFields(t *testing.T) {
 	is := is.New(t)
 	c, err := readChunk([]byte(`{"id":"c1","model":"m\u0031","choices":[{"finish_reason":null},{"finish_reason":"stop"},{"finish_reason":null}],` +
 		`"usage":{"prompt_tokens":9,"completion_tokens":7,"total_tokens":16,"prompt_tokens_details":{"cached_tokens":3}},"error":null}`))
@@ -91,7 +91,7 @@ func TestReadChunkBesidesItsText(t *testing.T) {
 	} {
 		c, err := readChunk([]byte(`{"usage":` + usage + `}`))
 		is.NoErr(err)
-		is.True(!c.Counted) // the runtime does not count
+		is.True(!c.Counted)
 		is.Equal(c.Absurd, absurd)
 	}
 	for _, failure := range []string{`{"error":{"message":"m"}}`, `{"error":"m"}`, `{"choices":[],"error":{}}`, `{"object":"error","message":"m"}`} {
@@ -107,7 +107,7 @@ func TestReadChunkAllocatesNothing(t *testing.T) {
 	is.Equal(testing.AllocsPerRun(100, func() { readChunk(event) }), 0.0)
 }
 
-// Many choices in one event are not copied again for each.
+// The texts of many choices are not copied again for each choice.
 func TestManyChoices(t *testing.T) {
 	is := is.New(t)
 	event := []byte(`{"choices":[` + strings.Repeat(`{"delta":{"content":"x","refusal":"y"}},`, 1000) + `{}]}`)
@@ -118,8 +118,8 @@ func TestManyChoices(t *testing.T) {
 	is.True(testing.AllocsPerRun(1, func() { readChunk(event) }) < 100)
 }
 
-// FuzzReadChunk compares with encoding/json: what is JSON, and, where the text
-// is UTF-8, what it says.
+// FuzzReadChunk compares readChunk with encoding/json: which events are valid, and, if
+// they are UTF-8, their fields.
 func FuzzReadChunk(f *testing.F) {
 	recorded, _ := filepath.Glob("testdata/*.sse")
 	for _, file := range recorded {
@@ -164,16 +164,16 @@ func FuzzReadChunk(f *testing.F) {
 	})
 }
 
-// textOf is the text of a chunk that was decoded whole, and its finish_reason.
+// textOf returns the text and the finish_reason of a decoded chunk.
 func textOf(chunk map[string]any) (text, finish string) {
 	choices, _ := chunk["choices"].([]any)
 	for _, choice := range choices {
-		members, _ := choice.(map[string]any)
-		delta, _ := members["delta"].(map[string]any)
+		fields, _ := choice.(map[string]any)
+		delta, _ := fields["delta"].(map[string]any)
 		content, _ := delta["content"].(string)
 		refusal, _ := delta["refusal"].(string)
 		text += content + refusal
-		if reason, _ := members["finish_reason"].(string); reason != "" {
+		if reason, _ := fields["finish_reason"].(string); reason != "" {
 			finish = reason
 		}
 	}

@@ -1,9 +1,8 @@
-// Package openai connects botapi with everything that speaks OpenAI's chat
-// completions protocol, in both directions: [NewEngine] answers chats with a
-// model runtime that speaks it, and [NewHandler] lets clients that speak it
-// reach the bots.
+// Package openai connects botapi with OpenAI's chat completions protocol, in both
+// directions: [NewEngine] answers chats with any server that has an
+// OpenAI-compatible API, and [NewHandler] serves the bots to OpenAI clients.
 //
-// It needs the standard library only, and is made to be imported or copied.
+// Besides botapi, it needs only the standard library. Import it or copy it.
 package openai
 
 import (
@@ -26,80 +25,81 @@ import (
 	"example.com/botapi"
 )
 
-// Config is what an [Engine] is made of. Only BaseURL is required.
+// Config configures an [Engine]. Only BaseURL is required.
 type Config struct {
-	// BaseURL is the address of the API, as in http://127.0.0.1:11434/v1 for
-	// Ollama. Requests go to chat/completions below it; a query is kept.
+	// BaseURL is the address of the runtime's API, such as
+	// http://127.0.0.1:11434/v1 for Ollama. Requests go to chat/completions below
+	// it; its query is kept.
 	BaseURL string
-	// Key is sent as a bearer token; empty for a runtime that asks for none.
+	// Key is sent as a bearer token, unless it is empty.
 	Key string
-	// Model is the name of the model at the runtime; empty means each bot's
-	// own, Bot.Model.
+	// Model is the runtime's name for the model; empty means the Bot.Model of
+	// each bot.
 	Model string
 
-	// Count is when the runtime is asked to count tokens: see [CountTokens].
+	// Count says when to ask the runtime for token counts: see [CountTokens].
 	Count Count
-	// Extra names members of ChatRequest.Extra that are handed on to the
-	// runtime as they are, besides those that [CheckExtra] knows. Whatever is
-	// named here is in the hands of clients. "model", "messages", "stream",
-	// "stream_options" and "n" are the engine's own, and are never handed on.
+	// Extra names fields of ChatRequest.Extra that are passed to the runtime
+	// unchecked, besides those that [CheckExtra] checks. Clients control their
+	// values. "model", "messages", "stream", "stream_options" and "n" are reserved
+	// for the engine and never passed on.
 	Extra []string
 
 	// HTTPClient makes the requests; nil means one with a transport of
-	// [NewTransport]. It is copied: redirects are never followed, since they
-	// would turn a POST into a GET. Its Timeout would bound whole answers; leave
-	// that to botapi.Options.ChatTimeout and StallTimeout.
+	// [NewTransport]. It is copied, and the copy never follows redirects, since
+	// they would turn a POST into a GET. Leave its Timeout at 0: it would limit
+	// complete answers, which botapi.Options.ChatTimeout and StallTimeout do.
 	HTTPClient *http.Client
 }
 
-// Count is when a runtime is asked to count tokens.
+// Count says when to ask a runtime for token counts.
 type Count int
 
 const (
-	// CountAtEnd asks for the count at the end of each answer. An answer that
-	// ends early has none.
+	// CountAtEnd asks for the count at the end of each answer. An incomplete
+	// answer has none.
 	CountAtEnd Count = iota
-	// CountAlong asks for the count in each chunk, too, which vLLM and SGLang
-	// know (continuous_usage_stats). So answers that end early are counted as far
-	// as they came.
+	// CountAlong also asks for the count in each chunk (continuous_usage_stats),
+	// which vLLM and SGLang support. So an incomplete answer is counted up to where
+	// it ended.
 	CountAlong
-	// CountNever asks for none. A few old runtimes refuse to be asked.
+	// CountNever does not ask. A few old runtimes reject requests that ask.
 	CountNever
 )
 
-// Engine is a botapi.ChatEngine in front of one model runtime. It is safe for
-// concurrent use.
+// Engine is a botapi.ChatEngine for one model runtime. It is safe for concurrent
+// use.
 //
-// Its request to the runtime is always a stream, also for a client that wants one
-// body: that is how a client that leaves stops the model at once. The request
-// ends with the chat's context. It carries the request id as X-Request-Id. The
-// user's id stays here.
+// It always asks the runtime for a stream, even when the client wants a JSON
+// response, so that the model stops immediately when the client disconnects. The
+// request is cancelled with the chat's context and carries the request id as
+// X-Request-Id. The user's id is not sent.
 //
-// Text passes byte for byte. Reasoning is left out where the runtime sends it
-// apart from the answer's content.
+// Text is passed on byte for byte. Reasoning is omitted if the runtime sends it
+// apart from the content.
 type Engine struct {
 	config Config
 	url    string
-	extra  map[string]bool // handed on unchecked
+	extra  map[string]bool // passed on unchecked
 	client *http.Client
 }
 
 var _ botapi.ChatEngine = (*Engine)(nil)
 
-// NewEngine returns an engine, or says what is wrong with its configuration. It
-// does not ask the runtime anything.
+// NewEngine returns an engine, or an error if the configuration is invalid. It does
+// not contact the runtime.
 func NewEngine(c Config) (*Engine, error) {
 	address, err := completionsURL(c.BaseURL)
 	if err != nil {
 		return nil, err
 	}
 	if strings.ContainsFunc(c.Key, unicode.IsControl) {
-		return nil, errors.New("openai: there is a control character in the key, perhaps the end of its line")
+		return nil, errors.New("openai: the key contains a control character, perhaps a line break at its end")
 	}
 	e := &Engine{config: c, url: address, extra: make(map[string]bool), client: newClient(c.HTTPClient)}
 	for _, name := range c.Extra {
-		if ownMembers[name] {
-			return nil, fmt.Errorf("openai: %q is the engine's own and cannot be handed on", name)
+		if reservedFields[name] {
+			return nil, fmt.Errorf("openai: Extra names %q, which is reserved for the engine", name)
 		}
 		e.extra[name] = true
 	}
@@ -128,14 +128,14 @@ func newClient(given *http.Client) *http.Client {
 
 const (
 	dialTimeout = 3 * time.Second
-	// idleTimeout is below the 5 seconds after which uvicorn, which vLLM and
-	// SGLang run on, closes idle connections: a chat sent into a connection
-	// that is being closed fails for nothing.
+	// idleTimeout is less than the 5 seconds after which uvicorn, the server of
+	// vLLM and SGLang, closes idle connections: a chat sent on a connection that
+	// is being closed would fail.
 	idleTimeout = 4 * time.Second
 )
 
-// NewTransport returns a transport for model runtimes: it gives up on dead hosts
-// soon, and does not limit how many streams one host has.
+// NewTransport returns a transport for model runtimes. It stops dialling an
+// unreachable host after 3 seconds, and does not limit the streams of one host.
 func NewTransport() *http.Transport {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.DialContext = (&net.Dialer{Timeout: dialTimeout}).DialContext
@@ -146,16 +146,17 @@ func NewTransport() *http.Transport {
 	return transport
 }
 
-// Chat answers with the model, passing each piece of text on as it comes.
+// Chat yields the model's answer, each fragment as it arrives.
 //
-// The errors it yields are botapi's, and have a [Failure] as their cause. Members
-// of Extra that make no sense are an HTTPValidationError, which lists them; so is
-// a conversation that the model cannot hold, as a mistake in "messages". A
-// runtime that cannot be reached or has too much to do (429, 502, 503, 504, 529)
-// is a StatusError 503 with RetryAfter. All else that goes wrong upstream is a 502,
-// also a key that the runtime refuses: the client's own is fine. An answer is
-// whole only when the runtime says so, with a finish_reason; what comes behind that, as
-// the count of tokens, is waited for 1 second.
+// It yields errors of botapi's types. Invalid fields of Extra are an
+// HTTPValidationError that lists them. Errors of the runtime have a [Failure] as
+// their cause: a conversation that is too long for the model is an
+// HTTPValidationError for "messages"; a runtime that is unreachable or overloaded
+// (429, 502, 503, 504, 529) is a StatusError 503 with RetryAfter; all other failures
+// are a 502. So is a key that the runtime rejects, since it is not the client's key.
+//
+// An answer is complete only if the runtime sends a finish_reason. After that, Chat
+// waits at most 1 second for the rest of the stream, such as the token count.
 func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		for chunk, err := range e.Chunks(ctx, req) {
@@ -170,9 +171,9 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 	}
 }
 
-// Chunks is Chat for engines that are built on this one: it yields each chunk of
-// the runtime's stream, with or without text. A chunk's texts are valid until the
-// next one is asked for.
+// Chunks is Chat for engines that build on this one. It yields each chunk of the
+// runtime's stream, with or without text. A chunk's byte slices are valid until the
+// next chunk.
 func (e *Engine) Chunks(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
 		body, err := e.body(req)
@@ -181,29 +182,29 @@ func (e *Engine) Chunks(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[
 			return
 		}
 		a := answer{ctx: ctx, usage: UsageFrom(ctx)}
-		unwanted := false
+		stopped := false
 		err = a.run(e, body, func(c Chunk) bool {
-			unwanted = !yield(c, nil)
-			return !unwanted
+			stopped = !yield(c, nil)
+			return !stopped
 		})
-		if err != nil && !unwanted {
+		if err != nil && !stopped {
 			yield(Chunk{}, a.failed(err))
 		}
 	}
 }
 
-// An answer is one request to the runtime, and what has come of it.
+// An answer is one request to the runtime and the state of its response.
 type answer struct {
 	ctx      context.Context // the chat's
 	usage    *Usage
-	cancel   context.CancelFunc // ends the request alone
-	response *http.Response     // nil while there is none
-	begun    bool               // text was passed on
-	whole    bool               // the runtime has said that the answer is over
+	cancel   context.CancelFunc // cancels the request, not the chat
+	response *http.Response     // nil until it arrives
+	begun    bool               // text was received
+	complete bool               // a finish_reason was received
 }
 
-// run passes the chunks of one answer on. It returns nil when the answer is
-// whole or nobody wants more of it.
+// run yields the chunks of one answer. It returns nil if the answer is complete or
+// yield has returned false.
 func (a *answer) run(e *Engine, body []byte, yield func(Chunk) bool) error {
 	ctx, cancel := context.WithCancel(a.ctx)
 	defer cancel()
@@ -228,45 +229,45 @@ func (a *answer) read(events *events, yield func(Chunk) bool) error {
 		}
 		chunk, err := readEvent(events)
 		if err != nil {
-			return a.unlessWhole(err)
+			return a.unlessComplete(err)
 		}
 		a.note(chunk)
 		if !yield(chunk) {
 			return nil
 		}
-		if a.whole && rest == nil {
+		if a.complete && rest == nil {
 			rest = time.AfterFunc(restTime, a.cancel)
 			defer rest.Stop()
 		}
 	}
-	return a.unlessWhole(events.end())
+	return a.unlessComplete(events.end())
 }
 
 func (a *answer) note(c Chunk) {
 	a.begun = a.begun || len(c.Text) > 0
-	a.whole = a.whole || len(c.Finish) > 0
+	a.complete = a.complete || len(c.Finish) > 0
 	if a.usage != nil {
 		a.usage.note(c)
 	}
 }
 
-// unlessWhole is err, or nil after a finish_reason: what goes wrong then, goes
-// wrong with the count of tokens at most.
-func (a *answer) unlessWhole(err error) error {
-	if a.whole {
+// unlessComplete drops an error after the finish_reason: at most the token count is
+// missing then.
+func (a *answer) unlessComplete(err error) error {
+	if a.complete {
 		return nil
 	}
 	return err
 }
 
 const (
-	restTime   = time.Second // for what follows the finish_reason: the count of tokens, and [DONE]
+	restTime   = time.Second // for what follows the finish_reason: the token count and [DONE]
 	drainTime  = 100 * time.Millisecond
 	drainBytes = 4 << 10
 )
 
-// drain reads what comes behind [DONE], which is nothing but the end of the body
-// as a rule: the transport keeps only a connection whose body was read whole.
+// drain reads the body to its end, which normally follows [DONE] directly. The
+// transport reuses a connection only if the body was read to its end.
 func (a *answer) drain() {
 	defer time.AfterFunc(drainTime, a.cancel).Stop()
 	_, _ = io.CopyN(io.Discard, a.response.Body, drainBytes)
@@ -279,7 +280,7 @@ func (e *Engine) post(ctx context.Context, body []byte) (*http.Response, error) 
 	}
 	request.Header.Set("Content-Type", "application/json")
 	request.Header.Set("Accept", "text/event-stream")
-	request.Header.Set("Accept-Encoding", "identity") // compression would hold tokens back
+	request.Header.Set("Accept-Encoding", "identity") // compression would delay tokens
 	if e.config.Key != "" {
 		request.Header.Set("Authorization", "Bearer "+e.config.Key)
 	}
@@ -289,8 +290,8 @@ func (e *Engine) post(ctx context.Context, body []byte) (*http.Response, error) 
 	return e.client.Do(request)
 }
 
-// ownMembers are those of the runtime's request that no client can choose.
-var ownMembers = map[string]bool{
+// reservedFields are fields of the runtime's request that clients cannot set.
+var reservedFields = map[string]bool{
 	"model": true, "messages": true, "stream": true, "stream_options": true, "n": true,
 }
 
@@ -299,14 +300,14 @@ type streamOptions struct {
 	Continuous   bool `json:"continuous_usage_stats,omitempty"`
 }
 
-// body makes the runtime's request.
+// body encodes the runtime's request.
 func (e *Engine) body(req *botapi.ChatRequest) ([]byte, error) {
 	if mistakes := CheckExtra(req.Extra); len(mistakes) > 0 {
 		return nil, &botapi.HTTPValidationError{Detail: mistakes}
 	}
 	body := make(map[string]any)
 	for name, value := range maps.All(req.Extra) {
-		if (checkedMembers[name] != nil || e.extra[name]) && string(value) != "null" {
+		if (checkedFields[name] != nil || e.extra[name]) && string(value) != "null" {
 			body[name] = value
 		}
 	}
@@ -328,20 +329,20 @@ func (e *Engine) body(req *botapi.ChatRequest) ([]byte, error) {
 	return encoded.Bytes(), nil
 }
 
-// checkResponse says why the response is not a stream that can be read.
+// checkResponse returns an error unless the response is a readable stream.
 func (a *answer) checkResponse() error {
 	if a.response.StatusCode != http.StatusOK {
-		said, _ := a.refusal()
+		said, _ := a.readError()
 		return said
 	}
 	if encoding := a.response.Header.Get("Content-Encoding"); encoding != "" && !strings.EqualFold(encoding, "identity") {
-		return fmt.Errorf("the stream is encoded as %.40q, which was not asked for", encoding)
+		return fmt.Errorf("the stream is encoded as %.40q, which was not requested", encoding)
 	}
 	kind, _, _ := mime.ParseMediaType(a.response.Header.Get("Content-Type"))
 	if kind == "text/event-stream" {
 		return nil
 	}
-	if said, ok := a.refusal(); ok { // of llama.cpp and LM Studio, at times
+	if said, ok := a.readError(); ok { // llama.cpp and LM Studio sometimes send errors with a 200
 		return said
 	}
 	return fmt.Errorf("the response is %.80q and not an event stream", kind)

@@ -27,28 +27,28 @@ import (
 var helper = botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"}
 
 const (
-	stream  = `{"bot_slug":"helper","prompt":"Hi","stream":true}`
-	oneBody = `{"bot_slug":"helper","prompt":"Hi","stream":false}`
+	stream   = `{"bot_slug":"helper","prompt":"Hi","stream":true}`
+	noStream = `{"bot_slug":"helper","prompt":"Hi","stream":false}`
 )
 
-// serve returns the address of bots that answer with an engine.
+// serve starts a service whose bots use an engine of this package, and returns its URL.
 func serve(t *testing.T, c openai.Config, options ...func(*botapi.Options)) string {
 	t.Helper()
 	engine, err := openai.NewEngine(c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	counting := chatsOf(t, engine, options...)
+	api := newAPI(t, engine, options...)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, _ := openai.CountTokens(r.Context())
-		counting.ServeHTTP(w, r.WithContext(ctx))
+		api.ServeHTTP(w, r.WithContext(ctx))
 	}))
 	t.Cleanup(server.Close)
 	return server.URL
 }
 
-// chatsOf is the botapi handler of an engine, with two bots and the key "key".
-func chatsOf(t testing.TB, engine botapi.ChatEngine, options ...func(*botapi.Options)) http.Handler {
+// newAPI returns the botapi handler of an engine, with two bots and the key "key".
+func newAPI(t testing.TB, engine botapi.ChatEngine, options ...func(*botapi.Options)) http.Handler {
 	t.Helper()
 	bots, err := botapi.NewMemoryStore(helper, botapi.Bot{UID: "u2", Slug: "pirate", Name: "Pi\"rate", Description: "Arr.", Model: "m2"})
 	if err != nil {
@@ -66,14 +66,14 @@ func chatsOf(t testing.TB, engine botapi.ChatEngine, options ...func(*botapi.Opt
 	return botapi.New(o)
 }
 
-// reportsTo hands on how each chat ended.
+// reportsTo sends the Err of each chat's report to a channel.
 func reportsTo(reports chan<- error) func(*botapi.Options) {
 	return func(o *botapi.Options) {
 		o.OnChat = func(_ context.Context, r botapi.ChatReport) { reports <- r.Err }
 	}
 }
 
-// runtimeSays starts a runtime that answers every chat so.
+// runtimeSays starts a runtime that calls answer for every chat.
 func runtimeSays(t *testing.T, answer func(*runtimetest.Stream)) *runtimetest.Server {
 	return runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { answer(s) })
 }
@@ -90,8 +90,8 @@ func TestRecordedStreams(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, size := range []int{1, 7, 1 << 20} { // 1 and 7 cut inside characters
-			for name, body := range map[string]string{"stream": stream, "one body": oneBody} {
+		for _, size := range []int{1, 7, 1 << 20} { // 1 and 7 split characters
+			for name, body := range map[string]string{"stream": stream, "JSON response": noStream} {
 				t.Run(filepath.Base(file)+"/"+name, func(t *testing.T) {
 					is := is.New(t)
 					runtime := runtimeSays(t, func(s *runtimetest.Stream) {
@@ -111,7 +111,7 @@ func TestRecordedStreams(t *testing.T) {
 	}
 }
 
-func TestCharacterCutBetweenChunks(t *testing.T) {
+func TestCharacterSplitBetweenChunks(t *testing.T) {
 	is := is.New(t)
 	runtime := runtimeSays(t, func(s *runtimetest.Stream) {
 		s.Raw("data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"caf\xc3\"}}]}\n\n")
@@ -122,27 +122,27 @@ func TestCharacterCutBetweenChunks(t *testing.T) {
 	is.Equal(text(t, answer), "café")
 }
 
-func TestStreamsThatAreWhole(t *testing.T) {
+func TestCompleteStreams(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer func(*runtimetest.Stream)
 		want   string
 	}{
-		"nothing but an end": {func(s *runtimetest.Stream) { s.Stop(); s.Done() }, ""},
-		"without [DONE]":     {func(s *runtimetest.Stream) { s.Text("whole"); s.Stop() }, "whole"},
-		"cut behind the end": {func(s *runtimetest.Stream) { s.Text("whole"); s.Stop(); s.Break() }, "whole"},
-		"comments and what else a stream may hold": {func(s *runtimetest.Stream) {
+		"no text":                         {func(s *runtimetest.Stream) { s.Stop(); s.Done() }, ""},
+		"without [DONE]":                  {func(s *runtimetest.Stream) { s.Text("complete"); s.Stop() }, "complete"},
+		"aborted after the finish_reason": {func(s *runtimetest.Stream) { s.Text("complete"); s.Stop(); s.Break() }, "complete"},
+		"comments and other fields": {func(s *runtimetest.Stream) {
 			s.Raw(": processing\n\n: processing\r\n\r\nid: 7\nretry: 10\nevent: message\ndata: {\"choices\":\n")
-			s.Raw("data: [{\"delta\":{\"content\":\"whole\"}}]}\n\n")
+			s.Raw("data: [{\"delta\":{\"content\":\"complete\"}}]}\n\n")
 			s.Stop()
 			s.Done()
-		}, "whole"},
-		"reasoning is not the answer": {func(s *runtimetest.Stream) {
+		}, "complete"},
+		"reasoning is omitted": {func(s *runtimetest.Stream) {
 			s.Raw(`data: {"choices":[{"delta":{"role":"assistant","reasoning_content":"hm","reasoning":"hm","content":null}}]}` + "\n\n")
-			s.Text("whole")
+			s.Text("complete")
 			s.Stop()
 			s.Done()
-		}, "whole"},
-		"text that looks like an end": {func(s *runtimetest.Stream) {
+		}, "complete"},
+		"text that looks like the end": {func(s *runtimetest.Stream) {
 			s.Text("data: [DONE]\n\n\x00\u2028")
 			s.Stop()
 			s.Done()
@@ -158,7 +158,7 @@ func TestStreamsThatAreWhole(t *testing.T) {
 	}
 }
 
-func TestFragmentsPassAsTheyCome(t *testing.T) {
+func TestFragmentsPassImmediately(t *testing.T) {
 	is := is.New(t)
 	next := make(chan string, 1)
 	runtime := runtimeSays(t, func(s *runtimetest.Stream) {
@@ -177,7 +177,7 @@ func TestFragmentsPassAsTheyCome(t *testing.T) {
 		is.True(lines.Scan())
 		is.Equal(lines.Text(), `data: {"content":"fragment"}`)
 		is.True(lines.Scan())
-		next <- "fragment" // only now that the client has read the one before
+		next <- "fragment" // the client has read the one before
 	}
 }
 
@@ -191,11 +191,11 @@ func TestUpstreamRequest(t *testing.T) {
 	}{
 		"plain":           {want: `{` + conversation + `,"model":"m1",` + tail},
 		"its own model":   {config: openai.Config{Model: "llama3.2"}, want: `{` + conversation + `,"model":"llama3.2",` + tail},
-		"counted along":   {config: openai.Config{Count: openai.CountAlong}, want: `{` + conversation + `,"model":"m1","stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`},
-		"never counted":   {config: openai.Config{Count: openai.CountNever}, want: `{` + conversation + `,"model":"m1","stream":true}`},
-		"members checked": {extra: `,"max_tokens":5,"seed":-1,"stop":["a"],"temperature":0.5,"top_p":null`, want: `{"max_tokens":5,` + conversation + `,"model":"m1","seed":-1,"stop":["a"],"stream":true,"stream_options":{"include_usage":true},"temperature":0.5}`},
-		"members refused": {extra: `,"model":"gpt-9","n":7,"stream_options":{},"tools":[],"chat_template":"x","user":"x"`, want: `{` + conversation + `,"model":"m1",` + tail},
-		"members named":   {config: openai.Config{Extra: []string{"top_k"}}, extra: `,"top_k":{"a":[1]},"top_j":1`, want: `{` + conversation + `,"model":"m1","stream":true,"stream_options":{"include_usage":true},"top_k":{"a":[1]}}`},
+		"count along":     {config: openai.Config{Count: openai.CountAlong}, want: `{` + conversation + `,"model":"m1","stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`},
+		"count never":     {config: openai.Config{Count: openai.CountNever}, want: `{` + conversation + `,"model":"m1","stream":true}`},
+		"checked fields":  {extra: `,"max_tokens":5,"seed":-1,"stop":["a"],"temperature":0.5,"top_p":null`, want: `{"max_tokens":5,` + conversation + `,"model":"m1","seed":-1,"stop":["a"],"stream":true,"stream_options":{"include_usage":true},"temperature":0.5}`},
+		"rejected fields": {extra: `,"model":"gpt-9","n":7,"stream_options":{},"tools":[],"chat_template":"x","user":"x"`, want: `{` + conversation + `,"model":"m1",` + tail},
+		"named fields":    {config: openai.Config{Extra: []string{"top_k"}}, extra: `,"top_k":{"a":[1]},"top_j":1`, want: `{` + conversation + `,"model":"m1","stream":true,"stream_options":{"include_usage":true},"top_k":{"a":[1]}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
@@ -215,7 +215,7 @@ func TestUpstreamRequest(t *testing.T) {
 	}
 }
 
-func TestExtraThatMakesNoSense(t *testing.T) {
+func TestInvalidExtra(t *testing.T) {
 	runtime := runtimeSays(t, func(s *runtimetest.Stream) { s.Whole("ok") })
 	service := serve(t, openai.Config{BaseURL: runtime.URL})
 	problem := func(field, msg, kind string) string {
@@ -236,7 +236,7 @@ func TestExtraThatMakesNoSense(t *testing.T) {
 			response, answer := chat(t, service, `{"bot_slug":"helper","prompt":"Hi","stream":true,`+extra+`}`)
 			is.Equal(response.StatusCode, http.StatusUnprocessableEntity)
 			is.Equal(answer, `{"detail":[`+want+`]}`)
-			is.Equal(len(runtime.Requests()), 0) // nobody was bothered
+			is.Equal(len(runtime.Requests()), 0)
 		})
 	}
 }
@@ -257,28 +257,28 @@ func TestUpstreamFailures(t *testing.T) {
 		answer     string
 		retryAfter string
 	}{
-		"our key is refused":       {401, `{"error":{"message":"Incorrect API key","type":"invalid_request_error","code":"invalid_api_key"}}`, nil, 502, failed, ""},
-		"our account is shut out":  {403, `{"error":{"message":"Forbidden"}}`, nil, 502, failed, ""},
-		"the model is not there":   {404, `{"object":"error","message":"The model does not exist.","code":404}`, nil, 502, failed, ""},
-		"it is busy":               {429, `{"error":{"message":"Rate limit reached"}}`, []string{"Retry-After", "17"}, 503, unavailable, "17"},
-		"it is busy, for how long": {429, ``, nil, 503, unavailable, "2"},
-		"it is busy for ever":      {429, ``, []string{"Retry-After", "99999999999"}, 503, unavailable, "2"},
+		"our key is rejected":      {401, `{"error":{"message":"Incorrect API key","type":"invalid_request_error","code":"invalid_api_key"}}`, nil, 502, failed, ""},
+		"our account is forbidden": {403, `{"error":{"message":"Forbidden"}}`, nil, 502, failed, ""},
+		"no such model":            {404, `{"object":"error","message":"The model does not exist.","code":404}`, nil, 502, failed, ""},
+		"rate limit":               {429, `{"error":{"message":"Rate limit reached"}}`, []string{"Retry-After", "17"}, 503, unavailable, "17"},
+		"without a Retry-After":    {429, ``, nil, 503, unavailable, "2"},
+		"a huge Retry-After":       {429, ``, []string{"Retry-After", "99999999999"}, 503, unavailable, "2"},
 		"its queue is full":        {503, `{"error":{"message":"server busy, please try again.  maximum pending requests exceeded","type":"api_error","param":null,"code":null}}`, nil, 503, unavailable, "2"},
 		"it is overloaded":         {529, `{"error":{"message":"Overloaded","type":"overloaded_error"}}`, nil, 503, unavailable, "2"},
-		"it starts":                {503, `{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}`, nil, 503, unavailable, "2"},
-		"its router is alone":      {502, `<html>Bad Gateway</html>`, nil, 503, unavailable, "2"},
-		"it fails":                 {500, `Internal Server Error`, nil, 502, failed, ""},
-		"it sends us away":         {301, ``, []string{"Location", "/elsewhere"}, 502, failed, ""},
-		"it keeps our method":      {307, ``, []string{"Location", "/elsewhere"}, 502, failed, ""},
-		"it is no runtime":         {200, `<html>Welcome!</html>`, nil, 502, failed, ""},
-		"it answers in one body":   {200, `{"choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}`, nil, 502, failed, ""},
-		"it has nothing to say":    {204, ``, nil, 502, failed, ""},
-		"it does not understand":   {400, `{"error":{"message":"temperature is not supported","type":"invalid_request_error"}}`, nil, 502, notAccepted, ""},
+		"it is starting":           {503, `{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}`, nil, 503, unavailable, "2"},
+		"a proxy without a server": {502, `<html>Bad Gateway</html>`, nil, 503, unavailable, "2"},
+		"an internal error":        {500, `Internal Server Error`, nil, 502, failed, ""},
+		"a redirect to GET":        {301, ``, []string{"Location", "/elsewhere"}, 502, failed, ""},
+		"a redirect to POST":       {307, ``, []string{"Location", "/elsewhere"}, 502, failed, ""},
+		"an HTML page":             {200, `<html>Welcome!</html>`, nil, 502, failed, ""},
+		"a JSON response":          {200, `{"choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}`, nil, 502, failed, ""},
+		"no content":               {204, ``, nil, 502, failed, ""},
+		"an invalid request":       {400, `{"error":{"message":"temperature is not supported","type":"invalid_request_error"}}`, nil, 502, notAccepted, ""},
 		"an error as text":         {400, `{"error":"temperature is not supported"}`, nil, 502, notAccepted, ""},
 		"an error of other types":  {400, `{"error":{"message":{},"type":[],"code":{}}}`, nil, 502, notAccepted, ""},
-		"an error that is endless": {400, `{"error":{"message":"` + strings.Repeat("x", 1<<20), nil, 502, notAccepted, ""},
+		"an error without an end":  {400, `{"error":{"message":"` + strings.Repeat("x", 1<<20), nil, 502, notAccepted, ""},
 		"too long for OpenAI":      {400, `{"error":{"message":"Too many tokens.","type":"invalid_request_error","code":"context_length_exceeded"}}`, nil, 422, tooLong, ""},
-		"too long for vLLM once":   {400, `{"object":"error","message":"This model's maximum context length is 4096 tokens. However, you requested 5000.","type":"BadRequestError","param":null,"code":400}`, nil, 422, tooLong, ""},
+		"too long for old vLLM":    {400, `{"object":"error","message":"This model's maximum context length is 4096 tokens. However, you requested 5000.","type":"BadRequestError","param":null,"code":400}`, nil, 422, tooLong, ""},
 		"too long for vLLM":        {400, `{"error":{"message":"This model's maximum context length is 4096 tokens. However, you requested 5000.","type":"BadRequestError","param":null,"code":400}}`, nil, 422, tooLong, ""},
 		"too long for SGLang":      {400, `{"object":"error","message":"The input (5000 tokens) is longer than the model's context length (4096 tokens).","type":"BadRequestError","param":null,"code":400}`, nil, 422, tooLong, ""},
 		"too long for llama.cpp":   {400, `{"error":{"code":400,"message":"the request exceeds the available context size","type":"exceed_context_size_error","n_ctx":4096}}`, nil, 422, tooLong, ""},
@@ -287,7 +287,7 @@ func TestUpstreamFailures(t *testing.T) {
 		"too long for LM Studio":   {400, `{"error":"Trying to keep the first 9000 tokens when context the overflows. However, the model is loaded with context length of only 4096 tokens"}`, nil, 422, tooLong, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, body := range []string{stream, oneBody} {
+			for _, body := range []string{stream, noStream} {
 				is := is.New(t)
 				runtime := runtimeSays(t, func(s *runtimetest.Stream) { s.Refuse(c.upstream, c.body, c.header...) })
 				response, answer := chat(t, serve(t, openai.Config{BaseURL: runtime.URL}), body)
@@ -299,19 +299,19 @@ func TestUpstreamFailures(t *testing.T) {
 	}
 }
 
-// An error of a runtime may come in its stream, before any text.
-func TestErrorsInPlaceOfText(t *testing.T) {
+// A runtime may send an error in its stream, before any text.
+func TestErrorsBeforeText(t *testing.T) {
 	for name, c := range map[string]struct {
 		event  string
 		status int
 	}{
-		"OpenAI and vLLM":       {`data: {"error":{"message":"CUDA out of memory","type":"InternalServerError","code":500}}`, 502},
-		"vLLM once":             {`data: {"object":"error","message":"boom","code":500}`, 502},
-		"a busy hosted one":     {`data: {"error":{"message":"Rate limited","code":429}}`, 503},
-		"LM Studio":             {"event: error\ndata: {\"error\":{\"message\":\"Context size has been exceeded.\"}}", 422},
-		"llama.cpp":             {`data: {"error":{"code":400,"message":"m","type":"exceed_context_size_error"}}`, 422},
-		"llama.cpp once":        {`error: {"code":400,"message":"the request exceeds the available context size"}`, 422},
-		"an event of that name": {"event: error\ndata: oops", 502},
+		"OpenAI and vLLM":      {`data: {"error":{"message":"CUDA out of memory","type":"InternalServerError","code":500}}`, 502},
+		"old vLLM":             {`data: {"object":"error","message":"boom","code":500}`, 502},
+		"a hosted service":     {`data: {"error":{"message":"Rate limited","code":429}}`, 503},
+		"LM Studio":            {"event: error\ndata: {\"error\":{\"message\":\"Context size has been exceeded.\"}}", 422},
+		"llama.cpp":            {`data: {"error":{"code":400,"message":"m","type":"exceed_context_size_error"}}`, 422},
+		"old llama.cpp":        {`error: {"code":400,"message":"the request exceeds the available context size"}`, 422},
+		"an event named error": {"event: error\ndata: oops", 502},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
@@ -330,8 +330,8 @@ func compressed(s string) string {
 	return b.String()
 }
 
-// broken are the ways in which a stream ends before its answer does.
-var broken = map[string]struct {
+// incomplete has streams that end before the answer is complete.
+var incomplete = map[string]struct {
 	answer func(*runtimetest.Stream)
 	cause  string
 }{
@@ -339,28 +339,28 @@ var broken = map[string]struct {
 		s.Raw(`data: {"error":{"message":"CUDA out of memory","type":"InternalServerError","code":500}}` + "\n\n")
 		s.Done()
 	}, `an error in the stream, of type "InternalServerError" and code "500"`},
-	"abrupt close":             {func(s *runtimetest.Stream) { s.Break() }, "unexpected EOF"},
-	"close without an end":     {func(*runtimetest.Stream) {}, "the stream ended before the answer did"},
-	"done without an end":      {func(s *runtimetest.Stream) { s.Done() }, "the stream ended before the answer did"},
-	"cut inside a chunk":       {func(s *runtimetest.Stream) { s.Raw(`data: {"choices":[{"ind`); s.Break() }, "unexpected EOF"},
-	"cut behind a chunk":       {func(s *runtimetest.Stream) { s.Raw(`data: {"choices":[{"finish_reason":"stop"}]}`) }, "the stream ended before the answer did"},
-	"something else than JSON": {func(s *runtimetest.Stream) { s.Raw("data: oops\n\n") }, "not a JSON object"},
+	"connection aborted":       {func(s *runtimetest.Stream) { s.Break() }, "unexpected EOF"},
+	"no finish_reason":         {func(*runtimetest.Stream) {}, "the stream ended before the answer did"},
+	"[DONE] alone":             {func(s *runtimetest.Stream) { s.Done() }, "the stream ended before the answer did"},
+	"aborted inside a chunk":   {func(s *runtimetest.Stream) { s.Raw(`data: {"choices":[{"ind`); s.Break() }, "unexpected EOF"},
+	"no blank line at the end": {func(s *runtimetest.Stream) { s.Raw(`data: {"choices":[{"finish_reason":"stop"}]}`) }, "the stream ended before the answer did"},
+	"not JSON":                 {func(s *runtimetest.Stream) { s.Raw("data: oops\n\n") }, "not a JSON object"},
 	"an endless line":          {func(s *runtimetest.Stream) { endless(s, "data: ", strings.Repeat("x", 64<<10)) }, "longer than 1048576 bytes"},
 	"an endless comment":       {func(s *runtimetest.Stream) { endless(s, ":", strings.Repeat("x", 64<<10)) }, "longer than 1048576 bytes"},
 	"an endless event":         {func(s *runtimetest.Stream) { endless(s, "", "data: "+strings.Repeat("x", 32<<10)+"\n") }, "longer than 1048576 bytes"},
 }
 
-// endless writes for as long as somebody reads, up to 1 GiB.
+// endless writes until the client disconnects, up to 1 GiB.
 func endless(s *runtimetest.Stream, first, then string) {
 	s.Raw(first)
 	for n := 0; n < 1<<30 && s.Raw(then); n += len(then) {
 	}
 }
 
-func TestStreamsThatBreak(t *testing.T) {
-	for name, c := range broken {
+func TestIncompleteStreams(t *testing.T) {
+	for name, c := range incomplete {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // a stream that breaks is cut after a pause
+			t.Parallel() // a stream is aborted after a pause
 			is := is.New(t)
 			reports := make(chan error, 3)
 			service := func(before func(*runtimetest.Stream)) string {
@@ -378,19 +378,19 @@ func TestStreamsThatBreak(t *testing.T) {
 
 			begun := service(func(s *runtimetest.Stream) { s.Text("Once upon") })
 			response = post(t, t.Context(), begun, stream)
-			cut, err := io.ReadAll(response.Body)
-			is.True(err != nil) // cut, so that nobody takes it for whole
-			is.Equal(string(cut), "data: {\"content\":\"Once upon\"}\n\n"+
+			aborted, err := io.ReadAll(response.Body)
+			is.True(err != nil) // aborted, so that no client takes it for complete
+			is.Equal(string(aborted), "data: {\"content\":\"Once upon\"}\n\n"+
 				"event: error\ndata: {\"detail\":\"The model's answer broke off\"}\n\n")
 
-			response, answer = chat(t, begun, oneBody)
+			response, answer = chat(t, begun, noStream)
 			is.Equal(response.StatusCode, http.StatusBadGateway)
 			is.Equal(answer, `{"detail":"The model's answer broke off"}`)
 		})
 	}
 }
 
-func TestCompressionThatNobodyAskedFor(t *testing.T) {
+func TestUnrequestedCompression(t *testing.T) {
 	is := is.New(t)
 	runtime := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -415,7 +415,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 	is.Equal(len(elsewhere.Requests()), 0)
 }
 
-func TestRuntimeThatIsNotThere(t *testing.T) {
+func TestUnreachableRuntime(t *testing.T) {
 	is := is.New(t)
 	runtime := runtimetest.New(t, nil)
 	runtime.Close()
@@ -425,7 +425,7 @@ func TestRuntimeThatIsNotThere(t *testing.T) {
 	is.Equal(answer, `{"detail":"The model is unavailable for the moment"}`)
 }
 
-func TestLogHasNoTextOfTheRuntime(t *testing.T) {
+func TestLogWithoutTextOfTheRuntime(t *testing.T) {
 	is := is.New(t)
 	for _, fails := range []func(*runtimetest.Stream){
 		func(s *runtimetest.Stream) { s.Refuse(400, `{"error":{"message":"bad prompt: SECRET","type":"bad"}}`) },
@@ -440,22 +440,22 @@ func TestLogHasNoTextOfTheRuntime(t *testing.T) {
 		service := serve(t, openai.Config{BaseURL: runtimeSays(t, fails).URL, Key: "SECRET"}, reportsTo(reports), func(o *botapi.Options) {
 			o.Logger = slog.New(slog.NewTextHandler(&log, nil))
 		})
-		chat(t, service, oneBody)
+		chat(t, service, noStream)
 		<-reports
 		is.True(strings.Contains(log.String(), "the model runtime failed"))
 		is.True(!strings.Contains(log.String(), "SECRET"))
 	}
 }
 
-func TestClientThatLeavesStopsTheModel(t *testing.T) {
+func TestDisconnectStopsTheModel(t *testing.T) {
 	for name, c := range map[string]struct {
 		body  string
 		begun bool
 	}{
-		"a stream":                       {stream, true},
-		"a stream before its first text": {stream, false},
-		"one body":                       {oneBody, true},
-		"one body before its first text": {oneBody, false},
+		"a stream":                              {stream, true},
+		"a stream before its first text":        {stream, false},
+		"a JSON response":                       {noStream, true},
+		"a JSON response before its first text": {noStream, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			asked, stopped := make(chan bool), make(chan bool)
@@ -469,10 +469,10 @@ func TestClientThatLeavesStopsTheModel(t *testing.T) {
 				close(stopped)
 			})
 			service := serve(t, openai.Config{BaseURL: runtime.URL})
-			ctx, leave := context.WithCancel(t.Context())
-			gone := make(chan bool)
+			ctx, disconnect := context.WithCancel(t.Context())
+			disconnected := make(chan bool)
 			go func() {
-				defer close(gone)
+				defer close(disconnected)
 				request, _ := http.NewRequestWithContext(ctx, "POST", service+"/v1/chat", strings.NewReader(c.body))
 				request.Header.Set("Authorization", "Bearer key")
 				if response, err := http.DefaultClient.Do(request); err == nil {
@@ -481,15 +481,15 @@ func TestClientThatLeavesStopsTheModel(t *testing.T) {
 				}
 			}()
 			<-asked
-			leave()
+			disconnect()
 			<-stopped
-			<-gone
+			<-disconnected
 		})
 	}
 }
 
-// A runtime that sends its error's head and nothing more is waited for 5 seconds.
-func TestErrorThatNeverEnds(t *testing.T) {
+// The engine waits at most 5 seconds for the body of an error.
+func TestErrorWithoutAnEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		engine, err := openai.NewEngine(openai.Config{BaseURL: "http://runtime/v1", HTTPClient: &http.Client{
@@ -509,8 +509,8 @@ func TestErrorThatNeverEnds(t *testing.T) {
 	})
 }
 
-// What follows the finish_reason is waited for 1 second: the answer is whole.
-func TestWholeAnswerThatDoesNotEnd(t *testing.T) {
+// After the finish_reason, the engine waits at most 1 second for the end of the stream.
+func TestCompleteAnswerWithoutAnEnd(t *testing.T) {
 	for name, c := range map[string]struct {
 		usageAfter time.Duration
 		counted    bool
@@ -528,7 +528,7 @@ func TestWholeAnswerThatDoesNotEnd(t *testing.T) {
 						read, write := io.Pipe()
 						context.AfterFunc(r.Context(), func() { write.CloseWithError(r.Context().Err()) })
 						runtime.Go(func() {
-							io.WriteString(write, `data: {"choices":[{"delta":{"content":"whole"},"finish_reason":"stop"}]}`+"\n\n")
+							io.WriteString(write, `data: {"choices":[{"delta":{"content":"complete"},"finish_reason":"stop"}]}`+"\n\n")
 							for began := time.Now(); time.Since(began) < c.usageAfter; time.Sleep(100 * time.Millisecond) {
 								if _, err := io.WriteString(write, ": ping\n\n"); err != nil {
 									return
@@ -540,15 +540,15 @@ func TestWholeAnswerThatDoesNotEnd(t *testing.T) {
 					}),
 				}})
 				is.NoErr(err)
-				ctx, giveUp := context.WithTimeout(t.Context(), time.Minute)
-				defer giveUp()
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
 				ctx, usage := openai.CountTokens(ctx)
 				said := ""
 				for text, err := range engine.Chat(ctx, &botapi.ChatRequest{}) {
 					is.NoErr(err)
 					said += text
 				}
-				is.Equal(said, "whole")
+				is.Equal(said, "complete")
 				is.NoErr(ctx.Err())
 				_, counted := usage.Tokens()
 				is.Equal(counted, c.counted)
@@ -561,13 +561,13 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-func TestConnectionIsUsedAgain(t *testing.T) {
+func TestConnectionIsReused(t *testing.T) {
 	is := is.New(t)
 	var peers []string
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
 		peers = append(peers, r.RemoteAddr)
 		s.Whole("ok")
-		time.Sleep(20 * time.Millisecond) // its body ends a moment after its answer
+		time.Sleep(20 * time.Millisecond) // the body ends a moment after [DONE]
 	})
 	service := serve(t, openai.Config{BaseURL: runtime.URL})
 	for range 3 {
@@ -578,7 +578,7 @@ func TestConnectionIsUsedAgain(t *testing.T) {
 	is.Equal(peers[2], peers[0])
 }
 
-func TestConfigThatMakesNoSense(t *testing.T) {
+func TestInvalidConfig(t *testing.T) {
 	for _, c := range []openai.Config{
 		{},
 		{BaseURL: "localhost:11434"},

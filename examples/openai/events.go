@@ -8,15 +8,14 @@ import (
 	"io"
 )
 
-// maxEvent is how long one event of a runtime's stream may be, and one line of
-// it.
+// maxEvent bounds an event of a runtime's stream, and each line, in bytes.
 const maxEvent = 1 << 20
 
 // events reads an event stream, one event at a time, in bounded memory.
 type events struct {
 	lines *bufio.Scanner
-	data  []byte // of the event that was read last; valid until the next
-	error bool   // the event says by its name that it is an error
+	data  []byte // of the current event; valid until the next call of next
+	error bool   // the current event is named "error"
 	err   error
 }
 
@@ -26,9 +25,8 @@ func newEvents(r io.Reader) *events {
 	return &events{lines: lines}
 }
 
-// next reads the next event that has data in it. Comments, ids and what else
-// there may be are passed over. An event that has no blank line behind it is
-// none: the stream was cut.
+// next advances to the next event that has data. It skips comments, ids and other
+// fields, and an event without a blank line at its end: the stream was aborted.
 func (e *events) next() bool {
 	e.data, e.error = e.data[:0], false
 	for hasData := false; e.err == nil && e.lines.Scan(); {
@@ -43,7 +41,7 @@ func (e *events) next() bool {
 		name, value, _ := bytes.Cut(line, []byte(":"))
 		value = bytes.TrimPrefix(value, []byte(" "))
 		switch string(name) {
-		case "error": // llama.cpp's, in former versions
+		case "error": // former versions of llama.cpp
 			e.error = true
 			fallthrough
 		case "data":
@@ -63,10 +61,10 @@ func (e *events) next() bool {
 
 func (e *events) isDone() bool { return bytes.HasPrefix(e.data, []byte("[DONE]")) }
 
-// errCutShort is a stream that ended without saying that the answer is whole.
-var errCutShort = errors.New("the stream ended before the answer did")
+// errIncomplete means that the stream ended without a finish_reason.
+var errIncomplete = errors.New("the stream ended before the answer did")
 
-// end is why there is no event any more.
+// end returns why next has returned false.
 func (e *events) end() error {
 	err := e.err
 	if err == nil {
@@ -78,5 +76,5 @@ func (e *events) end() error {
 	case err != nil:
 		return fmt.Errorf("reading the stream: %w", err)
 	}
-	return errCutShort
+	return errIncomplete
 }

@@ -11,10 +11,10 @@ import (
 	"example.com/botapi"
 )
 
-// checkedMembers are the members of Extra that are handed on to a runtime, each
-// with what it must be. A wrong one gets the client a 422 that says so; the
-// runtime's own error would be a 502.
-var checkedMembers = map[string]func(json.RawMessage) (msg, kind string){
+// checkedFields has a check for each field of Extra that is passed to a runtime. An
+// invalid value is a 422 that names the field; without the check, the runtime's error
+// would be a 502.
+var checkedFields = map[string]func(json.RawMessage) (msg, kind string){
 	"temperature":           floatBetween(0, 2),
 	"top_p":                 floatBetween(0, 1),
 	"presence_penalty":      floatBetween(-2, 2),
@@ -25,13 +25,13 @@ var checkedMembers = map[string]func(json.RawMessage) (msg, kind string){
 	"stop":                  stopTexts,
 }
 
-// CheckExtra says what is wrong with the members of ChatRequest.Extra that an
-// [Engine] hands on to its runtime: temperature, top_p, presence_penalty,
-// frequency_penalty, max_tokens, max_completion_tokens, seed and stop. Other
-// members are not looked at; null counts as absent.
+// CheckExtra validates the fields of ChatRequest.Extra that an [Engine] passes to
+// its runtime: temperature, top_p, presence_penalty, frequency_penalty, max_tokens,
+// max_completion_tokens, seed and stop. It ignores other fields; null counts as
+// absent.
 func CheckExtra(extra map[string]json.RawMessage) (mistakes []botapi.ValidationError) {
 	for _, name := range slices.Sorted(maps.Keys(extra)) {
-		check := checkedMembers[name]
+		check := checkedFields[name]
 		if check == nil || string(extra[name]) == "null" {
 			continue
 		}
@@ -42,38 +42,38 @@ func CheckExtra(extra map[string]json.RawMessage) (mistakes []botapi.ValidationE
 	return mistakes
 }
 
-// Settings are the members of Extra that [CheckExtra] knows. What is absent is nil.
+// Settings are the fields of Extra that [CheckExtra] checks. Absent ones are nil.
 type Settings struct {
 	Temperature, TopP, PresencePenalty, FrequencyPenalty *float64
-	MaxTokens                                            *int64 // max_completion_tokens, or else max_tokens
+	MaxTokens                                            *int64 // max_completion_tokens if present, otherwise max_tokens
 	Seed                                                 *int64
 	Stop                                                 []string
 }
 
-// ReadExtra returns what Extra says, for engines of other protocols. Its error is
-// the HTTPValidationError with the list of [CheckExtra].
+// ReadExtra decodes Extra, for engines of other protocols. Its error is an
+// HTTPValidationError with the problems that [CheckExtra] finds.
 func ReadExtra(extra map[string]json.RawMessage) (Settings, error) {
 	if mistakes := CheckExtra(extra); len(mistakes) > 0 {
 		return Settings{}, &botapi.HTTPValidationError{Detail: mistakes}
 	}
 	s := Settings{
-		Temperature:      member[float64](extra, "temperature"),
-		TopP:             member[float64](extra, "top_p"),
-		PresencePenalty:  member[float64](extra, "presence_penalty"),
-		FrequencyPenalty: member[float64](extra, "frequency_penalty"),
-		MaxTokens:        cmp.Or(member[int64](extra, "max_completion_tokens"), member[int64](extra, "max_tokens")),
-		Seed:             member[int64](extra, "seed"),
+		Temperature:      field[float64](extra, "temperature"),
+		TopP:             field[float64](extra, "top_p"),
+		PresencePenalty:  field[float64](extra, "presence_penalty"),
+		FrequencyPenalty: field[float64](extra, "frequency_penalty"),
+		MaxTokens:        cmp.Or(field[int64](extra, "max_completion_tokens"), field[int64](extra, "max_tokens")),
+		Seed:             field[int64](extra, "seed"),
 	}
-	if text := member[string](extra, "stop"); text != nil {
+	if text := field[string](extra, "stop"); text != nil {
 		s.Stop = []string{*text}
-	} else if texts := member[[]string](extra, "stop"); texts != nil {
+	} else if texts := field[[]string](extra, "stop"); texts != nil {
 		s.Stop = *texts
 	}
 	return s, nil
 }
 
-// member is nil for what is absent, null, or of another type.
-func member[T any](extra map[string]json.RawMessage, name string) *T {
+// field returns nil if the field is absent, null, or of another type.
+func field[T any](extra map[string]json.RawMessage, name string) *T {
 	var value *T
 	if json.Unmarshal(extra[name], &value) != nil {
 		return nil
@@ -111,7 +111,7 @@ func between[N int64 | float64](n, lowest, highest N) (msg, kind string) {
 	return "", ""
 }
 
-// stopTexts takes one text or a list of them.
+// stopTexts accepts a string or a list of strings.
 func stopTexts(raw json.RawMessage) (msg, kind string) {
 	var text string
 	var texts []string

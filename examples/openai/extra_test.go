@@ -14,7 +14,7 @@ func TestReadExtra(t *testing.T) {
 	for body, want := range map[string]string{
 		`{}`:                        `{}`,
 		`{"temperature":null}`:      `{}`,
-		`{"Temperature":"warm"}`:    `{}`, // another member
+		`{"Temperature":"warm"}`:    `{}`, // another field
 		`{"temperature":0}`:         `{"Temperature":0}`,
 		`{"top_p":0.5,"top_k":1}`:   `{"TopP":0.5}`,
 		`{"stop":"a"}`:              `{"Stop":["a"]}`,
@@ -39,6 +39,6 @@ func TestReadExtra(t *testing.T) {
 	}
 	is := is.New(t)
 	_, err := openai.ReadExtra(map[string]json.RawMessage{"temperature": json.RawMessage("3")})
-	_, refused := errors.AsType[botapi.HTTPValidationError](err)
-	is.True(refused)
+	_, ok := errors.AsType[botapi.HTTPValidationError](err)
+	is.True(ok)
 }

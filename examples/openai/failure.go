@@ -15,26 +15,26 @@ import (
 	"example.com/botapi"
 )
 
-// Failure is what went wrong at a runtime: the cause of every error of an
-// [Engine] but a mistake of the client's own. Its text is for logs: it has
-// nothing in it of what the runtime wrote, which may quote the chat, but the
-// type and the code of its error.
+// Failure describes what went wrong at a runtime. It is the cause of every error of
+// an [Engine], except for invalid fields of Extra. Its text is for logs: of what the
+// runtime wrote, which may quote the chat, it contains only the type and the code of
+// the error.
 type Failure struct {
-	Status     int           // HTTP status of the runtime's response, or what an error in its stream gives as one; 0 if there was no response
-	Streamed   bool          // the response was a stream, which then broke
-	Begun      bool          // text of the answer had come before
+	Status     int           // HTTP status of the runtime's response, or the one in an error event; 0 if there was no response
+	Streamed   bool          // the response was a stream, which failed later
+	Begun      bool          // text was received before the failure
 	TooLong    bool          // the conversation is too long for the model
-	RetryAfter time.Duration // as the runtime said; 0 if it did not. Clients are told 1 s to 1 h
+	RetryAfter time.Duration // from the runtime; 0 if it sent none. Clients get 1 s to 1 h
 	Err        error         // what happened
 }
 
 func (f *Failure) Error() string { return "the model runtime failed: " + f.Err.Error() }
 func (f *Failure) Unwrap() error { return f.Err }
 
-// retryAfter is what clients are told when a runtime did not say.
+// retryAfter is what clients get if the runtime sent no Retry-After.
 const retryAfter = 2 * time.Second
 
-// failed is the error of the answer as the chat's handler wants it.
+// failed makes the error that Chat yields.
 func (a *answer) failed(err error) error {
 	if cause := context.Cause(a.ctx); cause != nil {
 		return cause // the chat is over
@@ -44,7 +44,7 @@ func (a *answer) failed(err error) error {
 		f.Status, f.RetryAfter = a.response.StatusCode, RetryAfter(a.response.Header)
 		f.Streamed = f.Status == http.StatusOK
 	}
-	if said, ok := errors.AsType[*saidError](err); ok {
+	if said, ok := errors.AsType[*runtimeError](err); ok {
 		f.TooLong = said.tooLong
 		if f.Streamed && said.status != 0 {
 			f.Status = said.status
@@ -53,8 +53,8 @@ func (a *answer) failed(err error) error {
 	return f.Answer()
 }
 
-// Answer is the error for the chat's handler, with f as its cause: a 422, 502 or
-// 503. Engines of other protocols make theirs with it.
+// Answer returns the error to yield, with f as its cause: a 422, 502 or 503. Engines
+// of other protocols use it, too.
 func (f *Failure) Answer() error {
 	switch {
 	case f.TooLong:
@@ -68,12 +68,12 @@ func (f *Failure) Answer() error {
 		return f.unavailable()
 	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity:
 		return f.badGateway("The model did not accept the request")
-	default: // 401, 403, 404, 500, a stream that broke, and what nobody expects
+	default: // 401, 403, 404, 500, a failed stream, and anything unexpected
 		return f.badGateway("The model failed")
 	}
 }
 
-// statusOverloaded is what some hosted runtimes answer.
+// statusOverloaded is sent by some hosted runtimes.
 const statusOverloaded = 529
 
 var tooLong = &botapi.HTTPValidationError{Detail: []botapi.ValidationError{{
@@ -99,8 +99,8 @@ func (f *Failure) badGateway(detail string) error {
 	return &botapi.StatusError{Status: http.StatusBadGateway, Detail: detail, Err: f}
 }
 
-// RetryAfter reads a Retry-After in seconds; one that is a date, or absurd, counts
-// as none.
+// RetryAfter parses a Retry-After header in seconds. It returns 0 for a date, and for
+// values outside of 1 s to 1 h.
 func RetryAfter(header http.Header) time.Duration {
 	seconds, err := strconv.Atoi(header.Get("Retry-After"))
 	if err != nil || seconds < 1 || seconds > 3600 {
@@ -109,15 +109,15 @@ func RetryAfter(header http.Header) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// A saidError is an error in the runtime's own words, without most of them.
-type saidError struct {
+// A runtimeError is what may be logged of an error that the runtime sent.
+type runtimeError struct {
 	where      string
 	kind, code string
 	status     int  // the code, if it is an HTTP status
 	tooLong    bool // the conversation does not fit the model
 }
 
-func (e *saidError) Error() string {
+func (e *runtimeError) Error() string {
 	if e.kind == "" && e.code == "" {
 		return e.where
 	}
@@ -129,37 +129,35 @@ const (
 	errorBodyTime = 5 * time.Second
 )
 
-// refusal reads a response that is no stream. It is false when there is no error
-// in it that makes sense.
-func (a *answer) refusal() (said *saidError, ok bool) {
+// readError reads the error from a response that is not a stream. ok is false if the
+// body contains none.
+func (a *answer) readError() (said *runtimeError, ok bool) {
 	defer time.AfterFunc(errorBodyTime, a.cancel).Stop()
-	body, _ := io.ReadAll(io.LimitReader(a.response.Body, maxErrorBody)) // as far as it comes
+	body, _ := io.ReadAll(io.LimitReader(a.response.Body, maxErrorBody)) // an error keeps what was read
 	return readError("status "+strconv.Itoa(a.response.StatusCode), body)
 }
 
-// errorWords are the members of an error object. Their types are the runtime's
-// choice.
-type errorWords struct{ Message, Type, Code any }
+// errorFields are the fields of an error object. Runtimes differ in their types.
+type errorFields struct{ Message, Type, Code any }
 
-// readError reads an error: {"error":{"message","type","code"}},
-// {"error":"message"}, or its members without the one around them. It is false
-// when there is none.
-func readError(where string, body []byte) (said *saidError, ok bool) {
+// readError parses an error: {"error":{"message","type","code"}},
+// {"error":"message"}, or {"message","type","code"}. ok is false if there is none.
+func readError(where string, body []byte) (said *runtimeError, ok bool) {
 	var outer struct {
 		Error json.RawMessage
-		errorWords
+		errorFields
 	}
-	said = &saidError{where: where}
+	said = &runtimeError{where: where}
 	if json.Unmarshal(body, &outer) != nil {
 		return said, false
 	}
-	words := outer.errorWords
-	if len(outer.Error) > 0 && json.Unmarshal(outer.Error, &words.Message) == nil {
-		_ = json.Unmarshal(outer.Error, &words)
+	fields := outer.errorFields
+	if len(outer.Error) > 0 && json.Unmarshal(outer.Error, &fields.Message) == nil {
+		_ = json.Unmarshal(outer.Error, &fields)
 	}
-	message, _ := words.Message.(string)
-	said.kind, _ = words.Type.(string)
-	switch code := words.Code.(type) {
+	message, _ := fields.Message.(string)
+	said.kind, _ = fields.Type.(string)
+	switch code := fields.Code.(type) {
 	case string:
 		said.code = code
 	case float64:
@@ -172,8 +170,8 @@ func readError(where string, body []byte) (said *saidError, ok bool) {
 	return said, message != "" || said.kind != "" || said.code != ""
 }
 
-// tooLongPhrases are how runtimes say that a conversation does not fit the
-// model, where they have no code for it.
+// tooLongPhrases recognise a conversation that is too long for the model, for
+// runtimes that send no code for it.
 var tooLongPhrases = []string{
 	"maximum context length",                 // OpenAI, vLLM, SGLang, Mistral
 	"longer than the maximum model length",   // vLLM
@@ -182,8 +180,8 @@ var tooLongPhrases = []string{
 	"context size has been exceeded",         // LM Studio
 	"when context the overflows",             // LM Studio
 	"exceeds the context length",             // Ollama
-	"exceeds maximum context",                // hosted ones
-	"prompt is too long",                     // hosted ones
+	"exceeds maximum context",                // hosted services
+	"prompt is too long",                     // hosted services
 }
 
 func isTooLong(message string) bool {

@@ -14,8 +14,8 @@ import (
 	"example.com/botapi/examples/openai"
 )
 
-// FuzzCompletionRequest sends bodies to a bot that repeats what it hears. The
-// answer is in OpenAI's form, whatever came; what was said is what was heard.
+// FuzzCompletionRequest sends bodies to a bot that repeats the messages. The response
+// always has OpenAI's format, and the messages arrive unchanged.
 func FuzzCompletionRequest(f *testing.F) {
 	for _, body := range []string{
 		ask, askStream, "\ufeff" + ask, `{}`, `[]`, `null`, `{"model":"helper","messages":[null]}`,
@@ -26,9 +26,9 @@ func FuzzCompletionRequest(f *testing.F) {
 	} {
 		f.Add([]byte(body))
 	}
-	var heard *botapi.ChatRequest
+	var received *botapi.ChatRequest
 	h := handlerFor(f, botapi.ChatEngineFunc(func(_ context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
-		heard = req
+		received = req
 		return func(yield func(string, error) bool) {
 			for _, message := range req.Messages {
 				if !yield(message.Content, nil) {
@@ -38,41 +38,41 @@ func FuzzCompletionRequest(f *testing.F) {
 		}
 	}), func(o *botapi.Options) { o.Logger = slog.New(slog.DiscardHandler) })
 	f.Fuzz(func(t *testing.T, body []byte) {
-		heard = nil
+		received = nil
 		r := httptest.NewRequest("POST", "/v1/chat/completions", strings.NewReader(string(body)))
 		r.Header.Set("Authorization", "Bearer key")
 		recorder := httptest.NewRecorder()
 		h.ServeHTTP(recorder, r)
 		answer := recorder.Body.String()
 		if recorder.Code != http.StatusOK {
-			var refused struct{ Error *struct{ Message string } }
-			if json.Unmarshal([]byte(answer), &refused) != nil || refused.Error == nil || refused.Error.Message == "" || recorder.Code >= 500 {
+			var rejection struct{ Error *struct{ Message string } }
+			if json.Unmarshal([]byte(answer), &rejection) != nil || rejection.Error == nil || rejection.Error.Message == "" || recorder.Code >= 500 {
 				t.Fatalf("%d %s", recorder.Code, answer)
 			}
 			return
 		}
-		said, plain := plainMessages(body)
+		sent, plain := plainMessages(body)
 		if !plain {
 			return
 		}
-		if len(said) != len(heard.Messages) {
-			t.Fatalf("%q was heard as %q", said, heard.Messages)
+		if len(sent) != len(received.Messages) {
+			t.Fatalf("%q was received as %q", sent, received.Messages)
 		}
 		want := ""
-		for i, message := range heard.Messages {
-			if message != said[i] {
-				t.Fatalf("%q was heard as %q", said[i], message)
+		for i, message := range received.Messages {
+			if message != sent[i] {
+				t.Fatalf("%q was received as %q", sent[i], message)
 			}
 			want += message.Content
 		}
-		if text := textOfAnswer(t, answer, heard.Stream); text != want {
+		if text := textOfAnswer(t, answer, received.Stream); text != want {
 			t.Fatalf("%q came back as %q", want, text)
 		}
 	})
 }
 
-// plainMessages are the messages of a body, read by encoding/json; false where
-// there is more in one than a role and a text under exactly these names.
+// plainMessages decodes the messages of a body with encoding/json. ok is false if one
+// of them lacks a role or a content of type string.
 func plainMessages(body []byte) (messages []botapi.ChatMessage, ok bool) {
 	var completion map[string]json.RawMessage
 	var all []map[string]any
@@ -98,17 +98,17 @@ func textOfAnswer(t *testing.T, answer string, stream bool) string {
 		text, _ := textOfChunks(t, answer)
 		return text
 	}
-	var whole struct {
+	var completion struct {
 		Choices []struct{ Message struct{ Content string } }
 	}
-	if err := json.Unmarshal([]byte(answer), &whole); err != nil {
+	if err := json.Unmarshal([]byte(answer), &completion); err != nil {
 		t.Fatalf("%q: %v", answer, err)
 	}
-	return whole.Choices[0].Message.Content
+	return completion.Choices[0].Message.Content
 }
 
-// FuzzStream lets a runtime answer with any bytes. An answer is whole, or an
-// error, and never hangs; nothing of what the runtime says makes the engine panic.
+// FuzzStream lets a runtime send any bytes. The answer ends, complete or with an error,
+// and the engine does not panic.
 func FuzzStream(f *testing.F) {
 	for _, stream := range []string{
 		"data: {\"choices\":[{\"delta\":{\"content\":\"Hi\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n",
@@ -138,7 +138,7 @@ func FuzzStream(f *testing.F) {
 			failed = err
 		}
 		if failed == nil && !strings.Contains(string(stream), "finish_reason") && !strings.Contains(string(stream), `\u`) {
-			t.Fatal("an answer without an end counts as whole")
+			t.Fatal("an answer without a finish_reason counts as complete")
 		}
 	})
 }

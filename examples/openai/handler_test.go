@@ -19,7 +19,7 @@ import (
 	"github.com/matryer/is"
 )
 
-// speaks makes an engine of texts and, at last, an error.
+// speaks returns an engine that yields texts and then, unless it is nil, an error.
 func speaks(failure error, texts ...string) botapi.ChatEngine {
 	return botapi.ChatEngineFunc(func(_ context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
 		return func(yield func(string, error) bool) {
@@ -35,8 +35,7 @@ func speaks(failure error, texts ...string) botapi.ChatEngine {
 	})
 }
 
-// counts is an engine that says how many tokens its answer took, as an engine of
-// any protocol may.
+// counts returns an engine that reports tokens, as an engine of any protocol may.
 func counts(tokens openai.Tokens, finish string, texts ...string) botapi.ChatEngine {
 	return botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 		usage := openai.UsageFrom(ctx)
@@ -48,7 +47,7 @@ func counts(tokens openai.Tokens, finish string, texts ...string) botapi.ChatEng
 
 func handlerFor(t testing.TB, engine botapi.ChatEngine, options ...func(*botapi.Options)) http.Handler {
 	t.Helper()
-	return openai.NewHandler(chatsOf(t, engine, options...), openai.HandlerOptions{MaxBodyBytes: 64 << 10})
+	return openai.NewHandler(newAPI(t, engine, options...), openai.HandlerOptions{MaxBodyBytes: 64 << 10})
 }
 
 func serveHandler(t testing.TB, engine botapi.ChatEngine, options ...func(*botapi.Options)) string {
@@ -58,7 +57,7 @@ func serveHandler(t testing.TB, engine botapi.ChatEngine, options ...func(*botap
 	return server.URL
 }
 
-// call sends a request, and returns the answer as far as it came.
+// call sends a request, and returns the response and its body, which may be incomplete.
 func call(t *testing.T, method, url, body string, headers ...string) (*http.Response, string, error) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
@@ -83,8 +82,8 @@ func complete(t *testing.T, url, body string) (*http.Response, string, error) {
 	return call(t, "POST", url+"/v1/chat/completions", body)
 }
 
-// known replaces what is different in each answer.
-func known(t *testing.T, answer string) string {
+// normalize replaces what differs in each response.
+func normalize(t *testing.T, answer string) string {
 	t.Helper()
 	var first struct {
 		ID      string
@@ -108,23 +107,23 @@ const (
 func TestModels(t *testing.T) {
 	url := serveHandler(t, speaks(nil))
 	const (
-		first  = `{"id":"helper","object":"model","created":0,"owned_by":"botapi","name":"Helper","description":""}`
-		second = `{"id":"pirate","object":"model","created":0,"owned_by":"botapi","name":"Pi\"rate","description":"Arr."}`
-		nobody = `{"error":{"message":"the model does not exist","type":"invalid_request_error","param":"model","code":"model_not_found"}}`
+		first   = `{"id":"helper","object":"model","created":0,"owned_by":"botapi","name":"Helper","description":""}`
+		second  = `{"id":"pirate","object":"model","created":0,"owned_by":"botapi","name":"Pi\"rate","description":"Arr."}`
+		noModel = `{"error":{"message":"the model does not exist","type":"invalid_request_error","param":"model","code":"model_not_found"}}`
 	)
 	for name, c := range map[string]struct {
 		method, path string
 		status       int
 		want         string
 	}{
-		"all":                     {"GET", "/v1/models", 200, `{"object":"list","data":[` + first + `,` + second + `]}`},
-		"without a version":       {"GET", "/models", 200, `{"object":"list","data":[` + first + `,` + second + `]}`},
-		"one":                     {"GET", "/v1/models/pirate", 200, second},
-		"one that is not":         {"GET", "/v1/models/parrot", 404, nobody},
-		"HEAD of all":             {"HEAD", "/v1/models", 200, ""},
-		"HEAD of one":             {"HEAD", "/v1/models/helper", 200, ""},
-		"HEAD of one that is not": {"HEAD", "/v1/models/parrot", 404, ""},
-		"another method":          {"POST", "/v1/models", 405, `{"error":{"message":"Method Not Allowed","type":"invalid_request_error","param":null,"code":"method_not_allowed"}}`},
+		"all":                    {"GET", "/v1/models", 200, `{"object":"list","data":[` + first + `,` + second + `]}`},
+		"without a version":      {"GET", "/models", 200, `{"object":"list","data":[` + first + `,` + second + `]}`},
+		"one":                    {"GET", "/v1/models/pirate", 200, second},
+		"an unknown one":         {"GET", "/v1/models/parrot", 404, noModel},
+		"HEAD of all":            {"HEAD", "/v1/models", 200, ""},
+		"HEAD of one":            {"HEAD", "/v1/models/helper", 200, ""},
+		"HEAD of an unknown one": {"HEAD", "/v1/models/parrot", 404, ""},
+		"another method":         {"POST", "/v1/models", 405, `{"error":{"message":"Method Not Allowed","type":"invalid_request_error","param":null,"code":"method_not_allowed"}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
@@ -143,11 +142,11 @@ func TestModels(t *testing.T) {
 	is.Equal(response.StatusCode, http.StatusNotModified)
 	is.Equal(answer, "")
 	response, _, _ = call(t, "GET", url+"/v1/models/helper", "", "If-None-Match", response.Header.Get("ETag"))
-	is.Equal(response.StatusCode, http.StatusOK) // the tag is the list's
+	is.Equal(response.StatusCode, http.StatusOK) // the ETag is that of the list
 	is.Equal(response.Header.Get("ETag"), "")
 }
 
-// A list that does not fit one write is translated as it comes.
+// A list that is longer than one write is translated write by write.
 func TestManyModels(t *testing.T) {
 	is := is.New(t)
 	var bots []botapi.Bot
@@ -183,7 +182,7 @@ func TestCompletion(t *testing.T) {
 		"one letter": {speaks(nil, "a"), start + `a","refusal":null},"logprobs":null,"finish_reason":"stop"}]}`},
 		"counted": {counts(openai.Tokens{Prompt: 9, Completion: 7}, "length", "Hi"),
 			start + `Hi","refusal":null},"logprobs":null,"finish_reason":"length"}],"usage":{"prompt_tokens":9,"completion_tokens":7,"total_tokens":16}}`},
-		"a reason of its own": {counts(openai.Tokens{}, "eos_token", "Hi"),
+		"an unknown reason": {counts(openai.Tokens{}, "eos_token", "Hi"),
 			start + `Hi","refusal":null},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":0,"completion_tokens":0,"total_tokens":0}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -193,7 +192,7 @@ func TestCompletion(t *testing.T) {
 			is.Equal(response.StatusCode, http.StatusOK)
 			is.Equal(response.Header.Get("Content-Type"), "application/json")
 			is.Equal(response.ContentLength, int64(len(answer)))
-			is.Equal(known(t, answer), c.want)
+			is.Equal(normalize(t, answer), c.want)
 		})
 	}
 }
@@ -215,11 +214,11 @@ func TestStreamOfChunks(t *testing.T) {
 	}{
 		"text":    {speaks(nil, "Polly"), askStream, chunk(`{"role":"assistant","content":"Polly"}`) + last + done},
 		"nothing": {speaks(nil), askStream, last + done},
-		"counted, but nobody asked": {counts(openai.Tokens{Prompt: 9, Completion: 7}, "", "Hi"), askStream,
+		"counted, but not requested": {counts(openai.Tokens{Prompt: 9, Completion: 7}, "", "Hi"), askStream,
 			chunk(`{"role":"assistant","content":"Hi"}`) + last + done},
 		"counted": {counts(openai.Tokens{Prompt: 9, Completion: 7}, "", "Hi"), askStream[:len(askStream)-1] + `,"stream_options":{"include_usage":true}}`,
 			noUsage(chunk(`{"role":"assistant","content":"Hi"}`)+last) + start + `],"usage":{"prompt_tokens":9,"completion_tokens":7,"total_tokens":16}}` + "\n\n" + done},
-		"asked, but nobody counts": {speaks(nil, "Hi"), askStream[:len(askStream)-1] + `,"stream_options":{"include_usage":true}}`,
+		"requested, but not counted": {speaks(nil, "Hi"), askStream[:len(askStream)-1] + `,"stream_options":{"include_usage":true}}`,
 			noUsage(chunk(`{"role":"assistant","content":"Hi"}`)+last) + done},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -228,12 +227,12 @@ func TestStreamOfChunks(t *testing.T) {
 			is.NoErr(err)
 			is.Equal(response.StatusCode, http.StatusOK)
 			is.Equal(response.Header.Get("Content-Type"), "text/event-stream")
-			is.Equal(known(t, answer), c.want)
+			is.Equal(normalize(t, answer), c.want)
 		})
 	}
 }
 
-// textOfChunks reads a stream as a client does, line by line.
+// textOfChunks parses a stream line by line, as clients do.
 func textOfChunks(t *testing.T, answer string) (text string, events []string) {
 	t.Helper()
 	lines := bufio.NewScanner(strings.NewReader(answer))
@@ -275,14 +274,14 @@ func TestHostileText(t *testing.T) {
 
 	_, answer, err = complete(t, url, ask)
 	is.NoErr(err)
-	var whole struct {
+	var completion struct {
 		Choices []struct{ Message struct{ Content string } }
 	}
-	is.NoErr(json.Unmarshal([]byte(answer), &whole))
-	is.Equal(whole.Choices[0].Message.Content, want)
+	is.NoErr(json.Unmarshal([]byte(answer), &completion))
+	is.Equal(completion.Choices[0].Message.Content, want)
 }
 
-func TestRequestsThatBotsGet(t *testing.T) {
+func TestTranslatedRequests(t *testing.T) {
 	for name, c := range map[string]struct {
 		body     string
 		messages []botapi.ChatMessage
@@ -300,14 +299,14 @@ func TestRequestsThatBotsGet(t *testing.T) {
 			body:     `{"model":"helper","messages":[{"role":"user","content":[{"type":"text","text":"a\"é"},{"type":"text","text":"b"}]},{"role":"assistant","content":[{"type":"refusal","refusal":"no"}]},{"role":"user","content":[]}]}`,
 			messages: []botapi.ChatMessage{{Role: "user", Content: "a\"é\nb"}, {Role: "assistant", Content: "no"}, {Role: "user", Content: ""}},
 		},
-		"wishes": {
+		"other fields": {
 			body: askStream[:len(askStream)-1] + `,"user":"someone","temperature":0.50,"max_tokens":5,"stop":["a"],"seed":null,"x":{"y":[1, 2]},"stream_options":{"include_usage":false},
 				"n":1,"tools":[],"tool_choice":"auto","logprobs":false,"modalities":[ "text" ],"response_format":{"type":"text"}}`,
 			messages: []botapi.ChatMessage{{Role: "user", Content: "Hi"}},
 			extra:    map[string]string{"temperature": "0.50", "max_tokens": "5", "stop": `["a"]`, "x": `{"y":[1, 2]}`, "response_format": `{"type":"text"}`},
 			userID:   "someone", stream: true,
 		},
-		"the last of a repeated member counts": {
+		"the last of a repeated field counts": {
 			body:     `{"model":"pirate","messages":1,"model":"helper","messages":[{"role":"system","role":"user","content":"\ud83d\udc4b"}]}`,
 			messages: []botapi.ChatMessage{{Role: "user", Content: "👋"}},
 		},
@@ -335,7 +334,7 @@ func TestRequestsThatBotsGet(t *testing.T) {
 	}
 }
 
-// A text in parts that is within the limit is not made too long by what is made of it.
+// Translating content parts does not push a body over the limit.
 func TestPartsDoNotGrow(t *testing.T) {
 	for name, text := range map[string]string{
 		"tags":       strings.Repeat("<&>", 20<<10),
@@ -357,50 +356,50 @@ func TestPartsDoNotGrow(t *testing.T) {
 	}
 }
 
-func TestRefusals(t *testing.T) {
+func TestInvalidRequests(t *testing.T) {
 	url := serveHandler(t, speaks(nil, "Hi"))
-	with := func(members string) string { return ask[:len(ask)-1] + "," + members + "}" }
+	with := func(fields string) string { return ask[:len(ask)-1] + "," + fields + "}" }
 	saying := func(content string) string {
 		return `{"model":"helper","messages":[{"role":"user","content":"Hi"},` + content + `]}`
 	}
 	for name, c := range map[string]struct {
 		body        string
 		param, code string // null where empty
-		message     string // a part of it
+		message     string // contained in the message
 	}{
-		"no JSON":             {`{"model":`, "", "invalid_json", ""},
+		"not JSON":            {`{"model":`, "", "invalid_json", ""},
 		"not UTF-8":           {"{\"model\":\"helper\",\"messages\":[{\"role\":\"user\",\"content\":\"\xff\"}]}", "", "invalid_json", ""},
-		"no object":           {`[]`, "", "invalid_type", ""},
+		"not an object":       {`[]`, "", "invalid_type", ""},
 		"no body":             {``, "", "missing_required_parameter", ""},
 		"no model":            {`{"messages":[{"role":"user","content":"Hi"}]}`, "model", "missing_required_parameter", "model"},
 		"an empty model":      {`{"model":"","messages":[{"role":"user","content":"Hi"}]}`, "model", "missing_required_parameter", "model"},
-		"a strange model":     {`{"model":true,"messages":[{"role":"user","content":"Hi"}]}`, "model", "invalid_type", "str type expected"},
+		"an invalid model":    {`{"model":true,"messages":[{"role":"user","content":"Hi"}]}`, "model", "invalid_type", "str type expected"},
 		"no messages":         {`{"model":"helper"}`, "messages", "missing_required_parameter", "messages"},
 		"null messages":       {`{"model":"helper","messages":null}`, "messages", "missing_required_parameter", "messages"},
 		"empty messages":      {`{"model":"helper","messages":[ ]}`, "messages", "missing_required_parameter", "messages"},
-		"strange messages":    {`{"model":"helper","messages":{}}`, "messages", "invalid_type", "list"},
+		"invalid messages":    {`{"model":"helper","messages":{}}`, "messages", "invalid_type", "list"},
 		"a null message":      {saying(`null`), "messages[1]", "invalid_type", "none is not an allowed value"},
-		"a strange message":   {saying(`"Hi"`), "messages[1]", "invalid_type", "dict"},
+		"an invalid message":  {saying(`"Hi"`), "messages[1]", "invalid_type", "dict"},
 		"no role":             {saying(`{"content":"Hi"}`), "messages[1].role", "missing_required_parameter", "field required"},
-		"a strange role":      {saying(`{"role":"God","content":"Hi"}`), "messages[1].role", "invalid_type", "permitted: 'system', 'user', 'assistant'"},
+		"an invalid role":     {saying(`{"role":"God","content":"Hi"}`), "messages[1].role", "invalid_type", "permitted: 'system', 'user', 'assistant'"},
 		"no content":          {saying(`{"role":"user"}`), "messages[1].content", "missing_required_parameter", "field required"},
-		"strange content":     {saying(`{"role":"user","content":1}`), "messages[1].content", "invalid_type", "str type expected"},
+		"invalid content":     {saying(`{"role":"user","content":1}`), "messages[1].content", "invalid_type", "str type expected"},
 		"a tool's message":    {saying(`{"role":"tool","content":"1","tool_call_id":"x"}`), "messages[1].role", "unsupported_value", "tools"},
 		"tool calls":          {saying(`{"role":"assistant","content":null,"tool_calls":[{}]}`), "messages[1].tool_calls", "unsupported_value", "tools"},
-		"a spoken answer":     {saying(`{"role":"assistant","content":"Hi","audio":{"id":"x"}}`), "messages[1].audio", "unsupported_value", "audio"},
+		"an audio answer":     {saying(`{"role":"assistant","content":"Hi","audio":{"id":"x"}}`), "messages[1].audio", "unsupported_value", "audio"},
 		"an image":            {saying(`{"role":"user","content":[{"type":"text","text":"see"},{"type":"image_url","image_url":{"url":"x"}}]}`), "messages[1].content[1].type", "unsupported_value", "text only"},
 		"a part without text": {saying(`{"role":"user","content":[{"type":"text"}]}`), "messages[1].content[0]", "missing_required_parameter", "text"},
-		"a strange part":      {saying(`{"role":"user","content":["Hi"]}`), "messages[1].content[0]", "invalid_type", "type"},
-		"a strange stream":    {with(`"stream":1`), "stream", "invalid_type", "boolean"},
-		"strange options":     {with(`"stream_options":[]`), "stream_options", "invalid_type", "include_usage"},
-		"a strange user":      {with(`"user":true`), "user", "invalid_type", "str type expected"},
+		"an invalid part":     {saying(`{"role":"user","content":["Hi"]}`), "messages[1].content[0]", "invalid_type", "type"},
+		"an invalid stream":   {with(`"stream":1`), "stream", "invalid_type", "boolean"},
+		"invalid options":     {with(`"stream_options":[]`), "stream_options", "invalid_type", "include_usage"},
+		"an invalid user":     {with(`"user":true`), "user", "invalid_type", "str type expected"},
 		"two answers":         {with(`"n":2`), "n", "unsupported_value", "n"},
 		"tools":               {with(`"tools":[{"type":"function"}]`), "tools", "unsupported_value", "tools"},
 		"a forced tool":       {with(`"tool_choice":"required"`), "tool_choice", "unsupported_value", "tool_choice"},
 		"functions":           {with(`"functions":[{}]`), "functions", "unsupported_value", "functions"},
 		"logprobs":            {with(`"logprobs":true`), "logprobs", "unsupported_value", "logprobs"},
 		"audio":               {with(`"modalities":["text","audio"],"audio":{"voice":"x"}`), "audio", "unsupported_value", "audio"},
-		"another protocol":    {with(`"bot_slug":"pirate"`), "bot_slug", "unknown_parameter", "bot_slug"},
+		"botapi's own field":  {with(`"bot_slug":"pirate"`), "bot_slug", "unknown_parameter", "bot_slug"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
@@ -433,7 +432,7 @@ func textOf(s *string) string {
 	return *s
 }
 
-func TestErrorsOfTheInterface(t *testing.T) {
+func TestErrorsOfTheAPI(t *testing.T) {
 	fails := func(err error) func(*botapi.Options) {
 		return func(o *botapi.Options) { o.Engine = speaks(err) }
 	}
@@ -459,7 +458,7 @@ func TestErrorsOfTheInterface(t *testing.T) {
 		"a failure":    {option: fails(errors.New("SECRET")), status: 500, want: failure("Internal Server Error", "server_error", "null", "null")},
 		"a bad model":  {option: fails(&botapi.StatusError{Status: 502, Detail: "The model failed"}), status: 502, want: failure("The model failed", "server_error", "null", "null")},
 		"a busy model": {option: fails(&botapi.StatusError{Status: 503, Detail: "Busy", RetryAfter: time.Second}), status: 503, want: failure("Busy", "server_error", "null", "null"), header: [2]string{"Retry-After", "1"}},
-		"too late": {option: func(o *botapi.Options) {
+		"timed out": {option: func(o *botapi.Options) {
 			o.ChatTimeout = time.Millisecond
 			o.Engine = botapi.CallbackEngine(func(ctx context.Context, _ *botapi.ChatRequest, _ func(string) error) error {
 				<-ctx.Done()
@@ -493,11 +492,11 @@ func with64KiB(body string) string {
 	return strings.Replace(body, "Hi", strings.Repeat("x", 64<<10), 1)
 }
 
-// What a middleware of the host's refuses has OpenAI's form, too.
-func TestErrorsOfTheHost(t *testing.T) {
+// Errors of the application's middleware are translated, too.
+func TestErrorsOfMiddleware(t *testing.T) {
 	for name, c := range map[string]struct {
-		refuses http.HandlerFunc
-		want    string
+		middleware http.HandlerFunc
+		want       string
 	}{
 		"text": {func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, "come back tomorrow", http.StatusTooManyRequests)
@@ -510,7 +509,7 @@ func TestErrorsOfTheHost(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
-			server := httptest.NewServer(openai.NewHandler(c.refuses, openai.HandlerOptions{}))
+			server := httptest.NewServer(openai.NewHandler(c.middleware, openai.HandlerOptions{}))
 			defer server.Close()
 			response, answer, err := complete(t, server.URL, ask)
 			is.NoErr(err)
@@ -520,10 +519,10 @@ func TestErrorsOfTheHost(t *testing.T) {
 	}
 }
 
-func TestTheInterfaceIsStillThere(t *testing.T) {
+func TestOtherRequestsPass(t *testing.T) {
 	is := is.New(t)
 	url := serveHandler(t, speaks(nil, "Hi"))
-	_, answer, err := call(t, "POST", url+"/v1/chat", oneBody)
+	_, answer, err := call(t, "POST", url+"/v1/chat", noStream)
 	is.NoErr(err)
 	is.Equal(answer, `{"content":"Hi"}`)
 	response, answer, _ := call(t, "GET", url+"/v1/embeddings", "")
@@ -531,11 +530,11 @@ func TestTheInterfaceIsStillThere(t *testing.T) {
 	is.Equal(answer, `{"detail":"Not Found"}`)
 }
 
-func TestStreamThatBreaks(t *testing.T) {
+func TestFailedStream(t *testing.T) {
 	is := is.New(t)
 	url := serveHandler(t, speaks(&botapi.StatusError{Status: 502, Detail: "The model's answer broke off"}, "Once upon"))
 	_, answer, err := complete(t, url, askStream)
-	is.True(err != nil) // cut
+	is.True(err != nil) // aborted
 	text, events := textOfChunks(t, answer)
 	is.Equal(text, "Once upon")
 	is.Equal(events[len(events)-1], `{"error":{"message":"The model's answer broke off","type":"server_error","param":null,"code":null}}`)
@@ -543,14 +542,14 @@ func TestStreamThatBreaks(t *testing.T) {
 	is.True(!strings.Contains(answer, "[DONE]"))
 }
 
-func TestModelsStore(t *testing.T) {
+func TestModelsOfFailedStore(t *testing.T) {
 	is := is.New(t)
-	url := serveHandler(t, speaks(nil), func(o *botapi.Options) { o.Bots = brokenStore{} })
+	url := serveHandler(t, speaks(nil), func(o *botapi.Options) { o.Bots = failingStore{} })
 	response, answer, _ := call(t, "GET", url+"/v1/models", "")
 	is.Equal(response.StatusCode, 500)
 	is.Equal(answer, `{"error":{"message":"Internal Server Error","type":"server_error","param":null,"code":null}}`)
 }
 
-type brokenStore struct{ botapi.BotStore }
+type failingStore struct{ botapi.BotStore }
 
-func (brokenStore) Bots(context.Context) ([]botapi.Bot, error) { return nil, errors.New("SECRET") }
+func (failingStore) Bots(context.Context) ([]botapi.Bot, error) { return nil, errors.New("SECRET") }

@@ -11,8 +11,8 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestREADME vets the Go of the README: a program, and declarations without their
-// imports.
+// TestREADME runs go vet on the Go code of the README: a program, and declarations
+// without their imports.
 func TestREADME(t *testing.T) {
 	is := is.New(t)
 	readme, err := os.ReadFile("README.md")
@@ -25,7 +25,7 @@ func TestREADME(t *testing.T) {
 	for i, block := range strings.Split(string(readme), "\n```go\n")[1:] {
 		code, _, _ := strings.Cut(block, "\n```")
 		if strings.HasPrefix(code, "mux.Handle") {
-			continue // a line for somebody's main
+			continue // a single line
 		}
 		if !strings.HasPrefix(code, "package ") {
 			code = imports + code

@@ -12,23 +12,23 @@ import (
 	"unicode/utf8"
 )
 
-// A chatBody is the body of a chat as the API behind the handler reads it. The
-// client's own is read, and translated, when the API asks for it, which is once it
-// knows the key.
+// A chatBody is the body that the API reads: the translation of the client's body.
+// The client's body is read on the first Read, which is after the API has verified
+// the key.
 type chatBody struct {
 	client     io.ReadCloser
 	limit      int64
 	completion *completion
 
-	asked      bool
+	begun      bool
 	translated io.Reader // what the API reads
 }
 
-// Read reads the translation. Behind a body that is refused comes the rest of what
-// its client sends, which the API discards.
+// Read reads the translation. If the body is rejected, later reads return the rest of
+// the client's body, so that the API can discard it.
 func (b *chatBody) Read(p []byte) (int, error) {
-	if !b.asked {
-		b.asked = true
+	if !b.begun {
+		b.begun = true
 		if err := b.translate(); err != nil {
 			b.translated = b.client
 			return 0, err
@@ -47,61 +47,61 @@ func (b *chatBody) translate() error {
 	if int64(len(body)) > b.limit {
 		return &http.MaxBytesError{Limit: b.limit}
 	}
-	body, refused := b.completion.read(body)
-	if refused != nil {
-		b.completion.refused = refused
-		return refused
+	body, rejection := b.completion.read(body)
+	if rejection != nil {
+		b.completion.rejection = rejection
+		return rejection
 	}
 	b.translated = bytes.NewReader(body)
 	return nil
 }
 
-// read makes the body of a chat from that of a completion. What is not a JSON
-// object stays as it is: the API says what is wrong with it, and where.
-func (c *completion) read(body []byte) (chat []byte, refused *apiError) {
+// read translates the body of a completion into that of a chat. A body that is not a
+// JSON object is returned unchanged: the API says what is wrong with it, and where.
+func (c *completion) read(body []byte) (chat []byte, rejection *apiError) {
 	body = bytes.TrimPrefix(body, []byte("\ufeff"))
-	var members map[string]json.RawMessage
-	if !utf8.Valid(body) || json.Unmarshal(body, &members) != nil || members == nil {
+	var fields map[string]json.RawMessage
+	if !utf8.Valid(body) || json.Unmarshal(body, &fields) != nil || fields == nil {
 		return body, nil
 	}
-	for name, value := range members {
+	for name, value := range fields {
 		if string(value) == "null" {
-			delete(members, name)
+			delete(fields, name)
 		}
 	}
-	if refused := refusedMember(members); refused != nil {
-		return nil, refused
+	if rejection := rejectFields(fields); rejection != nil {
+		return nil, rejection
 	}
-	if refused := c.readStreamOptions(members["stream_options"]); refused != nil {
-		return nil, refused
+	if rejection := c.readStreamOptions(fields["stream_options"]); rejection != nil {
+		return nil, rejection
 	}
-	messages, refused := readMessages(members["messages"])
-	if refused != nil {
-		return nil, refused
+	messages, rejection := readMessages(fields["messages"])
+	if rejection != nil {
+		return nil, rejection
 	}
-	c.model = modelName(members["model"])
+	c.model = modelName(fields["model"])
 	w := objectWriter{dst: make([]byte, 0, len(body)+64)}
-	w.member("bot_slug", members["model"])
-	w.member("messages", messages)
-	w.member("stream", members["stream"])
-	if members["stream"] == nil {
-		w.member("stream", json.RawMessage("false"))
+	w.field("bot_slug", fields["model"])
+	w.field("messages", messages)
+	w.field("stream", fields["stream"])
+	if fields["stream"] == nil {
+		w.field("stream", json.RawMessage("false"))
 	}
-	w.member("user_id", members["user"])
-	for _, name := range slices.Sorted(maps.Keys(members)) {
-		if !renamed[name] && honoured[name] == nil {
-			w.member(name, members[name])
+	w.field("user_id", fields["user"])
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		if !renamed[name] && supported[name] == nil {
+			w.field(name, fields[name])
 		}
 	}
 	return w.end(), nil
 }
 
-// renamed are the members that have another name behind the handler, or none.
+// renamed are the fields that have another name in the API, or none.
 var renamed = map[string]bool{"model": true, "messages": true, "stream": true, "user": true, "stream_options": true}
 
-// honoured are the values of members that no bot can honour otherwise: they ask
-// for nothing, and do not go on.
-var honoured = map[string][]string{
+// supported has the supported values of fields that bots do not implement. These
+// values ask for nothing, so the field is dropped.
+var supported = map[string][]string{
 	"n":             {"1"},
 	"tools":         {"[]"},
 	"tool_choice":   {`"none"`, `"auto"`},
@@ -113,12 +113,12 @@ var honoured = map[string][]string{
 	"top_logprobs":  {"0"},
 }
 
-// refusedMember looks for what no bot can do, for what is missing, and for
-// members that have a meaning in the other protocol alone.
-func refusedMember(members map[string]json.RawMessage) *apiError {
-	for _, name := range slices.Sorted(maps.Keys(members)) {
-		values, limited := honoured[name]
-		if limited && !slices.Contains(values, compact(members[name])) {
+// rejectFields rejects what bots do not support, missing fields, and fields that only
+// botapi's own protocol has.
+func rejectFields(fields map[string]json.RawMessage) *apiError {
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		values, limited := supported[name]
+		if limited && !slices.Contains(values, compact(fields[name])) {
 			return invalid(name, "unsupported_value", fmt.Sprintf("bots cannot honour this value of %q", name))
 		}
 		switch name {
@@ -127,7 +127,7 @@ func refusedMember(members map[string]json.RawMessage) *apiError {
 		}
 	}
 	for _, name := range []string{"model", "messages"} {
-		if members[name] == nil || compact(members[name]) == "[]" || string(members[name]) == `""` {
+		if fields[name] == nil || compact(fields[name]) == "[]" || string(fields[name]) == `""` {
 			return invalid(name, "missing_required_parameter", fmt.Sprintf("missing required parameter: %q", name))
 		}
 	}
@@ -136,18 +136,18 @@ func refusedMember(members map[string]json.RawMessage) *apiError {
 
 func compact(value json.RawMessage) string {
 	if len(value) > 100 {
-		return "" // none of the values that it is compared with
+		return "" // longer than any value that it is compared with
 	}
 	var b bytes.Buffer
-	_ = json.Compact(&b, value) // it has been decoded before
+	_ = json.Compact(&b, value) // value has been decoded, so it is valid
 	return b.String()
 }
 
-// modelName is the model's name as answers repeat it.
+// modelName is the model's name as responses repeat it.
 func modelName(raw json.RawMessage) string {
 	var name string
 	if json.Unmarshal(raw, &name) != nil {
-		return string(raw) // a number is as good
+		return string(raw) // the API accepts a number, too
 	}
 	return name
 }
@@ -166,8 +166,8 @@ func (c *completion) readStreamOptions(raw json.RawMessage) *apiError {
 	return nil
 }
 
-// readMessages makes the messages of a chat. What is wrong in both protocols stays
-// as it is, in its place: the API finds out.
+// readMessages translates the messages. What is invalid in both protocols is kept in
+// its position, so that the API reports it.
 func readMessages(raw json.RawMessage) (json.RawMessage, *apiError) {
 	var messages []json.RawMessage
 	if json.Unmarshal(raw, &messages) != nil {
@@ -178,9 +178,9 @@ func readMessages(raw json.RawMessage) (json.RawMessage, *apiError) {
 		if i > 0 {
 			dst = append(dst, ',')
 		}
-		message, refused := readMessage(message, fmt.Sprintf("messages[%d]", i))
-		if refused != nil {
-			return nil, refused
+		message, rejection := readMessage(message, fmt.Sprintf("messages[%d]", i))
+		if rejection != nil {
+			return nil, rejection
 		}
 		dst = append(dst, message...)
 	}
@@ -188,11 +188,11 @@ func readMessages(raw json.RawMessage) (json.RawMessage, *apiError) {
 }
 
 func readMessage(raw json.RawMessage, param string) (json.RawMessage, *apiError) {
-	var members map[string]json.RawMessage
-	if json.Unmarshal(raw, &members) != nil || members == nil {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(raw, &fields) != nil || fields == nil {
 		return raw, nil
 	}
-	role, content := members["role"], members["content"]
+	role, content := fields["role"], fields["content"]
 	switch modelName(role) {
 	case "developer":
 		role = json.RawMessage(`"system"`)
@@ -200,29 +200,28 @@ func readMessage(raw json.RawMessage, param string) (json.RawMessage, *apiError)
 		return nil, invalid(param+".role", "unsupported_value", param+".role: bots have no tools")
 	}
 	for _, name := range []string{"tool_calls", "function_call", "audio"} {
-		if value := compact(members[name]); members[name] != nil && value != "null" && value != "[]" {
+		if value := compact(fields[name]); fields[name] != nil && value != "null" && value != "[]" {
 			return nil, invalid(param+"."+name, "unsupported_value", param+"."+name+": bots have neither tools nor audio")
 		}
 	}
-	if refusal := members["refusal"]; refusal != nil && (content == nil || string(content) == "null") {
-		content = refusal // the text of an answer all the same
+	if refusal := fields["refusal"]; refusal != nil && (content == nil || string(content) == "null") {
+		content = refusal // it was the text of the answer
 	}
 	var parts []json.RawMessage
 	if json.Unmarshal(content, &parts) == nil && parts != nil {
-		text, refused := readParts(parts, param+".content")
-		if refused != nil {
-			return nil, refused
+		text, rejection := readParts(parts, param+".content")
+		if rejection != nil {
+			return nil, rejection
 		}
 		content = quote(text)
 	}
 	w := objectWriter{}
-	w.member("role", role)
-	w.member("content", content)
+	w.field("role", role)
+	w.field("content", content)
 	return w.end(), nil
 }
 
-// readParts joins the texts of a message's parts, each on a line of its own, as
-// runtimes do.
+// readParts joins the texts of content parts with line breaks, as runtimes do.
 func readParts(parts []json.RawMessage, param string) (string, *apiError) {
 	texts := make([]string, len(parts))
 	for i, raw := range parts {
@@ -247,8 +246,8 @@ func readParts(parts []json.RawMessage, param string) (string, *apiError) {
 	return strings.Join(texts, "\n"), nil
 }
 
-// quote writes text as JSON that is no longer than it must be: escapes for HTML and
-// JavaScript would put a body that is within the limit beyond it.
+// quote encodes text as JSON without optional escapes: those for HTML and JavaScript
+// could make a body exceed the limit.
 func quote(text string) []byte {
 	var quoted bytes.Buffer
 	encoder := json.NewEncoder(&quoted)
@@ -257,15 +256,15 @@ func quote(text string) []byte {
 	return []byte(unescapedLines.Replace(strings.TrimSuffix(quoted.String(), "\n")))
 }
 
-// unescapedLines undoes the two escapes that an encoder makes all the same. A backslash
-// that is quoted begins no other escape.
+// unescapedLines undoes the two escapes that SetEscapeHTML(false) does not turn off.
+// The first pair keeps an escaped backslash, so that what follows it is not taken for
+// an escape.
 var unescapedLines = strings.NewReplacer(`\\`, `\\`, `\u2028`, "\u2028", `\u2029`, "\u2029")
 
-// An objectWriter writes a JSON object of values that are JSON already. Absent
-// ones are left out.
+// An objectWriter writes a JSON object of encoded values. It omits nil values.
 type objectWriter struct{ dst []byte }
 
-func (w *objectWriter) member(name string, value json.RawMessage) {
+func (w *objectWriter) field(name string, value json.RawMessage) {
 	if value == nil {
 		return
 	}

@@ -13,33 +13,34 @@ import (
 	"time"
 )
 
-// A translator makes the body of an answer in OpenAI's form of the API's. It is
-// given the body as the API writes it, and appends what can be sent already.
+// A translator translates the API's response body into OpenAI's format.
 type translator interface {
-	translate(dst, part []byte) ([]byte, error)
-	// end appends what is left when the body is at its end.
+	// translate takes the next bytes that the API writes, and appends to dst what
+	// can be sent already.
+	translate(dst, src []byte) ([]byte, error)
+	// end appends the rest when the API's body is complete.
 	end(dst []byte) []byte
-	// length is how long the body will be that is made of one of so many bytes;
-	// -1 if that is not known.
+	// length returns the length of the translation of a body of n bytes; -1 if it
+	// is unknown.
 	length(n int) int
 }
 
-// A responder is the ResponseWriter between the API and the client. It changes the
-// form of an answer, and nothing of how it is sent: each write is passed on as one
-// write, deadlines and whatever else the client's writer can do are found by Unwrap,
-// and panics go through. It holds back an error until it is whole, at most
+// A responder is the ResponseWriter between the API and the client. It translates a
+// response and does not change how it is sent: each write is passed on as one write,
+// Unwrap gives access to deadlines and the other methods of the client's writer, and
+// panics pass through. It collects an error until it is complete, and keeps at most
 // maxErrorBody of it.
 type responder struct {
 	http.ResponseWriter
 	completion *completion       // nil for lists of models
-	translate  func() translator // for an answer with status 200
+	translate  func() translator // for a response with status 200
 
-	status  int        // as the API has it; 0 before it is known
-	body    translator // nil for a body that stays as it is
-	late    bool       // the head is sent with the body's end
-	stream  bool
-	failure []byte // the body of an error, as far as it is needed
-	over    bool
+	status   int        // set by the API; 0 until it is known
+	body     translator // nil for a body that is not translated
+	late     bool       // the header is sent when the body is complete
+	stream   bool
+	failure  []byte // the body of an error, at most maxErrorBody
+	finished bool
 }
 
 // Unwrap lets http.ResponseController find what the client's writer can do.
@@ -69,7 +70,7 @@ func (w *responder) WriteHeader(status int) {
 	w.ResponseWriter.WriteHeader(status)
 }
 
-// setLength replaces the length of the body by that of what is made of it.
+// setLength replaces Content-Length by the length of the translation.
 func (w *responder) setLength() {
 	n, err := strconv.Atoi(w.Header().Get("Content-Length"))
 	w.Header().Del("Content-Length")
@@ -78,42 +79,42 @@ func (w *responder) setLength() {
 	}
 }
 
-func (w *responder) Write(part []byte) (int, error) {
+func (w *responder) Write(p []byte) (int, error) {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
 	}
 	switch {
 	case w.status >= 400:
-		w.failure = append(w.failure, part[:min(len(part), maxErrorBody-len(w.failure))]...)
-		return len(part), nil
+		w.failure = append(w.failure, p[:min(len(p), maxErrorBody-len(w.failure))]...)
+		return len(p), nil
 	case w.body == nil:
-		return w.ResponseWriter.Write(part)
+		return w.ResponseWriter.Write(p)
 	}
-	err := w.send(func(dst []byte) ([]byte, error) { return w.body.translate(dst, part) })
+	err := w.send(func(dst []byte) ([]byte, error) { return w.body.translate(dst, p) })
 	if err != nil {
 		return 0, err
 	}
-	return len(part), nil
+	return len(p), nil
 }
 
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// send passes on what is made, in one write.
-func (w *responder) send(makes func(dst []byte) ([]byte, error)) error {
+// send writes what build appends, in one write.
+func (w *responder) send(build func(dst []byte) ([]byte, error)) error {
 	buffer := buffers.Get().(*[]byte)
-	made, err := makes((*buffer)[:0])
-	if err == nil && len(made) > 0 {
-		_, err = w.ResponseWriter.Write(made)
+	built, err := build((*buffer)[:0])
+	if err == nil && len(built) > 0 {
+		_, err = w.ResponseWriter.Write(built)
 	}
-	if err == nil { // else net/http may still read it, on HTTP/2
-		*buffer = made
+	if err == nil { // after a failed write on HTTP/2, net/http may still read it
+		*buffer = built
 		buffers.Put(buffer)
 	}
 	return err
 }
 
-// FlushError sends what the writers behind this one hold back. Of an answer that
-// is whole, it is the end.
+// FlushError flushes the client's writer. botapi flushes a response that is not a
+// stream once, when it is complete, so it is finished first.
 func (w *responder) FlushError() error {
 	if w.stream {
 		return http.NewResponseController(w.ResponseWriter).Flush()
@@ -121,7 +122,7 @@ func (w *responder) FlushError() error {
 	if err := w.finish(); err != nil {
 		return err
 	}
-	// Not through Unwrap: a writer that buffers and does not flush knows why.
+	// Not through Unwrap: a writer that buffers may have a reason not to flush.
 	switch own := w.ResponseWriter.(type) {
 	case interface{ FlushError() error }:
 		return own.FlushError()
@@ -132,25 +133,26 @@ func (w *responder) FlushError() error {
 	return errors.ErrUnsupported
 }
 
-// end is called when the API has returned. A stream has had its end, or has none.
+// end is called when the API has returned. A stream needs no more: it is complete, or
+// stays incomplete.
 func (w *responder) end() {
 	if !w.stream {
-		_ = w.finish() // nobody is left to tell
+		_ = w.finish() // the API has returned: there is nobody to report an error to
 	}
 }
 
-// finish sends what is left of an answer that is whole, once.
+// finish sends the rest of a response that is not a stream, once.
 func (w *responder) finish() error {
 	switch {
-	case w.over || w.status == 0:
+	case w.finished || w.status == 0:
 		return nil
 	case w.status >= 400:
-		w.over = true
+		w.finished = true
 		return w.sendError(w.error())
 	case w.body == nil:
 		return nil
 	}
-	w.over = true
+	w.finished = true
 	if model, ok := w.body.(*oneModel); ok {
 		return w.sendModel(model)
 	}
@@ -158,14 +160,14 @@ func (w *responder) finish() error {
 }
 
 func (w *responder) error() *apiError {
-	if w.completion != nil && w.completion.refused != nil && w.status == http.StatusBadRequest {
-		return w.completion.refused
+	if w.completion != nil && w.completion.rejection != nil && w.status == http.StatusBadRequest {
+		return w.completion.rejection
 	}
 	kind, _, _ := mime.ParseMediaType(w.Header().Get("Content-Type"))
 	return errorOf(w.status, kind, w.failure)
 }
 
-func (w *responder) sendError(e *apiError) error { return w.sendWhole(e.status, e.body()) }
+func (w *responder) sendError(e *apiError) error { return w.sendJSON(e.status, e.body()) }
 
 func (w *responder) sendModel(m *oneModel) error {
 	w.Header().Del("ETag") // the list's
@@ -174,10 +176,10 @@ func (w *responder) sendModel(m *oneModel) error {
 		return w.sendError(&apiError{status: http.StatusNotFound, Message: "the model does not exist",
 			Type: typeInvalidRequest, Param: &param, Code: &code})
 	}
-	return w.sendWhole(http.StatusOK, m.found)
+	return w.sendJSON(http.StatusOK, m.found)
 }
 
-func (w *responder) sendWhole(status int, body []byte) error {
+func (w *responder) sendJSON(status int, body []byte) error {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.ResponseWriter.WriteHeader(status)
@@ -185,7 +187,7 @@ func (w *responder) sendWhole(status int, body []byte) error {
 	return err
 }
 
-// A completion is one chat that is answered in OpenAI's form.
+// A completion is one chat in OpenAI's format.
 type completion struct {
 	id      string
 	created int64
@@ -193,14 +195,14 @@ type completion struct {
 
 	model        string
 	includeUsage bool
-	refused      *apiError // why the handler itself refuses the request
+	rejection    *apiError // set if this handler, not the API, rejects the request
 }
 
 func newCompletion(usage *Usage) *completion {
 	return &completion{id: "chatcmpl-" + rand.Text(), created: time.Now().Unix(), usage: usage}
 }
 
-// appendStart begins an object of a kind.
+// appendStart begins a response object.
 func (c *completion) appendStart(dst []byte, object string) []byte {
 	dst = append(dst, `{"id":"`...)
 	dst = append(dst, c.id...)
@@ -212,8 +214,7 @@ func (c *completion) appendStart(dst []byte, object string) []byte {
 	return append(dst, quote(c.model)...)
 }
 
-// appendUsage writes how many tokens the chat took; ok is false where nobody
-// counted them.
+// appendUsage writes the token counts of the chat; ok is false if there are none.
 func (c *completion) appendUsage(dst []byte) (_ []byte, ok bool) {
 	tokens, ok := c.usage.Tokens()
 	if !ok {
@@ -223,8 +224,8 @@ func (c *completion) appendUsage(dst []byte) (_ []byte, ok bool) {
 		tokens.Prompt, tokens.Completion, tokens.Prompt+tokens.Completion), true
 }
 
-// finishReason is why the answer is over. Those of OpenAI that a bot can have are
-// taken from the engine.
+// finishReason returns the engine's reason if it is one of OpenAI's that a bot can
+// have, otherwise "stop".
 func (c *completion) finishReason() string {
 	switch reason := c.usage.FinishReason(); reason {
 	case "length", "content_filter":
@@ -233,24 +234,24 @@ func (c *completion) finishReason() string {
 	return "stop"
 }
 
-// What an answer of the API looks like: see botapi's documentation of the wire.
+// The format of the API's responses, as docs/wire.md describes it.
 const (
-	wholeStart = `{"content":"`
-	wholeEnd   = `"}`
+	jsonStart  = `{"content":"`
+	jsonEnd    = `"}`
 	eventStart = `data: {"content":"`
 	errorStart = `data: {"detail":`
 )
 
-// A wholeAnswer is made of an answer in one body: the text between its quotes is
-// passed on as it comes.
-type wholeAnswer struct {
-	start, after []byte // what stands around the text
-	at           int    // how much of the API's body has come
-	held         []byte // its last bytes, which may be its end
+// A jsonAnswer translates a JSON response. It passes on the text between the quotes as
+// it arrives.
+type jsonAnswer struct {
+	start, after []byte // what is written before and after the text
+	at           int    // how many bytes of the API's body have arrived
+	held         []byte // the last of them, which may be jsonEnd
 }
 
-func newWholeAnswer(c *completion) *wholeAnswer {
-	w := &wholeAnswer{start: c.appendStart(nil, "chat.completion")}
+func newJSONAnswer(c *completion) *jsonAnswer {
+	w := &jsonAnswer{start: c.appendStart(nil, "chat.completion")}
 	w.start = append(w.start, `,"choices":[{"index":0,"message":{"role":"assistant","content":"`...)
 	w.after = append(w.after, `","refusal":null},"logprobs":null,"finish_reason":"`...)
 	w.after = append(w.after, c.finishReason()...)
@@ -260,32 +261,32 @@ func newWholeAnswer(c *completion) *wholeAnswer {
 	return w
 }
 
-func (w *wholeAnswer) length(n int) int {
-	return n - len(wholeStart) - len(wholeEnd) + len(w.start) + len(w.after)
+func (w *jsonAnswer) length(n int) int {
+	return n - len(jsonStart) - len(jsonEnd) + len(w.start) + len(w.after)
 }
 
-func (w *wholeAnswer) translate(dst, part []byte) ([]byte, error) {
-	skip := min(len(part), max(0, len(wholeStart)-w.at))
+func (w *jsonAnswer) translate(dst, src []byte) ([]byte, error) {
+	skip := min(len(src), max(0, len(jsonStart)-w.at))
 	if w.at == 0 {
 		dst = append(dst, w.start...)
 	}
-	w.at += len(part)
-	dst = append(append(dst, w.held...), part[skip:]...)
-	// start and held together are never shorter than what is held back next.
-	keep := min(len(wholeEnd), max(0, w.at-len(wholeStart)))
+	w.at += len(src)
+	dst = append(append(dst, w.held...), src[skip:]...)
+	// dst has at least keep bytes: those of start, or those of held and src.
+	keep := min(len(jsonEnd), max(0, w.at-len(jsonStart)))
 	w.held = append(w.held[:0], dst[len(dst)-keep:]...)
 	return dst[:len(dst)-keep], nil
 }
 
-func (w *wholeAnswer) end(dst []byte) []byte { return append(dst, w.after...) }
+func (w *jsonAnswer) end(dst []byte) []byte { return append(dst, w.after...) }
 
-// chunks are made of a stream. Events that are written together become one.
+// chunks translates a stream. Events that are written together become one chunk.
 type chunks struct {
 	completion *completion
 	start      []byte // of a chunk with text
-	begun      bool   // the first chunk has been made
-	open       bool   // a chunk is being made: text is appended to it
-	rest       []byte // a line that is not whole; the API writes whole ones
+	begun      bool   // the first chunk has been started
+	open       bool   // a chunk has been started: text is appended to it
+	rest       []byte // an incomplete line; the API itself writes complete lines
 }
 
 const (
@@ -295,43 +296,43 @@ const (
 	maxLine = 64 << 10
 )
 
-var errStrangeStream = errors.New("openai: the stream behind the handler is not one of botapi")
+var errStrangeStream = errors.New("openai: the stream is not in the format of botapi")
 
 func (s *chunks) length(int) int { return -1 }
 
 func (s *chunks) end(dst []byte) []byte { return dst }
 
-func (s *chunks) translate(dst, part []byte) ([]byte, error) {
+func (s *chunks) translate(dst, src []byte) ([]byte, error) {
 	if len(s.rest) > 0 {
-		s.rest = append(s.rest, part...)
-		part, s.rest = s.rest, nil
+		s.rest = append(s.rest, src...)
+		src, s.rest = s.rest, nil
 	}
-	for len(part) > 0 {
-		line, after, whole := bytes.Cut(part, []byte{'\n'})
-		if !whole {
-			if len(part) > maxLine {
+	for len(src) > 0 {
+		line, after, complete := bytes.Cut(src, []byte{'\n'})
+		if !complete {
+			if len(src) > maxLine {
 				return nil, errStrangeStream
 			}
-			s.rest = bytes.Clone(part)
+			s.rest = bytes.Clone(src)
 			break
 		}
-		dst, part = s.line(dst, line), after
+		dst, src = s.line(dst, line), after
 	}
 	return s.close(dst), nil
 }
 
 func (s *chunks) line(dst, line []byte) []byte {
 	if text, ok := bytes.CutPrefix(line, []byte(eventStart)); ok {
-		return s.appendText(dst, bytes.TrimSuffix(text, []byte(wholeEnd)))
+		return s.appendText(dst, bytes.TrimSuffix(text, []byte(jsonEnd)))
 	}
 	switch {
 	case len(line) == 0, string(line) == "event: error":
-		return dst // the end of an event; the chunk itself says that it is an error
+		return dst // the end of an event; or an error, which its data line shows as well
 	case string(line) == "data: [DONE]":
 		return s.appendEnd(s.close(dst))
 	case bytes.HasPrefix(line, []byte(errorStart)):
 		return appendEvent(s.close(dst), errorOf(http.StatusInternalServerError, "", line[len("data: "):]).body())
-	default: // a comment, as for a keep-alive
+	default: // a comment, such as a keep-alive
 		return append(append(s.close(dst), line...), '\n')
 	}
 }
@@ -343,7 +344,7 @@ func (s *chunks) appendText(dst, text []byte) []byte {
 	return append(dst, text...)
 }
 
-// textStart begins a chunk with text. The first has the role.
+// textStart is the start of a chunk with text. The first chunk has the role.
 func (s *chunks) textStart() []byte {
 	if s.start == nil {
 		s.start = append(s.completion.appendStart([]byte("data: "), "chat.completion.chunk"), `,"choices":[{"index":0,"delta":{"content":"`...)
@@ -355,7 +356,7 @@ func (s *chunks) textStart() []byte {
 	return bytes.Replace(s.start, []byte(`"delta":{`), []byte(`"delta":{"role":"assistant",`), 1)
 }
 
-// close ends the chunk that is being made.
+// close ends the open chunk, if any.
 func (s *chunks) close(dst []byte) []byte {
 	if !s.open {
 		return dst
@@ -372,7 +373,7 @@ func (s *chunks) appendNoUsage(dst []byte) []byte {
 	return dst
 }
 
-// appendEnd writes why the answer is over, what it took, and that this is all.
+// appendEnd writes the finish_reason, the token counts if requested, and [DONE].
 func (s *chunks) appendEnd(dst []byte) []byte {
 	c := s.completion
 	last := append(c.appendStart(nil, "chat.completion.chunk"), `,"choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"`...)
@@ -391,7 +392,7 @@ func appendEvent(dst, data []byte) []byte {
 	return append(append(append(dst, "data: "...), data...), "\n\n"...)
 }
 
-// model is a bot as the list of models has it.
+// A model is a bot in the list of models.
 type model struct {
 	ID          string `json:"id"`
 	Object      string `json:"object"`
@@ -401,20 +402,20 @@ type model struct {
 	Description string `json:"description"`
 }
 
-// A modelList is made of the list of bots.
+// A modelList translates the list of bots.
 type modelList struct {
-	rest  []byte // a bot that has not come whole
+	rest  []byte // an incomplete bot
 	begun bool
 	any   bool
 }
 
 func (l *modelList) length(int) int { return -1 }
 
-func (l *modelList) translate(dst, part []byte) ([]byte, error) {
+func (l *modelList) translate(dst, src []byte) ([]byte, error) {
 	if !l.begun {
 		dst, l.begun = append(dst, `{"object":"list","data":[`...), true
 	}
-	bots, err := l.bots(part)
+	bots, err := l.bots(src)
 	for _, bot := range bots {
 		if l.any {
 			dst = append(dst, ',')
@@ -427,9 +428,9 @@ func (l *modelList) translate(dst, part []byte) ([]byte, error) {
 
 func (l *modelList) end(dst []byte) []byte { return append(dst, "]}"...) }
 
-// bots returns those that have come whole with this part.
-func (l *modelList) bots(part []byte) (bots []model, err error) {
-	l.rest = append(l.rest, part...)
+// bots returns the bots that are complete with src.
+func (l *modelList) bots(src []byte) (bots []model, err error) {
+	l.rest = append(l.rest, src...)
 	s := scanner{data: l.rest}
 	read := 0
 	for {
@@ -443,7 +444,7 @@ func (l *modelList) bots(part []byte) (bots []model, err error) {
 		}
 		var bot struct{ Slug, Name, Description string }
 		if err := json.Unmarshal(l.rest[start:s.at], &bot); err != nil {
-			return nil, fmt.Errorf("openai: the list behind the handler is not one of botapi: %w", err)
+			return nil, fmt.Errorf("openai: the list of bots is not in the format of botapi: %w", err)
 		}
 		bots = append(bots, model{ID: bot.Slug, Object: "model", OwnedBy: "botapi", Name: bot.Name, Description: bot.Description})
 		read = s.at
@@ -464,8 +465,8 @@ type oneModel struct {
 	found []byte
 }
 
-func (m *oneModel) translate(dst, part []byte) ([]byte, error) {
-	bots, err := m.bots(part)
+func (m *oneModel) translate(dst, src []byte) ([]byte, error) {
+	bots, err := m.bots(src)
 	for _, bot := range bots {
 		if bot.ID == m.slug {
 			m.found = bot.encoded()

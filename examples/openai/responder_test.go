@@ -21,7 +21,7 @@ import (
 	"github.com/matryer/is"
 )
 
-func TestChunksPassAsTheyCome(t *testing.T) {
+func TestChunksPassImmediately(t *testing.T) {
 	for _, http2 := range []bool{false, true} {
 		t.Run(fmt.Sprint("HTTP/2 ", http2), func(t *testing.T) {
 			is := is.New(t)
@@ -32,7 +32,7 @@ func TestChunksPassAsTheyCome(t *testing.T) {
 						return err
 					}
 				}
-				return errors.New("it breaks")
+				return errors.New("it fails")
 			})))
 			server.EnableHTTP2 = http2
 			server.StartTLS()
@@ -50,17 +50,17 @@ func TestChunksPassAsTheyCome(t *testing.T) {
 				is.NoErr(err)
 				is.True(strings.Contains(line, `"content":"word"`))
 				_, _ = lines.ReadString('\n')
-				next <- "word" // only now that the client has read the one before
+				next <- "word" // the client has read the one before
 			}
 			close(next)
 			rest, err := io.ReadAll(lines)
-			is.True(err != nil) // cut
+			is.True(err != nil) // aborted
 			is.True(bytes.HasSuffix(rest, []byte(`data: {"error":{"message":"Internal Server Error","type":"server_error","param":null,"code":null}}`+"\n\n")))
 		})
 	}
 }
 
-// A recorder in a bubble, so that time is the test's.
+// record calls a handler without a server, so that synctest controls the time.
 func record(t *testing.T, h http.Handler, body string) (recorder *httptest.ResponseRecorder, panicked any) {
 	r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/chat/completions", strings.NewReader(body))
 	r.Header.Set("Authorization", "Bearer key")
@@ -82,27 +82,27 @@ func TestKeepAliveIsPassedOn(t *testing.T) {
 		recorder, panicked := record(t, handlerFor(t, slow, func(o *botapi.Options) { o.KeepAlive = 10 * time.Second }), askStream)
 		is.Equal(panicked, nil)
 		body := recorder.Body.String()
-		is.True(strings.HasPrefix(body, ": keep-alive\n: keep-alive\ndata: {")) // no blank line of its own
+		is.True(strings.HasPrefix(body, ": keep-alive\n: keep-alive\ndata: {")) // without a blank line
 		is.Equal(strings.Count(body, "keep-alive\n"), 3)
 		text, _ := textOfChunks(t, body)
 		is.Equal(text, "Hi")
 	})
 }
 
-func TestAbortGoesThrough(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // a stream that breaks is cut after a pause
+func TestAbortPassesThrough(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // a stream is aborted after a pause
 		is := is.New(t)
-		_, panicked := record(t, handlerFor(t, speaks(errors.New("it breaks"), "Hi")), askStream)
+		_, panicked := record(t, handlerFor(t, speaks(errors.New("it fails"), "Hi")), askStream)
 		is.Equal(panicked, http.ErrAbortHandler)
 	})
 }
 
 func TestWriterThatCannotFlush(t *testing.T) {
 	for name, wrap := range map[string]func(http.Handler) http.Handler{
-		"in front": func(h http.Handler) http.Handler {
+		"outside": func(h http.Handler) http.Handler {
 			return http.TimeoutHandler(openai.NewHandler(h, openai.HandlerOptions{}), time.Minute, "")
 		},
-		"behind": func(h http.Handler) http.Handler {
+		"inside": func(h http.Handler) http.Handler {
 			return openai.NewHandler(http.TimeoutHandler(h, time.Minute, ""), openai.HandlerOptions{})
 		},
 	} {
@@ -127,14 +127,14 @@ func TestWriterThatCannotFlush(t *testing.T) {
 	}
 }
 
-// A plainWriter is what middleware often makes of a ResponseWriter: the deadlines
-// are found by Unwrap.
+// A plainWriter wraps a ResponseWriter as middleware often does: only Unwrap gives
+// access to deadlines.
 type plainWriter struct{ http.ResponseWriter }
 
 func (w plainWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-func TestReaderThatStalls(t *testing.T) {
-	for name, body := range map[string]string{"stream": askStream, "one body": ask} {
+func TestClientThatStopsReading(t *testing.T) {
+	for name, body := range map[string]string{"stream": askStream, "JSON response": ask} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
 			reports := make(chan error, 1)
@@ -145,19 +145,19 @@ func TestReaderThatStalls(t *testing.T) {
 			is.NoErr(err)
 			defer conn.Close()
 			fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: bots\r\nAuthorization: Bearer key\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
-			is.True(errors.Is(<-reports, botapi.ErrClientStalled)) // and it reads nothing
+			is.True(errors.Is(<-reports, botapi.ErrClientStalled)) // the client never reads
 		})
 	}
 }
 
-func TestClientThatLeaves(t *testing.T) {
+func TestClientThatDisconnects(t *testing.T) {
 	for name, c := range map[string]struct {
 		body  string
 		begun bool
 	}{
 		"a stream":                       {askStream, true},
 		"a stream before its first text": {askStream, false},
-		"one body":                       {ask, true},
+		"a JSON response":                {ask, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
@@ -171,10 +171,10 @@ func TestClientThatLeaves(t *testing.T) {
 				causes <- context.Cause(ctx)
 				return nil
 			}))
-			ctx, leave := context.WithCancel(t.Context())
-			gone := make(chan bool)
+			ctx, disconnect := context.WithCancel(t.Context())
+			disconnected := make(chan bool)
 			go func() {
-				defer close(gone)
+				defer close(disconnected)
 				r, _ := http.NewRequestWithContext(ctx, "POST", url+"/v1/chat/completions", strings.NewReader(c.body))
 				r.Header.Set("Authorization", "Bearer key")
 				if response, err := http.DefaultClient.Do(r); err == nil {
@@ -183,33 +183,33 @@ func TestClientThatLeaves(t *testing.T) {
 				}
 			}()
 			<-asked
-			leave()
+			disconnect()
 			is.True(errors.Is(<-causes, botapi.ErrClientLeft))
-			<-gone
+			<-disconnected
 		})
 	}
 }
 
-// A sizer notes how large writes are.
-type sizer struct {
+// A sizeRecorder records the sizes of writes.
+type sizeRecorder struct {
 	http.ResponseWriter
 	sizes []int
 }
 
-func (w *sizer) Write(p []byte) (int, error) {
+func (w *sizeRecorder) Write(p []byte) (int, error) {
 	w.sizes = append(w.sizes, len(p))
 	return w.ResponseWriter.Write(p)
 }
 
-func (w *sizer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+func (w *sizeRecorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// writing is a stand-in for the API: it writes each part in one write.
-func writing(kind string, status int, parts ...string) http.Handler {
+// writing stands in for the API: it sends each string in one write.
+func writing(kind string, status int, writes ...string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", kind)
 		w.WriteHeader(status)
-		for _, part := range parts {
-			if _, err := io.WriteString(w, part); err != nil {
+		for _, s := range writes {
+			if _, err := io.WriteString(w, s); err != nil {
 				panic(err)
 			}
 		}
@@ -219,53 +219,53 @@ func writing(kind string, status int, parts ...string) http.Handler {
 func TestLargeWritesAreKept(t *testing.T) {
 	is := is.New(t)
 	const event = `data: {"content":"word "}` + "\n\n"
-	burst := strings.Repeat(event, (16<<10)/len(event)) // what a fast stream leaves at a time
-	w := &sizer{ResponseWriter: httptest.NewRecorder()}
+	burst := strings.Repeat(event, (16<<10)/len(event)) // what a fast stream sends in one write
+	w := &sizeRecorder{ResponseWriter: httptest.NewRecorder()}
 	openai.NewHandler(writing("text/event-stream", 200, burst, event, burst), openai.HandlerOptions{}).
 		ServeHTTP(w, httptest.NewRequest("POST", "/v1/chat/completions", nil))
 	is.Equal(len(w.sizes), 3)
 	text := len("word ") * ((16 << 10) / len(event))
 	for i, size := range w.sizes {
 		if i != 1 {
-			is.True(size > text && size < text+300) // one chunk for all
+			is.True(size > text && size < text+300) // one chunk for all events
 		}
 	}
 }
 
-// Events may be cut anywhere, by a writer between the API and the handler.
-func TestEventsInPieces(t *testing.T) {
+// A writer between the API and the handler may split events anywhere.
+func TestSplitEvents(t *testing.T) {
 	is := is.New(t)
 	const stream = "data: {\"content\":\"a\\\"\"}\n\n: keep-alive\ndata: {\"content\":\"b\"}\n\ndata: [DONE]\n\n"
 	for size := 1; size <= len(stream); size++ {
-		var parts []string
+		var pieces []string
 		for rest := stream; rest != ""; {
 			n := min(size, len(rest))
-			parts, rest = append(parts, rest[:n]), rest[n:]
+			pieces, rest = append(pieces, rest[:n]), rest[n:]
 		}
 		recorder := httptest.NewRecorder()
-		openai.NewHandler(writing("text/event-stream", 200, parts...), openai.HandlerOptions{}).
+		openai.NewHandler(writing("text/event-stream", 200, pieces...), openai.HandlerOptions{}).
 			ServeHTTP(recorder, httptest.NewRequest("POST", "/v1/chat/completions", nil))
 		text, events := textOfChunks(t, recorder.Body.String())
 		is.Equal(text, `a"b`)
 		is.Equal(events[len(events)-1], "[DONE]")
 	}
-	const whole = `{"content":"a\"b"}`
-	for size := 1; size <= len(whole); size++ {
-		var parts []string
-		for rest := whole; rest != ""; {
+	const response = `{"content":"a\"b"}`
+	for size := 1; size <= len(response); size++ {
+		var pieces []string
+		for rest := response; rest != ""; {
 			n := min(size, len(rest))
-			parts, rest = append(parts, rest[:n]), rest[n:]
+			pieces, rest = append(pieces, rest[:n]), rest[n:]
 		}
 		recorder := httptest.NewRecorder()
-		openai.NewHandler(writing("application/json", 200, parts...), openai.HandlerOptions{}).
+		openai.NewHandler(writing("application/json", 200, pieces...), openai.HandlerOptions{}).
 			ServeHTTP(recorder, httptest.NewRequest("POST", "/v1/chat/completions", nil))
 		is.True(strings.Contains(recorder.Body.String(), `"content":"a\"b","refusal":null}`))
 	}
 }
 
-func TestNothingIsBufferedWithoutABound(t *testing.T) {
+func TestBuffersAreBounded(t *testing.T) {
 	is := is.New(t)
-	// A line that never ends is no stream of the package's.
+	// A line that never ends is not botapi's format.
 	endless := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		sent, err := 0, error(nil)
@@ -276,14 +276,14 @@ func TestNothingIsBufferedWithoutABound(t *testing.T) {
 	})
 	openai.NewHandler(endless, openai.HandlerOptions{}).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", "/v1/chat/completions", nil))
 
-	// Of an error, 64 KiB are kept: its first problem is what the client gets.
+	// 64 KiB of an error are kept: the client gets only its first problem.
 	problem := `{"loc":["body","messages",7,"role"],"msg":"field required","type":"value_error.missing"},`
-	part := []byte(strings.Repeat(problem, 1000))
+	problems := []byte(strings.Repeat(problem, 1000))
 	huge := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusUnprocessableEntity)
 		_, _ = io.WriteString(w, `{"detail":[`)
 		for range 100 {
-			_, _ = w.Write(part)
+			_, _ = w.Write(problems)
 		}
 	})
 	recorder := httptest.NewRecorder()
@@ -296,16 +296,16 @@ func TestNothingIsBufferedWithoutABound(t *testing.T) {
 	is.Equal(recorder.Body.String(), `{"error":{"message":"messages[7].role: field required","type":"invalid_request_error","param":"messages[7].role","code":"missing_required_parameter"}}`)
 }
 
-// Nobody who has no key has the server read and translate a body.
-func TestBodyIsReadOnlyForAKey(t *testing.T) {
+// The body is read only after the key has been verified.
+func TestBodyIsReadAfterTheKey(t *testing.T) {
 	is := is.New(t)
 	h := handlerFor(t, speaks(nil))
-	for header, wants := range map[string]int{"": http.StatusUnauthorized, "Bearer x": http.StatusUnauthorized, "Bearer key": http.StatusRequestEntityTooLarge} {
+	for header, want := range map[string]int{"": http.StatusUnauthorized, "Bearer x": http.StatusUnauthorized, "Bearer key": http.StatusRequestEntityTooLarge} {
 		r := httptest.NewRequest("POST", "/v1/chat/completions", io.LimitReader(endlessBody{}, 1<<30))
 		r.Header.Set("Authorization", header)
 		recorder := httptest.NewRecorder()
 		h.ServeHTTP(recorder, r)
-		is.Equal(recorder.Code, wants)
+		is.Equal(recorder.Code, want)
 	}
 }
 

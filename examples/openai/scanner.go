@@ -6,22 +6,22 @@ import (
 	"unicode/utf8"
 )
 
-// A scanner reads JSON from front to back. A mistake moves it to the end, where
-// nothing more is found: whoever uses it asks once, at last, whether it failed.
+// A scanner reads JSON in one pass. A syntax error sets failed and moves it to the
+// end, where it finds nothing more. So its user checks failed once, at the end.
 type scanner struct {
 	data   []byte
 	at     int
 	depth  int
-	first  bool // nothing of the innermost object or array has been read
+	first  bool // no element of the innermost object or array has been read
 	failed bool
 }
 
-// maxDepth is that of encoding/json.
+// maxDepth is the limit of encoding/json.
 const maxDepth = 10_000
 
 func (s *scanner) fail() { s.at, s.failed = len(s.data), true }
 
-// peek returns the next byte that is not white space, 0 at the end.
+// peek returns the next byte that is not white space, or 0 at the end.
 func (s *scanner) peek() byte {
 	for ; s.at < len(s.data); s.at++ {
 		switch c := s.data[s.at]; c {
@@ -41,7 +41,7 @@ func (s *scanner) take(c byte) {
 	s.at++
 }
 
-// open begins an object or an array, whose elements are read while more.
+// open begins an object or an array. Read its elements while more returns true.
 func (s *scanner) open(bracket byte) {
 	s.take(bracket)
 	s.first = true
@@ -67,7 +67,7 @@ func (s *scanner) more(bracket byte) bool {
 	return !s.failed
 }
 
-// name reads the name of an object's member.
+// name reads the name of a field and the colon.
 func (s *scanner) name() []byte {
 	if s.peek() != '"' {
 		s.fail()
@@ -78,7 +78,7 @@ func (s *scanner) name() []byte {
 	return name
 }
 
-// skip reads a value that is not needed.
+// skip skips a value.
 func (s *scanner) skip() {
 	switch s.peek() {
 	case '{':
@@ -111,7 +111,7 @@ func (s *scanner) word(w string) {
 	s.fail()
 }
 
-// count reads a whole number; other values count as none.
+// count reads an integer; ok is false for other values.
 func (s *scanner) count() (n int64, ok bool) {
 	s.peek()
 	start := s.at
@@ -152,7 +152,7 @@ func (s *scanner) digits() {
 	}
 }
 
-// text reads a string; other values count as none.
+// text reads a string; it returns nil for other values.
 func (s *scanner) text() []byte {
 	if s.peek() != '"' {
 		s.skip()
@@ -165,7 +165,7 @@ func (s *scanner) text() []byte {
 	return unescape(raw)
 }
 
-// quoted reads a string and returns what is between its quotes.
+// quoted reads a string and returns the raw bytes between its quotes.
 func (s *scanner) quoted() (raw []byte, escaped bool) {
 	s.at++
 	start := s.at
@@ -186,8 +186,8 @@ func (s *scanner) quoted() (raw []byte, escaped bool) {
 	return nil, false
 }
 
-// escapeLength is how long the escape is that text begins with. One that is
-// none is as long as what is left and longer, so that its string has no end.
+// escapeLength is the length of the escape at the start of text. For an invalid escape
+// it exceeds len(text), so that the string never ends.
 func escapeLength(text []byte) int {
 	if len(text) < 2 {
 		return len(text) + 1
@@ -203,7 +203,7 @@ func escapeLength(text []byte) int {
 	return len(text) + 1
 }
 
-// hex reads four hexadecimal digits; it is negative where they are none.
+// hex parses hexadecimal digits; it returns -1 if they are invalid.
 func hex(digits []byte) rune {
 	var r rune
 	for _, c := range digits {
@@ -224,8 +224,8 @@ func hex(digits []byte) rune {
 
 var escapes = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
-// unescape decodes a string that quoted has read. Half of a surrogate pair is
-// U+FFFD; other bytes stay as they are.
+// unescape decodes a string that quoted has read. A lone surrogate becomes U+FFFD;
+// other bytes are kept.
 func unescape(raw []byte) []byte {
 	text := make([]byte, 0, len(raw))
 	for i := 0; i < len(raw); {
@@ -245,7 +245,7 @@ func unescape(raw []byte) []byte {
 					i += 6
 				}
 			}
-			text = utf8.AppendRune(text, r) // half a pair becomes U+FFFD here
+			text = utf8.AppendRune(text, r) // AppendRune turns a lone surrogate into U+FFFD
 		}
 	}
 	return text

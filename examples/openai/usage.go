@@ -5,20 +5,20 @@ import (
 	"sync"
 )
 
-// Tokens is how long a chat is, as its runtime counts it.
+// Tokens is the length of a chat in tokens, as its runtime counts them.
 type Tokens struct {
-	Prompt     int64 // the conversation, with the runtime's template around it
-	Completion int64 // the answer, with the model's reasoning
+	Prompt     int64 // the conversation, including the runtime's chat template
+	Completion int64 // the answer, including the model's reasoning
 }
 
-// credible is false for counts that no chat has: below zero, or so large that sums of
-// them overflow.
+// credible reports whether a chat can have these counts: not negative, and not so
+// large that sums overflow.
 func (t Tokens) credible() bool {
 	return 0 <= min(t.Prompt, t.Completion) && max(t.Prompt, t.Completion) <= 1<<40
 }
 
-// Usage is what a runtime has said of one chat besides its text. It is safe for
-// concurrent use: it can be read while the answer streams.
+// Usage is what a runtime has reported of one chat besides the text. It is safe for
+// concurrent use, so it can be read while the answer is streamed.
 type Usage struct {
 	mu       sync.Mutex
 	tokens   Tokens
@@ -29,9 +29,9 @@ type Usage struct {
 
 type usageKey struct{}
 
-// CountTokens returns a context in which an [Engine] notes what its runtime
-// counts, and where it notes it: the one that ctx has already, or else a new one.
-// A middleware calls it, so that botapi.Options.OnChat finds it by [UsageFrom]:
+// CountTokens returns a context with a [Usage], in which an [Engine] records the token
+// counts of its runtime. If ctx already has a Usage, both are returned unchanged. Call
+// it in middleware; botapi.Options.OnChat then gets the Usage with [UsageFrom]:
 //
 //	func counting(next http.Handler) http.Handler {
 //		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -47,14 +47,14 @@ func CountTokens(ctx context.Context) (context.Context, *Usage) {
 	return context.WithValue(ctx, usageKey{}, u), u
 }
 
-// UsageFrom returns where the tokens of a chat are noted; nil in a context that
-// is not from [CountTokens].
+// UsageFrom returns the Usage of a context; nil if the context is not from
+// [CountTokens].
 func UsageFrom(ctx context.Context) *Usage {
 	u, _ := ctx.Value(usageKey{}).(*Usage)
 	return u
 }
 
-// Tokens returns the last count. It is false while the runtime has reported none:
+// Tokens returns the last count. reported is false until the runtime has reported one:
 // see [Count] for when it does.
 func (u *Usage) Tokens() (t Tokens, reported bool) {
 	u.mu.Lock()
@@ -62,25 +62,25 @@ func (u *Usage) Tokens() (t Tokens, reported bool) {
 	return u.tokens, u.reported
 }
 
-// Absurd reports whether the last count was one that no chat has, which Tokens does
-// not return.
+// Absurd reports whether the last reported count was impossible. Tokens does not return
+// such a count.
 func (u *Usage) Absurd() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.absurd
 }
 
-// FinishReason returns why the model ended its answer, in the runtime's words:
-// "stop", or "length" when it was told to end; empty while the answer goes on,
-// and when it broke off.
+// FinishReason returns why the model ended its answer, in the runtime's words, such as
+// "stop", or "length" if it reached a limit. It is empty while the answer is being
+// streamed, and if the answer is incomplete.
 func (u *Usage) FinishReason() string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.finish
 }
 
-// Report notes a count in place of the one before it, but for one that no chat has:
-// below zero, or above 1<<40. It is for engines of other protocols.
+// Report replaces the count. It ignores an impossible count: below zero, or above
+// 1<<40. It is for engines of other protocols.
 func (u *Usage) Report(t Tokens) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -90,7 +90,7 @@ func (u *Usage) Report(t Tokens) {
 	u.tokens, u.reported = t, true
 }
 
-// Finish notes why the model ended its answer, as "stop" or "length". It is for
+// Finish records why the model ended its answer, such as "stop" or "length". It is for
 // engines of other protocols.
 func (u *Usage) Finish(reason string) {
 	u.mu.Lock()
@@ -98,8 +98,8 @@ func (u *Usage) Finish(reason string) {
 	u.finish = reason
 }
 
-// Reset forgets what has been noted. It is for engines that ask another one after
-// one that failed, whose count and reason are not the answer's.
+// Reset forgets the count and the reason. It is for an engine that calls another
+// engine after one has failed.
 func (u *Usage) Reset() {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -28,13 +28,13 @@ func TestTokens(t *testing.T) {
 			s.Usage(9, 7)
 			s.Done()
 		}, openai.Tokens{Prompt: 9, Completion: 7}, true, "stop"},
-		"counted along, and broken": {func(s *runtimetest.Stream) {
+		"counted along, and incomplete": {func(s *runtimetest.Stream) {
 			s.Usage(9, 0)
 			s.Text("Once upon")
 			s.Usage(9, 2)
 			s.Break()
 		}, openai.Tokens{Prompt: 9, Completion: 2}, true, ""},
-		"a count that no answer has": {func(s *runtimetest.Stream) {
+		"an impossible count": {func(s *runtimetest.Stream) {
 			s.Text("Hi")
 			s.Stop()
 			s.Usage(9, 1<<62)
@@ -48,18 +48,18 @@ func TestTokens(t *testing.T) {
 			service := serve(t, openai.Config{BaseURL: runtimeSays(t, c.answer).URL}, func(o *botapi.Options) {
 				o.OnChat = func(ctx context.Context, _ botapi.ChatReport) { usages <- openai.UsageFrom(ctx) }
 			})
-			chat(t, service, oneBody)
+			chat(t, service, noStream)
 			usage := <-usages
 			tokens, reported := usage.Tokens()
 			is.Equal(tokens, c.tokens)
 			is.Equal(reported, c.reported)
-			is.Equal(usage.Absurd(), name == "a count that no answer has")
+			is.Equal(usage.Absurd(), name == "an impossible count")
 			is.Equal(usage.FinishReason(), c.finish)
 		})
 	}
 }
 
-func TestTokensWhileTheAnswerStreams(t *testing.T) {
+func TestTokensDuringTheStream(t *testing.T) {
 	is := is.New(t)
 	runtime := runtimeSays(t, func(s *runtimetest.Stream) {
 		s.Usage(9, 1)
@@ -83,11 +83,11 @@ func TestTokensWhileTheAnswerStreams(t *testing.T) {
 	is.Equal(seen, []int64{1, 2})
 
 	for _, err := range engine.Chat(t.Context(), &botapi.ChatRequest{Bot: helper}) {
-		is.NoErr(err) // nobody counts
+		is.NoErr(err) // a context without a Usage
 	}
 }
 
-func TestTokensThatNoChatHas(t *testing.T) {
+func TestImpossibleTokens(t *testing.T) {
 	is := is.New(t)
 	_, usage := openai.CountTokens(t.Context())
 	for _, absurd := range []openai.Tokens{{Prompt: -1, Completion: 2}, {Prompt: 1, Completion: -2}, {Prompt: 1<<40 + 1}, {Completion: math.MaxInt64}} {
@@ -108,7 +108,7 @@ func TestTokensThatNoChatHas(t *testing.T) {
 	is.Equal(usage.FinishReason(), "")
 }
 
-// Whatever an engine makes of a Retry-After, clients are told something sensible.
+// Clients get a sensible Retry-After, whatever an engine puts into Failure.RetryAfter.
 func TestRetryAfterIsBounded(t *testing.T) {
 	is := is.New(t)
 	for said, want := range map[time.Duration]time.Duration{

@@ -15,31 +15,31 @@ import (
 	"github.com/matryer/is"
 )
 
-// A client is one that somebody else wrote, made to talk to the bot "helper".
+// A client wraps a published library. It talks to the bot "helper".
 type client struct {
-	models  func(ctx context.Context) ([]string, error) // nil if it has no such call
+	models  func(ctx context.Context) ([]string, error) // nil if the library cannot list models
 	ask     func(ctx context.Context, prompt string) (string, error)
 	stream  func(ctx context.Context, prompt string, emit func(text string)) error
-	refusal func(error) (status int, message string) // what an error says; a status of 0 if it has none
+	details func(error) (status int, message string) // of an error; the status is 0 if there is none
 }
 
 const key = "sk-bots"
 
-// hostile is text that trips up readers of streams: a fragment ends inside each
-// of its characters.
+// hostile is text that stream parsers get wrong. It is sent byte by byte, which splits
+// its characters.
 const hostile = "data: [DONE]\n\n\r\nGrüße, 世界 👋🏽\u2028\u2029\u0085\x00\"\\</script>"
 
-// A host is what the clients talk to.
-type host struct {
-	url  string     // of the API
-	left chan error // why an answer that waits has ended
+// A service is the server that the clients talk to.
+type service struct {
+	url   string     // base URL for clients
+	ended chan error // the context's cause when a "wait" has ended
 }
 
-// newHost serves a bot that does what it is told: "say" and a text, "fail" and a
-// status, "break", "wait", or the hostile text.
-func newHost(t *testing.T) *host {
+// newService starts a service whose bot obeys its prompt: "say" and a text, "fail" and
+// a status, "break", "wait", or "hostile".
+func newService(t *testing.T) *service {
 	t.Helper()
-	h := &host{left: make(chan error, 1)}
+	s := &service{ended: make(chan error, 1)}
 	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"},
 		botapi.Bot{UID: "u2", Slug: "pirate", Name: "Pirate", Model: "m1"})
 	if err != nil {
@@ -48,16 +48,16 @@ func newHost(t *testing.T) *host {
 	api := botapi.New(botapi.Options{
 		Bots:   bots,
 		Keys:   botapi.StaticKeys(map[string]string{key: "acme"}),
-		Engine: botapi.CallbackEngine(h.obey),
+		Engine: botapi.CallbackEngine(s.obey),
 		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})
 	server := httptest.NewServer(openai.NewHandler(api, openai.HandlerOptions{}))
 	t.Cleanup(server.Close)
-	h.url = server.URL + "/v1"
-	return h
+	s.url = server.URL + "/v1"
+	return s
 }
 
-func (h *host) obey(ctx context.Context, req *botapi.ChatRequest, emit func(string) error) error {
+func (s *service) obey(ctx context.Context, req *botapi.ChatRequest, emit func(string) error) error {
 	order, rest, _ := strings.Cut(req.Messages[len(req.Messages)-1].Content, " ")
 	switch order {
 	case "say":
@@ -80,7 +80,7 @@ func (h *host) obey(ctx context.Context, req *botapi.ChatRequest, emit func(stri
 	case "wait":
 		_ = emit("Once upon")
 		<-ctx.Done()
-		h.left <- context.Cause(ctx)
+		s.ended <- context.Cause(ctx)
 	}
 	return nil
 }
@@ -110,11 +110,11 @@ func TestNodeClients(t *testing.T) {
 }
 
 func testClient(t *testing.T, make func(url, key string) client) {
-	h := newHost(t)
-	c := make(h.url, key)
+	s := newService(t)
+	c := make(s.url, key)
 	t.Run("lists", func(t *testing.T) {
 		if c.models == nil {
-			t.Skip("the library has no such call")
+			t.Skip("the library cannot list models")
 		}
 		is := is.New(t)
 		models, err := c.models(t.Context())
@@ -164,25 +164,25 @@ func testClient(t *testing.T, make func(url, key string) client) {
 	}
 	t.Run("a wrong key", func(t *testing.T) {
 		is := is.New(t)
-		stranger := make(h.url, "sk-wrong")
-		_, err := stranger.ask(t.Context(), "say Hello")
-		isError(is, stranger, err, 401, "Invalid API key")
+		wrongKey := make(s.url, "sk-wrong")
+		_, err := wrongKey.ask(t.Context(), "say Hello")
+		isError(is, wrongKey, err, 401, "Invalid API key")
 	})
-	t.Run("a stream that breaks", func(t *testing.T) {
+	t.Run("an incomplete stream", func(t *testing.T) {
 		is := is.New(t)
 		text, err := streamed(t.Context(), c, "break")
-		is.True(err != nil) // nobody takes it for a whole one
+		is.True(err != nil) // the library does not take it for complete
 		is.Equal(text, "Once upon")
 	})
-	t.Run("leaves in the middle", func(t *testing.T) {
+	t.Run("aborts a stream", func(t *testing.T) {
 		is := is.New(t)
-		ctx, leave := context.WithCancel(t.Context())
-		_ = c.stream(ctx, "wait", func(text string) { // some end as if the answer were whole: who has left knows better
+		ctx, abort := context.WithCancel(t.Context())
+		_ = c.stream(ctx, "wait", func(text string) { // some libraries return no error for a stream that they aborted
 			if text != "" {
-				leave()
+				abort()
 			}
 		})
-		is.True(errors.Is(<-h.left, botapi.ErrClientLeft))
+		is.True(errors.Is(<-s.ended, botapi.ErrClientLeft))
 		text, err := c.ask(t.Context(), "say Hello again")
 		is.NoErr(err)
 		is.Equal(text, "Hello again")
@@ -197,7 +197,7 @@ func streamed(ctx context.Context, c client, prompt string) (text string, err er
 func isError(is *is.I, c client, err error, status int, text string) {
 	is.Helper()
 	is.True(err != nil)
-	got, message := c.refusal(err)
+	got, message := c.details(err)
 	is.Equal(got, status)
 	if !strings.Contains(message, text) {
 		is.Equal(message, text)

@@ -45,9 +45,9 @@ func openaiGo(url, key string) client {
 			}
 			return chunks.Err()
 		},
-		refusal: func(err error) (int, string) {
-			if refused, ok := errors.AsType[*openai.Error](err); ok {
-				return refused.StatusCode, refused.Message
+		details: func(err error) (int, string) {
+			if e, ok := errors.AsType[*openai.Error](err); ok {
+				return e.StatusCode, e.Message
 			}
 			return 0, err.Error()
 		},
@@ -96,17 +96,17 @@ func sashabaranov(url, key string) client {
 				}
 			}
 		},
-		refusal: func(err error) (int, string) {
-			if refused, ok := errors.AsType[*goopenai.APIError](err); ok {
-				return refused.HTTPStatusCode, refused.Message
+		details: func(err error) (int, string) {
+			if e, ok := errors.AsType[*goopenai.APIError](err); ok {
+				return e.HTTPStatusCode, e.Message
 			}
 			return 0, err.Error()
 		},
 	}
 }
 
-// langchaingo is github.com/tmc/langchaingo. It has no list, and tells the status
-// of an error in its text.
+// langchaingo is github.com/tmc/langchaingo. It cannot list models, and has the status
+// of an error only in the error's text.
 func langchaingo(url, key string) client {
 	model, err := langchain.New(langchain.WithBaseURL(url), langchain.WithToken(key), langchain.WithModel("helper"))
 	if err != nil {
@@ -124,7 +124,7 @@ func langchaingo(url, key string) client {
 			}))
 			return err
 		},
-		refusal: func(err error) (int, string) {
+		details: func(err error) (int, string) {
 			found := status.FindStringSubmatch(err.Error())
 			if found == nil {
 				return 0, err.Error()

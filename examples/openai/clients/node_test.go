@@ -14,16 +14,16 @@ import (
 func installNode(t *testing.T) {
 	t.Helper()
 	if _, err := exec.LookPath("npm"); err != nil {
-		t.Skip("npm is not installed: the clients for Node.js are not tested")
+		t.Skip("npm is not installed")
 	}
 	install := exec.CommandContext(t.Context(), "npm", "ci", "--no-audit", "--no-fund")
 	install.Dir = "node"
-	if said, err := install.CombinedOutput(); err != nil {
-		t.Fatalf("npm ci: %v\n%s", err, said)
+	if output, err := install.CombinedOutput(); err != nil {
+		t.Fatalf("npm ci: %v\n%s", err, output)
 	}
 }
 
-// A nodeError is an error as a client in Node.js has it.
+// A nodeError is an error of a library for Node.js.
 type nodeError struct {
 	Status  int
 	Message string
@@ -31,16 +31,16 @@ type nodeError struct {
 
 func (e *nodeError) Error() string { return e.Message }
 
-// told is a line that node/main.js says.
-type told struct {
+// A reply is a line that node/main.js prints.
+type reply struct {
 	Models []string
 	Text   *string
 	Error  *nodeError
 	Done   bool
 }
 
-// inNode returns a maker of clients of a library in Node.js: each is a process of
-// its own, which ends with the test.
+// inNode returns a constructor of clients that use a library for Node.js. Each client is
+// a process of its own, which ends with the test.
 func inNode(t *testing.T, library string) func(url, key string) client {
 	return func(url, key string) client {
 		node := exec.CommandContext(t.Context(), "node", "main.js", library, url, key, "helper")
@@ -61,13 +61,13 @@ func inNode(t *testing.T, library string) func(url, key string) client {
 			_ = node.Wait()
 		})
 		lines := json.NewDecoder(bufio.NewReader(out))
-		do := func(ctx context.Context, what, prompt string, each func(told)) error {
+		do := func(ctx context.Context, what, prompt string, each func(reply)) error {
 			if err := json.NewEncoder(in).Encode(map[string]string{"do": what, "prompt": prompt}); err != nil {
 				return err
 			}
-			defer context.AfterFunc(ctx, func() { _, _ = io.WriteString(in, `{"do":"leave"}`+"\n") })()
+			defer context.AfterFunc(ctx, func() { _, _ = io.WriteString(in, `{"do":"abort"}`+"\n") })()
 			for {
-				var line told
+				var line reply
 				if err := lines.Decode(&line); err != nil {
 					return fmt.Errorf("node ended: %w", err)
 				}
@@ -75,29 +75,29 @@ func inNode(t *testing.T, library string) func(url, key string) client {
 				case line.Error != nil:
 					return line.Error
 				case line.Done:
-					return ctx.Err() // some libraries end a stream that was aborted as if it were whole
+					return ctx.Err() // some libraries end an aborted stream without an error
 				}
 				each(line)
 			}
 		}
 		c := client{
 			ask: func(ctx context.Context, prompt string) (text string, err error) {
-				err = do(ctx, "ask", prompt, func(line told) { text += *line.Text })
+				err = do(ctx, "ask", prompt, func(line reply) { text += *line.Text })
 				return text, err
 			},
 			stream: func(ctx context.Context, prompt string, emit func(string)) error {
-				return do(ctx, "stream", prompt, func(line told) { emit(*line.Text) })
+				return do(ctx, "stream", prompt, func(line reply) { emit(*line.Text) })
 			},
-			refusal: func(err error) (int, string) {
-				if refused, ok := err.(*nodeError); ok {
-					return refused.Status, refused.Message
+			details: func(err error) (int, string) {
+				if e, ok := err.(*nodeError); ok {
+					return e.Status, e.Message
 				}
 				return 0, err.Error()
 			},
 		}
-		if library == "openai" { // the others have no list
+		if library == "openai" { // the others cannot list models
 			c.models = func(ctx context.Context) (ids []string, err error) {
-				err = do(ctx, "models", "", func(line told) { ids = line.Models })
+				err = do(ctx, "models", "", func(line reply) { ids = line.Models })
 				return ids, err
 			}
 		}

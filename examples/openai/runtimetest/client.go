@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Post sends a chat to the service in front of a runtime, with the key "key", and
-// returns when its answer begins.
+// Post sends a chat to a botapi service with the key "key". It returns the response
+// when its header has arrived.
 func Post(t testing.TB, ctx context.Context, url, body string) *http.Response {
 	t.Helper()
 	r, err := http.NewRequestWithContext(ctx, "POST", url+"/v1/chat", strings.NewReader(body))
@@ -27,7 +27,7 @@ func Post(t testing.TB, ctx context.Context, url, body string) *http.Response {
 	return response
 }
 
-// Chat sends a chat and returns the answer, as far as it came.
+// Chat sends a chat and returns the response and its body, which may be incomplete.
 func Chat(t testing.TB, url, body string) (*http.Response, string) {
 	t.Helper()
 	response := Post(t, t.Context(), url, body)
@@ -35,7 +35,7 @@ func Chat(t testing.TB, url, body string) (*http.Response, string) {
 	return response, strings.TrimSpace(string(answer))
 }
 
-// Text joins the fragments of a stream, or of one body.
+// Text returns the text of a stream or of a JSON response.
 func Text(t testing.TB, answer string) string {
 	t.Helper()
 	var joined strings.Builder

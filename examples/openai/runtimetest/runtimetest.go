@@ -1,5 +1,5 @@
-// Package runtimetest is a small model runtime for tests: a real HTTP server
-// that speaks the OpenAI chat completions protocol the way real runtimes do.
+// Package runtimetest is a small model runtime for tests: an HTTP server that
+// implements OpenAI's chat completions protocol the way real runtimes do.
 package runtimetest
 
 import (
@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// Request is a chat completion request as it came.
+// Request is a chat completion request.
 type Request struct {
 	Model         string
 	Messages      []Message
@@ -24,14 +24,14 @@ type Request struct {
 	Temperature *float64
 	MaxTokens   *int64 `json:"max_tokens"`
 
-	Body          string `json:"-"` // all of it
+	Body          string `json:"-"` // unparsed
 	*http.Request `json:"-"`
 }
 
 // Message is one message of a request.
 type Message struct{ Role, Content string }
 
-// Server is a runtime. Its URL is the one to configure.
+// Server is a runtime. URL is its base URL.
 type Server struct {
 	URL string
 
@@ -40,8 +40,8 @@ type Server struct {
 	requests []*Request
 }
 
-// New starts a server that answers every chat with the given function. It is
-// closed when the test ends.
+// New starts a server that calls answer for every chat. It is closed when the test
+// ends.
 func New(t testing.TB, answer func(*Stream, *Request)) *Server {
 	t.Helper()
 	s := new(Server)
@@ -64,33 +64,33 @@ func New(t testing.TB, answer func(*Stream, *Request)) *Server {
 	return s
 }
 
-// Close ends the server: from then on connections are refused.
+// Close stops the server: after that, connections are refused.
 func (s *Server) Close() {
 	s.http.CloseClientConnections()
 	s.http.Close()
 }
 
-// Requests returns what has come so far.
+// Requests returns the requests received so far.
 func (s *Server) Requests() []*Request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([]*Request(nil), s.requests...)
 }
 
-// Stream writes one answer. Every method sends at once what it writes.
+// Stream writes one answer. Every method flushes what it writes.
 type Stream struct{ w http.ResponseWriter }
 
-// Role sends the chunk that most runtimes begin with: a role and no text.
+// Role sends the first chunk of most runtimes: a role and no text.
 func (s *Stream) Role() { s.delta(`{"role":"assistant","content":""}`, "null") }
 
 // Text sends a chunk with text.
 func (s *Stream) Text(text string) { s.delta(`{"content":`+quote(text)+`}`, "null") }
 
-// Stop sends the chunk that says that the answer is whole.
+// Stop sends the chunk with the finish_reason, which makes the answer complete.
 func (s *Stream) Stop() { s.delta(`{}`, `"stop"`) }
 
-// Usage sends the chunk that counts tokens: it has no choices.
-func (s *Stream) Usage(prompt, completion int) {
+// Usage sends the chunk with the token counts, which has no choices.
+func (s *Stream) Usage(prompt, completion int64) {
 	s.Raw(fmt.Sprintf(`data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m1-2026","choices":[],`+
 		`"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}`+"\n\n", prompt, completion, prompt+completion))
 }
@@ -98,7 +98,7 @@ func (s *Stream) Usage(prompt, completion int) {
 // Done sends the end of the stream.
 func (s *Stream) Done() { s.Raw("data: [DONE]\n\n") }
 
-// Whole sends a whole answer, one chunk for each text.
+// Whole sends a complete answer, one chunk for each text.
 func (s *Stream) Whole(texts ...string) {
 	s.Role()
 	for _, text := range texts {
@@ -108,19 +108,19 @@ func (s *Stream) Whole(texts ...string) {
 	s.Done()
 }
 
-// Raw sends bytes of an event stream as they are. It is false when nobody reads
-// them any more.
+// Raw sends bytes of an event stream unchanged. It returns false if the client has
+// disconnected.
 func (s *Stream) Raw(text string) (ok bool) {
 	s.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	fmt.Fprint(s.w, text)
 	return http.NewResponseController(s.w).Flush() == nil
 }
 
-// Break cuts the connection.
+// Break aborts the connection.
 func (s *Stream) Break() { panic(http.ErrAbortHandler) }
 
-// Refuse answers with a status and a JSON error, in place of a stream. Headers
-// are given as name and value in turn.
+// Refuse sends a status and an error body instead of a stream. headers are pairs of
+// name and value.
 func (s *Stream) Refuse(status int, body string, headers ...string) {
 	for i := 0; i+1 < len(headers); i += 2 {
 		s.w.Header().Set(headers[i], headers[i+1])

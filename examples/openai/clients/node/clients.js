@@ -1,5 +1,5 @@
-// One client of each library, in one form: what it lists, what it is answered in
-// one piece, and what a stream brings.
+// One client of each library, with the same methods: models lists the models, ask
+// requests a complete answer, stream yields the fragments of an answer.
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import { ChatOpenAI } from '@langchain/openai';
 import { generateText, streamText } from 'ai';
@@ -26,11 +26,11 @@ export const clients = {
 
   'ai-sdk'(baseURL, apiKey, model) {
     const provider = createOpenAICompatible({ name: 'botapi', baseURL, apiKey });
-    const wish = (prompt, abortSignal) => ({ model: provider(model), messages: messages(prompt), abortSignal, maxRetries: 0 });
+    const options = (prompt, abortSignal) => ({ model: provider(model), messages: messages(prompt), abortSignal, maxRetries: 0 });
     return {
-      ask: async (prompt, signal) => (await generateText(wish(prompt, signal))).text,
+      ask: async (prompt, signal) => (await generateText(options(prompt, signal))).text,
       async *stream(prompt, signal) {
-        const answer = streamText({ ...wish(prompt, signal), onError() {} });
+        const answer = streamText({ ...options(prompt, signal), onError() {} });
         for await (const part of answer.fullStream) {
           if (part.type === 'text-delta') yield part.text;
           if (part.type === 'error') throw part.error;
