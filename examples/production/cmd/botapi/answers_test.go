@@ -15,16 +15,16 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestOneFailureForAll has a runtime refuse a chat that clients wait for on all
-// replicas, behind a proxy that may ask others. It is asked once, and all get
-// that failure.
+// TestOneFailureForAll has a runtime reject a chat that clients wait for on all
+// replicas, behind a proxy that may ask others. It is asked once, and all
+// clients get that failure.
 func TestOneFailureForAll(t *testing.T) {
 	is := is.New(t)
 	const clients = 6
-	refuse := make(chan struct{})
+	reject := make(chan struct{})
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
 		select {
-		case <-refuse:
+		case <-reject:
 		case <-r.Context().Done():
 		}
 		s.Refuse(http.StatusServiceUnavailable, `{}`, "Retry-After", "7")
@@ -52,7 +52,7 @@ func TestOneFailureForAll(t *testing.T) {
 		})
 	}
 	eventually(t, "one has begun and the others have joined", func() bool { return followers() == clients-1 })
-	close(refuse)
+	close(reject)
 	all.Wait()
 	for i := range clients {
 		is.Equal(statuses[i], "503 Service Unavailable")
@@ -61,8 +61,8 @@ func TestOneFailureForAll(t *testing.T) {
 	is.Equal(len(runtime.Requests()), 1)
 }
 
-// TestJoiningIsLimited has an account with one chat at once follow its answer
-// from 30 clients.
+// TestJoiningIsLimited has an account with a limit of one concurrent chat follow
+// its answer from 30 clients.
 func TestJoiningIsLimited(t *testing.T) {
 	is := is.New(t)
 	const clients = 30
@@ -72,11 +72,11 @@ func TestJoiningIsLimited(t *testing.T) {
 	})
 	s := share(t, runtime.URL)
 	is.Equal(command(t, "", s.env, "limits", "set", "--chats-at-once", "1").code, 0)
-	first, leave := s.connect(t, 0, "k1")
+	first, disconnect := s.connect(t, 0, "k1")
 	is.Equal(first.next(), `{"content":"one"}`)
-	ctx, leaveAll := context.WithCancel(t.Context())
+	ctx, disconnectAll := context.WithCancel(t.Context())
 	var all sync.WaitGroup
-	var joined, refused atomic.Int64
+	var joined, rejected atomic.Int64
 	for i := range clients {
 		all.Go(func() {
 			response, err := s.send(ctx, i%replicas, "k1", "Hi")
@@ -89,26 +89,26 @@ func TestJoiningIsLimited(t *testing.T) {
 			case response.StatusCode == http.StatusOK && response.Header.Get("X-Botapi-Answer") == "joined":
 				joined.Add(1)
 			case response.StatusCode == http.StatusTooManyRequests && response.Header.Get("Retry-After") == "1":
-				refused.Add(1)
+				rejected.Add(1)
 			}
 			_, _ = io.Copy(io.Discard, response.Body)
 		})
 	}
-	eventually(t, "all have an answer", func() bool { return joined.Load()+refused.Load() == clients })
-	is.Equal(joined.Load(), int64(1)) // who has lost a connection gets in
-	leaveAll()
+	eventually(t, "all have a response", func() bool { return joined.Load()+rejected.Load() == clients })
+	is.Equal(joined.Load(), int64(1)) // a client that has lost its connection is admitted
+	disconnectAll()
 	all.Wait()
-	leave()
-	eventually(t, "and again when it has left", func() bool {
-		status, outcome, leave := s.head(t, 1, "k1")
-		leave()
+	disconnect()
+	eventually(t, "and again when it has disconnected", func() bool {
+		status, outcome, disconnect := s.head(t, 1, "k1")
+		disconnect()
 		return status == http.StatusOK && outcome == "joined"
 	})
 	is.Equal(len(runtime.Requests()), 1)
 }
 
-// TestKeyedChatsAreMeasured has one answer kept, joined, and one too long to be
-// kept, and one that nobody comes back for.
+// TestKeyedChatsAreMeasured has one answer kept and joined, one that is too long
+// to be kept, and one that is abandoned.
 func TestKeyedChatsAreMeasured(t *testing.T) {
 	is := is.New(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
@@ -119,11 +119,11 @@ func TestKeyedChatsAreMeasured(t *testing.T) {
 		<-r.Context().Done()
 	})
 	s := share(t, runtime.URL, "--keep-answer-bytes", "65536", "--resume", "1s")
-	status, outcome, leave := s.head(t, 0, "k1")
+	status, outcome, disconnect := s.head(t, 0, "k1")
 	is.Equal(fmt.Sprint(status, outcome), "200kept")
-	status, outcome, leave2 := s.head(t, 0, "k1")
+	status, outcome, disconnect2 := s.head(t, 0, "k1")
 	is.Equal(fmt.Sprint(status, outcome), "200joined")
-	ctx, leave3 := context.WithCancel(t.Context())
+	ctx, disconnect3 := context.WithCancel(t.Context())
 	long, err := s.sendTo(ctx, s.replicas[0].url, "k2", "long")
 	is.NoErr(err)
 	defer long.Body.Close()
@@ -142,13 +142,14 @@ func TestKeyedChatsAreMeasured(t *testing.T) {
 	eventually(t, "they are measured", measured(
 		`botapi_keyed_chats_total{outcome="kept"`, `botapi_keyed_chats_total{outcome="joined"`,
 		`botapi_answers_outgrown_total{`, `botapi_answers_in_progress{client="true"`, `botapi_answers_kept_bytes{`, `botapi_answers_kept_limit_bytes{`))
-	leave()
-	leave2()
-	leave3()
-	eventually(t, "they are left", measured(`botapi_answers_abandoned_total{`))
+	disconnect()
+	disconnect2()
+	disconnect3()
+	eventually(t, "the abandoned one is measured", measured(`botapi_answers_abandoned_total{`))
 }
 
-// hasSeries reports whether a series that is not 0 has such a name and label.
+// hasSeries reports whether there is a series with this name and label that is
+// not 0.
 func hasSeries(text, name, label string) bool {
 	for line := range strings.Lines(text) {
 		if strings.HasPrefix(line, name+"{") && strings.Contains(line, label) && !strings.HasSuffix(line, " 0\n") {
@@ -158,8 +159,8 @@ func hasSeries(text, name, label string) bool {
 	return false
 }
 
-// head opens a stream, and returns how it is answered.
-func (s sharing) head(t *testing.T, replica int, idempotency string) (status int, outcome string, leave func()) {
+// head opens a stream, and returns its status and outcome.
+func (s sharing) head(t *testing.T, replica int, idempotency string) (status int, outcome string, disconnect func()) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	response, err := s.send(ctx, replica, idempotency, "Hi")

@@ -37,7 +37,7 @@ func (c *migrateCommand) Run(ctx context.Context, p *program) error {
 
 type botsCommands struct {
 	Import    importCommand    `cmd:"" help:"Add the bots of a JSON file, or replace those with the same uid."`
-	List      listBotsCommand  `cmd:"" help:"List all bots in their order, those that are not published too."`
+	List      listBotsCommand  `cmd:"" help:"List all bots in listing order, including those that are not published."`
 	Publish   publishCommand   `cmd:"" help:"Show a bot to clients."`
 	Unpublish unpublishCommand `cmd:"" help:"Hide a bot from clients. Chats in progress go on."`
 }
@@ -47,20 +47,20 @@ type importCommand struct {
 	knownRuntimes
 }
 
-// knownRuntimes are those that bots may name.
+// knownRuntimes are the runtimes that bots may name.
 type knownRuntimes struct {
-	Runtime []runtimeName `env:"BOTAPI_RUNTIMES" placeholder:"NAME" help:"The runtimes that bots may name; those of serve, as NAME or NAME=URL. Repeat it, or separate by commas."`
+	Runtime []runtimeName `env:"BOTAPI_RUNTIMES" placeholder:"NAME" help:"The runtimes that bots may name, as for serve: NAME or NAME=URL. Repeat it, or separate by commas."`
 }
 
-// check refuses a bot whose chats would all fail.
+// check rejects a bot whose chats would all fail.
 func (k knownRuntimes) check(slug, runtime string) error {
 	if runtime == "" || slices.Contains(k.Runtime, runtimeName(runtime)) {
 		return nil
 	}
-	return mistakef("slug %q: its runtime %q is none of those that --runtime or BOTAPI_RUNTIMES names", slug, runtime)
+	return mistakef("slug %q: its runtime %q is not among those of --runtime or BOTAPI_RUNTIMES", slug, runtime)
 }
 
-// A runtimeName is NAME, or NAME=URL as serve takes it.
+// A runtimeName is NAME, or NAME=URL as for serve.
 type runtimeName string
 
 func (n *runtimeName) UnmarshalText(text []byte) error {
@@ -85,15 +85,16 @@ func (c *importCommand) Help() string {
   }]
 
 uid, slug, name and model are required. instructions (the system prompt),
-runtime, temperature and max_tokens (of an answer) never reach a client. Where published is missing, a bot
-keeps what it has, and a new one is hidden. All bots are imported or none: none
-also when one names a runtime that --runtime does not.
+runtime, temperature and max_tokens (of an answer) never reach a client. Without
+published, an existing bot keeps its state and a new one is hidden. All bots are
+imported or none: none if one of them names a runtime that --runtime does not.
 
-Bots that the file does not name stay as and where they are. New ones come after
-them; those that are there already share out the places that they have.`
+Bots that the file does not name keep their positions. The bots of the file are
+listed in its order: in the positions that the existing ones had, and then at the
+end.`
 }
 
-// botFile is a bot as it stands in a file.
+// botFile is a bot in the form of the file.
 type botFile struct {
 	UID            string   `json:"uid"`
 	Slug           string   `json:"slug"`
@@ -157,7 +158,7 @@ func readBots(name string) ([]postgres.ImportedBot, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: something follows the array of bots", name)
+		return nil, fmt.Errorf("%s: there is data after the array of bots", name)
 	}
 	var bots []postgres.ImportedBot
 	for _, f := range files {
@@ -184,7 +185,7 @@ func (c *listBotsCommand) Run(ctx context.Context, p *program) error {
 }
 
 type publishCommand struct {
-	Slug string `arg:"" help:"Which bot."`
+	Slug string `arg:"" help:"The slug of the bot."`
 	knownRuntimes
 }
 
@@ -206,7 +207,7 @@ func (c *publishCommand) Run(ctx context.Context, p *program) error {
 }
 
 type unpublishCommand struct {
-	Slug string `arg:"" help:"Which bot."`
+	Slug string `arg:"" help:"The slug of the bot."`
 }
 
 func (c *unpublishCommand) Run(ctx context.Context, p *program) error {
@@ -224,14 +225,14 @@ func setPublished(ctx context.Context, d *postgres.Database, slug string, publis
 }
 
 type keysCommands struct {
-	Create createKeyCommand `cmd:"" help:"Make a key for an account and print it, this once."`
-	List   listKeysCommand  `cmd:"" help:"List the keys, without what makes them work."`
-	Revoke revokeKeyCommand `cmd:"" help:"End a key. Replicas that remember it take it for a few seconds more: see serve --key-cache."`
+	Create createKeyCommand `cmd:"" help:"Create a key for an account and print it. It is not shown again."`
+	List   listKeysCommand  `cmd:"" help:"List the keys, without their secrets."`
+	Revoke revokeKeyCommand `cmd:"" help:"Revoke a key. Replicas that have it in their cache accept it for a few more seconds: see serve --key-cache."`
 }
 
 type createKeyCommand struct {
-	Account string `required:"" placeholder:"ACCOUNT" help:"Whose key it is; usage is counted under this name."`
-	Label   string `placeholder:"TEXT" help:"What it is for, to tell keys apart."`
+	Account string `required:"" placeholder:"ACCOUNT" help:"The account of the key; usage is counted under this name."`
+	Label   string `placeholder:"TEXT" help:"What the key is for."`
 }
 
 func (c *createKeyCommand) Run(ctx context.Context, p *program) error {
@@ -269,7 +270,7 @@ func (c *listKeysCommand) Run(ctx context.Context, p *program) error {
 }
 
 type revokeKeyCommand struct {
-	ID int64 `arg:"" help:"Which key: its number in keys list."`
+	ID int64 `arg:"" help:"The number of the key in keys list."`
 }
 
 func (c *revokeKeyCommand) Run(ctx context.Context, p *program) error {
@@ -281,17 +282,18 @@ func (c *revokeKeyCommand) Run(ctx context.Context, p *program) error {
 		if err != nil {
 			return err
 		}
-		ended := "has ended"
+		revoked := "has been revoked"
 		if before {
-			ended = "had been revoked already, at " + when(key.RevokedAt) + " UTC"
+			revoked = "had already been revoked, at " + when(key.RevokedAt) + " UTC"
 		}
-		fmt.Printf("key %d of %s (%s) %s\n", key.ID, oneLine(key.Account), oneLine(key.Label), ended)
+		fmt.Printf("key %d of %s (%s) %s\n", key.ID, oneLine(key.Account), oneLine(key.Label), revoked)
 		return nil
 	})
 }
 
-// noteUnknown says that an account has no keys: its name may be misspelt. It is no
-// mistake, since its first key may be made later. The empty account is everybody.
+// noteUnknown prints a note if an account has no keys: its name may be misspelt.
+// It is not an error, since the first key may be created later. The empty
+// account is everybody.
 func noteUnknown(ctx context.Context, d *postgres.Database, account string) error {
 	if account == "" {
 		return nil
@@ -303,7 +305,7 @@ func noteUnknown(ctx context.Context, d *postgres.Database, account string) erro
 	return err
 }
 
-// table writes lines of cells, one line for each call of line.
+// table writes a table, one line for each call of line.
 func table(write func(line func(cells ...any))) error {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	write(func(cells ...any) {

@@ -47,7 +47,7 @@ func deployed(t *testing.T, file string) string {
 	return string(text)
 }
 
-// runProgram runs a program, and skips the test where it is not installed.
+// runProgram runs a program, or skips the test if it is not installed.
 func runProgram(t *testing.T, debianPackage, program string, args ...string) string {
 	t.Helper()
 	if _, err := exec.LookPath(program); err != nil {
@@ -60,7 +60,7 @@ func runProgram(t *testing.T, debianPackage, program string, args ...string) str
 	return string(output)
 }
 
-// TestUnits has systemd read the units, each with its program in place.
+// TestUnits has systemd check the units, with their program installed.
 func TestUnits(t *testing.T) {
 	is := is.New(t)
 	dir := t.TempDir()
@@ -70,7 +70,7 @@ func TestUnits(t *testing.T) {
 		is.NoErr(os.WriteFile(file, []byte(strings.Replace(deployed(t, name), "/usr/local/bin/botapi", binary, 1)), 0o600))
 		args = append(args, file)
 	}
-	is.Equal(runProgram(t, "systemd", "systemd-analyze", args...), "") // it has nothing to say
+	is.Equal(runProgram(t, "systemd", "systemd-analyze", args...), "") // it reports no problem
 
 	for _, name := range []string{"botapi.service", "botapi-usage-delete.service"} {
 		unit := deployed(t, name)
@@ -78,12 +78,12 @@ func TestUnits(t *testing.T) {
 		_, ours, _ := strings.Cut(unit, "\nUser=botapi\n")
 		ours, _, _ = strings.Cut(ours, "\n[Install]")
 		_, replicas, _ := strings.Cut(deployed(t, "botapi.service"), "\nUser=botapi\n")
-		is.True(strings.HasPrefix(replicas, strings.TrimSpace(ours))) // both may do the same
+		is.True(strings.HasPrefix(replicas, strings.TrimSpace(ours))) // both have the same restrictions
 	}
 }
 
-// objects are those of the manifest, by kind and name. A member that its type
-// does not have is an error.
+// objects are the objects of the manifest, by kind and name. A field that its
+// type does not have is an error.
 func objects(t *testing.T) map[string]any {
 	t.Helper()
 	is := is.New(t)
@@ -105,7 +105,7 @@ func objects(t *testing.T) map[string]any {
 	return found
 }
 
-// TestManifest looks whether what belongs together in the manifest fits.
+// TestManifest checks that the parts of the manifest fit each other.
 func TestManifest(t *testing.T) {
 	is := is.New(t)
 	objects := objects(t)
@@ -127,9 +127,10 @@ func TestManifest(t *testing.T) {
 	for _, probe := range []*core.Probe{serving.StartupProbe, serving.ReadinessProbe, serving.LivenessProbe} {
 		is.True(ports[probe.HTTPGet.Port.StrVal] != 0)
 	}
-	is.Equal(objects["Service botapi"].(*core.Service).Spec.Ports[0].TargetPort.StrVal, "http") // clients do not reach the other
+	is.Equal(objects["Service botapi"].(*core.Service).Spec.Ports[0].TargetPort.StrVal, "http") // clients do not reach the other port
 
-	// Who reaches what clients do not: HAProxy's checks, and replicas their Redis.
+	// HAProxy's checks may reach the internal port, and replicas may reach their
+	// Redis; clients may reach neither.
 	internal := objects["NetworkPolicy botapi"].(*networking.NetworkPolicy).Spec.Ingress[1]
 	is.Equal(internal.Ports[0].Port.StrVal, "internal")
 	is.Equal(internal.From[1].PodSelector.MatchLabels, map[string]string{"app": "haproxy"})
@@ -193,15 +194,15 @@ func TestRedisOfTheManifest(t *testing.T) {
 	is.True(!strings.Contains(p.log.String(), "secret"))
 }
 
-// TestImage builds the image the way the Dockerfile says. What is in it is the
-// program, static, and its certificates.
+// TestImage builds the image as the Dockerfile says. It contains only the static
+// program and certificates.
 func TestImage(t *testing.T) {
 	is := is.New(t)
 	if _, err := exec.LookPath("buildah"); err != nil {
 		t.Skip("buildah was not found (Debian: apt-get install buildah)")
 	}
 	if os.Geteuid() != 0 {
-		t.Skip("not root: what buildah needs to work without is different from machine to machine")
+		t.Skip("not root: what buildah needs without root differs from machine to machine")
 	}
 	dir := t.TempDir()
 	is.NoErr(os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte(deployed(t, "image/Dockerfile")), 0o600))
@@ -230,7 +231,8 @@ func TestImage(t *testing.T) {
 	is.True(strings.Contains(buildah("run", "--isolation", "chroot", container, "/botapi", "--help"), "Serve bots"))
 }
 
-// TestRunbook looks for a paragraph for each alert, and for an alert for each.
+// TestRunbook checks that the runbook has a paragraph for each alert and no
+// others.
 func TestRunbook(t *testing.T) {
 	is := is.New(t)
 	var alerts, paragraphs []string
@@ -244,8 +246,8 @@ func TestRunbook(t *testing.T) {
 	is.Equal(paragraphs, alerts)
 }
 
-// TestRulesAndDashboard lets promtool read everything that is asked of
-// Prometheus, and looks whether replicas have the metrics that it names.
+// TestRulesAndDashboard has promtool check all queries, and checks that replicas
+// have the metrics that they name.
 func TestRulesAndDashboard(t *testing.T) {
 	is := is.New(t)
 	runProgram(t, "prometheus", "promtool", "check", "rules", deploy+"prometheus/alerts.yaml")
@@ -260,7 +262,7 @@ func TestRulesAndDashboard(t *testing.T) {
 	var queries bytes.Buffer
 	queries.WriteString("groups: [{name: dashboard, rules: [")
 	for i, panel := range dashboard.Panels {
-		is.Equal(panel.ID, i+1) // two of one number are one
+		is.Equal(panel.ID, i+1) // Grafana shows only one of two panels with the same number
 		for _, target := range panel.Targets {
 			fmt.Fprintf(&queries, "{record: 'a%d', expr: %q},\n", queries.Len(), strings.ReplaceAll(target.Expr, "$__rate_interval", "5m"))
 		}
@@ -279,8 +281,8 @@ func TestRulesAndDashboard(t *testing.T) {
 	}
 }
 
-// metricsOfABusyReplica is what a replica measures that has had a chat with an
-// Idempotency-Key, and has refused a request.
+// metricsOfABusyReplica are the metrics of a replica that has had a chat with an
+// Idempotency-Key, and has rejected a request.
 func metricsOfABusyReplica(t *testing.T) string {
 	env, key := withOneBot(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
@@ -298,12 +300,12 @@ func metricsOfABusyReplica(t *testing.T) string {
 	defer response.Body.Close()
 	_, _ = io.Copy(io.Discard, response.Body)
 	ask(t, "guessed", "GET", p.url+"/v1/bots", "")
-	eventually(t, "the refusal is measured", func() bool { return len(refusalsOf(t, p)) == 1 })
+	eventually(t, "the rejection is measured", func() bool { return len(errorsOf(t, p)) == 1 })
 	return scrapeMeasured(t, p)
 }
 
-// TestProxyTerminatesTLS puts a certificate into the proxy's configuration the
-// way that its first lines say, and streams over HTTP/2.
+// TestProxyTerminatesTLS gives the proxy a certificate as the first lines of its
+// configuration say, and streams over HTTP/2.
 func TestProxyTerminatesTLS(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
@@ -325,7 +327,8 @@ func TestProxyTerminatesTLS(t *testing.T) {
 	is.True(strings.HasSuffix(string(answer), "data: [DONE]\n\n"))
 }
 
-// certificate makes one for 127.0.0.1, in a file with its key as HAProxy wants.
+// certificate makes a certificate for 127.0.0.1, in a file with its key as
+// HAProxy expects it.
 func certificate(t *testing.T) (file string, roots *x509.CertPool) {
 	t.Helper()
 	is := is.New(t)

@@ -17,9 +17,9 @@ import (
 	"example.com/botapi/examples/openai"
 )
 
-// What a replica is measured against, each in a process of its own: this test
-// program, started with the name of one of them and the URL of the runtime in
-// its environment. Both use the replica's transport.
+// The servers that a replica is compared with, each in its own process: this
+// test program, started with the name of one of them and the URL of the runtime
+// in its environment. Both use the replica's transport.
 const (
 	besideVariable        = "BOTAPI_BESIDE"
 	besideRuntimeVariable = "BOTAPI_BESIDE_RUNTIME"
@@ -30,7 +30,7 @@ var beside = map[string]func(runtime string) http.Handler{
 	"gateway": newGateway,
 }
 
-// serveBeside prints its address and serves until its standard input ends.
+// serveBeside prints its address and serves until its standard input is closed.
 func serveBeside(handler http.Handler) int {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -43,7 +43,8 @@ func serveBeside(handler http.Handler) int {
 	return 0
 }
 
-// newProxy is the least that can be done: it knows nothing of what it passes on.
+// newProxy is the minimum: a reverse proxy that does not parse what it passes
+// on.
 func newProxy(runtime string) http.Handler {
 	target, err := url.Parse(runtime)
 	if err != nil {
@@ -55,15 +56,15 @@ func newProxy(runtime string) http.Handler {
 		FlushInterval: -1,
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// Else an answer that begins before the transport has seen the end of
-		// the request's body is cut.
+		// Otherwise an answer that begins before the transport has read the
+		// request body to its end would be aborted.
 		http.NewResponseController(w).EnableFullDuplex()
 		proxy.ServeHTTP(w, r)
 	})
 }
 
-// A gateway is what one writes by hand in an afternoon: the two operations'
-// forms, one bot, keys in a map, and none of the rules.
+// A gateway is what one writes by hand in an afternoon: the formats of the two
+// operations, one bot, keys in a map, and no validation.
 type gateway struct {
 	runtime string
 	client  *http.Client
@@ -109,7 +110,7 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if chat.Stream {
 		err = g.stream(w, answer)
 	} else {
-		err = g.oneBody(w, answer)
+		err = g.jsonResponse(w, answer)
 	}
 	if err != nil {
 		panic(http.ErrAbortHandler)
@@ -160,16 +161,16 @@ func (g *gateway) stream(w http.ResponseWriter, answer io.Reader) error {
 	return err
 }
 
-func (g *gateway) oneBody(w http.ResponseWriter, answer io.Reader) error {
-	var whole strings.Builder
-	if err := fragments(answer, func(text string) error { whole.WriteString(text); return nil }); err != nil {
+func (g *gateway) jsonResponse(w http.ResponseWriter, answer io.Reader) error {
+	var content strings.Builder
+	if err := fragments(answer, func(text string) error { content.WriteString(text); return nil }); err != nil {
 		return err
 	}
 	w.Header().Set("Content-Type", "application/json")
-	return json.NewEncoder(w).Encode(gatewayAnswer{whole.String()})
+	return json.NewEncoder(w).Encode(gatewayAnswer{content.String()})
 }
 
-// fragments hands on the text of each chunk of a stream.
+// fragments passes the text of each chunk of a stream on.
 func fragments(answer io.Reader, pass func(string) error) error {
 	lines := bufio.NewScanner(answer)
 	for lines.Scan() {

@@ -16,7 +16,7 @@ import (
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 )
 
-// seriesOf returns the series of metrics that begin so.
+// seriesOf returns the series of metrics that begin with prefix.
 func seriesOf(metrics, prefix string) (series []string) {
 	for line := range strings.Lines(metrics) {
 		if strings.HasPrefix(line, prefix) {
@@ -27,9 +27,9 @@ func seriesOf(metrics, prefix string) (series []string) {
 	return series
 }
 
-// TestClientsMakeNoTimeSeries sends requests that have nothing in common but
-// that they need no key. What is measured of them is one and the same.
-func TestClientsMakeNoTimeSeries(t *testing.T) {
+// TestClientsCreateNoTimeSeries sends requests that are all different, without a
+// key. They create no additional series.
+func TestClientsCreateNoTimeSeries(t *testing.T) {
 	is := is.New(t)
 	env := migrated(t)
 	key := createKey(t, env)
@@ -64,13 +64,13 @@ func TestClientsMakeNoTimeSeries(t *testing.T) {
 	}
 	is.Equal(seriesOf(scrape(t, p), "http_server_"), before)
 
-	status, _ := ask(t, key, "GET", p.url+"/v1/bots", "") // and there is room for real ones
+	status, _ := ask(t, key, "GET", p.url+"/v1/bots", "") // real requests still get theirs
 	is.Equal(status, http.StatusOK)
 	const real = `http_server_request_duration_seconds_count{http_request_method="GET",http_response_status_code="200",http_route="/v1/bots",`
 	eventually(t, "it is measured", func() bool { return len(seriesOf(scrape(t, p), real)) == 1 })
 }
 
-// TestHistogramsReachTheLongestChat looks at the last bucket before infinity.
+// TestHistogramsReachTheLongestChat checks the last bucket before infinity.
 func TestHistogramsReachTheLongestChat(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
@@ -100,9 +100,10 @@ func TestHistogramsReachTheLongestChat(t *testing.T) {
 	}
 }
 
-// TestClientsDoNotReachTheInside asks for what is for probes and Prometheus, by
-// every name that a proxy and a server may read differently.
-func TestClientsDoNotReachTheInside(t *testing.T) {
+// TestClientsDoNotReachTheInternalPort requests the paths for probes and
+// Prometheus, in every spelling that a proxy and a server may interpret
+// differently.
+func TestClientsDoNotReachTheInternalPort(t *testing.T) {
 	is := is.New(t)
 	env := migrated(t)
 	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1")
@@ -128,7 +129,7 @@ func TestClientsDoNotReachTheInside(t *testing.T) {
 	}
 }
 
-// raw sends bytes and returns the answer to them.
+// raw sends bytes and returns the response.
 func raw(t *testing.T, url, request string) (status int, answer string) {
 	t.Helper()
 	connection, err := new(net.Dialer).DialContext(t.Context(), "tcp", strings.TrimPrefix(url, "http://"))
@@ -175,8 +176,8 @@ func TestBodyThatIsTooLarge(t *testing.T) {
 	is.Equal(status, http.StatusRequestEntityTooLarge)
 }
 
-// TestClientAddressIsLogged follows an address that a client cannot choose, and
-// one that it has made up, through the proxy and past it.
+// TestClientAddressIsLogged checks a real address and a forged one, through the
+// proxy and without it.
 func TestClientAddressIsLogged(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
@@ -226,14 +227,14 @@ func TestClientAddressIsLogged(t *testing.T) {
 	})
 }
 
-// TestFailedChatIsOneLine has the only runtime fail in every way: what there is
-// to say of a chat stands in one line.
+// TestFailedChatIsOneLine has the only runtime fail in every way: one log line
+// has everything about a chat.
 func TestFailedChatIsOneLine(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
 		switch r.Messages[len(r.Messages)-1].Content {
-		case "refuse":
+		case "reject":
 			s.Refuse(http.StatusInternalServerError, `{}`)
 		case "break":
 			s.Text("Hel")
@@ -242,7 +243,7 @@ func TestFailedChatIsOneLine(t *testing.T) {
 	})
 	p := serve(t, env, "--runtime", "local="+runtime.URL)
 	p.ready(t)
-	for prompt, want := range map[string]int{"refuse": http.StatusBadGateway, "break": http.StatusBadGateway} {
+	for prompt, want := range map[string]int{"reject": http.StatusBadGateway, "break": http.StatusBadGateway} {
 		status, _ := ask(t, key, "POST", p.url+"/v1/chat", chatBody(prompt, false))
 		is.Equal(status, want)
 	}
@@ -259,8 +260,8 @@ func TestFailedChatIsOneLine(t *testing.T) {
 	}
 }
 
-// TestStreamThatIsCutIsSeen looks for its span and for its metric.
-func TestStreamThatIsCutIsSeen(t *testing.T) {
+// TestAbortedStreamIsMeasured checks its span and its metric.
+func TestAbortedStreamIsMeasured(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
@@ -275,10 +276,10 @@ func TestStreamThatIsCutIsSeen(t *testing.T) {
 	s := openStream(t, key, p.url)
 	for s.next() != "" {
 	}
-	is.True(s.lines.Err() != nil) // it is cut
+	is.True(s.lines.Err() != nil) // it was aborted
 
-	const cut = `http_server_request_duration_seconds_count{error_type="aborted",http_request_method="POST",http_response_status_code="200",http_route="/v1/chat",`
-	eventually(t, "it is measured", func() bool { return len(seriesOf(scrape(t, p), cut)) == 1 })
+	const aborted = `http_server_request_duration_seconds_count{error_type="aborted",http_request_method="POST",http_response_status_code="200",http_route="/v1/chat",`
+	eventually(t, "it is measured", func() bool { return len(seriesOf(scrape(t, p), aborted)) == 1 })
 	p.terminate(t)
 	p.wait(t)
 	is.Equal(collected.values("POST /v1/chat", "http.route"), []string{"/v1/chat"})

@@ -16,21 +16,21 @@ type limitsCommands struct {
 	Remove removeLimitsCommand `cmd:"" help:"Remove the limits of an account, or of everybody else."`
 }
 
-// limitedAccount is whose limits a command is about.
+// limitedAccount is the account whose limits a command changes.
 type limitedAccount struct {
-	Account *string `placeholder:"ACCOUNT" help:"Whose limits; those of everybody else unless given."`
+	Account *string `placeholder:"ACCOUNT" help:"Whose limits; by default those of everybody else."`
 }
 
-// Validate refuses an empty account: a script whose variable is empty would
-// else change the limits of everybody else.
+// Validate rejects an empty account: otherwise a script with an empty variable
+// would change the limits of everybody else.
 func (a limitedAccount) Validate() error {
 	if a.Account != nil && *a.Account == "" {
-		return errors.New("--account is empty: leave it out for everybody else")
+		return errors.New("--account is empty: omit it for everybody else")
 	}
 	return nil
 }
 
-// name is as the database has it.
+// name is the account as it is stored.
 func (a limitedAccount) name() string {
 	if a.Account == nil {
 		return ""
@@ -46,19 +46,19 @@ type setLimitsCommand struct {
 }
 
 func (c *setLimitsCommand) Help() string {
-	return `Limits are counted over all replicas that are served with --redis. They replace
-those that there were: one that is not given is as for everybody else, and for
-everybody else there is none. 0 is no limit. Replicas take up to ten seconds to
-learn of them.`
+	return `Limits are counted over all replicas that run with --redis. They replace the
+previous ones. A limit that is not given is that of everybody else; for everybody
+else, it means no limit. 0 means no limit. Replicas take up to ten seconds to see
+the change.`
 }
 
-// Validate finds what parses but makes no sense.
+// Validate finds values that parse but are invalid.
 func (c *setLimitsCommand) Validate() error {
 	if err := c.limitedAccount.Validate(); err != nil {
 		return err
 	}
 	if c.ChatsPerMinute == nil && c.TokensPerDay == nil && c.ChatsAtOnce == nil {
-		return errors.New("no limit is given: remove takes the limits of an account away")
+		return errors.New("no limit is given: use remove to remove the limits of an account")
 	}
 	for flag, value := range map[string]*int64{
 		"--chats-per-minute": c.ChatsPerMinute,

@@ -1,5 +1,5 @@
 // Command botapi serves bots from a PostgreSQL database, answered by model
-// runtimes, and looks after the database.
+// runtimes, and manages the database.
 package main
 
 import (
@@ -31,28 +31,28 @@ A first start, with a runtime on port 8000:
   botapi keys create --account acme
   botapi serve
 
-A flag that has an environment variable beside it can be given as that, too; the
-flag counts before the variable. The exit code is 0 for success, 2 for a mistake
-in what was asked, 1 for a failure.`
+Where an environment variable is listed, it can be used instead of the flag; the flag
+takes precedence. The exit code is 0 for success, 2 for a usage error, 1 for a
+failure.`
 
 // program is the command line. Kong fills it in and calls the Run method of the
-// command that was asked for.
+// chosen command.
 type program struct {
-	Version  kong.VersionFlag `help:"Say which version this is."`
+	Version  kong.VersionFlag `help:"Show the version."`
 	Database string           `required:"" env:"DATABASE_URL" placeholder:"URL" help:"The PostgreSQL database, as a URL."`
 	LogLevel slog.Level       `env:"BOTAPI_LOG_LEVEL" default:"info" placeholder:"LEVEL" help:"The least important log lines to write: debug, info, warn or error. Lines go to standard error, in JSON."`
 
 	Serve   serveCommand   `cmd:"" help:"Serve the bots."`
-	Migrate migrateCommand `cmd:"" help:"Bring the database schema up to date. Safe to run again, and from many places at once."`
-	Bots    botsCommands   `cmd:"" help:"Look after the bots."`
-	Limits  limitsCommands `cmd:"" help:"Look after the limits of accounts, which serve --redis holds them to."`
-	Keys    keysCommands   `cmd:"" help:"Look after the API keys."`
-	Usage   usageCommands  `cmd:"" help:"Add up what was used, or delete what is too old to keep."`
+	Migrate migrateCommand `cmd:"" help:"Bring the database schema up to date. Safe to run again, and to run concurrently."`
+	Bots    botsCommands   `cmd:"" help:"Manage the bots."`
+	Limits  limitsCommands `cmd:"" help:"Manage the limits of accounts, which serve --redis enforces."`
+	Keys    keysCommands   `cmd:"" help:"Manage the API keys."`
+	Usage   usageCommands  `cmd:"" help:"Add up usage, or delete old usage."`
 }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	context.AfterFunc(ctx, stop) // a second signal ends the process immediately
 	os.Exit(run(ctx, os.Args[1:]))
 }
 
@@ -81,14 +81,14 @@ func run(ctx context.Context, args []string) int {
 	return 0
 }
 
-// version is what the Go toolchain knows of this program: its tag, or the
-// commit that it was built from.
+// version is the version that the Go toolchain has recorded: the tag, or the
+// commit that the program was built from.
 func version() string {
 	info, _ := debug.ReadBuildInfo()
 	return fmt.Sprintf("botapi %s %s %s/%s", info.Main.Version, info.GoVersion, runtime.GOOS, runtime.GOARCH)
 }
 
-// cause is what is behind an error that is made for clients, else err itself.
+// cause is the cause of an error that is made for clients, or err itself.
 func cause(err error) error {
 	if answer, ok := errors.AsType[*botapi.StatusError](err); ok && answer.Err != nil {
 		return answer.Err
@@ -96,11 +96,11 @@ func cause(err error) error {
 	return err
 }
 
-// oneLine is a text as one line: some errors of libraries have more, and some
-// names.
+// oneLine puts a text on one line: errors of libraries, and names, may have
+// several.
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-// A mistake is an error that whoever typed the command can put right.
+// A mistake is an error that the user of the command can fix.
 type mistake struct{ error }
 
 func (m mistake) Unwrap() error { return m.error }

@@ -17,8 +17,8 @@ import (
 	"github.com/matryer/is"
 )
 
-// binary is the program, built once for all tests: what they run is what will
-// run in production.
+// binary is the program, built once for all tests: they run what runs in
+// production.
 var binary string
 
 func TestMain(m *testing.M) {
@@ -43,20 +43,20 @@ func buildAndRun(m *testing.M) int {
 	return m.Run()
 }
 
-// result is what a run of the program gave.
+// result is the result of a run of the program.
 type result struct {
 	code           int
 	stdout, stderr string
 }
 
-// command runs the program with an environment of its own.
+// command runs the program with only this environment.
 func command(t testing.TB, stdin string, env []string, args ...string) result {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, binary, args...)
-	cmd.Env = append([]string{}, env...) // not nil: nothing comes from outside
+	cmd.Env = append([]string{}, env...) // not nil, which would inherit the environment
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
 	err := cmd.Run()
 	if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited {
@@ -99,7 +99,7 @@ func TestRuntimesThatBotsMayName(t *testing.T) {
 	without := env[:len(env)-1]
 	is.Equal(command(t, "", without, "bots", "unpublish", "helper"), result{})
 	is.Equal(command(t, "", without, "bots", "publish", "helper"), result{
-		stderr: "botapi: slug \"helper\": its runtime \"big\" is none of those that --runtime or BOTAPI_RUNTIMES names\n", code: 2})
+		stderr: "botapi: slug \"helper\": its runtime \"big\" is not among those of --runtime or BOTAPI_RUNTIMES\n", code: 2})
 	is.True(strings.Contains(command(t, "", without, "bots", "list").stdout, "false"))
 	is.Equal(command(t, "", without, "bots", "publish", "--runtime", "big", "helper"), result{})
 	is.Equal(command(t, "", env, "bots", "publish", "helper"), result{})
@@ -129,7 +129,7 @@ func TestFirstSteps(t *testing.T) {
 
 	r := command(t, "", env, "migrate")
 	is.Equal(r, result{stdout: "applied 00001_bots.sql\napplied 00002_api_keys.sql\napplied 00003_usage.sql\napplied 00004_tokens.sql\napplied 00005_account_limits.sql\napplied 00006_estimates.sql\n"})
-	is.Equal(command(t, "", nil, "--database", url, "migrate"), result{stdout: "nothing to do\n"}) // a flag will do as well
+	is.Equal(command(t, "", nil, "--database", url, "migrate"), result{stdout: "nothing to do\n"}) // a flag works, too
 
 	file := filepath.Join(t.TempDir(), "bots.json")
 	is.NoErr(os.WriteFile(file, []byte(oneBot), 0o600))
@@ -150,10 +150,10 @@ func TestFirstSteps(t *testing.T) {
 	r = command(t, "", env, "keys", "list")
 	is.True(strings.Contains(r.stdout, "acme     laptop"))
 	is.True(!strings.Contains(r.stdout, key))
-	is.Equal(command(t, "", env, "keys", "revoke", "1"), result{stdout: "key 1 of acme (laptop) has ended\n"})
+	is.Equal(command(t, "", env, "keys", "revoke", "1"), result{stdout: "key 1 of acme (laptop) has been revoked\n"})
 	ended := strings.Fields(command(t, "", env, "keys", "list").stdout)
 	is.Equal(command(t, "", env, "keys", "revoke", "1"), result{
-		stdout: "key 1 of acme (laptop) had been revoked already, at " + strings.Join(ended[len(ended)-2:], " ") + " UTC\n",
+		stdout: "key 1 of acme (laptop) had already been revoked, at " + strings.Join(ended[len(ended)-2:], " ") + " UTC\n",
 	})
 	is.Equal(command(t, "", env, "keys", "list", "--account", "other").stdout, "ID  ACCOUNT  LABEL  CREATED  LAST USED  REVOKED\n")
 }
@@ -167,51 +167,51 @@ func TestMistakes(t *testing.T) {
 		stdin string
 		want  string
 	}{
-		"no database":              {nil, "migrate", "", "missing flags: --database=URL (see botapi --help)"},
-		"a bad database":           {[]string{"DATABASE_URL=postgres://:port"}, "migrate", "", "reading the database URL"},
-		"a bad database, served":   {[]string{"DATABASE_URL=postgres://:port"}, "serve --runtime a=http://b", "", "reading the database URL"},
-		"no command":               {env, "", "", `expected one of "serve"`},
-		"unknown command":          {env, "run", "", `unexpected argument run`},
-		"unknown flag":             {env, "migrate --force", "", `unknown flag --force`},
-		"no runtime":               {env, "serve", "", "missing flags: --runtime"},
-		"a runtime without name":   {env, "serve --runtime http://127.0.0.1/v1", "", `is not NAME=URL`},
-		"a runtime that is none":   {env, "serve --runtime a=127.0.0.1:80", "", `runtime "a": openai: the base URL is not an http or https URL`},
-		"a key of no runtime":      {env, "serve --runtime a=http://b --runtime-key c=sk", "", `a runtime key is for "c", but no runtime has that name`},
-		"a duration":               {env, "serve --runtime a=http://b --grace 10", "", `--grace`},
-		"a negative duration":      {env, "serve --runtime a=http://b --grace=-1s", "", `--grace is too small`},
-		"no patience":              {env, "serve --runtime a=http://b --stall-timeout 0s", "", `--stall-timeout is too small`},
-		"an address":               {env, "serve --runtime a=http://b --listen nowhere", "", `--listen: address nowhere: missing port in address`},
-		"a Redis":                  {env, "serve --runtime a=http://b --redis 127.0.0.1:6379", "", `reading the Redis URL`},
-		"no time to come back":     {env, "serve --runtime a=http://b --resume 0s", "", `--resume is too small`},
-		"half an answer":           {env, "serve --runtime a=http://b --keep-answer-bytes 1000", "", `--keep-answer-bytes is too small`},
-		"an answer for all":        {env, "serve --runtime a=http://b --keep-bytes 1000000", "", `each must have room for the one before`},
-		"a log level":              {env, "migrate --log-level loud", "", `--log-level`},
-		"no file":                  {env, "bots import missing.json", "", "open missing.json: no such file or directory"},
-		"no JSON":                  {env, "bots import -", "[", "unexpected EOF"},
-		"a misspelt member":        {env, "bots import -", `[{"uuid":"u1"}]`, `unknown field "uuid"`},
-		"two files":                {env, "bots import -", oneBot + oneBot, "something follows the array of bots"},
-		"a bot without a name":     {env, "bots import -", strings.Replace(oneBot, `"Helper"`, `""`, 1), `bot 1 (slug "helper"): name: cannot be blank`},
-		"a hot bot":                {env, "bots import -", strings.Replace(oneBot, `"published"`, `"temperature":3,"published"`, 1), `must be no greater than 2`},
-		"one slug twice":           {env, "bots import -", duplicate, "two bots would have the same slug"},
-		"an unknown bot":           {env, "bots publish nobody", "", `no bot has the slug "nobody"`},
-		"no account":               {env, "keys create", "", "missing flags: --account"},
-		"an empty account":         {env, "keys create --account=", "", "creating a key: account: cannot be blank"},
-		"an invisible account":     {env, "keys create --account=a\u200bb", "", "account: must be one line of printable text"},
-		"a runtime of nobody":      {env, "bots import -", withRuntime("big"), `slug "helper": its runtime "big" is none of those that --runtime or BOTAPI_RUNTIMES names`},
-		"another runtime":          {append(env, "BOTAPI_RUNTIMES=small=http://b,a=http://b"), "bots import -", withRuntime("big"), `its runtime "big" is none`},
-		"a runtime by its URL":     {env, "bots import --runtime==http://b -", oneBot, `"=http://b" names no runtime`},
-		"one uid twice":            {env, "bots import -", strings.Replace(oneBot, "]", ","+strings.Trim(oneBot, "[]")+"]", 1), "uid: is that of another bot"},
-		"a key by name":            {env, "keys revoke laptop", "", "laptop"},
-		"days backwards":           {env, "usage --from 2026-02-01 --to 2026-01-31", "", "--from is after --to"},
-		"a day that is none":       {env, "usage --from 2026-02-30", "", "--from"},
-		"days to keep":             {env, "usage delete", "", "missing flags: --keep-days=N"},
-		"fewer than no days":       {env, "usage delete --keep-days=-1", "", "--keep-days or --batch is too small"},
-		"more days than there are": {env, "usage delete --keep-days 213503982334501", "", "--keep-days is more than 36500"},
-		"limits without a limit":   {env, "limits set --account acme", "", "no limit is given"},
-		"limits of no account":     {env, "limits set --account= --chats-at-once 1", "", "--account is empty: leave it out for everybody else"},
-		"no limits of no account":  {env, "limits remove --account=", "", "--account is empty: leave it out for everybody else"},
-		"an invisible limit":       {env, "limits set --account=a\x1b[2Jb --chats-at-once 1", "", "setting limits: account: must be one line of printable text"},
-		"an unknown key":           {env, "keys revoke 7", "", "no key has the number 7"},
+		"no database":               {nil, "migrate", "", "missing flags: --database=URL (see botapi --help)"},
+		"a bad database":            {[]string{"DATABASE_URL=postgres://:port"}, "migrate", "", "reading the database URL"},
+		"a bad database, served":    {[]string{"DATABASE_URL=postgres://:port"}, "serve --runtime a=http://b", "", "reading the database URL"},
+		"no command":                {env, "", "", `expected one of "serve"`},
+		"unknown command":           {env, "run", "", `unexpected argument run`},
+		"unknown flag":              {env, "migrate --force", "", `unknown flag --force`},
+		"no runtime":                {env, "serve", "", "missing flags: --runtime"},
+		"a runtime without name":    {env, "serve --runtime http://127.0.0.1/v1", "", `is not NAME=URL`},
+		"an invalid runtime":        {env, "serve --runtime a=127.0.0.1:80", "", `runtime "a": openai: the base URL is not an http or https URL`},
+		"a key of no runtime":       {env, "serve --runtime a=http://b --runtime-key c=sk", "", `a runtime key is for "c", but no runtime has that name`},
+		"a duration":                {env, "serve --runtime a=http://b --grace 10", "", `--grace`},
+		"a negative duration":       {env, "serve --runtime a=http://b --grace=-1s", "", `--grace is too small`},
+		"no stall timeout":          {env, "serve --runtime a=http://b --stall-timeout 0s", "", `--stall-timeout is too small`},
+		"an address":                {env, "serve --runtime a=http://b --listen nowhere", "", `--listen: address nowhere: missing port in address`},
+		"a Redis":                   {env, "serve --runtime a=http://b --redis 127.0.0.1:6379", "", `reading the Redis URL`},
+		"no time to return":         {env, "serve --runtime a=http://b --resume 0s", "", `--resume is too small`},
+		"too little memory":         {env, "serve --runtime a=http://b --keep-answer-bytes 1000", "", `--keep-answer-bytes is too small`},
+		"limits that do not nest":   {env, "serve --runtime a=http://b --keep-bytes 1000000", "", `each must have room for the one before`},
+		"a log level":               {env, "migrate --log-level loud", "", `--log-level`},
+		"no file":                   {env, "bots import missing.json", "", "open missing.json: no such file or directory"},
+		"no JSON":                   {env, "bots import -", "[", "unexpected EOF"},
+		"a misspelt field":          {env, "bots import -", `[{"uuid":"u1"}]`, `unknown field "uuid"`},
+		"two files":                 {env, "bots import -", oneBot + oneBot, "there is data after the array of bots"},
+		"a bot without a name":      {env, "bots import -", strings.Replace(oneBot, `"Helper"`, `""`, 1), `bot 1 (slug "helper"): name: cannot be blank`},
+		"a hot bot":                 {env, "bots import -", strings.Replace(oneBot, `"published"`, `"temperature":3,"published"`, 1), `must be no greater than 2`},
+		"one slug twice":            {env, "bots import -", duplicate, "two bots would have the same slug"},
+		"an unknown bot":            {env, "bots publish nobody", "", `no bot has the slug "nobody"`},
+		"no account":                {env, "keys create", "", "missing flags: --account"},
+		"an empty account":          {env, "keys create --account=", "", "creating a key: account: cannot be blank"},
+		"an invisible account":      {env, "keys create --account=a\u200bb", "", "account: must be one line of printable text"},
+		"an unknown runtime":        {env, "bots import -", withRuntime("big"), `slug "helper": its runtime "big" is not among those of --runtime or BOTAPI_RUNTIMES`},
+		"another runtime":           {append(env, "BOTAPI_RUNTIMES=small=http://b,a=http://b"), "bots import -", withRuntime("big"), `its runtime "big" is not among`},
+		"a runtime by its URL":      {env, "bots import --runtime==http://b -", oneBot, `"=http://b" names no runtime`},
+		"one uid twice":             {env, "bots import -", strings.Replace(oneBot, "]", ","+strings.Trim(oneBot, "[]")+"]", 1), "uid: belongs to another bot"},
+		"a key by name":             {env, "keys revoke laptop", "", "laptop"},
+		"days in reverse order":     {env, "usage --from 2026-02-01 --to 2026-01-31", "", "--from is after --to"},
+		"a day that does not exist": {env, "usage --from 2026-02-30", "", "--from"},
+		"days to keep":              {env, "usage delete", "", "missing flags: --keep-days=N"},
+		"a negative number of days": {env, "usage delete --keep-days=-1", "", "--keep-days or --batch is too small"},
+		"too many days":             {env, "usage delete --keep-days 213503982334501", "", "--keep-days is more than 36500"},
+		"limits without a limit":    {env, "limits set --account acme", "", "no limit is given"},
+		"limits of no account":      {env, "limits set --account= --chats-at-once 1", "", "--account is empty: omit it for everybody else"},
+		"no limits of no account":   {env, "limits remove --account=", "", "--account is empty: omit it for everybody else"},
+		"an invisible limit":        {env, "limits set --account=a\x1b[2Jb --chats-at-once 1", "", "setting limits: account: must be one line of printable text"},
+		"an unknown key":            {env, "keys revoke 7", "", "no key has the number 7"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
@@ -227,7 +227,7 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-func TestFailureIsNoMistake(t *testing.T) {
+func TestFailureIsNoUsageError(t *testing.T) {
 	is := is.New(t)
 	env := []string{fmt.Sprintf("DATABASE_URL=postgres://postgres@127.0.0.1:%d/postgres", postgrestest.FreePort(t))}
 	for _, args := range []string{"migrate", "bots list", "keys create --account acme"} {

@@ -23,19 +23,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BenchmarkBeside measures what a chat costs a replica, beside what it costs a
-// reverse proxy and a gateway written by hand, all in front of one runtime, and
-// what it costs HAProxy to be in front of a replica:
+// BenchmarkBeside measures the cost of a chat for a replica, for a reverse
+// proxy, for a gateway written by hand, and for HAProxy in front of a replica,
+// all with the same runtime:
 //
 //	go test -run '^$' -bench Beside -benchtime 9x ./cmd/botapi
 //
-// Each server is a process of its own. A round measures all of them, one after
-// the other, and the next round begins with another one. Figures are medians:
-// of the costs, and of the rounds' ratios. Processor time is the server's own,
-// as its operating system counts it; the delay is from the runtime's write to
-// the client's read.
+// Each server is a separate process. A round measures all of them, one after
+// another, and each round begins with a different one. The figures are medians
+// of the costs, and of the rounds' ratios. Processor time is that of the server
+// process, as its operating system counts it; the delay is from the runtime's
+// write to the client's read.
 //
-// The table that it prints is the one in docs/scaling.md.
+// It prints the table in docs/scaling.md.
 func BenchmarkBeside(b *testing.B) {
 	runtime := httptest.NewServer(http.HandlerFunc(speakPlan))
 	b.Cleanup(runtime.Close)
@@ -43,11 +43,11 @@ func BenchmarkBeside(b *testing.B) {
 	idle := memory(b, replica.Process, "VmRSS")
 
 	var table strings.Builder
-	table.WriteString("\n| | proxy | gateway | replica | of the proxy | of the gateway | HAProxy |\n|---|---|---|---|---|---|---|\n")
+	table.WriteString("\n| | proxy | gateway | replica | replica ÷ proxy | replica ÷ gateway | HAProxy |\n|---|---|---|---|---|---|---|\n")
 	for _, load := range []load{
-		{name: "paced", what: "a fragment of a stream, 30 a second in each of 200", clients: 200, stream: true, fragments: 180, rate: 30, warm: 30},
+		{name: "paced", what: "a fragment of a stream, 30 per second in each of 200", clients: 200, stream: true, fragments: 180, rate: 30, warm: 30},
 		{name: "fast", what: "a fragment of a stream without pauses", clients: 10, stream: true, fragments: 4000, warm: 400},
-		{name: "oneBody", what: "one body of 200 tokens", clients: 8, chats: 40, fragments: 200, perChat: true},
+		{name: "json", what: "a JSON response of 200 tokens", clients: 8, chats: 40, fragments: 200, perChat: true},
 		{name: "short", what: "a stream of one fragment", clients: 8, chats: 40, stream: true, fragments: 1, perChat: true},
 	} {
 		b.Run(load.name, func(b *testing.B) {
@@ -57,26 +57,26 @@ func BenchmarkBeside(b *testing.B) {
 			if load.name == "paced" {
 				peak := memory(b, replica.Process, "VmHWM")
 				b.ReportMetric(peak, "replica-MiB")
-				fmt.Fprintf(&table, "| memory, idle and for each of 200 streams | | | %.0f MiB, %.2f MiB | | | |\n", idle, (peak-idle)/200)
+				fmt.Fprintf(&table, "| memory, idle and per stream (of 200) | | | %.0f MiB, %.2f MiB | | | |\n", idle, (peak-idle)/200)
 			}
 		})
 	}
 	fmt.Print(table.String())
 }
 
-// A load is what clients ask for in one round.
+// A load is what clients request in one round.
 type load struct {
 	name, what string
-	clients    int // at once
-	chats      int // of each client, one after the other; 0 means 1
+	clients    int // concurrent
+	chats      int // of each client, one after another; 0 means 1
 	stream     bool
 	fragments  int // of each answer
 	rate       int // fragments a second; 0 means no pauses
-	warm       int // fragments in the round before the first; 0 means as many
+	warm       int // fragments of the warm-up round; 0 means as many
 	perChat    bool
 }
 
-// units is what the cost of a round is divided by.
+// units is the number by which the cost of a round is divided.
 func (l load) units() float64 {
 	chats := l.clients * max(l.chats, 1)
 	if l.perChat {
@@ -85,7 +85,7 @@ func (l load) units() float64 {
 	return float64(chats * l.fragments)
 }
 
-// prompt tells the runtime what to say: see speakPlan.
+// prompt tells the runtime what to answer: see speakPlan.
 func (l load) prompt() string { return fmt.Sprintf("%d %d", l.fragments, l.rate) }
 
 const (
@@ -97,9 +97,10 @@ const (
 	stampLength = 19 // digits of a time in nanoseconds
 )
 
-// speakPlan is a runtime that says as many fragments as the last message asks
-// for, at the rate that it asks for. A fragment at a rate is the time of its
-// write; without one, fragments leave as the connection takes them.
+// speakPlan is a runtime that answers with as many fragments as the last message
+// asks for, at the rate that it asks for. A fragment at a rate contains the time
+// of its write; without a rate, fragments are written as fast as the connection
+// accepts them.
 func speakPlan(w http.ResponseWriter, r *http.Request) {
 	var request struct{ Messages []struct{ Content string } }
 	var count, rate int
@@ -134,7 +135,7 @@ func speakPaced(w http.ResponseWriter, count int, interval time.Duration) {
 	}
 }
 
-// A server is one that is measured.
+// A server is one of the measured servers.
 type server struct {
 	name   string
 	url    string // where to ask
@@ -143,8 +144,8 @@ type server struct {
 	pid    int // whose processor time counts
 }
 
-// startServers starts all that are measured, and returns the replica's command
-// besides.
+// startServers starts all measured servers, and returns the replica's command,
+// too.
 func startServers(b *testing.B, runtime string) ([]server, *exec.Cmd) {
 	env := migrated(b)
 	importBots(b, env, oneBot)
@@ -160,7 +161,7 @@ func startServers(b *testing.B, runtime string) ([]server, *exec.Cmd) {
 	return append(servers, server{"HAProxy", haproxy.url + "/v1/chat", chatBody, key, haproxy.cmd.Process.Pid}), p.cmd
 }
 
-// completionBody asks the runtime itself, which always streams.
+// completionBody is a request to the runtime itself, which always streams.
 func completionBody(prompt string, stream bool) string {
 	return fmt.Sprintf(`{"model":"m1","stream":%t,"messages":[{"role":"system","content":"SECRET"},{"role":"user","content":%q}]}`, stream, prompt)
 }
@@ -224,7 +225,7 @@ func measure(b *testing.B, servers []server, l load) measurements {
 }
 
 func (m measurements) report(b *testing.B, l load) {
-	b.ReportMetric(0, "ns/op") // a round's time says nothing
+	b.ReportMetric(0, "ns/op") // the time of a round means nothing
 	b.ReportMetric(median(m["replica"].cost), "replica-µs")
 	b.ReportMetric(ratio(m["replica"].cost, m["proxy"].cost), "of-proxy")
 	b.ReportMetric(ratio(m["replica"].cost, m["gateway"].cost), "of-gateway")
@@ -250,7 +251,7 @@ func median(of []float64) float64 {
 	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
 }
 
-// ratio is the median of the ratios of each round.
+// ratio is the median of the rounds' ratios.
 func ratio(a, b []float64) float64 {
 	ratios := make([]float64, len(a))
 	for i := range a {
@@ -259,9 +260,10 @@ func ratio(a, b []float64) float64 {
 	return median(ratios)
 }
 
-// ask puts a load on a server. It returns what a unit cost, in microseconds,
-// and the delays of fragments, sorted. Where there is a rate, both are of a
-// while in which all streams run: that 200 begin at once is no part of them.
+// ask puts a load on a server. It returns the cost of a unit, in microseconds,
+// and the delays of fragments, sorted. If there is a rate, both are measured
+// while all streams run, so the simultaneous start of 200 streams is not
+// included.
 func (s server) ask(b *testing.B, l load) (cost float64, delays []time.Duration) {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: l.clients}}
 	defer client.CloseIdleConnections()
@@ -293,11 +295,11 @@ func (s server) ask(b *testing.B, l load) (cost float64, delays []time.Duration)
 	return cost, delays
 }
 
-// readers are the clients of one load, seen together.
+// readers are all clients of one load.
 type readers struct {
 	begun    sync.WaitGroup // until each client has its first fragment
 	received atomic.Int64   // fragments
-	steady   atomic.Bool    // all streams run: what is seen now counts
+	steady   atomic.Bool    // all streams run: measure now
 	delays   [][]time.Duration
 }
 
@@ -318,12 +320,12 @@ func (s server) costOfFragments(b *testing.B, c *readers, l load) float64 {
 
 func microseconds(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
 
-// chat reads one answer, and fails unless it is whole.
+// chat reads one answer, and fails if it is incomplete.
 func (s server) chat(ctx context.Context, client *http.Client, l load, c *readers, delays *[]time.Duration) error {
 	count := 0
 	defer func() {
 		if count == 0 && l.rate > 0 {
-			c.begun.Done() // nobody shall wait for this one
+			c.begun.Done() // nobody waits for this client
 		}
 	}()
 	response, err := request(ctx, client, s.key, "POST", s.url, s.bodies(l.prompt(), l.stream))
@@ -362,7 +364,7 @@ func (s server) chat(ctx context.Context, client *http.Client, l load, c *reader
 	return nil
 }
 
-// delayOf is how old a text is that begins with its time.
+// delayOf is the age of a text that begins with its time.
 func delayOf(text []byte) time.Duration {
 	stamp, err := strconv.ParseInt(string(text[:stampLength]), 10, 64)
 	if err != nil {
@@ -371,18 +373,18 @@ func delayOf(text []byte) time.Duration {
 	return time.Since(time.Unix(0, stamp))
 }
 
-// processorTime is what a process has computed so far.
+// processorTime is the CPU time that a process has used so far.
 func processorTime(b *testing.B, pid int) time.Duration {
 	b.Helper()
 	var t unix.Timespec
-	// The clock's number is made as clock_getcpuclockid(3) makes it.
+	// This is the clock id that clock_getcpuclockid(3) computes.
 	if err := unix.ClockGettime(int32(^pid)<<3|2, &t); err != nil {
 		b.Fatalf("the processor time of another process: %v", err)
 	}
 	return time.Duration(t.Nano())
 }
 
-// memory is one of the figures that Linux has of a process's memory, in MiB.
+// memory is one of Linux's figures of a process's memory, in MiB.
 func memory(b *testing.B, p *os.Process, name string) float64 {
 	b.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid))

@@ -12,9 +12,9 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestClientsOfOpenAI serves them at a flag, with the keys, limits, refusals and
-// usage of everybody.
-func TestClientsOfOpenAI(t *testing.T) {
+// TestOpenAIClients serves them with a flag, with the same keys, limits, errors
+// and usage.
+func TestOpenAIClients(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
@@ -52,7 +52,7 @@ func TestClientsOfOpenAI(t *testing.T) {
 	eventually(t, "it is measured", func() bool {
 		metrics := scrape(t, p)
 		return strings.Contains(metrics, `http_route="/v1/chat/completions"`) &&
-			strings.Contains(metrics, `reason="Invalid API key"`) // told as everybody is
+			strings.Contains(metrics, `reason="Invalid API key"`) // the same reason as for all clients
 	})
 
 	p.terminate(t)
@@ -62,13 +62,13 @@ func TestClientsOfOpenAI(t *testing.T) {
 	p = serve(t, env, "--runtime", "local="+runtime.URL)
 	p.ready(t)
 	status, answer = ask(t, key, "POST", p.url+"/v1/chat/completions", chat)
-	is.Equal(status, http.StatusNotFound) // without the flag, as before
+	is.Equal(status, http.StatusNotFound) // not without the flag
 	is.Equal(answer, `{"detail":"Not Found"}`)
 }
 
-// TestLimitsOfBothProtocols has a stream of one protocol take the only place of its
+// TestLimitsOfBothAPIs has a stream of one API take the only slot of its
 // account, so that there is none in the other.
-func TestLimitsOfBothProtocols(t *testing.T) {
+func TestLimitsOfBothAPIs(t *testing.T) {
 	const (
 		ours   = `{"bot_slug":"helper","prompt":"Hi","stream":true}`
 		openAI = `{"model":"helper","messages":[{"role":"user","content":"Hi"}],"stream":true}`
@@ -95,7 +95,7 @@ func TestLimitsOfBothProtocols(t *testing.T) {
 			}
 			for _, held := range []struct{ url, body string }{{first + "/v1/chat", ours}, {first + "/v1/chat/completions", openAI}} {
 				var stream *http.Response
-				eventually(t, "there is a place", func() bool {
+				eventually(t, "there is a slot", func() bool {
 					var err error
 					stream, err = request(t.Context(), http.DefaultClient, key, "POST", held.url, held.body)
 					is.NoErr(err)
@@ -107,15 +107,15 @@ func TestLimitsOfBothProtocols(t *testing.T) {
 				status, answer := ask(t, key, "POST", other+"/v1/chat", ours)
 				is.Equal(status, http.StatusTooManyRequests)
 				is.Equal(answer, `{"detail":"`+c.why+`"}`)
-				refused, err := request(t.Context(), http.DefaultClient, key, "POST", other+"/v1/chat/completions", openAI)
+				rejected, err := request(t.Context(), http.DefaultClient, key, "POST", other+"/v1/chat/completions", openAI)
 				is.NoErr(err)
-				is.Equal(refused.StatusCode, http.StatusTooManyRequests)
-				is.Equal(refused.Header.Get("Retry-After"), "1")
-				text, err := io.ReadAll(refused.Body)
+				is.Equal(rejected.StatusCode, http.StatusTooManyRequests)
+				is.Equal(rejected.Header.Get("Retry-After"), "1")
+				text, err := io.ReadAll(rejected.Body)
 				is.NoErr(err)
 				is.Equal(strings.TrimSpace(string(text)), `{"error":{"message":"`+c.why+`","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}`)
-				refused.Body.Close()
-				stream.Body.Close() // leaves
+				rejected.Body.Close()
+				stream.Body.Close()
 			}
 		})
 	}

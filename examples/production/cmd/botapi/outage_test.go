@@ -18,20 +18,20 @@ import (
 	"github.com/matryer/is"
 )
 
-// A link is one replica's way to the database, which can be broken.
+// A link is one replica's connection to the database, which can be broken.
 type link struct {
-	url string // of the database, by this way
+	url string // of the database, through this link
 
 	to          string
 	listener    net.Listener
 	connections sync.WaitGroup
 
 	mu     sync.Mutex
-	broken func(net.Conn) // what becomes of a connection; nil passes it on
+	broken func(net.Conn) // what happens to a connection; nil passes it on
 	open   []net.Conn
 }
 
-// newLink begins to listen for connections to the database at this URL.
+// newLink listens for connections to the database at this URL.
 func newLink(t *testing.T, database string) *link {
 	t.Helper()
 	location, err := url.Parse(database)
@@ -47,7 +47,7 @@ func newLink(t *testing.T, database string) *link {
 	l.connections.Go(l.serve)
 	t.Cleanup(func() {
 		l.listener.Close()
-		l.breaks(refusing)
+		l.breaks(closing)
 		l.connections.Wait()
 	})
 	return l
@@ -79,14 +79,14 @@ func pass(from, to net.Conn) {
 	to.Close()
 }
 
-// How a link can be broken: connections end at once, or they are made and
-// nothing ever comes.
+// How a link can be broken: connections are closed immediately, or they are
+// accepted and nothing ever arrives.
 var (
-	refusing = func(c net.Conn) { c.Close() }
-	silent   = func(net.Conn) {}
+	closing = func(c net.Conn) { c.Close() }
+	silent  = func(net.Conn) {}
 )
 
-// breaks cuts all connections, and decides what becomes of new ones.
+// breaks closes all connections, and decides what happens to new ones.
 func (l *link) breaks(how func(net.Conn)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -97,9 +97,9 @@ func (l *link) breaks(how func(net.Conn)) {
 	l.open = nil
 }
 
-// TestOneReplicaLosesItsDatabase cuts one of three replicas off from the
-// database that they share, again and again and in every way. Clients do not
-// notice, and no model is asked twice for one chat.
+// TestOneReplicaLosesItsDatabase disconnects one of three replicas from the
+// database that they share, repeatedly and in every way. Clients do not notice,
+// and no model is asked twice for one chat.
 func TestOneReplicaLosesItsDatabase(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
@@ -121,8 +121,8 @@ func TestOneReplicaLosesItsDatabase(t *testing.T) {
 
 	handedBack := func() int { return len(running[0].logged(t, "request handed back to the proxy")) }
 	outages := 0
-	for ; outages < 2 || handedBack() == 0 && outages < 10; outages++ { // until one was noticed by a request before the proxy's check
-		way.breaks([]func(net.Conn){refusing, silent}[outages%2])
+	for ; outages < 2 || handedBack() == 0 && outages < 10; outages++ { // until a request noticed one before the proxy's check
+		way.breaks([]func(net.Conn){closing, silent}[outages%2])
 		proxy.waitFor(t, "replicas", 0, "DOWN")
 		seen := len(runtime.Requests())
 		eventually(t, "the others go on", func() bool { return len(runtime.Requests()) >= seen+streams })
@@ -130,19 +130,19 @@ func TestOneReplicaLosesItsDatabase(t *testing.T) {
 		proxy.waitFor(t, "replicas", 0, "UP")
 		eventually(t, "it is asked again", func() bool { return len(runtime.Requests()) >= seen+3*streams })
 	}
-	crowd.leave()
+	crowd.finish()
 
-	is.Equal(crowd.failures, nil) // nobody noticed
-	answers := crowd.streams.Load() + crowd.oneBodies.Load() + crowd.longChats.Load()
+	is.Equal(crowd.failures, nil) // no client noticed
+	answers := crowd.streams.Load() + crowd.jsonResponses.Load() + crowd.longChats.Load()
 	is.Equal(len(requestIDs(runtime.Requests())), int(answers)) // one chat asked a model
 	is.Equal(len(runtime.Requests()), int(answers))             // once
 	for _, p := range running {
 		p.terminate(t)
 		p.wait(t)
 	}
-	is.Equal(len(usageOf(t, env)), int(answers)) // and is on one bill
+	is.Equal(len(usageOf(t, env)), int(answers)) // and is counted once
 	is.Equal(len(running[0].logged(t, "not ready: the database is out of reach")), outages)
-	is.True(handedBack() > 0)                                // the proxy did have to ask elsewhere
+	is.True(handedBack() > 0)                                // the proxy did have to retry
 	is.Equal(len(running[0].logged(t, "request failed")), 0) // which is no failure
 }
 
@@ -156,7 +156,7 @@ func requestIDs(requests []*runtimetest.Request) []string {
 }
 
 // TestDatabaseIsDownForAll stops the database that all replicas share: each
-// client is told so, and served as soon as it is back.
+// client gets an error, and is served as soon as it is back.
 func TestDatabaseIsDownForAll(t *testing.T) {
 	is := is.New(t)
 	database := postgrestest.NewServer(t)
@@ -165,23 +165,24 @@ func TestDatabaseIsDownForAll(t *testing.T) {
 	proxy := startProxy(t, running)
 
 	database.Stop(t)
-	is.Equal(refusal(t, key, proxy.url), "503 2") // before the proxy has noticed: asked everywhere
+	is.Equal(listingError(t, key, proxy.url), "503 2") // before the proxy has noticed: after all replicas were asked
 	for i := range running {
 		proxy.waitFor(t, "replicas", i, "DOWN")
 	}
-	is.Equal(refusal(t, key, proxy.url), "503 2") // and after
+	is.Equal(listingError(t, key, proxy.url), "503 2") // and after
 	is.Equal(statusOf(proxy.url+"/health-check"), http.StatusOK)
 
 	database.Start(t)
-	is.Equal(refusal(t, key, proxy.url), "200 ") // at once
+	is.Equal(listingError(t, key, proxy.url), "200 ") // immediately
 	for i := range running {
 		proxy.waitFor(t, "replicas", i, "UP")
 	}
 }
 
-// TestOutageAnswersEveryRequest takes the database away from all replicas, under
-// many clients that open a connection for each request. A replica answers each of
-// them: also those that are between two replicas when the last one turns unready.
+// TestOutageAnswersEveryRequest disconnects all replicas from the database,
+// under many clients that open a connection for each request. Each request gets
+// a replica's response, even one that is being retried when the last replica
+// becomes unready.
 func TestOutageAnswersEveryRequest(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
@@ -192,12 +193,12 @@ func TestOutageAnswersEveryRequest(t *testing.T) {
 	crowd := newCrowd(proxy.url, key)
 	crowd.client.Transport.(*http.Transport).DisableKeepAlives = true
 	for range 100 {
-		crowd.repeat(crowd.chatOrRefusal, &crowd.oneBodies)
+		crowd.repeat(crowd.chatOrError, &crowd.jsonResponses)
 	}
 
-	for _, how := range []func(net.Conn){refusing, silent} {
-		before := crowd.oneBodies.Load()
-		eventually(t, "clients are served", func() bool { return crowd.oneBodies.Load() > before+200 })
+	for _, how := range []func(net.Conn){closing, silent} {
+		before := crowd.jsonResponses.Load()
+		eventually(t, "clients are served", func() bool { return crowd.jsonResponses.Load() > before+200 })
 		way.breaks(how)
 		for i := range running {
 			proxy.waitFor(t, "replicas", i, "DOWN")
@@ -207,13 +208,13 @@ func TestOutageAnswersEveryRequest(t *testing.T) {
 			proxy.waitFor(t, "replicas", i, "UP")
 		}
 	}
-	crowd.leave()
-	is.Equal(crowd.failures, nil)                              // nobody was left without an answer
-	is.True(!strings.Contains(proxy.log.String(), "/<NOSRV>")) // and the proxy always found somebody to ask
+	crowd.finish()
+	is.Equal(crowd.failures, nil)                              // every request got a response
+	is.True(!strings.Contains(proxy.log.String(), "/<NOSRV>")) // and the proxy always found a replica
 }
 
-// chatOrRefusal takes a 503 in the interface's form for an answer, too.
-func (c *crowd) chatOrRefusal() error {
+// chatOrError accepts a 503 in the API's form, too.
+func (c *crowd) chatOrError() error {
 	response, err := request(context.Background(), c.client, c.key, "POST", c.url+"/v1/chat", chatBody("Hi", true))
 	if err != nil {
 		return err
@@ -223,18 +224,18 @@ func (c *crowd) chatOrRefusal() error {
 	if err != nil {
 		return err
 	}
-	var refusal struct{ Detail string }
+	var failure struct{ Detail string }
 	switch {
 	case response.StatusCode == http.StatusOK:
 		return nil
-	case response.StatusCode == http.StatusServiceUnavailable && json.Unmarshal(answer, &refusal) == nil && refusal.Detail != "":
+	case response.StatusCode == http.StatusServiceUnavailable && json.Unmarshal(answer, &failure) == nil && failure.Detail != "":
 		return nil
 	}
 	return fmt.Errorf("%d %s", response.StatusCode, answer)
 }
 
-// refusal is the status and the Retry-After of a listing.
-func refusal(t *testing.T, key, url string) string {
+// listingError is the status and the Retry-After of a listing.
+func listingError(t *testing.T, key, url string) string {
 	t.Helper()
 	response, err := request(t.Context(), http.DefaultClient, key, "GET", url+"/v1/bots", "")
 	if err != nil {
@@ -244,9 +245,9 @@ func refusal(t *testing.T, key, url string) string {
 	return fmt.Sprintf("%d %s", response.StatusCode, response.Header.Get("Retry-After"))
 }
 
-// TestProxyTriesElsewhereWhereThereIsRoom fills one replica: a chat that it has
-// no place for goes to another.
-func TestProxyTriesElsewhereWhereThereIsRoom(t *testing.T) {
+// TestProxyRetriesWhereThereIsRoom fills one replica: a chat that it has no slot
+// for goes to another.
+func TestProxyRetriesWhereThereIsRoom(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
@@ -254,7 +255,7 @@ func TestProxyTriesElsewhereWhereThereIsRoom(t *testing.T) {
 		<-r.Context().Done()
 	})
 	running := serveAll(t, env, "--runtime", "local="+runtime.URL, "--max-chats", "1")
-	is.Equal(openStream(t, key, running[0].url).next(), `{"content":"one"}`) // the proxy does not know of it
+	is.Equal(openStream(t, key, running[0].url).next(), `{"content":"one"}`) // the proxy does not know about it
 	proxy := startProxy(t, running)
 
 	for range replicas - 1 {
@@ -262,7 +263,7 @@ func TestProxyTriesElsewhereWhereThereIsRoom(t *testing.T) {
 			response, err := request(t.Context(), http.DefaultClient, key, "POST", proxy.url+"/v1/chat", chatBody("Hi", true))
 			is.NoErr(err)
 			t.Cleanup(func() { response.Body.Close() })
-			if response.StatusCode != http.StatusOK && !strings.Contains(proxy.log.String(), " is DOWN") { // as one may be on a busy machine
+			if response.StatusCode != http.StatusOK && !strings.Contains(proxy.log.String(), " is DOWN") { // as may happen on a busy machine
 				t.Fatalf("status %d", response.StatusCode)
 			}
 			return response.StatusCode == http.StatusOK
@@ -275,10 +276,10 @@ func TestProxyTriesElsewhereWhereThereIsRoom(t *testing.T) {
 	is.Equal(status, http.StatusServiceUnavailable) // now all are full
 	is.Equal(answer, `{"detail":"Too many chats in progress"}`)
 	status, _ = ask(t, key, "POST", running[0].url+"/v1/chat", chatBody("Hi", true))
-	is.Equal(status, http.StatusServiceUnavailable) // never 425 to somebody who did not ask for it
+	is.Equal(status, http.StatusServiceUnavailable) // never 425 to a client that did not ask for it
 }
 
-// TestModelIsNotAskedTwice has a model refuse what no other replica may repeat.
+// TestModelIsNotAskedTwice has a model reject what no other replica may repeat.
 func TestModelIsNotAskedTwice(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
@@ -297,7 +298,7 @@ func TestModelIsNotAskedTwice(t *testing.T) {
 	is.Equal(len(runtime.Requests()), 2*directly) // as often as without a proxy
 }
 
-// longChat has a prompt that nearly fills a body of the default size.
+// longChat has a prompt that almost fills a body of the default size.
 func (c *crowd) longChat() error {
 	_, err := c.ask("POST", "/v1/chat", chatBody(strings.Repeat("long ", 50_000), false))
 	return err

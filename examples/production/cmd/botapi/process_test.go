@@ -17,14 +17,13 @@ import (
 	"example.com/botapi/examples/production/internal/postgrestest"
 )
 
-// patience is how long a test waits for what must come. It decides nothing but
-// when a broken test ends.
+// patience is the longest that a test waits. It only matters when a test fails.
 const patience = 30 * time.Second
 
 // A process is a running replica.
 type process struct {
 	url      string
-	internal string // where probes and Prometheus ask
+	internal string // for probes and Prometheus
 	env      []string
 	args     []string
 	log      logtest.Log
@@ -32,7 +31,7 @@ type process struct {
 	exit     chan error
 }
 
-// serve starts a replica on free ports. It is ended with the test.
+// serve starts a replica on free ports, and ends it with the test.
 func serve(t testing.TB, env []string, args ...string) *process {
 	t.Helper()
 	address := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
@@ -51,7 +50,7 @@ func serve(t testing.TB, env []string, args ...string) *process {
 	return p
 }
 
-// start starts the replica, again after it has ended, at the same address.
+// start starts the replica, also after it has ended, at the same address.
 func (p *process) start(t testing.TB) {
 	t.Helper()
 	p.cmd = exec.Command(binary, p.args...)
@@ -74,7 +73,7 @@ func (p *process) terminate(t testing.TB) {
 	}
 }
 
-// wait waits for the end of the replica, which must be a clean one.
+// wait waits for the replica to exit cleanly.
 func (p *process) wait(t testing.TB) {
 	t.Helper()
 	select {
@@ -96,7 +95,7 @@ func (p *process) ready(t testing.TB) {
 // readiness is the status of /readyz.
 func (p *process) readiness() int { return statusOf(p.internal + "/readyz") }
 
-// statusOf is the status of an answer, 0 if there was none.
+// statusOf is the status of a response, 0 if there was none.
 func statusOf(url string) int {
 	response, err := http.Get(url)
 	if err != nil {
@@ -122,7 +121,7 @@ func (p *process) logged(t testing.TB, message string) (lines []map[string]any) 
 	return lines
 }
 
-// eventually waits until something is so, for as long as the patience lasts.
+// eventually waits until so returns true, as long as patience lasts.
 func eventually(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -130,13 +129,13 @@ func eventually(t testing.TB, what string, so func() bool) {
 	for !so() {
 		select {
 		case <-ctx.Done():
-			t.Fatalf("not so after %v: %s", patience, what)
+			t.Fatalf("not true after %v: %s", patience, what)
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
 
-// createKey makes a key with the command that is there for it.
+// createKey creates a key with the command.
 func createKey(t testing.TB, env []string) string {
 	t.Helper()
 	return createKeyOf(t, env, "acme")
@@ -151,7 +150,7 @@ func createKeyOf(t testing.TB, env []string, account string) string {
 	return strings.TrimSpace(r.stdout)
 }
 
-// importBots puts bots into the database with the command that is there for it.
+// importBots imports bots with the command.
 func importBots(t testing.TB, env []string, bots string) {
 	t.Helper()
 	if r := command(t, bots, env, "bots", "import", "-"); r.code != 0 {
@@ -172,7 +171,7 @@ func withOneBotAt(t testing.TB, url string) (env []string, key string) {
 	return env, createKey(t, env)
 }
 
-// serveAll starts as many replicas as a service has here, all alike.
+// serveAll starts all replicas, with the same settings.
 func serveAll(t testing.TB, env []string, args ...string) (running []*process) {
 	t.Helper()
 	for range replicas {
@@ -198,7 +197,7 @@ func chatBody(prompt string, stream bool) string {
 	return fmt.Sprintf(`{"bot_slug":"helper","prompt":%q,"stream":%t}`, prompt, stream)
 }
 
-// ask sends a request and returns the whole answer.
+// ask sends a request and returns the complete response.
 func ask(t testing.TB, key, method, url, body string) (status int, answer string) {
 	t.Helper()
 	response, err := request(t.Context(), http.DefaultClient, key, method, url, body)
@@ -213,7 +212,7 @@ func ask(t testing.TB, key, method, url, body string) (status int, answer string
 	return response.StatusCode, string(text)
 }
 
-// A stream is a chat whose answer is read event by event.
+// A stream is a chat whose events are read one by one.
 type stream struct {
 	lines *bufio.Scanner
 	body  io.Closer

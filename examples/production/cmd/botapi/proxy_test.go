@@ -18,15 +18,14 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestErrorsOfTheProxy has HAProxy answer by itself, with each status that it
-// has: the answer is in the interface's form, and has the id that stands in the
-// proxy's log.
+// TestErrorsOfTheProxy has HAProxy respond with each of its own error statuses:
+// the response is in the API's form, and has the id that is in the proxy's log.
 func TestErrorsOfTheProxy(t *testing.T) {
 	env, key := withOneBot(t)
 	asked := make(chan struct{}, 10)
 	runtime := runtimetest.New(t, func(_ *runtimetest.Stream, r *runtimetest.Request) {
 		asked <- struct{}{}
-		<-r.Context().Done() // it thinks, and thinks
+		<-r.Context().Done() // it never answers
 	})
 	p := serve(t, env, "--runtime", "local="+runtime.URL)
 	p.ready(t)
@@ -76,16 +75,16 @@ func TestErrorsOfTheProxy(t *testing.T) {
 			is.Equal(response.Header.Get("Retry-After") != "", c.status > http.StatusInternalServerError)
 			text, err := io.ReadAll(response.Body)
 			is.NoErr(err)
-			var refusal struct{ Detail string }
-			is.NoErr(json.Unmarshal(text, &refusal))
-			is.True(refusal.Detail != "")
+			var failure struct{ Detail string }
+			is.NoErr(json.Unmarshal(text, &failure))
+			is.True(failure.Detail != "")
 			eventually(t, "the proxy logs it", func() bool { return strings.Contains(c.proxy.log.String(), "{"+client.id+"}") })
 		})
 	}
 }
 
-// TestProxyWaitsForTheLongestAnswer compares its patience with that of a replica:
-// an answer in one body is silent until it is whole.
+// TestProxyWaitsForTheLongestAnswer compares the proxy's timeout with that of a
+// replica: a JSON response is silent until it is complete.
 func TestProxyWaitsForTheLongestAnswer(t *testing.T) {
 	is := is.New(t)
 	text, err := os.ReadFile("../../haproxy.cfg")
@@ -97,16 +96,16 @@ func TestProxyWaitsForTheLongestAnswer(t *testing.T) {
 	is.True(patience > servedWith(t, "--database=postgres://", "--runtime=local=http://127.0.0.1:1").ChatTimeout)
 }
 
-// TestFrozenReplicaIsGivenUp freezes a replica in the middle of answers: a stream
-// that is silent for too long is cut, and one body may take its time.
-func TestFrozenReplicaIsGivenUp(t *testing.T) {
+// TestFrozenReplica freezes a replica in the middle of answers: a stream that is
+// silent for too long is aborted, and a JSON response may take longer.
+func TestFrozenReplica(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
 	end := make(chan struct{})
 	asked := make(chan struct{}, 1)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
 		s.Text("one")
-		if r.Messages[len(r.Messages)-1].Content == "one body" {
+		if r.Messages[len(r.Messages)-1].Content == "not streamed" {
 			asked <- struct{}{}
 			<-end
 			s.Stop()
@@ -121,7 +120,7 @@ func TestFrozenReplicaIsGivenUp(t *testing.T) {
 	bodies := make(chan string, 1)
 	var asking sync.WaitGroup
 	asking.Go(func() {
-		response, err := request(t.Context(), http.DefaultClient, key, "POST", proxy.url+"/v1/chat", chatBody("one body", false))
+		response, err := request(t.Context(), http.DefaultClient, key, "POST", proxy.url+"/v1/chat", chatBody("not streamed", false))
 		if err != nil {
 			bodies <- err.Error()
 			return
@@ -136,14 +135,14 @@ func TestFrozenReplicaIsGivenUp(t *testing.T) {
 	is.Equal(s.next(), `{"content":"one"}`)
 
 	is.NoErr(p.cmd.Process.Signal(syscall.SIGSTOP))
-	is.Equal(s.next(), "")        // it is cut,
-	is.True(s.lines.Err() != nil) // and nobody takes it for whole
+	is.Equal(s.next(), "")        // it is aborted,
+	is.True(s.lines.Err() != nil) // so nobody takes it for complete
 	is.NoErr(p.cmd.Process.Signal(syscall.SIGCONT))
 	close(end)
 	is.Equal(<-bodies, `{"content":"one"}`)
 }
 
-// A connection is a client's that sends what no HTTP library would.
+// A connection is that of a client that sends what no HTTP library would.
 type connection struct {
 	net.Conn
 	id      string
@@ -160,7 +159,7 @@ func connect(t *testing.T, p proxy, id string) *connection {
 	return &connection{conn, id, bufio.NewReader(conn)}
 }
 
-// send sends a text, with the connection's id in its place.
+// send sends a text with the connection's id.
 func (c *connection) send(t *testing.T, text string) {
 	t.Helper()
 	if _, err := io.WriteString(c, strings.Replace(text, "%s", c.id, 1)); err != nil {

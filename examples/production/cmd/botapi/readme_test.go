@@ -25,7 +25,7 @@ import (
 
 const readme = "README.md"
 
-// documents are the texts of the README and of the pages beside it, by file.
+// documents are the texts of the README and of the pages in docs, by file.
 func documents(t *testing.T) map[string]string {
 	t.Helper()
 	files := []string{"../../" + readme}
@@ -44,9 +44,9 @@ func documents(t *testing.T) map[string]string {
 	return texts
 }
 
-// TestDocumentsLinkToWhatIsThere follows every link, to its heading, too. The
-// README is short, and leads to every page.
-func TestDocumentsLinkToWhatIsThere(t *testing.T) {
+// TestLinks checks that every link, and its heading, exists. The README is
+// short, and links to every page.
+func TestLinks(t *testing.T) {
 	is := is.New(t)
 	documents := documents(t)
 	is.True(strings.Count(documents[readme], "\n") <= 150)
@@ -71,12 +71,12 @@ func TestDocumentsLinkToWhatIsThere(t *testing.T) {
 	}
 	for file := range documents {
 		if !linked[file] {
-			t.Errorf("the README does not lead to %s", file)
+			t.Errorf("the README does not link to %s", file)
 		}
 	}
 }
 
-// headings are those of a document, in the form of links to them.
+// headings are the headings of a document, in the form of links to them.
 func headings(text string) (anchors []string) {
 	for _, heading := range regexp.MustCompile(`(?m)^#+ (.+)$`).FindAllStringSubmatch(text, -1) {
 		words := regexp.MustCompile(`[^a-z0-9 _-]`).ReplaceAllString(strings.ToLower(heading[1]), "")
@@ -85,9 +85,9 @@ func headings(text string) (anchors []string) {
 	return anchors
 }
 
-// TestFirstBlockOfTheReadme pastes the first commands of the README into a shell
-// as one. Only what belongs to this machine is another: ports, the database, and
-// where the program is put.
+// TestFirstBlockOfTheReadme runs the first commands of the README in a shell. It
+// only replaces what belongs to this machine: ports, the database, and the path
+// of the program.
 func TestFirstBlockOfTheReadme(t *testing.T) {
 	is := is.New(t)
 	if _, err := exec.LookPath("createdb"); err != nil {
@@ -137,8 +137,8 @@ func TestFirstBlockOfTheReadme(t *testing.T) {
 	is.True(strings.Contains(stdout.String(), `data: {"content":"Hello"}`))
 }
 
-// TestSupervisorsWaitLongEnough compares the times that the documents and the unit
-// give a replica to end with the time that it may take, and a sixteenth more.
+// TestSupervisorsWaitLongEnough checks that the times in the documents and the
+// unit exceed a replica's longest shutdown by at least a sixteenth.
 func TestSupervisorsWaitLongEnough(t *testing.T) {
 	is := is.New(t)
 	longest := servedWith(t, "--database=postgres://", "--runtime=local=http://127.0.0.1:1").ShutdownTime()
@@ -155,7 +155,7 @@ func TestSupervisorsWaitLongEnough(t *testing.T) {
 	}
 }
 
-// servedWith is how the serve command serves with these flags.
+// servedWith is the configuration of the serve command with these flags.
 func servedWith(t *testing.T, flags ...string) service.Config {
 	t.Helper()
 	var p program
@@ -169,9 +169,9 @@ func servedWith(t *testing.T, flags ...string) service.Config {
 	return p.Serve.config(nil, nil, nil)
 }
 
-// TestReadmeSaysWhatEachPackageDoes looks for each package in the table.
+// TestReadmeSaysWhatEachPackageDoes checks that the table has each package.
 func TestReadmeSaysWhatEachPackageDoes(t *testing.T) {
-	_, table, _ := strings.Cut(documents(t)[readme], "## What is where")
+	_, table, _ := strings.Cut(documents(t)[readme], "## What each directory holds")
 	table, _, _ = strings.Cut(table, "\n## ")
 	packages, err := filepath.Glob("../../internal/*")
 	if err != nil || len(packages) == 0 {

@@ -23,11 +23,11 @@ const (
 	replicas = 3
 	streams  = 200
 
-	words     = 15 // of each answer, one in each wordPause
+	words     = 15 // of each answer, one per wordPause
 	wordPause = 150 * time.Millisecond
 )
 
-// answerText is what the runtime of these tests says to everybody.
+// answerText is the answer of the runtime of these tests.
 var answerText = func() string {
 	var text strings.Builder
 	for i := range words {
@@ -36,7 +36,7 @@ var answerText = func() string {
 	return text.String()
 }()
 
-// speaking is a runtime that takes its time, as models do.
+// speaking is a runtime that takes as long as models do.
 func speaking(t *testing.T) *runtimetest.Server {
 	return runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
 		pace := time.NewTicker(wordPause)
@@ -55,7 +55,7 @@ func speaking(t *testing.T) *runtimetest.Server {
 	})
 }
 
-// A proxy is HAProxy with the configuration that is beside this program.
+// A proxy is HAProxy with the configuration of this example.
 type proxy struct {
 	url, stats string
 	log        *logtest.Log
@@ -67,13 +67,13 @@ func startProxy(t testing.TB, replicas []*process) proxy {
 	return startProxyAt(t, "", replicas)
 }
 
-// startProxyAt starts a proxy that listens with options, as those of TLS, and
-// has more of an environment.
+// startProxyAt starts a proxy with bind options, such as those of TLS, and
+// additional environment variables.
 func startProxyAt(t testing.TB, options string, replicas []*process, env ...string) proxy {
 	t.Helper()
 	haproxy, err := exec.LookPath("haproxy")
 	if err != nil {
-		haproxy, err = exec.LookPath("/usr/sbin/haproxy") // where Debian keeps it, out of most people's PATH
+		haproxy, err = exec.LookPath("/usr/sbin/haproxy") // where Debian installs it, which is not in every PATH
 	}
 	if err != nil {
 		t.Skip("haproxy was not found: this test puts it in front of three replicas (Debian: apt-get install haproxy)")
@@ -125,7 +125,7 @@ func (p proxy) waitFor(t testing.TB, backend string, replica int, state string) 
 	})
 }
 
-// A crowd is clients that ask again as soon as they have their answer, until
+// A crowd is clients that ask again as soon as they have their response, until
 // they are told to stop.
 type crowd struct {
 	client  *http.Client
@@ -134,8 +134,8 @@ type crowd struct {
 	stop    chan struct{}
 	clients sync.WaitGroup
 
-	// What came whole.
-	streams, oneBodies, longChats, listings atomic.Int64
+	// Complete responses.
+	streams, jsonResponses, longChats, listings atomic.Int64
 
 	mu       sync.Mutex
 	failures []string
@@ -155,12 +155,12 @@ func gather(url, key string) *crowd {
 	}
 	for range 5 {
 		c.repeat(c.list, &c.listings)
-		c.repeat(c.oneBody, &c.oneBodies)
+		c.repeat(c.json, &c.jsonResponses)
 	}
 	return c
 }
 
-// repeat runs a request over and over in a goroutine.
+// repeat repeats a request in a goroutine.
 func (c *crowd) repeat(request func() error, answered *atomic.Int64) {
 	c.clients.Go(func() {
 		for {
@@ -184,8 +184,8 @@ func (c *crowd) fails(err error) {
 	c.failures = append(c.failures, err.Error())
 }
 
-// leave lets every client have its last answer.
-func (c *crowd) leave() {
+// finish lets every client receive its last response.
+func (c *crowd) finish() {
 	close(c.stop)
 	c.clients.Wait()
 	c.client.CloseIdleConnections()
@@ -199,7 +199,7 @@ func (c *crowd) ask(method, path, body string) (string, error) {
 	defer response.Body.Close()
 	answer, err := io.ReadAll(response.Body)
 	if err != nil {
-		return "", fmt.Errorf("%s %s: cut after %d bytes: %w", method, path, len(answer), err)
+		return "", fmt.Errorf("%s %s: aborted after %d bytes: %w", method, path, len(answer), err)
 	}
 	if response.StatusCode != http.StatusOK {
 		return "", fmt.Errorf("%s %s: %d %s", method, path, response.StatusCode, answer)
@@ -220,15 +220,15 @@ func (c *crowd) stream() error {
 		}
 	}
 	if text.String() != answerText || !strings.HasSuffix(answer, "data: [DONE]\n\n") {
-		return fmt.Errorf("a stream is not whole: %q", answer)
+		return fmt.Errorf("a stream is incomplete: %q", answer)
 	}
 	return nil
 }
 
-func (c *crowd) oneBody() error {
+func (c *crowd) json() error {
 	answer, err := c.ask("POST", "/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":false}`)
 	if err == nil && answer != `{"content":"`+answerText+`"}` {
-		err = fmt.Errorf("an answer is not whole: %q", answer)
+		err = fmt.Errorf("an answer is incomplete: %q", answer)
 	}
 	return err
 }
@@ -242,8 +242,8 @@ func (c *crowd) list() error {
 	return err
 }
 
-// TestRollout restarts three replicas one after another under 200 streams. All
-// parts are real, PostgreSQL, HAProxy and replicas; only the model is a test's.
+// TestRollout restarts three replicas one after another under 200 streams.
+// PostgreSQL, HAProxy and replicas are real; only the model is simulated.
 func TestRollout(t *testing.T) {
 	is := is.New(t)
 	database := postgrestest.NewServer(t)
@@ -265,10 +265,10 @@ func TestRollout(t *testing.T) {
 		proxy.waitFor(t, "replicas", i, "UP")
 		changesAreSeen(t, env, fmt.Sprintf("bot%d-again", i), running)
 	}
-	crowd.leave()
+	crowd.finish()
 
-	is.Equal(crowd.failures, nil) // no stream was cut, no request failed
-	t.Logf("%d whole streams, %d other requests", crowd.streams.Load(), crowd.oneBodies.Load()+crowd.listings.Load())
+	is.Equal(crowd.failures, nil) // no stream was aborted, no request failed
+	t.Logf("%d complete streams, %d other requests", crowd.streams.Load(), crowd.jsonResponses.Load()+crowd.listings.Load())
 	is.True(crowd.streams.Load() >= 2*streams) // each client had several
 	for _, p := range running {
 		p.terminate(t)
@@ -286,7 +286,8 @@ func others(all []*process, but int) (rest []*process) {
 	return rest
 }
 
-// changesAreSeen changes bots and keys, and looks for that in each replica.
+// changesAreSeen changes bots and keys, and checks that each replica sees the
+// change.
 func changesAreSeen(t *testing.T, env []string, slug string, replicas []*process) {
 	t.Helper()
 	is := is.New(t)
@@ -295,16 +296,16 @@ func changesAreSeen(t *testing.T, env []string, slug string, replicas []*process
 	key := strings.TrimSpace(created.stdout)
 	for _, p := range replicas {
 		status, listing := ask(t, key, "GET", p.url+"/v1/bots", "")
-		is.Equal(status, http.StatusOK)                         // the new key, at once
-		is.True(strings.Contains(listing, `"slug":"`+slug+`"`)) // the new bot, at once
+		is.Equal(status, http.StatusOK)                         // the new key, immediately
+		is.True(strings.Contains(listing, `"slug":"`+slug+`"`)) // the new bot, immediately
 	}
 	is.Equal(command(t, "", env, "bots", "unpublish", slug).code, 0)
 	id := strings.Fields(created.stderr)[1] // "key 7 for ..."
 	is.Equal(command(t, "", env, "keys", "revoke", id).code, 0)
 	for _, p := range replicas {
-		eventually(t, "the key is refused", func() bool {
+		eventually(t, "the key is rejected", func() bool {
 			status, listing := ask(t, key, "GET", p.url+"/v1/bots", "")
-			is.True(!strings.Contains(listing, `"slug":"`+slug+`"`)) // hidden at once
+			is.True(!strings.Contains(listing, `"slug":"`+slug+`"`)) // hidden immediately
 			return status == http.StatusUnauthorized
 		})
 	}
@@ -318,7 +319,7 @@ func TestProxy(t *testing.T) {
 	asked := make(chan struct{}, 1)
 	runtime := runtimetest.New(t, func(_ *runtimetest.Stream, r *runtimetest.Request) {
 		asked <- struct{}{}
-		<-r.Context().Done() // it thinks, and thinks
+		<-r.Context().Done() // it never answers
 		stopped <- struct{}{}
 	})
 	p := serve(t, env, "--runtime", "local="+runtime.URL)
@@ -328,25 +329,25 @@ func TestProxy(t *testing.T) {
 	for path, want := range map[string]int{
 		"/health-check": http.StatusOK,
 		"/v1/bots":      http.StatusOK,
-		"/metrics":      http.StatusNotFound, // for the inside only
+		"/metrics":      http.StatusNotFound, // internal only
 		"/readyz":       http.StatusNotFound,
 	} {
 		status, _ := ask(t, key, "GET", proxy.url+path, "")
 		is.Equal(status, want)
 	}
 
-	ctx, leave := context.WithCancel(t.Context())
-	gone := make(chan struct{})
+	ctx, disconnect := context.WithCancel(t.Context())
+	done := make(chan struct{})
 	go func() {
-		defer close(gone)
+		defer close(done)
 		if response, err := request(ctx, http.DefaultClient, key, "POST", proxy.url+"/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":true}`); err == nil {
 			response.Body.Close()
 		}
 	}()
 	<-asked
-	leave() // before the first fragment
+	disconnect() // before the first fragment
 	<-stopped
-	<-gone
+	<-done
 
 	p.terminate(t)
 	p.wait(t)

@@ -10,8 +10,8 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestRuntimeThatHangs is about one that takes requests and never answers: a
-// chat goes to another, or learns of it in time.
+// TestRuntimeThatHangs has one that accepts requests and never responds: a chat
+// goes to another, or fails in time.
 func TestRuntimeThatHangs(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
@@ -43,11 +43,11 @@ func TestRuntimeThatHangs(t *testing.T) {
 	is.NoErr(err)
 	defer response.Body.Close()
 	broken, err := io.ReadAll(response.Body)
-	is.True(err != nil) // cut
+	is.True(err != nil) // aborted
 	is.Equal(string(broken), "data: {\"content\":\"Once upon\"}\n\nevent: error\ndata: {\"detail\":\"The answer took too long\"}\n\n")
 }
 
-func TestRuntimeGetsNothingOfTheClients(t *testing.T) {
+func TestRuntimeGetsNoHeadersOfTheClient(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("ok") })

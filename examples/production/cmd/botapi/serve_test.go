@@ -81,7 +81,7 @@ func (s *spans) named(name string) (found []*tracepb.Span) {
 	return found
 }
 
-// values returns what the spans of this name have as an attribute.
+// values returns the values of an attribute of the spans with this name.
 func (s *spans) values(name, attribute string) (values []string) {
 	for _, span := range s.named(name) {
 		for _, a := range span.Attributes {
@@ -95,7 +95,7 @@ func (s *spans) values(name, attribute string) (values []string) {
 	return values
 }
 
-func TestChatIsSeenFromOutside(t *testing.T) {
+func TestTelemetryOfAChat(t *testing.T) {
 	is := is.New(t)
 	var spans spans
 	otel := httptest.NewServer(&spans)
@@ -152,7 +152,7 @@ func TestChatIsSeenFromOutside(t *testing.T) {
 	for _, secret := range []string{"SECRET", key, "bot_WRONG"} {
 		is.True(!strings.Contains(p.log.String(), secret))
 	}
-	is.Equal(usageOf(t, env), []used{{"acme", "SECRET user", "u1", 200, true}}) // that is where an abuse monitor looks
+	is.Equal(usageOf(t, env), []used{{"acme", "SECRET user", "u1", 200, true}}) // for finding abuse
 
 	added := command(t, "", env, "usage", "--csv").stdout
 	header, line, _ := strings.Cut(added, "\n")
@@ -167,8 +167,8 @@ func scrape(t *testing.T, p *process) string {
 	return metrics
 }
 
-// scrapeMeasured waits until a request is in the metrics: it has its answer
-// before it is.
+// scrapeMeasured waits until a request is in the metrics, which happens after
+// its response.
 func scrapeMeasured(t *testing.T, p *process) (metrics string) {
 	t.Helper()
 	eventually(t, "a request is measured", func() bool {
@@ -203,8 +203,8 @@ func usageOf(t *testing.T, env []string) []used {
 	return all
 }
 
-// paced is a runtime that says one more word each time it is told to, and ends
-// when there will be no more.
+// paced is a runtime that sends one more word each time it is told to, and ends
+// when words is closed.
 func paced(t *testing.T) (words chan string, url string) {
 	t.Helper()
 	words = make(chan string, 1)
@@ -237,8 +237,8 @@ func TestShutdownLetsStreamsEnd(t *testing.T) {
 	p.terminate(t)
 	eventually(t, "it is unready", func() bool { return p.readiness() == http.StatusServiceUnavailable })
 	status, _ := ask(t, key, "GET", p.url+"/v1/bots", "")
-	is.Equal(status, http.StatusOK) // unready, but nobody is turned away
-	eventually(t, "it takes no new connections", func() bool { return statusOf(p.url+"/health-check") == 0 })
+	is.Equal(status, http.StatusOK) // unready, but it still accepts requests
+	eventually(t, "it accepts no new connections", func() bool { return statusOf(p.url+"/health-check") == 0 })
 
 	words <- "two"
 	is.Equal(s.next(), `{"content":"two"}`)
@@ -257,12 +257,12 @@ func TestShutdownEndsChatsWhenGraceIsOver(t *testing.T) {
 	words <- "one"
 	s := openStream(t, key, p.url)
 	is.Equal(s.next(), `{"content":"one"}`)
-	refused := make(chan *http.Response, 1)
+	rejected := make(chan *http.Response, 1)
 	go func() {
-		defer close(refused)
+		defer close(rejected)
 		if response, err := request(t.Context(), http.DefaultClient, key, "POST", p.url+"/v1/chat", chatBody("Hi", false)); err == nil {
 			response.Body.Close()
-			refused <- response
+			rejected <- response
 		}
 	}()
 	eventually(t, "both chats are in progress", func() bool { return chatsInProgress(t, p) == "2" })
@@ -270,8 +270,8 @@ func TestShutdownEndsChatsWhenGraceIsOver(t *testing.T) {
 	p.terminate(t)
 	is.Equal(s.next(), `{"detail":"The service is restarting"}`)
 	is.Equal(s.next(), "")
-	is.True(s.lines.Err() != nil) // nobody takes it for whole
-	response := <-refused
+	is.True(s.lines.Err() != nil) // nobody takes it for complete
+	response := <-rejected
 	is.True(response != nil)
 	is.Equal(response.StatusCode, http.StatusServiceUnavailable)
 	is.Equal(response.Header.Get("Retry-After"), "1")
@@ -294,7 +294,7 @@ func chatsInProgress(t *testing.T, p *process) string {
 	return ""
 }
 
-// statuses is how chats ended that did not come to their end.
+// statuses are the statuses of the incomplete chats.
 func statuses(all []used) (statuses []int) {
 	for _, one := range all {
 		if !one.Complete {
@@ -305,7 +305,7 @@ func statuses(all []used) (statuses []int) {
 	return statuses
 }
 
-func TestDatabaseGoesAwayAndComesBack(t *testing.T) {
+func TestDatabaseStopsAndRestarts(t *testing.T) {
 	is := is.New(t)
 	database := postgrestest.NewServer(t)
 	env, key := withOneBotAt(t, database.URL)
@@ -347,15 +347,15 @@ func TestRevokedKeyStopsWorking(t *testing.T) {
 	is.Equal(status, http.StatusOK)
 
 	is.Equal(command(t, "", env, "keys", "revoke", "1").code, 0)
-	eventually(t, "the key is refused", func() bool {
+	eventually(t, "the key is rejected", func() bool {
 		status, _ := ask(t, key, "GET", p.url+"/v1/bots", "")
 		return status == http.StatusUnauthorized
 	})
 }
 
-// TestChatAsksForItsBotOnce has PostgreSQL count how often the bots were looked at.
-// The query is a good part of what it costs to open a chat.
-func TestChatAsksForItsBotOnce(t *testing.T) {
+// TestChatQueriesItsBotOnce has PostgreSQL count the queries of bots. The query
+// is a large part of the cost of opening a chat.
+func TestChatQueriesItsBotOnce(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("Hello") })
@@ -367,7 +367,7 @@ func TestChatAsksForItsBotOnce(t *testing.T) {
 		is.NoErr(err)
 		return n
 	}
-	// lifetime is how often a replica looks at them that has so many chats.
+	// lifetime is how many queries a replica makes that has this many chats.
 	lifetime := func(chats int) int {
 		before := looks()
 		p := serve(t, env, "--runtime", "local="+runtime.URL)

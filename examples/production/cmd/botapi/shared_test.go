@@ -53,10 +53,10 @@ func (s sharing) sendTo(ctx context.Context, url, idempotency, prompt string) (*
 	return http.DefaultClient.Do(request)
 }
 
-// connect returns a stream that has begun, and how to leave it.
+// connect returns a stream that has begun, and a function that disconnects it.
 func (s sharing) connect(t *testing.T, replica int, idempotency string) (stream, context.CancelFunc) {
 	t.Helper()
-	ctx, leave := context.WithCancel(t.Context())
+	ctx, disconnect := context.WithCancel(t.Context())
 	response, err := s.send(ctx, replica, idempotency, "Hi")
 	if err != nil {
 		t.Fatal(err)
@@ -65,7 +65,7 @@ func (s sharing) connect(t *testing.T, replica int, idempotency string) (stream,
 	if response.StatusCode != http.StatusOK {
 		t.Fatalf("status %d", response.StatusCode)
 	}
-	return stream{bufio.NewScanner(response.Body), response.Body}, leave
+	return stream{bufio.NewScanner(response.Body), response.Body}, disconnect
 }
 
 func (s sharing) status(t *testing.T, replica int, idempotency string) (status int, retryAfter string) {
@@ -79,7 +79,7 @@ func (s sharing) status(t *testing.T, replica int, idempotency string) (status i
 	return response.StatusCode, response.Header.Get("Retry-After")
 }
 
-// wordsOf is what the runtime of TestRetriesPayOnce says to a prompt.
+// wordsOf is the answer of the runtime of TestRetriesPayOnce to a prompt.
 func wordsOf(prompt string) (words []string) {
 	for i := range 40 {
 		words = append(words, fmt.Sprintf("%s/%d ", prompt, i))
@@ -87,9 +87,9 @@ func wordsOf(prompt string) (words []string) {
 	return words
 }
 
-// TestRetriesPayOnce has 200 clients leave their streams at random points, and
-// come back to any replica. Each gets its answer whole and once, and the runtime
-// is asked once for each.
+// TestRetriesPayOnce has 200 clients disconnect from their streams at random
+// points, and return to any replica. Each gets its complete answer once, and the
+// runtime is asked once for each.
 func TestRetriesPayOnce(t *testing.T) {
 	is := is.New(t)
 	const clients = 200
@@ -125,7 +125,7 @@ func TestRetriesPayOnce(t *testing.T) {
 	all.Wait()
 	is.Equal(len(runtime.Requests()), clients)
 
-	// What was paid is in the books once, though most clients left.
+	// Each answer is recorded once, though most clients disconnected.
 	for _, p := range s.replicas {
 		p.terminate(t)
 		p.wait(t)
@@ -141,8 +141,8 @@ func TestRetriesPayOnce(t *testing.T) {
 
 func (s sharing) dropAndReturn(ctx context.Context, prompt string, gate chan struct{}) error {
 	drops := 1 + rand.IntN(3)
-	opens := rand.IntN(drops + 1) // on which connection the runtime may go on
-	whole := strings.Join(wordsOf(prompt), "")
+	opens := rand.IntN(drops + 1) // the connection on which the runtime may continue
+	complete := strings.Join(wordsOf(prompt), "")
 	for drop := range drops + 1 {
 		if drop == opens {
 			close(gate)
@@ -160,20 +160,20 @@ func (s sharing) dropAndReturn(ctx context.Context, prompt string, gate chan str
 		if err != nil {
 			return err
 		}
-		if drop < drops && !strings.HasPrefix(whole, text) {
+		if drop < drops && !strings.HasPrefix(complete, text) {
 			return fmt.Errorf("the answer to %s began as %q", prompt, text)
 		}
-		if drop == drops && (text != whole || end != "[DONE]") {
-			return fmt.Errorf("the answer to %s is not whole: %q, then %s", prompt, text, end)
+		if drop == drops && (text != complete || end != "[DONE]") {
+			return fmt.Errorf("the answer to %s is incomplete: %q, then %s", prompt, text, end)
 		}
 	}
 	return nil
 }
 
-// read reads some events of an answer, and leaves.
+// read reads some events of an answer, and disconnects.
 func (s sharing) read(ctx context.Context, prompt string, most int) (text, end string, err error) {
-	ctx, leave := context.WithTimeout(ctx, patience)
-	defer leave()
+	ctx, disconnect := context.WithTimeout(ctx, patience)
+	defer disconnect()
 	response, err := s.send(ctx, rand.IntN(replicas), "key-"+prompt, prompt)
 	if err != nil {
 		return "", "", err
@@ -191,8 +191,9 @@ func (s sharing) read(ctx context.Context, prompt string, most int) (text, end s
 	return text, "", nil
 }
 
-// TestReplicaIsKilled kills the replica that gives an answer. Who follows it
-// elsewhere sees it break; who asks again gets a new one.
+// TestReplicaIsKilled kills the replica that gives an answer. Clients that
+// follow it on other replicas see it fail; a client that asks again gets a new
+// one.
 func TestReplicaIsKilled(t *testing.T) {
 	is := is.New(t)
 	var asked atomic.Int64
@@ -210,7 +211,7 @@ func TestReplicaIsKilled(t *testing.T) {
 	is.Equal(elsewhere.next(), `{"content":"one"}`)
 	is.NoErr(s.replicas[0].cmd.Process.Kill())
 	is.Equal(elsewhere.next(), `{"detail":"The answer broke off"}`)
-	is.Equal(elsewhere.next(), "") // cut
+	is.Equal(elsewhere.next(), "") // aborted
 	again, _ := s.connect(t, 2, "k1")
 	is.Equal(again.next(), `{"content":"two"}`)
 	is.Equal(again.next(), "[DONE]")
@@ -222,25 +223,25 @@ func TestLimitsOverAllReplicas(t *testing.T) {
 	is := is.New(t)
 	const clients, limit = 1000, 50
 	runtime, done := heldRuntime(t, 60, 40)
-	s := share(t, runtime.URL, "--answer-tokens", "40") // of the 100 that each uses, no more than there are
+	s := share(t, runtime.URL, "--answer-tokens", "40") // each uses 100; more than the rest must not be reserved
 	is.Equal(command(t, "", s.env, "limits", "set", "--chats-at-once", "1").code, 0)
 	is.Equal(command(t, "", s.env, "limits", "set", "--account", "acme", "--chats-at-once", fmt.Sprint(limit), "--tokens-per-day", fmt.Sprint(100*limit)).code, 0)
 	admitted, wait := s.admitted(t, clients)
 	is.Equal(admitted, limit)
-	is.Equal(len(runtime.Requests()), limit) // and not one more
+	is.Equal(len(runtime.Requests()), limit) // and no more
 	close(done)
 	wait()
 	for replica := range replicas {
-		eventually(t, "the tokens of the day are used up", func() bool { // each answer is settled after its client has it
+		eventually(t, "the tokens of the day are used up", func() bool { // each answer is settled after its client has received it
 			status, retryAfter := s.status(t, replica, "")
-			return status == http.StatusTooManyRequests && len(retryAfter) > 1 // not before midnight
+			return status == http.StatusTooManyRequests && len(retryAfter) > 1 // at midnight
 		})
 	}
 }
 
-// heldRuntime says a word in each chat, and the rest and its tokens when done is
-// closed.
-func heldRuntime(t *testing.T, prompt, completion int) (runtime *runtimetest.Server, done chan struct{}) {
+// heldRuntime sends a word in each chat, and the rest and its tokens when done
+// is closed.
+func heldRuntime(t *testing.T, prompt, completion int64) (runtime *runtimetest.Server, done chan struct{}) {
 	done = make(chan struct{})
 	return runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
 		s.Text("one")
@@ -255,13 +256,13 @@ func heldRuntime(t *testing.T, prompt, completion int) (runtime *runtimetest.Ser
 	}), done
 }
 
-// admitted has many clients ask all replicas at once, and returns how many of them
-// have a stream when each has its answer; the others are over a limit. wait waits
-// for the ends of the streams.
+// admitted has many clients ask all replicas concurrently, and returns how many
+// of them have a stream when each has a response; the others exceed a limit.
+// wait waits for the end of the streams.
 func (s sharing) admitted(t *testing.T, clients int64) (admitted int, wait func()) {
 	t.Helper()
 	var all sync.WaitGroup
-	var streams, refused atomic.Int64
+	var streams, rejected atomic.Int64
 	for i := range clients {
 		all.Go(func() {
 			response, err := s.send(t.Context(), int(i)%replicas, "", "Hi")
@@ -274,19 +275,19 @@ func (s sharing) admitted(t *testing.T, clients int64) (admitted int, wait func(
 			case http.StatusOK:
 				streams.Add(1)
 			case http.StatusTooManyRequests:
-				refused.Add(1)
+				rejected.Add(1)
 			default:
 				t.Errorf("status %d", response.StatusCode)
 			}
 			_, _ = io.Copy(io.Discard, response.Body)
 		})
 	}
-	eventually(t, "all have an answer", func() bool { return streams.Load()+refused.Load() == clients })
+	eventually(t, "all have a response", func() bool { return streams.Load()+rejected.Load() == clients })
 	return int(streams.Load()), all.Wait
 }
 
-// TestAnswerWithoutClientCounts leaves an answer, which keeps its place until it
-// is stopped.
+// TestAnswerWithoutClientCounts abandons an answer, which keeps its slot until
+// it is stopped.
 func TestAnswerWithoutClientCounts(t *testing.T) {
 	is := is.New(t)
 	stopped := make(chan struct{}, 10)
@@ -297,42 +298,42 @@ func TestAnswerWithoutClientCounts(t *testing.T) {
 	})
 	s := share(t, runtime.URL)
 	is.Equal(command(t, "", s.env, "limits", "set", "--chats-at-once", "1").code, 0)
-	first, leave := s.connect(t, 0, "k1")
+	first, disconnect := s.connect(t, 0, "k1")
 	is.Equal(first.next(), `{"content":"one"}`)
-	leave()
+	disconnect()
 	for replica := range replicas {
 		status, _ := s.status(t, replica, "k2")
 		is.Equal(status, http.StatusTooManyRequests)
 	}
-	back, leave := s.connect(t, 1, "k1") // to come back takes no place
+	back, disconnect := s.connect(t, 1, "k1") // to return takes no slot
 	is.Equal(back.next(), `{"content":"one"}`)
-	leave()
+	disconnect()
 	status, _ := ask(t, s.key, "DELETE", s.replicas[2].url+"/answers/k1", "")
 	is.Equal(status, http.StatusNoContent)
 	<-stopped
-	eventually(t, "the place is free", func() bool {
-		ctx, leave := context.WithCancel(t.Context())
-		defer leave()
+	eventually(t, "the slot is free", func() bool {
+		ctx, disconnect := context.WithCancel(t.Context())
+		defer disconnect()
 		response, err := s.send(ctx, 2, "", "Hi")
 		is.NoErr(err)
 		defer response.Body.Close()
 		return response.StatusCode == http.StatusOK
 	})
-	<-stopped // without a key, the model stops at once
+	<-stopped // without a key, the model stops immediately
 }
 
-// TestShutdownWaitsForAnswers ends a replica while an answer goes on there that
-// nobody is connected to. Its client gets the whole of it elsewhere.
+// TestShutdownWaitsForAnswers ends a replica while an answer without a client
+// continues there. Its client gets the complete answer from another replica.
 func TestShutdownWaitsForAnswers(t *testing.T) {
 	is := is.New(t)
 	words, runtime := paced(t)
 	s := share(t, runtime)
 	words <- "one"
-	first, leave := s.connect(t, 0, "k1")
+	first, disconnect := s.connect(t, 0, "k1")
 	is.Equal(first.next(), `{"content":"one"}`)
-	leave()
+	disconnect()
 	s.replicas[0].terminate(t)
-	eventually(t, "it takes no new connections", func() bool { return statusOf(s.replicas[0].url+"/health-check") == 0 })
+	eventually(t, "it accepts no new connections", func() bool { return statusOf(s.replicas[0].url+"/health-check") == 0 })
 	back, _ := s.connect(t, 1, "k1")
 	is.Equal(back.next(), `{"content":"one"}`)
 	words <- "two"
@@ -342,9 +343,9 @@ func TestShutdownWaitsForAnswers(t *testing.T) {
 	s.replicas[0].wait(t)
 }
 
-// TestRedisThatLetsNobodyIn starts replicas with what an operator may have got
-// wrong. One that is away is no mistake.
-func TestRedisThatLetsNobodyIn(t *testing.T) {
+// TestRedisRejectsTheService starts replicas with settings that an operator may
+// get wrong. A Redis that is down is no error.
+func TestRedisRejectsTheService(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	operator := server.Client(t)
@@ -358,7 +359,7 @@ func TestRedisThatLetsNobodyIn(t *testing.T) {
 		r := command(t, "", migrated(t), "serve", "--runtime", "local=http://127.0.0.1:1/v1", "--redis", url)
 		is.Equal(r.code, 2)
 		is.Equal(strings.Count(r.stderr, "\n"), 1)
-		is.True(strings.HasPrefix(r.stderr, "botapi: redis does not let this service in: "))
+		is.True(strings.HasPrefix(r.stderr, "botapi: redis rejects this service: "))
 		is.True(strings.Contains(r.stderr, want))
 	}
 	serve(t, migrated(t), "--runtime", "local=http://127.0.0.1:1/v1", "--redis", with("right")).ready(t)
@@ -366,7 +367,7 @@ func TestRedisThatLetsNobodyIn(t *testing.T) {
 	serve(t, migrated(t), "--runtime", "local=http://127.0.0.1:1/v1", "--redis", with("wrong")).ready(t)
 }
 
-// TestRedisIsMeasured looks at a replica that has nothing to do: it notices.
+// TestRedisIsMeasured checks that even an idle replica notices.
 func TestRedisIsMeasured(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)

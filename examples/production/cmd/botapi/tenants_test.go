@@ -20,7 +20,7 @@ import (
 	"github.com/matryer/is"
 )
 
-// query asks the database of an environment.
+// query queries the database of an environment.
 func query(t *testing.T, env []string, sql string, found ...any) {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), strings.TrimPrefix(env[0], "DATABASE_URL="))
@@ -39,7 +39,7 @@ func query(t *testing.T, env []string, sql string, found ...any) {
 }
 
 // TestTwoDeploymentsOnOneRedis have an account of the same name. They share
-// nothing, unless they are made to: then the second does not start.
+// nothing, unless they are configured to: then the second does not start.
 func TestTwoDeploymentsOnOneRedis(t *testing.T) {
 	is := is.New(t)
 	redis := redistest.NewServer(t)
@@ -58,24 +58,25 @@ func TestTwoDeploymentsOnOneRedis(t *testing.T) {
 	_, second := begin()
 	stream, _ := first.connect(t, 0, "k1")
 	is.Equal(stream.next(), `{"content":"one"}`)
-	other, _ := second.connect(t, 0, "k1") // it has a place, and an answer, of its own
+	other, _ := second.connect(t, 0, "k1") // it has its own slot and answer
 	is.Equal(other.next(), `{"content":"one"}`)
 	is.Equal(len(runtime.Requests()), 2)
 	status, _ := ask(t, second.key, "DELETE", second.replicas[0].url+"/answers/k1", "")
 	is.Equal(status, http.StatusNoContent)
 	is.Equal(other.next(), `{"detail":"The answer was stopped"}`)
 	status, _ = first.status(t, 0, "k2")
-	is.Equal(status, http.StatusTooManyRequests) // the first goes on
+	is.Equal(status, http.StatusTooManyRequests) // the first is not affected
 
 	begin("--redis-prefix", "shop:")
 	env, _ := withOneBot(t)
 	r := command(t, "", env, "serve", "--runtime", "local="+runtime.URL, "--redis", redis.URL, "--redis-prefix", "shop",
 		"--listen", "127.0.0.1:0", "--internal-listen", "127.0.0.1:0")
 	is.Equal(r.code, 2)
-	is.True(strings.Contains(r.stderr, "botapi: redis does not let this service in: redis has another deployment's keys under this prefix: shop:owner is "))
+	is.True(strings.Contains(r.stderr, "botapi: redis rejects this service: redis has another deployment's keys under this prefix: shop:owner is "))
 }
 
-// TestKeyOfAnAnswerIsInNoTrace stops an answer: who knows its key may do that.
+// TestKeyOfAnAnswerIsInNoTrace stops an answer: anyone who knows its key may do
+// that.
 func TestKeyOfAnAnswerIsInNoTrace(t *testing.T) {
 	is := is.New(t)
 	var spans spans
@@ -95,13 +96,13 @@ func TestKeyOfAnAnswerIsInNoTrace(t *testing.T) {
 	is.True(!strings.Contains(p.log.String(), "SECRET"))
 }
 
-// TestRuntimeThatIsNot has a bot whose row was changed under the service.
-func TestRuntimeThatIsNot(t *testing.T) {
+// TestUnknownRuntime has a bot whose row was changed directly.
+func TestUnknownRuntime(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
 	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1")
 	p.ready(t)
-	query(t, env, `UPDATE bots SET runtime = 'gone'`)
+	query(t, env, `UPDATE bots SET runtime = 'missing'`)
 	response, err := request(t.Context(), http.DefaultClient, key, "POST", p.url+"/v1/chat", chatBody("Hi", true))
 	is.NoErr(err)
 	defer response.Body.Close()
@@ -111,20 +112,21 @@ func TestRuntimeThatIsNot(t *testing.T) {
 	body.Scan()
 	is.Equal(body.Text(), `{"detail":"The model is unavailable for the moment"}`)
 	eventually(t, "the log says why", func() bool {
-		return strings.Contains(p.log.String(), `bot \"u1\": no runtime is configured as \"gone\"`)
+		return strings.Contains(p.log.String(), `bot \"u1\": no runtime is configured as \"missing\"`)
 	})
 }
 
-// TestWhoLeavesPays has chats that leave after 300 of 400 words, of a runtime that
-// reports tokens at the end, of one that does all along, and of one that never does.
-func TestWhoLeavesPays(t *testing.T) {
+// TestDisconnectedClientsPay has chats whose clients disconnect after 300 of 400
+// words, of a runtime that reports tokens at the end, of one that reports
+// continuously, and of one that never does.
+func TestDisconnectedClientsPay(t *testing.T) {
 	is := is.New(t)
 	speaks := func(along bool) func(s *runtimetest.Stream, r *runtimetest.Request) {
 		return func(s *runtimetest.Stream, r *runtimetest.Request) {
 			for i := range 300 {
 				s.Text("word ")
 				if along {
-					s.Usage(50, i+1)
+					s.Usage(50, int64(i+1))
 				}
 			}
 			<-r.Context().Done()
@@ -149,14 +151,14 @@ func TestWhoLeavesPays(t *testing.T) {
 	p := serve(t, env, args...)
 	p.ready(t)
 	for _, bot := range []string{"helper", "along"} {
-		ctx, leave := context.WithCancel(t.Context())
+		ctx, disconnect := context.WithCancel(t.Context())
 		response, err := request(ctx, http.DefaultClient, key, "POST", p.url+"/v1/chat", strings.Replace(chatBody("Hi", true), "helper", bot, 1))
 		is.NoErr(err)
 		events := stream{bufio.NewScanner(response.Body), response.Body}
 		for range 300 {
 			is.Equal(events.next(), `{"content":"word "}`)
 		}
-		leave()
+		disconnect()
 		response.Body.Close()
 	}
 	for _, bot := range []string{"never", "absurd"} {
@@ -184,13 +186,13 @@ func TestWhoLeavesPays(t *testing.T) {
 	}
 	is.Equal(command(t, "", env, "usage").code, 0)
 
-	again := serve(t, env, args...) // which is told by what others have seen
+	again := serve(t, env, args...) // which learns it from what others have stored
 	again.ready(t)
 	is.Equal(len(again.logged(t, unreporting)), 2)
 }
 
-// TestFiftyAtOnceDoNotPassABudgetByFifty has a bot with a maximum and one without.
-func TestFiftyAtOnceDoNotPassABudgetByFifty(t *testing.T) {
+// TestFiftyConcurrentChats has a bot with a maximum and one without.
+func TestFiftyConcurrentChats(t *testing.T) {
 	for name, bots := range map[string]string{
 		"with a maximum": strings.Replace(oneBot, `"published"`, `"max_tokens":80,"published"`, 1),
 		"without":        oneBot,
@@ -213,7 +215,7 @@ func TestFiftyAtOnceDoNotPassABudgetByFifty(t *testing.T) {
 	}
 }
 
-// slowly is the way to a Redis, each answer of which takes its time.
+// slowly is a connection to a Redis whose responses are delayed.
 func slowly(t *testing.T, to string, delay *atomic.Int64) (address string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -251,8 +253,8 @@ func slowly(t *testing.T, to string, delay *atomic.Int64) (address string) {
 	return listener.Addr().String()
 }
 
-// TestSlowRedis takes 20 seconds for each answer: a chat waits once, and not at
-// its end. That is with a key and without.
+// TestSlowRedis takes 20 seconds for each response: a chat waits once, and not
+// at its end, with a key and without.
 func TestSlowRedis(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
@@ -287,7 +289,8 @@ func TestSlowRedis(t *testing.T) {
 	eventually(t, "it is back", func() bool { return len(p.logged(t, "redis is back")) > 0 })
 }
 
-// TestRedisWhoseScriptIsBusy answers chats, and says so.
+// TestRedisWhoseScriptIsBusy checks that chats are answered, and that the log
+// reports it.
 func TestRedisWhoseScriptIsBusy(t *testing.T) {
 	is := is.New(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("one") })
@@ -312,9 +315,9 @@ func TestRedisWhoseScriptIsBusy(t *testing.T) {
 	<-ended
 }
 
-// TestKeysOfOthersInRedis has keys of another type where replicas want to write,
-// and then a user who may do nothing any more.
-func TestKeysOfOthersInRedis(t *testing.T) {
+// TestForeignKeysInRedis has keys of another type where replicas write, and then
+// a user who has lost all rights.
+func TestForeignKeysInRedis(t *testing.T) {
 	is := is.New(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("one") })
 	s := share(t, runtime.URL, "--redis-prefix", "shop:")

@@ -11,22 +11,22 @@ import (
 )
 
 type usageCommands struct {
-	Show   showUsageCommand   `cmd:"" default:"withargs" help:"Add usage up by day and account. The default."`
-	Delete deleteUsageCommand `cmd:"" help:"Delete the records of days that are too old to keep."`
+	Show   showUsageCommand   `cmd:"" default:"withargs" help:"Add up usage by day and account. The default."`
+	Delete deleteUsageCommand `cmd:"" help:"Delete old records."`
 }
 
 type showUsageCommand struct {
 	Account string    `placeholder:"ACCOUNT" help:"Only the usage of this account."`
-	From    time.Time `format:"2006-01-02" placeholder:"DAY" help:"The first day, as 2026-01-31; 30 days before the last unless given."`
-	To      time.Time `format:"2006-01-02" placeholder:"DAY" help:"The last day; today unless given."`
+	From    time.Time `format:"2006-01-02" placeholder:"DAY" help:"The first day, as 2026-01-31; by default 30 days before the last."`
+	To      time.Time `format:"2006-01-02" placeholder:"DAY" help:"The last day; by default today."`
 	CSV     bool      `help:"As CSV, for other programs."`
 }
 
 func (c *showUsageCommand) Help() string {
-	return `Days are those of UTC. COMPLETE counts the chats whose clients were given the
-whole answer. Tokens are as the model runtime reports them; where it does not, or
-where an answer broke off, they are reckoned from the texts. COUNTED is how many
-chats have tokens, ESTIMATED of how many of those they are reckoned.`
+	return `Days are in UTC. COMPLETE counts the chats whose clients were sent the complete
+answer. Tokens are as the model runtime reports them. If it does not report them, or
+if an answer is incomplete, they are estimated from the texts. COUNTED is the number
+of chats that have tokens, ESTIMATED the number of those with estimates.`
 }
 
 func (c *showUsageCommand) Run(ctx context.Context, p *program) error {
@@ -54,7 +54,7 @@ func (c *showUsageCommand) Run(ctx context.Context, p *program) error {
 	})
 }
 
-// today is the day that it is in UTC.
+// today is the current day in UTC.
 func today() time.Time { return time.Now().UTC().Truncate(24 * time.Hour) }
 
 func usageTable(days []postgres.DailyUsage) error {
@@ -76,7 +76,7 @@ func usageCSV(days []postgres.DailyUsage) error {
 	return csv.NewWriter(os.Stdout).WriteAll(lines)
 }
 
-// number is a number, or what stands for none.
+// number formats a number, or returns none if there is none.
 func number(n *int64, none string) string {
 	if n == nil {
 		return none
@@ -94,7 +94,7 @@ func (c *deleteUsageCommand) Help() string {
 or for a timer of systemd.`
 }
 
-// Validate finds what parses but makes no sense.
+// Validate finds values that parse but are invalid.
 func (c *deleteUsageCommand) Validate() error {
 	if c.KeepDays < 0 || c.Batch < 1 {
 		return fmt.Errorf("--keep-days or --batch is too small")
@@ -105,8 +105,8 @@ func (c *deleteUsageCommand) Validate() error {
 	return nil
 }
 
-// maxKeepDays is a century. Far beyond it, the day to keep from overflows into
-// the future, and all usage is deleted.
+// maxKeepDays is a century. Far beyond that, the cut-off day overflows into the
+// future, and all usage would be deleted.
 const maxKeepDays = 36_500
 
 func (c *deleteUsageCommand) Run(ctx context.Context, p *program) error {

@@ -50,5 +50,5 @@ func TestUsage(t *testing.T) {
 	r := command(t, "", env, "usage", "delete", "--keep-days", "2", "--batch", "1")
 	is.Equal(r.code, 0)
 	is.True(strings.HasPrefix(r.stdout, "deleted 2 records of before "))
-	is.Equal(strings.Count(command(t, "", env, "usage", "--csv").stdout, "\n"), 3) // those of today
+	is.Equal(strings.Count(command(t, "", env, "usage", "--csv").stdout, "\n"), 3) // today's records
 }

@@ -12,14 +12,14 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// An answerState is what one key of an account has.
+// An answerState is the state of one key of an account.
 type answerState struct {
-	phase string // "" for nothing, "begun", "whole" or "stopped"
-	call  int    // whose answer it is; 0 if nobody has seen that yet
+	phase string // "" for nothing, "begun", "complete" or "stopped"
+	call  int    // of the answer; 0 if nobody has seen that yet
 }
 
-// answers is what the README says of a key: whoever asks begins an answer, or
-// joins the one that there is, until it has failed or was stopped.
+// answers models what the documentation says of a key: a request begins an
+// answer, or joins the one that exists, until that has failed or was stopped.
 var answers = porcupine.NondeterministicModel{
 	Init: func() []any { return []any{answerState{}} },
 	Step: func(state, in, _ any) []any {
@@ -30,8 +30,8 @@ var answers = porcupine.NondeterministicModel{
 	DescribeState:     func(state any) string { return fmt.Sprintf("%+v", state) },
 }
 
-// step returns what a key may have after an act. its says that the act heard the
-// call that the key has.
+// step returns the states that a key may have after an act. its means that the
+// client heard the call of that key's answer.
 func (s answerState) step(a act, its bool) (next []any) {
 	may := func(so bool, then answerState) {
 		if so {
@@ -43,7 +43,7 @@ func (s answerState) step(a act, its bool) (next []any) {
 	case "ask kept":
 		may(s.phase == "", answerState{"begun", a.call})
 	case "ask joined":
-		may((begun || s.phase == "whole") && its, answerState{s.phase, a.call})
+		may((begun || s.phase == "complete") && its, answerState{s.phase, a.call})
 	case "ask not-kept":
 		may(a.notKept, s)
 	case "ask 410":
@@ -51,30 +51,30 @@ func (s answerState) step(a act, its bool) (next []any) {
 	case "ask failed": // before the first word, its own or one that it has joined
 		may(s.phase == "" || begun, nothing)
 		may(a.fails, s)
-	case "ask ", "stop ": // nobody knows what came of it
+	case "ask ", "stop ": // its effect is unknown
 		may(true, s)
 		may(a.does == "ask" && s.phase == "", answerState{"begun", 0})
 		may(a.does == "stop" && begun, answerState{"stopped", s.call})
-	case "end whole":
-		may((begun || s.phase == "whole") && its, answerState{"whole", a.call})
-		may(a.losesBegun || a.own && its && s.phase != "", s) // it has all of it before the others know
+	case "end complete":
+		may((begun || s.phase == "complete") && its, answerState{"complete", a.call})
+		may(a.losesBegun || a.own && its && s.phase != "", s) // the client has all of it before the others know
 	case "end stopped":
 		may(s.phase == "stopped" && its, s)
 	case "end failed":
 		may(begun && its, nothing)
-		may(s.call != a.call || a.fails, s) // it has, before
-	case "end broken": // and its model has not failed
+		may(s.call != a.call || a.fails, s) // it has failed before
+	case "end broken": // although its model has not failed
 		may(a.fails && begun && its, nothing)
 		may(a.fails, s)
-	case "model whole":
-		may(begun && its, answerState{"whole", a.call})
-		may(true, s) // another's, or it was stopped before
+	case "model complete":
+		may(begun && its, answerState{"complete", a.call})
+		may(true, s) // another call's, or it was stopped before
 	case "model failed":
 		may(begun && its, nothing)
 		may(true, s)
 	case "stop 204":
 		may(begun, answerState{"stopped", s.call})
-		may(s.phase == "whole" || s.phase == "stopped", s)
+		may(s.phase == "complete" || s.phase == "stopped", s)
 	case "stop 404":
 		may(s.phase == "", s)
 	case "stop 503":
@@ -82,7 +82,7 @@ func (s answerState) step(a act, its bool) (next []any) {
 		may((a.fails || a.notKept) && begun, answerState{"stopped", s.call})
 	case "lose ":
 		may(true, s)
-		may(a.losesBegun && begun || a.losesWhole, nothing)
+		may(a.losesBegun && begun || a.losesComplete, nothing)
 	}
 	return next
 }
@@ -120,7 +120,7 @@ func newKeyed(c *cluster, name string, random *rand.Rand) *keyed {
 
 const clients = 4
 
-// run has some clients ask, leave, come back to other replicas and stop.
+// run has some clients ask, disconnect, return to other replicas and stop.
 func (k *keyed) run(ctx context.Context, seed uint64) {
 	var all sync.WaitGroup
 	for client := range clients {
@@ -139,16 +139,16 @@ func (k *keyed) run(ctx context.Context, seed uint64) {
 	all.Wait()
 }
 
-// afterwards stops the answer, and counts what was asked for it.
+// afterwards stops the answer, and counts the calls of the model.
 func (k *keyed) afterwards(ctx context.Context, seed uint64) {
 	k.stop(ctx, clients, int(seed%3))
 	k.settle()
 }
 
 func (k *keyed) ask(ctx context.Context, client int, random *rand.Rand) {
-	leaves := 1000 // with the end
+	most := 1000 // including the end
 	if random.IntN(2) == 0 {
-		leaves = random.IntN(k.prompt.words)
+		most = random.IntN(k.prompt.words)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -161,9 +161,9 @@ func (k *keyed) ask(ctx context.Context, client int, random *rand.Rand) {
 	k.inTime("a chat", from, to)
 	switch saw {
 	case "ok":
-		defer s.leave()
+		defer s.disconnect()
 		k.add(client, act{does: "ask", saw: s.outcome, call: s.call}, from, to)
-		end := s.read(leaves)
+		end := s.read(most)
 		if s.outcome != "not-kept" {
 			k.ended(client, s, end, to)
 		}
@@ -181,19 +181,19 @@ func (k *keyed) ask(ctx context.Context, client int, random *rand.Rand) {
 	}
 }
 
-// ended records how an answer ended that a client followed.
+// ended records how the answer ended that a client followed.
 func (k *keyed) ended(client int, s *stream, end string, from int64) {
 	if end == "failed" && !k.prompt.fails {
 		end = "broken"
 	}
 	switch {
-	case end == "" || end == "cut": // it has left, or was left
+	case end == "" || end == "aborted": // the client has disconnected, or was disconnected
 	case strings.HasPrefix(end, "wrong"):
 		k.fail("call %d: %s", s.call, end)
-	case end == "whole" && s.words != k.prompt.words:
-		k.fail("call %d: whole after %d of %d words", s.call, s.words, k.prompt.words)
-	case end == "whole" && k.prompt.fails:
-		k.fail("call %d: whole, and its model has failed", s.call)
+	case end == "complete" && s.words != k.prompt.words:
+		k.fail("call %d: complete after %d of %d words", s.call, s.words, k.prompt.words)
+	case end == "complete" && k.prompt.fails:
+		k.fail("call %d: complete, and its model has failed", s.call)
 	default:
 		k.add(client, act{does: "end", saw: end, call: s.call, own: s.outcome == "kept"}, from, k.now())
 	}
@@ -217,8 +217,8 @@ func (k *keyed) stop(ctx context.Context, client, replica int) {
 	k.add(client, act{does: "stop", saw: fmt.Sprint(response.StatusCode)}, from, k.now())
 }
 
-// settle waits until no model works for the key any more, and counts what its
-// clients paid for.
+// settle waits until no model works for the key any more, and checks how often
+// it was called.
 func (k *keyed) settle() {
 	stopped := make(map[int]int64)
 	for _, o := range k.operations {
@@ -232,15 +232,15 @@ func (k *keyed) settle() {
 		select {
 		case <-c.over:
 		case <-timeout:
-			k.fail("call %d goes on though its answer was stopped", c.number)
+			k.fail("call %d continues although its answer was stopped", c.number)
 			continue
 		}
-		if !c.said.IsZero() { // the answer is over at some time after that, who ever sees it
+		if !c.said.IsZero() { // the answer is over at some time after that, even if no client sees it
 			at := int64(c.said.Sub(k.began))
 			if when, ok := stopped[c.number]; ok && at > when+int64(lease/2) {
-				k.fail("call %d went on after it was stopped", c.number)
+				k.fail("call %d continued after it was stopped", c.number)
 			}
-			said := "whole"
+			said := "complete"
 			if k.prompt.fails {
 				said = "failed"
 			}

@@ -21,8 +21,7 @@ import (
 
 const patience = time.Minute
 
-// A cluster is three replicas, each a process that reaches one Redis by a link
-// of its own.
+// A cluster is three replicas, each a process with its own link to one Redis.
 type cluster struct {
 	redis    *redistest.Server
 	operator *redis.Client
@@ -62,7 +61,7 @@ func newCluster(t testing.TB) *cluster {
 	return c
 }
 
-// redisFor starts a Redis with a clock that can be moved, where that can be done.
+// redisFor starts a Redis, with a clock that can be moved if possible.
 func redisFor(t testing.TB) *redistest.Server {
 	t.Helper()
 	if redistest.CanMoveClock() {
@@ -77,7 +76,7 @@ func (r *replica) start(t testing.TB) {
 	r.cmd = exec.Command(os.Args[0])
 	r.cmd.Env = append(os.Environ(), r.env)
 	r.cmd.Stdout, r.cmd.Stderr = os.Stdout, os.Stderr
-	if _, err := r.cmd.StdinPipe(); err != nil { // open for as long as this process lives
+	if _, err := r.cmd.StdinPipe(); err != nil { // open as long as this process lives
 		t.Fatal(err)
 	}
 	if err := r.cmd.Start(); err != nil {
@@ -101,12 +100,12 @@ func (r *replica) reaches() bool {
 	return string(text) == "false"
 }
 
-// A span is from one moment to another.
+// A span is a period of time.
 type span struct{ from, to time.Time }
 
-// awaySpans looks at the replicas until end is closed, and returns when one did
-// not reach its Redis, or the machine stopped for so long that it may not have:
-// that is what a fault is, whoever caused it.
+// awaySpans checks the replicas until end is closed. It returns when one did not
+// reach its Redis, or when the machine stopped for so long that one may not
+// have: that is a fault, too, whatever its cause.
 func (c *cluster) awaySpans(end <-chan struct{}) (spans []span) {
 	for {
 		began := time.Now()
@@ -130,8 +129,7 @@ func (c *cluster) awaySpans(end <-chan struct{}) (spans []span) {
 	}
 }
 
-// settle waits until all replicas reach Redis, and what was lost meanwhile has
-// run out or is renewed.
+// settle waits until all replicas reach Redis.
 func (c *cluster) settle(t testing.TB) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
@@ -144,34 +142,34 @@ func (c *cluster) settle(t testing.TB) {
 	}
 }
 
-// A fault is what is done to a cluster, and what the README says of it: which
-// histories are allowed from its beginning until all is well again.
+// A fault is what is done to a cluster, and which histories the documentation
+// allows from its beginning until everything works again.
 type fault struct {
 	name string
 	does func(t testing.TB, c *cluster, random *rand.Rand)
 	allowed
 }
 
-// allowed is how a history may differ while a fault lasts.
+// allowed is how a history may differ during a fault.
 type allowed struct {
-	fails       bool // answers under way break, and requests fail
-	notKept     bool // requests with a key are answered as without
-	overLimit   bool // limits are those of each replica
-	losesBegun  bool // answers under way are forgotten
-	losesWhole  bool // whole answers are forgotten
-	losesCounts bool // chats of the minute are forgotten
+	fails         bool // answers in progress fail, and requests fail
+	notKept       bool // requests with a key are answered as without one
+	overLimit     bool // each replica enforces limits on its own
+	losesBegun    bool // answers in progress are forgotten
+	losesComplete bool // complete answers are forgotten
+	losesCounts   bool // chats of the minute are forgotten
 }
 
 func (a allowed) and(b allowed) allowed {
 	return allowed{
 		a.fails || b.fails, a.notKept || b.notKept, a.overLimit || b.overLimit,
-		a.losesBegun || b.losesBegun, a.losesWhole || b.losesWhole, a.losesCounts || b.losesCounts,
+		a.losesBegun || b.losesBegun, a.losesComplete || b.losesComplete, a.losesCounts || b.losesCounts,
 	}
 }
 
 var (
 	redisAway = allowed{fails: true, notKept: true, overLimit: true, losesBegun: true}
-	redisLost = allowed{fails: true, notKept: true, overLimit: true, losesBegun: true, losesWhole: true, losesCounts: true}
+	redisLost = allowed{fails: true, notKept: true, overLimit: true, losesBegun: true, losesComplete: true, losesCounts: true}
 )
 
 var faults = []fault{
@@ -208,9 +206,9 @@ var faults = []fault{
 		moment(random)
 		must(t, c.operator.Do(t.Context(), "REPLICAOF", "NO", "ONE").Err())
 	}, redisAway},
-	{"a replica is cut off", func(t testing.TB, c *cluster, random *rand.Rand) {
+	{"a replica is disconnected", func(t testing.TB, c *cluster, random *rand.Rand) {
 		l := c.replicas[random.IntN(3)].link
-		l.set(refusing)
+		l.set(resetting)
 		moment(random)
 		l.set(passing)
 	}, redisAway},
@@ -237,14 +235,14 @@ func init() {
 
 var movedClocks = []fault{
 	{"the clock of Redis is set back", func(t testing.TB, c *cluster, _ *rand.Rand) {
-		for range 12 { // an hour in all, at as many moments as that
+		for range 12 { // an hour in all, in 12 steps
 			c.redis.MoveClock(t, -5*time.Minute)
 			time.Sleep(50 * time.Millisecond)
 		}
 	}, allowed{}},
 	{"the clock of Redis is set forward", func(t testing.TB, c *cluster, _ *rand.Rand) {
 		c.redis.MoveClock(t, time.Hour)
-	}, allowed{fails: true, overLimit: true, losesBegun: true, losesWhole: true, losesCounts: true}},
+	}, allowed{fails: true, overLimit: true, losesBegun: true, losesComplete: true, losesCounts: true}},
 }
 
 func moment(random *rand.Rand) { time.Sleep(time.Duration(random.Int64N(int64(2 * time.Second)))) }
@@ -256,7 +254,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// A link passes connections on to Redis, until it does something else.
+// A link passes connections on to Redis, except in other modes.
 type link struct {
 	address, redis string
 
@@ -270,9 +268,9 @@ type linkMode int
 
 const (
 	passing    linkMode = iota
-	refusing            // connections are reset
-	swallowing          // nothing arrives, in either direction; reset when that is over
-	deaf                // Redis does what it is told, and its answers do not arrive; reset, too
+	resetting           // connections are reset
+	swallowing          // nothing arrives in either direction; reset afterwards
+	deaf                // Redis executes commands, but its responses do not arrive; reset afterwards
 )
 
 func newLink(t testing.TB, redis string) *link {
@@ -298,7 +296,7 @@ func newLink(t testing.TB, redis string) *link {
 func (l *link) set(m linkMode) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if m == refusing || l.mode != passing {
+	if m == resetting || l.mode != passing {
 		for c := range l.connections {
 			c.Close()
 		}
@@ -316,7 +314,7 @@ func (l *link) now() (linkMode, <-chan struct{}) {
 
 func (l *link) pass(from net.Conn) {
 	defer from.Close()
-	if mode, _ := l.now(); mode == refusing {
+	if mode, _ := l.now(); mode == resetting {
 		return
 	}
 	to, err := net.Dial("tcp", l.redis)
@@ -334,12 +332,12 @@ func (l *link) pass(from net.Conn) {
 		l.mu.Unlock()
 	}()
 	var both sync.WaitGroup
-	both.Go(func() { l.copy(to, from, refusing, swallowing) })
-	both.Go(func() { l.copy(from, to, refusing, swallowing, deaf) })
+	both.Go(func() { l.copy(to, from, resetting, swallowing) })
+	both.Go(func() { l.copy(from, to, resetting, swallowing, deaf) })
 	both.Wait()
 }
 
-// copy passes on what comes from a connection, except in some modes.
+// copy passes on what arrives on a connection, except in some modes.
 func (l *link) copy(to, from net.Conn, not ...linkMode) {
 	defer to.Close()
 	defer from.Close()
@@ -349,7 +347,7 @@ func (l *link) copy(to, from net.Conn, not ...linkMode) {
 			return
 		}
 		for mode, changed := l.now(); slices.Contains(not, mode); mode, changed = l.now() {
-			if mode == refusing {
+			if mode == resetting {
 				return
 			}
 			<-changed

@@ -1,5 +1,5 @@
-// Package histories checks what many clients saw over three replicas under
-// faults against models of what the README promises.
+// Package histories checks what many clients see of three replicas under faults
+// against models of what the documentation promises.
 package histories
 
 import (
@@ -22,12 +22,13 @@ import (
 var (
 	rounds = flag.Int("rounds", 3, "rounds of histories, with one fault each")
 	most   = flag.Int("histories", 30, "histories in a round")
-	seed   = flag.Uint64("seed", 0, "of the first round; 0 means one of its own")
+	seed   = flag.Uint64("seed", 0, "of the first round; 0 means a random one")
 	only   = flag.String("fault", "", "the only fault")
 )
 
 // TestHistories has clients of many accounts ask for answers, and for more than
-// they may, while one thing goes wrong. Each history is one that its model allows.
+// they may have, while one fault happens. Each history must be one that its
+// model allows.
 func TestHistories(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it takes some seconds")
@@ -57,10 +58,10 @@ func TestHistories(t *testing.T) {
 	t.Logf("%d histories: %v", *rounds**most, checked)
 }
 
-// A told is a history that can be checked.
-type told interface {
+// A checkable is a history that can be checked.
+type checkable interface {
 	run(ctx context.Context, seed uint64)
-	afterwards(ctx context.Context, seed uint64) // when the fault is over
+	afterwards(ctx context.Context, seed uint64) // when the fault has ended
 	check() (porcupine.CheckResult, porcupine.LinearizationInfo, porcupine.Model)
 	faults() *history
 }
@@ -80,11 +81,11 @@ func (l *limited) check() (porcupine.CheckResult, porcupine.LinearizationInfo, p
 	return l.against(limitsOf(l.Limits))
 }
 
-// round has histories happen during a fault, and checks them.
+// round runs histories during a fault, and checks them.
 func (c *cluster) round(t *testing.T, seed uint64, random *rand.Rand, f fault) (right bool) {
 	t.Helper()
 	began := time.Now()
-	var histories []told
+	var histories []checkable
 	var all sync.WaitGroup
 	for i := range *most {
 		name := fmt.Sprintf("r%d-%d", seed, i)
@@ -130,8 +131,8 @@ func (c *cluster) round(t *testing.T, seed uint64, random *rand.Rand, f fault) (
 	return right
 }
 
-// report reports whether a history is right, or shows what is wrong with it.
-func report(t *testing.T, h told, name string) bool {
+// report reports whether a history is correct, and shows what is wrong with it.
+func report(t *testing.T, h checkable, name string) bool {
 	t.Helper()
 	result, info, model := h.check()
 	wrong := h.faults().wrong

@@ -20,18 +20,18 @@ type history struct {
 
 	mu         sync.Mutex
 	operations []porcupine.Operation
-	wrong      []string // what no model is needed for
+	wrong      []string // mistakes that need no model to find
 }
 
-// forever is the end of what nobody saw end.
+// forever is the end of an operation whose end nobody saw.
 const forever = math.MaxInt64
 
 func (h *history) now() int64 { return int64(time.Since(h.began)) }
 
-// An act is what a client does, and what it saw. The zero call is one that it did
-// not see.
+// An act is what a client does, and what it saw. If the client did not see the
+// call, that is 0.
 type act struct {
-	does string // what a model makes of it
+	does string // the name of the operation in a model
 	saw  string
 	call int
 	own  bool // the client has begun that call
@@ -41,8 +41,8 @@ type act struct {
 	allowed
 }
 
-// add records an act from its beginning to its end. Whether it is in a fault is
-// known later.
+// add records an act from its beginning to its end. Whether it overlaps a fault
+// is determined later.
 func (h *history) add(client int, a act, from, to int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -55,15 +55,15 @@ func (h *history) fail(format string, args ...any) {
 	h.wrong = append(h.wrong, fmt.Sprintf(format, args...))
 }
 
-// inTime fails if somebody has waited for a first word for as long as a client
-// here waits at all.
+// inTime fails if a client has waited for its first word for as long as clients
+// wait here at all.
 func (h *history) inTime(what string, from, to int64) {
 	if waited := time.Duration(to - from); waited >= patience {
 		h.fail("%s waited for %v", what, waited)
 	}
 }
 
-// during adds what is allowed to acts that overlap a fault, and the fault itself:
+// during allows acts that overlap a fault to differ, and adds the fault itself:
 // it may have lost something at any moment, more than once.
 func (h *history) during(a allowed, began, ended time.Time) {
 	if a == (allowed{}) {
@@ -87,18 +87,19 @@ func (h *history) during(a allowed, began, ended time.Time) {
 
 // A stream is an answer that is read word by word.
 type stream struct {
-	outcome string // X-Botapi-Answer
-	call    int    // that is heard
-	words   int
-	retry   string // Retry-After of a refusal
-	lines   *bufio.Scanner
-	leave   func()
+	outcome    string // X-Botapi-Answer
+	call       int    // the call that it is from
+	words      int
+	retry      string // Retry-After of a rejection
+	lines      *bufio.Scanner
+	disconnect func()
 }
 
-// ask sends a chat and waits for its first word. saw is empty where the client
-// left or was cut off before; else it is the status, or "ok" with a stream.
+// ask sends a chat and waits for its first word. saw is the status, or "ok" with
+// a stream. It is empty if the client disconnected or was disconnected before
+// that.
 func ask(ctx context.Context, url, account, key, text string) (s *stream, saw, detail string) {
-	ctx, leave := context.WithTimeout(ctx, patience)
+	ctx, disconnect := context.WithTimeout(ctx, patience)
 	body, _ := json.Marshal(map[string]any{"bot_slug": "helper", "prompt": text, "stream": true})
 	request, err := http.NewRequestWithContext(ctx, "POST", url+"/v1/chat", strings.NewReader(string(body)))
 	if err != nil {
@@ -110,39 +111,39 @@ func ask(ctx context.Context, url, account, key, text string) (s *stream, saw, d
 	}
 	response, err := client.Do(request)
 	if err != nil {
-		leave()
+		disconnect()
 		return nil, "", ""
 	}
-	s = &stream{outcome: response.Header.Get("X-Botapi-Answer"), lines: bufio.NewScanner(response.Body), leave: leave}
+	s = &stream{outcome: response.Header.Get("X-Botapi-Answer"), lines: bufio.NewScanner(response.Body), disconnect: disconnect}
 	if response.StatusCode != http.StatusOK {
-		defer leave()
+		defer disconnect()
 		defer response.Body.Close()
-		var refusal struct{ Detail string }
-		_ = json.NewDecoder(response.Body).Decode(&refusal)
-		return &stream{retry: response.Header.Get("Retry-After")}, fmt.Sprint(response.StatusCode), refusal.Detail
+		var failure struct{ Detail string }
+		_ = json.NewDecoder(response.Body).Decode(&failure)
+		return &stream{retry: response.Header.Get("Retry-After")}, fmt.Sprint(response.StatusCode), failure.Detail
 	}
 	text, end := s.next()
 	if end != "" {
-		leave()
+		disconnect()
 		return nil, "broken", end
 	}
 	if _, err := fmt.Sscanf(text, "%d/0 ", &s.call); err != nil {
-		leave()
+		disconnect()
 		return nil, "wrong", text
 	}
 	s.words = strings.Count(text, " ")
 	if text != textOf(s.call, s.words) {
-		leave()
+		disconnect()
 		return nil, "wrong", text
 	}
 	return s, "ok", ""
 }
 
-// client makes a connection for each request: none is sent twice.
+// client uses a new connection for each request, so that none is sent twice.
 var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
-// next returns the text of the next event, or how the stream ends: "whole",
-// "stopped", "failed" or "cut".
+// next returns the text of the next event, or how the stream ends: "complete",
+// "stopped", "failed" or "aborted".
 func (s *stream) next() (text, end string) {
 	for s.lines.Scan() {
 		data, isData := strings.CutPrefix(s.lines.Text(), "data: ")
@@ -152,9 +153,9 @@ func (s *stream) next() (text, end string) {
 		var event struct{ Content, Detail string }
 		switch {
 		case data == "[DONE]":
-			return "", "whole"
+			return "", "complete"
 		case json.Unmarshal([]byte(data), &event) != nil:
-			return "", "cut"
+			return "", "aborted"
 		case event.Detail == "The answer was stopped":
 			return "", "stopped"
 		case event.Detail != "":
@@ -162,11 +163,11 @@ func (s *stream) next() (text, end string) {
 		}
 		return event.Content, ""
 	}
-	return "", "cut"
+	return "", "aborted"
 }
 
-// read reads until there are so many words, or to the end, which it returns; it
-// is empty for who leaves. Other words than those of the call are wrong.
+// read reads until there are most words, or to the end. It returns the end, or
+// nothing if it stopped before. Words that are not from the call are wrong.
 func (s *stream) read(most int) (end string) {
 	for s.words < most {
 		text, end := s.next()

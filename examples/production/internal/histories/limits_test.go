@@ -13,13 +13,13 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// A limitState is what an account has used of its limits. Of the chats in doubt
-// nobody knows whether they count. Tokens, used and reserved, are somewhere
-// between two bounds: nobody knows what a chat has used whose client has left.
+// A limitState is what an account has used of its limits. It is unknown whether
+// chats in doubt count. Used and reserved tokens are between two bounds: it is
+// unknown what a chat has used whose client has disconnected.
 type limitState struct{ begun, admitted, doubt, least, most int }
 
-// limitsOf is what the README says of an account's limits: a chat is admitted if
-// there is room for it, and is refused only if there is none.
+// limitsOf models what the documentation says of an account's limits: a chat is
+// admitted if there is room for it, and rejected only if there is none.
 func limitsOf(l limits.Limits) porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return limitState{} },
@@ -33,7 +33,7 @@ func limitsOf(l limits.Limits) porcupine.Model {
 	}
 }
 
-// step reports whether an act may happen, and what the account has used then.
+// step reports whether an act may happen, and updates what the account has used.
 func (s *limitState) step(a act, atOnce, perMinute, perDay int) bool {
 	before := *s
 	switch a.does + " " + a.saw {
@@ -45,7 +45,7 @@ func (s *limitState) step(a act, atOnce, perMinute, perDay int) bool {
 		}
 		s.admitted, s.least = s.admitted+1, s.least+a.reserved
 		return before.begun < atOnce && before.admitted < perMinute && before.least < perDay
-	case "ask at once":
+	case "ask concurrent":
 		return s.begun+s.doubt >= atOnce || a.overLimit
 	case "ask in a minute":
 		return s.admitted+s.doubt >= perMinute || a.overLimit
@@ -59,7 +59,7 @@ func (s *limitState) step(a act, atOnce, perMinute, perDay int) bool {
 	case "release ":
 		s.begun, s.most = s.begun-1, s.most-a.reserved+a.usedMost
 		s.least -= a.reserved
-		if a.allowed == (allowed{}) { // else a replica may have died with what it has not counted
+		if a.allowed == (allowed{}) { // otherwise a replica may have died before it counted this
 			s.least += a.usedLeast
 		}
 		return before.begun > 0
@@ -88,7 +88,7 @@ func newLimited(c *cluster, name string, random *rand.Rand) *limited {
 	return l
 }
 
-// run has more clients ask than may, at all replicas.
+// run has more clients ask than may, on all replicas.
 func (l *limited) run(ctx context.Context, seed uint64) {
 	var all sync.WaitGroup
 	for client := range 6 {
@@ -103,7 +103,7 @@ func (l *limited) run(ctx context.Context, seed uint64) {
 	all.Wait()
 }
 
-// afterwards asks for some more: what was counted meanwhile, and what not, shows.
+// afterwards asks for some more chats, which shows what was counted meanwhile.
 func (l *limited) afterwards(ctx context.Context, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, 99))
 	for range 2 * len(l.cluster.replicas) {
@@ -114,7 +114,7 @@ func (l *limited) afterwards(ctx context.Context, seed uint64) {
 func (l *limited) ask(ctx context.Context, client int, random *rand.Rand) {
 	p := prompt{name: l.account, words: 1 + random.IntN(20), pace: time.Duration(random.IntN(100)) * time.Millisecond}
 	if random.IntN(8) == 0 {
-		p.words = 50 // longer than a lease, mostly
+		p.words = 50 // usually longer than a lease
 	}
 	asked := act{does: "ask", reserved: p.words + spare}
 	from := l.now()
@@ -123,14 +123,14 @@ func (l *limited) ask(ctx context.Context, client int, random *rand.Rand) {
 	l.inTime("a chat", from, to)
 	switch saw {
 	case "ok":
-		defer s.leave()
+		defer s.disconnect()
 		asked.saw, asked.call = "ok", s.call
 		l.add(client, asked, from, to)
-		leaves := 1000
+		most := 1000
 		if random.IntN(4) == 0 {
-			leaves = random.IntN(p.words)
+			most = random.IntN(p.words)
 		}
-		l.release(client, p, s, s.read(leaves), to)
+		l.release(client, p, s, s.read(most), to)
 	case "429":
 		reason := reasonOf(detail)
 		if seconds, err := strconv.Atoi(s.retry); err != nil || seconds < 1 || reason != "used up" && seconds > 60 {
@@ -147,27 +147,27 @@ func (l *limited) ask(ctx context.Context, client int, random *rand.Rand) {
 	}
 }
 
-// reasonOf is why a chat is over its account's limits.
+// reasonOf is the limit that a chat exceeds.
 func reasonOf(detail string) string {
 	for _, reason := range []string{"in a minute", "used up", "reserved"} {
 		if strings.Contains(detail, reason) {
 			return reason
 		}
 	}
-	return "at once"
+	return "concurrent"
 }
 
-// release records when a place is given back: within half a lease after the model
-// has said all, and some time after the client has left.
+// release records when a slot is released: within half a lease after the model
+// has finished, and at some time after the client has disconnected.
 func (l *limited) release(client int, p prompt, s *stream, end string, from int64) {
 	now := l.now()
 	released := act{does: "release", call: s.call, reserved: p.words + spare, usedLeast: s.words, usedMost: p.words}
 	switch {
-	case end == "whole":
+	case end == "complete":
 		l.add(client, released, int64(l.cluster.runtime.saidAll(s.call).Sub(l.began)), now+int64(lease/2))
 		return
 	case end == "":
-		from = now // it leaves
+		from = now // the client disconnects
 	case strings.HasPrefix(end, "wrong"):
 		l.fail("call %d: %s", s.call, end)
 	}

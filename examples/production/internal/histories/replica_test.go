@@ -22,12 +22,13 @@ import (
 	"example.com/botapi/examples/production/internal/resume"
 )
 
-// replicaVariable has the settings of a replica, in the environment of a process
-// that is one.
+// replicaVariable is the environment variable that has the settings of a
+// replica's process.
 const replicaVariable = "HISTORIES_REPLICA"
 
 const (
-	// lease is that of all leases here: longer than a busy machine may stop.
+	// lease is the duration of all leases here: longer than a busy machine may
+	// stop.
 	lease = 3 * time.Second
 	// timeout is how long a replica waits for its Redis.
 	timeout = 2 * time.Second
@@ -35,8 +36,8 @@ const (
 
 type replicaSettings struct{ Address, Redis, Runtime string }
 
-// TestMain is a replica in the processes that the tests start: those can be
-// killed.
+// TestMain runs a replica in the processes that the tests start, so that they
+// can be killed.
 func TestMain(m *testing.M) {
 	if text := os.Getenv(replicaVariable); text != "" {
 		var s replicaSettings
@@ -52,8 +53,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// serveReplica serves what matters here of a replica: answers in front of limits
-// in front of a runtime. Its API keys are the accounts' names.
+// serveReplica serves the relevant parts of a replica: resume wraps limits,
+// which wraps the runtime. Its API keys are the accounts' names.
 func serveReplica(s replicaSettings) error {
 	logger := slog.New(slog.DiscardHandler)
 	if os.Getenv("HISTORIES_LOG") != "" {
@@ -100,14 +101,14 @@ const spare = 10
 
 type wordsKey struct{}
 
-// wordsOf is how many words a chat has got.
+// wordsOf is how many words a chat has received.
 func wordsOf(ctx context.Context) *atomic.Int64 { return ctx.Value(wordsKey{}).(*atomic.Int64) }
 
 func reserve(_ context.Context, req *botapi.ChatRequest) int64 {
 	return int64(promptOf(req.Messages[0].Content).words + spare)
 }
 
-// limitsByName are the limits that an account has in its name, as in
+// limitsByName reads the limits of an account from its name, as in
 // "at-once=3,per-minute=10,per-day=100,a7".
 type limitsByName struct{}
 
@@ -120,8 +121,8 @@ func (limitsByName) Limits(_ context.Context, account string) (limits.Limits, er
 	return l, nil
 }
 
-// runtimeAt asks the test for an answer: a line is a fragment, the last says
-// whether the answer is whole.
+// runtimeAt asks the test for an answer. Each line is a fragment; endLine means
+// that the answer is complete.
 func runtimeAt(url string) botapi.ChatEngineFunc {
 	return func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 		return func(yield func(string, error) bool) {
@@ -137,7 +138,7 @@ func runtimeAt(url string) botapi.ChatEngineFunc {
 			}
 			defer response.Body.Close()
 			for lines := bufio.NewScanner(response.Body); lines.Scan(); {
-				if lines.Text() == wholeLine {
+				if lines.Text() == endLine {
 					return
 				}
 				wordsOf(ctx).Add(1)

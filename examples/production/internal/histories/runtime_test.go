@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-const wholeLine = "."
+const endLine = "."
 
-// A prompt says how it is answered: in so many words, one in each pace, and
-// whether the answer breaks after them.
+// A prompt says how it is answered: with how many words, at which pace, and
+// whether the model fails after them.
 type prompt struct {
 	name  string
 	words int
@@ -33,7 +33,7 @@ func promptOf(text string) (p prompt) {
 	return p
 }
 
-// runtime answers prompts, and knows each call.
+// runtime answers prompts, and records each call.
 type runtime struct {
 	*httptest.Server
 
@@ -41,12 +41,12 @@ type runtime struct {
 	calls []*call
 }
 
-// A call is one that a replica has made. Its number is the first thing that it
-// says, so that each client knows which it hears.
+// A call is one that a replica has made. Its number is in its first word, so
+// that each client knows which call it hears.
 type call struct {
 	number int
 	prompt string
-	said   time.Time // when it had said all; only then is the answer over
+	said   time.Time // when it had sent all words; only after that is the answer over
 	over   chan struct{}
 }
 
@@ -78,7 +78,7 @@ func (r *runtime) answer(w http.ResponseWriter, req *http.Request) {
 	c.said = time.Now()
 	r.mu.Unlock()
 	if !p.fails {
-		fmt.Fprintln(w, wholeLine)
+		fmt.Fprintln(w, endLine)
 	}
 }
 
@@ -103,14 +103,14 @@ func (r *runtime) callsFor(name string) (calls []*call) {
 
 func word(call, i int) string { return fmt.Sprintf("%d/%d", call, i) }
 
-// saidAll is when a call had said all that it has to say.
+// saidAll is when a call had sent all its words.
 func (r *runtime) saidAll(call int) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.calls[call-1].said
 }
 
-// textOf is what a call says with so many words.
+// textOf is the text of a call after this many words.
 func textOf(call, words int) string {
 	var text strings.Builder
 	for i := range words {

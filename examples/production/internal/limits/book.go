@@ -5,37 +5,37 @@ import (
 	"sync"
 )
 
-// mostEntries bounds what waits for Redis: beyond it, entries of one account
-// become one.
+// mostEntries bounds the entries that wait for Redis: beyond it, those of one
+// account are merged.
 const mostEntries = 10_000
 
-// An entry is what there is to bring to account of one chat.
+// An entry is what one chat has to be charged with.
 type entry struct {
 	account, lease string
-	used           int64 // since the entry before
-	reserved       int64 // that stay so
+	used           int64 // since the previous entry
+	reserved       int64 // that stay reserved
 	goesOn         bool
 	day, known     int64 // what the account had used on which day, before the batch
 }
 
-// A book has what this replica has to bring to account. What it has given out as
-// a batch stays in it until that is settled.
+// A book has the entries that Redis has not counted yet. A batch stays in it
+// until it is settled.
 type book struct {
-	news chan struct{} // there are entries; has room for one
+	news chan struct{} // there are entries; has capacity for one value
 
 	mu       sync.Mutex
 	chats    map[*chat]struct{} // in progress
 	entries  []entry
-	sending  []entry         // at the moment
-	number   int64           // of the batch
-	waiting  map[string]*sum // what entries add up to, by account, sending included
+	sending  []entry         // the current batch
+	number   int64           // of the current batch
+	waiting  map[string]*sum // the sums of all entries, by account, sending included
 	settling chan struct{}   // closed, and replaced, when a batch is settled
 }
 
-// A sum is what the entries of one account add up to.
+// A sum is the total of one account's entries.
 type sum struct {
 	entries int
-	ended   int // entries of chats that have
+	ended   int // entries of chats that have ended
 	used    int64
 }
 
@@ -54,7 +54,7 @@ func (b *book) begin(c *chat) {
 	b.chats[c] = struct{}{}
 }
 
-// end enters that a chat has ended.
+// end enters the end of a chat.
 func (b *book) end(c *chat) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -66,15 +66,16 @@ func (b *book) end(c *chat) {
 	}
 }
 
-// release enters that a chat has no place, of which Redis did not say in time
-// whether it has one. It is no news: Redis may do what it was asked for only now.
+// release enters the end of a chat that was not admitted because Redis did not
+// respond in time: Redis may still grant it a slot. It sends no news, since
+// Redis may run the earlier command only later.
 func (b *book) release(c *chat) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.enterLast(entry{account: c.account, lease: c.lease})
 }
 
-// enterLast enters what is the last of a chat.
+// enterLast enters the last entry of a chat.
 func (b *book) enterLast(e entry) {
 	if len(b.entries) >= mostEntries {
 		b.sumUp()
@@ -82,7 +83,7 @@ func (b *book) enterLast(e entry) {
 	b.enter(e)
 }
 
-// renew enters every chat that goes on, unless those before wait still.
+// renew enters every chat in progress, unless a batch is still waiting.
 func (b *book) renew() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -110,7 +111,7 @@ func (b *book) enter(e entry) {
 	b.count(e, 1)
 }
 
-// count adds an entry to what waits, or takes it away.
+// count adds an entry to the sums, or with n = -1 removes it.
 func (b *book) count(e entry, n int) {
 	s := b.waiting[e.account]
 	if s == nil {
@@ -127,8 +128,8 @@ func (b *book) count(e entry, n int) {
 	}
 }
 
-// sumUp makes one entry of all those of an account. Their leases run out by
-// themselves. It is called with the lock held.
+// sumUp merges the entries of each account. Their leases then expire unrenewed.
+// It is called with the lock held.
 func (b *book) sumUp() {
 	used := make(map[string]int64)
 	for _, e := range b.entries {
@@ -141,7 +142,7 @@ func (b *book) sumUp() {
 	}
 }
 
-// unsettled returns the tokens of an account that wait.
+// unsettled returns the tokens of an account that are not settled.
 func (b *book) unsettled(account string) int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -151,9 +152,9 @@ func (b *book) unsettled(account string) int64 {
 	return 0
 }
 
-// batch returns what to settle next: the same again until it is settled. What t
-// knows is noted once: later it may have this very batch in it, when only the
-// answer to that was lost.
+// batch returns the entries to settle next: the same ones until they are
+// settled. What t knows is noted once, since it may later include this very
+// batch, if only the response to it was lost.
 func (b *book) batch(t *tallies) (number int64, batch []entry) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -177,7 +178,8 @@ func (b *book) settled() {
 	b.settling = make(chan struct{})
 }
 
-// hasEnded reports whether chats of an account that have ended here are not settled.
+// hasEnded reports whether chats of an account have ended here and are not
+// settled.
 func (b *book) hasEnded(account string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -186,8 +188,7 @@ func (b *book) hasEnded(account string) bool {
 }
 
 // waitFor waits until the chats of an account that have ended here are settled:
-// for the batch that is under way and the one after it. It reports whether ctx
-// lasted so long.
+// for the current batch and the next. It returns false if ctx ended first.
 func (b *book) waitFor(ctx context.Context, account string) bool {
 	for range 2 {
 		b.mu.Lock()

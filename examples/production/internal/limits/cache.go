@@ -8,11 +8,10 @@ import (
 	"golang.org/x/sync/singleflight"
 )
 
-// cachedAccounts bounds what a cache remembers.
+// cachedAccounts bounds a cache.
 const cachedAccounts = 10_000
 
-// cache remembers limits for a while. An account that many chats ask for at
-// once is looked up once.
+// cache caches limits. Concurrent chats of an account share one lookup.
 type cache struct {
 	store   Store
 	ttl     time.Duration
@@ -35,7 +34,8 @@ func (c *cache) limits(ctx context.Context, account string) (Limits, error) {
 	if limits, ok := c.recall(account); ok {
 		return limits, nil
 	}
-	// A client that leaves must not fail those who wait for the same account.
+	// A client that disconnects must not fail the others that wait for this
+	// lookup.
 	lookup := c.lookups.DoChan(account, func() (any, error) {
 		limits, err := c.store.Limits(context.WithoutCancel(ctx), account)
 		if err == nil {
@@ -63,7 +63,7 @@ func (c *cache) remember(account string, limits Limits) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.known) >= cachedAccounts {
-		clear(c.known) // each costs one lookup, at the most every ttl
+		clear(c.known) // each account costs one lookup, at most once per ttl
 	}
 	c.known[account] = knownLimits{limits, time.Now().Add(c.ttl)}
 }

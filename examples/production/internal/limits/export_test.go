@@ -5,10 +5,12 @@ import (
 	"time"
 )
 
-// SetMinute makes the minute of ChatsPerMinute shorter, before the first chat.
+// SetMinute shortens the minute of ChatsPerMinute. Call it before the first
+// chat.
 func (e *Engine) SetMinute(d time.Duration) { e.shared.window = d }
 
-// SettleAgain settles a batch of this number, as if its answer had been lost.
+// SettleAgain settles a batch of this number, as if the response to it had been
+// lost.
 func (e *Engine) SettleAgain(number int64, account string, used int64) error {
 	_, err := e.shared.settle(context.Background(), number, []entry{{account: account, used: used}})
 	return err

@@ -1,6 +1,6 @@
-// Package limits holds accounts to their limits over all replicas. It is a chat
-// engine in front of another: a chat that would be too much is refused before
-// its first fragment.
+// Package limits enforces the limits of accounts over all replicas. Its engine
+// wraps another, and rejects a chat that would exceed a limit before its first
+// fragment.
 package limits
 
 import (
@@ -19,29 +19,29 @@ import (
 )
 
 const (
-	// DefaultCacheTTL is how long an account's limits are remembered.
+	// DefaultCacheTTL is how long the limits of an account are cached.
 	DefaultCacheTTL = 10 * time.Second
-	// DefaultLease is how long the places of a replica that died stay taken.
+	// DefaultLease is how long the slots of a replica that died stay taken.
 	DefaultLease = 30 * time.Second
 
 	minute = time.Minute
-	// soon is what a client is told when nobody knows when a place is free.
+	// soon is the Retry-After when it is unknown when a slot is released.
 	soon = time.Second
 )
 
-// Limits is what one account may use, over all replicas. Zero means no limit.
+// Limits is what one account may use over all replicas. Zero means no limit.
 type Limits struct {
 	// ChatsPerMinute counts the chats that were admitted in any 60 seconds.
 	ChatsPerMinute int64
-	// TokensPerDay counts prompt and completion tokens of a day in UTC. A chat is
-	// admitted while there are some that are neither used nor reserved.
+	// TokensPerDay counts prompt and completion tokens of a day in UTC. A chat
+	// is admitted while some are neither used nor reserved.
 	TokensPerDay int64
 	// ChatsAtOnce counts chats in progress.
 	ChatsAtOnce int64
 }
 
-// Store knows the limits of an account. It may be asked for any account, and
-// for each once in a CacheTTL by every replica.
+// Store returns the limits of an account. It must accept any account; every
+// replica asks for each one at most once per CacheTTL.
 type Store interface {
 	Limits(ctx context.Context, account string) (Limits, error)
 }
@@ -49,20 +49,20 @@ type Store interface {
 // Options is what an Engine is made of. Engine, Store and Redis are required.
 type Options struct {
 	Engine botapi.ChatEngine   // answers the chats that are admitted
-	Store  Store               // its errors end a chat; a botapi.StatusError chooses the answer
-	Redis  *redisclient.Client // stays the caller's, to close after the Engine
+	Store  Store               // its errors end a chat; a botapi.StatusError is the response
+	Redis  *redisclient.Client // the caller closes it, after the Engine
 
 	// Reserve returns how many tokens a chat may use, prompt and completion
-	// together: so many are reserved when it is admitted. Nil reserves none.
+	// together. That many are reserved when it is admitted. Nil reserves none.
 	Reserve func(context.Context, *botapi.ChatRequest) int64
 	// Used returns how many tokens a chat has used so far, by its context. It is
-	// called while the chat goes on, too, by another goroutine. Nil counts none.
+	// also called during the chat, on another goroutine. Nil counts none.
 	Used func(context.Context) int64
 
 	// MaxChats and MaxChatsPerAccount are limits of this replica alone, 0 for
-	// none. They count a chat for as long as its engine works, as
-	// botapi.Options counts it for as long as its client is answered: the two
-	// differ when an answer goes on without its client.
+	// none. They count a chat while its engine works, whereas botapi.Options
+	// counts it while its client is served: the two differ when an answer
+	// continues without its client.
 	MaxChats, MaxChatsPerAccount int64
 
 	CacheTTL time.Duration // 0 means DefaultCacheTTL
@@ -90,27 +90,27 @@ func (o Options) completed() Options {
 }
 
 // Engine is a botapi.ChatEngine. It counts in Redis, by the clock of Redis, and
-// all that it asks for one chat is decided there in one step: however many
-// replicas ask at once, no more chats are admitted than the limit.
+// one script decides about a chat. So the limits are exact even if several
+// replicas ask concurrently.
 //
-// A chat in progress is a lease, which its replica renews until the chat has
-// ended: the places of a replica that died are free again after Options.Lease.
-// With each renewal, and at its end, the tokens that it has used are counted. That
-// is done behind the chats' backs: no client waits for it.
+// A chat in progress holds a lease, which its replica renews until the chat has
+// ended: the slots of a replica that died are free again after Options.Lease.
+// With each renewal, and at the end of a chat, its used tokens are counted. This
+// happens in the background: no client waits for it.
 //
-// A chat that is not heard in time by a Redis that is there for others is refused
-// with 503: limits do not lapse because somebody keeps a replica busy. While Redis
-// is away, and for a chat whose keys it refuses, every replica goes by what it
-// knows: MaxChats, MaxChatsPerAccount, the limits of the account
-// counted by itself, and the tokens that the account had used when Redis was last
-// asked. When Redis is back, chats in progress and tokens that were used meanwhile
-// are counted, and nothing has to be restarted.
+// If Redis responds to others but not in time for a chat, the chat is rejected
+// with 503, so that nobody can lift limits by keeping a replica busy. While
+// Redis is away, and for a chat whose keys it rejects, every replica uses what
+// it knows: MaxChats, MaxChatsPerAccount, the limits of the account, counted in
+// this replica, and the tokens that the account had used when Redis was last
+// asked. When Redis is back, chats in progress and tokens that were used
+// meanwhile are counted, and nothing needs a restart.
 type Engine struct {
 	next    botapi.ChatEngine
 	options Options
 	known   *cache
 	shared  shared
-	places  *places
+	slots   *slots
 	tallies *tallies
 	book    *book
 
@@ -131,7 +131,7 @@ func New(o Options) *Engine {
 		options: o,
 		known:   newCache(o.Store, o.CacheTTL),
 		shared:  shared{redis: o.Redis, replica: rand.Text(), lease: o.Lease, window: minute},
-		places:  newPlaces(o.MaxChats, o.MaxChatsPerAccount),
+		slots:   newSlots(o.MaxChats, o.MaxChatsPerAccount),
 		tallies: newTallies(),
 		book:    newBook(),
 		stop:    stop,
@@ -141,8 +141,8 @@ func New(o Options) *Engine {
 	return e
 }
 
-// Close ends the engine, after the last chat. Tokens that Redis has not taken
-// until then are in the log.
+// Close ends the engine, after the last chat. It logs the tokens that Redis has
+// not counted by then.
 func (e *Engine) Close() {
 	e.stop()
 	<-e.done
@@ -151,8 +151,8 @@ func (e *Engine) Close() {
 	}
 }
 
-// Chat answers with the next engine if the account's limits allow it. The
-// answer to a chat that they do not allow is a StatusError.
+// Chat answers with the next engine if the account's limits allow it. Otherwise
+// it yields a StatusError.
 func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		c, err := e.admit(ctx, req)
@@ -165,8 +165,8 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 	}
 }
 
-// ChatsAtOnce returns that limit of an account, for who counts what is no chat of
-// its own.
+// ChatsAtOnce returns that limit of an account, for callers that count other
+// things by it.
 func (e *Engine) ChatsAtOnce(ctx context.Context, account string) (int64, error) {
 	limits, err := e.known.limits(ctx, account)
 	if err != nil {
@@ -175,26 +175,26 @@ func (e *Engine) ChatsAtOnce(ctx context.Context, account string) (int64, error)
 	return limits.ChatsAtOnce, nil
 }
 
-// A chat is one in progress.
+// A chat is a chat in progress.
 type chat struct {
 	account, lease string
 	reserved       int64
 	used           func() int64
 
-	counted int64 // of used, by the book
+	counted int64 // of used, in the book
 }
 
-// admit takes a place for a chat, in this replica and in all.
+// admit takes a slot for a chat, in this replica and in all together.
 func (e *Engine) admit(ctx context.Context, req *botapi.ChatRequest) (*chat, error) {
 	account := botapi.AccountFrom(ctx)
 	limits, err := e.known.limits(ctx, account)
 	if err != nil {
 		return nil, fmt.Errorf("asking for the limits of an account: %w", err)
 	}
-	if why := e.tallies.refused(account); why.reason != "" { // to ask again would only keep Redis from others
+	if why := e.tallies.rejected(account); why.reason != "" { // asking again would only add load to Redis
 		return nil, why.err()
 	}
-	here, err := e.places.reserve(account)
+	here, err := e.slots.reserve(account)
 	if err != nil {
 		return nil, err
 	}
@@ -205,29 +205,29 @@ func (e *Engine) admit(ctx context.Context, req *botapi.ChatRequest) (*chat, err
 		used:     func() int64 { return e.options.Used(ctx) },
 	}
 	if err := e.ask(ctx, c, limits, here); err != nil {
-		e.places.giveBack(account)
+		e.slots.release(account)
 		return nil, err
 	}
 	e.book.begin(c)
 	return c, nil
 }
 
-// ask asks Redis for a place, or what this replica knows where that does not say.
+// ask takes a slot in Redis. If Redis does not decide, this replica does.
 func (e *Engine) ask(ctx context.Context, c *chat, limits Limits, here int64) error {
 	ctx, done := e.shared.redis.Waiting(context.WithoutCancel(ctx))
 	defer done()
 	unsettled := e.book.hasEnded(c.account)
 	why, err := e.askShared(ctx, c, limits)
-	if err == nil && why.passes() && unsettled && e.book.waitFor(ctx, c.account) { // what has ended here is known there now
+	if err == nil && why.passes() && unsettled && e.book.waitFor(ctx, c.account) { // now Redis knows which chats have ended here
 		why, err = e.askShared(ctx, c, limits)
 	}
 	switch {
 	case err == nil:
-	case !e.shared.redis.Away() && !redisclient.Refused(err): // Redis is there, and this replica has too much to do
+	case !e.shared.redis.Away() && !redisclient.Rejected(err): // Redis responds to others: this replica is overloaded
 		e.book.release(c)
 		return unavailable(err)
 	default:
-		if !e.shared.redis.Away() { // that it is was said once
+		if !e.shared.redis.Away() { // that Redis is away has been logged
 			e.options.Logger.WarnContext(ctx, "a chat was not limited over all replicas", slog.Any("error", err))
 		}
 		why = e.tallies.admit(c.account, limits, e.book.unsettled(c.account), here)
@@ -235,7 +235,7 @@ func (e *Engine) ask(ctx context.Context, c *chat, limits Limits, here int64) er
 	return why.err()
 }
 
-func (e *Engine) askShared(ctx context.Context, c *chat, limits Limits) (refusal, error) {
+func (e *Engine) askShared(ctx context.Context, c *chat, limits Limits) (rejection, error) {
 	day, known := e.tallies.seen(c.account)
 	why, used, err := e.shared.admit(ctx, c, limits, day, known)
 	if err == nil {
@@ -244,18 +244,18 @@ func (e *Engine) askShared(ctx context.Context, c *chat, limits Limits) (refusal
 	return why, err
 }
 
-// end gives the place of a chat back. If Redis does not hear of it, the lease runs
-// out.
+// end releases the slot of a chat. If Redis does not learn of it, the lease
+// expires.
 func (e *Engine) end(c *chat) {
-	e.places.giveBack(c.account)
+	e.slots.release(c.account)
 	e.book.end(c)
 }
 
-// settlePeriod is how soon what Redis has not taken is tried again.
+// settlePeriod is how soon a failed batch is retried.
 const settlePeriod = time.Second
 
-// keepAccounts renews the leases of this replica, and brings to account what its
-// chats have used, until ctx ends.
+// keepAccounts renews the leases of this replica and counts the tokens of its
+// chats, until ctx ends.
 func (e *Engine) keepAccounts(ctx context.Context) {
 	defer close(e.done)
 	renew := time.NewTicker(e.shared.lease / 3)
@@ -274,7 +274,7 @@ func (e *Engine) keepAccounts(ctx context.Context) {
 	}
 }
 
-// settle brings to account what there is, until Redis does not take it.
+// settle sends all batches to Redis, until one fails.
 func (e *Engine) settle() {
 	for {
 		number, batch := e.book.batch(e.tallies)
@@ -283,35 +283,36 @@ func (e *Engine) settle() {
 		}
 		used, err := e.shared.settle(context.Background(), number, batch)
 		if err != nil {
-			return // the same batch comes again
+			return // the same batch is sent again
 		}
 		e.tallies.settled(batch, used)
 		e.book.settled()
 	}
 }
 
-// A refusal is why a chat gets no place, and for how long; none has no reason.
-type refusal struct {
+// A rejection is why a chat gets no slot, and for how long. Without a reason the
+// chat is admitted.
+type rejection struct {
 	reason string
 	wait   time.Duration
 }
 
-// passes reports whether the end of a chat may change it.
-func (r refusal) passes() bool { return r.reason == "places" || r.reason == "reserved" }
+// passes reports whether the end of a chat may change the rejection.
+func (r rejection) passes() bool { return r.reason == "places" || r.reason == "reserved" }
 
-var refusals = map[string]string{
+var rejections = map[string]string{
 	"minute":   "Too many chats in a minute for this account",
 	"tokens":   "The tokens of this account for today are used up",
 	"reserved": "The tokens of this account for today are reserved for its chats in progress",
 	"places":   "Too many chats in progress for this account",
 }
 
-// err is what a client is told.
-func (r refusal) err() error {
+// err is the error that the client gets.
+func (r rejection) err() error {
 	if r.reason == "" {
 		return nil
 	}
-	return &botapi.StatusError{Status: http.StatusTooManyRequests, Detail: refusals[r.reason], RetryAfter: r.wait}
+	return &botapi.StatusError{Status: http.StatusTooManyRequests, Detail: rejections[r.reason], RetryAfter: r.wait}
 }
 
 func unavailable(err error) error {

@@ -30,7 +30,7 @@ const (
 	chat     = `{"bot_slug":"helper","prompt":"Hi","stream":false}`
 )
 
-// table stands in for the database: package postgres has tests of its own.
+// table replaces the database: package postgres has tests of its own.
 type table func(account string) (limits.Limits, error)
 
 func (f table) Limits(_ context.Context, account string) (limits.Limits, error) { return f(account) }
@@ -39,13 +39,13 @@ func everybody(l limits.Limits) table {
 	return func(string) (limits.Limits, error) { return l, nil }
 }
 
-// atOnce is an engine whose answers last until they are let go.
-type atOnce struct {
+// holding is an engine whose answers last until done is closed.
+type holding struct {
 	begun atomic.Int64
 	done  chan struct{}
 }
 
-func (e *atOnce) Chat(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+func (e *holding) Chat(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		e.begun.Add(1)
 		select {
@@ -106,7 +106,7 @@ func three(t *testing.T, redis *redistest.Server, o limits.Options) (all [3]repl
 	return all
 }
 
-// An answer is what a client got.
+// An answer is what a client received.
 type answer struct {
 	status     int
 	body       string
@@ -140,7 +140,7 @@ func (r replica) chat(t *testing.T, account string) answer {
 	return got
 }
 
-// spend has a chat that uses so many tokens.
+// spend runs a chat that uses this many tokens.
 func (r replica) spend(t *testing.T, account string, tokens int64) {
 	t.Helper()
 	r.costs.Store(account, tokens)
@@ -156,27 +156,27 @@ func eventually(t *testing.T, what string, so func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !so(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not so after %v: %s", patience, what)
+			t.Fatalf("not true after %v: %s", patience, what)
 		}
 	}
 }
 
-// TestNeverMoreThanTheLimit has 1,000 clients ask three replicas at once.
+// TestNeverMoreThanTheLimit has 1,000 clients ask three replicas concurrently.
 func TestNeverMoreThanTheLimit(t *testing.T) {
 	const clients, limit = 1000, 70
 	for name, c := range map[string]struct {
 		limits limits.Limits
 		detail string
 	}{
-		"in a minute": {limits.Limits{ChatsPerMinute: limit}, "Too many chats in a minute for this account"},
-		"at once":     {limits.Limits{ChatsAtOnce: limit}, "Too many chats in progress for this account"},
-		"both":        {limits.Limits{ChatsPerMinute: clients, ChatsAtOnce: limit}, "Too many chats in progress for this account"},
+		"in a minute":  {limits.Limits{ChatsPerMinute: limit}, "Too many chats in a minute for this account"},
+		"concurrently": {limits.Limits{ChatsAtOnce: limit}, "Too many chats in progress for this account"},
+		"both":         {limits.Limits{ChatsPerMinute: clients, ChatsAtOnce: limit}, "Too many chats in progress for this account"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
-			engine := &atOnce{done: make(chan struct{})}
+			engine := &holding{done: make(chan struct{})}
 			replicas := three(t, redistest.NewServer(t), limits.Options{Engine: engine, Store: everybody(c.limits)})
-			var refused atomic.Int64
+			var rejected atomic.Int64
 			answers := make([]answer, clients)
 			errs := make([]error, clients)
 			var all sync.WaitGroup
@@ -184,12 +184,12 @@ func TestNeverMoreThanTheLimit(t *testing.T) {
 				all.Go(func() {
 					answers[i], errs[i] = replicas[i%3].ask(t.Context(), "acme")
 					if answers[i].status != http.StatusOK {
-						refused.Add(1)
+						rejected.Add(1)
 					}
 				})
 			}
-			eventually(t, "the others are refused", func() bool { return refused.Load() >= clients-limit })
-			is.Equal(engine.begun.Load(), int64(limit)) // and not one more
+			eventually(t, "the others are rejected", func() bool { return rejected.Load() >= clients-limit })
+			is.Equal(engine.begun.Load(), int64(limit)) // and no more
 			other := make(chan answer, 1)
 			go func() {
 				got, _ := replicas[0].ask(t.Context(), "other")
@@ -215,7 +215,7 @@ func TestNeverMoreThanTheLimit(t *testing.T) {
 	}
 }
 
-// TestRetryAfterIsTrue comes back when it was told to.
+// TestRetryAfterIsTrue retries after the time that it was told.
 func TestRetryAfterIsTrue(t *testing.T) {
 	is := is.New(t)
 	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Store: everybody(limits.Limits{ChatsPerMinute: 2})})
@@ -223,11 +223,11 @@ func TestRetryAfterIsTrue(t *testing.T) {
 	for range 3 {
 		is.Equal(r.chat(t, "acme"), answered)
 		is.Equal(r.chat(t, "acme"), answered)
-		refused := r.chat(t, "acme")
-		is.Equal(refused.status, http.StatusTooManyRequests)
-		is.Equal(r.chat(t, "acme").status, http.StatusTooManyRequests) // to ask costs nothing
-		is.True(refused.retryAfter == 1 || refused.retryAfter == 2)
-		time.Sleep(time.Duration(refused.retryAfter) * time.Second)
+		rejected := r.chat(t, "acme")
+		is.Equal(rejected.status, http.StatusTooManyRequests)
+		is.Equal(r.chat(t, "acme").status, http.StatusTooManyRequests) // a rejected request costs nothing
+		is.True(rejected.retryAfter == 1 || rejected.retryAfter == 2)
+		time.Sleep(time.Duration(rejected.retryAfter) * time.Second)
 	}
 }
 
@@ -236,36 +236,36 @@ func TestTokensOfTheDay(t *testing.T) {
 	replicas := three(t, redistest.NewServer(t), limits.Options{Store: everybody(limits.Limits{TokensPerDay: 100, ChatsPerMinute: 4})})
 	replicas[0].spend(t, "acme", 60)
 	replicas[1].spend(t, "acme", 39)
-	is.Equal(replicas[0].chat(t, "acme"), answered) // there is one left
+	is.Equal(replicas[0].chat(t, "acme"), answered) // one token is left
 	replicas[2].spend(t, "acme", 1)
 	is.Equal(replicas[2].chat(t, "other"), answered)
 
 	const usedUp = `{"detail":"The tokens of this account for today are used up"}`
 	eventually(t, "they are used up", func() bool { return replicas[2].chat(t, "acme").body == usedUp })
 	before := untilMidnight()
-	refused := replicas[2].chat(t, "acme")
-	is.Equal(refused.status, http.StatusTooManyRequests)
-	is.Equal(refused.body, usedUp)
-	if after := untilMidnight(); after <= before { // else the day has just ended
-		is.True(after <= refused.retryAfter && refused.retryAfter <= before+1)
+	rejected := replicas[2].chat(t, "acme")
+	is.Equal(rejected.status, http.StatusTooManyRequests)
+	is.Equal(rejected.body, usedUp)
+	if after := untilMidnight(); after <= before { // otherwise the day has just ended
+		is.True(after <= rejected.retryAfter && rejected.retryAfter <= before+1)
 	}
 }
 
 func untilMidnight() int { return int(86400 - time.Now().Unix()%86400) }
 
-// TestLimitsOfOneReplica has no Redis limits: these hold without it, too.
+// TestLimitsOfOneReplica needs no limits in Redis.
 func TestLimitsOfOneReplica(t *testing.T) {
 	for name, c := range map[string]struct {
 		options limits.Options
 		want    answer
-		other   bool // whether another account still gets in
+		other   bool // whether another account is still admitted
 	}{
 		"of all":         {limits.Options{MaxChats: 2}, answer{http.StatusServiceUnavailable, `{"detail":"Too many chats in progress"}`, 1}, false},
 		"of one account": {limits.Options{MaxChatsPerAccount: 2}, answer{http.StatusTooManyRequests, `{"detail":"Too many chats in progress for this account"}`, 1}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
-			engine := &atOnce{done: make(chan struct{})}
+			engine := &holding{done: make(chan struct{})}
 			c.options.Engine, c.options.Store = engine, everybody(limits.Limits{})
 			r := serve(t, redistest.NewServer(t).Client(t), c.options)
 			var all sync.WaitGroup
@@ -278,21 +278,21 @@ func TestLimitsOfOneReplica(t *testing.T) {
 			is.Equal(r.chat(t, "acme"), c.want)
 			if c.other {
 				ask("other")
-				eventually(t, "another account gets in", func() bool { return engine.begun.Load() == 3 })
+				eventually(t, "another account is admitted", func() bool { return engine.begun.Load() == 3 })
 			}
 			close(engine.done)
 			all.Wait()
-			is.Equal(r.chat(t, "acme"), answered) // the places are free again
+			is.Equal(r.chat(t, "acme"), answered) // the slots are free again
 		})
 	}
 }
 
-// TestReplicaThatDies takes a replica that renews its leases, and then one that
-// does not any more.
+// TestReplicaThatDies has one replica that renews its leases, and one that stops
+// doing so.
 func TestReplicaThatDies(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
-	engine := &atOnce{done: make(chan struct{})}
+	engine := &holding{done: make(chan struct{})}
 	o := limits.Options{Engine: engine, Store: everybody(limits.Limits{ChatsAtOnce: 2}), Lease: 300 * time.Millisecond}
 	dying := serve(t, server.Client(t), o)
 	living := serve(t, server.Client(t), limits.Options{Store: o.Store, Lease: o.Lease})
@@ -310,11 +310,11 @@ func TestReplicaThatDies(t *testing.T) {
 	eventually(t, "leases are renewed", func() bool { return leaseEnd(t, redis) > began+2*float64(o.Lease.Milliseconds()) })
 	is.Equal(living.chat(t, "acme").status, http.StatusTooManyRequests)
 
-	dying.Close() // its chats go on, but nobody renews
-	eventually(t, "the places are free again", func() bool { return living.chat(t, "acme") == answered })
+	dying.Close() // its chats go on, but their leases are not renewed
+	eventually(t, "the slots are free again", func() bool { return living.chat(t, "acme") == answered })
 }
 
-// leaseEnd returns when the first lease runs out, in milliseconds.
+// leaseEnd returns when the first lease expires, in milliseconds.
 func leaseEnd(t *testing.T, client *redisclient.Client) float64 {
 	t.Helper()
 	first, err := client.ZRangeWithScores(t.Context(), "botapi:limits:places:acme", 0, 0).Result()
@@ -324,11 +324,11 @@ func leaseEnd(t *testing.T, client *redisclient.Client) float64 {
 	return first[0].Score
 }
 
-// TestRedisGoesAndComesBack stops Redis and starts it again, empty.
-func TestRedisGoesAndComesBack(t *testing.T) {
+// TestRedisStopsAndRestarts stops Redis and starts it again, empty.
+func TestRedisStopsAndRestarts(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
-	engine := &atOnce{done: make(chan struct{})}
+	engine := &holding{done: make(chan struct{})}
 	store := everybody(limits.Limits{ChatsAtOnce: 1, TokensPerDay: 100})
 	first := serve(t, server.Client(t), limits.Options{Engine: engine, Store: store, Lease: 300 * time.Millisecond})
 	second := serve(t, server.Client(t), limits.Options{Store: store, Lease: 300 * time.Millisecond})
@@ -346,30 +346,30 @@ func TestRedisGoesAndComesBack(t *testing.T) {
 	server.Stop(t)
 	ask("meanwhile")
 	eventually(t, "a chat is admitted without Redis", func() bool { return engine.begun.Load() == 2 })
-	is.Equal(first.chat(t, "meanwhile").status, http.StatusTooManyRequests) // by what this replica knows
-	is.Equal(second.chat(t, "meanwhile"), answered)                         // which is not what others know
+	is.Equal(first.chat(t, "meanwhile").status, http.StatusTooManyRequests) // as this replica knows
+	is.Equal(second.chat(t, "meanwhile"), answered)                         // which other replicas do not know
 	second.spend(t, "spender", 98)
 	second.spend(t, "spender", 1)
 	second.spend(t, "glutton", 100)
-	is.Equal(second.chat(t, "glutton").status, http.StatusTooManyRequests) // by what this replica knows, too
+	is.Equal(second.chat(t, "glutton").status, http.StatusTooManyRequests) // as this replica knows, too
 
 	server.Start(t)
 	eventually(t, "tokens are counted again", func() bool {
 		return server.Client(t).Exists(t.Context(), "botapi:limits:tokens:spender").Val() == 1
 	})
-	is.Equal(second.chat(t, "spender"), answered) // there is one left
+	is.Equal(second.chat(t, "spender"), answered) // one token is left
 	second.spend(t, "spender", 1)
 	for _, account := range []string{"before", "meanwhile", "spender", "glutton"} {
 		eventually(t, account+" is counted again", func() bool { return second.chat(t, account).status == http.StatusTooManyRequests })
 	}
 	close(engine.done)
 	for account := range map[string]bool{"before": true, "meanwhile": true} {
-		eventually(t, account+" has its place again", func() bool { return second.chat(t, account) == answered })
+		eventually(t, account+" has its slot again", func() bool { return second.chat(t, account) == answered })
 	}
 }
 
-// TestLimitsAreRemembered asks the store once for many chats, and again later.
-func TestLimitsAreRemembered(t *testing.T) {
+// TestLimitsAreCached has many chats share one lookup, and another one later.
+func TestLimitsAreCached(t *testing.T) {
 	is := is.New(t)
 	var lookups atomic.Int64
 	var limit atomic.Int64
@@ -381,28 +381,28 @@ func TestLimitsAreRemembered(t *testing.T) {
 		}
 		return limits.Limits{ChatsAtOnce: limit.Load()}, nil
 	})
-	engine := &atOnce{done: make(chan struct{})}
+	engine := &holding{done: make(chan struct{})}
 	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Engine: engine, Store: store, CacheTTL: 500 * time.Millisecond})
 	var all sync.WaitGroup
-	var refused atomic.Int64
+	var rejected atomic.Int64
 	for range 20 {
 		all.Go(func() {
 			if got, _ := r.ask(t.Context(), "acme"); got.status == http.StatusTooManyRequests {
-				refused.Add(1)
+				rejected.Add(1)
 			}
 		})
 	}
 	close(asked)
-	eventually(t, "all but one are refused", func() bool { return refused.Load() == 19 })
-	is.True(lookups.Load() <= 2) // the second if the 20 took longer than they are remembered
+	eventually(t, "all but one are rejected", func() bool { return rejected.Load() == 19 })
+	is.True(lookups.Load() <= 2) // the second if the 20 took longer than the cache keeps it
 
-	limit.Store(2) // an exception is made
+	limit.Store(2) // the limit is raised
 	all.Go(func() {
 		for engine.begun.Load() < 2 {
 			_, _ = r.ask(t.Context(), "acme")
 		}
 	})
-	eventually(t, "it counts", func() bool { return engine.begun.Load() == 2 })
+	eventually(t, "the new limit applies", func() bool { return engine.begun.Load() == 2 })
 	close(engine.done)
 	all.Wait()
 }
@@ -420,10 +420,10 @@ func TestStoreThatFails(t *testing.T) {
 	})})
 	is.Equal(r.chat(t, "acme"), answer{http.StatusServiceUnavailable, `{"detail":"Later"}`, 2})
 	failing.Store(false)
-	is.Equal(r.chat(t, "acme"), answered) // a failure is not remembered
+	is.Equal(r.chat(t, "acme"), answered) // a failure is not cached
 }
 
-func TestLimitsThatAreAsGoodAsNone(t *testing.T) {
+func TestHugeLimits(t *testing.T) {
 	is := is.New(t)
 	none := limits.Limits{ChatsPerMinute: math.MaxInt64, TokensPerDay: math.MaxInt64, ChatsAtOnce: math.MaxInt64}
 	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Store: everybody(none)})
@@ -431,11 +431,11 @@ func TestLimitsThatAreAsGoodAsNone(t *testing.T) {
 	is.Equal(r.chat(t, "acme"), answered)
 }
 
-// budget is a service whose chats reserve and use the same number of tokens each,
-// and hold them until they are let go.
-func budget(t *testing.T, reserve, use int64, l limits.Limits) (*atOnce, *redistest.Server, [3]replica) {
+// budget is a service whose chats reserve and use the same number of tokens
+// each, and last until they are released.
+func budget(t *testing.T, reserve, use int64, l limits.Limits) (*holding, *redistest.Server, [3]replica) {
 	t.Helper()
-	engine, server := &atOnce{done: make(chan struct{})}, redistest.NewServer(t)
+	engine, server := &holding{done: make(chan struct{})}, redistest.NewServer(t)
 	return engine, server, three(t, server, limits.Options{
 		Engine:  engine,
 		Store:   everybody(l),
@@ -444,9 +444,9 @@ func budget(t *testing.T, reserve, use int64, l limits.Limits) (*atOnce, *redist
 	})
 }
 
-// TestFiftyAtOnce asks for fifty answers at once, and once more when they have
-// ended. By how much the budget is passed is what the documentation says.
-func TestFiftyAtOnce(t *testing.T) {
+// TestFiftyConcurrentChats asks for fifty answers concurrently, and once more when they
+// have ended. The documentation says how far the budget may be exceeded.
+func TestFiftyConcurrentChats(t *testing.T) {
 	const clients, tokens = 50, 1000
 	for name, c := range map[string]struct{ reserve, use, admitted, most int64 }{
 		"with a maximum":         {reserve: 90, use: 90, admitted: 12, most: tokens - 1 + 90},
@@ -458,15 +458,15 @@ func TestFiftyAtOnce(t *testing.T) {
 			is := is.New(t)
 			engine, server, replicas := budget(t, c.reserve, c.use, limits.Limits{TokensPerDay: tokens})
 			var all sync.WaitGroup
-			var refused atomic.Int64
+			var rejected atomic.Int64
 			for i := range clients {
 				all.Go(func() {
 					if got, _ := replicas[i%3].ask(t.Context(), "acme"); got.status == http.StatusTooManyRequests {
-						refused.Add(1)
+						rejected.Add(1)
 					}
 				})
 			}
-			eventually(t, "the others are refused", func() bool { return refused.Load() == clients-c.admitted })
+			eventually(t, "the others are rejected", func() bool { return rejected.Load() == clients-c.admitted })
 			is.Equal(engine.begun.Load(), c.admitted)
 			is.Equal(replicas[0].chat(t, "acme"), answer{http.StatusTooManyRequests,
 				`{"detail":"The tokens of this account for today are reserved for its chats in progress"}`, 1})
@@ -479,9 +479,9 @@ func TestFiftyAtOnce(t *testing.T) {
 			}
 			eventually(t, "all is counted", func() bool { return used() == c.admitted*c.use })
 			is.Equal(redis.HGet(t.Context(), "botapi:limits:reserved:acme", "all").Val(), "0")
-			for replicas[0].chat(t, "acme") == answered { // to the end of the budget
+			for replicas[0].chat(t, "acme") == answered { // until the budget is used up
 			}
-			eventually(t, "the budget is passed by no more than is said", func() bool { return used() >= tokens })
+			eventually(t, "the budget is used up", func() bool { return used() >= tokens })
 			is.True(used() <= c.most)
 		})
 	}
@@ -491,7 +491,7 @@ func TestFiftyAtOnce(t *testing.T) {
 func TestCountedWhileItGoesOn(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
-	engine := &atOnce{done: make(chan struct{})}
+	engine := &holding{done: make(chan struct{})}
 	var used atomic.Int64
 	o := limits.Options{
 		Engine: engine, Store: everybody(limits.Limits{TokensPerDay: 100}), Lease: 300 * time.Millisecond,
@@ -509,15 +509,15 @@ func TestCountedWhileItGoesOn(t *testing.T) {
 	used.Store(100)
 	usedUp := func() bool { return strings.Contains(other.chat(t, "acme").body, "used up") }
 	eventually(t, "what it has used by now is counted", usedUp)
-	dying.Close() // as a replica that is killed: it settles nothing
+	dying.Close() // like a killed replica: it settles nothing
 	leave()
 	all.Wait()
 	time.Sleep(2 * o.Lease)
-	is.True(usedUp()) // what was counted stays so
+	is.True(usedUp()) // what was counted stays counted
 }
 
-// TestBatchThatComesTwice is one whose answer was lost.
-func TestBatchThatComesTwice(t *testing.T) {
+// TestRepeatedBatch sends a batch again, as if the response to it had been lost.
+func TestRepeatedBatch(t *testing.T) {
 	is := is.New(t)
 	redis := redistest.NewServer(t).Client(t)
 	r := serve(t, redis, limits.Options{Store: everybody(limits.Limits{})})
@@ -527,11 +527,11 @@ func TestBatchThatComesTwice(t *testing.T) {
 	is.Equal(redis.Get(t.Context(), "botapi:limits:tokens:acme").Val(), "7")
 	r.spend(t, "acme", 3)
 	eventually(t, "the next is counted", func() bool { return redis.Get(t.Context(), "botapi:limits:tokens:acme").Val() == "10" })
-	is.NoErr(r.SettleAgain(1, "acme", 7)) // as if it came late
+	is.NoErr(r.SettleAgain(1, "acme", 7)) // as if it arrived late
 	is.Equal(redis.Get(t.Context(), "botapi:limits:tokens:acme").Val(), "10")
 }
 
-// TestClockOfRedisIsSetBack has what an hour ago would have been.
+// TestClockOfRedisIsSetBack has state from what is now the future.
 func TestClockOfRedisIsSetBack(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
@@ -544,10 +544,10 @@ func TestClockOfRedisIsSetBack(t *testing.T) {
 	began := time.Now()
 	is.Equal(r.chat(t, "acme").status, http.StatusTooManyRequests)
 	eventually(t, "it is admitted", func() bool { return r.chat(t, "acme") == answered })
-	is.True(time.Since(began) > 1500*time.Millisecond) // the limit held meanwhile
+	is.True(time.Since(began) > 1500*time.Millisecond) // the limit still applied
 }
 
-// TestRedisIsFull keeps everybody's limits, and nothing else has room there.
+// TestRedisIsFull checks that limits still work although nothing else has room.
 func TestRedisIsFull(t *testing.T) {
 	is := is.New(t)
 	engine, server, replicas := budget(t, 10, 10, limits.Limits{TokensPerDay: 50, ChatsAtOnce: 4})
@@ -555,15 +555,15 @@ func TestRedisIsFull(t *testing.T) {
 	is.NoErr(redis.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	is.True(goredis.IsOOMError(redis.Set(t.Context(), "key", "", 0).Err()))
 	var all sync.WaitGroup
-	var refused atomic.Int64
+	var rejected atomic.Int64
 	for i := range 50 {
 		all.Go(func() {
 			if got, _ := replicas[i%3].ask(t.Context(), "acme"); got.status == http.StatusTooManyRequests {
-				refused.Add(1)
+				rejected.Add(1)
 			}
 		})
 	}
-	eventually(t, "four are admitted", func() bool { return refused.Load() == 46 && engine.begun.Load() == 4 })
+	eventually(t, "four are admitted", func() bool { return rejected.Load() == 46 && engine.begun.Load() == 4 })
 	close(engine.done)
 	all.Wait()
 	eventually(t, "what they used is counted", func() bool { return redis.Get(t.Context(), "botapi:limits:tokens:acme").Val() == "40" })
@@ -571,14 +571,14 @@ func TestRedisIsFull(t *testing.T) {
 	eventually(t, "and the day's limit holds", func() bool { return strings.Contains(replicas[2].chat(t, "acme").body, "used up") })
 }
 
-// TestKeyOfAnotherType has one account's tokens in a list. It is limited by what
-// each replica knows, and nobody else is touched, until the end of a chat puts that
-// right.
+// TestKeyOfAnotherType has one account's tokens in a list. Replicas limit that
+// account by what they know, and no other account is affected. The end of a chat
+// repairs the key.
 func TestKeyOfAnotherType(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	redis := server.Client(t)
-	engine := &atOnce{done: make(chan struct{})}
+	engine := &holding{done: make(chan struct{})}
 	replicas := three(t, server, limits.Options{Engine: engine, Store: everybody(limits.Limits{ChatsAtOnce: 1, TokensPerDay: 10})})
 	is.NoErr(redis.RPush(t.Context(), "botapi:limits:tokens:acme", "").Err())
 	var all sync.WaitGroup
@@ -596,14 +596,13 @@ func TestKeyOfAnotherType(t *testing.T) {
 	is.Equal(replicas[0].chat(t, "other").status, http.StatusTooManyRequests)
 	close(engine.done)
 	all.Wait()
-	eventually(t, "the other's place is free", func() bool { return replicas[1].chat(t, "other") == answered })
+	eventually(t, "the other's slot is free", func() bool { return replicas[1].chat(t, "other") == answered })
 	eventually(t, "tokens are counted", func() bool { return redis.Get(t.Context(), "botapi:limits:tokens:acme").Val() == "10" })
 	is.Equal(replicas[2].chat(t, "acme").body, `{"detail":"The tokens of this account for today are used up"}`)
 }
 
-// TestWhoIsRefusedKeepsNobodyFromRedis asks again and again with a limit that is
-// used up.
-func TestWhoIsRefusedKeepsNobodyFromRedis(t *testing.T) {
+// TestRejectedAccountDoesNotLoadRedis asks again and again with a used-up limit.
+func TestRejectedAccountDoesNotLoadRedis(t *testing.T) {
 	is := is.New(t)
 	redis := redistest.NewServer(t).Client(t)
 	r := serve(t, redis, limits.Options{Store: everybody(limits.Limits{ChatsPerMinute: 1})})
@@ -616,8 +615,9 @@ func TestWhoIsRefusedKeepsNobodyFromRedis(t *testing.T) {
 	is.Equal(r.chat(t, "other"), answered)
 }
 
-// TestWhatAChatCostsRedis counts: one command to begin, and one to end.
-func TestWhatAChatCostsRedis(t *testing.T) {
+// TestCostOfAChatForRedis counts commands: one to begin a chat, and one to end
+// it.
+func TestCostOfAChatForRedis(t *testing.T) {
 	is := is.New(t)
 	redis := redistest.NewServer(t).Client(t)
 	r := serve(t, redis, limits.Options{Store: everybody(limits.Limits{ChatsPerMinute: 1000, ChatsAtOnce: 10, TokensPerDay: 1000})})
@@ -648,8 +648,8 @@ func scripts(t *testing.T, redis *redisclient.Client) (calls int) {
 	return calls
 }
 
-// TestRedisIsTooLate gives a place to a chat whose client was told meanwhile to
-// come back: it is free long before its lease runs out.
+// TestRedisIsTooLate has Redis grant a slot to a chat whose client was meanwhile
+// told to retry: the slot is free long before its lease expires.
 func TestRedisIsTooLate(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
@@ -659,17 +659,17 @@ func TestRedisIsTooLate(t *testing.T) {
 		Lease:   10 * patience,
 		Reserve: func(context.Context, *botapi.ChatRequest) int64 { return 100 },
 	})
-	is.Equal(r.chat(t, "other"), answered) // so Redis is there
-	eventually(t, "it is over", func() bool { return redis.Exists(t.Context(), "botapi:limits:places:other").Val() == 0 })
-	time.Sleep(20 * time.Millisecond) // its connection is free: a new one would not get as far as to ask
+	is.Equal(r.chat(t, "other"), answered) // so Redis responds
+	eventually(t, "it has ended", func() bool { return redis.Exists(t.Context(), "botapi:limits:places:other").Val() == 0 })
+	time.Sleep(20 * time.Millisecond) // its connection is free: a new one would take too long to send the command
 	server.Hang(t)
 	is.Equal(r.chat(t, "acme").status, http.StatusServiceUnavailable)
 	server.GoOn(t)
-	eventually(t, "the place and what was reserved are given back", func() bool { return r.chat(t, "acme") == answered })
+	eventually(t, "the slot and the reservation are released", func() bool { return r.chat(t, "acme") == answered })
 }
 
-// TestRedisComesBackEmpty has forgotten what an account used today: a replica that
-// knows says so.
+// TestRedisComesBackEmpty has Redis forget what an account used today: a replica
+// that knows it restores it.
 func TestRedisComesBackEmpty(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
@@ -682,13 +682,13 @@ func TestRedisComesBackEmpty(t *testing.T) {
 	is.Equal(redis.Get(t.Context(), "botapi:limits:tokens:acme").Val(), "100")
 }
 
-// TestRedisComesBackEmptyAgainAndAgain loses no token of those that were counted,
-// whoever asks first: the end of a chat that was under way, or a new one.
+// TestRedisComesBackEmptyAgainAndAgain loses no counted token, whether the end
+// of a running chat or a new chat asks first.
 func TestRedisComesBackEmptyAgainAndAgain(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	redis := server.Client(t)
-	engine := &atOnce{done: make(chan struct{})}
+	engine := &holding{done: make(chan struct{})}
 	r := serve(t, server.Client(t), limits.Options{Engine: engine, Store: everybody(limits.Limits{TokensPerDay: 1000})})
 	r.costs.Store("acme", int64(40))
 	for i := range int64(6) {
@@ -704,8 +704,8 @@ func TestRedisComesBackEmptyAgainAndAgain(t *testing.T) {
 	}
 }
 
-// TestOneAfterAnother has the only place of an account taken and given back: who
-// waits for an answer before it asks again is never refused.
+// TestOneAfterAnother takes and releases the only slot of an account: a client
+// that asks again after its answer is never rejected.
 func TestOneAfterAnother(t *testing.T) {
 	is := is.New(t)
 	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Store: everybody(limits.Limits{ChatsAtOnce: 1})})

@@ -1,15 +1,15 @@
--- Brings one batch of a replica to account, once however often it comes: for each
--- chat the tokens that it has used since the last batch, and whether it goes on.
--- One that does has its lease renewed, and keeps what is left of its reservation.
--- KEYS: the replica's mark, then tokens, places and reserved of each chat.
--- ARGV: the number of the batch, how long leases last, how long a mark does, then
--- lease, tokens, reservation, 1 if it goes on, and a day with what the replica knew
--- its account to have used on it before this batch, of each chat. Says how many tokens
--- the account of each has used today, 0 where that has not changed.
+-- Settles one batch of a replica, once, however often it is sent: for each chat,
+-- counts the tokens that it has used since the last batch. If the chat goes on, its
+-- lease is renewed, and it keeps the rest of its reservation.
+-- KEYS: the replica's mark, then tokens, slots and reserved of each chat.
+-- ARGV: the number of the batch, how long leases last, how long a mark lasts, then
+-- for each chat: lease, tokens, reservation, 1 if it goes on, a day, and what the
+-- replica knew its account to have used on that day before this batch. Returns how
+-- many tokens the account of each chat has used today, 0 if that has not changed.
 local mark, batch = KEYS[1], ARGV[1]
 local lasts, markLasts = tonumber(ARGV[2]), ARGV[3]
 
--- A batch that was given up on may come after the one that took its place.
+-- A batch that was cancelled may arrive after the one that replaced it.
 local last = tonumber(redis.call('GET', mark) or 0)
 if last >= tonumber(batch) then return {} end
 
@@ -18,12 +18,12 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local today = math.floor(time[1] / 86400)
 local midnight = (today + 1) * 86400
 
--- A Redis that is full takes this, and then all that a script writes.
+-- A full Redis runs a script that begins with this command.
 redis.call('DEL', mark)
 redis.call('SET', mark, batch, 'PX', markLasts)
 
--- What the replica knew counts even if Redis has forgotten it, and in place of a
--- key that is no number.
+-- What the replica knew counts if Redis has forgotten it, or if the key is not a
+-- number.
 local function add(tokens, used, day, known)
   if day ~= today then known = 0 end
   local before = redis.pcall('GET', tokens)
@@ -38,10 +38,10 @@ local function add(tokens, used, day, known)
 end
 
 local totals = {}
--- What goes wrong with one chat, as with a key of another type, is no reason to
--- leave out the others.
+-- A failure with one chat, such as a key of another type, must not affect the
+-- others.
 for i = 0, (#KEYS - 1) / 3 - 1 do
-  local tokens, places, reserved = KEYS[2 + 3 * i], KEYS[3 + 3 * i], KEYS[4 + 3 * i]
+  local tokens, slots, reserved = KEYS[2 + 3 * i], KEYS[3 + 3 * i], KEYS[4 + 3 * i]
   local lease, used, keep, goesOn, day, known = unpack(ARGV, 4 + 6 * i, 9 + 6 * i)
   keep = tonumber(keep)
   totals[i + 1] = 0
@@ -49,10 +49,10 @@ for i = 0, (#KEYS - 1) / 3 - 1 do
     totals[i + 1] = add(tokens, used, tonumber(day), tonumber(known))
   end
   if goesOn == '1' then
-    redis.pcall('ZADD', places, now + lasts, lease)
-    redis.pcall('PEXPIRE', places, lasts)
+    redis.pcall('ZADD', slots, now + lasts, lease)
+    redis.pcall('PEXPIRE', slots, lasts)
   elseif lease ~= '' then
-    redis.pcall('ZREM', places, lease)
+    redis.pcall('ZREM', slots, lease)
   end
   local held = redis.pcall('HGET', reserved, lease)
   held = type(held) == 'string' and tonumber(held) or 0

@@ -7,19 +7,19 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// A tally is what this replica knows of one account by itself.
+// A tally is what this replica knows of one account.
 type tally struct {
 	day  int64 // of UTC, in days since 1970
-	seen int64 // tokens of the day that Redis has known of
+	seen int64 // tokens of the day that Redis is known to have counted
 
 	minute *rate.Limiter // nil unless Redis is away
 
-	refused refusal   // by Redis, for a reason that lasts
-	until   time.Time // for how long it is so
-	askAt   time.Time // when Redis is asked again
+	rejected rejection // by Redis, for a lasting reason
+	until    time.Time // how long that reason lasts
+	askAt    time.Time // when Redis is asked again
 }
 
-// tallies are those of all accounts that were asked for on a day.
+// tallies are those of all accounts that were active on a day.
 type tallies struct {
 	mu  sync.Mutex
 	day int64
@@ -40,7 +40,7 @@ func (t *tallies) of(account string) *tally {
 	return t.all[account]
 }
 
-// seen returns how many tokens of which day Redis has known of at least.
+// seen returns how many tokens of which day Redis has counted at least.
 func (t *tallies) seen(account string) (day, tokens int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -48,42 +48,42 @@ func (t *tallies) seen(account string) (day, tokens int64) {
 	return one.day, one.seen
 }
 
-// note has entries say what seen returns.
+// note stores the result of seen in entries.
 func (t *tallies) note(entries []entry) {
 	for i := range entries {
 		entries[i].day, entries[i].known = t.seen(entries[i].account)
 	}
 }
 
-// mostRefused is for how long an account that was refused for a reason that lasts
-// is refused without asking.
-const mostRefused = time.Second
+// mostRejected is how long an account that was rejected for a lasting reason is
+// rejected without asking Redis.
+const mostRejected = time.Second
 
-// saw notes what Redis has said.
-func (t *tallies) saw(account string, used int64, why refusal) {
+// saw notes the response of Redis.
+func (t *tallies) saw(account string, used int64, why rejection) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	one := t.of(account)
 	one.seen, one.minute = max(one.seen, used), nil
 	if why.reason != "" && !why.passes() {
-		one.refused, one.until = why, time.Now().Add(why.wait)
-		one.askAt = time.Now().Add(min(why.wait, mostRefused))
+		one.rejected, one.until = why, time.Now().Add(why.wait)
+		one.askAt = time.Now().Add(min(why.wait, mostRejected))
 	}
 }
 
-// refused returns a refusal of a moment ago that is still so.
-func (t *tallies) refused(account string) refusal {
+// rejected returns a recent rejection that still applies.
+func (t *tallies) rejected(account string) rejection {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	one := t.of(account)
 	if time.Until(one.askAt) <= 0 {
-		return refusal{}
+		return rejection{}
 	}
-	return refusal{one.refused.reason, time.Until(one.until)}
+	return rejection{one.rejected.reason, time.Until(one.until)}
 }
 
-// settled notes what Redis has counted: of the first entries, what their accounts
-// have used.
+// settled notes what Redis has counted: the totals of the accounts of the first
+// entries.
 func (t *tallies) settled(batch []entry, used []int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -93,25 +93,25 @@ func (t *tallies) settled(batch []entry, used []int64) {
 	}
 }
 
-// admit decides without Redis. unsettled are tokens that this replica has not
-// brought to account yet; here is how many chats of the account it has, the one
-// that asks included.
-func (t *tallies) admit(account string, limits Limits, unsettled, here int64) refusal {
+// admit decides without Redis. unsettled are tokens that Redis has not counted
+// yet; here is how many chats of the account this replica has, including the new
+// one.
+func (t *tallies) admit(account string, limits Limits, unsettled, here int64) rejection {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	one := t.of(account)
 	switch {
 	case limits.TokensPerDay > 0 && one.seen+unsettled >= limits.TokensPerDay:
-		return refusal{"tokens", time.Until(time.Unix((one.day+1)*86400, 0))}
+		return rejection{"tokens", time.Until(time.Unix((one.day+1)*86400, 0))}
 	case limits.ChatsAtOnce > 0 && here > limits.ChatsAtOnce:
-		return refusal{"places", soon}
+		return rejection{"places", soon}
 	case limits.ChatsPerMinute > 0 && !one.perMinute(limits.ChatsPerMinute).Allow():
-		return refusal{"minute", max(soon, minute/time.Duration(limits.ChatsPerMinute))}
+		return rejection{"minute", max(soon, minute/time.Duration(limits.ChatsPerMinute))}
 	}
-	return refusal{}
+	return rejection{}
 }
 
-// perMinute allows a limit at once, and then as many in a minute.
+// perMinute allows a burst of the limit, and then the limit per minute.
 func (t *tally) perMinute(limit int64) *rate.Limiter {
 	if t.minute == nil || t.minute.Burst() != int(min(limit, mostPerMinute)) {
 		t.minute = rate.NewLimiter(rate.Limit(float64(limit)/minute.Seconds()), int(min(limit, mostPerMinute)))

@@ -1,4 +1,4 @@
-// Package logtest keeps what is logged, for tests.
+// Package logtest captures log output for tests.
 package logtest
 
 import (

@@ -15,19 +15,19 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Bot is a bot with what its clients do not see.
+// Bot is a bot with the columns that clients do not see.
 type Bot struct {
 	botapi.Bot
 	Published bool
 	Settings
 }
 
-// Settings is how a bot answers. It is for engines alone.
+// Settings is how a bot answers. Only engines see it.
 type Settings struct {
 	Instructions string   // the system prompt
 	Runtime      string   // which runtime has the model; empty for the first one
 	Temperature  *float64 // nil for the runtime's own
-	MaxTokens    *int64   // of an answer; nil for as many as the model likes
+	MaxTokens    *int64   // of an answer; nil for no limit
 }
 
 var _ botapi.BotStore = (*Database)(nil)
@@ -39,7 +39,7 @@ const (
 	columns     = wireColumns + `, published, instructions, runtime, temperature, max_tokens`
 )
 
-// Bots returns the published bots by position, and by slug where two share one.
+// Bots returns the published bots by position, and by slug if two share one.
 func (d *Database) Bots(ctx context.Context) (bots []botapi.Bot, err error) {
 	err = d.run(ctx, "listing the bots", func(ctx context.Context, conn *pgxpool.Conn) error {
 		rows, _ := conn.Query(ctx, `SELECT `+wireColumns+` FROM bots WHERE published ORDER BY position, slug`)
@@ -61,19 +61,19 @@ func (d *Database) BotBySlug(ctx context.Context, slug string) (botapi.Bot, erro
 	return bot.Bot, err
 }
 
-// PublishedByUID is BotByUID with what clients do not see.
+// PublishedByUID is BotByUID with the columns that clients do not see.
 func (d *Database) PublishedByUID(ctx context.Context, uid string) (Bot, error) {
 	return d.publishedBot(ctx, `SELECT `+columns+` FROM bots WHERE published AND uid = $1`, uid)
 }
 
-// PublishedBySlug is BotBySlug with what clients do not see.
+// PublishedBySlug is BotBySlug with the columns that clients do not see.
 func (d *Database) PublishedBySlug(ctx context.Context, slug string) (Bot, error) {
 	return d.publishedBot(ctx, `SELECT `+columns+` FROM bots WHERE published AND slug = $1`, slug)
 }
 
 func (d *Database) publishedBot(ctx context.Context, sql, name string) (bot Bot, err error) {
 	if len(name) > maxName || strings.ContainsRune(name, 0) {
-		return bot, botapi.ErrBotNotFound // no bot has such a name, and PostgreSQL has no text with a NUL in it
+		return bot, botapi.ErrBotNotFound // no bot has such a name, and PostgreSQL cannot store a NUL in text
 	}
 	err = d.run(ctx, "looking up a bot", func(ctx context.Context, conn *pgxpool.Conn) error {
 		rows, _ := conn.Query(ctx, sql, name)
@@ -83,7 +83,7 @@ func (d *Database) publishedBot(ctx context.Context, sql, name string) (bot Bot,
 	return bot, orNotFound(err)
 }
 
-// orNotFound is err, or botapi.ErrBotNotFound when there was no row.
+// orNotFound returns err, or botapi.ErrBotNotFound if there was no row.
 func orNotFound(err error) error {
 	if errors.Is(err, pgx.ErrNoRows) {
 		return botapi.ErrBotNotFound
@@ -112,8 +112,8 @@ func scanBot(row pgx.CollectableRow) (bot Bot, err error) {
 	return bot, err
 }
 
-// ImportedBot is one bot of an import. A bot whose Published is nil keeps what
-// it has; a new one is not published.
+// ImportedBot is one bot of an import. If Published is nil, an existing bot
+// keeps its state and a new one is not published.
 type ImportedBot struct {
 	botapi.Bot
 	Settings
@@ -124,18 +124,17 @@ type ImportedBot struct {
 // same slug.
 var ErrSlugTaken = errors.New("two bots would have the same slug")
 
-// ImportBots adds these bots, or replaces those with the same uid, all at once
-// or none. A bot that is not valid is a validation.Errors.
+// ImportBots adds these bots, or replaces those with the same uid, in one
+// transaction. An invalid bot is a validation.Errors.
 //
-// Their listing order becomes that of the slice: those that are there already
-// share out the places that they have, and the new ones come after all others.
-// Bots that are not named stay as and where they are.
+// The bots are listed in the order of the slice: in the positions that the
+// existing ones had, and then after all others. Other bots keep their positions.
 func (d *Database) ImportBots(ctx context.Context, bots []ImportedBot) error {
 	var uids []string
 	for i, bot := range bots {
 		err := bot.validate()
 		if slices.Contains(uids, bot.UID) {
-			err = validation.Errors{"uid": errors.New("is that of another bot of this import")}
+			err = validation.Errors{"uid": errors.New("belongs to another bot of this import")}
 		}
 		if err != nil {
 			return fmt.Errorf("importing bots: bot %d (slug %q): %w", i+1, bot.Slug, err)
@@ -179,8 +178,8 @@ func (b ImportedBot) validate() error {
 		validation.Field(&b.MaxTokens, validation.NilOrNotEmpty, validation.Min(1), validation.Max(math.MaxInt32)))
 }
 
-// takePositions returns where in the listing the bots of an import stand, in
-// the order of the import. No other import works meanwhile.
+// takePositions returns the positions of the imported bots, in the order of the
+// import. No other import runs meanwhile.
 func takePositions(ctx context.Context, tx pgx.Tx, uids []string) ([]int, error) {
 	if _, err := tx.Exec(ctx, `LOCK TABLE bots IN SHARE ROW EXCLUSIVE MODE`); err != nil {
 		return nil, err
@@ -219,8 +218,8 @@ func importBot(ctx context.Context, tx pgx.Tx, position int, bot ImportedBot) er
 }
 
 func isSlugTaken(err error) bool {
-	verdict, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && verdict.ConstraintName == "bots_slug_unique"
+	failure, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && failure.ConstraintName == "bots_slug_unique"
 }
 
 // SetPublished shows a bot to clients or hides it. A bot that does not exist

@@ -113,7 +113,7 @@ func TestPublishAndUnpublish(t *testing.T) {
 	is.Equal(listed(), 1)
 
 	bot.Name = "Renamed"
-	is.NoErr(d.ImportBots(t.Context(), []postgres.ImportedBot{bot})) // says nothing of published
+	is.NoErr(d.ImportBots(t.Context(), []postgres.ImportedBot{bot})) // does not set Published
 	is.Equal(listed(), 1)
 
 	is.NoErr(d.SetPublished(t.Context(), "helper", false))
@@ -140,8 +140,8 @@ func TestImportIsAllOrNothing(t *testing.T) {
 	is.True(err != nil)
 	is.True(strings.Contains(err.Error(), "two bots would have the same slug"))
 
-	_, refused := errors.AsType[validation.Errors](d.ImportBots(t.Context(), []postgres.ImportedBot{published("u3", "three"), published("u3", "four")}))
-	is.True(refused) // which of the two?
+	_, rejected := errors.AsType[validation.Errors](d.ImportBots(t.Context(), []postgres.ImportedBot{published("u3", "three"), published("u3", "four")}))
+	is.True(rejected) // which of the two would it be?
 
 	is.NoErr(d.ImportBots(t.Context(), []postgres.ImportedBot{published("u1", "two"), published("u2", "one")})) // they swap
 	bots, err := d.Bots(t.Context())
@@ -151,7 +151,7 @@ func TestImportIsAllOrNothing(t *testing.T) {
 	is.Equal(bots[1].UID+bots[1].Slug, "u2one")
 }
 
-func TestImportsGoOnInOrder(t *testing.T) {
+func TestOrderOfImports(t *testing.T) {
 	url := postgrestest.Database(t)
 	d := open(t, url)
 	conn := connect(t, url)
@@ -160,12 +160,12 @@ func TestImportsGoOnInOrder(t *testing.T) {
 		want    string
 	}{
 		"a second import comes after the first": {[]string{"a b c", "x y"}, "a b c x y"},
-		"a bot alone keeps its place":           {[]string{"a b c", "b"}, "a b c"},
-		"all again, in another order":           {[]string{"a b c", "c a b"}, "c a b"},
-		"some change places":                    {[]string{"a b c d", "d b"}, "a d c b"},
+		"a bot alone keeps its position":        {[]string{"a b c", "b"}, "a b c"},
+		"all again, in a different order":       {[]string{"a b c", "c a b"}, "c a b"},
+		"some swap positions":                   {[]string{"a b c d", "d b"}, "a d c b"},
 		"new ones before old ones":              {[]string{"a b", "x b y"}, "a x b y"},
 		"new ones after old ones":               {[]string{"a b c", "b x"}, "a b c x"},
-		"nobody":                                {[]string{"a b", ""}, "a b"},
+		"no bots":                               {[]string{"a b", ""}, "a b"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
@@ -183,8 +183,8 @@ func TestImportsGoOnInOrder(t *testing.T) {
 	}
 }
 
-// TestBotsThatShareAPosition has what an earlier version left behind: each of
-// its imports began at 1.
+// TestBotsThatShareAPosition repairs the positions of an earlier version, each
+// of whose imports began at 1.
 func TestBotsThatShareAPosition(t *testing.T) {
 	is := is.New(t)
 	url := postgrestest.Database(t)
@@ -209,7 +209,7 @@ func listing(t *testing.T, d *postgres.Database) string {
 	return strings.Join(uids, " ")
 }
 
-func TestImportsAtOnceTakeTurns(t *testing.T) {
+func TestConcurrentImportsTakeTurns(t *testing.T) {
 	is := is.New(t)
 	d := openWith(t, postgrestest.Database(t), postgres.Options{MaxConnections: 8, QueryTimeout: time.Minute})
 	_, err := d.Migrate(t.Context())
@@ -224,7 +224,7 @@ func TestImportsAtOnceTakeTurns(t *testing.T) {
 	is.NoErr(imports.Wait())
 	names := strings.Fields(listing(t, d))
 	is.Equal(len(names), 40)
-	for i := 0; i < len(names); i += 2 { // each import stands together
+	for i := 0; i < len(names); i += 2 { // each import is contiguous
 		is.Equal(strings.TrimSuffix(names[i], "-1"), strings.TrimSuffix(names[i+1], "-0"))
 	}
 }
@@ -235,8 +235,8 @@ func TestNamesAreBounded(t *testing.T) {
 	longest := strings.Repeat("n", 200)
 	is.NoErr(d.ImportBots(t.Context(), []postgres.ImportedBot{published(longest, longest)}))
 	for _, wrong := range []postgres.ImportedBot{published(longest+"n", "slug"), published("uid", longest+"n")} {
-		_, refused := errors.AsType[validation.Errors](d.ImportBots(t.Context(), []postgres.ImportedBot{wrong}))
-		is.True(refused)
+		_, rejected := errors.AsType[validation.Errors](d.ImportBots(t.Context(), []postgres.ImportedBot{wrong}))
+		is.True(rejected)
 	}
 	d.Close()
 	for _, find := range []func(context.Context, string) (botapi.Bot, error){d.BotByUID, d.BotBySlug} {

@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// DefaultQueryTimeout is how long one query may take, the wait for a
-	// connection included.
+	// DefaultQueryTimeout is how long one query may take, including the wait for
+	// a connection.
 	DefaultQueryTimeout = 3 * time.Second
 
 	connectTimeout = 2 * time.Second
@@ -31,13 +31,13 @@ const (
 
 // Database is the store of bots, keys and usage. It is safe for concurrent use.
 //
-// Every method has a deadline of its own besides that of its context. While
-// the database cannot be reached, methods return a botapi.StatusError with
-// status 503 and a Retry-After; nothing has to be restarted when it is back.
+// Every method has a deadline besides that of its context. While the database is
+// unreachable, methods return a botapi.StatusError with status 503 and a
+// Retry-After; nothing needs a restart when it is back.
 type Database struct {
 	pool         *pgxpool.Pool
-	gate         *gate          // before the keys
-	untouched    rate.Sometimes // logs keys whose last use was not noted
+	gate         *gate          // limits lookups of keys
+	untouched    rate.Sometimes // logs keys whose last use was not stored
 	queryTimeout time.Duration
 	logger       *slog.Logger
 }
@@ -50,8 +50,7 @@ type Options struct {
 }
 
 // Open prepares a pool for the database at url, a URL or a key=value string as
-// libpq takes them. It does not connect: a service may start before its
-// database does.
+// for libpq. It does not connect: a service may start before its database does.
 func Open(url string, o Options) (*Database, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -78,10 +77,10 @@ func Open(url string, o Options) (*Database, error) {
 	return d, nil
 }
 
-// Close ends the connections, waiting for those in use as long as one query may
-// take. What is still open then ends by itself, or with the process: pgx goes on
-// for 15 seconds telling a server to cancel what was given up, also one that is
-// silent.
+// Close closes the connections. It waits for those in use as long as one query
+// may take. The rest close on their own, or with the process: after a query was
+// cancelled, pgx tries for 15 seconds to tell the server so, even one that does
+// not respond.
 func (d *Database) Close() {
 	closed := make(chan struct{})
 	go func() {
@@ -94,12 +93,12 @@ func (d *Database) Close() {
 	}
 }
 
-// run calls do with a connection, and says what was being done when it failed.
+// run calls do with a connection, and adds what was being done to its error.
 //
-// Who waits for a connection stops waiting when ctx ends. What do has begun
-// goes on to its end or to the deadline, whatever becomes of ctx: pgx closes
-// the connection of a query that is given up, and clients that come and go
-// would have every connection made anew.
+// Waiting for a connection ends with ctx. Once do has begun, it continues to its
+// end or to the deadline, even if ctx ends: pgx closes the connection of a
+// cancelled query, so disconnecting clients would force new connections all the
+// time.
 func (d *Database) run(ctx context.Context, doing string, do func(context.Context, *pgxpool.Conn) error) error {
 	deadline := time.Now().Add(d.queryTimeout)
 	waiting, cancel := context.WithDeadline(ctx, deadline)
@@ -114,8 +113,7 @@ func (d *Database) run(ctx context.Context, doing string, do func(context.Contex
 	return failed(ctx, doing, do(begun, conn))
 }
 
-// runLong is run for what people wait for: it takes as long as ctx lasts, and
-// ends with it.
+// runLong is run for queries that a person waits for: only ctx limits it.
 func (d *Database) runLong(ctx context.Context, doing string, do func(context.Context, *pgxpool.Conn) error) error {
 	conn, err := d.pool.Acquire(ctx)
 	if err != nil {
@@ -125,9 +123,9 @@ func (d *Database) runLong(ctx context.Context, doing string, do func(context.Co
 	return failed(ctx, doing, do(ctx, conn))
 }
 
-// failed says what was being done when err happened, and makes it a 503 if the
-// database could not be reached or could not keep up. The context is that of
-// the caller: when it has ended, nobody waits for an answer.
+// failed adds what was being done to err, and makes it a 503 if the database was
+// unreachable or could not keep up. ctx is the caller's: when it has ended,
+// nobody waits for a response.
 func failed(ctx context.Context, doing string, err error) error {
 	switch {
 	case err == nil:
@@ -145,9 +143,9 @@ func failed(ctx context.Context, doing string, err error) error {
 	}
 }
 
-// passing are the classes of PostgreSQL's verdicts, and one verdict, that are
-// not about the statement: the same one may succeed in a moment.
-var passing = []string{
+// temporary are the classes of PostgreSQL's error codes, and one code, that do not
+// mean that the statement is wrong: it may succeed when it is tried again.
+var temporary = []string{
 	"08",    // the connection
 	"25006", // a read-only database, as after a failover
 	"40",    // a transaction rolled back: a deadlock, a conflict
@@ -156,10 +154,9 @@ var passing = []string{
 	"57",    // starting, stopping, cancelled by an operator
 }
 
-// unavailable reports whether err is anything but PostgreSQL's lasting verdict
-// on a statement: no connection, a broken one, a deadline, a verdict that will
-// pass. Whatever keeps a connection from being made counts, a wrong password
-// too: it is no fault of the statement.
+// unavailable reports whether err may be temporary: no connection, a broken one, a
+// deadline, or a temporary code. Every failure to connect counts, even a wrong
+// password: the statement is not at fault.
 func unavailable(err error) bool {
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false
@@ -167,8 +164,8 @@ func unavailable(err error) bool {
 	if _, unconnected := errors.AsType[*pgconn.ConnectError](err); unconnected {
 		return true
 	}
-	verdict, ok := errors.AsType[*pgconn.PgError](err)
-	return !ok || slices.ContainsFunc(passing, func(code string) bool {
-		return strings.HasPrefix(verdict.Code, code)
+	failure, ok := errors.AsType[*pgconn.PgError](err)
+	return !ok || slices.ContainsFunc(temporary, func(code string) bool {
+		return strings.HasPrefix(failure.Code, code)
 	})
 }

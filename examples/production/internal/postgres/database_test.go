@@ -41,7 +41,7 @@ func openWith(t *testing.T, url string, o postgres.Options) *postgres.Database {
 	return d
 }
 
-// connect returns a connection beside the pool, to look at what is stored.
+// connect returns a connection outside the pool, to check what is stored.
 func connect(t *testing.T, url string) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
@@ -52,7 +52,7 @@ func connect(t *testing.T, url string) *pgx.Conn {
 	return conn
 }
 
-// serve returns a handler in front of the database, with an engine that echoes.
+// serve returns an API handler for the database, with an engine that echoes.
 func serve(t *testing.T, d *postgres.Database) http.Handler {
 	t.Helper()
 	return botapi.New(botapi.Options{
@@ -63,8 +63,8 @@ func serve(t *testing.T, d *postgres.Database) http.Handler {
 	})
 }
 
-// send sends a request with a key and returns the answer's status, headers
-// and body.
+// send sends a request with a key and returns the response's status, headers and
+// body.
 func send(t *testing.T, h http.Handler, key, method, path, body string) (int, http.Header, string) {
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader(body))
@@ -97,11 +97,11 @@ func TestDatabaseDown(t *testing.T) {
 
 	server.Start(t)
 	status, _, body := send(t, h, key, "POST", "/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":false}`)
-	is.Equal(status, http.StatusOK) // nothing was restarted but the database
+	is.Equal(status, http.StatusOK) // only the database was restarted
 	is.Equal(body, `{"content":"Hi"}`)
 }
 
-func TestDatabaseThatDoesNotAnswerIsUnavailable(t *testing.T) {
+func TestSlowDatabaseIsUnavailable(t *testing.T) {
 	is := is.New(t)
 	url := postgrestest.Database(t)
 	open(t, url)
@@ -116,7 +116,7 @@ func TestDatabaseThatDoesNotAnswerIsUnavailable(t *testing.T) {
 		"Bots":      func(ctx context.Context) error { _, err := d.Bots(ctx); return err },
 		"BotBySlug": func(ctx context.Context) error { _, err := d.BotBySlug(ctx, "helper"); return err },
 		"BotByUID":  func(ctx context.Context) error { _, err := d.BotByUID(ctx, "u1"); return err },
-		"VerifyKey": func(ctx context.Context) error { _, err := d.VerifyKey(ctx, stranger()); return err },
+		"VerifyKey": func(ctx context.Context) error { _, err := d.VerifyKey(ctx, unknownKey()); return err },
 		"Keys":      func(ctx context.Context) error { _, err := d.Keys(ctx, ""); return err },
 		"RevokeKey": func(ctx context.Context) error { _, _, err := d.RevokeKey(ctx, 1); return err },
 		"Publish":   func(ctx context.Context) error { return d.SetPublished(ctx, "helper", true) },
@@ -125,14 +125,14 @@ func TestDatabaseThatDoesNotAnswerIsUnavailable(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
 			answer, ok := errors.AsType[*botapi.StatusError](call(t.Context()))
-			is.True(ok) // the deadline is the database's, so the answer is a 503
+			is.True(ok) // the deadline is the database's, so the response is a 503
 			is.Equal(answer.Status, http.StatusServiceUnavailable)
 			is.Equal(answer.RetryAfter, 2*time.Second)
 			is.True(errors.Is(answer.Err, context.DeadlineExceeded))
 
-			left, leave := context.WithCancel(t.Context())
-			leave()
-			is.True(errors.Is(call(left), context.Canceled)) // a client that left is no outage
+			disconnected, disconnect := context.WithCancel(t.Context())
+			disconnect()
+			is.True(errors.Is(call(disconnected), context.Canceled)) // a disconnected client is no outage
 		})
 	}
 }
@@ -144,8 +144,8 @@ func TestOpenSaysWhatIsWrongWithTheURL(t *testing.T) {
 	is.True(strings.HasPrefix(err.Error(), "reading the database URL: "))
 }
 
-// TestWithoutPreparedStatements uses every statement as one does behind a
-// pooler in transaction mode.
+// TestWithoutPreparedStatements runs every statement as behind a pooler in
+// transaction mode.
 func TestWithoutPreparedStatements(t *testing.T) {
 	is := is.New(t)
 	location := postgrestest.Database(t)

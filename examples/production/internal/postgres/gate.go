@@ -14,45 +14,46 @@ import (
 )
 
 const (
-	// keysRemembered bounds each of the gate's memories: about 2 MB.
+	// keysRemembered bounds each cache of the gate: about 2 MB.
 	keysRemembered = 10_000
-	// refusedFor is how long a refused key is refused without another look. It
-	// could be for ever: keys are random, and revoking is for good.
-	refusedFor = 10 * time.Second
-	// strangersInLine bounds the keys that wait to be looked up and are not
-	// known to be good: in a replica that has just started, that is all.
-	strangersInLine = 5_000
+	// rejectedFor is how long a rejected key is rejected without another lookup.
+	// It could be forever: keys are random, and revoking is permanent.
+	rejectedFor = 10 * time.Second
+	// unknownWaiting bounds the keys that wait for a lookup or are being looked
+	// up, and are not known to be valid. In a replica that has just started,
+	// these are all keys.
+	unknownWaiting = 5_000
 )
 
-// A gate stands before the keys: who guesses at them must not take the database
-// away from those who have one.
+// A gate limits lookups of keys, so that guessing keys cannot starve other
+// clients of database connections.
 //
-// A key that was good before in this replica passes at once. The others are
-// strangers: a few of them are looked up at a time, the rest wait in line, and
-// where the line is full, the answer is 429. What was refused a moment ago is
-// refused again unasked.
+// A key that was valid before in this replica passes immediately. Of the others,
+// a few are looked up concurrently and the rest wait; if too many wait, the
+// response is 429. A key that was rejected a moment ago is rejected again
+// without a lookup.
 type gate struct {
-	good    *lru.Cache[digest, struct{}]
-	refused *lru.Cache[digest, time.Time] // and since when
+	good     *lru.Cache[digest, struct{}]
+	rejected *lru.Cache[digest, time.Time] // and since when
 
-	line    *semaphore.Weighted // strangers, those that are looked up too
-	lookups *semaphore.Weighted // of strangers
-	wait    time.Duration       // in line, at most
+	waiting *semaphore.Weighted // unknown keys, including those being looked up
+	lookups *semaphore.Weighted // of unknown keys
+	wait    time.Duration       // for a lookup, at most
 
-	logger   *slog.Logger
-	refusals *telemetry.Sparing
+	logger     *slog.Logger
+	rejections *telemetry.Sparing
 }
 
-// newGate returns a gate that lets so many strangers be looked up at once.
+// newGate returns a gate that allows so many concurrent lookups of unknown keys.
 func newGate(lookups int64, wait time.Duration, logger *slog.Logger) *gate {
 	return &gate{
-		good:     memory[struct{}](),
-		refused:  memory[time.Time](),
-		line:     semaphore.NewWeighted(strangersInLine),
-		lookups:  semaphore.NewWeighted(lookups),
-		wait:     wait,
-		logger:   logger,
-		refusals: telemetry.NewSparing(),
+		good:       memory[struct{}](),
+		rejected:   memory[time.Time](),
+		waiting:    semaphore.NewWeighted(unknownWaiting),
+		lookups:    semaphore.NewWeighted(lookups),
+		wait:       wait,
+		logger:     logger,
+		rejections: telemetry.NewSparing(),
 	}
 }
 
@@ -64,32 +65,32 @@ func memory[V any]() *lru.Cache[digest, V] {
 	return cache
 }
 
-// remembers reports whether a key was refused a moment ago.
+// remembers reports whether a key was rejected a moment ago.
 func (g *gate) remembers(sum digest) bool {
-	since, ok := g.refused.Get(sum)
-	return ok && time.Since(since) < refusedFor
+	since, ok := g.rejected.Get(sum)
+	return ok && time.Since(since) < rejectedFor
 }
 
-func (g *gate) wasRefused(sum digest) {
+func (g *gate) wasRejected(sum digest) {
 	g.good.Remove(sum)
-	g.refused.Add(sum, time.Now())
+	g.rejected.Add(sum, time.Now())
 }
 
 func (g *gate) wasGood(sum digest) { g.good.Add(sum, struct{}{}) }
 
-// count counts a refusal. The log has one line for many of them.
+// count counts a rejection. The log has one line for many of them.
 func (g *gate) count(ctx context.Context) {
-	g.refusals.Count(func(times int64) {
-		g.logger.WarnContext(ctx, "API keys were refused", slog.Int64("refusals", times))
+	g.rejections.Count(func(times int64) {
+		g.logger.WarnContext(ctx, "API keys were rejected", slog.Int64("refusals", times))
 	})
 }
 
-// enter returns when a key may be looked up; leave must be called after that.
+// enter returns when a key may be looked up; call leave after that.
 func (g *gate) enter(ctx context.Context, sum digest) (leave func(), err error) {
 	if g.good.Contains(sum) {
 		return func() {}, nil
 	}
-	if !g.line.TryAcquire(1) {
+	if !g.waiting.TryAcquire(1) {
 		g.count(ctx)
 		return nil, &botapi.StatusError{
 			Status:     http.StatusTooManyRequests,
@@ -97,14 +98,14 @@ func (g *gate) enter(ctx context.Context, sum digest) (leave func(), err error) 
 			RetryAfter: retryAfter,
 		}
 	}
-	waiting, cancel := context.WithTimeout(ctx, g.wait)
+	wait, cancel := context.WithTimeout(ctx, g.wait)
 	defer cancel()
-	if err := g.lookups.Acquire(waiting, 1); err != nil {
-		g.line.Release(1)
-		return nil, failed(ctx, "verifying a key", fmt.Errorf("waiting in line: %w", err))
+	if err := g.lookups.Acquire(wait, 1); err != nil {
+		g.waiting.Release(1)
+		return nil, failed(ctx, "verifying a key", fmt.Errorf("waiting for a lookup: %w", err))
 	}
 	return func() {
 		g.lookups.Release(1)
-		g.line.Release(1)
+		g.waiting.Release(1)
 	}, nil
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/matryer/is"
 )
 
-// stranger returns a key that nobody has.
-func stranger() string { return "bot_" + rand.Text() }
+// unknownKey returns a key that does not exist.
+func unknownKey() string { return "bot_" + rand.Text() }
 
 // locked locks a table until the function that it returns is called.
 func locked(t *testing.T, url, table string) (unlock func()) {
@@ -39,7 +39,7 @@ func locked(t *testing.T, url, table string) (unlock func()) {
 	}
 }
 
-func TestWhatCannotBeAKeyIsNotLookedUp(t *testing.T) {
+func TestMalformedKeyIsNotLookedUp(t *testing.T) {
 	is := is.New(t)
 	nowhere := fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres", postgrestest.FreePort(t))
 	d := openWith(t, nowhere, postgres.Options{})
@@ -52,32 +52,32 @@ func TestWhatCannotBeAKeyIsNotLookedUp(t *testing.T) {
 		is.True(errors.Is(err, botapi.ErrInvalidKey))
 	}
 	_, err := d.VerifyKey(t.Context(), "bot_"+random)
-	is.True(!errors.Is(err, botapi.ErrInvalidKey)) // only the database could say
+	is.True(!errors.Is(err, botapi.ErrInvalidKey)) // only the database could reject it
 }
 
-func TestRefusedKeyIsNotLookedUpAgain(t *testing.T) {
+func TestRejectedKeyIsNotLookedUpAgain(t *testing.T) {
 	is := is.New(t)
 	url := postgrestest.Database(t)
 	d := open(t, url)
-	key := stranger()
+	key := unknownKey()
 	revoked, id, err := d.CreateKey(t.Context(), "acme", "")
 	is.NoErr(err)
 	_, err = d.VerifyKey(t.Context(), revoked)
 	is.NoErr(err)
 	_, _, err = d.RevokeKey(t.Context(), id)
 	is.NoErr(err)
-	refuse := func() {
+	reject := func() {
 		for _, key := range []string{key, revoked} {
 			_, err := d.VerifyKey(t.Context(), key)
 			is.True(errors.Is(err, botapi.ErrInvalidKey))
 		}
 	}
-	refuse()
+	reject()
 	defer locked(t, url, "api_keys")()
-	refuse() // a lookup could only fail now
+	reject() // a lookup would fail now
 }
 
-func TestGuessesLeaveTheDatabaseToOthers(t *testing.T) {
+func TestGuessingKeysDoesNotStarveOthers(t *testing.T) {
 	is := is.New(t)
 	url := postgrestest.Database(t)
 	open(t, url).Close()
@@ -94,11 +94,11 @@ func TestGuessesLeaveTheDatabaseToOthers(t *testing.T) {
 	results := make(chan error, guesses)
 	for range guesses {
 		go func() {
-			_, err := d.VerifyKey(t.Context(), stranger())
+			_, err := d.VerifyKey(t.Context(), unknownKey())
 			results <- err
 		}()
 	}
-	for range guesses - 5_000 { // those that find the line full
+	for range guesses - 5_000 { // those that exceed the limit
 		answer, ok := errors.AsType[*botapi.StatusError](<-results)
 		is.True(ok)
 		is.Equal(answer.Status, http.StatusTooManyRequests)
@@ -113,7 +113,7 @@ func TestGuessesLeaveTheDatabaseToOthers(t *testing.T) {
 		_, err := d.VerifyKey(t.Context(), key)
 		known <- err
 	}()
-	waitFor(t, watcher, waiting+" = 3") // a key that was good stands in no line
+	waitFor(t, watcher, waiting+" = 3") // a key that was valid before does not wait
 
 	unlock()
 	is.NoErr(<-known)
@@ -122,7 +122,7 @@ func TestGuessesLeaveTheDatabaseToOthers(t *testing.T) {
 	}
 }
 
-func TestWhoLeavesTheLineMakesRoom(t *testing.T) {
+func TestDisconnectedClientsDoNotWait(t *testing.T) {
 	is := is.New(t)
 	url := postgrestest.Database(t)
 	open(t, url).Close()
@@ -135,7 +135,7 @@ func TestWhoLeavesTheLineMakesRoom(t *testing.T) {
 	results := make(chan error, 5_000)
 	for range 5_000 {
 		go func() {
-			_, err := d.VerifyKey(clients, stranger())
+			_, err := d.VerifyKey(clients, unknownKey())
 			results <- err
 		}()
 	}
@@ -145,7 +145,7 @@ func TestWhoLeavesTheLineMakesRoom(t *testing.T) {
 		is.True(errors.Is(<-results, context.Canceled))
 	}
 	unlock()
-	for range 2 { // those that were looked up all the while
+	for range 2 { // those that were being looked up meanwhile
 		<-results
 	}
 	account, err := d.VerifyKey(t.Context(), key)
@@ -153,25 +153,25 @@ func TestWhoLeavesTheLineMakesRoom(t *testing.T) {
 	is.Equal(account, "acme")
 }
 
-func TestRefusalsAreLoggedNowAndThen(t *testing.T) {
+func TestRejectedKeysAreLoggedAtABoundedRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		var log bytes.Buffer
 		d, err := postgres.Open("postgres://127.0.0.1:1/none", postgres.Options{Logger: slog.New(slog.NewJSONHandler(&log, nil))})
 		is.NoErr(err)
 		defer d.Close()
-		refuse := func(n int) {
+		reject := func(n int) {
 			for range n {
 				_, err := d.VerifyKey(t.Context(), "bot_SECRET")
 				is.True(errors.Is(err, botapi.ErrInvalidKey))
 			}
 		}
-		refuse(5_000)
+		reject(5_000)
 		is.Equal(strings.Count(log.String(), "\n"), 1)
 		time.Sleep(10 * time.Second)
-		refuse(5_000)
+		reject(5_000)
 		is.Equal(strings.Count(log.String(), "\n"), 2)
-		is.True(strings.Contains(log.String(), `"msg":"API keys were refused","refusals":5000}`))
+		is.True(strings.Contains(log.String(), `"msg":"API keys were rejected","refusals":5000}`))
 		is.True(!strings.Contains(log.String(), "SECRET"))
 	})
 }

@@ -18,17 +18,17 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// lastUsedPrecision is how coarse a key's last use is kept: a busy key costs
-// one write in this time, not one for each request.
+// lastUsedPrecision is the precision of a key's last use: a busy key costs one
+// write in this time, not one for each request.
 const lastUsedPrecision = 5 * time.Minute
 
-// Key is an API key as the database has it: without the key itself.
+// Key is an API key as it is stored, without the key itself.
 type Key struct {
 	ID         int64
 	Account    string
 	Label      string
 	CreatedAt  time.Time
-	LastUsedAt *time.Time // nil for a key that was never used; up to five minutes behind
+	LastUsedAt *time.Time // nil for a key that was never used; up to five minutes old
 	RevokedAt  *time.Time // nil for a key that works
 }
 
@@ -38,8 +38,9 @@ var ErrKeyNotFound = errors.New("no such key")
 var _ botapi.KeyVerifier = (*Database)(nil)
 
 // VerifyKey returns the account of a key that exists and is not revoked, or
-// botapi.ErrInvalidKey. It asks the database each time for a good key: put
-// botapi.CacheKeys before it. What bad keys may cost is bounded: see gate.
+// botapi.ErrInvalidKey. It queries the database for each call with a valid key,
+// so wrap it in botapi.CacheKeys. What invalid keys may cost is bounded: see
+// gate.
 func (d *Database) VerifyKey(ctx context.Context, key string) (account string, err error) {
 	sum := sha256.Sum256([]byte(key))
 	if !isKey(key) || d.gate.remembers(sum) {
@@ -48,7 +49,7 @@ func (d *Database) VerifyKey(ctx context.Context, key string) (account string, e
 	}
 	found, err := d.lookUpKey(ctx, sum)
 	if errors.Is(err, pgx.ErrNoRows) {
-		d.gate.wasRefused(sum)
+		d.gate.wasRejected(sum)
 		d.gate.count(ctx)
 		return "", botapi.ErrInvalidKey
 	}
@@ -62,7 +63,7 @@ func (d *Database) VerifyKey(ctx context.Context, key string) (account string, e
 	return found.account, nil
 }
 
-// A foundKey is a key that works; stale is whether its last use is to be noted.
+// A foundKey is a valid key; stale is whether its last use is to be stored.
 type foundKey struct {
 	id      int64
 	account string
@@ -84,24 +85,24 @@ func (d *Database) lookUpKey(ctx context.Context, sum digest) (key foundKey, err
 	return key, err
 }
 
-// touchKey notes that a key was used. A key that is good works all the same
-// when that fails, for instance on a database that is read-only for a while:
-// that is in the log now and then, not for each key.
+// touchKey stores that a key was used. If that fails, for instance because the
+// database is read-only for a while, the key is still valid. Such failures are
+// logged at a bounded rate.
 func (d *Database) touchKey(ctx context.Context, id int64) {
-	err := d.run(ctx, "noting a key's last use", func(ctx context.Context, conn *pgxpool.Conn) error {
+	err := d.run(ctx, "storing a key's last use", func(ctx context.Context, conn *pgxpool.Conn) error {
 		_, err := conn.Exec(ctx, `UPDATE api_keys SET last_used_at = now() WHERE id = $1`, id)
 		return err
 	})
 	if err != nil {
 		d.untouched.Do(func() {
-			d.logger.WarnContext(ctx, "the last use of a key was not noted", slog.Int64("key_id", id), slog.Any("error", err))
+			d.logger.WarnContext(ctx, "the last use of a key was not stored", slog.Int64("key_id", id), slog.Any("error", err))
 		})
 	}
 }
 
-// CreateKey makes a key for an account. The key is returned this once; the
-// database keeps only its digest. An account or a label that is not one short
-// line is a validation.Errors.
+// CreateKey creates a key for an account. It returns the key only now; the
+// database keeps its digest. An account or a label that is not one short line is
+// a validation.Errors.
 func (d *Database) CreateKey(ctx context.Context, account, label string) (key string, id int64, err error) {
 	if err := (validation.Errors{
 		"account": validation.Validate(account, validation.Required, oneLine, validation.Length(0, maxName)),
@@ -121,7 +122,7 @@ func (d *Database) CreateKey(ctx context.Context, account, label string) (key st
 	return key, id, nil
 }
 
-// oneLine keeps tables and logs readable, and two accounts from looking alike.
+// oneLine keeps tables and logs readable, and accounts distinguishable.
 var oneLine = validation.NewStringRuleWithError(isOneLine,
 	validation.NewError("one_line", "must be one line of printable text, without white space around it"))
 
@@ -143,10 +144,9 @@ func (d *Database) Keys(ctx context.Context, account string) (keys []Key, err er
 	return keys, err
 }
 
-// RevokeKey ends a key for good, and returns which one it was, or
-// ErrKeyNotFound. Revoking it again changes nothing: before reports that it had
-// ended. Replicas that have the key in their cache go on accepting it until it
-// falls out.
+// RevokeKey revokes a key permanently, and returns it, or ErrKeyNotFound.
+// Revoking it again changes nothing: before reports that it was already revoked.
+// Replicas that have the key in their cache accept it until it expires there.
 func (d *Database) RevokeKey(ctx context.Context, id int64) (key Key, before bool, err error) {
 	type revoked struct {
 		Key
@@ -167,8 +167,8 @@ func (d *Database) RevokeKey(ctx context.Context, id int64) (key Key, before boo
 	return found.Key, found.Before, err
 }
 
-// digest is all that is kept of a key. A key has 128 random bits or more, so
-// that a plain SHA-256 cannot be searched.
+// digest is all that is stored of a key. A key has at least 128 random bits, so
+// a plain SHA-256 cannot be reversed by search.
 type digest [sha256.Size]byte
 
 // A key is its prefix and what rand.Text makes: 26 characters or more.

@@ -26,7 +26,7 @@ func TestKeyLife(t *testing.T) {
 	account, err := d.VerifyKey(t.Context(), key)
 	is.NoErr(err)
 	is.Equal(account, "acme")
-	for _, wrong := range []string{stranger(), key + "x", strings.ToLower(key), "bot_", "\xff\x00"} {
+	for _, wrong := range []string{unknownKey(), key + "x", strings.ToLower(key), "bot_", "\xff\x00"} {
 		_, err := d.VerifyKey(t.Context(), wrong)
 		is.True(errors.Is(err, botapi.ErrInvalidKey))
 	}
@@ -87,7 +87,7 @@ func TestLastUseIsCoarse(t *testing.T) {
 
 	_, first := use()
 	_, second := use()
-	is.Equal(second, first) // used again within five minutes: nothing was written
+	is.Equal(second, first) // used again within five minutes: nothing is written
 
 	_, err = conn.Exec(t.Context(), `UPDATE api_keys SET last_used_at = now() - interval '6 minutes'`)
 	is.NoErr(err)
@@ -117,10 +117,10 @@ func TestKeysWorkWhileTheDatabaseIsReadOnly(t *testing.T) {
 	defer readOnly.Close()
 	for _, key := range keys {
 		account, err := readOnly.VerifyKey(t.Context(), key)
-		is.NoErr(err) // its last use could not be noted
+		is.NoErr(err) // although its last use could not be stored
 		is.Equal(account, "acme")
 	}
-	is.Equal(strings.Count(log.String(), "the last use of a key was not noted"), 1)
+	is.Equal(strings.Count(log.String(), "the last use of a key was not stored"), 1)
 }
 
 func TestAccountsAndLabelsAreOneLine(t *testing.T) {
@@ -133,18 +133,18 @@ func TestAccountsAndLabelsAreOneLine(t *testing.T) {
 		"an invisible mark":   {"acme\u200b", "", "account"},
 		"space around it":     {"acme ", "", "account"},
 		"not UTF-8":           {"acme\xff", "", "account"},
-		"more than fits":      {strings.Repeat("a", 201), "", "account"},
+		"too long":            {strings.Repeat("a", 201), "", "account"},
 		"a label of lines":    {"acme", "old\nlaptop", "label"},
 		"an ordinary name":    {"Société Générale, Paris", "laptop", ""},
-		"as long as may be":   {strings.Repeat("a", 200), "", ""},
+		"the longest":         {strings.Repeat("a", 200), "", ""},
 		"a label with spaces": {"acme", "the old laptop", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
 			_, _, err := d.CreateKey(t.Context(), c.account, c.label)
-			faults, refused := errors.AsType[validation.Errors](err)
-			is.Equal(refused, c.fault != "")
-			if refused {
+			faults, rejected := errors.AsType[validation.Errors](err)
+			is.Equal(rejected, c.fault != "")
+			if rejected {
 				is.True(faults[c.fault] != nil)
 			}
 		})

@@ -11,8 +11,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// AccountLimits are limits as the database has them: for one account, where nil
-// means as for everybody else, or for everybody else, where nil means no limit.
+// AccountLimits are limits as they are stored. In those of one account, nil
+// means the same limit as everybody else; in those of everybody else, nil means
+// no limit.
 type AccountLimits struct {
 	Account                                   string // empty for everybody else
 	ChatsPerMinute, TokensPerDay, ChatsAtOnce *int64
@@ -20,12 +21,12 @@ type AccountLimits struct {
 
 var _ limits.Store = (*Database)(nil)
 
-// ErrNoLimits is what RemoveLimits returns for an account without limits of its
-// own.
+// ErrNoLimits is what RemoveLimits returns for an account that has no limits of
+// its own.
 var ErrNoLimits = errors.New("no such limits")
 
-// Limits returns the limits of an account: its own, and for what it has none of,
-// those for everybody else.
+// Limits returns the limits of an account: its own, and where it has none, those
+// of everybody else.
 func (d *Database) Limits(ctx context.Context, account string) (found limits.Limits, err error) {
 	err = d.run(ctx, "reading the limits of an account", func(ctx context.Context, conn *pgxpool.Conn) error {
 		rows, _ := conn.Query(ctx, `
@@ -41,9 +42,9 @@ func (d *Database) Limits(ctx context.Context, account string) (found limits.Lim
 	return found, err
 }
 
-// SetLimits sets the limits of an account, or of everybody else, in place of
-// those that there were. Replicas see it when they ask again. An account that is
-// not one short line is a validation.Errors: no key can be of such a one.
+// SetLimits replaces the limits of an account, or of everybody else. Replicas
+// see the change when they next ask. An account that is not one short line is a
+// validation.Errors: no key can belong to it.
 func (d *Database) SetLimits(ctx context.Context, l AccountLimits) error {
 	if err := (validation.Errors{
 		"account": validation.Validate(l.Account, oneLine, validation.Length(0, maxName)),
@@ -60,8 +61,9 @@ func (d *Database) SetLimits(ctx context.Context, l AccountLimits) error {
 	})
 }
 
-// RemoveLimits makes an account one like everybody else; of everybody else, it
-// removes all limits. It returns ErrNoLimits where there are none.
+// RemoveLimits removes an account's own limits, so that those of everybody else
+// apply to it; for everybody else, it removes all limits. It returns ErrNoLimits
+// if there are none.
 func (d *Database) RemoveLimits(ctx context.Context, account string) error {
 	return d.run(ctx, "removing limits", func(ctx context.Context, conn *pgxpool.Conn) error {
 		tag, err := conn.Exec(ctx, `DELETE FROM account_limits WHERE account = $1`, account)
@@ -72,7 +74,7 @@ func (d *Database) RemoveLimits(ctx context.Context, account string) error {
 	})
 }
 
-// AllLimits returns the limits for everybody else, if there are any, and then
+// AllLimits returns the limits of everybody else, if there are any, and then
 // those of accounts, by name.
 func (d *Database) AllLimits(ctx context.Context) (all []AccountLimits, err error) {
 	err = d.run(ctx, "listing limits", func(ctx context.Context, conn *pgxpool.Conn) error {

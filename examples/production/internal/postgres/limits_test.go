@@ -25,7 +25,7 @@ func TestLimits(t *testing.T) {
 	is.NoErr(d.SetLimits(t.Context(), postgres.AccountLimits{ChatsPerMinute: number(60), ChatsAtOnce: number(5)}))
 	is.NoErr(d.SetLimits(t.Context(), postgres.AccountLimits{Account: "acme", TokensPerDay: number(1), ChatsAtOnce: number(9)}))
 	is.NoErr(d.SetLimits(t.Context(), postgres.AccountLimits{Account: "acme", TokensPerDay: number(1000), ChatsPerMinute: number(0)}))
-	is.Equal(limitsOf("acme"), limits.Limits{ChatsPerMinute: 0, TokensPerDay: 1000, ChatsAtOnce: 5}) // its own come first
+	is.Equal(limitsOf("acme"), limits.Limits{ChatsPerMinute: 0, TokensPerDay: 1000, ChatsAtOnce: 5}) // its own take precedence
 	is.Equal(limitsOf("other"), limits.Limits{ChatsPerMinute: 60, ChatsAtOnce: 5})
 
 	all, err := d.AllLimits(t.Context())

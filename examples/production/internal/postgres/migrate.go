@@ -27,9 +27,9 @@ var ErrSchema = errors.New("the database schema is not up to date: run the migra
 const migrateTimeout = 10 * time.Minute
 
 // Migrate brings the schema up to date and returns the names of the migrations
-// that it applied: none when there was nothing to do. It may be called by many
-// processes at once. One of them works; the others wait for it, up to a minute,
-// and find nothing left to do.
+// that it applied: none if there was nothing to do. Many processes may call it
+// concurrently. One of them works; the others wait for it, up to a minute, and
+// find nothing left to do.
 //
 // The lock belongs to a database session, so the URL must lead to PostgreSQL
 // itself and not to a pooler in transaction mode.
@@ -61,16 +61,16 @@ func (d *Database) Migrate(ctx context.Context) (applied []string, err error) {
 	return applied, nil
 }
 
-// SchemaReady reports whether this program can work with the database as it
-// is: nil, ErrSchema, or a failure to reach it. A newer schema is fine, so that
-// old replicas go on while new ones are rolled out.
+// SchemaReady reports whether this program can work with the database: nil,
+// ErrSchema, or a failure to reach it. A newer schema is fine, so that old
+// replicas keep working while new ones are rolled out.
 func (d *Database) SchemaReady(ctx context.Context) error {
 	var version int64
-	err := d.run(ctx, "looking for the schema version", func(ctx context.Context, conn *pgxpool.Conn) error {
+	err := d.run(ctx, "checking the schema version", func(ctx context.Context, conn *pgxpool.Conn) error {
 		return conn.QueryRow(ctx, `SELECT coalesce(max(version_id), 0) FROM goose_db_version WHERE is_applied`).Scan(&version)
 	})
 	if isUndefinedTable(err) {
-		return fmt.Errorf("looking for the schema version: %w", ErrSchema)
+		return fmt.Errorf("checking the schema version: %w", ErrSchema)
 	}
 	if err == nil && version < latestMigration() {
 		return fmt.Errorf("schema version %d: %w", version, ErrSchema)
@@ -79,8 +79,8 @@ func (d *Database) SchemaReady(ctx context.Context) error {
 }
 
 func isUndefinedTable(err error) bool {
-	verdict, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && verdict.Code == "42P01"
+	failure, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && failure.Code == "42P01"
 }
 
 // latestMigration is the number of the last embedded migration.

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-func TestMigrateFromManyReplicasAtOnce(t *testing.T) {
+func TestMigrateFromManyReplicasConcurrently(t *testing.T) {
 	is := is.New(t)
 	url := postgrestest.Database(t)
 	applied := make([][]string, 4)
@@ -25,7 +25,7 @@ func TestMigrateFromManyReplicasAtOnce(t *testing.T) {
 		})
 	}
 	is.NoErr(replicas.Wait())
-	is.Equal(slices.Concat(applied...), []string{"00001_bots.sql", "00002_api_keys.sql", "00003_usage.sql", "00004_tokens.sql", "00005_account_limits.sql", "00006_estimates.sql"}) // each once
+	is.Equal(slices.Concat(applied...), []string{"00001_bots.sql", "00002_api_keys.sql", "00003_usage.sql", "00004_tokens.sql", "00005_account_limits.sql", "00006_estimates.sql"}) // each one once
 }
 
 func TestMigrateTwice(t *testing.T) {

@@ -22,13 +22,13 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestVerdicts has PostgreSQL itself say everything that may pass, and some
-// that will not.
-func TestVerdicts(t *testing.T) {
+// TestErrorCodes has PostgreSQL itself return every code that is temporary, and
+// some that are not.
+func TestErrorCodes(t *testing.T) {
 	url := postgrestest.Database(t)
 	d := open(t, url)
 	conn := connect(t, url)
-	for code, passes := range map[string]bool{
+	for code, temporary := range map[string]bool{
 		"08P01": true,  // a pooler that has no connection to give
 		"25006": true,  // read-only
 		"40001": true,  // serialization failure
@@ -40,17 +40,17 @@ func TestVerdicts(t *testing.T) {
 		"22001": false, // text too long for its column
 		"23514": false, // a check constraint
 		"54000": false, // too large for its index
-		"42501": false, // no right to do this
+		"42501": false, // permission denied
 	} {
 		t.Run(code, func(t *testing.T) {
 			is := is.New(t)
 			_, err := conn.Exec(t.Context(), fmt.Sprintf(`
-				CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
-					BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = '%s'; END $$;
-				CREATE OR REPLACE TRIGGER refuse BEFORE INSERT ON usage EXECUTE FUNCTION refuse()`, code))
+				CREATE OR REPLACE FUNCTION reject() RETURNS trigger LANGUAGE plpgsql AS $$
+					BEGIN RAISE EXCEPTION 'rejected' USING ERRCODE = '%s'; END $$;
+				CREATE OR REPLACE TRIGGER reject BEFORE INSERT ON usage EXECUTE FUNCTION reject()`, code))
 			is.NoErr(err)
 			answer, later := errors.AsType[*botapi.StatusError](d.InsertUsage(t.Context(), []*usage.Record{{ID: "a"}}))
-			is.Equal(later, passes)
+			is.Equal(later, temporary)
 			if later {
 				is.Equal(answer.Status, http.StatusServiceUnavailable)
 			}
@@ -58,9 +58,10 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// TestDatabaseThatLetsNobodyIn is one that is being restored: PostgreSQL does
-// have a verdict, but not on a statement.
-func TestDatabaseThatLetsNobodyIn(t *testing.T) {
+// TestDatabaseThatRejectsConnections uses a database that does not exist, as
+// while it is being restored: PostgreSQL returns an error, but not for a
+// statement.
+func TestDatabaseThatRejectsConnections(t *testing.T) {
 	is := is.New(t)
 	url := postgrestest.Database(t)
 	d := openWith(t, url+"_missing", postgres.Options{})
@@ -70,17 +71,17 @@ func TestDatabaseThatLetsNobodyIn(t *testing.T) {
 	is.True(strings.Contains(answer.Err.Error(), "does not exist"))
 }
 
-// eventually waits until something is so.
+// eventually waits until so returns true.
 func eventually(t *testing.T, what string, so func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !so(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not so: %s", what)
+			t.Fatalf("timed out waiting: %s", what)
 		}
 	}
 }
 
-// waitFor waits until PostgreSQL says that a condition is true.
+// waitFor waits until a condition is true in PostgreSQL.
 func waitFor(t *testing.T, conn *pgx.Conn, condition string) {
 	t.Helper()
 	eventually(t, condition, func() (so bool) {
@@ -106,7 +107,7 @@ func connections(t *testing.T, conn *pgx.Conn) []int32 {
 	return pids
 }
 
-func TestClientsThatLeaveCloseNoConnections(t *testing.T) {
+func TestDisconnectedClientsCloseNoConnections(t *testing.T) {
 	is := is.New(t)
 	url := postgrestest.Database(t)
 	open(t, url).Close()
@@ -135,7 +136,7 @@ func TestClientsThatLeaveCloseNoConnections(t *testing.T) {
 			queued <- err
 		}()
 		leave()
-		is.True(errors.Is(<-queued, context.Canceled)) // who only waits goes at once
+		is.True(errors.Is(<-queued, context.Canceled)) // a call that only waits for a connection returns immediately
 		is.NoErr(lock.Rollback(t.Context()))
 		<-asked
 	}
@@ -145,8 +146,8 @@ func TestClientsThatLeaveCloseNoConnections(t *testing.T) {
 	is.True(slices.Equal(connections(t, watcher), before))
 }
 
-// TestCloseWaitsForNoSilentServer gives a query up on a server that says nothing
-// any more. pgx goes on asking that server to cancel it for much longer than a
+// TestCloseWaitsForNoSilentServer cancels a query on a server that no longer
+// responds. pgx keeps asking that server to cancel it for much longer than a
 // supervisor should have to wait.
 func TestCloseWaitsForNoSilentServer(t *testing.T) {
 	is := is.New(t)
@@ -172,10 +173,10 @@ func TestCloseWaitsForNoSilentServer(t *testing.T) {
 	d.Close()
 	is.NoErr(conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond)))
 	_, err = io.Copy(io.Discard, conn)
-	is.True(errors.Is(err, os.ErrDeadlineExceeded)) // else pgx has given the connection up, and Close has waited for that
+	is.True(errors.Is(err, os.ErrDeadlineExceeded)) // otherwise pgx has closed the connection, and Close has waited for that
 }
 
-// untilQuery is a server up to the moment when a query has come.
+// untilQuery is a server that stops responding when it receives a query.
 func untilQuery(conn net.Conn) error {
 	server := pgproto3.NewBackend(conn, conn)
 	if _, err := server.ReceiveStartupMessage(); err != nil {

@@ -12,8 +12,8 @@ import (
 
 var _ usage.Store = (*Database)(nil)
 
-// InsertUsage stores these records in one statement. A record that is there
-// already, from a try whose result was lost, is not stored twice.
+// InsertUsage stores these records in one statement. A record that is already
+// stored, from a call whose result was lost, is not stored twice.
 func (d *Database) InsertUsage(ctx context.Context, records []*usage.Record) error {
 	var c usageColumns
 	for _, r := range records {
@@ -33,7 +33,7 @@ func (d *Database) InsertUsage(ctx context.Context, records []*usage.Record) err
 	})
 }
 
-// DailyUsage is what one account used on one day, of UTC.
+// DailyUsage is what one account used on one day in UTC.
 type DailyUsage struct {
 	Day              time.Time
 	Account          string
@@ -45,10 +45,9 @@ type DailyUsage struct {
 	CompletionTokens *int64
 }
 
-// DailyUsage returns the usage of an account, or of all when it is empty, on the
-// days from the first to the last, both included, by day and account. It takes
-// as long as ctx lasts. Whatever stands in the table, it adds up: a sum that is too
-// large for its type is the largest.
+// DailyUsage returns the usage of an account, or of all if it is empty, from the
+// first to the last day, both included, by day and account. Only ctx limits its
+// time. A sum that is too large for its type is the largest value of the type.
 func (d *Database) DailyUsage(ctx context.Context, account string, first, last time.Time) (days []DailyUsage, err error) {
 	err = d.runLong(ctx, "adding up usage", func(ctx context.Context, conn *pgxpool.Conn) error {
 		rows, _ := conn.Query(ctx, `
@@ -66,12 +65,12 @@ func (d *Database) DailyUsage(ctx context.Context, account string, first, last t
 	return days, err
 }
 
-// lastChats is how many chats Unreporting looks at.
+// lastChats is how many chats Unreporting examines.
 const lastChats = 1000
 
-// Unreporting returns the runtimes of which each of the last chats has tokens that
-// are estimates although its answer is whole: they do not report any. The empty
-// name is that of bots that name none.
+// Unreporting returns the runtimes that do not report tokens: those whose last
+// chats all have estimates although their answers are complete. The empty name
+// is the runtime of bots that name none.
 func (d *Database) Unreporting(ctx context.Context) (runtimes []string, err error) {
 	err = d.run(ctx, "looking for runtimes that report no tokens", func(ctx context.Context, conn *pgxpool.Conn) error {
 		rows, _ := conn.Query(ctx, `
@@ -85,9 +84,9 @@ func (d *Database) Unreporting(ctx context.Context) (runtimes []string, err erro
 	return runtimes, err
 }
 
-// DeleteUsage deletes the records of chats that ended before a time, so many in
-// one statement that nobody has to wait for it, and returns how many it
-// deleted, also when it failed or ctx ended before it was through.
+// DeleteUsage deletes the records of chats that ended before a time. It deletes
+// batch records in one statement, few enough not to block others. It returns how
+// many it deleted, even if it failed or ctx ended.
 func (d *Database) DeleteUsage(ctx context.Context, before time.Time, batch int) (deleted int64, err error) {
 	for {
 		var some int64
@@ -105,8 +104,8 @@ func (d *Database) DeleteUsage(ctx context.Context, before time.Time, batch int)
 	}
 }
 
-// usageColumns holds records column by column, the form of a statement whose
-// text is the same for any number of rows.
+// usageColumns holds records column by column, so that the text of the statement
+// is the same for any number of rows.
 type usageColumns struct {
 	id, requestID, account, userID, botUID, model []string
 
@@ -145,8 +144,8 @@ func (c *usageColumns) add(r *usage.Record) {
 	c.estimated = append(c.estimated, r.Tokens != nil && r.Tokens.Estimated)
 }
 
-// storable is text that PostgreSQL takes: one client's user_id must not keep
-// the whole batch from being stored.
+// storable is s as PostgreSQL can store it: one client's user_id must not
+// prevent the whole batch from being stored.
 func storable(s string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }

@@ -37,7 +37,7 @@ func TestInsertUsage(t *testing.T) {
 	}
 	odd := &usage.Record{ID: "b", Account: "acme", UserID: "a\x00b\xff"}
 	is.NoErr(d.InsertUsage(t.Context(), []*usage.Record{chat}))
-	is.NoErr(d.InsertUsage(t.Context(), []*usage.Record{chat, odd})) // the first again, as after a lost reply
+	is.NoErr(d.InsertUsage(t.Context(), []*usage.Record{chat, odd})) // the first again, as after a lost response
 
 	conn := connect(t, url)
 	var rows int
@@ -90,7 +90,7 @@ func TestDailyUsage(t *testing.T) {
 	add("other", day(2, "23:59:59"), false, nil)
 	add("acme", day(3, "00:00:00"), true, &usage.Tokens{Prompt: 5, Completion: 5})
 	add("acme", day(4, "00:00:00"), true, nil)
-	for range 2 { // as an absurd runtime had them stored once
+	for range 2 { // as an absurd runtime once reported them
 		add("acme", day(5, "00:00:00"), true, &usage.Tokens{Prompt: math.MaxInt64, Completion: math.MinInt64})
 	}
 	is.NoErr(d.InsertUsage(t.Context(), records))
@@ -103,7 +103,7 @@ func TestDailyUsage(t *testing.T) {
 		{Day: day(3, "00:00:00"), Account: "acme", Chats: 1, Complete: 1, Bytes: 10, Counted: 1, PromptTokens: new(int64(5)), CompletionTokens: new(int64(5))},
 	})
 	days, err = d.DailyUsage(t.Context(), "", day(5, "00:00:00"), day(5, "00:00:00"))
-	is.NoErr(err) // nobody's bill fails for it
+	is.NoErr(err) // the sums of others do not fail
 	is.Equal([]int64{*days[0].PromptTokens, *days[0].CompletionTokens}, []int64{math.MaxInt64, 0})
 	days, err = d.DailyUsage(t.Context(), "other", day(1, "00:00:00"), day(31, "00:00:00"))
 	is.NoErr(err)
@@ -121,7 +121,7 @@ func TestRuntimesThatReportNoTokens(t *testing.T) {
 			Tokens: &usage.Tokens{Prompt: 1, Estimated: estimated}}}))
 	}
 	add("u1", true, true)
-	add("u2", false, true) // its client left
+	add("u2", false, true) // its client disconnected
 	add("u2", true, true)
 	add("u2", true, false)
 	names, err := d.Unreporting(t.Context())
@@ -153,7 +153,7 @@ func TestOldUsageIsDeletedInBatches(t *testing.T) {
 
 	deleted, err := d.DeleteUsage(t.Context(), day(2, "00:00:00"), 40)
 	is.NoErr(err)
-	is.Equal(deleted, int64(99)) // nobody is waited for
+	is.Equal(deleted, int64(99)) // it does not wait for locked rows
 	rows, _ := conn.Query(t.Context(), `SELECT size FROM batches WHERE size > 0`)
 	sizes, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	is.NoErr(err)
@@ -172,7 +172,7 @@ func TestOldUsageIsDeletedInBatches(t *testing.T) {
 	is.Equal(deleted, int64(0))
 }
 
-// usersOf returns the user ids that are stored.
+// usersOf returns the stored user ids.
 func usersOf(t *testing.T, url string) map[string]bool {
 	t.Helper()
 	rows, _ := connect(t, url).Query(t.Context(), `SELECT user_id FROM usage`)
@@ -187,7 +187,7 @@ func usersOf(t *testing.T, url string) map[string]bool {
 	return stored
 }
 
-// text returns random text, which does not become smaller in an index.
+// text returns random text, which an index cannot compress.
 func text(n int) string {
 	var b strings.Builder
 	for b.Len() < n {
@@ -196,7 +196,7 @@ func text(n int) string {
 	return b.String()[:n]
 }
 
-// chatting is the interface in front of a database, with usage written to it.
+// chatting serves the API from a database, and writes usage to it.
 type chatting struct {
 	handler http.Handler
 	key     string
@@ -237,21 +237,21 @@ func (c *chatting) chat(t *testing.T, user, prompt string) {
 	}
 }
 
-// close stores what waits, for as long as that may take.
+// close stores the waiting records, for at most this time.
 func (c *chatting) close(within time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	c.usage.Close(ctx)
 }
 
-func TestNoClientVoidsTheBillsOfOthers(t *testing.T) {
+func TestLongUserIDsAreStored(t *testing.T) {
 	is := is.New(t)
 	url := postgrestest.Database(t)
 	d := open(t, url)
 	c := newChatting(t, d)
 	for i := range 20 {
 		c.chat(t, fmt.Sprint(i), "Hi")
-		c.chat(t, text(2_800+i), "Hi") // more than an index entry may have
+		c.chat(t, text(2_800+i), "Hi") // longer than an index entry may be
 	}
 	c.chat(t, text(1<<20), "Hi")
 	c.close(time.Minute)
@@ -264,7 +264,7 @@ func TestNoClientVoidsTheBillsOfOthers(t *testing.T) {
 	is.Equal(c.log.String(), "")
 }
 
-func TestOnlyTheRecordThatPostgreSQLRefusesIsLeftOut(t *testing.T) {
+func TestOnlyTheRecordThatPostgreSQLRejectsIsNotStored(t *testing.T) {
 	is := is.New(t)
 	url := postgrestest.Database(t)
 	d := open(t, url)
@@ -281,8 +281,8 @@ func TestOnlyTheRecordThatPostgreSQLRefusesIsLeftOut(t *testing.T) {
 	is.True(strings.Contains(c.log.String(), `"user_id":"13"`))
 }
 
-// TestUsageOutlastsAFailover has the writer meet the standby that is not
-// promoted yet.
+// TestUsageOutlastsAFailover has the writer meet a standby that is not promoted
+// yet.
 func TestUsageOutlastsAFailover(t *testing.T) {
 	is := is.New(t)
 	server := postgrestest.NewServer(t)
@@ -299,7 +299,7 @@ func TestUsageOutlastsAFailover(t *testing.T) {
 			is.NoErr(err)
 		}
 	}
-	c.chat(t, "before", "Hi") // the key is in the cache from here on
+	c.chat(t, "before", "Hi") // from here on the key is in the cache
 	readOnly("on")
 	watcher := connect(t, server.URL)
 	waitFor(t, watcher, "current_setting('transaction_read_only') = 'on'")
@@ -309,7 +309,7 @@ func TestUsageOutlastsAFailover(t *testing.T) {
 		c.close(time.Minute)
 		close(closed)
 	}()
-	eventually(t, "the record was refused", func() bool { return strings.Contains(c.log.String(), "usage ") })
+	eventually(t, "the record was rejected", func() bool { return strings.Contains(c.log.String(), "usage ") })
 	readOnly("off")
 	<-closed
 
@@ -366,7 +366,7 @@ func TestMemoryOfUsageThatWaitsIsBounded(t *testing.T) {
 			over, cancel := context.WithCancel(t.Context())
 			cancel()
 			w.Close(over)
-			is.Equal(log.lost.Load(), int64(40_000)) // and each is in the log
+			is.Equal(log.lost.Load(), int64(40_000)) // and each record is in the log
 		})
 	}
 }

@@ -1,5 +1,5 @@
-// Package postgrestest gives tests a PostgreSQL: a fresh database on the server
-// at DATABASE_URL, or a whole server of their own that they may stop and start.
+// Package postgrestest provides PostgreSQL for tests: a fresh database on the
+// server at DATABASE_URL, or a server that a test may stop and start.
 package postgrestest
 
 import (
@@ -56,7 +56,7 @@ func execute(t testing.TB, server, statement string) {
 	}
 }
 
-// Server is a PostgreSQL server of one test, on a port of its own.
+// Server is a PostgreSQL server for one test, on its own port.
 type Server struct {
 	URL string
 
@@ -65,8 +65,8 @@ type Server struct {
 	run  func(t testing.TB, program string, args ...string)
 }
 
-// NewServer makes and starts a server from the programs on this machine. The
-// test is skipped where there are none.
+// NewServer creates and starts a server with the programs on this machine. If
+// there are none, the test is skipped.
 func NewServer(t testing.TB) *Server {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "botapi-postgres-")
@@ -84,7 +84,7 @@ func NewServer(t testing.TB) *Server {
 	return s
 }
 
-// Start starts the server again after Stop, and returns when it takes
+// Start starts the server again after Stop, and returns when it accepts
 // connections.
 func (s *Server) Start(t testing.TB) {
 	t.Helper()
@@ -92,8 +92,8 @@ func (s *Server) Start(t testing.TB) {
 	s.run(t, "pg_ctl", "-D", s.dir, "-w", "-l", filepath.Join(s.dir, "log"), "-o", options, "start")
 }
 
-// Stop ends the server at once, as a failing machine would; it does nothing to
-// one that is stopped.
+// Stop stops the server immediately, like a failing machine. It does nothing if
+// the server is stopped.
 func (s *Server) Stop(t testing.TB) {
 	t.Helper()
 	if _, err := os.Stat(filepath.Join(s.dir, "postmaster.pid")); err == nil {
@@ -107,15 +107,16 @@ func programs(t testing.TB) string {
 	if path, err := exec.LookPath("initdb"); err == nil {
 		return filepath.Dir(path)
 	}
-	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/initdb") // where Debian keeps them
+	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/initdb") // where Debian installs them
 	if len(found) == 0 {
 		t.Skip("initdb was not found: this test starts a PostgreSQL server of its own (Debian: apt-get install postgresql)")
 	}
 	return filepath.Dir(found[len(found)-1])
 }
 
-// runner returns how to run a PostgreSQL program. PostgreSQL refuses to run as
-// root: as root, it runs as the user postgres, who is given the directory.
+// runner returns a function that runs a PostgreSQL program. PostgreSQL does not
+// run as root, so as root it runs as the user postgres, who is given the
+// directory.
 func runner(t testing.TB, programs, dir string) func(testing.TB, string, ...string) {
 	t.Helper()
 	var as *syscall.SysProcAttr
@@ -149,7 +150,7 @@ func runner(t testing.TB, programs, dir string) func(testing.TB, string, ...stri
 	}
 }
 
-// FreePort returns a TCP port of the loopback interface that nobody listens on.
+// FreePort returns a free TCP port of the loopback interface.
 func FreePort(t testing.TB) int {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -11,13 +11,13 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ErrNotAdmitted is a Redis that answers and does not let this service do what it
-// must: whoever runs the service has to put that right. ErrForeign is one, too.
-var ErrNotAdmitted = errors.New("redis does not let this service in")
+// ErrNotAdmitted means that Redis responds and rejects what this service needs:
+// the operator has to fix that. ErrForeign is such an error.
+var ErrNotAdmitted = errors.New("redis rejects this service")
 
-// CheckLogin returns ErrNotAdmitted if Redis answers and its password, its user
-// or its database is wrong, or says what is wrong with the URL. That Redis is
-// away is no error.
+// CheckLogin returns ErrNotAdmitted if Redis responds and the password, the user
+// or the database is wrong. It also reports an invalid URL. It returns nil if
+// Redis is away.
 func CheckLogin(ctx context.Context, o Options) error {
 	connection, err := o.completed().connection()
 	if err != nil {
@@ -28,16 +28,16 @@ func CheckLogin(ctx context.Context, o Options) error {
 	return notAdmitted(client.Ping(ctx).Err())
 }
 
-// Admitted returns ErrNotAdmitted if Redis answers and does not let this service
-// do what it must: if a right is missing, if it throws keys away when it is full,
-// or if the keys under the prefix are another deployment's. That Redis is away is
-// no error.
+// Admitted returns ErrNotAdmitted if Redis responds and this service cannot use
+// it: if a right is missing, if Redis evicts keys when it is full, or if the
+// keys under the prefix belong to another deployment. It returns nil if Redis is
+// away.
 func (c *Client) Admitted(ctx context.Context) error {
 	err := c.breaker.look(ctx)
 	if errors.Is(err, ErrForeign) {
-		return fmt.Errorf("%w: %w: give each a prefix of its own, or delete that key if the other deployment is gone", ErrNotAdmitted, err)
+		return fmt.Errorf("%w: %w: give each a prefix of its own, or delete that key if the other deployment no longer exists", ErrNotAdmitted, err)
 	}
-	if err == nil || Refused(err) { // which right it was says mayAll
+	if err == nil || Rejected(err) { // mayAll names the missing right
 		err = cmp.Or(c.mayAll(ctx), err)
 	}
 	if err == nil {
@@ -46,7 +46,7 @@ func (c *Client) Admitted(ctx context.Context) error {
 	return notAdmitted(err)
 }
 
-// notAdmitted is nil for an error that will pass.
+// notAdmitted returns nil for a temporary error.
 func notAdmitted(err error) error {
 	if redis.IsAuthError(err) || redis.IsPermissionError(err) || redis.HasErrorPrefix(err, "DB index") ||
 		errors.Is(err, errRights) || errors.Is(err, errEvicts) {
@@ -57,11 +57,11 @@ func notAdmitted(err error) error {
 
 var (
 	errRights = errors.New("its user lacks rights")
-	errEvicts = errors.New("it throws keys away when it is full, and limits with them: set maxmemory-policy to noeviction")
+	errEvicts = errors.New("it evicts keys when it is full, and limits with them: set maxmemory-policy to noeviction")
 )
 
-// mayAll asks for each command that is sent, also by scripts, with a key and a
-// channel that nobody else uses.
+// mayAll tries each command that the service sends, including those in scripts,
+// with a key and a channel that are used for nothing else.
 func (c *Client) mayAll(ctx context.Context) error {
 	scratch := c.Key("rights:" + rand.Text())
 	var missing []string
@@ -69,8 +69,8 @@ func (c *Client) mayAll(ctx context.Context) error {
 		err := c.breaker.probe.Do(ctx, command...).Err()
 		if redis.IsPermissionError(err) {
 			missing = append(missing, fmt.Sprint(command[0]))
-		} else if err != nil && !errors.Is(err, redis.Nil) && !Refused(err) && !redis.HasErrorPrefix(err, "NOSCRIPT") {
-			return err // it is away
+		} else if err != nil && !errors.Is(err, redis.Nil) && !Rejected(err) && !redis.HasErrorPrefix(err, "NOSCRIPT") {
+			return err // Redis is away
 		}
 	}
 	subscription := c.breaker.probe.Subscribe(ctx, scratch)
@@ -84,7 +84,7 @@ func (c *Client) mayAll(ctx context.Context) error {
 	return nil
 }
 
-// commandsUsed are all commands, on a key that is there for none of them.
+// commandsUsed are all commands. When each of them runs, the key does not exist.
 func commandsUsed(key string) [][]any {
 	return [][]any{
 		{"PING"}, {"INFO", "memory"}, {"TIME"}, {"PUBLISH", key, ""},
@@ -98,8 +98,8 @@ func commandsUsed(key string) [][]any {
 	}
 }
 
-// keeps reports whether Redis keeps what has a time to live, as all keys here
-// have, until that is over.
+// keeps returns an error if Redis may evict keys before their time to live ends;
+// all keys here have one.
 func (c *Client) keeps(ctx context.Context) error {
 	info, err := c.breaker.probe.InfoMap(ctx, "memory").Result()
 	if err != nil {

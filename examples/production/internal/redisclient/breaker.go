@@ -17,34 +17,34 @@ import (
 )
 
 var (
-	// ErrAway is the error of a command that was not sent, because Redis is away.
+	// ErrAway is the error of a command that was not sent because Redis is away.
 	ErrAway = errors.New("redis is away")
-	// ErrForeign is a prefix whose keys belong to another deployment.
+	// ErrForeign means that the keys under the prefix belong to another
+	// deployment.
 	ErrForeign = errors.New("redis has another deployment's keys under this prefix")
 )
 
-// Refused reports whether err is what Redis itself says of a command, and the
-// same command would most likely be refused again: a key of another type, a right
-// that is missing, no room.
-func Refused(err error) bool {
+// Rejected reports whether err is Redis's own response to a command that would
+// most likely fail again: a key of another type, a missing right, no room.
+func Rejected(err error) bool {
 	_, answered := errors.AsType[redis.Error](err)
 	return answered && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "NOSCRIPT")
 }
 
-// breaker keeps commands from waiting for a Redis that is away. It is the
-// circuit breaker that the library asks for.
+// breaker keeps commands from waiting for a Redis that is away. It implements
+// the library's circuit breaker interface.
 type breaker struct {
-	probe        *redis.Client
-	prefix       string
-	owner        string
-	logger       *slog.Logger
-	refusalLines *telemetry.Sparing
-	full         atomic.Bool
+	probe          *redis.Client
+	prefix         string
+	owner          string
+	logger         *slog.Logger
+	rejectionLines *telemetry.Sparing
+	full           atomic.Bool
 
 	mu       sync.Mutex
 	away     bool
 	answered time.Time // the last time
-	refused  time.Time // the last time
+	rejected time.Time // the last time
 	closed   bool
 	probing  sync.WaitGroup
 	ctx      context.Context // of the probing
@@ -55,7 +55,7 @@ func newBreaker(probe *redis.Client, o Options) *breaker {
 	ctx, stop := context.WithCancel(context.Background())
 	return &breaker{
 		probe: probe, prefix: o.Prefix, owner: o.Owner,
-		logger: o.Logger, refusalLines: telemetry.NewSparing(), ctx: ctx, stop: stop,
+		logger: o.Logger, rejectionLines: telemetry.NewSparing(), ctx: ctx, stop: stop,
 	}
 }
 
@@ -76,12 +76,12 @@ func (b *breaker) isAway() bool {
 func (b *breaker) obeys() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return !b.away && time.Since(b.refused) > telemetry.LogPeriod
+	return !b.away && time.Since(b.rejected) > telemetry.LogPeriod
 }
 
-// ReportResult is called after each command. What Redis itself says is an
-// answer, also if it refuses, unless it can do nothing for anybody: what one
-// command meets must not switch off what all others count.
+// ReportResult is called after each command. An error that Redis itself returns
+// counts as a response, unless it means that Redis can serve nobody: one failing
+// command must not make all others go without Redis.
 func (b *breaker) ReportResult(err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -90,17 +90,17 @@ func (b *breaker) ReportResult(err error) {
 		b.goAway(err)
 	case err == nil, errors.Is(err, redis.Nil):
 		b.answered = time.Now()
-	case Refused(err):
-		b.answered, b.refused = time.Now(), time.Now()
-		b.refusalLines.Count(func(times int64) {
-			b.logger.Warn("redis refuses a command", slog.Any("error", err), slog.Int64("times", times))
+	case Rejected(err):
+		b.answered, b.rejected = time.Now(), time.Now()
+		b.rejectionLines.Count(func(times int64) {
+			b.logger.Warn("redis rejects a command", slog.Any("error", err), slog.Int64("times", times))
 		})
 	case redis.HasErrorPrefix(err, "NOSCRIPT"):
 		b.answered = time.Now()
 	case errors.Is(err, context.Canceled), errors.Is(err, redis.ErrPoolTimeout):
-		// These say nothing of Redis.
+		// These say nothing about Redis.
 	case isNet && late.Timeout() && time.Since(b.answered) < slow:
-		// It is there for others.
+		// It responds to others.
 	default:
 		b.goAway(err)
 	}
@@ -117,16 +117,16 @@ func (b *breaker) goAway(err error) {
 	b.probing.Go(b.lookForIt)
 }
 
-// unfit reports whether Redis refuses for a reason that has nothing to do with
-// the command: it cannot write to its disk, has become a replica or lost its own,
-// is still loading, runs somebody's script, or has another password now. A Redis
-// that is full is fit for limits.
+// unfit reports whether Redis rejects commands for a reason that has nothing to
+// do with them: it cannot write to its disk, has become a replica or lost its
+// own, is loading, runs somebody's script, or has another password now. A full
+// Redis can still serve limits.
 func unfit(err error) bool {
 	if _, answered := errors.AsType[redis.Error](err); !answered {
 		return false
 	}
 	for _, verdict := range []string{"READONLY ", "LOADING ", "MASTERDOWN ", "NOREPLICAS ", "MISCONF ", "BUSY ", "UNKILLABLE "} {
-		if strings.Contains(err.Error(), verdict) { // a script's error may begin in another way
+		if strings.Contains(err.Error(), verdict) { // a script's error may have a prefix
 			return true
 		}
 	}
@@ -139,8 +139,8 @@ var (
 	probeScript = redis.NewScript(probeSource)
 )
 
-// look asks Redis whatever is known of it, for all that limits need: PING is
-// answered by those that take nothing.
+// look checks that Redis can do all that limits need, even while it is away.
+// PING would not do: it succeeds even if Redis accepts no writes.
 func (b *breaker) look(ctx context.Context) error {
 	answer, err := probeScript.Run(ctx, b.probe, []string{b.prefix + "owner", b.prefix + "probe"},
 		b.owner, ownerLasts.Milliseconds()).Slice()
@@ -157,7 +157,7 @@ func (b *breaker) look(ctx context.Context) error {
 	return nil
 }
 
-// lookForIt returns when Redis is back, or the client is closed.
+// lookForIt returns when Redis is back or the client is closed.
 func (b *breaker) lookForIt() {
 	for b.look(b.ctx) != nil {
 		select {

@@ -16,16 +16,16 @@ import (
 
 var durationBuckets = []float64{0.0002, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2, 5}
 
-// measure lets the metrics have what is known of this Redis.
+// measure creates the metrics of this Redis.
 func (c *Client) measure(meter metric.Meter) error {
 	duration, err1 := dbconv.NewClientOperationDuration(meter, metric.WithExplicitBucketBoundaries(durationBuckets...))
 	c.AddHook(stopwatch{duration})
 	c.breaker.probe.AddHook(stopwatch{duration})
 	_, err2 := meter.Int64ObservableGauge("botapi.redis.reachable",
-		metric.WithDescription("Whether Redis did what this replica asked of it: it is there, and has refused nothing in the last ten seconds."),
+		metric.WithDescription("Whether Redis is up and has rejected no command of this replica in the last ten seconds."),
 		metric.WithInt64Callback(observe(c.Reachable)))
 	_, err3 := meter.Int64ObservableGauge("botapi.redis.full",
-		metric.WithDescription("Whether Redis has no room for answers any more. Limits have room for longer."),
+		metric.WithDescription("Whether Redis has no room for answers. Limits still work."),
 		metric.WithInt64Callback(observe(c.Full)))
 	return errors.Join(err1, err2, err3)
 }
@@ -41,7 +41,8 @@ func observe(so func() bool) metric.Int64Callback {
 	}
 }
 
-// stopwatch measures commands, also those that fail. It sees no keys and no values.
+// stopwatch measures commands, including failed ones. It records no keys and no
+// values.
 type stopwatch struct {
 	duration dbconv.ClientOperationDuration
 }
@@ -74,10 +75,10 @@ func (s stopwatch) record(ctx context.Context, name string, took time.Duration, 
 	s.duration.Record(ctx, took.Seconds(), dbconv.SystemNameRedis, attributes...)
 }
 
-// verdicts are those that have a name of their own in the metrics.
+// verdicts are the Redis errors that have their own name in the metrics.
 var verdicts = []string{"OOM", "NOPERM", "WRONGTYPE", "READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "MISCONF", "BUSY", "NOAUTH", "WRONGPASS", "UNKILLABLE"}
 
-// errorType is one of a few kinds of errors, empty for what is none.
+// errorType returns one of a few kinds of errors; empty if there is none.
 func errorType(err error) string {
 	late, isNet := errors.AsType[net.Error](err)
 	switch {
@@ -87,7 +88,7 @@ func errorType(err error) string {
 		return "away"
 	case errors.Is(err, redis.ErrPoolTimeout), isNet && late.Timeout():
 		return "timeout"
-	case !Refused(err):
+	case !Rejected(err):
 		return "connection"
 	}
 	for _, verdict := range verdicts {

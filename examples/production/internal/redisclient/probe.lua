@@ -1,5 +1,5 @@
--- Says whose the keys of this prefix are, makes them this deployment's if they
--- are nobody's, and says whether Redis is full.
+-- Returns the owner of this prefix, which becomes this deployment if there is none,
+-- and whether Redis is full.
 local owner, scratch = KEYS[1], KEYS[2]
 local name, lasts = ARGV[1], ARGV[2]
 
@@ -13,8 +13,8 @@ if tried.err then
   full = 1
 end
 
--- Redis takes a DEL though it is full, and what follows in the same script, too:
--- that is how limits have room when nothing else has.
+-- A full Redis accepts DEL, and then all writes of the script: that is how
+-- limits work when nothing else has room.
 redis.call('DEL', scratch)
 redis.call('SET', owner, name, 'PX', lasts)
 return {name, full}

@@ -1,5 +1,5 @@
-// Package redisclient connects to the Redis that the replicas share, in a way
-// that a chat can afford: once Redis is away, nobody waits for it.
+// Package redisclient connects to the Redis that the replicas share, so that no
+// chat waits for it once it is away.
 package redisclient
 
 import (
@@ -22,16 +22,16 @@ const (
 	// DefaultPrefix begins the names of all keys and channels.
 	DefaultPrefix = "botapi:"
 
-	// probePeriod is how often a Redis is looked for.
+	// probePeriod is how often Redis is checked.
 	probePeriod = time.Second
 	// ownerLasts is how long keys belong to a deployment after its last replica:
-	// as long as the longest of them lasts.
+	// as long as the longest-lived key.
 	ownerLasts = 24 * time.Hour
-	// slow is how long there must have been no answer at all for a time-out to
-	// mean that Redis is away, and not that somebody is busy.
+	// slow is how long Redis must not have responded at all for a timeout to
+	// mean that it is away, and not that this replica is busy.
 	slow = 1500 * time.Millisecond
-	// poolSize bounds the connections for commands; each has one for well under
-	// a millisecond.
+	// poolSize bounds the connections for commands; each command uses one for
+	// well under a millisecond.
 	poolSize = 32
 )
 
@@ -39,13 +39,14 @@ const (
 type Options struct {
 	URL string // as in redis://HOST:PORT/DB, or rediss:// with TLS
 
-	// Prefix begins the names of all keys and channels. Owner is whose they are:
-	// a client never uses keys that belong to another one. Prefix is
-	// DefaultPrefix where it is empty.
+	// Prefix begins the names of all keys and channels; empty means
+	// DefaultPrefix. Owner is whose they are: a client never uses keys that
+	// belong to another owner.
 	Prefix, Owner string
 
-	// Timeout is how long each step of a command may take, and a chat may wait
-	// for all of its commands together: see Client.Waiting. 0 means DefaultTimeout.
+	// Timeout is how long each step of a command may take, and how long a chat
+	// may wait for all of its commands together: see Client.Waiting. 0 means
+	// DefaultTimeout.
 	Timeout time.Duration
 
 	Meter  metric.Meter // nil for no metrics
@@ -64,7 +65,7 @@ func (o Options) completed() Options {
 	return o
 }
 
-// connection is how to connect, or says what is wrong with the URL.
+// connection returns how to connect, or what is wrong with the URL.
 func (o Options) connection() (*redis.Options, error) {
 	options, err := redis.ParseURL(o.URL)
 	if err != nil {
@@ -75,16 +76,17 @@ func (o Options) connection() (*redis.Options, error) {
 	options.ContextTimeoutEnabled = true
 	options.MaxRetries = -1
 	options.PoolSize = poolSize
-	options.DisableIdentity = true // two round trips less for a connection
+	options.DisableIdentity = true // saves two round trips per connection
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	return options, nil
 }
 
-// Client is a client of the Redis that the replicas share. While that is away,
-// or there but takes nothing, commands fail at once with ErrAway; that it goes
-// and comes back is logged.
+// Client is a client of the Redis that the replicas share. Redis is away if it
+// does not respond, or if it can serve nobody. Commands then fail immediately
+// with ErrAway; the client logs when Redis goes away and comes back.
 //
-// A command is never sent twice: what it did is unknown when its answer is lost.
+// A command is never sent twice: if its response was lost, its effect is
+// unknown.
 type Client struct {
 	*redis.Client
 	options Options
@@ -110,11 +112,11 @@ func Open(o Options) (*Client, error) {
 	return c, nil
 }
 
-// Key returns the name that a key or a channel has in Redis.
+// Key returns the full name of a key or channel in Redis.
 func (c *Client) Key(name string) string { return c.options.Prefix + name }
 
-// Watch asks Redis once a second until ctx ends: that it is away is known then
-// before a chat has waited for it, and when there are no chats.
+// Watch checks Redis once a second until ctx ends. So an outage is noticed
+// before a chat has to wait for Redis, and even without chats.
 func (c *Client) Watch(ctx context.Context) {
 	next := time.NewTicker(probePeriod)
 	defer next.Stop()
@@ -129,28 +131,28 @@ func (c *Client) Watch(ctx context.Context) {
 	}
 }
 
-// Away reports whether Redis is away: whether a command that has just failed did
-// so for more reason than being late.
+// Away reports whether Redis is away. After a failed command, this distinguishes
+// an outage from a timeout of that command only.
 func (c *Client) Away() bool { return c.breaker.isAway() }
 
-// Reachable reports whether Redis does what it is asked to: it is not away, and
-// has refused nothing lately.
+// Reachable reports whether Redis is not away, and has rejected no command
+// lately.
 func (c *Client) Reachable() bool { return c.breaker.obeys() }
 
-// Full reports whether Redis has no room for anything but what begins with a
-// command that frees some, as limits do.
+// Full reports whether Redis accepts only scripts that begin with a command that
+// frees memory, as those of limits do.
 func (c *Client) Full() bool { return c.breaker.full.Load() }
 
 // Timeout is how long a chat waits for Redis in all.
 func (c *Client) Timeout() time.Duration { return c.options.Timeout }
 
-// Close ends the connections.
+// Close closes the connections.
 func (c *Client) Close() error {
 	return errors.Join(c.Client.Close(), c.breaker.close())
 }
 
-// libraryLog keeps what the library says of its connections for those who look
-// for it: what matters of it is in the breaker's lines.
+// libraryLog logs the library's messages about its connections at level debug:
+// what matters is in the breaker's lines.
 type libraryLog struct{ logger *slog.Logger }
 
 func (l libraryLog) Printf(ctx context.Context, format string, v ...any) {

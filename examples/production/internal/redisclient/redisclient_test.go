@@ -24,8 +24,8 @@ func TestAwayAndBack(t *testing.T) {
 	defer client.Close()
 	ctx := context.Background()
 	is.NoErr(client.Ping(ctx).Err())
-	is.True(errors.Is(client.Get(ctx, "nothing").Err(), redis.Nil)) // an answer like any other
-	is.True(client.Do(ctx, "NONSENSE").Err() != nil)                // so is a refusal
+	is.True(errors.Is(client.Get(ctx, "nothing").Err(), redis.Nil)) // a response like any other
+	is.True(client.Do(ctx, "NONSENSE").Err() != nil)                // so is an error from Redis
 	is.NoErr(client.Ping(ctx).Err())
 
 	for _, way := range []struct{ goes, comes func(testing.TB) }{
@@ -46,12 +46,12 @@ func TestAwayAndBack(t *testing.T) {
 	}
 	is.Equal(strings.Count(log.String(), "redis is away"), 2)
 	is.Equal(strings.Count(log.String(), "redis is back"), 2)
-	is.Equal(strings.Count(log.String(), "redis refuses a command"), 1)
+	is.Equal(strings.Count(log.String(), "redis rejects a command"), 1)
 	is.Equal(strings.Count(log.String(), "\n"), 5)
 }
 
-// TestThereButUnfit has a Redis that answers, and takes nothing from anybody.
-func TestThereButUnfit(t *testing.T) {
+// TestUnfit has a Redis that responds, and accepts writes from nobody.
+func TestUnfit(t *testing.T) {
 	for _, state := range []struct {
 		name        string
 		goes, comes []any
@@ -76,15 +76,15 @@ func TestThereButUnfit(t *testing.T) {
 	}
 }
 
-// TestPasswordIsChanged changes it under a client, which goes on when it is what
-// it was.
+// TestPasswordIsChanged changes the password under a client, which recovers when
+// it is changed back.
 func TestPasswordIsChanged(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	client, operator := server.Client(t), server.Client(t)
 	is.NoErr(client.Admitted(t.Context()))
 	is.NoErr(operator.ConfigSet(t.Context(), "requirepass", "other").Err())
-	is.True(client.Admitted(t.Context()) == nil) // by the connection that it has
+	is.True(client.Admitted(t.Context()) == nil) // on its existing connection
 	is.NoErr(operator.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err())
 	for !client.Away() {
 		_ = client.Ping(t.Context()).Err()
@@ -97,7 +97,7 @@ func TestPasswordIsChanged(t *testing.T) {
 	is.True(!client.Away())
 }
 
-// TestCloseWhileAway ends the search for a Redis that is away.
+// TestCloseWhileAway stops the checks for a Redis that is away.
 func TestCloseWhileAway(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
@@ -114,8 +114,8 @@ func TestMistakenURL(t *testing.T) {
 	is.True(strings.Contains(err.Error(), "reading the Redis URL"))
 }
 
-// TestFull has a Redis without room: it is not away for those who write as limits
-// do, and for nobody else.
+// TestFull has a full Redis: it is not away for scripts that begin as those of
+// limits do, and for no others.
 func TestFull(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
@@ -129,7 +129,7 @@ func TestFull(t *testing.T) {
 	eventually(t, "it has room", func() bool { return !client.Full() })
 }
 
-// TestBusyScript has somebody's script run without end.
+// TestBusyScript has an endless script.
 func TestBusyScript(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
@@ -148,25 +148,25 @@ func TestBusyScript(t *testing.T) {
 	eventually(t, "it is back", func() bool { return !client.Away() && client.Set(t.Context(), "key", "", 0).Err() == nil })
 }
 
-// TestWhatOneCommandMeets does not switch off all others.
-func TestWhatOneCommandMeets(t *testing.T) {
+// TestErrorOfOneCommand checks that a failing command does not affect others.
+func TestErrorOfOneCommand(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	client, operator := server.Client(t), server.Client(t)
 	is.NoErr(client.Set(t.Context(), "text", "", 0).Err())
 	is.True(client.Reachable())
-	is.True(redisclient.Refused(client.LPush(t.Context(), "text", "").Err()))
+	is.True(redisclient.Rejected(client.LPush(t.Context(), "text", "").Err()))
 	is.True(!client.Away())
-	is.True(!client.Reachable()) // but whoever looks after it should know
+	is.True(!client.Reachable()) // but an operator should notice
 
 	newcomer := server.Client(t)
 	is.NoErr(operator.ConfigSet(t.Context(), "maxclients", "1").Err())
 	is.True(newcomer.Get(t.Context(), "text").Err() != nil)
 	is.True(!newcomer.Reachable())
-	is.NoErr(client.Get(t.Context(), "text").Err()) // who is connected stays so
+	is.NoErr(client.Get(t.Context(), "text").Err()) // existing connections stay
 }
 
-// TestSlow waits for a Redis that takes its time: once, and not at all when that
+// TestSlow has a slow Redis: commands wait for it once, and no longer once that
 // is known.
 func TestSlow(t *testing.T) {
 	is := is.New(t)
@@ -191,8 +191,8 @@ func TestSlow(t *testing.T) {
 	is.True(time.Since(began) < 50*waited) // not once more for each
 }
 
-// TestTwoDeployments meet under one prefix: the second is not let in, and one
-// that finds out later uses no key of the first.
+// TestTwoDeployments has two deployments with one prefix: the second is
+// rejected, and one that notices it later uses no key of the first.
 func TestTwoDeployments(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
@@ -210,12 +210,12 @@ func TestTwoDeployments(t *testing.T) {
 	watch(t, second)
 	eventually(t, "it counts as away", second.Away)
 	is.True(errors.Is(second.Get(t.Context(), "p:key").Err(), redisclient.ErrAway))
-	is.NoErr(first.Del(t.Context(), "p:owner").Err()) // the first is gone
+	is.NoErr(first.Del(t.Context(), "p:owner").Err()) // the first no longer exists
 	eventually(t, "the keys are the second's", func() bool { return !second.Away() })
 	is.True(first.Admitted(t.Context()) != nil)
 }
 
-// TestRights gives a user what the documentation says, and then takes some away.
+// TestRights gives a user the documented rights, and then takes some away.
 func TestRights(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
@@ -251,8 +251,8 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestRedisThatThrowsKeysAway would let limits lapse without a word.
-func TestRedisThatThrowsKeysAway(t *testing.T) {
+// TestEviction has a Redis that would silently lift limits.
+func TestEviction(t *testing.T) {
 	is := is.New(t)
 	client := redistest.NewServer(t).Client(t)
 	is.NoErr(client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err())
@@ -282,7 +282,7 @@ func eventually(t *testing.T, what string, so func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !so(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not so after %v: %s", patience, what)
+			t.Fatalf("not true after %v: %s", patience, what)
 		}
 	}
 }

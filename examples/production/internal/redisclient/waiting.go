@@ -21,8 +21,8 @@ func WithWait(ctx context.Context) context.Context {
 }
 
 // Waiting returns the context for a command that a chat waits for. All such
-// commands of one chat together take no longer than Options.Timeout: the context
-// ends when the chat has waited long enough. Call done when the command is over.
+// commands of one chat together take at most Options.Timeout: the context ends
+// when the chat has waited that long. Call done when the command has returned.
 func (c *Client) Waiting(ctx context.Context) (waiting context.Context, done func()) {
 	w, _ := ctx.Value(waitKey{}).(*wait)
 	if w == nil {

@@ -1,4 +1,4 @@
-// Package redistest gives a test a Redis server of its own, which it may stop
+// Package redistest provides a Redis server for a test, which the test may stop
 // and start.
 package redistest
 
@@ -22,8 +22,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Server is a Redis server of one test, on a port of its own. It keeps nothing
-// on disk: started again, it is empty.
+// Server is a Redis server for one test, on its own port. It stores nothing on
+// disk: after a restart it is empty.
 type Server struct {
 	URL string
 
@@ -32,25 +32,25 @@ type Server struct {
 	clock   *clock // nil for the machine's
 }
 
-// A clock is one that a test moves.
+// A clock is a clock that a test can move.
 type clock struct {
-	library string // what Redis is started with
-	file    string // how many seconds it is ahead
+	library string // preloaded into Redis
+	file    string // how many seconds the clock is ahead
 	ahead   time.Duration
 }
 
 //go:embed testdata/clock.c
 var clockSource []byte
 
-// NewServer starts a server from the program on this machine. It is ended with
-// the test. The test is skipped where there is no such program.
+// NewServer starts a server from the installed program, and stops it with the
+// test. If the program is missing, the test is skipped.
 func NewServer(t testing.TB) *Server {
 	t.Helper()
 	return newServer(t, nil)
 }
 
-// NewServerWithClock starts a server whose clock the test may move. The test is
-// skipped where there is no C compiler.
+// NewServerWithClock starts a server whose clock the test may move. Without a C
+// compiler, the test is skipped.
 func NewServerWithClock(t testing.TB) *Server {
 	t.Helper()
 	if !CanMoveClock() {
@@ -87,7 +87,7 @@ func newServer(t testing.TB, c *clock) *Server {
 	return s
 }
 
-// MoveClock sets the clock of a server that has one forward, or back.
+// MoveClock sets the clock of such a server forward or back.
 func (s *Server) MoveClock(t testing.TB, by time.Duration) {
 	t.Helper()
 	s.clock.move(t, by)
@@ -96,7 +96,7 @@ func (s *Server) MoveClock(t testing.TB, by time.Duration) {
 func (c *clock) move(t testing.TB, by time.Duration) {
 	t.Helper()
 	c.ahead += by
-	file, err := os.OpenFile(c.file, os.O_WRONLY|os.O_CREATE, 0o600) // not truncated: Redis looks at it
+	file, err := os.OpenFile(c.file, os.O_WRONLY|os.O_CREATE, 0o600) // not truncated: Redis has it mapped
 	if err == nil {
 		err = errors.Join(binary.Write(file, binary.NativeEndian, int64(c.ahead/time.Second)), file.Close())
 	}
@@ -105,7 +105,7 @@ func (c *clock) move(t testing.TB, by time.Duration) {
 	}
 }
 
-// Start starts the server, again after Stop, and returns when it takes
+// Start starts the server, also after Stop, and returns when it accepts
 // connections.
 func (s *Server) Start(t testing.TB) {
 	t.Helper()
@@ -127,8 +127,8 @@ func (s *Server) Start(t testing.TB) {
 	}
 }
 
-// Stop ends the server at once, as a failing machine would; it does nothing to
-// one that is stopped.
+// Stop stops the server immediately, like a failing machine. It does nothing if
+// the server is stopped.
 func (s *Server) Stop(t testing.TB) {
 	t.Helper()
 	if s.process == nil {
@@ -139,7 +139,7 @@ func (s *Server) Stop(t testing.TB) {
 	s.process = nil
 }
 
-// Hang stops the server from answering, until GoOn: its connections stay.
+// Hang freezes the server until GoOn: its connections stay open.
 func (s *Server) Hang(t testing.TB) { s.signal(t, syscall.SIGSTOP) }
 
 // GoOn ends Hang.
@@ -152,13 +152,13 @@ func (s *Server) signal(t testing.TB, signal syscall.Signal) {
 	}
 }
 
-// Client returns a client of the server, as a replica has it.
+// Client returns a client of the server, like a replica's.
 func (s *Server) Client(t testing.TB) *redisclient.Client {
 	t.Helper()
 	return s.ClientWith(t, redisclient.Options{})
 }
 
-// ClientWith returns a client of the server with options of its own.
+// ClientWith returns a client of the server with these options.
 func (s *Server) ClientWith(t testing.TB, o redisclient.Options) *redisclient.Client {
 	t.Helper()
 	o.URL = s.URL

@@ -1,18 +1,18 @@
--- Adds fragments to an answer, those that it does not have yet, and lets its
--- lease last longer. Says how the answer is, how many fragments it has, and for
--- how long nobody has followed it.
+-- Adds the fragments that an answer does not have yet, and renews its lease.
+-- Returns the state of the answer, how many fragments it has, and for how long
+-- nobody has followed it.
 local id, account, news = ARGV[1], ARGV[2], ARGV[3]
 local lease, written, unattended = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
 local resume, most = tonumber(ARGV[7]), tonumber(ARGV[8])
 local perFragment, one, perAccount, all = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
-local texts = 13 -- where they begin
+local texts = 13 -- the first argument that is a text
 
 local found = redis.call('HMGET', answer, 'id', 'state', 'first', 'held')
 if found[1] ~= id then return {'lost', 0, 0} end
 local state, first, held = found[2], tonumber(found[3] or 0), tonumber(found[4] or 0)
 if state ~= 'running' and state ~= 'large' then return {state, 0, 0} end
 
--- A Redis that took over from another may lack some of what that one had.
+-- After a failover, Redis may lack fragments that it had.
 local have = first + redis.call('LLEN', fragments)
 for i = texts + math.max(0, have - written), have >= written and #ARGV or 0 do
   redis.call('RPUSH', fragments, ARGV[i])
@@ -20,8 +20,8 @@ for i = texts + math.max(0, have - written), have >= written and #ARGV or 0 do
   have = have + 1
 end
 
--- An answer that finds no room to grow is not kept any more: it keeps the room
--- it has, for those who follow it closely.
+-- An answer that outgrows its room is no longer kept: its room holds the latest
+-- fragments, for clients that follow it closely.
 local before = counted(id)
 local size = math.max(reserved, overhead + held)
 local more = size - before
@@ -49,8 +49,8 @@ if not unattended then
   return {state, have, 0}
 end
 
--- Nobody follows it. Those that have been alone for longest must end when an
--- account has too many.
+-- Nobody follows it. If an account has too many such answers, those that have been
+-- alone for longest end.
 redis.call('ZREMRANGEBYSCORE', alone, '-inf', now - resume - lease)
 redis.call('ZADD', alone, 'NX', now, id)
 redis.call('PEXPIRE', alone, resume + lease)

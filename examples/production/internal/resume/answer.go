@@ -14,33 +14,34 @@ import (
 	"example.com/botapi"
 )
 
-// An answer is one that is under way in this replica. It has three parties: the
-// chat engine, which adds to it; the client that started it, and others that
-// Redis fails; and keep, which brings it to Redis. As long as the answer is kept,
-// none of them waits for another. One that has found no room goes on as without
-// a key: the engine waits for the clients, and what they have is forgotten.
+// An answer is an answer in progress in this replica. Three parties use it: the
+// chat engine, which adds fragments; the clients, namely the one that started it
+// and followers that cannot read from Redis; and keep, which copies it to Redis.
+// While the answer is kept, none of them waits for another. An answer that is no
+// longer kept continues as without a key: the engine waits for the clients, and
+// fragments that they have are dropped.
 type answer struct {
 	title
 	engine *Engine
-	cancel context.CancelCauseFunc // ends the chat engine's context
-	stall  *time.Timer             // does that when the engine is silent; nil if it may be
-	asked  func() bool             // whether a model may have been
+	cancel context.CancelCauseFunc // cancels the chat engine's context
+	stall  *time.Timer             // cancels it when the engine stalls; nil if there is no limit
+	asked  func() bool             // whether a model may have been asked
 
 	mu       sync.Mutex
 	texts    []string
 	first    int   // number of texts[0]: 0 while the answer is kept
 	size     int64 // of the texts
-	large    bool  // not kept any more
+	large    bool  // no longer kept
 	written  int   // fragments that Redis has
 	over     bool
-	err      error         // why it is not whole, once it is over
-	changed  chan struct{} // closed, and replaced, when there is news
+	err      error         // why it is incomplete, once it is over
+	changed  chan struct{} // closed, and replaced, on each change
 	cursors  map[*cursor]struct{}
-	returned bool     // the chat engine has
-	whenOver []func() // called when it has
+	returned bool     // the chat engine has returned
+	whenOver []func() // called then
 }
 
-// A cursor is a client of this replica.
+// A cursor is the position of a client of this replica.
 type cursor struct{ next int }
 
 // window is how far the engine may be ahead of the clients of an answer that is
@@ -49,7 +50,7 @@ const window = 64 << 10
 
 var errExited = errors.New("the engine ended its goroutine with runtime.Goexit")
 
-// run lets the chat engine answer. The answer is over when it has returned or
+// run runs the chat engine. The answer is over when the engine has returned or
 // its context has ended, whichever comes first.
 func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 	defer a.engineReturned()
@@ -71,7 +72,7 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 			err = fmt.Errorf("panic while running the engine: %v\n%s", v, debug.Stack())
 		}
 		if err = cmp.Or(answerTo(context.Cause(ctx)), err); a.end(err) && err != nil {
-			a.engine.logger.WarnContext(ctx, "an answer nobody waits for failed", slog.Any("error", err))
+			a.engine.logger.WarnContext(ctx, "an answer without clients failed", slog.Any("error", err))
 		}
 	}()
 	err = a.speak(ctx, req)
@@ -107,8 +108,8 @@ func (a *answer) add(text string) {
 	a.notify()
 }
 
-// wait returns when the answer wants more, which it reports: at once while it is
-// kept.
+// wait returns when the engine may continue, immediately while the answer is
+// kept. It returns false once the answer is over.
 func (a *answer) wait(ctx context.Context) (more bool) {
 	for {
 		a.mu.Lock()
@@ -126,7 +127,7 @@ func (a *answer) wait(ctx context.Context) (more bool) {
 	}
 }
 
-// ahead is how many bytes the slowest client has not taken.
+// ahead is how many bytes the slowest client has not taken yet.
 func (a *answer) ahead() (bytes int64) {
 	next := a.slowest()
 	for _, text := range a.texts[next-a.first:] {
@@ -143,8 +144,8 @@ func (a *answer) slowest() int {
 	return next
 }
 
-// trim forgets what nobody needs of an answer that is not kept. Redis gets all
-// of it unless it is much slower than the clients.
+// trim drops fragments of an answer that is not kept once nobody needs them.
+// Redis still gets all of it, unless it is much slower than the clients.
 func (a *answer) trim() {
 	if !a.large {
 		return
@@ -159,7 +160,7 @@ func (a *answer) trim() {
 	}
 }
 
-// keepNoLonger has the answer go on as one without a key.
+// keepNoLonger has the answer continue as without a key.
 func (a *answer) keepNoLonger() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -170,8 +171,8 @@ func (a *answer) keepNoLonger() {
 	}
 }
 
-// end ends the answer; only the first call counts. It reports whether that was
-// so, and nobody here saw it.
+// end ends the answer; only the first call counts. It reports whether this was
+// the first call and the answer has no clients here.
 func (a *answer) end(err error) (unseen bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -183,7 +184,8 @@ func (a *answer) end(err error) (unseen bool) {
 	return len(a.cursors) == 0
 }
 
-// callWhenOver reports whether f will be called: not when it is too late for that.
+// callWhenOver registers f to be called when the chat engine has returned. It
+// returns false if the engine has returned already.
 func (a *answer) callWhenOver(f func()) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -209,7 +211,7 @@ func (a *answer) notify() {
 	a.changed = make(chan struct{})
 }
 
-// progress is what there is of an answer from some fragment on.
+// progress is the part of an answer from some fragment on.
 type progress struct {
 	texts   []string
 	over    bool // nothing comes after the texts
@@ -222,8 +224,8 @@ func (a *answer) since(next int) progress {
 	return progress{texts: a.texts[next-a.first:], over: a.over, err: a.err, changed: a.changed}
 }
 
-// join counts a client that goes on from a fragment, if that is still there. Its
-// follow counts it off.
+// join adds a client that continues from a fragment, if that is still available.
+// Its follow removes it.
 func (a *answer) join(next int) (*cursor, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -245,7 +247,7 @@ func (a *answer) leave(c *cursor) {
 	}
 }
 
-// take counts fragments as taken, and returns what comes after them.
+// take counts fragments as taken, and returns the next ones.
 func (a *answer) take(c *cursor, texts int) progress {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -257,7 +259,7 @@ func (a *answer) take(c *cursor, texts int) progress {
 	return a.since(c.next)
 }
 
-// follow yields the answer from where a client has joined it.
+// follow yields the answer from the client's position on.
 func (a *answer) follow(ctx context.Context, c *cursor) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		defer a.leave(c)

@@ -1,10 +1,10 @@
--- Makes an id the answer of a name that has none, or takes a place among those
--- who follow the one that it has, or says why not.
+-- Makes an id the answer of a name that has none, or takes a slot among the
+-- followers of the one that it has, or returns why not.
 local id, body, follower, account, prefix = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local lease, clients, atOnce, burst = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local perAccount, all = tonumber(ARGV[10]), tonumber(ARGV[11])
 
--- join returns what a request finds that wants to follow an answer.
+-- join makes the request a follower of an answer, or returns why it cannot be one.
 local function join(old, born, joins)
   followers = prefix .. 'followers:' .. old
   if joins >= burst + math.max(0, now - born) / 1000 then return 'often' end
@@ -33,7 +33,7 @@ if found[1] then
   end
 end
 
--- What has expired is not counted any more.
+-- Expired answers no longer count.
 for _, old in ipairs(redis.call('ZRANGEBYSCORE', kept, '-inf', now, 'LIMIT', 0, 100)) do forget(old) end
 if sum('all') + reserved > all then return {'full', '', sum('all')} end
 if sum(account) + reserved > perAccount then return {'share', '', sum('all')} end

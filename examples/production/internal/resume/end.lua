@@ -1,5 +1,5 @@
--- Says how an answer ended, unless it was stopped before. One that failed, or is
--- not kept, is known only to those who follow it.
+-- Stores how an answer ended, unless it was stopped before. Only its followers
+-- learn of the end of an answer that failed or is not kept.
 local id, account, news = ARGV[1], ARGV[2], ARGV[3]
 local lease, keep, whole, told = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1', ARGV[7]
 

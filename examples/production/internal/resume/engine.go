@@ -1,6 +1,6 @@
-// Package resume lets a client that lost its connection come back for the rest
-// of its answer, on any replica, without the model being asked twice. It is a
-// chat engine in front of another.
+// Package resume lets a client that lost its connection return for the rest of
+// its answer, on any replica, without asking the model twice. Its engine wraps
+// another.
 package resume
 
 import (
@@ -22,25 +22,25 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 )
 
-// LeastAnswerBytes is the least that AnswerBytes may be: what an answer that is
-// under way counts in any case.
+// LeastAnswerBytes is the minimum of AnswerBytes: every answer in progress
+// counts as that much.
 const LeastAnswerBytes = 16 << 10
 
-// Settings bound what answers take. A zero value means the default.
+// Settings limits answers. A zero value means the default.
 type Settings struct {
-	Alone time.Duration // how long an answer goes on without a client; 1 minute
-	Keep  time.Duration // how long it is kept once it is whole; 2 minutes
+	Alone time.Duration // how long an answer continues without a client; 1 minute
+	Keep  time.Duration // how long it is kept once it is complete; 2 minutes
 
-	// AnswerBytes, AccountBytes and AllBytes are what one answer, those of an
-	// account and all of them may take in Redis, over all replicas: 1 MiB,
-	// 32 MiB, 256 MiB. One that is under way counts as 16 KiB at least.
+	// AnswerBytes, AccountBytes and AllBytes are the memory in Redis for one
+	// answer, those of an account and all of them, over all replicas: 1 MiB, 32
+	// MiB, 256 MiB. An answer in progress counts as at least 16 KiB.
 	AnswerBytes, AccountBytes, AllBytes int64
 
-	AlonePerAccount  int64 // answers of an account that go on without a client; 100
-	ClientsPerAnswer int64 // those who follow one answer, besides who started it; 8
+	AlonePerAccount  int64 // answers of an account that continue without a client; 100
+	ClientsPerAnswer int64 // clients that follow one answer, besides the one that started it; 8
 
-	// Lease is how long after the death of a replica its answers end for those
-	// who follow them elsewhere; 9 seconds.
+	// Lease is how long after the death of a replica its answers end for clients
+	// that follow them on others; 9 seconds.
 	Lease time.Duration
 }
 
@@ -61,22 +61,22 @@ func (s Settings) Completed() Settings {
 // Options is what an Engine is made of. Engine and Redis are required.
 type Options struct {
 	Engine botapi.ChatEngine
-	Redis  *redisclient.Client // stays the caller's, to close after the Engine
+	Redis  *redisclient.Client // the caller closes it, after the Engine
 	Settings
 
 	// ChatTimeout and StallTimeout are as in botapi.Options, for answers with a
-	// key: they hold with and without a client. 0 or less means no limit.
+	// key: they apply with and without a client. 0 or less means no limit.
 	ChatTimeout, StallTimeout time.Duration
 
-	// ChatsAtOnce is how many answers an account may follow at once, over all
-	// replicas, besides those that it has started; 0 for no limit. nil means no
-	// limit for anybody. Its errors end a chat.
+	// ChatsAtOnce is how many answers an account may follow concurrently, over
+	// all replicas, besides those that it has started; 0 means no limit. nil
+	// means no limit for anybody. Its errors end a chat.
 	ChatsAtOnce func(ctx context.Context, account string) (int64, error)
 
 	// Asked reports whether a model may have been asked for a chat, by its
-	// context. Ask says so of a chat that gets the failure of such an answer: it
-	// must not be tried again as one that has asked no model. nil means that all
-	// have asked.
+	// context. Ask marks a chat that gets the failure of such an answer, so that
+	// it is not retried as if no model had been asked. nil means that all have
+	// asked.
 	Asked func(context.Context) bool
 	Ask   func(context.Context)
 
@@ -84,31 +84,31 @@ type Options struct {
 	Logger        *slog.Logger         // nil means slog.Default()
 }
 
-// Engine is a botapi.ChatEngine. A chat without an Idempotency-Key is passed on
-// as it is. The first chat under a key of an account starts an answer of its
-// own, which the engine owns: it belongs to no client, and does not end when its
-// client leaves. Every chat under the same key follows that answer from its
-// first fragment on, on whichever replica, until it is forgotten:
+// Engine is a botapi.ChatEngine. A chat without an Idempotency-Key goes to the
+// next engine unchanged. The first chat under a key of an account starts an
+// answer that the engine owns: the answer does not end when its client
+// disconnects. Every chat under the same key follows that answer from its first
+// fragment, on any replica, until it is forgotten:
 //
-//   - an answer that is under way ends when nobody has followed it for Alone, or
-//     earlier when its account has more than AlonePerAccount of them: those that
-//     were left first;
-//   - one that is whole is kept for Keep, and then forgotten;
-//   - one that failed, or whose replica died, breaks for those who follow it,
-//     and the next chat under the key starts anew;
-//   - one that was stopped stays stopped: 410, until it is forgotten.
+//   - an answer in progress ends when no client has followed it for Alone, or
+//     earlier if its account has more than AlonePerAccount of them: the ones
+//     abandoned first;
+//   - a complete answer is kept for Keep, and then forgotten;
+//   - a failed answer, or one whose replica died, fails for the clients that
+//     follow it, and the next chat under the key starts anew;
+//   - a stopped answer stays stopped: 410, until it is forgotten.
 //
-// Another chat under a key that is not forgotten is refused with 409, and one more
-// than may follow an answer, or its account, with 429. So is who joins one answer
-// more often than once a second.
+// A different chat under a key that is not forgotten is rejected with 409. So
+// are, with 429, clients beyond the limits of an answer or its account, and
+// clients that join one answer more than once a second.
 //
-// What cannot be kept is answered as if it had no key: that is so while Redis is
-// away and where there is no room. An answer that finds no more room, or whose
-// replica loses Redis, goes on for the clients it has, as one without a key. A
-// chat that Redis has no time for is refused with 503.
+// A chat is answered as if it had no key while Redis is away, or if there is no
+// room for its answer. An answer that outgrows its room, or whose replica loses
+// Redis, continues for its present clients as without a key. A chat that Redis
+// does not serve in time is rejected with 503.
 //
-// Nobody who follows an answer that is kept holds it back, so that no reader is
-// too slow for another.
+// While an answer is kept, none of its clients blocks the engine, so a slow
+// client does not slow down the others.
 type Engine struct {
 	next     botapi.ChatEngine
 	options  Options
@@ -117,21 +117,22 @@ type Engine struct {
 	measured *measured
 
 	mu      sync.Mutex
-	answers map[string]*answer // those under way in this replica, by id
+	answers map[string]*answer // those in progress in this replica, by id
 	closed  bool
 
-	running   sync.WaitGroup // answers, and what keeps them
+	running   sync.WaitGroup // answers and their keepers
 	news      *news
-	told      *redis.PubSub
-	chores    chan func() // what nobody waits for
+	messages  *redis.PubSub
+	chores    chan func() // work that nobody waits for
 	ended     chan struct{}
 	endOnce   sync.Once
-	listening sync.WaitGroup // and what does the chores
+	listening sync.WaitGroup // and doChores
 }
 
 var _ botapi.ChatEngine = (*Engine)(nil)
 
-// mostChores bounds those that wait. Without them, places are free later.
+// mostChores bounds the chores that wait. A dropped chore only releases
+// something later.
 const mostChores = 1000
 
 // New returns an engine, which works until it is closed.
@@ -151,7 +152,7 @@ func New(o Options) (*Engine, error) {
 	if e.measured, err = measure(e, o.MeterProvider); err != nil {
 		return nil, fmt.Errorf("preparing the metrics of answers: %w", err)
 	}
-	e.told = o.Redis.Subscribe(context.Background(), e.store.key(stopsChannel), e.store.key(newsChannel))
+	e.messages = o.Redis.Subscribe(context.Background(), e.store.key(stopsChannel), e.store.key(newsChannel))
 	e.listening.Go(e.listen)
 	e.listening.Go(e.doChores)
 	return e, nil
@@ -177,14 +178,15 @@ func completed(o Options) Options {
 	return o
 }
 
-// closeGrace is how long answers may take to end once they are told to.
+// closeGrace is how long answers may take to end once they are cancelled.
 const closeGrace = 5 * time.Second
 
-// ErrHanging is what Close returns when a chat engine did not end in time.
+// ErrHanging is what Close returns if a chat engine did not return in time.
 var ErrHanging = errors.New("an engine goes on after its answer has ended")
 
-// Close lets answers without clients end as long as ctx lasts, and then ends
-// them. Call it when no client is left: chats that come later are not kept.
+// Close lets answers without clients continue until ctx ends, and then ends
+// them. Call it when all clients have disconnected: answers of later chats are
+// not kept.
 func (e *Engine) Close(ctx context.Context) error {
 	e.mu.Lock()
 	e.closed = true
@@ -195,7 +197,7 @@ func (e *Engine) Close(ctx context.Context) error {
 	go func() {
 		defer close(ended)
 		e.running.Wait()
-		e.told.Close()
+		e.messages.Close()
 		e.endOnce.Do(func() { close(e.ended) })
 		e.listening.Wait()
 		e.measured.end()
@@ -238,12 +240,12 @@ func (e *Engine) chat(ctx context.Context, r *request, req *botapi.ChatRequest) 
 	if err != nil {
 		return failing(err)
 	}
-	t, place := titleOf(account, r.keys[0], rand.Text()), rand.Text()
+	t, slot := titleOf(account, r.keys[0], rand.Text()), rand.Text()
 	waiting, done := e.options.Redis.Waiting(context.WithoutCancel(ctx))
-	claimed, err := e.store.claim(waiting, t, place, body, most)
+	claimed, err := e.store.claim(waiting, t, slot, body, most)
 	done()
-	if err != nil && !e.options.Redis.Away() && !redisclient.Refused(err) { // it only has too much to do: nothing is to be paid twice for that
-		e.later(func() { _ = e.store.end(t, endingOf(errBroken(nil))) }) // it may have been done
+	if err != nil && !e.options.Redis.Away() && !redisclient.Rejected(err) { // Redis is up but slow: do not pay twice for the answer
+		e.later(func() { _ = e.store.end(t, endingOf(errBroken(nil))) }) // the claim may have succeeded
 		return failing(errUnavailable(err))
 	}
 	if err != nil {
@@ -263,17 +265,17 @@ func (e *Engine) chat(ctx context.Context, r *request, req *botapi.ChatRequest) 
 	case foundAnswer:
 		t.id = claimed.id
 		e.tell(ctx, r, Joined, "")
-		f := &follower{title: t, engine: e, place: place}
+		f := &follower{title: t, engine: e, slot: slot}
 		return f.follow(ctx)
 	case foundFull:
-		e.logger.WarnContext(ctx, "an answer cannot be kept: too many are")
+		e.logger.WarnContext(ctx, "an answer cannot be kept: all memory for answers is used")
 		return e.unkept(ctx, r, req, "all are full")
 	case foundShare:
 		return e.unkept(ctx, r, req, "the account is full")
 	case foundLarge:
 		return e.unkept(ctx, r, req, "the answer is too large")
 	}
-	return failing(refusals[claimed.found])
+	return failing(rejections[claimed.found])
 }
 
 // unkept answers a chat as if it had no key.
@@ -282,7 +284,7 @@ func (e *Engine) unkept(ctx context.Context, r *request, req *botapi.ChatRequest
 	return e.next.Chat(ctx, req)
 }
 
-// tell tells the client, and the metrics, what became of a key.
+// tell reports to the client, and to the metrics, what happened to a key.
 func (e *Engine) tell(ctx context.Context, r *request, o Outcome, reason string) {
 	r.outcome.Store(&o)
 	e.measured.chat(ctx, o, reason)
@@ -292,15 +294,15 @@ func failing(err error) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) { yield("", err) }
 }
 
-// What clients are told.
+// Responses to clients.
 var (
 	errOtherBody = &botapi.StatusError{Status: http.StatusConflict, Detail: "Another chat has this Idempotency-Key"}
 	errStopped   = &botapi.StatusError{Status: http.StatusGone, Detail: "The answer was stopped"}
 	errEnding    = &botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "Service Unavailable", RetryAfter: time.Second}
 )
 
-// refusals are for what claim finds.
-var refusals = map[string]error{
+// rejections are the errors for the results of claim.
+var rejections = map[string]error{
 	foundStopped: errStopped,
 	foundOther:   errOtherBody,
 	foundOften:   &botapi.StatusError{Status: http.StatusTooManyRequests, Detail: "Too many requests for this answer", RetryAfter: time.Second},
@@ -322,12 +324,12 @@ func errBroken(cause error) error {
 
 var errAbandoned = errBroken(errors.New("nobody came back for it"))
 
-// answerTo is what those who follow an answer are told when the context of its
-// engine has ended.
+// answerTo is the error for the clients of an answer whose engine's context has
+// ended.
 func answerTo(cause error) error {
 	switch {
 	case errors.Is(cause, botapi.ErrClientLeft):
-		return errAbandoned // and whoever joins at the last moment must ask again
+		return errAbandoned // a client that joins at the last moment must ask again
 	case errors.Is(cause, botapi.ErrChatTimeout), errors.Is(cause, botapi.ErrEngineStalled):
 		return errTooLate(cause)
 	}
@@ -385,10 +387,10 @@ func (e *Engine) endAll(err error) {
 	}
 }
 
-// listen ends the answers that were stopped on another replica, and wakes those
-// who follow some.
+// listen ends the answers that were stopped on another replica, and wakes
+// followers of answers.
 func (e *Engine) listen() {
-	for message := range e.told.Channel() {
+	for message := range e.messages.Channel() {
 		if message.Channel == e.store.key(newsChannel) {
 			e.news.tell(message.Payload)
 		} else if a := e.find(message.Payload); a != nil {
@@ -397,7 +399,7 @@ func (e *Engine) listen() {
 	}
 }
 
-// later does something soon that nobody waits for; not if there is too much of it.
+// later does a chore soon, unless too many are waiting.
 func (e *Engine) later(chore func()) {
 	select {
 	case e.chores <- chore:

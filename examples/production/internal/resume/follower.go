@@ -8,25 +8,24 @@ import (
 	"time"
 )
 
-// lookPeriod is how often a follower looks at an answer of which it hears
-// nothing.
+// lookPeriod is how often a follower checks an answer without news.
 const lookPeriod = 500 * time.Millisecond
 
-// A follower is a client of an answer that another request has started. It
-// reads it from Redis, also on the answer's own replica.
+// A follower is a client of an answer that another request has started. It reads
+// the answer from Redis, even on the answer's own replica.
 type follower struct {
 	title
 	engine *Engine
-	place  string // its own id
+	slot   string // its id
 	next   int    // fragment
 }
 
-// follow yields the answer from its first fragment on. It has as much patience
-// with Redis as the answer's own replica, which has its lease; on that replica it
-// needs no Redis to go on.
+// follow yields the answer from its first fragment. It tolerates failures of
+// Redis for as long as the answer's own replica does, for the lease; on that
+// replica it can continue without Redis.
 func (f *follower) follow(ctx context.Context) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
-		defer f.engine.later(func() { f.engine.store.leave(f.title, f.place) })
+		defer f.engine.later(func() { f.engine.store.leave(f.title, f.slot) })
 		news, ignore := f.engine.news.listen(f.id)
 		defer ignore()
 		for healthy := time.Now(); ctx.Err() == nil; {
@@ -51,10 +50,11 @@ func (f *follower) follow(ctx context.Context) iter.Seq2[string, error] {
 	}
 }
 
-// catchUp yields what there is by now, and reports whether nothing more is wanted.
+// catchUp yields the fragments that there are now. It returns true when the
+// answer is over or yield has returned false.
 func (f *follower) catchUp(ctx context.Context, yield func(string, error) bool) (over bool, err error) {
 	for {
-		texts, over, told, err := f.engine.store.read(context.WithoutCancel(ctx), f.title, f.place, f.next)
+		texts, over, ended, err := f.engine.store.read(context.WithoutCancel(ctx), f.title, f.slot, f.next)
 		if err != nil {
 			return false, err
 		}
@@ -65,7 +65,7 @@ func (f *follower) catchUp(ctx context.Context, yield func(string, error) bool) 
 			f.next++
 		}
 		if over {
-			f.fail(ctx, told, yield)
+			f.fail(ctx, ended, yield)
 			return true, nil
 		}
 		if len(texts) < readAtOnce {
@@ -74,20 +74,20 @@ func (f *follower) catchUp(ctx context.Context, yield func(string, error) bool) 
 	}
 }
 
-// fail yields the error that an answer ended with, if it did. Once a model was
-// asked, the failure is that of every request that followed its answer.
-func (f *follower) fail(ctx context.Context, told ending, yield func(string, error) bool) {
-	err := told.err()
+// fail yields the error of an answer that failed. If a model was asked for it,
+// it counts as asked for every request that followed it.
+func (f *follower) fail(ctx context.Context, ended ending, yield func(string, error) bool) {
+	err := ended.err()
 	if err == nil {
 		return
 	}
-	if !told.Unasked {
+	if !ended.Unasked {
 		f.engine.options.Ask(ctx)
 	}
 	yield("", err)
 }
 
-// followHere goes on without Redis where the answer is this replica's own.
+// followHere continues without Redis if the answer is this replica's own.
 func (f *follower) followHere(ctx context.Context, yield func(string, error) bool) bool {
 	a := f.engine.find(f.id)
 	if a == nil {
@@ -100,7 +100,7 @@ func (f *follower) followHere(ctx context.Context, yield func(string, error) boo
 	return ok
 }
 
-// news wakes those who follow answers when these have more for them.
+// news wakes the followers of answers that have changed.
 type news struct {
 	mu        sync.Mutex
 	listeners map[string]map[chan struct{}]struct{} // by the answer's id
@@ -108,8 +108,8 @@ type news struct {
 
 func newNews() *news { return &news{listeners: make(map[string]map[chan struct{}]struct{})} }
 
-// listen returns what receives when there is news of an answer, until ignore is
-// called. News that nobody has received yet is one.
+// listen returns a channel that receives when an answer changes, until ignore is
+// called. Changes that were not received yet are merged.
 func (n *news) listen(id string) (heard <-chan struct{}, ignore func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -24,10 +24,10 @@ const Header = "Idempotency-Key"
 // maxKeyBytes bounds a key.
 const maxKeyBytes = 255
 
-// Path is where answers are, each by its key: DELETE /answers/KEY stops one.
+// Path is the prefix of answers, each by its key: DELETE /answers/KEY stops one.
 const Path = "/answers/"
 
-// OutcomeHeader is the response header that says what became of the key.
+// OutcomeHeader is the response header that says what happened to the key.
 const OutcomeHeader = "X-Botapi-Answer"
 
 // An Outcome is the value of OutcomeHeader.
@@ -35,22 +35,23 @@ type Outcome string
 
 // Outcomes.
 const (
-	Kept    Outcome = "kept"     // the answer began with this request, and can be joined
+	Kept    Outcome = "kept"     // this request began the answer, and others can join it
 	Joined  Outcome = "joined"   // another request has begun it
-	NotKept Outcome = "not-kept" // as without a key
+	NotKept Outcome = "not-kept" // answered as without a key
 )
 
-// A request is what one with an Idempotency-Key and the Engine tell each other.
+// A request carries what the HTTP handler and the Engine tell each other about a
+// request with an Idempotency-Key.
 type request struct {
-	keys    []string               // as they came
+	keys    []string               // as received
 	started atomic.Pointer[answer] // by this request
 	outcome atomic.Pointer[Outcome]
 }
 
 type requestKey struct{}
 
-// Keyed hands the Idempotency-Key of each request on to the Engine, and tells the
-// client what became of it.
+// Keyed passes the Idempotency-Key of each request to the Engine, and the
+// outcome to the client.
 func Keyed(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if keys := r.Header[Header]; len(keys) > 0 {
@@ -68,7 +69,7 @@ type outcomeWriter struct {
 }
 
 func (w *outcomeWriter) WriteHeader(status int) {
-	if outcome := w.request.outcome.Load(); outcome != nil && status < http.StatusBadRequest { // what is refused is neither kept nor joined
+	if outcome := w.request.outcome.Load(); outcome != nil && status < http.StatusBadRequest { // a rejected request is neither kept nor joined
 		w.Header().Set(OutcomeHeader, string(*outcome))
 	}
 	w.ResponseWriter.WriteHeader(status)
@@ -82,9 +83,9 @@ func requestFrom(ctx context.Context) (r *request, ok bool) {
 }
 
 // WhenOver calls f when the answer that a request has started is over and its
-// chat engine has returned, also if that is after the request; at once if that is
-// so already, and for a request that has started none. It is for reports: what a
-// chat has cost is not known before. Engine.Close waits for f.
+// chat engine has returned, which may be after the request. If that is already
+// so, or if the request has started none, it calls f immediately. It is for
+// reports: the cost of a chat is not known earlier. Engine.Close waits for f.
 func WhenOver(ctx context.Context, f func()) {
 	if r, ok := requestFrom(ctx); ok {
 		if a := r.started.Load(); a != nil && a.callWhenOver(f) {
@@ -111,7 +112,7 @@ func validate(keys []string) error {
 	return nil
 }
 
-// fingerprint tells bodies apart by what they ask for.
+// fingerprint distinguishes bodies by what they ask for.
 func fingerprint(req *botapi.ChatRequest) ([]byte, error) {
 	text, err := json.Marshal(struct {
 		Bot      string
@@ -127,16 +128,16 @@ func fingerprint(req *botapi.ChatRequest) ([]byte, error) {
 	return sum[:], nil
 }
 
-// Answers serves DELETE /answers/KEY, for whoever has an API key of the account
-// that asked under KEY. It stops an answer that is under way at once, on
-// whichever replica, and changes nothing about one that is over. It answers 204,
-// or 404 for a key that is not known any more.
+// Answers serves DELETE /answers/KEY, for clients with an API key of the account
+// that used KEY. It immediately stops an answer in progress, on any replica, and
+// does not change one that is over. It responds with 204, or with 404 for a key
+// that is unknown or forgotten.
 func (e *Engine) Answers(keys botapi.KeyVerifier) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Request-Id", requestID(r))
 		if r.Method != http.MethodDelete {
 			w.Header().Set("Allow", http.MethodDelete)
-			refuse(w, http.StatusMethodNotAllowed, "Method Not Allowed")
+			reject(w, http.StatusMethodNotAllowed, "Method Not Allowed")
 			return
 		}
 		account, err := authenticate(r, keys)
@@ -151,7 +152,7 @@ func (e *Engine) Answers(keys botapi.KeyVerifier) http.Handler {
 	})
 }
 
-// Stop stops the answer that an account has under a key. Errors are
+// Stop stops the answer that an account has under a key. Its errors are
 // botapi.StatusErrors.
 func (e *Engine) Stop(ctx context.Context, account, key string) error {
 	if err := validate([]string{key}); err != nil {
@@ -170,7 +171,8 @@ func (e *Engine) Stop(ctx context.Context, account, key string) error {
 	return nil
 }
 
-// requestID is the id that a request comes with, or one of its own, as botapi has it.
+// requestID is the id that a request has, or a generated one, by the same rules
+// as botapi's.
 func requestID(r *http.Request) string {
 	id := r.Header.Get("X-Request-Id")
 	if len(id) > 128 || id == "" || strings.ContainsFunc(id, func(c rune) bool { return c < '!' || c > '~' }) {
@@ -190,17 +192,17 @@ func authenticate(r *http.Request, keys botapi.KeyVerifier) (account string, err
 	return keys.VerifyKey(r.Context(), key)
 }
 
-// fail answers as botapi answers.
+// fail sends the same error responses as botapi.
 func (e *Engine) fail(w http.ResponseWriter, r *http.Request, err error) {
 	answer, ok := errors.AsType[*botapi.StatusError](err)
 	switch {
 	case errors.Is(err, errNotAuthenticated):
 		w.Header().Set("WWW-Authenticate", "Bearer")
-		refuse(w, http.StatusUnauthorized, "Not authenticated")
+		reject(w, http.StatusUnauthorized, "Not authenticated")
 		return
 	case errors.Is(err, botapi.ErrInvalidKey):
 		w.Header().Set("WWW-Authenticate", `Bearer error="invalid_token"`)
-		refuse(w, http.StatusUnauthorized, "Invalid API key")
+		reject(w, http.StatusUnauthorized, "Invalid API key")
 		return
 	case !ok:
 		answer = &botapi.StatusError{Status: http.StatusInternalServerError, Detail: "Internal Server Error", Err: err}
@@ -212,11 +214,11 @@ func (e *Engine) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if answer.RetryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(int((answer.RetryAfter+time.Second-1)/time.Second)))
 	}
-	refuse(w, answer.Status, answer.Detail)
+	reject(w, answer.Status, answer.Detail)
 }
 
-func refuse(w http.ResponseWriter, status int, detail string) {
+func reject(w http.ResponseWriter, status int, detail string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(map[string]string{"detail": detail}) // a client that left needs none
+	_ = json.NewEncoder(w).Encode(map[string]string{"detail": detail}) // a disconnected client needs no response
 }

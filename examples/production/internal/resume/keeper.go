@@ -9,26 +9,26 @@ import (
 )
 
 const (
-	// retryPeriod is how long keep waits for a Redis that has failed.
+	// retryPeriod is how long keep waits after a failure of Redis.
 	retryPeriod = 100 * time.Millisecond
-	// shortest keeps waits that are nearly over from being a busy loop.
+	// shortest prevents a busy loop when a wait is nearly over.
 	shortest = 10 * time.Millisecond
 )
 
-// A keeper brings one answer to Redis.
+// A keeper copies one answer to Redis.
 type keeper struct {
 	*answer
-	known time.Time     // when Redis last knew of the answer
-	alone time.Duration // how long nobody has followed it, as Redis says
+	known time.Time     // when Redis last responded about the answer
+	alone time.Duration // how long nobody has followed it, according to Redis
 	large bool          // Redis has no room for all of it
-	lost  bool          // Redis has no such answer any more
+	lost  bool          // Redis no longer has the answer
 }
 
-// A load is what a keeper brings to Redis in one step.
+// A load is what a keeper sends to Redis in one step.
 type load struct {
 	progress
 	from       int
-	missing    bool // fragments before these are not there any more
+	missing    bool // fragments before these were dropped
 	unattended bool // nobody follows the answer in this replica
 }
 
@@ -51,9 +51,9 @@ func (a *answer) wrote(have int) {
 	a.written = have
 }
 
-// keep brings fragments to Redis as they come, renews the lease of the answer,
-// and ends the answer when nobody comes back for it. It returns when the answer
-// is over and Redis has all of it, or has lost it. The context is for the log.
+// keep copies fragments to Redis as they arrive, renews the lease of the answer,
+// and ends the answer if no client returns. It returns when the answer is over
+// and Redis has all of it, or has lost it. The context is for the log.
 func (a *answer) keep(ctx context.Context) {
 	defer a.engine.forget(a.id)
 	k := keeper{answer: a, known: time.Now()}
@@ -68,7 +68,7 @@ func (a *answer) keep(ctx context.Context) {
 		}
 		changed := l.changed
 		if failed {
-			changed = nil // news has to wait, too
+			changed = nil // after a failure, new fragments wait, too
 		}
 		if !failed && !k.lost && !k.has(l) {
 			continue
@@ -80,15 +80,15 @@ func (a *answer) keep(ctx context.Context) {
 	}
 }
 
-// has reports whether Redis has all that there was.
+// has reports whether Redis has everything up to this load.
 func (k *keeper) has(l load) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.written >= l.from+len(l.texts) && len(l.texts) < addedAtOnce
 }
 
-// write brings a load to Redis, and reports whether that failed. An answer that
-// Redis has not heard of for as long as its lease lasts is lost.
+// write sends a load to Redis, and reports whether that failed. An answer is
+// lost if Redis has not responded for the duration of its lease.
 func (k *keeper) write(ctx context.Context, l load) (failed bool) {
 	if k.lost {
 		return false
@@ -111,7 +111,7 @@ func (k *keeper) write(ctx context.Context, l load) (failed bool) {
 	return err != nil
 }
 
-// obey does what the state of the answer in Redis asks for.
+// obey does what the state of the answer in Redis requires.
 func (k *keeper) obey(ctx context.Context, l load, now added) error {
 	switch now.state {
 	case stateRunning, stateLarge:
@@ -135,7 +135,7 @@ func (k *keeper) obey(ctx context.Context, l load, now added) error {
 	return nil
 }
 
-// outgrown has the answer go on as one without a key.
+// outgrown has the answer continue as without a key.
 func (k *keeper) outgrown(ctx context.Context) {
 	if k.large {
 		return
@@ -143,22 +143,22 @@ func (k *keeper) outgrown(ctx context.Context) {
 	k.large = true
 	k.keepNoLonger()
 	k.engine.measured.outgrown(ctx)
-	k.engine.logger.InfoContext(ctx, "an answer is not kept any more: it finds no room to grow")
+	k.engine.logger.InfoContext(ctx, "an answer is no longer kept: it has outgrown its room")
 }
 
 func (k *keeper) lose(ctx context.Context, err error) {
 	k.lost = true
 	k.keepNoLonger()
-	k.engine.logger.WarnContext(ctx, "an answer is not kept any more", slog.Any("error", err))
+	k.engine.logger.WarnContext(ctx, "an answer is no longer kept", slog.Any("error", err))
 }
 
 func (a *answer) ending(err error) ending {
-	told := endingOf(err)
-	told.Unasked = err != nil && !a.asked()
-	return told
+	ended := endingOf(err)
+	ended.Unasked = err != nil && !a.asked()
+	return ended
 }
 
-// pause is how long keep may wait for news.
+// pause is how long keep may wait for a change.
 func (k *keeper) pause(l load, failed bool) time.Duration {
 	if failed {
 		return retryPeriod

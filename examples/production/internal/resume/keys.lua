@@ -1,11 +1,11 @@
--- Begins every script: its keys, the time, and how answers are counted.
+-- The beginning of every script: its keys, the time, and the accounting of memory.
 local answer, fragments, ending, followers, alone, joined, kept, sizes, bytes = unpack(KEYS)
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
--- What an answer takes besides its fragments, and what one that is under way
--- counts at least.
+-- The memory of an answer besides its fragments, and the least that an answer in
+-- progress counts as.
 local overhead, reserved = 1000, 16384
 
 local function counted(id)
@@ -19,8 +19,7 @@ local function add(of, size)
   if redis.call('HINCRBY', bytes, of, size) <= 0 then redis.call('HDEL', bytes, of) end
 end
 
--- forget counts an answer no longer. Its first write is one that a Redis that is
--- full allows.
+-- forget stops counting an answer. A full Redis allows its first write.
 local function forget(id)
   local size, account = counted(id)
   if not account then return end
@@ -30,7 +29,7 @@ local function forget(id)
   add(account, -size)
 end
 
--- count counts so much for an answer from now on, for so many milliseconds.
+-- count sets the counted size of an answer, for lasts milliseconds.
 local function count(id, account, size, lasts)
   local before = counted(id)
   add('all', size - before)
@@ -39,8 +38,8 @@ local function count(id, account, size, lasts)
   redis.call('ZADD', kept, now + lasts, id)
 end
 
--- lives drops leases that have run out from a set, also those that a clock that
--- was set back since has given too long, and returns how many are left.
+-- lives removes expired leases from a set, and those that are too long because the
+-- clock was set back, and returns how many remain.
 local function lives(leases, lease)
   redis.call('ZREMRANGEBYSCORE', leases, '-inf', now)
   redis.call('ZREMRANGEBYSCORE', leases, '(' .. (now + lease), '+inf')

@@ -1,9 +1,9 @@
--- Returns how an answer is, how it ended for those who follow it, and its
--- fragments from some number on; lets the places of who reads last longer.
+-- Returns the state of an answer, how it ended for its followers, and its fragments
+-- from some number on. Renews the slots of the follower that reads.
 local id, follower, lease, next, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 
--- A Redis that is full refuses a script whose first write may need memory. What
--- drops leases needs none, so that answers can be read then, too.
+-- A full Redis rejects a script whose first write may need memory. Removing leases
+-- needs none, so answers can be read then, too.
 lives(followers, lease)
 hold(followers, lease, follower)
 hold(joined, lease, follower)
@@ -23,12 +23,12 @@ if state == 'whole' then
   if redis.call('LLEN', fragments) ~= tonumber(found[5]) then -- Redis has lost them
     redis.call('DEL', answer)
     state = 'lost'
-  elseif redis.call('PTTL', answer) < lease then -- not while it is read
+  elseif redis.call('PTTL', answer) < lease then -- keep it while it is read
     redis.call('PEXPIRE', answer, lease)
     redis.call('PEXPIRE', fragments, lease)
     redis.call('ZADD', kept, 'XX', now + lease, id)
   end
 end
-if next < first then state = 'lost' end -- too slow for an answer that is not kept
+if next < first then state = 'lost' end -- the follower is too slow for an answer that is not kept
 if state == 'lost' then return {state, ''} end
 return {state, told, unpack(redis.call('LRANGE', fragments, next - first, next - first + most - 1))}

@@ -23,7 +23,7 @@ import (
 
 const patience = 20 * time.Second
 
-// A model answers a prompt as the test has it say, word by word.
+// A model answers each prompt as the test says, word by word.
 type model struct {
 	mu    sync.Mutex
 	turns []*turn
@@ -35,10 +35,10 @@ func newModel() *model { return &model{begun: make(chan *turn, 1000)} }
 // A turn is one answer of the model.
 type turn struct {
 	prompt string
-	words  chan string // said one by one; the answer is whole when it is closed
+	words  chan string // sent one by one; the answer is complete when it is closed
 	fails  chan error
 	ended  chan struct{} // closed when the engine has returned
-	cause  error         // why its context ended, then
+	cause  error         // why its context ended
 }
 
 func (m *model) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
@@ -123,8 +123,8 @@ func receive[T any](t *testing.T, from <-chan T) (value T) {
 	return value
 }
 
-// A replica is a service whose answers can be resumed. Its API keys are the
-// accounts' names.
+// A replica is a service with resumable answers. Its API keys are the accounts'
+// names.
 type replica struct {
 	*resume.Engine
 	url string
@@ -182,14 +182,14 @@ func three(t *testing.T, server *redistest.Server, o resume.Options) (all [3]rep
 
 // A chat is one request.
 type chat struct {
-	account string // "acme" if empty
-	keys    []string
-	prompt  string
-	oneBody bool
+	account    string // "acme" if empty
+	keys       []string
+	prompt     string
+	unstreamed bool
 }
 
 func (r replica) send(ctx context.Context, c chat) (*http.Response, error) {
-	body, _ := json.Marshal(map[string]any{"bot_slug": "helper", "prompt": c.prompt, "stream": !c.oneBody})
+	body, _ := json.Marshal(map[string]any{"bot_slug": "helper", "prompt": c.prompt, "stream": !c.unstreamed})
 	request, err := http.NewRequestWithContext(ctx, "POST", r.url+"/v1/chat", strings.NewReader(string(body)))
 	if err != nil {
 		return nil, err
@@ -202,31 +202,32 @@ func (r replica) send(ctx context.Context, c chat) (*http.Response, error) {
 	return http.DefaultClient.Do(request)
 }
 
-// A client is one that reads a stream event by event.
+// A client reads a stream event by event.
 type client struct {
-	response *http.Response
-	lines    *bufio.Scanner
-	leave    context.CancelFunc
+	response   *http.Response
+	lines      *bufio.Scanner
+	disconnect context.CancelFunc
 }
 
 // connect sends a chat, and returns when its answer begins.
 func (r replica) connect(t *testing.T, c chat) *client {
 	t.Helper()
-	ctx, leave := context.WithTimeout(t.Context(), patience)
-	t.Cleanup(leave)
+	ctx, disconnect := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(disconnect)
 	response, err := r.send(ctx, c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newClient(response, leave)
+	return newClient(response, disconnect)
 }
 
-func newClient(response *http.Response, leave context.CancelFunc) *client {
+func newClient(response *http.Response, disconnect context.CancelFunc) *client {
 	lines := bufio.NewScanner(response.Body)
-	return &client{response, lines, leave}
+	return &client{response, lines, disconnect}
 }
 
-// next returns the text of the next event; ok is false at the end, whole or not.
+// next returns the text of the next event; ok is false at the end, complete or
+// not.
 func (c *client) next() (text string, ok bool) {
 	for c.lines.Scan() {
 		data, isData := strings.CutPrefix(c.lines.Text(), "data: ")
@@ -242,7 +243,7 @@ func (c *client) next() (text string, ok bool) {
 	return "cut", false
 }
 
-// rest returns the texts to the end, and the end.
+// rest returns the remaining texts, and the end.
 func (c *client) rest() (texts []string, end string) {
 	for {
 		text, ok := c.next()
@@ -253,7 +254,7 @@ func (c *client) rest() (texts []string, end string) {
 	}
 }
 
-// inBackground sends a chat that will be answered later.
+// inBackground sends a chat and returns a channel for its reply.
 func (r replica) inBackground(t *testing.T, c chat) <-chan reply {
 	t.Helper()
 	replies := make(chan reply, 1)
@@ -261,7 +262,7 @@ func (r replica) inBackground(t *testing.T, c chat) <-chan reply {
 	return replies
 }
 
-// A reply is a whole answer.
+// A reply is a response with its body.
 type reply struct {
 	status     int
 	body       string
@@ -280,7 +281,7 @@ func (r replica) reply(ctx context.Context, c chat) reply {
 	return reply{response.StatusCode, string(body), response.Header.Get("Retry-After")}
 }
 
-// outcome is what became of a key.
+// outcome is the value of the header that says what happened to a key.
 func (c *client) outcome() string { return c.response.Header.Get(resume.OutcomeHeader) }
 
 func (r replica) call(t *testing.T, method, path, account string) reply {
@@ -305,7 +306,7 @@ func eventually(t *testing.T, what string, so func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !so(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not so after %v: %s", patience, what)
+			t.Fatalf("not true after %v: %s", patience, what)
 		}
 	}
 }

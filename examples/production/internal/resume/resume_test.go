@@ -22,8 +22,8 @@ import (
 	"github.com/matryer/is"
 )
 
-// gated is an engine whose answers have 40 fragments, and stop in the middle
-// until somebody opens the gate of their prompt.
+// gated is an engine whose answers have 40 fragments, and pause in the middle
+// until the test opens the gate of their prompt.
 type gated struct {
 	gates map[string]chan struct{}
 	asked map[string]*atomic.Int64
@@ -57,8 +57,8 @@ func (g *gated) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[str
 	}
 }
 
-// TestClientsDropAndReturn has 200 clients read some of their answers, leave,
-// and come back to any replica, several times and up to the end.
+// TestClientsDropAndReturn has 200 clients read some of their answers,
+// disconnect, and return to any replica, several times and up to the end.
 func TestClientsDropAndReturn(t *testing.T) {
 	const clients = 200
 	model := &gated{gates: make(map[string]chan struct{}), asked: make(map[string]*atomic.Int64)}
@@ -86,16 +86,16 @@ func TestClientsDropAndReturn(t *testing.T) {
 
 func dropAndReturn(ctx context.Context, replicas [3]replica, prompt string, gate chan struct{}) error {
 	drops := 1 + rand.IntN(3)
-	opens := rand.IntN(drops + 1) // on which connection the gate opens
+	opens := rand.IntN(drops + 1) // the connection on which the gate opens
 	for drop := range drops + 1 {
-		ctx, leave := context.WithTimeout(ctx, patience)
+		ctx, disconnect := context.WithTimeout(ctx, patience)
 		response, err := replicas[rand.IntN(3)].send(ctx, chat{keys: []string{"key-" + prompt}, prompt: prompt})
 		if err != nil {
-			leave()
+			disconnect()
 			return err
 		}
-		c := newClient(response, leave)
-		limit := gatedFragments / 2 // as much as there is
+		c := newClient(response, disconnect)
+		limit := gatedFragments / 2 // all there is before the gate
 		if drop == opens {
 			close(gate)
 		}
@@ -108,7 +108,7 @@ func dropAndReturn(ctx context.Context, replicas [3]replica, prompt string, gate
 				text, _ := c.next()
 				texts = append(texts, text)
 			}
-			leave()
+			disconnect()
 			response.Body.Close()
 			if text := strings.Join(texts, ""); !strings.HasPrefix(gatedText(prompt), text) {
 				return fmt.Errorf("the answer began as %q", text)
@@ -116,16 +116,16 @@ func dropAndReturn(ctx context.Context, replicas [3]replica, prompt string, gate
 			continue
 		}
 		texts, end := c.rest()
-		leave()
+		disconnect()
 		if text := strings.Join(texts, ""); text != gatedText(prompt) || end != "[DONE]" {
-			return fmt.Errorf("the answer is not whole: %q, then %s", text, end)
+			return fmt.Errorf("the answer is incomplete: %q, then %s", text, end)
 		}
 	}
 	return nil
 }
 
-// TestJoin follows one answer on two replicas while it is under way, and again
-// when it is whole.
+// TestJoin follows one answer on two replicas while it is in progress, and again
+// when it is complete.
 func TestJoin(t *testing.T) {
 	is := is.New(t)
 	model := newModel()
@@ -150,11 +150,11 @@ func TestJoin(t *testing.T) {
 	is.Equal(model.asked(), 1)
 }
 
-func TestOneBody(t *testing.T) {
+func TestJSONResponse(t *testing.T) {
 	is := is.New(t)
 	model := newModel()
 	replicas := three(t, redistest.NewServer(t), resume.Options{Engine: model})
-	c := chat{keys: []string{"k1"}, prompt: "Hi", oneBody: true}
+	c := chat{keys: []string{"k1"}, prompt: "Hi", unstreamed: true}
 	first := replicas[0].inBackground(t, c)
 	turn := model.next(t)
 	second := replicas[1].inBackground(t, c)
@@ -167,12 +167,12 @@ func TestOneBody(t *testing.T) {
 	is.Equal(model.asked(), 1)
 }
 
-// TestScope takes the same key for other bodies and for another account.
+// TestScope uses the same key for other bodies and for another account.
 func TestScope(t *testing.T) {
 	is := is.New(t)
 	model := newModel()
 	replicas := three(t, redistest.NewServer(t), resume.Options{Engine: model})
-	c := chat{keys: []string{"k1"}, prompt: "SECRET", oneBody: true}
+	c := chat{keys: []string{"k1"}, prompt: "SECRET", unstreamed: true}
 	first := replicas[0].inBackground(t, c)
 	turn := model.next(t)
 
@@ -181,8 +181,8 @@ func TestScope(t *testing.T) {
 	turn.say(t, "SECRET answer")
 	close(turn.words)
 	is.Equal(receive(t, first).status, http.StatusOK)
-	is.Equal(replicas[1].reply(t.Context(), chat{keys: c.keys, prompt: "Hello"}), conflict)  // also when it is over
-	is.Equal(replicas[1].reply(t.Context(), chat{keys: c.keys, prompt: "SECRET"}), conflict) // a stream is another body
+	is.Equal(replicas[1].reply(t.Context(), chat{keys: c.keys, prompt: "Hello"}), conflict)  // also when it is complete
+	is.Equal(replicas[1].reply(t.Context(), chat{keys: c.keys, prompt: "SECRET"}), conflict) // a stream is a different body
 
 	c.account = "emca"
 	other := replicas[1].inBackground(t, c)
@@ -214,27 +214,28 @@ func TestBadKeys(t *testing.T) {
 	is.Equal(model.asked(), 0)
 }
 
-// TestWithoutKey is how it was before: who leaves stops the model.
+// TestWithoutKey checks that without a key the model stops when the client
+// disconnects.
 func TestWithoutKey(t *testing.T) {
 	is := is.New(t)
 	model := newModel()
 	r := serve(t, redistest.NewServer(t).Client(t), resume.Options{Engine: model})
-	ctx, leave := context.WithCancel(t.Context())
-	gone := make(chan struct{})
+	ctx, disconnect := context.WithCancel(t.Context())
+	done := make(chan struct{})
 	go func() {
-		defer close(gone)
+		defer close(done)
 		if response, err := r.send(ctx, chat{prompt: "Hi"}); err == nil {
 			response.Body.Close()
 		}
 	}()
 	turn := model.next(t)
-	leave()
+	disconnect()
 	turn.isOver(t)
 	is.True(errors.Is(turn.cause, context.Canceled))
-	<-gone
+	<-done
 }
 
-// TestNobodyComesBack leaves an answer alone for longer than it may go on.
+// TestNobodyComesBack abandons an answer for longer than it may continue.
 func TestNobodyComesBack(t *testing.T) {
 	for name, elsewhere := range map[string]bool{"here": false, "elsewhere": true} {
 		t.Run(name, func(t *testing.T) {
@@ -246,23 +247,23 @@ func TestNobodyComesBack(t *testing.T) {
 			last := replicas[0].connect(t, c)
 			turn := receive(t, said)
 			if elsewhere {
-				last.leave()
+				last.disconnect()
 				last = replicas[1].connect(t, c)
-				time.Sleep(1500 * time.Millisecond) // longer than it goes on alone
+				time.Sleep(1500 * time.Millisecond) // longer than it continues alone
 				turn.say(t, "two")
 			}
 			is.Equal(first(last.next()), "one")
-			last.leave()
-			left := time.Now()
+			last.disconnect()
+			disconnected := time.Now()
 			turn.isOver(t)
-			is.True(time.Since(left) > 400*time.Millisecond) // a second after whoever was last seen, within a look
+			is.True(time.Since(disconnected) > 400*time.Millisecond) // a second after the last client was seen, within one check
 			is.True(errors.Is(turn.cause, botapi.ErrClientLeft))
 
 			go func() {
 				anew := <-model.begun
 				close(anew.words)
 			}()
-			eventually(t, "the next chat starts anew", func() bool { // who comes too early gets the end of the first
+			eventually(t, "the next chat starts anew", func() bool { // too early a chat gets the end of the first answer
 				return replicas[2].reply(t.Context(), c).body == "data: [DONE]\n\n"
 			})
 			is.Equal(model.asked(), 2)
@@ -280,8 +281,8 @@ func statusOf(err error) int {
 	return answer.Status
 }
 
-// TestStop stops an answer whose model is silent, from another replica. With so
-// long a lease, its own replica learns of it only by the message.
+// TestStop stops an answer whose model is silent, from another replica. With
+// such a long lease, its own replica learns of it only by the message.
 func TestStop(t *testing.T) {
 	is := is.New(t)
 	model := newModel()
@@ -314,8 +315,9 @@ func TestStop(t *testing.T) {
 	is.Equal(model.asked(), 1)
 }
 
-// TestFailures fails before the first fragment: who asked and who joined get the
-// same answer, and the next chat under the key asks the model again.
+// TestFailures fails before the first fragment: the request that asked and the
+// one that joined get the same response, and the next chat under the key asks
+// the model again.
 func TestFailures(t *testing.T) {
 	for name, c := range map[string]struct {
 		err  error
@@ -358,7 +360,8 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestReplicaThatDies takes its Redis from a replica: to the others it is dead.
+// TestReplicaThatDies disconnects a replica from Redis: for the others it is
+// dead.
 func TestReplicaThatDies(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
@@ -381,15 +384,15 @@ func TestReplicaThatDies(t *testing.T) {
 	close(anew.words)
 	is.Equal(receive(t, again).body, "data: {\"content\":\"two\"}\n\ndata: [DONE]\n\n")
 
-	turn.say(t, "three") // whoever is there still has the answer
+	turn.say(t, "three") // its own client still has the answer
 	is.Equal(first(here.next()), "one")
 	is.Equal(first(here.next()), "three")
-	here.leave() // and leaves it as one without a key
+	here.disconnect() // and when it disconnects, the model stops as without a key
 	turn.isOver(t)
 }
 
-// TestRedisGoesAndComesBack stops Redis and starts it again, empty.
-func TestRedisGoesAndComesBack(t *testing.T) {
+// TestRedisStopsAndRestarts stops Redis and starts it again, empty.
+func TestRedisStopsAndRestarts(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	model := newModel()
@@ -429,8 +432,8 @@ func TestRedisGoesAndComesBack(t *testing.T) {
 	})
 }
 
-// TestLongAnswer has an answer grow larger than may be kept. It goes on for who
-// follows it, here and elsewhere, as one without a key.
+// TestLongAnswer has an answer outgrow its room. It continues for clients that
+// follow it, on any replica, as without a key.
 func TestLongAnswer(t *testing.T) {
 	is := is.New(t)
 	model := newModel()
@@ -451,9 +454,9 @@ func TestLongAnswer(t *testing.T) {
 	}
 	begun := model.begins("two")
 	another := replicas[2].connect(t, c)
-	is.Equal(another.outcome(), "not-kept") // there is no beginning to join any more
+	is.Equal(another.outcome(), "not-kept") // its beginning is no longer there to join
 	is.Equal(first(another.next()), "two")
-	another.leave()
+	another.disconnect()
 	receive(t, begun).isOver(t)
 
 	close(turn.words)
@@ -466,8 +469,8 @@ func TestLongAnswer(t *testing.T) {
 	is.Equal(replicas[2].connect(t, c).outcome(), "kept") // anew
 }
 
-// TestLongAnswerIsLeft ends it as one without a key.
-func TestLongAnswerIsLeft(t *testing.T) {
+// TestLongAnswerIsAbandoned ends such an answer as without a key.
+func TestLongAnswerIsAbandoned(t *testing.T) {
 	is := is.New(t)
 	model := newModel()
 	r := serve(t, redistest.NewServer(t).Client(t), resume.Options{Engine: model, Settings: resume.Settings{AnswerBytes: 20_000}})
@@ -478,13 +481,13 @@ func TestLongAnswerIsLeft(t *testing.T) {
 	for range 2 {
 		client.next()
 	}
-	client.leave()
+	client.disconnect()
 	turn.isOver(t)
 	is.True(errors.Is(turn.cause, botapi.ErrClientLeft))
 }
 
-// TestLongAnswerWaitsForItsClient is what bounds the memory of one that is not
-// kept: the model goes no faster than who reads it.
+// TestLongAnswerWaitsForItsClient checks the bound on the memory of an answer
+// that is not kept: the model is no faster than the client.
 func TestLongAnswerWaitsForItsClient(t *testing.T) {
 	is := is.New(t)
 	const fragment, fragments = 64 << 10, 1000
@@ -504,14 +507,14 @@ func TestLongAnswerWaitsForItsClient(t *testing.T) {
 	for before := int64(-1); before != yielded.Load(); time.Sleep(200 * time.Millisecond) {
 		before = yielded.Load()
 	}
-	is.True(yielded.Load() < fragments/2) // 64 MB are more than the buffers between
+	is.True(yielded.Load() < fragments/2) // 64 MB are more than all buffers hold
 	texts, end := client.rest()
 	is.Equal(len(strings.Join(texts, "")), fragment*fragments)
 	is.Equal(end, "[DONE]")
 }
 
-// TestManyTokens has an answer of 10,000 tokens, as small as they come. What it
-// counts is about what Redis holds.
+// TestManyTokens has an answer of 10,000 tokens, as small as possible. Its
+// counted size is close to its memory in Redis.
 func TestManyTokens(t *testing.T) {
 	is := is.New(t)
 	const tokens = 10_000
@@ -519,21 +522,21 @@ func TestManyTokens(t *testing.T) {
 	server := redistest.NewServer(t)
 	r := serve(t, server.Client(t), resume.Options{Engine: model})
 	redis := server.Client(t)
-	answer := r.inBackground(t, chat{keys: []string{"k1"}, prompt: "Hi", oneBody: true})
+	answer := r.inBackground(t, chat{keys: []string{"k1"}, prompt: "Hi", unstreamed: true})
 	turn := model.next(t)
 	for range tokens {
 		turn.say(t, "word ")
 	}
 	close(turn.words)
 	is.Equal(len(receive(t, answer).body), len(`{"content":""}`)+5*tokens)
-	eventually(t, "it is whole", func() bool { return keys(t, redis, "botapi:answers:alone:*") == 0 })
+	eventually(t, "it is complete", func() bool { return keys(t, redis, "botapi:answers:alone:*") == 0 })
 	near(t, counted(t, redis), used(t, redis))
 }
 
-// TestManySmallAnswers has 3,000 answers of a word, whole and failed, and looks at
-// what Redis holds.
+// TestManySmallAnswers has 3,000 answers of a word, complete and failed, and
+// compares their counted size with their memory in Redis.
 func TestManySmallAnswers(t *testing.T) {
-	for name, failure := range map[string]error{"whole": nil, "failed": errors.New("SECRET")} {
+	for name, failure := range map[string]error{"complete": nil, "failed": errors.New("SECRET")} {
 		t.Run(name, func(t *testing.T) {
 			const answers = 3000
 			engine := botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
@@ -550,7 +553,7 @@ func TestManySmallAnswers(t *testing.T) {
 			for first := range 8 {
 				all.Go(func() {
 					for i := first; i < answers; i += 8 {
-						r.reply(t.Context(), chat{keys: []string{fmt.Sprint(i)}, prompt: "Hi", oneBody: true})
+						r.reply(t.Context(), chat{keys: []string{fmt.Sprint(i)}, prompt: "Hi", unstreamed: true})
 					}
 				})
 			}
@@ -569,7 +572,7 @@ func near(t *testing.T, counted, used int64) {
 	}
 }
 
-// counted is what all answers count.
+// counted is the counted size of all answers.
 func counted(t *testing.T, client *redisclient.Client) int64 {
 	t.Helper()
 	bytes, err := client.HGet(t.Context(), "botapi:answers:bytes", "all").Int64()
@@ -579,7 +582,7 @@ func counted(t *testing.T, client *redisclient.Client) int64 {
 	return bytes
 }
 
-// used is the memory of all keys of answers, as Redis says.
+// used is the memory of all keys of answers, as Redis reports it.
 func used(t *testing.T, client *redisclient.Client) (bytes int64) {
 	t.Helper()
 	found, err := client.Keys(t.Context(), "botapi:answers:*").Result()
@@ -587,12 +590,12 @@ func used(t *testing.T, client *redisclient.Client) (bytes int64) {
 		t.Fatal(err)
 	}
 	for _, key := range found {
-		bytes += client.MemoryUsage(t.Context(), key, 0).Val() // 0 for one that has just expired
+		bytes += client.MemoryUsage(t.Context(), key, 0).Val() // 0 if it has just expired
 	}
 	return bytes
 }
 
-// TestManyAnswers has room for two that are under way.
+// TestManyAnswers has room for two answers in progress.
 func TestManyAnswers(t *testing.T) {
 	for name, settings := range map[string]resume.Settings{
 		"of all":        {AllBytes: 2 * resume.LeastAnswerBytes, Keep: 2 * time.Second},
@@ -623,7 +626,7 @@ func kept(t *testing.T, r replica, model *model, account, key string) bool {
 	t.Helper()
 	before := model.asked()
 	for range 2 {
-		answer := r.inBackground(t, chat{account: account, keys: []string{key}, prompt: "Hi", oneBody: true})
+		answer := r.inBackground(t, chat{account: account, keys: []string{key}, prompt: "Hi", unstreamed: true})
 		select {
 		case turn := <-model.begun:
 			close(turn.words)
@@ -636,8 +639,7 @@ func kept(t *testing.T, r replica, model *model, account, key string) bool {
 	return model.asked() == before+1
 }
 
-// TestRedisIsFull has no room for new answers, and those that are there can be
-// joined.
+// TestRedisIsFull has no room for new answers; existing ones can be joined.
 func TestRedisIsFull(t *testing.T) {
 	is := is.New(t)
 	model := newModel()
@@ -652,14 +654,14 @@ func TestRedisIsFull(t *testing.T) {
 	ask := func(key string) string {
 		said := model.begins("one")
 		c := r.connect(t, chat{keys: []string{key}, prompt: "Hi"})
-		defer c.leave()
+		defer c.disconnect()
 		close(receive(t, said).words)
 		_, end := c.rest()
 		return c.outcome() + end
 	}
 	join := func(key string) string {
 		c := r.connect(t, chat{keys: []string{key}, prompt: "Hi"})
-		defer c.leave()
+		defer c.disconnect()
 		texts, end := c.rest()
 		return c.outcome() + strings.Join(texts, "") + end
 	}
@@ -677,7 +679,7 @@ func TestRedisIsFull(t *testing.T) {
 	is.Equal(join("k1"), "joinedone[DONE]")
 }
 
-// TestManyClients has an account follow one answer as often as it can, and then
+// TestManyClients has an account follow one answer as often as it may, and then
 // many.
 func TestManyClients(t *testing.T) {
 	is := is.New(t)
@@ -691,7 +693,7 @@ func TestManyClients(t *testing.T) {
 	join := func(account, key string) *client {
 		return replicas[rand.IntN(3)].connect(t, chat{account: account, keys: []string{key}, prompt: "Hi"})
 	}
-	refused := func(account, key string) reply {
+	rejected := func(account, key string) reply {
 		return replicas[rand.IntN(3)].reply(t.Context(), chat{account: account, keys: []string{key}, prompt: "Hi"})
 	}
 	begin := func(account, key string) *turn {
@@ -706,29 +708,29 @@ func TestManyClients(t *testing.T) {
 	first := join("acme", "k1")
 	is.Equal(first.outcome(), "joined")
 	join("acme", "k1")
-	is.Equal(refused("acme", "k1"), crowded)
+	is.Equal(rejected("acme", "k1"), crowded)
 	join("acme", "k2")
-	is.Equal(refused("acme", "k2"), atLimit)
-	time.Sleep(time.Second) // longer than the lease of a place that nobody holds
-	is.Equal(refused("acme", "k1"), crowded)
-	is.Equal(refused("acme", "k2"), atLimit)
+	is.Equal(rejected("acme", "k2"), atLimit)
+	time.Sleep(time.Second) // longer than the lease of an unused slot
+	is.Equal(rejected("acme", "k1"), crowded)
+	is.Equal(rejected("acme", "k2"), atLimit)
 
 	begin("other", "k1")
 	join("other", "k1")
 	join("other", "k1")
-	is.Equal(refused("other", "k1"), crowded)
+	is.Equal(rejected("other", "k1"), crowded)
 
-	first.leave()
-	eventually(t, "who leaves makes room", func() bool { return join("acme", "k2").outcome() == "joined" })
+	first.disconnect()
+	eventually(t, "a client that disconnects releases its slot", func() bool { return join("acme", "k2").outcome() == "joined" })
 	is.Equal(model.asked(), 3)
 }
 
-// TestJoinedTooOften has one client come back again and again.
+// TestJoinedTooOften has one client return again and again.
 func TestJoinedTooOften(t *testing.T) {
 	is := is.New(t)
 	model := newModel()
 	r := serve(t, redistest.NewServer(t).Client(t), resume.Options{Engine: model})
-	c := chat{keys: []string{"k1"}, prompt: "Hi", oneBody: true}
+	c := chat{keys: []string{"k1"}, prompt: "Hi", unstreamed: true}
 	whole := r.inBackground(t, c)
 	close(model.next(t).words)
 	receive(t, whole)
@@ -742,34 +744,34 @@ func TestJoinedTooOften(t *testing.T) {
 	is.Equal(model.asked(), 1)
 }
 
-// TestManyAreLeft has an account leave more answers than may go on without a
-// client. Those that were left last go on, and so do those of others.
-func TestManyAreLeft(t *testing.T) {
+// TestManyAreAbandoned has an account abandon more answers than may continue
+// without a client. The latest ones continue, and so do those of others.
+func TestManyAreAbandoned(t *testing.T) {
 	is := is.New(t)
-	const left, most = 12, 5
+	const abandoned, most = 12, 5
 	model := newModel()
 	replicas := three(t, redistest.NewServer(t), resume.Options{Engine: model, Settings: resume.Settings{AlonePerAccount: most, Lease: 600 * time.Millisecond}})
 	abandon := func(account, key string) *turn {
 		said := model.begins("one")
 		client := replicas[rand.IntN(3)].connect(t, chat{account: account, keys: []string{key}, prompt: "Hi"})
 		turn := receive(t, said)
-		client.leave()
-		time.Sleep(20 * time.Millisecond) // they are left one after another
+		client.disconnect()
+		time.Sleep(20 * time.Millisecond) // they are abandoned one after another
 		return turn
 	}
 	other := abandon("other", "k")
 	var turns []*turn
-	for i := range left {
+	for i := range abandoned {
 		turns = append(turns, abandon("acme", fmt.Sprint(i)))
 	}
-	for _, turn := range turns[:left-most] {
+	for _, turn := range turns[:abandoned-most] {
 		turn.isOver(t)
 		is.True(errors.Is(turn.cause, botapi.ErrClientLeft))
 	}
 	time.Sleep(time.Second)
-	back := replicas[0].connect(t, chat{keys: []string{fmt.Sprint(left - 1)}, prompt: "Hi"})
+	back := replicas[0].connect(t, chat{keys: []string{fmt.Sprint(abandoned - 1)}, prompt: "Hi"})
 	is.Equal(back.outcome(), "joined")
-	for _, turn := range append(turns[left-most:], other) {
+	for _, turn := range append(turns[abandoned-most:], other) {
 		turn.say(t, "two")
 	}
 	is.Equal(first(back.next()), "one")
@@ -777,7 +779,7 @@ func TestManyAreLeft(t *testing.T) {
 }
 
 // TestSlowReader has a client that does not read its answer, which is longer
-// than any buffer between. It holds nobody back.
+// than all buffers hold. It does not slow down others.
 func TestSlowReader(t *testing.T) {
 	is := is.New(t)
 	const fragment, fragments = 64 << 10, 200
@@ -811,7 +813,7 @@ func TestTimeouts(t *testing.T) {
 			model := newModel()
 			c.options.Engine = model
 			r := serve(t, redistest.NewServer(t).Client(t), c.options)
-			answer := r.inBackground(t, chat{keys: []string{"k1"}, prompt: "Hi", oneBody: true})
+			answer := r.inBackground(t, chat{keys: []string{"k1"}, prompt: "Hi", unstreamed: true})
 			turn := model.next(t)
 			turn.say(t, "one")
 			is.Equal(receive(t, answer), reply{http.StatusGatewayTimeout, `{"detail":"The answer took too long"}`, ""})
@@ -821,7 +823,7 @@ func TestTimeouts(t *testing.T) {
 	}
 }
 
-// TestEnginesThatEndBadly must not take the process down.
+// TestEnginesThatEndBadly checks that such engines do not crash the process.
 func TestEnginesThatEndBadly(t *testing.T) {
 	for name, engine := range map[string]botapi.ChatEngineFunc{
 		"panic": func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] { panic("SECRET") },
@@ -836,41 +838,42 @@ func TestEnginesThatEndBadly(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
 			r := serve(t, redistest.NewServer(t).Client(t), resume.Options{Engine: engine})
-			got := r.reply(t.Context(), chat{keys: []string{"k1"}, prompt: "Hi", oneBody: true})
+			got := r.reply(t.Context(), chat{keys: []string{"k1"}, prompt: "Hi", unstreamed: true})
 			is.Equal(got, reply{500, `{"detail":"Internal Server Error"}`, ""})
 		})
 	}
 }
 
-// TestWhenOver reports each request when what it has started is over.
+// TestWhenOver reports each request when the answer that it has started is over.
 func TestWhenOver(t *testing.T) {
 	is := is.New(t)
 	model := newModel()
-	left, over := make(chan string, 10), make(chan string, 10)
+	reported, over := make(chan string, 10), make(chan string, 10)
 	r := serve(t, redistest.NewServer(t).Client(t), resume.Options{Engine: model}, func(ctx context.Context, report botapi.ChatReport) {
-		left <- report.Account
+		reported <- report.Account
 		resume.WhenOver(ctx, func() { over <- report.Account })
 	})
 	c := chat{keys: []string{"k1"}, prompt: "Hi"}
 	said := model.begins("one")
 	first := r.connect(t, c)
 	turn := receive(t, said)
-	r.connect(t, c).leave()
-	receive(t, left)
-	receive(t, over) // it has started nothing
-	first.leave()
-	receive(t, left)
+	r.connect(t, c).disconnect()
+	receive(t, reported)
+	receive(t, over) // it has started none
+	first.disconnect()
+	receive(t, reported)
 	turn.say(t, "two")
 	is.Equal(len(over), 0)
 	close(turn.words)
 	receive(t, over)
 
-	receive(t, r.inBackground(t, c)) // joins what is over
-	receive(t, left)
+	receive(t, r.inBackground(t, c)) // joins an answer that is over
+	receive(t, reported)
 	receive(t, over)
 }
 
-// TestClose waits for an answer without a client, and then waits no longer.
+// TestClose waits for an answer without a client, but no longer than its
+// context.
 func TestClose(t *testing.T) {
 	is := is.New(t)
 	model := newModel()
@@ -878,10 +881,10 @@ func TestClose(t *testing.T) {
 	for _, inTime := range []bool{true, false} {
 		r := serve(t, client, resume.Options{Engine: model})
 		c := chat{keys: []string{fmt.Sprint(inTime)}, prompt: "Hi"}
-		ctx, leave := context.WithCancel(t.Context())
+		ctx, disconnect := context.WithCancel(t.Context())
 		go func() { _, _ = r.send(ctx, c) }()
 		turn := model.next(t)
-		leave()
+		disconnect()
 
 		within, cancel := context.WithCancel(t.Context())
 		closed := make(chan error, 1)
@@ -904,7 +907,7 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// TestNothingStays looks into Redis when all is over.
+// TestNothingStays checks Redis when everything is over.
 func TestNothingStays(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)

@@ -1,5 +1,5 @@
--- Stops the answer of a name if it is under way: for those who follow it by its
--- state, for its replica by a message. Returns its id, if the name has one.
+-- Stops the answer of a name if it is in progress: followers see its state, its
+-- replica gets a message. Returns the answer's id, if the name has one.
 local prefix, lease, keep, stops, news = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5]
 
 local found = redis.call('HMGET', answer, 'id', 'state', 'held')

@@ -17,13 +17,13 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// store keeps answers in Redis, by the clock of Redis. A name, which is an
-// account's key, has a hash that says which answer it has and how that is. An
-// answer has, by its id, a list of its fragments, a set of those who follow it,
-// and when it failed a hash that tells them how. An account has a set of its
-// answers that nobody follows, and one of those who follow any. What all that
-// takes is counted in three keys more. (The keys of one script lie anywhere:
-// this is not for a Redis cluster.)
+// store keeps answers in Redis, by the clock of Redis. A name, which stands for
+// an account's key, has a hash with the id and the state of its answer. An
+// answer has, by its id, a list of its fragments, a set of its followers, and if
+// it failed a hash that tells them how. An account has a set of its answers
+// without followers, and a set of its followers. Three more keys account for the
+// memory of all that. (The keys of one script are on any node: this does not
+// work with a Redis cluster.)
 type store struct {
 	Settings
 	redis *redisclient.Client
@@ -32,34 +32,34 @@ type store struct {
 const (
 	prefix = "answers:"
 
-	// fragmentBytes is what a fragment takes besides its text.
+	// fragmentBytes is the memory of a fragment besides its text.
 	fragmentBytes = 4
-	// readAtOnce and addedAtOnce bound the fragments of one step: Redis does
-	// nothing else meanwhile.
+	// readAtOnce and addedAtOnce bound the fragments of one step, since Redis
+	// does nothing else meanwhile.
 	readAtOnce, addedAtOnce = 128, 1000
-	// joinBurst is how often an answer may be joined at once; then it may be once
+	// joinBurst is how often an answer may be joined at first; after that, once
 	// a second.
 	joinBurst = 20
 
 	stopsChannel = "stops" // ids
-	newsChannel  = "news"  // ids of answers that somebody follows
+	newsChannel  = "news"  // ids of answers that have followers
 )
 
-// A title is what an answer is known by in Redis.
+// A title identifies an answer in Redis.
 type title struct{ name, account, id string }
 
-// titleOf names the answer of an account under a key in a form that no other
-// account's can have.
+// titleOf names the answer of an account under a key. No other account can have
+// the same name.
 func titleOf(account, key, id string) title {
 	name := sha256.Sum256([]byte(strconv.Itoa(len(account)) + ":" + account + key))
 	digest := sha256.Sum256([]byte(account))
 	return title{hex.EncodeToString(name[:]), hex.EncodeToString(digest[:16]), id}
 }
 
-// key returns the name of a key or channel of answers in Redis.
+// key returns the full name of a key or channel in Redis.
 func (s store) key(name string) string { return s.redis.Key(prefix + name) }
 
-// keys are those of every script, in the order of keys.lua.
+// keys are the keys of every script, in the order of keys.lua.
 func (s store) keys(t title) []string {
 	return []string{
 		s.key("name:" + t.name),
@@ -77,27 +77,27 @@ func (s store) keys(t title) []string {
 // What claim finds under a name.
 const (
 	foundNothing = "nothing" // the id is the name's answer now
-	foundAnswer  = "answer"  // under way or whole
+	foundAnswer  = "answer"  // in progress or complete
 	foundStopped = "stopped"
 	foundOther   = "other"   // another body
 	foundFull    = "full"    // nothing, and no room
 	foundShare   = "share"   // nothing, and no room for this account
-	foundLarge   = "large"   // one that is under way and not kept
+	foundLarge   = "large"   // one in progress that is not kept
 	foundOften   = "often"   // one that was joined too often
-	foundCrowded = "crowded" // one that too many follow
-	foundPlaces  = "places"  // one, and its account follows as many as it may
+	foundCrowded = "crowded" // one that has too many followers
+	foundPlaces  = "places"  // one, but its account follows as many as it may
 )
 
-// How an answer is, to its replica and to those who follow it.
+// The state of an answer, for its replica and its followers.
 const (
 	stateRunning   = "running"
-	stateLarge     = "large" // under way, and not kept any more
+	stateLarge     = "large" // in progress, and no longer kept
 	stateWhole     = "whole"
 	stateStopped   = "stopped"
-	stateOver      = "over"      // with an ending for those who follow it
-	stateLost      = "lost"      // forgotten, another's, or of a replica that died
-	stateAbandoned = "abandoned" // nobody came back
-	stateDisplaced = "displaced" // nobody came back, and its account had too many of these
+	stateOver      = "over"      // with an ending for its followers
+	stateLost      = "lost"      // forgotten, of another account, or of a replica that died
+	stateAbandoned = "abandoned" // no client returned
+	stateDisplaced = "displaced" // no client returned, and its account had too many of these
 )
 
 var (
@@ -125,16 +125,16 @@ var (
 type claimed struct {
 	found string
 	id    string // of the answer to start or to follow
-	bytes int64  // of all answers, where the claim has counted them; else 0
+	bytes int64  // of all answers, if the claim has counted them; otherwise 0
 }
 
-// claim makes the answer of a title that of its name if the name has none, or
-// lets a follower follow the one that it has. atOnce is how many answers an
-// account may follow; 0 means no limit.
+// claim makes the answer of a title the answer of its name if the name has none.
+// Otherwise it lets a follower follow the one that it has. atOnce is how many
+// answers an account may follow; 0 means no limit.
 func (s store) claim(ctx context.Context, t title, follower string, body []byte, atOnce int64) (claimed, error) {
 	all := s.AllBytes
 	if s.redis.Full() {
-		all = 0 // what is there can be joined
+		all = 0 // existing answers can be joined
 	}
 	found, err := claimScript.Run(ctx, s.redis, s.keys(t),
 		t.id, body, follower, t.account, s.key(""),
@@ -149,16 +149,16 @@ func (s store) claim(ctx context.Context, t title, follower string, body []byte,
 	return c, nil
 }
 
-// An added is how an answer is after add.
+// An added is the state of an answer after add.
 type added struct {
 	state string
 	have  int           // fragments
 	alone time.Duration // how long nobody has followed it
 }
 
-// add adds texts to an answer that has so many of them already, and lets its
-// lease last longer. It may be called again when it failed: what it did then is
-// not done twice. unattended says that nobody follows the answer at its replica.
+// add adds texts to an answer that has written fragments so far, and renews its
+// lease. It may be called again after a failure: nothing is added twice.
+// unattended means that nobody follows the answer at its replica.
 func (s store) add(t title, written int, texts []string, unattended bool) (added, error) {
 	arguments := []any{
 		t.id, t.account, s.key(newsChannel), s.Lease.Milliseconds(), written, unattended,
@@ -177,28 +177,28 @@ func (s store) add(t title, written int, texts []string, unattended bool) (added
 	return added{state, int(have), time.Duration(milliseconds) * time.Millisecond}, nil
 }
 
-// end says how an answer ended.
-func (s store) end(t title, told ending) error {
-	text, _ := json.Marshal(told) // cannot fail: Loc holds strings and ints
+// end stores how an answer ended.
+func (s store) end(t title, ended ending) error {
+	text, _ := json.Marshal(ended) // cannot fail: Loc holds strings and ints
 	err := endScript.Run(context.Background(), s.redis, s.keys(t),
-		t.id, t.account, s.key(newsChannel), s.Lease.Milliseconds(), s.Keep.Milliseconds(), told.Status == 0, text).Err()
+		t.id, t.account, s.key(newsChannel), s.Lease.Milliseconds(), s.Keep.Milliseconds(), ended.Status == 0, text).Err()
 	if err != nil {
 		return fmt.Errorf("ending an answer: %w", err)
 	}
 	return nil
 }
 
-// stop ends the answer of a title's name on whichever replica, and returns its
-// id, or redis.Nil if the name has none. One that is over stays as it is.
+// stop stops the answer of a title's name on any replica, and returns its id, or
+// redis.Nil if the name has none. It does not change one that is over.
 func (s store) stop(ctx context.Context, t title) (id string, err error) {
 	return stopScript.Run(ctx, s.redis, s.keys(t),
 		s.key(""), s.Lease.Milliseconds(), s.Keep.Milliseconds(), s.key(stopsChannel), s.key(newsChannel)).Text()
 }
 
-// read returns fragments from next on, without waiting for any, and keeps the
-// follower's place. over says that nothing comes after them; the ending is how
-// it ended then. An answer that does not live any more is errDied.
-func (s store) read(ctx context.Context, t title, follower string, next int) (texts []string, over bool, told ending, err error) {
+// read returns the fragments from next on, without waiting for any, and renews
+// the follower's slot. over means that no more will follow; ended then says how
+// the answer ended. The error for a lost answer is errDied.
+func (s store) read(ctx context.Context, t title, follower string, next int) (texts []string, over bool, ended ending, err error) {
 	found, err := readScript.Run(ctx, s.redis, s.keys(t), t.id, follower, s.Lease.Milliseconds(), next, readAtOnce).StringSlice()
 	if err != nil {
 		return nil, false, ending{}, fmt.Errorf("reading an answer: %w", err)
@@ -208,31 +208,31 @@ func (s store) read(ctx context.Context, t title, follower string, next int) (te
 	case stateLost:
 		return nil, false, ending{}, errDied
 	case stateOver:
-		if err := json.Unmarshal([]byte(text), &told); err != nil {
+		if err := json.Unmarshal([]byte(text), &ended); err != nil {
 			return nil, false, ending{}, fmt.Errorf("reading how an answer ended: %w", err)
 		}
 	case stateStopped:
-		told = endingOf(errStopped)
+		ended = endingOf(errStopped)
 	}
-	return texts, state != stateRunning && state != stateLarge && len(texts) < readAtOnce, told, nil
+	return texts, state != stateRunning && state != stateLarge && len(texts) < readAtOnce, ended, nil
 }
 
-// leave gives up the place of a follower.
+// leave releases the slot of a follower.
 func (s store) leave(t title, follower string) {
 	keys := s.keys(t)
 	_, _ = s.redis.Pipelined(context.Background(), func(p redis.Pipeliner) error {
 		p.ZRem(context.Background(), keys[3], follower)
 		p.ZRem(context.Background(), keys[5], follower)
 		return nil
-	}) // else the place is free when its lease has run out
+	}) // otherwise the slot is free when its lease expires
 }
 
-var errDied = errors.New("the replica that gave the answer does not any more")
+var errDied = errors.New("the replica that gave the answer has died")
 
-// An ending is how an answer ended, as a client of any replica may know it: the
-// causes of errors stay in the logs of their own replica.
+// An ending is how an answer ended, in the form for clients of any replica: the
+// causes of errors are only in the log of the answer's replica.
 type ending struct {
-	Status     int                      `json:"status,omitempty"` // 0 for an answer that is whole
+	Status     int                      `json:"status,omitempty"` // 0 for a complete answer
 	Detail     string                   `json:"detail,omitempty"`
 	RetryAfter time.Duration            `json:"retry_after,omitempty"`
 	Invalid    []botapi.ValidationError `json:"invalid,omitempty"`
@@ -254,7 +254,7 @@ func endingOf(err error) (e ending) {
 	return e
 }
 
-// err is what those who follow the answer are told; nil if it is whole.
+// err is the error for the followers of the answer; nil if it is complete.
 func (e ending) err() error {
 	switch {
 	case e.Status == 0:

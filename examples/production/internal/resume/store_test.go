@@ -8,7 +8,8 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestAddAgain repeats what may have been done although it failed.
+// TestAddAgain repeats commands that may have succeeded although they returned
+// an error.
 func TestAddAgain(t *testing.T) {
 	is := is.New(t)
 	s := store{Settings{}.Completed(), redistest.NewServer(t).Client(t)}
@@ -39,10 +40,10 @@ func TestAddAgain(t *testing.T) {
 	is.Equal(length, int64(4))
 }
 
-// TestRedisThatLacksSome is one that has taken over from another before it had
-// all: fragments that it lacks are brought again, and half an answer is never
-// taken for a whole one.
-func TestRedisThatLacksSome(t *testing.T) {
+// TestFailoverThatLosesFragments has a Redis that took over from another before
+// it had all: missing fragments are added again, and an incomplete answer never
+// counts as complete.
+func TestFailoverThatLosesFragments(t *testing.T) {
 	is := is.New(t)
 	s := store{Settings{}.Completed(), redistest.NewServer(t).Client(t)}
 	title := titleOf("acme", "key", "id")

@@ -11,8 +11,8 @@ import (
 // An answer is one try at one endpoint.
 type answer struct {
 	endpoint *endpoint
-	others   []*endpoint // that are tried after it
-	tries    bool        // whether the endpoint is well again
+	others   []*endpoint // to try after it
+	tries    bool        // this chat finds out whether the endpoint has recovered
 	attempt  time.Duration
 	observed *observation
 	yield    func(string) bool
@@ -23,7 +23,7 @@ type answer struct {
 	begun  bool // text was passed on
 }
 
-// run passes the endpoint's text on. It returns nil when the answer is whole.
+// run passes the endpoint's text on. It returns nil when the answer is complete.
 func (a *answer) run(req *botapi.ChatRequest) error {
 	a.observed.askedAt(a.endpoint)
 	for chunk, err := range a.endpoint.engine.Chunks(a.ctx, req) {
@@ -35,19 +35,18 @@ func (a *answer) run(req *botapi.ChatRequest) error {
 		}
 		a.observed.saw(chunk)
 		if !a.pass(chunk.Text) {
-			return errUnwanted
+			return errChatEnded
 		}
 	}
 	return nil
 }
 
-// errSilent is an endpoint that nobody has heard of for too long.
+// errSilent means that the endpoint has sent nothing to any chat for too long.
 var errSilent = errors.New("the endpoint does not answer")
 
-// begin makes the context of this try, and bounds the wait for anything from the
-// endpoint. A runtime that has much to do lets one chat wait while it answers
-// others: that is no reason to ask another one, which most likely has as much
-// to do.
+// begin creates the context of this try, and bounds the wait for anything from
+// the endpoint. A busy runtime may let one chat wait while it answers others.
+// That is no reason to ask another one, which is probably just as busy.
 func (a *answer) begin(ctx context.Context) (end func()) {
 	a.ctx, a.cancel = context.WithCancelCause(ctx)
 	a.endpoint.begin(a)
@@ -59,8 +58,8 @@ func (a *answer) begin(ctx context.Context) (end func()) {
 	}
 }
 
-// listen looks, once for each attempt's time and as long as there is no first
-// word, whether anybody has heard of the endpoint.
+// listen checks once per attempt, until the first word, whether the endpoint has
+// sent anything to any chat.
 func (a *answer) listen(heard uint64) *time.Timer {
 	return time.AfterFunc(a.attempt, func() {
 		if !a.endpoint.awaited(a) {
@@ -74,8 +73,8 @@ func (a *answer) listen(heard uint64) *time.Timer {
 	})
 }
 
-// hears notes a sign of life. It is false when the first word comes too late:
-// the chat has been sent elsewhere.
+// hears notes that the endpoint has sent something. It returns false if the chat
+// has already moved to another endpoint.
 func (a *answer) hears() bool {
 	a.endpoint.heard.Add(1)
 	if !a.heard {
@@ -85,8 +84,8 @@ func (a *answer) hears() bool {
 	return true
 }
 
-// pass hands text on and reports whether more is wanted. Chunks without text,
-// as for a role or the count of tokens, are not for the client.
+// pass hands text on. It returns false once the chat has ended. Chunks without
+// text, such as for a role or the token count, do not reach the client.
 func (a *answer) pass(text []byte) bool {
 	if len(text) == 0 {
 		return true

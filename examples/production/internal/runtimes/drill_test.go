@@ -16,8 +16,8 @@ import (
 	"github.com/matryer/is"
 )
 
-// A wire is a way to a runtime that can be cut and frozen, so that a runtime
-// need not be a test's own to die or to hang.
+// A wire is a connection to a runtime that a test can break and freeze, so that
+// a real runtime can seem to die or to hang.
 type wire struct {
 	listener net.Listener
 	target   string
@@ -32,7 +32,7 @@ func newWire(t *testing.T, target string) *wire {
 	t.Helper()
 	w := &wire{target: target}
 	w.listen(t, "127.0.0.1:0")
-	t.Cleanup(w.cut)
+	t.Cleanup(w.breakAll)
 	return w
 }
 
@@ -54,7 +54,7 @@ func (w *wire) listen(t *testing.T, address string) {
 	})
 }
 
-// connect takes a connection; while frozen, that is all.
+// connect accepts a connection; while frozen, it does nothing more.
 func (w *wire) connect(client net.Conn) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -76,8 +76,9 @@ func (w *wire) connect(client net.Conn) {
 	}
 }
 
-// cut is the runtime's death: what is open breaks off, and nothing new opens.
-func (w *wire) cut() {
+// breakAll simulates the runtime's death: open connections break, and new ones
+// are refused.
+func (w *wire) breakAll() {
 	w.listener.Close()
 	w.mu.Lock()
 	for _, end := range w.ends {
@@ -88,21 +89,21 @@ func (w *wire) cut() {
 	w.pumps.Wait()
 }
 
-// restart brings the runtime back where it was: well, or frozen.
+// restart brings the runtime back at its address: working, or frozen.
 func (w *wire) restart(t *testing.T, frozen bool) {
 	t.Helper()
-	w.cut()
+	w.breakAll()
 	w.frozen = frozen
 	w.listen(t, w.listener.Addr().String())
 }
 
-// TestDrill lets a runtime die in the middle of an answer, come back, and hang:
-// a real one, where RUNTIME_URL and RUNTIME_MODEL name it.
+// TestDrill has a runtime die in the middle of an answer, recover, and hang: a
+// real one if RUNTIME_URL and RUNTIME_MODEL name it.
 func TestDrill(t *testing.T) {
 	is := is.New(t)
 	address, model := os.Getenv("RUNTIME_URL"), cmp.Or(os.Getenv("RUNTIME_MODEL"), "default")
 	if address == "" {
-		t.Log("RUNTIME_URL is not set: the runtime is a test's")
+		t.Log("RUNTIME_URL is not set: using a fake runtime")
 		address = runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
 			pace := time.NewTicker(time.Millisecond)
 			defer pace.Stop()
@@ -127,17 +128,17 @@ func TestDrill(t *testing.T) {
 	only := drilled(t, target.String())
 
 	_, err = ask(t.Context(), only, model)
-	is.NoErr(err) // it lives
+	is.NoErr(err) // it works
 
-	told, err := askAnd(t.Context(), only, model, wire.cut)
-	is.True(told)       // it died in the middle of its answer
-	is.True(err != nil) // and nobody takes that for a whole one
+	begun, err := askAnd(t.Context(), only, model, wire.breakAll)
+	is.True(begun)      // it died in the middle of its answer
+	is.True(err != nil) // which counts as incomplete
 	_, err = ask(t.Context(), only, model)
 	is.True(err != nil) // it is dead
 
 	wire.restart(t, false)
 	_, err = ask(t.Context(), only, model)
-	is.NoErr(err) // it is back, and nothing else had to be restarted
+	is.NoErr(err) // it is back, and nothing else was restarted
 
 	wire.restart(t, true)
 	both := drilled(t, target.String(), address)
@@ -168,16 +169,16 @@ func drilled(t *testing.T, urls ...string) *runtimes.Engine {
 	return engine
 }
 
-// askAnd does something at the first fragment of an answer.
-func askAnd(ctx context.Context, engine *runtimes.Engine, model string, do func()) (told bool, err error) {
+// askAnd calls do at the first fragment of an answer.
+func askAnd(ctx context.Context, engine *runtimes.Engine, model string, do func()) (begun bool, err error) {
 	for _, err := range engine.Chat(ctx, requestFor(model)) {
 		if err != nil {
-			return told, err
+			return begun, err
 		}
-		if !told {
-			told = true
+		if !begun {
+			begun = true
 			do()
 		}
 	}
-	return told, nil
+	return begun, nil
 }

@@ -16,8 +16,8 @@ import (
 type Endpoint struct {
 	Runtime string // the name that bots use; endpoints may share it
 	URL     string // of the API, as in http://127.0.0.1:8000/v1
-	Key     string // empty for a runtime that asks for none
-	// CountAlong tells that the runtime reports tokens while it answers: see
+	Key     string // empty for a runtime that needs none
+	// CountAlong means that the runtime reports tokens while it answers: see
 	// openai.CountAlong.
 	CountAlong bool
 }
@@ -49,20 +49,19 @@ func (e Endpoint) newEngine(client *http.Client) (*openai.Engine, error) {
 	return engine, nil
 }
 
-// maxAttempts is how many endpoints one chat asks at most.
+// maxAttempts is the most endpoints that one chat asks.
 const maxAttempts = 3
 
-// newClient returns a client that hands traces on to the runtimes.
+// newClient returns a client that propagates traces to the runtimes.
 func newClient(o Options) *http.Client {
 	return &http.Client{Transport: otelhttp.NewTransport(o.Transport,
-		// The trace and nothing else: a client's baggage is no business
-		// of the runtime's.
+		// Only the trace: a client's baggage must not reach the runtime.
 		otelhttp.WithPropagators(propagation.TraceContext{}),
 		otelhttp.WithTracerProvider(o.TracerProvider),
 		otelhttp.WithMeterProvider(o.MeterProvider))}
 }
 
-// An endpoint is an Endpoint with its engine and what is known of its health.
+// An endpoint is an Endpoint with its engine and its health.
 type endpoint struct {
 	Endpoint
 	health
@@ -72,13 +71,13 @@ type endpoint struct {
 	port   int
 }
 
-// A runtime is the endpoints that share a name.
+// A runtime is all endpoints with one name.
 type runtime struct {
 	endpoints []*endpoint
 	turn      atomic.Uint64
 }
 
-// add adds an endpoint with an engine of its own.
+// add adds an endpoint with its own engine.
 func (r *runtime) add(e Endpoint, client *http.Client, probes http.RoundTripper) error {
 	engine, err := e.newEngine(client)
 	if err != nil {
@@ -89,11 +88,11 @@ func (r *runtime) add(e Endpoint, client *http.Client, probes http.RoundTripper)
 	return nil
 }
 
-// order returns the endpoints in the order in which one chat tries them: each
-// chat begins with another one, and those that failed lately come last. One
-// that had its rest comes first, for this chat alone: it finds out whether that
-// endpoint is well again. A runtime with one endpoint has it twice, for a
-// connection that breaks off.
+// order returns the endpoints in the order in which one chat tries them. Chats
+// begin with each endpoint in turn; those that failed lately come last. An
+// endpoint whose pause is over comes first, for this chat only, which finds out
+// whether it has recovered. A runtime with one endpoint has it twice, in case
+// the connection is lost.
 func (r *runtime) order() (order []*endpoint, onTrial *endpoint) {
 	if len(r.endpoints) == 1 {
 		return []*endpoint{r.endpoints[0], r.endpoints[0]}, nil
@@ -102,7 +101,7 @@ func (r *runtime) order() (order []*endpoint, onTrial *endpoint) {
 	var failing []*endpoint
 	for _, e := range slices.Concat(r.endpoints[first:], r.endpoints[:first]) {
 		switch {
-		case e.well():
+		case e.healthy():
 			order = append(order, e)
 		case onTrial == nil && e.claim():
 			onTrial = e

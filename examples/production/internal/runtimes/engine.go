@@ -1,6 +1,6 @@
-// Package runtimes answers chats with model runtimes that speak the OpenAI
-// chat completions protocol: vLLM, SGLang, the llama.cpp server, Ollama and
-// hosted services.
+// Package runtimes answers chats with model runtimes that have an
+// OpenAI-compatible API: vLLM, SGLang, the llama.cpp server, Ollama and hosted
+// services.
 package runtimes
 
 import (
@@ -21,12 +21,12 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// DefaultAttempt is how long an endpoint that has others beside it may let a
-// chat wait while nobody hears of it.
+// DefaultAttempt is how long a chat waits for an endpoint that sends nothing to
+// any chat, if there are others of its name.
 const DefaultAttempt = 20 * time.Second
 
-// Settings knows how a bot answers; botapi.ErrBotNotFound is a bot that has
-// been unpublished since the chat was admitted.
+// Settings returns how a bot answers, or botapi.ErrBotNotFound if the bot was
+// unpublished since the chat was admitted.
 type Settings interface {
 	Settings(ctx context.Context, uid string) (postgres.Settings, error)
 }
@@ -34,8 +34,8 @@ type Settings interface {
 // Options is what an Engine is made of. Endpoints and Settings are required.
 type Options struct {
 	// Endpoints are the runtimes. Those with one name serve the same models:
-	// chats go to each in turn, and to another when one is down: see Watch. A bot without
-	// a runtime of its own uses the name of the first endpoint.
+	// chats go to each in turn, and to another when one is down; see Watch. A
+	// bot that names no runtime uses the name of the first endpoint.
 	Endpoints []Endpoint
 	Settings  Settings
 
@@ -47,10 +47,10 @@ type Options struct {
 	Logger         *slog.Logger         // nil means slog.Default()
 }
 
-// Engine is a botapi.ChatEngine of an openai.Engine for each endpoint, which say
-// what goes to a runtime and what an answer is. How long a runtime may be silent is for
-// botapi.Options.StallTimeout to bound; an endpoint where that passed counts as
-// failed.
+// Engine is a botapi.ChatEngine with an openai.Engine for each endpoint, which
+// defines the request to a runtime and how its response is read.
+// botapi.Options.StallTimeout bounds how long a runtime may be silent; an
+// endpoint that exceeds it counts as failed.
 type Engine struct {
 	runtimes    map[string]*runtime
 	standard    string // the runtime of bots that name none
@@ -62,13 +62,13 @@ type Engine struct {
 
 var _ botapi.ChatEngine = (*Engine)(nil)
 
-// New returns an engine, or says which option is wrong.
+// New returns an engine, or an error that names the wrong option.
 func New(o Options) (*Engine, error) {
 	if len(o.Endpoints) == 0 {
 		return nil, errors.New("no runtime is configured")
 	}
 	if o.Settings == nil {
-		return nil, errors.New("nobody knows the bots' settings")
+		return nil, errors.New("Settings is required")
 	}
 	if o.Transport == nil {
 		o.Transport = openai.NewTransport()
@@ -109,26 +109,27 @@ func New(o Options) (*Engine, error) {
 	return e, nil
 }
 
-// Chat answers with the bot's model, passing each piece of text on as it comes.
+// Chat answers with the bot's model, and passes each piece of text on as it
+// arrives.
 //
-// The errors it yields are botapi's: an HTTPValidationError for members of
-// Extra that make no sense and for a conversation that the model cannot hold,
-// a StatusError for everything that is wrong upstream.
+// It yields botapi's errors: an HTTPValidationError for invalid fields in Extra
+// and for a conversation that is too long for the model, a StatusError for all
+// failures upstream.
 func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		growStack()
 		ctx, observed := e.instruments.begin(ctx, req.Bot.Model)
 		err := e.answer(ctx, req, observed, func(text string) bool { return yield(text, nil) })
 		observed.end(ctx, err)
-		if err != nil && !errors.Is(err, errUnwanted) {
+		if err != nil && !errors.Is(err, errChatEnded) {
 			yield("", err)
 		}
 	}
 }
 
-// growStack lets the goroutine of a chat, which is new, have the stack that asking
-// a runtime takes. It would have it in any case, but grow twice on the way, each
-// time with all of its callers to copy: that was a fifteenth of opening a chat.
+// growStack grows the stack of a chat's new goroutine once, to the size that
+// asking a runtime needs. Otherwise it would grow twice, and copy all frames
+// each time: that was a fifteenth of the cost of opening a chat.
 //
 //go:noinline
 func growStack() {
@@ -139,8 +140,8 @@ func growStack() {
 //go:noinline
 func stackUsed(*[12 << 10]byte) {}
 
-// errUnwanted ends an answer that nobody wants any more: yield has said so.
-var errUnwanted = errors.New("the client is gone")
+// errChatEnded ends an answer after yield has returned false.
+var errChatEnded = errors.New("the chat has ended")
 
 func (e *Engine) answer(ctx context.Context, req *botapi.ChatRequest, observed *observation, yield func(string) bool) error {
 	settings, err := e.settings.Settings(ctx, req.Bot.UID)
@@ -166,15 +167,15 @@ func (e *Engine) answer(ctx context.Context, req *botapi.ChatRequest, observed *
 	return e.speak(ctx, runtime, upstream, observed, yield)
 }
 
-// speak asks the endpoints of a runtime one after another until one of them
-// has begun to answer. From then on there is no other try: half an answer
-// cannot be taken back.
+// speak asks the endpoints of a runtime one after another until one of them has
+// begun to answer. After that it tries no other: text that was sent cannot be
+// taken back.
 func (e *Engine) speak(ctx context.Context, r *runtime, req *botapi.ChatRequest, observed *observation, yield func(string) bool) error {
 	var last *failure
 	order, onTrial := r.order()
 	for i, endpoint := range order {
-		if last != nil && last.endpoint == endpoint && !last.brokeOff {
-			break // the only endpoint, and it would only say the same again
+		if last != nil && last.endpoint == endpoint && !last.connectionLost {
+			break // the only endpoint, and it would only fail again
 		}
 		answer := &answer{
 			endpoint: endpoint, others: order[i+1:], tries: endpoint == onTrial, attempt: e.attempt,
@@ -191,12 +192,12 @@ func (e *Engine) speak(ctx context.Context, r *runtime, req *botapi.ChatRequest,
 	return last.err
 }
 
-// try asks one endpoint. A failure is one of the endpoint's; without one, there
-// is nothing to try elsewhere.
+// try asks one endpoint. A failure means that the endpoint failed; without one,
+// nothing else is tried.
 func (e *Engine) try(ctx context.Context, a *answer, req *botapi.ChatRequest) (*failure, error) {
 	defer a.begin(ctx)()
 	err := a.run(req)
-	if err == nil || errors.Is(err, errUnwanted) {
+	if err == nil || errors.Is(err, errChatEnded) {
 		return nil, err
 	}
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, botapi.ErrEngineStalled) {

@@ -18,7 +18,7 @@ import (
 	"github.com/matryer/is"
 )
 
-// settings stands in for the database: package postgres has tests of its own.
+// settings replaces the database: package postgres has tests of its own.
 type settings func(uid string) (postgres.Settings, error)
 
 func (s settings) Settings(_ context.Context, uid string) (postgres.Settings, error) { return s(uid) }
@@ -40,7 +40,7 @@ func options(t *testing.T, urls ...string) runtimes.Options {
 	return o
 }
 
-// serve returns the address of a service in front of an engine.
+// serve returns the address of a service with an engine.
 func serve(t *testing.T, o runtimes.Options) string {
 	t.Helper()
 	engine, err := runtimes.New(o)
@@ -62,15 +62,15 @@ func serve(t *testing.T, o runtimes.Options) string {
 }
 
 const (
-	stream  = `{"bot_slug":"helper","prompt":"Hi","stream":true}`
-	oneBody = `{"bot_slug":"helper","prompt":"Hi","stream":false}`
+	stream     = `{"bot_slug":"helper","prompt":"Hi","stream":true}`
+	unstreamed = `{"bot_slug":"helper","prompt":"Hi","stream":false}`
 )
 
 var post, chat, text = runtimetest.Post, runtimetest.Chat, runtimetest.Text
 
 func TestUpstreamRequest(t *testing.T) {
 	is := is.New(t)
-	t.Setenv("OPENAI_API_KEY", "a key for another place")
+	t.Setenv("OPENAI_API_KEY", "a key for something else")
 	t.Setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/v1")
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("ok") })
 	o := options(t, runtime.URL)
@@ -91,7 +91,7 @@ func TestUpstreamRequest(t *testing.T) {
 	requests := runtime.Requests()
 	is.Equal(len(requests), 5)
 	plain, wished, short := requests[0], requests[1], requests[2]
-	for i, tokens := range []string{"1", "9"} { // what is reserved is what a runtime is told, whichever it listens to
+	for i, tokens := range []string{"1", "9"} { // the reservation is what a runtime is told, whichever field it uses
 		is.True(strings.Contains(requests[3+i].Body, `"max_tokens":`+tokens+`,`))
 		is.True(strings.Contains(requests[3+i].Body, `"max_completion_tokens":`+tokens+`,`))
 	}
@@ -105,7 +105,7 @@ func TestUpstreamRequest(t *testing.T) {
 	})
 	is.Equal(*plain.Temperature, 0.5) // the bot's
 	is.Equal(plain.MaxTokens, nil)
-	is.True(plain.Stream) // also for one body: see Engine
+	is.True(plain.Stream) // for a JSON response, too: see Engine
 	is.True(plain.StreamOptions.IncludeUsage)
 	is.Equal(plain.Header.Get("X-Request-Id"), "request-1")
 	is.Equal(plain.Header.Get("Authorization"), "") // nothing from the environment
@@ -113,10 +113,10 @@ func TestUpstreamRequest(t *testing.T) {
 	is.Equal(wished.Messages[0], runtimetest.Message{Role: "system", Content: "Be kind.\n\nAnswer in at most 20 words."})
 	is.Equal(*wished.Temperature, 0.0) // the client's
 	is.Equal(*wished.MaxTokens, int64(60))
-	is.True(strings.Contains(wished.Body, `"stop":"."`)) // handed on
-	is.True(!strings.Contains(wished.Body, "other"))     // and nothing that nobody knows
-	is.Equal(*short.MaxTokens, int64(7))                 // the narrower of two bounds
-	is.Equal(*short.Temperature, 0.5)                    // null is no choice
+	is.True(strings.Contains(wished.Body, `"stop":"."`)) // passed on
+	is.True(!strings.Contains(wished.Body, "other"))     // and no unknown field
+	is.Equal(*short.MaxTokens, int64(7))                 // the smaller of two bounds
+	is.Equal(*short.Temperature, 0.5)                    // null does not count
 }
 
 func TestEndpointKey(t *testing.T) {
@@ -124,13 +124,13 @@ func TestEndpointKey(t *testing.T) {
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("ok") })
 	o := options(t, runtime.URL)
 	o.Endpoints[0].Key = "sk-1"
-	chat(t, serve(t, o), oneBody)
+	chat(t, serve(t, o), unstreamed)
 	is.Equal(runtime.Requests()[0].Header.Get("Authorization"), "Bearer sk-1")
 }
 
-// TestWishesThatMakeNoSense has max_words, and one of those that the engine in
-// examples/openai looks at beside it.
-func TestWishesThatMakeNoSense(t *testing.T) {
+// TestInvalidExtra has max_words, and one of the fields that the engine in
+// examples/openai checks.
+func TestInvalidExtra(t *testing.T) {
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("ok") })
 	service := serve(t, options(t, runtime.URL))
 	problem := func(field, msg, kind string) string {
@@ -156,7 +156,7 @@ func TestWishesThatMakeNoSense(t *testing.T) {
 			}
 			is.Equal(response.StatusCode, http.StatusUnprocessableEntity)
 			is.Equal(strings.TrimSpace(answer), `{"detail":[`+want+`]}`)
-			is.Equal(len(runtime.Requests()), before) // nobody was bothered
+			is.Equal(len(runtime.Requests()), before) // no runtime was asked
 		})
 	}
 }
@@ -170,7 +170,7 @@ func TestBotsOfOtherRuntimes(t *testing.T) {
 	}{
 		"none named":          {status: 200, answer: "first"},
 		"the second":          {settings: postgres.Settings{Runtime: "hosted"}, status: 200, answer: "second"},
-		"one that is missing": {settings: postgres.Settings{Runtime: "gone"}, status: 500},
+		"one that is missing": {settings: postgres.Settings{Runtime: "missing"}, status: 500},
 		"unpublished since":   {err: botapi.ErrBotNotFound, status: 404},
 		"the database is down": {
 			err: &botapi.StatusError{Status: 503, Detail: "The service is unavailable for the moment"}, status: 503,
@@ -183,7 +183,7 @@ func TestBotsOfOtherRuntimes(t *testing.T) {
 			o := options(t, first.URL)
 			o.Endpoints = append(o.Endpoints, runtimes.Endpoint{Runtime: "hosted", URL: second.URL})
 			o.Settings = settings(func(string) (postgres.Settings, error) { return c.settings, c.err })
-			response, answer := chat(t, serve(t, o), oneBody)
+			response, answer := chat(t, serve(t, o), unstreamed)
 			is.Equal(response.StatusCode, c.status)
 			is.Equal(text(t, answer), c.answer)
 		})

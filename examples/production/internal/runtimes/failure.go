@@ -11,19 +11,18 @@ import (
 	"example.com/botapi/examples/openai"
 )
 
-// A failure is what an answer's error means: for the client, and for the next
-// try.
+// A failure is what an answer's error means for the client and for the next try.
 type failure struct {
-	endpoint  *endpoint
-	cause     error
-	err       error // what the client gets
-	elsewhere bool  // another endpoint may do better
-	brokeOff  bool  // the same endpoint may do better: only a connection was lost
+	endpoint       *endpoint
+	cause          error
+	err            error // what the client gets
+	elsewhere      bool  // another endpoint may succeed
+	connectionLost bool  // the same endpoint may succeed: only a connection was lost
 }
 
-// failed judges the error of this answer.
+// failed classifies the error of this answer.
 func (a *answer) failed(err error) *failure {
-	f := a.judge(err)
+	f := a.classify(err)
 	f.endpoint, f.cause = a.endpoint, err
 	if answer, ok := errors.AsType[*botapi.StatusError](f.err); ok {
 		f.cause = answer.Err
@@ -35,7 +34,7 @@ func (a *answer) failed(err error) *failure {
 	return f
 }
 
-func (a *answer) judge(err error) *failure {
+func (a *answer) classify(err error) *failure {
 	upstream, isUpstream := errors.AsType[*openai.Failure](err)
 	switch cause := context.Cause(a.ctx); {
 	case errors.Is(cause, errSilent):
@@ -49,23 +48,24 @@ func (a *answer) judge(err error) *failure {
 		return &failure{err: err}
 	case upstream.Streamed:
 		a.endpoint.fails(a)
-		return &failure{err: err, elsewhere: true, brokeOff: true}
+		return &failure{err: err, elsewhere: true, connectionLost: true}
 	}
-	return a.judgeStatus(err, upstream)
+	return a.classifyStatus(err, upstream)
 }
 
-// judgeStatus judges an endpoint that refused the request, or was not reached.
-func (a *answer) judgeStatus(err error, upstream *openai.Failure) *failure {
+// classifyStatus classifies the failure of an endpoint that rejected the request
+// or was not reached.
+func (a *answer) classifyStatus(err error, upstream *openai.Failure) *failure {
 	switch upstream.Status {
 	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity:
 		return &failure{err: err} // another one would not accept it either
 	case http.StatusTooManyRequests, http.StatusNotFound:
-		// It is busy, or has no such model, which others may have. Neither is an
-		// illness.
+		// It is busy, or lacks the model, which others may have. Neither means
+		// that it is unhealthy.
 		return &failure{err: err, elsewhere: true}
-	default: // 401, 403, 5xx, what nobody expects, and 0 for no response
+	default: // 401, 403, 5xx, unexpected ones, and 0 for no response
 		a.endpoint.fails(a)
-		return &failure{err: err, elsewhere: true, brokeOff: upstream.Status == 0 && !isDialError(err)}
+		return &failure{err: err, elsewhere: true, connectionLost: upstream.Status == 0 && !isDialError(err)}
 	}
 }
 

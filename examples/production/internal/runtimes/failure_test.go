@@ -16,8 +16,8 @@ import (
 	"github.com/matryer/is"
 )
 
-// What a runtime's failure means for the client is tested beside the engine, in
-// examples/openai: here, that it comes through, and who is asked besides.
+// The tests in examples/openai check what a runtime's failure means for the
+// client. This one checks that it arrives, and which other endpoints are asked.
 func TestUpstreamStatuses(t *testing.T) {
 	for name, c := range map[string]struct {
 		upstream int
@@ -29,8 +29,8 @@ func TestUpstreamStatuses(t *testing.T) {
 		retryAfter string
 		elsewhere  bool
 	}{
-		"our key is refused":     {401, ``, nil, 502, `{"detail":"The model failed"}`, "", true},
-		"the model is not there": {404, ``, nil, 502, `{"detail":"The model failed"}`, "", true},
+		"our key is rejected":    {401, ``, nil, 502, `{"detail":"The model failed"}`, "", true},
+		"the model is missing":   {404, ``, nil, 502, `{"detail":"The model failed"}`, "", true},
 		"it is busy":             {429, ``, []string{"Retry-After", "17"}, 503, `{"detail":"The model is unavailable for the moment"}`, "17", true},
 		"it is no runtime":       {200, `<html>Welcome!</html>`, nil, 502, `{"detail":"The model failed"}`, "", true},
 		"it does not understand": {400, ``, nil, 502, `{"detail":"The model did not accept the request"}`, "", false},
@@ -39,8 +39,8 @@ func TestUpstreamStatuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
-			refuse := func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Refuse(c.upstream, c.body, c.header...) }
-			runtime, other := runtimetest.New(t, refuse), runtimetest.New(t, refuse)
+			reject := func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Refuse(c.upstream, c.body, c.header...) }
+			runtime, other := runtimetest.New(t, reject), runtimetest.New(t, reject)
 			response, answer := chat(t, serve(t, options(t, runtime.URL, other.URL)), stream)
 			is.Equal(response.StatusCode, c.status)
 			is.Equal(strings.TrimSpace(answer), c.answer)
@@ -64,7 +64,7 @@ func TestRefusedConnection(t *testing.T) {
 	is.True(strings.Contains(log.String(), "connection refused"))
 }
 
-// broken are the ways in which a stream ends before its answer does.
+// broken are the ways in which a stream can end before its answer is complete.
 var broken = map[string]func(*runtimetest.Stream){
 	"error object": func(s *runtimetest.Stream) {
 		s.Raw(`data: {"error":{"message":"CUDA out of memory","type":"InternalServerError","code":500}}` + "\n\n")
@@ -91,11 +91,11 @@ func TestStreamThatBreaksAfterItsFirstFragment(t *testing.T) {
 
 			response := post(t, t.Context(), service, stream)
 			answer, err := io.ReadAll(response.Body)
-			is.True(err != nil) // cut, so that nobody takes it for whole
+			is.True(err != nil) // aborted, so that nobody takes it for complete
 			is.Equal(string(answer), "data: {\"content\":\"Once upon\"}\n\n"+
 				"event: error\ndata: {\"detail\":\"The model's answer broke off\"}\n\n")
 			is.Equal(len(runtime.Requests()), 1) // and no other try:
-			is.Equal(len(other.Requests()), 0)   // half an answer cannot be taken back
+			is.Equal(len(other.Requests()), 0)   // text that was sent cannot be taken back
 		})
 	}
 }
@@ -111,7 +111,7 @@ func TestStreamThatBreaksBeforeItsFirstFragment(t *testing.T) {
 			response, answer := chat(t, serve(t, options(t, runtime.URL)), stream)
 			is.Equal(response.StatusCode, http.StatusBadGateway)
 			is.Equal(strings.TrimSpace(answer), `{"detail":"The model failed"}`)
-			is.Equal(len(runtime.Requests()), 2) // one more try
+			is.Equal(len(runtime.Requests()), 2) // it is retried once
 
 			other := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("other") })
 			response, answer = chat(t, serve(t, options(t, runtime.URL, other.URL)), stream)
@@ -121,7 +121,7 @@ func TestStreamThatBreaksBeforeItsFirstFragment(t *testing.T) {
 	}
 }
 
-// TestLogHasNoTextOfTheRuntime looks at the lines that are said of endpoints.
+// TestLogHasNoTextOfTheRuntime checks the log lines about endpoints.
 func TestLogHasNoTextOfTheRuntime(t *testing.T) {
 	is := is.New(t)
 	for _, fails := range []func(*runtimetest.Stream){
@@ -134,7 +134,7 @@ func TestLogHasNoTextOfTheRuntime(t *testing.T) {
 		runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { fails(s) })
 		o := options(t, runtime.URL)
 		o.Logger = slog.New(slog.NewTextHandler(&log, nil))
-		chat(t, serve(t, o), oneBody)
+		chat(t, serve(t, o), unstreamed)
 		is.True(strings.Contains(log.String(), "a model runtime failed"))
 		is.True(!strings.Contains(log.String(), "SECRET"))
 	}
@@ -145,7 +145,7 @@ func TestFailover(t *testing.T) {
 		"busy":          func(s *runtimetest.Stream) { s.Refuse(429, "") },
 		"starting":      func(s *runtimetest.Stream) { s.Refuse(503, "") },
 		"failing":       func(s *runtimetest.Stream) { s.Refuse(500, "") },
-		"key refused":   func(s *runtimetest.Stream) { s.Refuse(401, "") },
+		"key rejected":  func(s *runtimetest.Stream) { s.Refuse(401, "") },
 		"model missing": func(s *runtimetest.Stream) { s.Refuse(404, "") },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -154,7 +154,7 @@ func TestFailover(t *testing.T) {
 			good := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("good") })
 			service := serve(t, options(t, bad.URL, good.URL))
 			for range 4 {
-				_, answer := chat(t, service, oneBody)
+				_, answer := chat(t, service, unstreamed)
 				is.Equal(text(t, answer), "good")
 			}
 			is.Equal(len(good.Requests()), 4)
@@ -162,7 +162,7 @@ func TestFailover(t *testing.T) {
 	}
 }
 
-func TestEndpointThatIsDownIsTheLastChoice(t *testing.T) {
+func TestEndpointThatIsDownIsALastResort(t *testing.T) {
 	is := is.New(t)
 	var recovered atomic.Bool
 	flaky := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
@@ -175,13 +175,13 @@ func TestEndpointThatIsDownIsTheLastChoice(t *testing.T) {
 	good := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("good") })
 	service := serve(t, options(t, flaky.URL, good.URL))
 	for range 6 {
-		chat(t, service, oneBody)
+		chat(t, service, unstreamed)
 	}
 	is.Equal(len(flaky.Requests()), 1) // once was enough
 
 	recovered.Store(true)
 	good.Close()
-	_, answer := chat(t, service, oneBody)
+	_, answer := chat(t, service, unstreamed)
 	is.Equal(text(t, answer), "flaky") // better than none
 }
 
@@ -191,15 +191,15 @@ func TestEndpointsTakeTurns(t *testing.T) {
 	b := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("b") })
 	service := serve(t, options(t, a.URL, b.URL))
 	for range 6 {
-		chat(t, service, oneBody)
+		chat(t, service, unstreamed)
 	}
 	is.Equal(len(a.Requests()), 3)
 	is.Equal(len(b.Requests()), 3)
 }
 
-// TestClientThatLeavesStopsTheModel leaves while an endpoint thinks that others
-// stand in for: none of them is asked then.
-func TestClientThatLeavesStopsTheModel(t *testing.T) {
+// TestDisconnectedClientStopsTheModel disconnects while an endpoint that has
+// others of its name is thinking: none of those is asked then.
+func TestDisconnectedClientStopsTheModel(t *testing.T) {
 	is := is.New(t)
 	asked, stopped := make(chan bool, 1), make(chan bool)
 	thinks := runtimetest.New(t, func(_ *runtimetest.Stream, r *runtimetest.Request) {

@@ -18,7 +18,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric"
 )
 
-// hang is a runtime that takes connections and never answers.
+// hang is a runtime that accepts requests and never responds.
 func hang(_ *runtimetest.Stream, r *runtimetest.Request) { <-r.Context().Done() }
 
 func TestEndpointThatHangs(t *testing.T) {
@@ -37,7 +37,7 @@ func TestEndpointThatHangs(t *testing.T) {
 			o.Attempt = 50 * time.Millisecond
 			service := serve(t, o)
 			for range 6 {
-				_, answer := chat(t, service, oneBody)
+				_, answer := chat(t, service, unstreamed)
 				is.Equal(text(t, answer), "good")
 			}
 			is.Equal(len(silent.Requests()), 1) // once was enough
@@ -53,7 +53,7 @@ func TestAttemptsHaveACap(t *testing.T) {
 		runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Refuse(503, "") })
 		all, urls = append(all, runtime), append(urls, runtime.URL)
 	}
-	response, _ := chat(t, serve(t, options(t, urls...)), oneBody)
+	response, _ := chat(t, serve(t, options(t, urls...)), unstreamed)
 	is.Equal(response.StatusCode, http.StatusServiceUnavailable)
 	asked := 0
 	for _, runtime := range all {
@@ -62,7 +62,7 @@ func TestAttemptsHaveACap(t *testing.T) {
 	is.Equal(asked, 3)
 }
 
-func TestModelThatIsMissingIsNoIllness(t *testing.T) {
+func TestMissingModelIsNotUnhealthy(t *testing.T) {
 	is := is.New(t)
 	a := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
 		if r.Model == "elsewhere" {
@@ -80,10 +80,10 @@ func TestModelThatIsMissingIsNoIllness(t *testing.T) {
 	for range 4 {
 		ask(t.Context(), engine, "m1")
 	}
-	is.Equal(len(a.Requests()), 1+2) // both go on taking turns
+	is.Equal(len(a.Requests()), 1+2) // both keep taking turns
 }
 
-// ask runs a chat without a service around it.
+// ask runs a chat on the engine alone.
 func ask(ctx context.Context, engine *runtimes.Engine, model string) (answer string, err error) {
 	for fragment, err := range engine.Chat(ctx, requestFor(model)) {
 		if err != nil {
@@ -100,22 +100,22 @@ func requestFor(model string) *botapi.ChatRequest {
 	return &botapi.ChatRequest{Bot: bot, Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: "Tell me about the sea."}}}
 }
 
-// hosts are runtimes inside the process, so that time can be synctest's. Each
-// is a state that tests change: what it does with a request.
+// hosts are runtimes inside the process, so that they can use the time of
+// synctest. A test sets the state of each: what it does with a request.
 type hosts struct {
 	mu    sync.Mutex
 	state map[string]state
-	chats map[string]int // that each was asked for
+	chats map[string]int // how many chats each was asked for
 
-	release chan struct{} // closed when those that hang answer after all
+	release chan struct{} // closed when those that hang respond after all
 }
 
 type state int
 
 const (
 	answers   state = iota
-	refuses         // 503
-	hangs           // takes the request and never answers
+	rejects         // 503
+	hangs           // accepts the request and never responds
 	halfHangs       // answers probes, but no chats
 )
 
@@ -141,7 +141,7 @@ func (h *hosts) RoundTrip(r *http.Request) (*http.Response, error) {
 	h.mu.Unlock()
 	response := &http.Response{StatusCode: http.StatusOK, Request: r, Header: make(http.Header)}
 	switch {
-	case state == refuses:
+	case state == rejects:
 		response.StatusCode = http.StatusServiceUnavailable
 		response.Body = http.NoBody
 	case state == hangs, state == halfHangs && isChat:
@@ -158,14 +158,14 @@ func (h *hosts) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// among returns an engine in front of these hosts.
+// among returns an engine for these hosts.
 func among(t *testing.T, states map[string]state) (*runtimes.Engine, *hosts) {
 	t.Helper()
 	engine, h, _ := watchedAmong(t, states)
 	return engine, h
 }
 
-// watchedAmong returns besides what is seen of the engine.
+// watchedAmong also returns the telemetry of the engine.
 func watchedAmong(t *testing.T, states map[string]state) (*runtimes.Engine, *hosts, seen) {
 	t.Helper()
 	h := &hosts{state: states, chats: make(map[string]int), release: make(chan struct{})}
@@ -187,7 +187,7 @@ func watchedAmong(t *testing.T, states map[string]state) (*runtimes.Engine, *hos
 func TestHealthIsMeasured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		engine, hosts, seen := watchedAmong(t, map[string]state{"a": refuses})
+		engine, hosts, seen := watchedAmong(t, map[string]state{"a": rejects})
 		const a, b = "botapi.runtime.endpoint.up http://a/v1", "botapi.runtime.endpoint.up http://b/v1"
 		up := func() []int64 {
 			counts := seen.counts(t)
@@ -198,8 +198,8 @@ func TestHealthIsMeasured(t *testing.T) {
 		is.Equal(up(), []int64{0, 1})
 
 		hosts.turn("a", answers)
-		time.Sleep(10 * time.Second)  // its rest
-		is.Equal(up(), []int64{0, 1}) // nobody knows yet
+		time.Sleep(10 * time.Second)  // its pause
+		is.Equal(up(), []int64{0, 1}) // it has not been tried yet
 		ask(t.Context(), engine, "m1")
 		is.Equal(up(), []int64{1, 1})
 	})
@@ -208,9 +208,10 @@ func TestHealthIsMeasured(t *testing.T) {
 func TestOneChatTriesAnEndpointAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		engine, hosts := among(t, map[string]state{"a": refuses})
-		// sixAtOnce runs chats that all begin before the first of them is answered.
-		sixAtOnce := func() (toA int) {
+		engine, hosts := among(t, map[string]state{"a": rejects})
+		// sixConcurrent runs chats that all begin before the first of them is
+		// answered.
+		sixConcurrent := func() (toA int) {
 			before := hosts.asked("a")
 			var chats sync.WaitGroup
 			for range 6 {
@@ -223,26 +224,26 @@ func TestOneChatTriesAnEndpointAgain(t *testing.T) {
 			chats.Wait()
 			return hosts.asked("a") - before
 		}
-		ask(t.Context(), engine, "m1") // it fails, and goes to b
+		ask(t.Context(), engine, "m1") // a fails, and the chat goes to b
 		is.Equal(hosts.asked("a"), 1)
-		is.Equal(sixAtOnce(), 0)
+		is.Equal(sixConcurrent(), 0)
 
 		hosts.turn("a", halfHangs)
-		time.Sleep(10 * time.Second) // its rest
-		is.Equal(sixAtOnce(), 1)     // one chat finds out, and goes to b
+		time.Sleep(10 * time.Second) // its pause
+		is.Equal(sixConcurrent(), 1) // one chat tries it, and then goes to b
 		time.Sleep(10 * time.Second)
-		is.Equal(sixAtOnce(), 0) // this rest is longer
+		is.Equal(sixConcurrent(), 0) // this pause is longer
 
 		hosts.turn("a", answers)
 		time.Sleep(10 * time.Second)
 		answer, err := ask(t.Context(), engine, "m1")
 		is.NoErr(err)
-		is.Equal(answer, "a")    // the trial
-		is.Equal(sixAtOnce(), 3) // it is well: they take turns
+		is.Equal(answer, "a")        // the trial
+		is.Equal(sixConcurrent(), 3) // it is healthy: they take turns
 	})
 }
 
-func TestAllWhoWaitLearnThatAnEndpointIsGone(t *testing.T) {
+func TestWaitingChatsMoveFromAnUnreachableEndpoint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		engine, hosts := among(t, map[string]state{"a": hangs})
@@ -258,7 +259,7 @@ func TestAllWhoWaitLearnThatAnEndpointIsGone(t *testing.T) {
 		}
 		chats.Wait()
 		is.Equal(hosts.asked("a"), 10)
-		is.Equal(time.Since(start), 6*time.Second) // two probes, and not an attempt's minute
+		is.Equal(time.Since(start), 6*time.Second) // two probes, not an attempt's minute
 
 		ask(t.Context(), engine, "m1")
 		time.Sleep(time.Hour)
@@ -273,7 +274,7 @@ func TestAllWhoWaitLearnThatAnEndpointIsGone(t *testing.T) {
 	})
 }
 
-func TestEndpointThatIsBusyDoesNotHang(t *testing.T) {
+func TestBusyEndpointDoesNotHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		engine, hosts := among(t, map[string]state{"a": halfHangs})
@@ -281,7 +282,7 @@ func TestEndpointThatIsBusyDoesNotHang(t *testing.T) {
 		var waiting sync.WaitGroup
 		waiting.Go(func() { answer, _ = ask(t.Context(), engine, "m1") })
 		synctest.Wait()
-		hosts.turn("a", answers) // others, but not the one that waits
+		hosts.turn("a", answers) // it answers others, but not the one that waits
 		for range 10 {
 			time.Sleep(30 * time.Second) // half an attempt
 			ask(t.Context(), engine, "m1")
@@ -295,7 +296,7 @@ func TestEndpointThatIsBusyDoesNotHang(t *testing.T) {
 
 func TestOnlyEndpointIsWaitedFor(t *testing.T) {
 	for name, states := range map[string]map[string]state{
-		"the other refuses": {"a": hangs, "b": refuses},
+		"the other rejects": {"a": hangs, "b": rejects},
 		"all hang":          {"a": hangs, "b": hangs},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -303,17 +304,17 @@ func TestOnlyEndpointIsWaitedFor(t *testing.T) {
 				is := is.New(t)
 				engine, _ := among(t, states)
 				ask(within(t, time.Second, nil), engine, "m1")
-				ask(within(t, time.Second, nil), engine, "m1") // what refuses is known now
+				ask(within(t, time.Second, nil), engine, "m1") // now it is known which one rejects
 				start := time.Now()
 				_, err := ask(within(t, time.Hour, botapi.ErrEngineStalled), engine, "m1")
-				is.True(errors.Is(err, botapi.ErrEngineStalled)) // and not before
+				is.True(errors.Is(err, botapi.ErrEngineStalled)) // and not earlier
 				is.Equal(time.Since(start), time.Hour)
 			})
 		})
 	}
 }
 
-// within is a context that ends like a chat's: with a cause.
+// within returns a context that ends like a chat's: with a cause.
 func within(t *testing.T, d time.Duration, cause error) context.Context {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	timer := time.AfterFunc(d, func() { cancel(cause) })
@@ -324,13 +325,13 @@ func within(t *testing.T, d time.Duration, cause error) context.Context {
 	return ctx
 }
 
-func TestEndpointThatStalledIsTheLastChoice(t *testing.T) {
+func TestStalledEndpointIsALastResort(t *testing.T) {
 	for name, c := range map[string]struct {
 		cause error
 		toA   int
 	}{
-		"the engine stalled": {botapi.ErrEngineStalled, 0},
-		"the client left":    {botapi.ErrClientLeft, 2},
+		"the engine stalled":      {botapi.ErrEngineStalled, 0},
+		"the client disconnected": {botapi.ErrClientLeft, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

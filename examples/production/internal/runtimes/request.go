@@ -16,15 +16,15 @@ import (
 const (
 	maxWords = 100_000
 
-	// tokensPerWord turns the words a client asks for into a bound on tokens. It
-	// is generous: instructions tell the model to stop in time, and the bound is
-	// there for models that do not listen.
+	// tokensPerWord turns the requested number of words into a bound on tokens.
+	// It is generous: the instructions tell the model when to stop, and the
+	// bound is for models that ignore them.
 	tokensPerWord = 3
 )
 
 // upstreamRequest is the chat as runtimes get it: the bot's instructions come
-// first, and its temperature stands in for one that the client did not choose.
-// Every mistake in Extra is listed.
+// first, and its temperature applies if the client did not choose one. Its error
+// lists every mistake in Extra.
 func upstreamRequest(req *botapi.ChatRequest, settings postgres.Settings) (*botapi.ChatRequest, error) {
 	words, mistakes := wordsIn(req.Extra)
 	mistakes = append(mistakes, openai.CheckExtra(req.Extra)...)
@@ -38,7 +38,8 @@ func upstreamRequest(req *botapi.ChatRequest, settings postgres.Settings) (*bota
 		upstream.Extra["temperature"] = strconv.AppendFloat(nil, *settings.Temperature, 'g', -1, 64)
 	}
 	if tokens := MaxTokens(req, settings); tokens > 0 {
-		// max_tokens: self-hosted runtimes all know it. Some let the other go before it.
+		// All self-hosted runtimes know max_tokens. Some prefer the other field
+		// if it is there.
 		upstream.Extra["max_tokens"] = strconv.AppendInt(nil, tokens, 10)
 		if numberIn(req.Extra, "max_completion_tokens") != nil {
 			upstream.Extra["max_completion_tokens"] = upstream.Extra["max_tokens"]
@@ -50,9 +51,9 @@ func upstreamRequest(req *botapi.ChatRequest, settings postgres.Settings) (*bota
 	return &upstream, nil
 }
 
-// MaxTokens returns how long the answer to a chat may be: the least of what the
-// client asks for, in words or in tokens, and what its bot allows. 0 is without a
-// maximum. It is what a runtime is told that keeps to max_tokens.
+// MaxTokens returns how long the answer to a chat may be: the smallest of the
+// client's bounds, in words or in tokens, and its bot's. 0 means no maximum. It
+// is what the runtime gets as max_tokens.
 func MaxTokens(req *botapi.ChatRequest, settings postgres.Settings) (tokens int64) {
 	atMost := func(n int64) {
 		if n > 0 && (tokens == 0 || n < tokens) {
@@ -84,7 +85,7 @@ func instructions(instructions string, words int64) string {
 	return instructions + "\n\n" + limit
 }
 
-// wordsIn reads max_words; 0 is none.
+// wordsIn reads max_words; 0 means that there is none.
 func wordsIn(extra map[string]json.RawMessage) (int64, []botapi.ValidationError) {
 	raw, ok := extra["max_words"]
 	if !ok || string(raw) == "null" {
@@ -107,7 +108,7 @@ func mistake(message, kind string) []botapi.ValidationError {
 	return []botapi.ValidationError{{Loc: []any{"body", "max_words"}, Msg: message, Type: kind}}
 }
 
-// numberIn reads a number that CheckExtra has found good; nil if there is none.
+// numberIn reads a number that CheckExtra has accepted; nil if there is none.
 func numberIn(extra map[string]json.RawMessage, name string) (n *float64) {
 	if raw, ok := extra[name]; ok {
 		_ = json.Unmarshal(raw, &n)

@@ -19,16 +19,16 @@ import (
 
 const scope = "example.com/botapi/examples/production/internal/runtimes"
 
-// The buckets that the GenAI semantic conventions ask for, and those that it
-// takes to reach the longest chat.
+// The buckets that the GenAI semantic conventions recommend, extended to the
+// longest chat.
 var (
 	durationBuckets   = []float64{0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 327.68, 655.36}
 	firstChunkBuckets = []float64{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 320, 640}
 	tokenBuckets      = []float64{1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864}
 )
 
-// instruments measure chats under the names of the GenAI semantic conventions.
-// Those have no name for the chats in progress; that one is ours.
+// instruments measure chats under the names of the GenAI semantic conventions,
+// which have no name for the chats in progress; that one is our own.
 type instruments struct {
 	tracer     trace.Tracer
 	inProgress metric.Int64UpDownCounter
@@ -42,14 +42,15 @@ func newInstruments(traces trace.TracerProvider, metrics metric.MeterProvider) (
 	i := &instruments{tracer: traces.Tracer(scope, trace.WithSchemaURL(semconv.SchemaURL))}
 	var errs [4]error
 	i.inProgress, errs[0] = meter.Int64UpDownCounter("botapi.chats.in_progress",
-		metric.WithDescription("Chats that are being answered."), metric.WithUnit("{chat}"))
+		metric.WithDescription("Chats in progress."), metric.WithUnit("{chat}"))
 	i.duration, errs[1] = genaiconv.NewClientOperationDuration(meter, metric.WithExplicitBucketBoundaries(durationBuckets...))
 	i.firstChunk, errs[2] = genaiconv.NewClientOperationTimeToFirstChunk(meter, metric.WithExplicitBucketBoundaries(firstChunkBuckets...))
 	i.tokens, errs[3] = genaiconv.NewClientTokenUsage(meter, metric.WithExplicitBucketBoundaries(tokenBuckets...))
 	return i, errors.Join(errs[:]...)
 }
 
-// An observation is what is seen of one chat. It never holds any text of it.
+// An observation collects the telemetry of one chat. It never holds any text of
+// it.
 type observation struct {
 	*instruments
 	span     trace.Span
@@ -57,16 +58,16 @@ type observation struct {
 	model    string
 	endpoint *endpoint // the last one that was asked; nil before that
 
-	answerID, answeredBy string // the runtime's names for the answer and its model
+	answerID, answeredBy string // the runtime's ids of the answer and its model
 	used                 openai.Tokens
-	counted              bool // the runtime counts tokens, and the answer got as far
+	counted              bool // the runtime has reported tokens
 }
 
 // begin starts the span of a chat; the context it returns carries it.
 func (i *instruments) begin(ctx context.Context, model string) (context.Context, *observation) {
 	ctx, span := i.tracer.Start(ctx, "chat "+model, trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
 		semconv.GenAIOperationNameChat,
-		semconv.GenAIProviderNameOpenAI, // the protocol's name, whoever speaks it
+		semconv.GenAIProviderNameOpenAI, // the name of the protocol, whatever the runtime is
 		semconv.GenAIRequestModel(model),
 	))
 	i.inProgress.Add(ctx, 1)
@@ -84,15 +85,15 @@ func (o *observation) asks(req *botapi.ChatRequest) {
 
 func (o *observation) askedAt(e *endpoint) { o.endpoint, o.answerID = e, "" }
 
-// firstFragment notes the first text, not the first chunk: chunks without
-// text tell a user nothing.
+// firstFragment records the first text, not the first chunk: a user does not see
+// chunks without text.
 func (o *observation) firstFragment(ctx context.Context) {
 	elapsed := time.Since(o.start).Seconds()
 	o.span.SetAttributes(semconv.GenAIResponseTimeToFirstChunk(elapsed))
 	o.firstChunk.Record(ctx, elapsed, genaiconv.OperationNameChat, genaiconv.ProviderNameOpenAI, o.attributes()...)
 }
 
-// saw notes what a chunk says of the answer besides its text.
+// saw records the fields of a chunk besides its text.
 func (o *observation) saw(c openai.Chunk) {
 	if o.answerID == "" && len(c.ID) > 0 {
 		o.answerID, o.answeredBy = string(c.ID), string(c.Model)
@@ -136,7 +137,7 @@ func (o *observation) endTokens(ctx context.Context) {
 		genaiconv.TokenTypeOutput, o.attributes()...)
 }
 
-// attributes says which model was asked, and where.
+// attributes says which model was asked, and at which address.
 func (o *observation) attributes() []attribute.KeyValue {
 	attributes := []attribute.KeyValue{semconv.GenAIRequestModel(o.model)}
 	if o.endpoint != nil {
@@ -145,7 +146,7 @@ func (o *observation) attributes() []attribute.KeyValue {
 	return attributes
 }
 
-// errorType names the kind of an error, one of a few.
+// errorType returns one of a few kinds of errors.
 func errorType(err error) string {
 	if answer, ok := errors.AsType[*botapi.StatusError](err); ok {
 		return strconv.Itoa(answer.Status)
@@ -154,7 +155,7 @@ func errorType(err error) string {
 		return "422"
 	}
 	switch {
-	case errors.Is(err, errUnwanted), errors.Is(err, context.Canceled):
+	case errors.Is(err, errChatEnded), errors.Is(err, context.Canceled):
 		return "canceled"
 	case errors.Is(err, context.DeadlineExceeded):
 		return "timeout"
@@ -163,7 +164,7 @@ func errorType(err error) string {
 	}
 }
 
-// address splits a URL into the host and the port that it leads to.
+// address returns the host and the port of a URL.
 func address(rawURL string) (host string, port int) {
 	u, err := url.Parse(rawURL)
 	if err != nil {

@@ -16,13 +16,13 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 )
 
-// seen is what an observer of an engine has seen.
+// seen is the telemetry of an engine.
 type seen struct {
 	spans  *tracetest.SpanRecorder
 	reader *metric.ManualReader
 }
 
-// watched returns a service whose runtime answers so, and what is seen of it.
+// watched returns a service whose runtime answers so, and its telemetry.
 func watched(t *testing.T, answer func(*runtimetest.Stream, *runtimetest.Request)) (service string, s seen) {
 	t.Helper()
 	s = seen{spans: tracetest.NewSpanRecorder(), reader: metric.NewManualReader()}
@@ -35,7 +35,7 @@ func watched(t *testing.T, answer func(*runtimetest.Stream, *runtimetest.Request
 	return serve(t, o), s
 }
 
-// chat returns the one chat's span, which has the HTTP request's inside it.
+// chat returns the span of the only chat, which contains the HTTP request's.
 func (s seen) chat(t *testing.T) (span trace.ReadOnlySpan, attributes map[attribute.Key]string) {
 	t.Helper()
 	ended := s.spans.Ended()
@@ -53,9 +53,8 @@ func (s seen) chat(t *testing.T) (span trace.ReadOnlySpan, attributes map[attrib
 	return span, attributes
 }
 
-// counts returns, by instrument and token type or error type, how much there
-// was: measurements of a histogram, the sum of a counter, what a gauge shows of
-// an endpoint.
+// counts returns, by instrument and token type or error type, the measurements
+// of a histogram, the sum of a counter, or the value of a gauge for an endpoint.
 func (s seen) counts(t *testing.T) map[string]int64 {
 	t.Helper()
 	var all metricdata.ResourceMetrics
@@ -97,7 +96,7 @@ func kind(attributes attribute.Set) string {
 	return ""
 }
 
-func TestChatIsSeen(t *testing.T) {
+func TestTelemetryOfAChat(t *testing.T) {
 	is := is.New(t)
 	service, seen := watched(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
 		s.Role()
@@ -128,7 +127,7 @@ func TestChatIsSeen(t *testing.T) {
 		is.Equal(attributes[key], want)
 	}
 	is.True(attributes["gen_ai.response.time_to_first_chunk"] != "")
-	is.True(!strings.Contains(fmt.Sprint(attributes), "SECRET")) // no text, and nobody's name
+	is.True(!strings.Contains(fmt.Sprint(attributes), "SECRET")) // no text, and no user
 
 	counts := seen.counts(t)
 	is.Equal(counts["gen_ai.client.operation.duration"], int64(1))
@@ -138,7 +137,7 @@ func TestChatIsSeen(t *testing.T) {
 	is.Equal(counts["botapi.chats.in_progress"], int64(0))
 }
 
-func TestFailureIsSeen(t *testing.T) {
+func TestTelemetryOfAFailure(t *testing.T) {
 	is := is.New(t)
 	service, seen := watched(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Refuse(401, "SECRET") })
 	chat(t, service, stream)

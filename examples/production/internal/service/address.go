@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// clientAddress is where a request comes from: the peer, or, where that is a
-// trusted proxy, the last address in X-Forwarded-For that is none. Whatever
-// else is in that header may be anybody's invention.
+// clientAddress is the address that a request comes from: the peer's or, if the
+// peer is a trusted proxy, the last address in X-Forwarded-For that is not a
+// trusted proxy. The rest of that header may be forged.
 func clientAddress(r *http.Request, trusted []netip.Prefix) string {
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {

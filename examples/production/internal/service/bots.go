@@ -9,9 +9,9 @@ import (
 	"example.com/botapi/examples/production/internal/runtimes"
 )
 
-// schemaReady reports whether the database can be worked with. The first time
-// that it can, the bots in it are looked at, and what is shared with others
-// begins: whose that is, the database knows.
+// schemaReady reports whether the database can be used. The first time that it
+// can, it sets up what replicas share, since the database's identity is needed
+// for that, and checks the bots.
 func (r *replica) schemaReady(ctx context.Context) error {
 	if err := r.database.SchemaReady(ctx); err != nil {
 		return err
@@ -26,33 +26,33 @@ func (r *replica) schemaReady(ctx context.Context) error {
 	return nil
 }
 
-// warnOfRuntimes says which bots name a runtime that this replica does not
-// have: each of their chats would fail.
+// warnOfRuntimes logs which bots name a runtime that this replica does not have:
+// each of their chats would fail.
 func (r *replica) warnOfRuntimes(ctx context.Context) {
 	bots, err := r.database.AllBots(ctx)
 	if ctx.Err() != nil {
 		return
 	}
 	if err != nil {
-		r.logger.Warn("the bots' runtimes were not checked", slog.Any("error", err))
+		r.logger.Warn("the runtimes of the bots could not be checked", slog.Any("error", err))
 		return
 	}
-	lost := make(map[string][]string) // slugs by runtime
+	missing := make(map[string][]string) // slugs by runtime
 	for _, bot := range bots {
 		if bot.Runtime != "" && !r.hasRuntime(bot.Runtime) {
-			lost[bot.Runtime] = append(lost[bot.Runtime], bot.Slug)
+			missing[bot.Runtime] = append(missing[bot.Runtime], bot.Slug)
 		}
 	}
-	for runtime, slugs := range lost {
+	for runtime, slugs := range missing {
 		r.logger.Warn("bots name a runtime that does not exist", slog.String("runtime", runtime), slog.Any("bots", slugs))
 	}
 }
 
-// warnOfEstimates says which runtimes have reported no tokens lately.
+// warnOfEstimates logs which runtimes have reported no tokens lately.
 func (r *replica) warnOfEstimates(ctx context.Context) {
 	unreporting, err := r.database.Unreporting(ctx)
 	if err != nil {
-		r.logger.Warn("it is not known which runtimes report tokens", slog.Any("error", err))
+		r.logger.Warn("could not check which runtimes report tokens", slog.Any("error", err))
 		return
 	}
 	for _, name := range unreporting {

@@ -10,22 +10,23 @@ import (
 	"example.com/botapi/examples/production/internal/resume"
 )
 
-// notes are what was to be logged while a request is being answered. They wait
-// for the chat's own line, so that each chat has one line that says it all; those
-// of a request that comes to no chat are for the refusalLog.
+// notes are the log lines of a request that is still being answered. They wait
+// for the chat's own line, so that each chat has one line with everything; those
+// of a request that starts no chat go to the requestLog.
 type notes struct {
 	mu    sync.Mutex
 	over  bool
 	taken []note
 }
 
-// A note is a line that was to be logged.
+// A note is a log line that waits.
 type note struct {
 	slog.Record
-	known bool // the request had a good key by then
+	known bool // the request had a valid key by then
 }
 
-// mostNotes bounds what one request may say; more is logged at once.
+// mostNotes bounds the notes of one request; further lines are logged
+// immediately.
 const mostNotes = 16
 
 // take reports whether a record will be logged later.
@@ -39,7 +40,7 @@ func (n *notes) take(ctx context.Context, record slog.Record) bool {
 	return true
 }
 
-// end returns the notes, once. What is said later is logged at once.
+// end returns the notes, once. Later lines are logged immediately.
 func (n *notes) end() []note {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -48,7 +49,7 @@ func (n *notes) end() []note {
 	return taken
 }
 
-// notedLines is a log whose lines of requests wait in their notes.
+// notedLines is a slog.Handler that turns the lines of requests into notes.
 type notedLines struct{ slog.Handler }
 
 func (h notedLines) Handle(ctx context.Context, record slog.Record) error {
@@ -66,9 +67,9 @@ func (h notedLines) WithGroup(name string) slog.Handler {
 	return notedLines{h.Handler.WithGroup(name)}
 }
 
-// onChat writes one line and one record for each chat. The line leaves out the
-// end user, who is in the record. A chat that the proxy has back has no record,
-// and is no error: it is another replica's.
+// onChat writes one line and one usage record for each chat. The line omits the
+// end user, who is in the record. A chat that was handed back to the proxy has
+// no record and is no error: another replica answers it.
 func (r *replica) onChat(ctx context.Context, report botapi.ChatReport) {
 	attributes := []slog.Attr{
 		slog.String("account", report.Account),
@@ -98,7 +99,8 @@ func (r *replica) onChat(ctx context.Context, report botapi.ChatReport) {
 	resume.WhenOver(ctx, func() { r.usage.OnChat(ctx, report) }) // tokens are counted when the model has ended
 }
 
-// details is what notes say besides the error that the line has already.
+// details returns the notes as attributes, without the error that the line has
+// already.
 func details(notes []note, known error) (attributes []slog.Attr) {
 	var rest []map[string]string
 	for _, note := range notes {

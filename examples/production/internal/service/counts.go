@@ -13,24 +13,24 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
 )
 
-// counts are how the tokens of chats came to be known: by what their runtimes
-// reported, or by estimates.
+// counts counts the tokens of chats, by whether their runtimes reported them or
+// they are estimates.
 type counts struct {
 	tokens metric.Int64Counter
 	logger *slog.Logger
 	absurd *telemetry.Sparing
 
 	mu      sync.Mutex
-	reports map[string]bool // whether a runtime did, the last time that it should have
+	reports map[string]bool // whether a runtime reported tokens, the last time that it should have
 }
 
 func newCounts(meter metric.Meter, logger *slog.Logger) (*counts, error) {
 	c := &counts{logger: logger, absurd: telemetry.NewSparing(), reports: make(map[string]bool)}
 	var err1, err2 error
 	c.tokens, err1 = meter.Int64Counter("botapi.tokens", metric.WithUnit("{token}"),
-		metric.WithDescription("Tokens that chats have used, by how they are known: reported, or estimated because the runtime had not reported them, the answer was cut short, or the report was absurd."))
+		metric.WithDescription("Tokens that chats have used, by how they are known: reported, or estimated because the runtime had not reported them, the answer is incomplete, or the report was absurd."))
 	_, err2 = meter.Int64ObservableGauge("botapi.runtime.reports_tokens",
-		metric.WithDescription("Whether a runtime reported the tokens of its last whole answer."),
+		metric.WithDescription("Whether a runtime reported the tokens of its last complete answer."),
 		metric.WithInt64Callback(c.observe))
 	return c, errors.Join(err1, err2)
 }
@@ -59,13 +59,12 @@ func (c *counts) over(ctx context.Context, runtime string, t usage.Tokens, why s
 	case usage.Absurd:
 		c.saw(runtime, false)
 		c.absurd.Count(func(times int64) {
-			c.logger.WarnContext(ctx, "a runtime reports tokens that cannot be", slog.String("runtime", runtime), slog.Int64("times", times))
+			c.logger.WarnContext(ctx, "a runtime reports an impossible number of tokens", slog.String("runtime", runtime), slog.Int64("times", times))
 		})
 	}
 }
 
-// saw notes whether a runtime reports tokens, and says so when it is news that it
-// does not.
+// saw notes whether a runtime reports tokens, and logs when it begins not to.
 func (c *counts) saw(runtime string, reports bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -16,21 +16,21 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// public is everything that clients reach. Paths are switched on by hand
+// public serves everything that clients can reach. It compares paths itself
 // because http.ServeMux redirects some, and a redirected POST is lost.
 func (r *replica) public(engine botapi.ChatEngine) http.Handler {
-	api := r.identified(r.observed(r.openAI(r.refusalLog.logging(handingBack(r.countingRefusals(r.api(engine)))))))
+	api := r.identified(r.observed(r.openAI(r.requestLog.logging(handingBack(r.countingErrors(r.api(engine)))))))
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.URL.Path == "/health-check" {
-			w.WriteHeader(http.StatusOK) // the process is alive; published clients ask for it
+			w.WriteHeader(http.StatusOK) // the process is alive; the published Python client requests this
 			return
 		}
 		api.ServeHTTP(w, req)
 	})
 }
 
-// openAI serves clients that speak OpenAI's protocol, too, if they are wanted. What
-// is behind it counts and logs their chats as it does all others.
+// openAI also serves OpenAI-compatible clients, if that is configured. The
+// handlers that it wraps count and log their chats like all others.
 func (r *replica) openAI(api http.Handler) http.Handler {
 	if !r.config.OpenAI {
 		return api
@@ -38,8 +38,8 @@ func (r *replica) openAI(api http.Handler) http.Handler {
 	return openai.NewHandler(api, openai.HandlerOptions{MaxBodyBytes: r.config.MaxBodyBytes})
 }
 
-// internal is what the proxy, probes and Prometheus ask for, at an address that
-// clients do not reach.
+// internal serves the proxy, probes and Prometheus, at an address that clients
+// cannot reach.
 func (r *replica) internal() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /readyz", r.readiness.serveReady)
@@ -48,7 +48,7 @@ func (r *replica) internal() http.Handler {
 	return mux
 }
 
-// api is the interface itself, its chats' tokens counted.
+// api serves the API and counts the tokens of its chats.
 func (r *replica) api(engine botapi.ChatEngine) http.Handler {
 	keys := botapi.CacheKeys(r.database, r.config.KeyCache)
 	return usage.Counted(r.resumable(botapi.New(botapi.Options{
@@ -65,12 +65,12 @@ func (r *replica) api(engine botapi.ChatEngine) http.Handler {
 	}), keys))
 }
 
-// notedLogger is the log for what is said of requests while they are answered.
+// notedLogger logs the lines of requests that are still being answered.
 func (r *replica) notedLogger() *slog.Logger { return slog.New(notedLines{r.logger.Handler()}) }
 
-// observed gives each request its span and its metrics. A stream that is cut
-// leaves its handler by a panic, which would take it past both: it is held
-// until they are written.
+// observed gives each request its span and its metrics. An aborted stream leaves
+// its handler by a panic, which would skip both, so the panic is delayed until
+// they are written.
 func (r *replica) observed(next http.Handler) http.Handler {
 	observe := otelhttp.NewMiddleware("api",
 		otelhttp.WithTracerProvider(r.telemetry.Traces),
@@ -96,19 +96,19 @@ func (r *replica) observed(next http.Handler) http.Handler {
 	})
 }
 
-// traceable is a request as traces may have it: with its route, and without the
-// key of an answer, by which it can be stopped.
+// traceable returns a request as traces may show it: with its route, and without
+// the Idempotency-Key in its path, by which its answer can be stopped.
 func traceable(r *http.Request) *http.Request {
 	r.Pattern = route(r)
 	if r.Pattern == resume.Path {
-		r = r.WithContext(r.Context()) // a copy
+		r = r.WithContext(r.Context()) // a copy, since the request is the caller's
 		r.URL = &url.URL{Path: resume.Path}
 	}
 	return r
 }
 
-// A headObserver shows the observing writer the status of an answer, and no more:
-// what follows goes to the client without it, each fragment of a stream.
+// A headObserver passes only the status to the observing writer. The body goes
+// to the client directly, so that each fragment of a stream costs less.
 type headObserver struct {
 	http.ResponseWriter // the client's
 	observing           http.ResponseWriter
@@ -118,11 +118,11 @@ func (w *headObserver) WriteHeader(status int) { w.observing.WriteHeader(status)
 
 func (w *headObserver) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// route is the path of an operation. Unknown paths have none: a scanner must
-// not make a time series of each path that it tries.
+// route is the path of an operation. Unknown paths have none, so that a scanner
+// does not create a time series for each path that it tries.
 func route(r *http.Request) string {
 	switch r.URL.Path {
-	case "/v1/bots", "/bots", "/v1/chat", "/chat", // and of OpenAI's protocol:
+	case "/v1/bots", "/bots", "/v1/chat", "/chat", // and of the OpenAI-compatible API:
 		"/v1/models", "/models", "/v1/chat/completions", "/chat/completions":
 		return r.URL.Path
 	}
@@ -134,7 +134,7 @@ func route(r *http.Request) string {
 	return ""
 }
 
-// markAborted tells a stream that was cut from one that is whole: both have
+// markAborted distinguishes an aborted stream from a complete one: both have
 // status 200.
 func markAborted(r *http.Request) {
 	const reason = "aborted"

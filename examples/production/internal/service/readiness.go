@@ -8,23 +8,23 @@ import (
 	"time"
 )
 
-// databasePeriod is how often a replica looks for its database.
+// databasePeriod is how often a replica checks its database.
 const databasePeriod = time.Second
 
-// readiness is whether the proxy should send requests here. It has two answers,
-// since a replica cannot know whether it has lost its way to the database or
-// the database is down for all; the proxy, which hears all replicas, can.
+// readiness is whether the proxy should send requests to this replica. There are
+// two checks, since a replica cannot know whether only its own connection to the
+// database is broken or the database is down for all; the proxy, which checks
+// all replicas, can.
 //
 //   - /readyz: the replica has seen the database with its schema, reaches it
-//     now, and has not been told to end. The proxy sends requests to replicas
-//     that say so.
+//     now, and is not shutting down. The proxy sends requests to these replicas.
 //   - /readyz-without-database: the same, whether or not it reaches the
-//     database now. When no replica is ready any more, the proxy sends requests
-//     to those: they give each client the right answer, and need nobody to
-//     notice that the database is back.
+//     database now. If no replica is ready, the proxy sends requests to these:
+//     they give each client the right response, and requests succeed as soon as
+//     the database is back.
 type readiness struct {
 	state   atomic.Int32 // starting, started, ending; it only grows
-	reaches atomic.Bool  // the database, the last time it looked
+	reaches atomic.Bool  // the database, at the last check
 }
 
 const (
@@ -33,7 +33,7 @@ const (
 	ending
 )
 
-// watch looks for the database until ctx ends.
+// watch checks the database until ctx ends.
 func (r *readiness) watch(ctx context.Context, schema func(context.Context) error, logger *slog.Logger) {
 	next := time.NewTicker(databasePeriod)
 	defer next.Stop()
@@ -51,7 +51,7 @@ func (r *readiness) watch(ctx context.Context, schema func(context.Context) erro
 	}
 }
 
-// saw notes whether the database could be reached, and logs what changed.
+// saw notes whether the database could be reached, and logs changes.
 func (r *readiness) saw(err error, logger *slog.Logger) {
 	before := r.reaches.Swap(err == nil)
 	switch {

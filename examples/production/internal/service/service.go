@@ -1,5 +1,5 @@
-// Package service puts the parts together into one replica: it serves, says
-// how it is, and ends without cutting anybody off.
+// Package service assembles one replica: it serves, reports its state, and shuts
+// down without aborting chats.
 package service
 
 import (
@@ -28,14 +28,14 @@ import (
 type Config struct {
 	Address         string
 	InternalAddress string             // for /readyz and /metrics
-	Database        *postgres.Database // stays the caller's, to close
+	Database        *postgres.Database // the caller closes it
 	Endpoints       []runtimes.Endpoint
-	TrustedProxies  []netip.Prefix // whose X-Forwarded-For is believed
-	OpenAI          bool           // whether clients of OpenAI's protocol are served, too
+	TrustedProxies  []netip.Prefix // whose X-Forwarded-For is trusted
+	OpenAI          bool           // whether OpenAI-compatible clients are served, too
 
 	Attempt            time.Duration // see runtimes.Options
 	StallTimeout       time.Duration // see botapi.Options
-	KeyCache           time.Duration // how long a revoked key may go on working
+	KeyCache           time.Duration // how long a revoked key may still work
 	DatabaseTimeout    time.Duration // of Database, for one query
 	ReadTimeout        time.Duration // how long a client may take to send a request
 	ChatTimeout        time.Duration
@@ -44,14 +44,15 @@ type Config struct {
 	MaxChatsPerAccount int64   // in this replica; 0 means no limit
 	Shared             *Shared // nil if replicas share no Redis
 
-	DrainDelay time.Duration // between turning unready and taking no more requests
+	DrainDelay time.Duration // between becoming unready and accepting no more connections
 	Grace      time.Duration // for the chats that are in progress then
 
 	Logger *slog.Logger
 }
 
-// ShutdownTime is the longest that Run and then closing the database take after
-// Run's context has ended. Who kills the process must wait longer than that.
+// ShutdownTime is the longest that Run, followed by closing the database, takes
+// once Run's context has ended. A supervisor must wait longer before it kills
+// the process.
 func (c Config) ShutdownTime() time.Duration {
 	all := c.DrainDelay + c.Grace + cancelled + flush + 2*c.DatabaseTimeout
 	if c.Shared != nil {
@@ -65,14 +66,15 @@ const (
 	idleTimeout       = 2 * time.Minute
 	maxHeaderBytes    = 32 << 10
 
-	// cancelled is how long chats may take to end once they are told to, and
-	// flush how long the last records and spans may take to be stored. A query
-	// that has begun by then is waited for.
+	// cancelled is how long chats may take to end once they are cancelled, and
+	// flush how long storing the last records and spans may take. A query that
+	// has begun by then is waited for.
 	cancelled = 5 * time.Second
 	flush     = 10 * time.Second
 )
 
-// errGraceOver is how chats end that a shutdown cannot wait for any longer.
+// errGraceOver is the response of chats that still run when a shutdown's grace
+// time ends.
 var errGraceOver = &botapi.StatusError{
 	Status:     http.StatusServiceUnavailable,
 	Detail:     "The service is restarting",
@@ -82,30 +84,30 @@ var errGraceOver = &botapi.StatusError{
 
 // A replica is the service while it runs.
 type replica struct {
-	config     Config
-	logger     *slog.Logger
-	telemetry  *telemetry.Telemetry
-	database   *postgres.Database
-	model      botapi.ChatEngine // answers, with nothing in front of it
-	usage      *usage.Writer
-	counts     *counts
-	refusals   metric.Int64Counter
-	refusalLog *refusalLog
-	readiness  readiness
-	shared     atomic.Pointer[shared] // nil if replicas share no Redis, and until the database has been seen
-	fatal      chan error             // ends the replica
-	warned     sync.Once              // of runtimes that bots name
+	config         Config
+	logger         *slog.Logger
+	telemetry      *telemetry.Telemetry
+	database       *postgres.Database
+	model          botapi.ChatEngine // the runtimes, not wrapped
+	usage          *usage.Writer
+	counts         *counts
+	errorResponses metric.Int64Counter
+	requestLog     *requestLog
+	readiness      readiness
+	shared         atomic.Pointer[shared] // nil if replicas share no Redis, and until the database has been reached
+	fatal          chan error             // ends the replica
+	warned         sync.Once              // about runtimes that bots name
 }
 
-// Run serves until ctx ends, and then goes on until it has ended in order:
+// Run serves until ctx ends, and then shuts down:
 //
-//  1. /readyz turns unready. Requests are still taken, for DrainDelay, until
+//  1. /readyz becomes unready. Requests are still accepted, for DrainDelay, until
 //     the proxy has noticed.
-//  2. No new connections are taken. Chats in progress, with and without their
+//  2. No new connections are accepted. Chats in progress, with and without their
 //     clients, have Grace to end; then they are ended with a 503.
-//  3. Usage and traces that wait are stored.
+//  3. Waiting usage and traces are stored.
 //
-// It returns nil when it has ended because ctx did.
+// It returns nil if it ended because ctx did.
 func Run(ctx context.Context, c Config) error {
 	observed, err := telemetry.New(ctx, "botapi", c.Logger)
 	if err != nil {
@@ -117,7 +119,7 @@ func Run(ctx context.Context, c Config) error {
 		telemetry:  observed,
 		database:   c.Database,
 		usage:      usage.NewWriter(c.Database, c.Logger),
-		refusalLog: newRefusalLog(c.Logger),
+		requestLog: newRequestLog(c.Logger),
 		fatal:      make(chan error, 1),
 	}
 	defer r.flush()
@@ -201,8 +203,8 @@ func (r *replica) server(handler http.Handler) *http.Server {
 	}
 }
 
-// watch looks after what the replica depends on, behind the server's back. The
-// function that it returns ends that.
+// watch checks the readiness of the replica in a goroutine. The function that it
+// returns stops that.
 func (r *replica) watch(ctx context.Context) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
@@ -213,7 +215,8 @@ func (r *replica) watch(ctx context.Context) (end func()) {
 	}
 }
 
-// drain ends the server without cutting a chat, if they end in time.
+// drain shuts the server down. It aborts no chat that ends within the grace
+// time.
 func (r *replica) drain(server *http.Server, endChats context.CancelCauseFunc) {
 	r.readiness.end()
 	r.logger.Info("draining: unready from now on",
@@ -240,12 +243,12 @@ func (r *replica) drain(server *http.Server, endChats context.CancelCauseFunc) {
 	}
 }
 
-// flush stores what was kept in memory for a moment.
+// flush stores the usage and traces that are still in memory.
 func (r *replica) flush() {
 	ctx, cancel := context.WithTimeout(context.Background(), flush)
 	defer cancel()
 	r.usage.Close(ctx)
-	r.refusalLog.end()
+	r.requestLog.end()
 	if err := r.telemetry.Close(ctx); err != nil {
 		r.logger.Warn("some traces were not sent", slog.Any("error", err))
 	}

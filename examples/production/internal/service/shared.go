@@ -22,17 +22,17 @@ import (
 
 // Shared is what a replica shares with the others in Redis.
 type Shared struct {
-	// Redis is where. Its Owner is the database, its Prefix one made from that
-	// where it is empty.
+	// Redis is where. An empty Owner is the database, an empty Prefix is derived
+	// from that.
 	Redis   redisclient.Options
 	Answers resume.Settings
-	// AnswerTokens are reserved for an answer that has no maximum of its own.
+	// AnswerTokens are reserved for an answer that has no maximum.
 	AnswerTokens int64
 }
 
-// shared are the engines in front of the engine of a replica that shares. A chat
-// goes through resume, which may have its answer already, then through limits,
-// which hold an answer for as long as its model works.
+// shared are the engines that wrap the model if replicas share a Redis. A chat
+// goes through resume, which may have its answer already, and then through
+// limits, which counts an answer for as long as its model works.
 type shared struct {
 	redis  *redisclient.Client
 	limits *limits.Engine
@@ -48,7 +48,7 @@ var errStarting = &botapi.StatusError{
 	RetryAfter: time.Second,
 }
 
-// chat answers with the engines that there are.
+// chat answers with the outermost engine.
 func (r *replica) chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	s := r.shared.Load()
 	switch {
@@ -60,9 +60,9 @@ func (r *replica) chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[s
 	return s.resume.Chat(redisclient.WithWait(ctx), req)
 }
 
-// share puts limits and resumed answers in front of the model, once, if this
-// replica shares anything with others. A Redis that does not let it ends the
-// replica; one that is away will be found later.
+// share wraps the model with limits and resumable answers, once, if this replica
+// shares a Redis. A Redis that rejects the replica ends it; one that is down is
+// tried again later.
 func (r *replica) share(ctx context.Context) error {
 	if r.config.Shared == nil || r.shared.Load() != nil {
 		return nil
@@ -79,7 +79,7 @@ func (r *replica) share(ctx context.Context) error {
 	if err != nil {
 		select {
 		case r.fatal <- err:
-		default: // the replica ends already
+		default: // the replica is ending already
 		}
 		return err
 	}
@@ -140,7 +140,7 @@ func (r *replica) newShared(client *redisclient.Client) (*shared, error) {
 	return s, nil
 }
 
-// unshare ends what share began, after the last chat.
+// unshare undoes share, after the last chat.
 func (r *replica) unshare() {
 	if s := r.shared.Load(); s != nil {
 		s.stop()
@@ -149,15 +149,16 @@ func (r *replica) unshare() {
 	}
 }
 
-// reserve returns how many tokens a chat may use at most, as far as that is known.
+// reserve returns how many tokens a chat may use at most, as far as that is
+// known.
 func (r *replica) reserve(ctx context.Context, req *botapi.ChatRequest) int64 {
 	settings := turnOf(ctx).settings
 	answer := cmp.Or(runtimes.MaxTokens(req, settings), r.config.Shared.AnswerTokens)
 	return usage.AtMost(req, settings.Instructions, answer)
 }
 
-// resumable has chats resumed by their Idempotency-Key and stopped by it, if this
-// replica shares anything with others.
+// resumable lets clients resume and stop chats by their Idempotency-Key, if this
+// replica shares a Redis.
 func (r *replica) resumable(api http.Handler, keys botapi.KeyVerifier) http.Handler {
 	if r.config.Shared == nil {
 		return api
@@ -173,23 +174,23 @@ func (r *replica) resumable(api http.Handler, keys botapi.KeyVerifier) http.Hand
 	})
 }
 
-// endAnswersNow ends answers that go on without a client.
+// endAnswersNow ends answers that continue without a client.
 func (r *replica) endAnswersNow() {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	r.endAnswers(ctx)
 }
 
-// endAnswers lets answers that go on without a client end as long as ctx lasts,
-// and then ends them.
+// endAnswers lets answers that continue without a client end until ctx ends, and
+// then ends them.
 func (r *replica) endAnswers(ctx context.Context) {
 	s := r.shared.Load()
 	if s == nil {
 		return
 	}
 	if err := s.resume.Close(ctx); err != nil {
-		r.logger.Warn("draining: not all answers have ended")
-		return // their limits go on, too
+		r.logger.Warn("draining: some answers have not ended")
+		return // their engines still use the limits
 	}
 	s.limits.Close()
 }

@@ -15,8 +15,8 @@ import (
 	"example.com/botapi/examples/production/internal/usage"
 )
 
-// A turn is one request at this replica: what the parts that it passes through
-// tell each other about it.
+// A turn is one request at this replica: what the handlers and engines that it
+// passes through tell each other about it.
 type turn struct {
 	outcome  atomic.Int32 // open, asked or handedBack; it changes once
 	notes    notes
@@ -25,21 +25,20 @@ type turn struct {
 
 const (
 	open       = iota
-	asked      // a model may have been asked: the request must not be tried again
-	handedBack // the proxy has it back: no model may be asked any more
+	asked      // a model may have been asked: the request must not be retried
+	handedBack // the proxy retries it on another replica: no model may be asked any more
 )
 
 type turnKey struct{}
 
-// turnOf returns the turn of the request that a context belongs to; it is nil
-// in other contexts.
+// turnOf returns the turn of the request that a context belongs to, or nil.
 func turnOf(ctx context.Context) *turn {
 	t, _ := ctx.Value(turnKey{}).(*turn)
 	return t
 }
 
-// identified begins the turn of a request, and says whose it is: from here on
-// the client's address is known to the log and to the span.
+// identified begins the turn of a request, and passes the client's address to
+// the log and the span.
 func (r *replica) identified(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		client := clientAddress(req, r.config.TrustedProxies)
@@ -51,18 +50,18 @@ func (r *replica) identified(next http.Handler) http.Handler {
 }
 
 const (
-	// tryElsewhere is the header by which the proxy says that it can ask
-	// another replica, and with which status it is to be told to.
+	// tryElsewhere is the header by which the proxy says that it can ask another
+	// replica, and which status requests that.
 	tryElsewhere = "X-Botapi-Try-Elsewhere"
 
-	// statusTryElsewhere is a status that this service has no other use for.
-	// A 503 does not tell whether a model was asked.
+	// statusTryElsewhere is a status that this service does not use otherwise. A
+	// 503 would not say whether a model was asked.
 	statusTryElsewhere = http.StatusTooEarly
 )
 
-// handingBack answers a request that this replica cannot serve, and that has
-// reached no model, in a way that lets the proxy ask another replica. Only a
-// proxy that asks for it gets such an answer.
+// handingBack lets the proxy retry a request on another replica if this one
+// cannot serve it and no model was asked. Only a proxy that sends tryElsewhere
+// gets such a response.
 func handingBack(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.Header.Get(tryElsewhere) == "425" {
@@ -86,8 +85,8 @@ func (w *handingBackWriter) WriteHeader(status int) {
 
 func (w *handingBackWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// notedBots are the bots in the database. How a bot answers comes with it, and
-// is noted in the turn: a chat asks the database once.
+// notedBots are the bots in the database. It keeps a bot's settings in the turn,
+// so that a chat queries the database once.
 type notedBots struct{ *postgres.Database }
 
 func (b notedBots) BotByUID(ctx context.Context, uid string) (botapi.Bot, error) {
@@ -107,8 +106,8 @@ func noteSettings(ctx context.Context) func(postgres.Bot, error) (botapi.Bot, er
 	}
 }
 
-// askingOnce are the settings of the bots of turns: the last thing that is looked
-// at before a model is asked.
+// askingOnce returns the settings of the bot of a turn. It is called last before
+// a model is asked.
 type askingOnce struct {
 	hasRuntime func(name string) bool
 	standard   string // the runtime of bots that name none
@@ -116,8 +115,9 @@ type askingOnce struct {
 
 var errHandedBack = errors.New("the request has been handed back to the proxy")
 
-// Settings ends a turn that has been handed back, and else notes that it can no
-// longer be. A runtime that this replica does not have, another one may have.
+// Settings fails if the turn has been handed back; otherwise it notes that the
+// turn can no longer be handed back. Another replica may have a runtime that
+// this one lacks.
 func (a askingOnce) Settings(ctx context.Context, uid string) (postgres.Settings, error) {
 	t := turnOf(ctx)
 	if name := t.settings.Runtime; name != "" && !a.hasRuntime(name) {
@@ -130,8 +130,8 @@ func (a askingOnce) Settings(ctx context.Context, uid string) (postgres.Settings
 	return t.settings, nil
 }
 
-// noSuchRuntime is for a bot whose row was changed under the service: import and
-// publish take no such bot.
+// noSuchRuntime is the error for a bot whose row was changed directly: import
+// and publish reject such a bot.
 func noSuchRuntime(uid, runtime string) error {
 	return &botapi.StatusError{
 		Status:     http.StatusServiceUnavailable,

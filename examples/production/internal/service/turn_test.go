@@ -8,12 +8,12 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestTurnIsAskedOrHandedBack has a replica give a request up, and a model about
-// to be asked for it, in either order: never both come of it.
+// TestTurnIsAskedOrHandedBack has a replica hand a request back, and ask a model
+// for it, in either order: never do both happen.
 func TestTurnIsAskedOrHandedBack(t *testing.T) {
 	is := is.New(t)
 	var ask func() error
-	giveUp := handingBack(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	unavailable := handingBack(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ask = func() error {
 			_, err := askingOnce{}.Settings(r.Context(), "u1")
 			return err
@@ -23,7 +23,7 @@ func TestTurnIsAskedOrHandedBack(t *testing.T) {
 		}
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}))
-	serve := (&replica{}).identified(giveUp)
+	serve := (&replica{}).identified(unavailable)
 	status := func(path, header string) int {
 		r := httptest.NewRequest("POST", path, nil)
 		r.Header.Set(tryElsewhere, header)

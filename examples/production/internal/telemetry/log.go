@@ -17,12 +17,12 @@ func NewLogger(w io.Writer, level slog.Leveler) *slog.Logger {
 
 type clientKey struct{}
 
-// WithClient returns a context that knows the address of the client.
+// WithClient returns a context that carries the address of the client.
 func WithClient(ctx context.Context, address string) context.Context {
 	return context.WithValue(ctx, clientKey{}, address)
 }
 
-// identified adds the ids that a context knows.
+// identified adds the ids of a context.
 type identified struct{ slog.Handler }
 
 func (h identified) Handle(ctx context.Context, record slog.Record) error {
@@ -39,8 +39,8 @@ func (h identified) Handle(ctx context.Context, record slog.Record) error {
 	return h.Handler.Handle(ctx, record)
 }
 
-// has reports whether a line has an attribute already: botapi itself names the
-// request in its own lines.
+// has reports whether a line already has an attribute: botapi adds the request
+// id to its own lines.
 func has(record slog.Record, key string) (found bool) {
 	record.Attrs(func(a slog.Attr) bool {
 		found = a.Key == key

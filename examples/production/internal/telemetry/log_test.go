@@ -17,8 +17,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// TestLinesOfARequest logs what a host and what botapi itself say of one
-// request: each line names the request and its trace, once.
+// TestLinesOfARequest logs what an application and what botapi itself report
+// about one request: each line names the request and its trace, once.
 func TestLinesOfARequest(t *testing.T) {
 	is := is.New(t)
 	var log bytes.Buffer

@@ -1,5 +1,4 @@
-// Package telemetry makes the service visible from outside: traces, metrics
-// and logs.
+// Package telemetry sets up traces, metrics and logs.
 package telemetry
 
 import (
@@ -25,7 +24,7 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
 )
 
-// Telemetry is what the parts of the service report to.
+// Telemetry has the providers that the packages of the service report to.
 type Telemetry struct {
 	Traces     *trace.TracerProvider
 	Metrics    *metric.MeterProvider
@@ -33,11 +32,11 @@ type Telemetry struct {
 	Prometheus http.Handler // serves /metrics
 }
 
-// New sets telemetry up. Metrics are there to be scraped. Traces are sent only
-// where the standard variables say so (OTEL_EXPORTER_OTLP_ENDPOINT or
-// OTEL_EXPORTER_OTLP_TRACES_ENDPOINT); the OTEL_TRACES_SAMPLER and
-// OTEL_RESOURCE_ATTRIBUTES variables count too. What goes wrong later, as when
-// a collector is away, is in the log.
+// New sets telemetry up. Metrics are scraped. Traces are sent only if the
+// standard variables say where (OTEL_EXPORTER_OTLP_ENDPOINT or
+// OTEL_EXPORTER_OTLP_TRACES_ENDPOINT); OTEL_TRACES_SAMPLER and
+// OTEL_RESOURCE_ATTRIBUTES are respected, too. Later failures, such as an
+// unreachable collector, are logged.
 func New(ctx context.Context, service string, logger *slog.Logger) (*Telemetry, error) {
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
 		logger.Warn("telemetry failed", slog.Any("error", err))
@@ -60,7 +59,7 @@ func New(ctx context.Context, service string, logger *slog.Logger) (*Telemetry, 
 	}
 	t.Metrics = metric.NewMeterProvider(metric.WithReader(exporter), metric.WithResource(described),
 		metric.WithView(views...),
-		metric.WithExemplarFilter(exemplar.AlwaysOffFilter)) // they would hold what the views leave out
+		metric.WithExemplarFilter(exemplar.AlwaysOffFilter)) // exemplars would contain what the views omit
 	t.Prometheus = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 
 	options := []trace.TracerProviderOption{trace.WithResource(described)}
@@ -71,8 +70,8 @@ func New(ctx context.Context, service string, logger *slog.Logger) (*Telemetry, 
 		}
 		options = append(options, trace.WithBatcher(exporter))
 	} else {
-		// Spans have ids, for the log and for the runtimes, and nobody sees more of
-		// them: what would be in them is not kept.
+		// Nobody receives the spans. They have ids, for the log and the
+		// runtimes, but keep nothing else.
 		options = append(options, trace.WithRawSpanLimits(trace.SpanLimits{}))
 	}
 	t.Traces = trace.NewTracerProvider(options...)
@@ -82,13 +81,12 @@ func New(ctx context.Context, service string, logger *slog.Logger) (*Telemetry, 
 // The buckets of the HTTP histograms, to the longest chat.
 var seconds = []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640}
 
-// views make the metrics of HTTP requests what they should be here. A label
-// whose value a client chooses, as the host is, would let anybody make time
-// series until there is no room for real ones: requests that are served have
-// the labels that are named here and no others.
+// views restricts the metrics of HTTP requests. A label whose value a client
+// chooses, such as the Host header, would let anybody create time series without
+// limit. So served requests have only the labels that are named here.
 var views = []metric.View{
 	metric.NewView(metric.Instrument{Name: "http.server.request.duration"}, served(seconds)),
-	metric.NewView(metric.Instrument{Name: "http.server.*.body.size"}, metric.Stream{Aggregation: metric.AggregationDrop{}}), // it does not see answers
+	metric.NewView(metric.Instrument{Name: "http.server.*.body.size"}, metric.Stream{Aggregation: metric.AggregationDrop{}}), // headObserver hides bodies from it
 	metric.NewView(metric.Instrument{Name: "http.client.request.duration"}, metric.Stream{Aggregation: buckets(seconds)}),
 }
 
@@ -108,7 +106,7 @@ func tracesWanted() bool {
 	return os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != ""
 }
 
-// Close sends what has not been sent yet, as long as ctx lasts.
+// Close sends the remaining telemetry, until ctx ends.
 func (t *Telemetry) Close(ctx context.Context) error {
 	return errors.Join(t.Traces.Shutdown(ctx), t.Metrics.Shutdown(ctx))
 }

@@ -15,41 +15,41 @@ import (
 // Tokens is how many tokens a chat has used.
 type Tokens struct {
 	Prompt, Completion int64
-	// Estimated tells that the runtime did not report them, or not all of them:
-	// they are reckoned from the texts.
+	// Estimated means that the runtime did not report all of them, so they are
+	// estimated from the texts.
 	Estimated bool
 }
 
 // Total returns prompt and completion together.
 func (t Tokens) Total() int64 { return t.Prompt + t.Completion }
 
-// Why tokens are what they are.
+// How the tokens of a chat are known.
 const (
 	Reported   = "reported"   // by the runtime
 	Unreported = "unreported" // the runtime ended the answer without a count
-	CutShort   = "cut_short"  // the answer broke off before its count
-	Absurd     = "absurd"     // the runtime reported what cannot be
+	CutShort   = "cut_short"  // the answer ended before the runtime reported a count
+	Absurd     = "absurd"     // the runtime reported an impossible count
 )
 
 const (
-	// bytesPerToken is what a token of a text has at least in most of them.
+	// bytesPerToken is the least number of bytes per token in most texts.
 	bytesPerToken = 4
-	// messageTokens is what a runtime puts around each message.
+	// messageTokens is what a runtime adds to each message.
 	messageTokens = 4
-	// mostTemplate is what a runtime puts around a whole conversation at most.
+	// mostTemplate is the most that a runtime adds to a whole conversation.
 	mostTemplate = 8192
-	// mostHidden is what an answer may have that is not in its text: reasoning.
+	// mostHidden is the most that an answer may have besides its text:
+	// reasoning.
 	mostHidden = 1 << 18
 )
 
 // An Asking is what is known of a chat when its model is asked.
 type Asking struct {
-	Runtime      string // by its name
+	Runtime      string
 	Instructions string
 }
 
-// A meter has what is known of the tokens of one chat, while it is answered and
-// after.
+// A meter counts the tokens of one chat, while it is answered and after.
 type meter struct {
 	reported *openai.Usage
 
@@ -70,8 +70,8 @@ func meterOf(ctx context.Context) *meter {
 	return m
 }
 
-// Counted gives each request a place where the tokens of its chat are noted:
-// TokensOf reads them from there.
+// Counted gives each request a meter for the tokens of its chat; TokensOf reads
+// it.
 func Counted(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		next.ServeHTTP(w, r.WithContext(WithTokens(r.Context())))
@@ -95,9 +95,9 @@ func Asks(ctx context.Context, a Asking) {
 	}
 }
 
-// Metered counts what goes through an engine, and calls over for each chat that
-// has asked a model, when that has ended. In a context that is not from WithTokens
-// it does nothing.
+// Metered counts the tokens of chats that go through an engine. It calls over
+// for each chat that has asked a model, when that chat has ended. In a context
+// that is not from WithTokens it does nothing.
 func Metered(engine botapi.ChatEngine, over func(ctx context.Context, runtime string, t Tokens, why string)) botapi.ChatEngine {
 	return botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 		m := meterOf(ctx)
@@ -140,19 +140,20 @@ func (m *meter) passes(ctx context.Context, text string, err error) {
 		m.fragments++
 		m.completion += int64(len(text))
 	}
-	m.nothing = err != nil && m.fragments == 0 && !wasWanted(ctx)
+	m.nothing = err != nil && m.fragments == 0 && !interrupted(ctx)
 }
 
-// wasWanted reports whether a chat without a word ended although its model may
-// have been at work: because its client left, or the host ended it.
-func wasWanted(ctx context.Context) bool {
+// interrupted reports whether a chat without text ended although its model may
+// have been at work: because its client disconnected, or the application
+// cancelled it.
+func interrupted(ctx context.Context) bool {
 	cause := context.Cause(ctx)
 	return cause != nil && !errors.Is(cause, botapi.ErrEngineStalled) && !errors.Is(cause, botapi.ErrChatTimeout)
 }
 
-// TokensOf returns the tokens that the chat of a context has used so far; nil if
-// it has asked no model, or the model has failed before its first word. They grow
-// while the chat goes on.
+// TokensOf returns the tokens that the chat of a context has used so far. It is
+// nil if the chat has asked no model, or if the model failed before its first
+// word. The numbers grow while the chat goes on.
 func TokensOf(ctx context.Context) *Tokens {
 	m := meterOf(ctx)
 	if m == nil {
@@ -162,9 +163,9 @@ func TokensOf(ctx context.Context) *Tokens {
 	return t
 }
 
-// UsedOf returns how many tokens the chat of a context has used for certain, and
-// when it has ended all that it has used, as TokensOf. It does not shrink, unless
-// the runtime takes back what it has reported.
+// UsedOf returns how many tokens the chat of a context has certainly used so far
+// or, once it has ended, the total of TokensOf. It does not shrink, unless the
+// runtime corrects its report downwards.
 func UsedOf(ctx context.Context) int64 {
 	m := meterOf(ctx)
 	if m == nil {
@@ -184,7 +185,7 @@ func UsedOf(ctx context.Context) int64 {
 
 func (m *meter) tokens() (t *Tokens, why string) {
 	reported, isReported := m.reported.Tokens()
-	whole := m.reported.FinishReason() != ""
+	complete := m.reported.FinishReason() != ""
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.asking == nil || m.nothing && !isReported {
@@ -192,28 +193,28 @@ func (m *meter) tokens() (t *Tokens, why string) {
 	}
 	estimate := &Tokens{
 		Prompt:     perToken(m.prompt) + messageTokens*m.messages,
-		Completion: max(m.fragments, perToken(m.completion)), // a fragment is a token, or several
+		Completion: max(m.fragments, perToken(m.completion)), // a fragment is one token or several
 		Estimated:  true,
 	}
 	switch {
 	case m.reported.Absurd():
 		return estimate, Absurd
-	case !isReported && whole:
+	case !isReported && complete:
 		return estimate, Unreported
 	case !isReported:
 		return estimate, CutShort
 	case !m.possible(reported):
 		return estimate, Absurd
-	case !whole && reported.Completion+1 < m.fragments: // it was not counted to here
+	case !complete && reported.Completion+1 < m.fragments: // the report does not cover all fragments
 		estimate.Prompt = reported.Prompt
 		return estimate, CutShort
 	}
 	return &Tokens{Prompt: reported.Prompt, Completion: reported.Completion}, Reported
 }
 
-// possible reports whether texts of so many bytes can have these tokens: each has
-// a byte at least, but for what a runtime puts around messages and what a model
-// thinks.
+// possible reports whether texts of this size can have these tokens: each token
+// has at least a byte, except for what a runtime adds to messages and for
+// reasoning.
 func (m *meter) possible(t openai.Tokens) bool {
 	return t.Prompt >= min(m.prompt, 1) && t.Prompt <= m.prompt+mostTemplate &&
 		t.Completion >= 0 && t.Completion <= m.completion+mostHidden
@@ -228,8 +229,8 @@ func textBytes(req *botapi.ChatRequest) (bytes int64) {
 	return bytes
 }
 
-// AtMost returns how many tokens a chat uses at most: a byte of its prompt is a
-// token at most, and its answer has answer tokens.
+// AtMost returns how many tokens a chat uses at most: one for each byte of its
+// prompt, and answer tokens for its answer.
 func AtMost(req *botapi.ChatRequest, instructions string, answer int64) int64 {
 	prompt := textBytes(req) + int64(len(instructions)) + messageTokens*int64(len(req.Messages)+1)
 	return prompt + min(answer, math.MaxInt32)

@@ -14,7 +14,7 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestTokensOfAChat plays the ends that a chat can have.
+// TestTokensOfAChat covers every way in which a chat can end.
 func TestTokensOfAChat(t *testing.T) {
 	asked := usage.Asking{Runtime: "local", Instructions: "Be kind."} // 8 bytes
 	request := &botapi.ChatRequest{Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: "Hello you"}}}
@@ -30,22 +30,22 @@ func TestTokensOfAChat(t *testing.T) {
 		want    *usage.Tokens
 		why     string
 	}{
-		"reported at the end":              {texts: []string{"a", "b"}, reports: reports{{Prompt: 9, Completion: 7}}, finish: "stop", want: &usage.Tokens{Prompt: 9, Completion: 7}, why: usage.Reported},
-		"never reported":                   {texts: []string{"one ", "two ", "three"}, finish: "stop", want: &usage.Tokens{Prompt: prompt, Completion: 4, Estimated: true}, why: usage.Unreported},
-		"cut short, a token each":          {texts: strings.Split(strings.Repeat("a ", 300), " "), want: &usage.Tokens{Prompt: prompt, Completion: 300, Estimated: true}, why: usage.CutShort},
-		"cut short, many tokens each":      {texts: []string{strings.Repeat("word", 100)}, want: &usage.Tokens{Prompt: prompt, Completion: 100, Estimated: true}, why: usage.CutShort},
-		"cut short, reported all along":    {texts: []string{"a", "b", "c"}, reports: reports{{Prompt: 9, Completion: 1}, {Prompt: 9, Completion: 2}, {Prompt: 9, Completion: 3}}, want: &usage.Tokens{Prompt: 9, Completion: 3}, why: usage.Reported},
-		"cut short, reported at the start": {texts: []string{"a", "b", "c"}, reports: reports{{Prompt: 9, Completion: 0}}, want: &usage.Tokens{Prompt: 9, Completion: 3, Estimated: true}, why: usage.CutShort},
-		"a negative report":                {texts: []string{"a"}, reports: reports{{Prompt: 9, Completion: -7}}, finish: "stop", want: &usage.Tokens{Prompt: prompt, Completion: 1, Estimated: true}, why: usage.Absurd},
-		"a negative prompt":                {texts: []string{"a"}, reports: reports{{Prompt: -9, Completion: 7}}, finish: "stop", want: &usage.Tokens{Prompt: prompt, Completion: 1, Estimated: true}, why: usage.Absurd},
-		"more than there can be":           {texts: []string{"a"}, reports: reports{{Prompt: 9, Completion: math.MaxInt64}}, finish: "stop", want: &usage.Tokens{Prompt: prompt, Completion: 1, Estimated: true}, why: usage.Absurd},
-		"a prompt without end":             {texts: []string{"a"}, reports: reports{{Prompt: math.MaxInt64, Completion: 1}}, finish: "stop", want: &usage.Tokens{Prompt: prompt, Completion: 1, Estimated: true}, why: usage.Absurd},
-		"the model failed at once":         {err: errors.New("refused")},
-		"it stalled at once":               {err: botapi.ErrEngineStalled, cause: botapi.ErrEngineStalled},
-		"the client left at once":          {err: botapi.ErrClientLeft, cause: botapi.ErrClientLeft, want: &usage.Tokens{Prompt: prompt, Completion: 0, Estimated: true}, why: usage.CutShort},
-		"the model failed later":           {texts: []string{"a"}, err: errors.New("broken"), want: &usage.Tokens{Prompt: prompt, Completion: 1, Estimated: true}, why: usage.CutShort},
-		"no model was asked":               {before: true, err: errors.New("no such runtime")},
-		"counted, and then it failed":      {reports: reports{{Prompt: 9, Completion: 0}}, err: errors.New("refused"), want: &usage.Tokens{Prompt: 9}, why: usage.Reported},
+		"reported at the end":                 {texts: []string{"a", "b"}, reports: reports{{Prompt: 9, Completion: 7}}, finish: "stop", want: &usage.Tokens{Prompt: 9, Completion: 7}, why: usage.Reported},
+		"never reported":                      {texts: []string{"one ", "two ", "three"}, finish: "stop", want: &usage.Tokens{Prompt: prompt, Completion: 4, Estimated: true}, why: usage.Unreported},
+		"cut short, a token each":             {texts: strings.Split(strings.Repeat("a ", 300), " "), want: &usage.Tokens{Prompt: prompt, Completion: 300, Estimated: true}, why: usage.CutShort},
+		"cut short, many tokens each":         {texts: []string{strings.Repeat("word", 100)}, want: &usage.Tokens{Prompt: prompt, Completion: 100, Estimated: true}, why: usage.CutShort},
+		"cut short, reported continuously":    {texts: []string{"a", "b", "c"}, reports: reports{{Prompt: 9, Completion: 1}, {Prompt: 9, Completion: 2}, {Prompt: 9, Completion: 3}}, want: &usage.Tokens{Prompt: 9, Completion: 3}, why: usage.Reported},
+		"cut short, reported at the start":    {texts: []string{"a", "b", "c"}, reports: reports{{Prompt: 9, Completion: 0}}, want: &usage.Tokens{Prompt: 9, Completion: 3, Estimated: true}, why: usage.CutShort},
+		"a negative report":                   {texts: []string{"a"}, reports: reports{{Prompt: 9, Completion: -7}}, finish: "stop", want: &usage.Tokens{Prompt: prompt, Completion: 1, Estimated: true}, why: usage.Absurd},
+		"a negative prompt":                   {texts: []string{"a"}, reports: reports{{Prompt: -9, Completion: 7}}, finish: "stop", want: &usage.Tokens{Prompt: prompt, Completion: 1, Estimated: true}, why: usage.Absurd},
+		"an impossible completion":            {texts: []string{"a"}, reports: reports{{Prompt: 9, Completion: math.MaxInt64}}, finish: "stop", want: &usage.Tokens{Prompt: prompt, Completion: 1, Estimated: true}, why: usage.Absurd},
+		"an impossible prompt":                {texts: []string{"a"}, reports: reports{{Prompt: math.MaxInt64, Completion: 1}}, finish: "stop", want: &usage.Tokens{Prompt: prompt, Completion: 1, Estimated: true}, why: usage.Absurd},
+		"the model failed immediately":        {err: errors.New("refused")},
+		"it stalled immediately":              {err: botapi.ErrEngineStalled, cause: botapi.ErrEngineStalled},
+		"the client disconnected immediately": {err: botapi.ErrClientLeft, cause: botapi.ErrClientLeft, want: &usage.Tokens{Prompt: prompt, Completion: 0, Estimated: true}, why: usage.CutShort},
+		"the model failed later":              {texts: []string{"a"}, err: errors.New("broken"), want: &usage.Tokens{Prompt: prompt, Completion: 1, Estimated: true}, why: usage.CutShort},
+		"no model was asked":                  {before: true, err: errors.New("no such runtime")},
+		"counted, and then it failed":         {reports: reports{{Prompt: 9, Completion: 0}}, err: errors.New("refused"), want: &usage.Tokens{Prompt: 9}, why: usage.Reported},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
@@ -97,7 +97,7 @@ func TestTokensOfAChat(t *testing.T) {
 	}
 }
 
-// TestUsedWhileAChatGoesOn never says more than the end will.
+// TestUsedWhileAChatGoesOn checks that UsedOf never exceeds the final total.
 func TestUsedWhileAChatGoesOn(t *testing.T) {
 	is := is.New(t)
 	ctx := usage.WithTokens(t.Context())

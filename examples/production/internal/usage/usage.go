@@ -1,5 +1,5 @@
-// Package usage writes down who used which bot how much, for bills and for
-// those who watch for abuse.
+// Package usage records who used which bot how much, for billing and for finding
+// abuse.
 package usage
 
 import (
@@ -19,7 +19,8 @@ import (
 )
 
 const (
-	// FlushInterval is how long a record may wait for others to be stored with.
+	// FlushInterval is the longest that a record waits for others, to be stored
+	// in one batch.
 	FlushInterval = time.Second
 	// QueueBytes bounds the memory of all records that are not stored yet.
 	QueueBytes = 16 << 20
@@ -27,16 +28,16 @@ const (
 	batchSize   = 500
 	retryPeriod = time.Second
 
-	// maxUserID bounds what is kept of a user_id, in bytes. A request id is
-	// bounded by botapi, everything else by those who make bots and keys.
+	// maxUserID bounds the stored user_id, in bytes. botapi bounds a request id;
+	// the other texts come from those who create bots and keys.
 	maxUserID = 256
-	// recordBytes is what a record takes besides its texts.
+	// recordBytes is the size of a record without its texts.
 	recordBytes = 512
 )
 
 // Record is one chat that reached its engine.
 type Record struct {
-	ID        string // made here: request ids may come from clients, and repeat
+	ID        string // generated here: request ids may come from clients, and repeat
 	EndedAt   time.Time
 	RequestID string
 	Account   string
@@ -45,7 +46,7 @@ type Record struct {
 	Model     string
 	Stream    bool
 	Status    int
-	Complete  bool // the client was given the whole answer
+	Complete  bool // the client was sent the complete answer
 	Fragments int
 	Bytes     int64
 	Tokens    *Tokens // nil if no model was at work
@@ -53,8 +54,8 @@ type Record struct {
 	FirstFragment, Duration time.Duration
 }
 
-// NewRecord makes the record of a chat that ends now, with the tokens that were
-// counted in its context.
+// NewRecord returns the record of a chat that ends now, with the tokens that
+// were counted in its context.
 func NewRecord(ctx context.Context, r botapi.ChatReport) *Record {
 	return &Record{
 		ID:            rand.Text(),
@@ -75,9 +76,9 @@ func NewRecord(ctx context.Context, r botapi.ChatReport) *Record {
 	}
 }
 
-// shortUserID is a user_id as it is stored: itself, or "sha256:" and its
-// SHA-256 in hexadecimal where it is longer than any that was meant as one. It
-// never keeps the memory of the request that it was cut out of.
+// shortUserID is a user_id as it is stored: unchanged, or "sha256:" and its
+// SHA-256 in hexadecimal if it is longer than maxUserID. It is a copy, so it
+// does not retain the memory of the request.
 func shortUserID(id string) string {
 	if len(id) <= maxUserID {
 		return strings.Clone(id)
@@ -85,12 +86,12 @@ func shortUserID(id string) string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(id)))
 }
 
-// size is how much memory the record takes, within QueueBytes.
+// size is the record's share of QueueBytes.
 func (r *Record) size() int64 {
 	return recordBytes + int64(len(r.ID)+len(r.RequestID)+len(r.Account)+len(r.UserID)+len(r.BotUID)+len(r.Model))
 }
 
-// LogValue is the record as it stands in the log when it cannot be stored.
+// LogValue is the record as it is logged when it cannot be stored.
 func (r *Record) LogValue() slog.Value {
 	attributes := []slog.Attr{
 		slog.String("id", r.ID),
@@ -117,27 +118,27 @@ func (r *Record) LogValue() slog.Value {
 	return slog.GroupValue(attributes...)
 }
 
-// Store keeps records. InsertUsage stores all of them or none; the same records
-// may be given to it again when it failed, and must then be stored once. An
-// error that is a botapi.StatusError means that it may work later.
+// Store keeps records. InsertUsage stores all of them or none. After an error,
+// the same records may be given to it again, and must then be stored once. A
+// botapi.StatusError means that it may succeed later.
 type Store interface {
 	InsertUsage(ctx context.Context, records []*Record) error
 }
 
-// Writer hands records to a store in batches, behind the chats' backs.
+// Writer stores records in batches, in a goroutine of its own.
 //
-// A chat never waits for it. While the store is away the records wait in
-// memory, in QueueBytes of it; what does not fit is written to the log in full
-// instead. So is a record that the store refuses, and no other one with it. A
-// clean shutdown therefore loses nothing. A crash loses the records of the last
-// FlushInterval, or, while the store is away, all those that wait.
+// A chat never waits for it. While the store is unavailable, records wait in
+// QueueBytes of memory; those that do not fit are written to the log in full
+// instead. So is a record that the store rejects, without affecting others. So a
+// clean shutdown loses nothing. A crash loses the records of the last
+// FlushInterval or, while the store is unavailable, all waiting records.
 type Writer struct {
 	store  Store
 	logger *slog.Logger
 
 	mu     sync.RWMutex // held for writing to close the queue
 	closed bool
-	queue  chan *Record        // has room for as many as fit into QueueBytes
+	queue  chan *Record        // has capacity for as many as fit into QueueBytes
 	room   *semaphore.Weighted // of QueueBytes
 
 	waiting, waitingBytes, notStored atomic.Int64
@@ -183,19 +184,19 @@ func (w *Writer) add(r *Record) {
 	}
 }
 
-// Backlog is what has not come to the store.
+// Backlog counts the records that are not stored.
 type Backlog struct {
-	Records, Bytes int64 // that wait; the bytes are within QueueBytes
+	Records, Bytes int64 // waiting; Bytes is at most QueueBytes
 	NotStored      int64 // records that went to the log instead, since the start
 }
 
-// Backlog returns what has not come to the store by now.
+// Backlog returns how many records are not stored now.
 func (w *Writer) Backlog() Backlog {
 	return Backlog{Records: w.waiting.Load(), Bytes: w.waitingBytes.Load(), NotStored: w.notStored.Load()}
 }
 
-// Close stores what waits and returns when that is done, or, once ctx has
-// ended, when the rest is in the log.
+// Close stores the waiting records. Once ctx has ended, it writes those that are
+// left to the log.
 func (w *Writer) Close(ctx context.Context) {
 	w.mu.Lock()
 	if !w.closed {
@@ -222,7 +223,7 @@ func (w *Writer) run() {
 	}
 }
 
-// gather returns a batch: the first record and those that come within the
+// gather returns a batch: the first record and those that arrive within
 // FlushInterval, or until the batch is full or the queue closed.
 func (w *Writer) gather(first *Record) []*Record {
 	batch := []*Record{first}
@@ -242,8 +243,8 @@ func (w *Writer) gather(first *Record) []*Record {
 	return batch
 }
 
-// insert stores a batch. One that is refused is divided until only what the
-// store does not take is left, for the log.
+// insert stores a batch. A rejected batch is divided until only the rejected
+// records are left, which are logged.
 func (w *Writer) insert(batch []*Record) {
 	err := w.try(batch)
 	half := len(batch) / 2
@@ -257,8 +258,8 @@ func (w *Writer) insert(batch []*Record) {
 	}
 }
 
-// try returns when the batch is stored, with an error when the store refuses
-// it for good or the writer is out of time.
+// try returns when the batch is stored, or with an error when the store rejects
+// it permanently or the writer is out of time.
 func (w *Writer) try(batch []*Record) error {
 	for {
 		err := w.store.InsertUsage(w.ctx, batch)
@@ -273,7 +274,7 @@ func (w *Writer) try(batch []*Record) error {
 	}
 }
 
-// spill writes records to the log, from where they can be stored by hand.
+// spill writes records to the log, so that they can be stored by hand.
 func (w *Writer) spill(reason string, records ...*Record) {
 	w.notStored.Add(int64(len(records)))
 	for _, r := range records {

@@ -20,9 +20,8 @@ import (
 	"github.com/matryer/is"
 )
 
-// store is a Store whose answers a test decides. It stands in for a database
-// only to say when a database fails; the tests of package postgres have the
-// real one.
+// store is a Store whose responses a test decides. It only simulates failures of
+// a database; the tests of package postgres use a real one.
 type store func(ctx context.Context, records []*usage.Record) error
 
 var _ usage.Store = store(nil)
@@ -31,7 +30,7 @@ func (s store) InsertUsage(ctx context.Context, records []*usage.Record) error {
 	return s(ctx, records)
 }
 
-// kept is a store that takes everything.
+// kept is a store that accepts everything.
 type kept struct {
 	mu     sync.Mutex
 	stored [][]*usage.Record
@@ -102,7 +101,7 @@ func TestCleanShutdownLosesNothing(t *testing.T) {
 	})
 }
 
-func TestStoreThatIsAway(t *testing.T) {
+func TestStoreIsUnavailable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		kept := new(kept)
@@ -114,7 +113,7 @@ func TestStoreThatIsAway(t *testing.T) {
 			return kept.InsertUsage(ctx, records)
 		}), discard())
 		w.OnChat(t.Context(), report("r1"))
-		w.Close(t.Context()) // waits until the store is back
+		w.Close(t.Context()) // returns once the store is back
 		is.Equal(tries, 5)
 		is.Equal(kept.requests(), []string{"r1"})
 	})
@@ -125,8 +124,8 @@ func TestRecordsThatCannotBeStoredAreInTheLog(t *testing.T) {
 		failure error
 		reason  string
 	}{
-		"the store is away until the end": {errAway, "connection refused"},
-		"the store refuses them":          {errors.New("no such column"), "no such column"},
+		"the store is unavailable until the end": {errAway, "connection refused"},
+		"the store rejects them":                 {errors.New("no such column"), "no such column"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -138,7 +137,7 @@ func TestRecordsThatCannotBeStoredAreInTheLog(t *testing.T) {
 				grace, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 				defer cancel()
 				w.Close(grace)
-				w.OnChat(t.Context(), report("r2")) // a chat that outlived the grace time
+				w.OnChat(t.Context(), report("r2")) // a chat that lasted longer than the grace time
 
 				lines := spilled(log.String())
 				is.Equal(len(lines), 2)
@@ -180,7 +179,7 @@ func TestQueueIsBounded(t *testing.T) {
 	})
 }
 
-func TestOnlyWhatTheStoreRefusesIsLeftOut(t *testing.T) {
+func TestOnlyRejectedRecordsAreNotStored(t *testing.T) {
 	for name, bad := range map[string][]int{
 		"one":           {250},
 		"the first":     {0},
@@ -195,7 +194,7 @@ func TestOnlyWhatTheStoreRefusesIsLeftOut(t *testing.T) {
 				kept, tries := new(kept), 0
 				w := usage.NewWriter(store(func(ctx context.Context, records []*usage.Record) error {
 					if tries++; tries%3 == 0 {
-						return errAway // now and then, the store is away as well
+						return errAway // sometimes the store is unavailable as well
 					}
 					if slices.ContainsFunc(records, func(r *usage.Record) bool { return r.Account == "bad" }) {
 						return errors.New("refused")

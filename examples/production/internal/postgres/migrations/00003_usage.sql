@@ -16,6 +16,6 @@ CREATE TABLE usage (
     duration_ms       double precision NOT NULL
 );
 
--- What an abuse monitor asks: who did how much, lately.
+-- For finding abuse: who used how much lately.
 CREATE INDEX usage_user ON usage (account, user_id, ended_at);
 CREATE INDEX usage_ended ON usage (ended_at);

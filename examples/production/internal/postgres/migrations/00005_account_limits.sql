@@ -1,6 +1,6 @@
 -- +goose Up
--- Null means as for everybody else; in the row without an account, which is for
--- everybody else, it means no limit, and so does 0 anywhere.
+-- Null means the limit of everybody else. In the row without an account, which is
+-- for everybody else, it means no limit. 0 always means no limit.
 CREATE TABLE account_limits (
     account          text PRIMARY KEY,
     chats_per_minute bigint CHECK (chats_per_minute >= 0),

@@ -1,8 +1,8 @@
-// A clock that tests can move: gettimeofday, by which Redis tells the time, is as
-// many seconds ahead as the file that CLOCK names has in its first bytes. It moves
-// between what Redis does and not within: a key that a script has given a time to
-// live would be gone for the rest of that script where the clock goes back.
-// (libfaketime does not get on with the jemalloc that Redis is built with.)
+// A clock that tests can move: gettimeofday, which Redis uses, is ahead by the
+// number of seconds in the file that CLOCK names. It moves between commands of
+// Redis and not within one: if the clock were set back during a script, a key to
+// which the script gave a time to live would disappear for the rest of it.
+// (libfaketime does not work with the jemalloc that Redis is built with.)
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -46,7 +46,7 @@ func away(doing string) error {
 func newFailing() *failing {
 	f := &failing{lost: away("listing bots")}
 	logger := telemetry.NewLogger(&f.log, slog.LevelInfo)
-	f.replica = &replica{logger: logger, refusalLog: newRefusalLog(logger)}
+	f.replica = &replica{logger: logger, requestLog: newRequestLog(logger)}
 	api := botapi.New(botapi.Options{
 		Bots: f,
 		Keys: botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
@@ -56,14 +56,14 @@ func newFailing() *failing {
 			f.port++
 			return "", away(fmt.Sprintf("verifying a key: 127.0.0.1:%d", f.port))
 		}),
-		Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] { panic("nobody gets here") }),
+		Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] { panic("not reached") }),
 		Logger: f.notedLogger(),
 	})
-	f.handler = f.identified(f.refusalLog.logging(handingBack(api)))
+	f.handler = f.identified(f.requestLog.logging(handingBack(api)))
 	return f
 }
 
-// ask lists bots with a key, for the proxy or directly.
+// ask lists bots with a key, through the proxy if elsewhere is set.
 func (f *failing) ask(key, elsewhere string) (status int) {
 	r := httptest.NewRequest("GET", "/v1/bots", nil)
 	r.Header.Set("Authorization", "Bearer "+key)
@@ -73,7 +73,7 @@ func (f *failing) ask(key, elsewhere string) (status int) {
 	return w.Code
 }
 
-// said are the new lines of the log.
+// said returns the new lines of the log.
 func (f *failing) said(t *testing.T) (lines []string) {
 	t.Helper()
 	for decoder := json.NewDecoder(&f.log); decoder.More(); {
@@ -89,7 +89,7 @@ func (f *failing) said(t *testing.T) (lines []string) {
 	return lines
 }
 
-func TestRefusalsAreLoggedAtABoundedRate(t *testing.T) {
+func TestFailuresAreLoggedAtABoundedRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		f := newFailing()
@@ -98,7 +98,7 @@ func TestRefusalsAreLoggedAtABoundedRate(t *testing.T) {
 		}
 		is.Equal(f.said(t), []string{"ERROR request failed: 503 Away: verifying a key: 127.0.0.1:1 +0"})
 
-		is.Equal(f.ask("known", ""), http.StatusServiceUnavailable) // strangers do not hide it
+		is.Equal(f.ask("known", ""), http.StatusServiceUnavailable) // requests without a valid key do not hide it
 		f.lost = errors.New("listing bots: no such table")          // nor does it hide another failure
 		is.Equal(f.ask("known", ""), http.StatusInternalServerError)
 		is.Equal(f.said(t), []string{
@@ -110,23 +110,23 @@ func TestRefusalsAreLoggedAtABoundedRate(t *testing.T) {
 		f.ask("stranger", "")
 		f.ask("stranger", "")
 		is.Equal(f.said(t), []string{"ERROR request failed: 503 Away: verifying a key: 127.0.0.1:601 +599"})
-		f.refusalLog.end()
-		f.refusalLog.end()
-		is.Equal(f.said(t), []string{"ERROR lines left out request failed: 503 Away +1"}) // nothing is lost, or said twice
+		f.requestLog.end()
+		f.requestLog.end()
+		is.Equal(f.said(t), []string{"ERROR lines left out request failed: 503 Away +1"}) // nothing is lost or logged twice
 	})
 }
 
-// TestHandedBackIsNoError has the proxy ask for what it can take elsewhere. What
-// no replica can answer stays an error.
+// TestHandedBackIsNoError has the proxy offer to retry requests on another
+// replica. What no replica can answer remains an error.
 func TestHandedBackIsNoError(t *testing.T) {
 	is := is.New(t)
 	f := newFailing()
 	is.Equal(f.ask("known", "425"), http.StatusTooEarly)
 	is.Equal(f.ask("known", "425"), http.StatusTooEarly)
-	is.Equal(f.ask("known", ""), http.StatusServiceUnavailable) // nobody can take it elsewhere
+	is.Equal(f.ask("known", ""), http.StatusServiceUnavailable) // nobody can retry it
 	f.lost = errors.New("listing bots: no such table")
 	is.Equal(f.ask("known", "425"), http.StatusInternalServerError)
-	f.refusalLog.end()
+	f.requestLog.end()
 	is.Equal(f.said(t), []string{
 		"WARN request handed back to the proxy: 503 Away: listing bots +0",
 		"ERROR request failed: 503 Away: listing bots +0",
@@ -135,8 +135,8 @@ func TestHandedBackIsNoError(t *testing.T) {
 	})
 }
 
-// TestKindsOfRefusalsAreBounded has errors that no code should have.
-func TestKindsOfRefusalsAreBounded(t *testing.T) {
+// TestKindsAreBounded has errors that no code should have.
+func TestKindsAreBounded(t *testing.T) {
 	is := is.New(t)
 	f := newFailing()
 	for i := range 10 * mostKinds {
@@ -144,7 +144,7 @@ func TestKindsOfRefusalsAreBounded(t *testing.T) {
 		f.ask("known", "")
 	}
 	is.Equal(len(f.said(t)), mostKinds+1)
-	is.Equal(len(f.refusalLog.kinds), mostKinds+1)
-	f.refusalLog.end()
+	is.Equal(len(f.requestLog.kinds), mostKinds+1)
+	f.requestLog.end()
 	is.Equal(f.said(t), []string{fmt.Sprintf("ERROR lines left out several kinds:  +%d", 9*mostKinds-1)})
 }

@@ -10,36 +10,37 @@ import (
 	"example.com/botapi/examples/production/internal/telemetry"
 )
 
-// mostKinds bounds the kinds that a refusalLog tells apart. There are some
-// dozens; what goes beyond is one kind.
+// mostKinds bounds the kinds that a requestLog distinguishes. There are some
+// dozens; further ones share one kind.
 const mostKinds = 200
 
-// A refusalLog has the lines of requests that came to no chat. Anybody can send
-// those, in any number: of each kind there is one line in telemetry.LogPeriod,
+// A requestLog writes the lines of requests that start no chat. Anybody can send
+// those, in any number, so there is one line per kind in telemetry.LogPeriod,
 // which says how many more there were since the last.
-type refusalLog struct {
+type requestLog struct {
 	logger *slog.Logger
 
 	mu    sync.Mutex
 	kinds map[kind]*telemetry.Sparing
 }
 
-// A kind is what lines have in common that stand for each other. Nothing in it
-// comes from a client: who sends many requests that fail hides no other failure.
+// A kind is what lines must have in common to be counted as one. Nothing in it
+// comes from a client, so that many failing requests of one kind hide no other
+// failure.
 type kind struct {
 	level   slog.Level
 	message string
 	about   string // the error, see about
-	known   bool   // the request had a good key: strangers do not hide what happens to others
+	known   bool   // the request had a valid key: requests without one must not hide it
 }
 
-func newRefusalLog(logger *slog.Logger) *refusalLog {
-	return &refusalLog{logger: logger, kinds: make(map[kind]*telemetry.Sparing)}
+func newRequestLog(logger *slog.Logger) *requestLog {
+	return &requestLog{logger: logger, kinds: make(map[kind]*telemetry.Sparing)}
 }
 
-// logging writes what there is to say of requests that came to no chat, when
-// they have been answered: only then is known whether the proxy has them back.
-func (l *refusalLog) logging(next http.Handler) http.Handler {
+// logging writes the notes of a request that starts no chat after its response:
+// only then is it known whether it was handed back to the proxy.
+func (l *requestLog) logging(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		t := turnOf(req.Context())
 		defer func() {
@@ -54,7 +55,7 @@ func (l *refusalLog) logging(next http.Handler) http.Handler {
 	})
 }
 
-func (l *refusalLog) log(ctx context.Context, n note) {
+func (l *requestLog) log(ctx context.Context, n note) {
 	if !l.logger.Enabled(ctx, n.Level) {
 		return
 	}
@@ -62,11 +63,11 @@ func (l *refusalLog) log(ctx context.Context, n note) {
 		if times > 1 {
 			n.AddAttrs(slog.Int64("more", times-1))
 		}
-		_ = l.logger.Handler().Handle(ctx, n.Record) // there is no other log to say it in
+		_ = l.logger.Handler().Handle(ctx, n.Record) // there is no other log to report it to
 	})
 }
 
-func (l *refusalLog) of(k kind) *telemetry.Sparing {
+func (l *requestLog) of(k kind) *telemetry.Sparing {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.kinds[k] == nil && len(l.kinds) >= mostKinds {
@@ -78,8 +79,8 @@ func (l *refusalLog) of(k kind) *telemetry.Sparing {
 	return l.kinds[k]
 }
 
-// end says what no line has said yet. There may come more lines after it.
-func (l *refusalLog) end() {
+// end logs how many lines were omitted. More lines may follow.
+func (l *requestLog) end() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for k, lines := range l.kinds {
@@ -101,9 +102,9 @@ func kindOf(n note) kind {
 	return k
 }
 
-// about is an error up to its first colon: the status with what the client is
-// told, or what was being done. That is written in code; what follows may have
-// an address in it, or what somebody sent.
+// about is an error up to its first colon: the status with the client's detail,
+// or the operation. That part is written in code; the rest may contain an
+// address, or what a client sent.
 func about(text string) string {
 	text, _, _ = strings.Cut(text, ": ")
 	return text

@@ -13,7 +13,7 @@ import (
 	"github.com/matryer/is"
 )
 
-func TestRefusalsAreCountedByReason(t *testing.T) {
+func TestErrorsAreCountedByReason(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
@@ -25,22 +25,22 @@ func TestRefusalsAreCountedByReason(t *testing.T) {
 	first := openStream(t, key, p.url)
 	is.Equal(first.next(), `{"content":"Once upon"}`)
 
-	refuse := func(key, path, body string, status int) {
+	fails := func(key, path, body string, status int) {
 		t.Helper()
 		got, _ := ask(t, key, "POST", p.url+path, body)
 		is.Equal(got, status)
 	}
 	for i := range 3 {
-		refuse("guessed", "/v1/chat", chatBody("Hi", true), http.StatusUnauthorized)
-		refuse(key, fmt.Sprintf("/v2/chat/%d", i), "", http.StatusNotFound)
-		refuse(key, "/v1/chat", fmt.Sprintf(`{"bot_slug":"nobody-%d","prompt":"Hi","stream":true}`, i), http.StatusNotFound)
-		refuse(key, "/v1/chat", fmt.Sprintf(`{"stream":"%d"}`, i), http.StatusUnprocessableEntity)
+		fails("guessed", "/v1/chat", chatBody("Hi", true), http.StatusUnauthorized)
+		fails(key, fmt.Sprintf("/v2/chat/%d", i), "", http.StatusNotFound)
+		fails(key, "/v1/chat", fmt.Sprintf(`{"bot_slug":"nobody-%d","prompt":"Hi","stream":true}`, i), http.StatusNotFound)
+		fails(key, "/v1/chat", fmt.Sprintf(`{"stream":"%d"}`, i), http.StatusUnprocessableEntity)
 	}
-	refuse(key, "/v1/chat", chatBody(strings.Repeat("x", 1000), true), http.StatusRequestEntityTooLarge)
-	refuse(key, "/v1/chat", chatBody("Hi", true), http.StatusTooManyRequests)
+	fails(key, "/v1/chat", chatBody(strings.Repeat("x", 1000), true), http.StatusRequestEntityTooLarge)
+	fails(key, "/v1/chat", chatBody("Hi", true), http.StatusTooManyRequests)
 	other := createKeyOf(t, env, "other")
 	is.Equal(openStream(t, other, p.url).next(), `{"content":"Once upon"}`)
-	refuse(createKeyOf(t, env, "third"), "/v1/chat", chatBody("Hi", true), http.StatusServiceUnavailable)
+	fails(createKeyOf(t, env, "third"), "/v1/chat", chatBody("Hi", true), http.StatusServiceUnavailable)
 
 	wanted := map[string]string{
 		"401 Invalid API key":                         "3",
@@ -51,11 +51,12 @@ func TestRefusalsAreCountedByReason(t *testing.T) {
 		"429 Too many chats in progress for this key": "1",
 		"503 Too many chats in progress":              "1",
 	}
-	eventually(t, "each is counted under its reason", func() bool { return maps.Equal(refusalsOf(t, p), wanted) })
+	eventually(t, "each is counted under its reason", func() bool { return maps.Equal(errorsOf(t, p), wanted) })
 }
 
-// refusalsOf is what a replica has counted, by status and reason.
-func refusalsOf(t *testing.T, p *process) map[string]string {
+// errorsOf returns the error responses that a replica has counted, by status and
+// reason.
+func errorsOf(t *testing.T, p *process) map[string]string {
 	t.Helper()
 	counted := make(map[string]string)
 	series := regexp.MustCompile(`botapi_refusals_total\{http_response_status_code="(\d+)",.*reason="([^"]*)"\} (\d+)`)
@@ -65,8 +66,8 @@ func refusalsOf(t *testing.T, p *process) map[string]string {
 	return counted
 }
 
-// TestGuessesDoNotFillTheLog sends keys that nobody has while the database is
-// away. The log says how many they were, and what happens to others meanwhile.
+// TestGuessesDoNotFillTheLog sends unknown keys while the database is down. The
+// log says how many they were, and what happens to others meanwhile.
 func TestGuessesDoNotFillTheLog(t *testing.T) {
 	is := is.New(t)
 	const guesses = 600
@@ -75,9 +76,9 @@ func TestGuessesDoNotFillTheLog(t *testing.T) {
 	p := serve(t, []string{"DATABASE_URL=" + way.url}, "--runtime", "local=http://127.0.0.1:1/v1")
 	p.ready(t)
 	status, _ := ask(t, key, "GET", p.url+"/v1/bots", "")
-	is.Equal(status, http.StatusOK) // the key is good here from now on
+	is.Equal(status, http.StatusOK) // from now on, this replica knows the key as valid
 
-	way.breaks(refusing)
+	way.breaks(closing)
 	for range guesses {
 		status, _ := ask(t, "bot_"+rand.Text(), "GET", p.url+"/v1/bots", "")
 		is.Equal(status, http.StatusServiceUnavailable)
@@ -88,7 +89,7 @@ func TestGuessesDoNotFillTheLog(t *testing.T) {
 	p.wait(t)
 
 	failed := p.logged(t, "request failed")
-	is.True(len(failed) < 20) // a line each ten seconds, and some machines are slow
+	is.True(len(failed) < 20) // a line per ten seconds, and some machines are slow
 	said := 0
 	for _, line := range append(failed, p.logged(t, "lines left out")...) {
 		if line["msg"] == "request failed" {
@@ -100,5 +101,5 @@ func TestGuessesDoNotFillTheLog(t *testing.T) {
 		}
 	}
 	is.Equal(said, guesses+1)                                         // none is lost
-	is.True(strings.Contains(fmt.Sprint(failed), "listing the bots")) // the one with a good key is not hidden
+	is.True(strings.Contains(fmt.Sprint(failed), "listing the bots")) // the failure with a valid key is not hidden
 }
