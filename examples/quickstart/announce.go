@@ -28,8 +28,9 @@ Ask it for a stream:
 %s
 `
 
-// announce prints where the service is, a link to its page, and commands to try
-// it with. The page takes the key out of the link, which no server ever sees.
+// announce prints the address of the service, a link to the chat page, and
+// commands to try. The link carries the key in its fragment, which browsers do
+// not send to a server; the page removes it from the address.
 func (s settings) announce(w io.Writer, address net.Addr, store botapi.BotStore) error {
 	bots, err := store.Bots(context.Background())
 	if err != nil {
@@ -45,7 +46,7 @@ func (s settings) announce(w io.Writer, address net.Addr, store botapi.BotStore)
 	return err
 }
 
-// reachable returns the address by which this machine reaches the listener.
+// reachable returns an address that a client on this machine can connect to.
 func reachable(address net.Addr) string {
 	tcp, ok := address.(*net.TCPAddr)
 	if ok && tcp.IP.IsUnspecified() {
@@ -55,7 +56,7 @@ func reachable(address net.Addr) string {
 }
 
 func chatBody(slug, prompt string, stream bool) string {
-	body, _ := json.Marshal(struct { // always has a JSON form
+	body, _ := json.Marshal(struct { // cannot fail
 		BotSlug string `json:"bot_slug"`
 		Prompt  string `json:"prompt"`
 		Stream  bool   `json:"stream"`
@@ -63,7 +64,7 @@ func chatBody(slug, prompt string, stream bool) string {
 	return string(body)
 }
 
-// quote makes one word of the shell.
+// quote quotes text as one shell word.
 func quote(text string) string {
 	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
 }

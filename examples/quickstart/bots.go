@@ -22,8 +22,8 @@ import (
 //go:embed bots.json
 var builtInBots []byte
 
-// questions are those that the chat page suggests, by the slugs of the built-in
-// bots. Under "" are those for all others.
+// questions maps the slugs of the built-in bots to the questions that the chat
+// page suggests. Those under "" are for all other bots.
 var questions = map[string][]string{
 	"guide":   guide.Questions,
 	"mira":    {"I am worried about my exam", "I had a strange dream last night", "My brother never listens to me"},
@@ -32,14 +32,14 @@ var questions = map[string][]string{
 	"":        {"Hello! Who are you?", "What can you help me with?"},
 }
 
-// firstQuestion is what a bot can be asked to begin with.
+// firstQuestion returns a question to try the bot with.
 func firstQuestion(bot botapi.Bot) string {
 	return slices.Concat(questions[bot.Slug], questions[""])[0]
 }
 
-// loadBots has the store serve the bots of the file, or the built-in ones if
-// there is none. On an error nothing changes; the error names the file, and the
-// bot and its member where it is about one.
+// loadBots replaces the store's bots with those of the file, or with the
+// built-in bots if no file is set. On an error it changes nothing. The error
+// names the file and, where it applies, the bot and its field.
 func (s settings) loadBots(store *botapi.MemoryStore) error {
 	if s.botsFile == "" {
 		return s.replaceBots(store, builtInBots)
@@ -62,9 +62,9 @@ func (s settings) replaceBots(store *botapi.MemoryStore, data []byte) error {
 	return store.Replace(s.runtime.join(bots)...)
 }
 
-// parseBots reads a JSON array of bots, each with the members that it has in
-// the list of bots. What makes a bot valid is the store's to say, except that
-// there must be an engine for its model.
+// parseBots reads a JSON array of bots, each with the fields that it has in the
+// list of bots. It checks that there is an engine for each bot's model; the
+// store validates everything else.
 func parseBots(data []byte, engines engines) ([]botapi.Bot, error) {
 	var elements []json.RawMessage
 	if err := json.Unmarshal(data, &elements); err != nil {
@@ -82,7 +82,7 @@ func parseBots(data []byte, engines engines) ([]botapi.Bot, error) {
 	return bots, nil
 }
 
-// describe says of a JSON error what whoever wrote the file wants to know.
+// describe adds the line and column to a JSON syntax error.
 func describe(err error, data []byte) error {
 	var syntax *json.SyntaxError
 	if !errors.As(err, &syntax) {
@@ -96,8 +96,8 @@ func describe(err error, data []byte) error {
 }
 
 func parseBot(element json.RawMessage, engines engines, bot *botapi.Bot) error {
-	var members map[string]json.RawMessage
-	if err := json.Unmarshal(element, &members); err != nil {
+	var values map[string]json.RawMessage
+	if err := json.Unmarshal(element, &values); err != nil {
 		return errors.New("it must be an object")
 	}
 	fields := []struct {
@@ -113,21 +113,21 @@ func parseBot(element json.RawMessage, engines engines, bot *botapi.Bot) error {
 		{"avatar_url", &bot.AvatarURL},
 	}
 	for _, field := range fields {
-		if err := parseText(members[field.name], field.value); err != nil {
+		if err := parseText(values[field.name], field.value); err != nil {
 			return fmt.Errorf("%s: %w", field.name, err)
 		}
-		delete(members, field.name)
+		delete(values, field.name)
 	}
-	if len(members) > 0 {
-		return fmt.Errorf("unknown member %q", slices.Min(slices.Collect(maps.Keys(members))))
+	if len(values) > 0 {
+		return fmt.Errorf("unknown field %q", slices.Min(slices.Collect(maps.Keys(values))))
 	}
 	if engines[bot.Model] == nil {
-		return fmt.Errorf("model: %q is none of %s", bot.Model, engines.names())
+		return fmt.Errorf("model: %q is not one of %s", bot.Model, engines.names())
 	}
 	return nil
 }
 
-// parseText reads a JSON string; one that is absent or null is empty.
+// parseText reads a JSON string. An absent or null value counts as empty.
 func parseText(value json.RawMessage, text *string) error {
 	if value == nil {
 		return nil
@@ -138,9 +138,8 @@ func parseText(value json.RawMessage, text *string) error {
 	return nil
 }
 
-// reloadOnHangup has the store read the file again at each SIGHUP, until the
-// returned function is called. Requests that are being answered go on with the
-// bots they have found.
+// reloadOnHangup reloads the bots file on each SIGHUP until the returned
+// function is called. Running requests keep the bot that they have looked up.
 func (s settings) reloadOnHangup(store *botapi.MemoryStore, logger *slog.Logger) (stop func()) {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
@@ -157,7 +156,7 @@ func (s settings) reloadOnHangup(store *botapi.MemoryStore, logger *slog.Logger)
 	}
 }
 
-// reload leaves the bots as they are when the file cannot be used.
+// reload keeps the current bots if the file has an error.
 func (s settings) reload(store *botapi.MemoryStore, logger *slog.Logger) {
 	if err := s.loadBots(store); err != nil {
 		logger.Error("bots not reloaded", "error", err)

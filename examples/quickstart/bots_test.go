@@ -23,11 +23,11 @@ func TestBuiltInBots(t *testing.T) {
 	models := map[string]bool{}
 	for _, bot := range bots {
 		models[bot.Model] = true
-		is.True(len(questions[bot.Slug]) > 1) // to suggest
+		is.True(len(questions[bot.Slug]) > 1)
 		is.True(bot.Description != "")
 		is.True(bot.WelcomeMessage != "")
 	}
-	is.Equal(len(models), len(bots)) // each is different
+	is.Equal(len(models), len(bots)) // all different
 }
 
 const (
@@ -53,25 +53,25 @@ func TestBotsFileErrors(t *testing.T) {
 		{"nothing", "", "line 1, column 1: unexpected end of JSON input"},
 		{"a missing comma", "[\n  " + ivy + "\n  {\"uid\":\"2\"}\n]",
 			"line 3, column 3: invalid character '{' after array element"},
-		{"a column counts characters", `[{"name":"Ä" x]`, "line 1, column 14: invalid character 'x' after object key:value pair"},
-		{"an end too early", "[" + ivy + ",\n\n", "line 2, column 1: unexpected end of JSON input"},
+		{"columns count characters", `[{"name":"Ä" x]`, "line 1, column 14: invalid character 'x' after object key:value pair"},
+		{"truncated", "[" + ivy + ",\n\n", "line 2, column 1: unexpected end of JSON input"},
 		{"an object", ivy, "it must be an array of bots"},
 		{"null", "null", "there are no bots in it"},
 		{"no bots", "[]", "there are no bots in it"},
 		{"not a bot", "[" + ivy + `,"oak"]`, `bot 1 (slug ""): it must be an object`},
-		{"an unknown member", `[{"slug":"ivy","modle":"eliza-gardener"}]`, `bot 0 (slug "ivy"): unknown member "modle"`},
-		{"an unknown member by its case", `[{"slug":"ivy","Name":"Ivy"}]`, `bot 0 (slug "ivy"): unknown member "Name"`},
-		{"a member of a wrong type", `[{"slug":"ivy","uid":7}]`, `bot 0 (slug "ivy"): uid: must be a string`},
-		{"a slug of a wrong type", `[{"slug":["ivy"]}]`, `bot 0 (slug ""): slug: must be a string`},
+		{"an unknown field", `[{"slug":"ivy","modle":"eliza-gardener"}]`, `bot 0 (slug "ivy"): unknown field "modle"`},
+		{"field names are case-sensitive", `[{"slug":"ivy","Name":"Ivy"}]`, `bot 0 (slug "ivy"): unknown field "Name"`},
+		{"a field of the wrong type", `[{"slug":"ivy","uid":7}]`, `bot 0 (slug "ivy"): uid: must be a string`},
+		{"a slug of the wrong type", `[{"slug":["ivy"]}]`, `bot 0 (slug ""): slug: must be a string`},
 		{"no model", `[{"slug":"ivy","uid":"1","name":"Ivy"}]`,
-			`bot 0 (slug "ivy"): model: "" is none of eliza-gardener, eliza-listener, no-model`},
-		{"no such model", "[" + ivy + "," + strings.Replace(oak, "eliza-listener", "gpt", 1) + "]",
-			`bot 1 (slug "oak"): model: "gpt" is none of eliza-gardener, eliza-listener, no-model`},
+			`bot 0 (slug "ivy"): model: "" is not one of eliza-gardener, eliza-listener, no-model`},
+		{"an unknown model", "[" + ivy + "," + strings.Replace(oak, "eliza-listener", "gpt", 1) + "]",
+			`bot 1 (slug "oak"): model: "gpt" is not one of eliza-gardener, eliza-listener, no-model`},
 		{"no name", strings.Replace("["+ivy+"]", `"name":"Ivy",`, "", 1),
 			`botapi: bot 0 (slug "ivy"): name: cannot be blank.`},
 		{"a slug with a space", strings.Replace("["+ivy+"]", `"ivy"`, `"i vy"`, 1),
 			`botapi: bot 0 (slug "i vy"): slug: must not contain white space or control characters.`},
-		{"an avatar that is no URL", strings.Replace("["+oak+"]", "https://example.com/", "", 1),
+		{"an avatar that is not a URL", strings.Replace("["+oak+"]", "https://example.com/", "", 1),
 			`botapi: bot 0 (slug "oak"): avatar_url: must be an absolute URL.`},
 		{"a repeated slug", "[" + ivy + "," + strings.Replace(ivy, `"1"`, `"2"`, 1) + "]",
 			`botapi: bot 1 (slug "ivy"): slug: bot 0 has it too`},
@@ -87,7 +87,7 @@ func TestBotsFileErrors(t *testing.T) {
 			is.Equal(err.Error(), file+": "+c.says)
 
 			_, err = store.BotBySlug(context.Background(), "old")
-			is.NoErr(err) // nothing has changed
+			is.NoErr(err) // the store is unchanged
 		})
 	}
 }
@@ -105,7 +105,7 @@ func TestHangupReloads(t *testing.T) {
 	rewrite(t, file, `[{"slug":"elm","colour":"green"}]`)
 	p.signal(syscall.SIGHUP)
 	line := p.awaitLog(`level=ERROR msg="bots not reloaded"`)
-	is.True(strings.Contains(line, file+`: bot 0 (slug \"elm\"): unknown member \"colour\"`))
+	is.True(strings.Contains(line, file+`: bot 0 (slug \"elm\"): unknown field \"colour\"`))
 	is.True(strings.Contains(p.list(), `"slug":"oak"`))
 
 	p.signal(syscall.SIGINT)
@@ -148,7 +148,7 @@ func TestReloadDropsNoRequest(t *testing.T) {
 	}
 }
 
-// chatWithIvy asks a bot that is there before and after each reload.
+// chatWithIvy chats with a bot that both bots files contain.
 func chatWithIvy(base string, times int) error {
 	for range times {
 		_, answer, err := request("POST", base+"/v1/chat", "k", chatBody("ivy", "Hello", true))

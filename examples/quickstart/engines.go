@@ -13,10 +13,10 @@ import (
 	"example.com/botapi/examples/quickstart/guide"
 )
 
-// engines has an engine for each Model that a bot can have.
+// engines maps each supported Bot.Model to its engine.
 type engines map[string]botapi.ChatEngine
 
-// Chat answers with the engine of the bot's Model.
+// Chat delegates to the engine for the bot's Model.
 func (e engines) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	engine, known := e[req.Bot.Model]
 	if !known {
@@ -27,13 +27,13 @@ func (e engines) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 	return engine.Chat(ctx, req)
 }
 
-// names lists the models, for people.
+// names lists the models for error messages.
 func (e engines) names() string {
 	return strings.Join(slices.Sorted(maps.Keys(e)), ", ")
 }
 
-// engines returns those that the settings ask for. The guide says much at once,
-// so it says it faster.
+// engines returns the engines that the settings ask for. The guide's answers are
+// long, so it streams them faster.
 func (s settings) engines() engines {
 	all := engines{guide.Model: guide.Engine{Pace: s.pace / 4}}
 	for _, model := range eliza.Models() {

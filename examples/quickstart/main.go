@@ -1,9 +1,8 @@
-// Command quickstart serves three small bots over the botapi interface, on one
-// machine and without any network: run it, and paste the commands it prints.
+// Command quickstart serves three small bots over the bot API. It needs no
+// model, database or network: run it, and paste the commands that it prints.
 //
-// It also shows what a host program does around the handler: routes of its own,
-// time limits for its server, logs, keys, and a stop that lets running answers
-// finish.
+// It also shows what an application sets up around the handler: its own routes,
+// server timeouts, logs, keys, and a shutdown that lets running answers finish.
 package main
 
 import (
@@ -32,8 +31,7 @@ func main() {
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run returns the exit code: 1 when the service could not do its work, 2 when
-// it was called wrongly.
+// run returns the exit code: 1 if the service failed, 2 if a flag is wrong.
 func run(args []string, stdout, stderr io.Writer) int {
 	s, err := parseSettings(args, stderr)
 	switch {
@@ -49,7 +47,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// settings are what the command line and the environment say.
+// settings come from the command line and the environment.
 type settings struct {
 	address  string
 	key      string
@@ -58,16 +56,16 @@ type settings struct {
 	runtime  *modelRuntime // nil: no real model
 }
 
-// parseSettings has told the user of an error when it returns one.
+// parseSettings prints an error to stderr before it returns it.
 func parseSettings(args []string, stderr io.Writer) (settings, error) {
 	var s settings
 	var runtime, model string
 	flags := flag.NewFlagSet("quickstart", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	flags.StringVar(&s.address, "addr", "127.0.0.1:8080", "`address` to listen on; port 0 takes a free one")
-	flags.StringVar(&s.key, "key", "", "the API `key`; without it $BOTAPI_KEY, else one is made up and printed")
+	flags.StringVar(&s.address, "addr", "127.0.0.1:8080", "`address` to listen on; port 0 picks a free port")
+	flags.StringVar(&s.key, "key", "", "the API `key`; the default is $BOTAPI_KEY or, if that is empty, a random key, which is printed")
 	flags.StringVar(&s.botsFile, "bots", "", "JSON `file` of bots to serve, read again on SIGHUP (default three built-in bots)")
-	flags.StringVar(&runtime, "runtime", "", "base `URL` of a model runtime that speaks OpenAI's protocol; $BOTAPI_RUNTIME_KEY is its key, if it asks for one")
+	flags.StringVar(&runtime, "runtime", "", "base `URL` of a model runtime with an OpenAI-compatible API; $BOTAPI_RUNTIME_KEY is its key, if it needs one")
 	flags.StringVar(&model, "model", "", "`name` of the model at the runtime")
 	flags.DurationVar(&s.pace, "pace", 75*time.Millisecond, "wait between two words of a stream")
 	if err := flags.Parse(args); err != nil {
@@ -85,7 +83,8 @@ func parseSettings(args []string, stderr io.Writer) (settings, error) {
 	return s, err
 }
 
-// check does not show the key that it refuses: standard error is often kept.
+// check does not put a rejected key into its error: standard error is often
+// kept in a log.
 func (s settings) check(extra []string) error {
 	switch {
 	case len(extra) > 0:
@@ -120,7 +119,7 @@ func (s settings) serve(stdout, stderr io.Writer) error {
 		return fmt.Errorf("%w; -addr chooses another address", err)
 	}
 	if s.runtime != nil && s.runtime.problem != nil {
-		fmt.Fprintln(stderr, "quickstart:", s.runtime.problem) // and go on: it may be there later
+		fmt.Fprintln(stderr, "quickstart:", s.runtime.problem) // the runtime may be started later
 	}
 	if err := s.announce(stdout, listener.Addr(), store); err != nil {
 		return err
@@ -145,22 +144,22 @@ func (s settings) routes(store botapi.BotStore, logger *slog.Logger) http.Handle
 	mux.Handle("/", page.Handler(page.Options{
 		Bots:      store,
 		Questions: questions,
-		KeyHint:   "The quickstart printed it, and a link that brings it along, in the terminal where you started it.",
+		KeyHint:   "The quickstart printed it, and a link that contains it, in the terminal where you started it.",
 	}))
 	return mux
 }
 
-// checkHealth answers what the published Python client asks before anything
-// else.
+// checkHealth serves the health check that the published Python client sends
+// first.
 func checkHealth(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = io.WriteString(w, `{"status":"ok"}`) // a client that left needs no answer
+	_, _ = io.WriteString(w, `{"status":"ok"}`) // fails only if the client has disconnected
 }
 
-// logChats writes one line for each chat. Reports hold no text of a chat.
+// logChats writes one line for each chat. A report contains no text of the chat.
 func logChats(logger *slog.Logger) func(context.Context, botapi.ChatReport) {
 	return func(ctx context.Context, r botapi.ChatReport) {
-		level, outcome := slog.LevelInfo, "whole"
+		level, outcome := slog.LevelInfo, "complete"
 		if r.Err != nil {
 			level, outcome = slog.LevelWarn, r.Err.Error()
 		}
@@ -179,8 +178,8 @@ func logChats(logger *slog.Logger) func(context.Context, botapi.ChatReport) {
 	}
 }
 
-// newServer bounds what a client may take time for. A stream may last longer
-// than WriteTimeout: the handler lifts it and bounds each write by itself.
+// newServer sets the timeouts of the server. A stream may last longer than
+// WriteTimeout: the handler replaces it with a timeout for each write.
 func newServer(handler http.Handler, logger *slog.Logger) *http.Server {
 	return &http.Server{
 		Handler:           handler,
@@ -202,13 +201,13 @@ func serveUntil(stop <-chan os.Signal, server *http.Server, listener net.Listene
 		return err
 	case <-stop:
 	}
-	logger.Info("stopping when the running requests have ended; a second signal stops at once")
+	logger.Info("stopping when the running requests have ended; a second signal stops immediately")
 
 	ended := make(chan error, 1)
 	go func() { ended <- server.Shutdown(context.Background()) }()
 	select {
 	case err := <-ended:
-		<-served // it said that the server is closed
+		<-served // http.ErrServerClosed
 		return err
 	case <-stop:
 		_ = server.Close() // the process ends here in any case

@@ -25,11 +25,11 @@ const answerOfMira = "What is it about your exam that makes you worried?"
 
 func TestPrintedCommandsWork(t *testing.T) {
 	if _, err := exec.LookPath("curl"); err != nil {
-		t.Skip("there is no curl to run the printed commands with")
+		t.Skip("curl is not installed")
 	}
 	is := is.New(t)
 	p := start(t, []string{"BOTAPI_KEY=from-the-environment"}, "-key", "it's-$mine", "-pace", "1ms")
-	is.Equal(p.key, "it's-$mine") // the flag wins
+	is.Equal(p.key, "it's-$mine") // the flag overrides the variable
 
 	var bots []botapi.Bot
 	is.NoErr(json.Unmarshal(paste(t, p.commands[0]), &bots))
@@ -45,7 +45,7 @@ func TestPrintedCommandsWork(t *testing.T) {
 	is.Equal(joined(t, strings.NewReader(stream)), answer)
 }
 
-// paste runs a command line as a shell does.
+// paste runs a command line in a shell.
 func paste(t *testing.T, command string) []byte {
 	t.Helper()
 	out, err := exec.Command("sh", "-c", command).Output()
@@ -55,7 +55,7 @@ func paste(t *testing.T, command string) []byte {
 	return out
 }
 
-// joined reads a stream to its terminator and returns its text.
+// joined reads a stream up to [DONE] and returns its text.
 func joined(t *testing.T, stream io.Reader) string {
 	t.Helper()
 	var text strings.Builder
@@ -68,7 +68,7 @@ func joined(t *testing.T, stream io.Reader) string {
 			text.WriteString(content(t, data))
 		}
 	}
-	t.Fatalf("the stream broke after %q", text.String())
+	t.Fatalf("the stream ended without [DONE], after %q", text.String())
 	return ""
 }
 
@@ -90,12 +90,12 @@ func TestFirstSignalLetsAStreamFinish(t *testing.T) {
 	is.Equal(first, `data: {"content":"What "}`+"\n")
 
 	p.signal(syscall.SIGINT)
-	p.awaitRefusal()
+	p.awaitClosedPort()
 	is.Equal(joined(t, stream), strings.TrimPrefix(answerOfMira, "What "))
 	is.Equal(p.exitCode(), 0)
 }
 
-func TestSecondSignalStopsAtOnce(t *testing.T) {
+func TestSecondSignalStopsImmediately(t *testing.T) {
 	is := is.New(t)
 	p := start(t, nil, "-pace", "1h")
 	stream := p.openStream()
@@ -103,17 +103,17 @@ func TestSecondSignalStopsAtOnce(t *testing.T) {
 	is.NoErr(err)
 
 	p.signal(syscall.SIGTERM)
-	p.awaitLog("a second signal stops at once")
+	p.awaitLog("a second signal stops immediately")
 	p.signal(syscall.SIGINT)
 	p.awaitLog("quickstart: stopped before the running requests had ended")
 	is.Equal(p.exitCode(), 1)
 	rest, err := io.ReadAll(stream)
-	is.True(err != nil) // the client can tell that the answer is not whole
+	is.True(err != nil) // the client can tell that the answer is incomplete
 	is.Equal(string(rest), "\n")
 }
 
-// openStream asks the first bot for a stream. Its connection is kept for
-// nothing else, so that it is never in the way of a stop.
+// openStream asks Mira for a stream, on a connection without keep-alive: an
+// idle connection would delay the shutdown.
 func (p *process) openStream() *bufio.Reader {
 	p.t.Helper()
 	req, err := http.NewRequest("POST", p.base+"/v1/chat", strings.NewReader(chatBody("mira", firstQuestion(mira), true)))
@@ -133,8 +133,8 @@ func (p *process) openStream() *bufio.Reader {
 	return bufio.NewReader(resp.Body)
 }
 
-// awaitRefusal returns when the process does not accept connections any more.
-func (p *process) awaitRefusal() {
+// awaitClosedPort returns when the process no longer accepts connections.
+func (p *process) awaitClosedPort() {
 	for {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(p.base, "http://"))
 		if err != nil {
@@ -158,19 +158,19 @@ func TestMistakes(t *testing.T) {
 	}{
 		{"the port is taken", []string{"-addr", taken.Addr().String()}, 1,
 			"quickstart: listen tcp " + taken.Addr().String() + ": bind: address already in use; -addr chooses another address"},
-		{"no such address", []string{"-addr", "nowhere"}, 1,
+		{"an invalid address", []string{"-addr", "nowhere"}, 1,
 			"quickstart: listen tcp: address nowhere: missing port in address; -addr chooses another address"},
 		{"no such file", []string{"-bots", "nowhere.json"}, 1,
 			"quickstart: reading the bots: open nowhere.json: no such file or directory"},
 		{"no such flag", []string{"-port", "1"}, 2, "flag provided but not defined: -port"},
-		{"no such pace", []string{"-pace", "fast"}, 2, `invalid value "fast" for flag -pace: parse error`},
-		{"a pace backwards", []string{"-pace", "-1s"}, 2, "the pace must not be negative"},
+		{"a pace that is not a duration", []string{"-pace", "fast"}, 2, `invalid value "fast" for flag -pace: parse error`},
+		{"a negative pace", []string{"-pace", "-1s"}, 2, "the pace must not be negative"},
 		{"a runtime without a model", []string{"-runtime", "http://127.0.0.1:9/v1"}, 2, "-runtime needs -model, the name of a model there"},
 		{"a model without a runtime", []string{"-model", "llama3.2"}, 2, "-model needs -runtime, the address of the model's runtime"},
-		{"a runtime that is no address", []string{"-runtime", "ollama", "-model", "llama3.2"}, 2,
+		{"a runtime that is not a URL", []string{"-runtime", "ollama", "-model", "llama3.2"}, 2,
 			"-runtime: openai: the base URL is not an http or https URL, as in http://127.0.0.1:11434/v1"},
 		{"an argument", []string{"bots.json"}, 2, `unexpected argument "bots.json"`},
-		{"a key that no header can hold", []string{"-key", "marked key"}, 2, "the key must not contain white space or control characters"},
+		{"a key that cannot be sent in a header", []string{"-key", "marked key"}, 2, "the key must not contain white space or control characters"},
 		{"help", []string{"-h"}, 0, "Usage of quickstart:"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -180,13 +180,13 @@ func TestMistakes(t *testing.T) {
 			is.Equal(stdout.String(), "")
 			first, more, _ := strings.Cut(stderr.String(), "\n")
 			is.Equal(first, c.says)
-			is.Equal(more == "", c.code == 1) // the usage follows where the call was wrong
+			is.Equal(more == "", c.code == 1) // a wrong flag also prints the usage
 			is.True(!strings.Contains(stderr.String(), "marked key"))
 		})
 	}
 }
 
-func TestProcessExitsWithTheCode(t *testing.T) {
+func TestExitCode(t *testing.T) {
 	is := is.New(t)
 	err := exec.Command(binary, "-bots", "nowhere.json").Run()
 	is.Equal(err.(*exec.ExitError).ExitCode(), 1)
@@ -248,9 +248,9 @@ func TestRoutes(t *testing.T) {
 	})
 }
 
-// TestOtherAnswers looks at what is no part of the interface and no route of
-// the program either.
-func TestOtherAnswers(t *testing.T) {
+// TestUnknownRoutes requests paths and methods that neither the API nor the
+// program serves.
+func TestUnknownRoutes(t *testing.T) {
 	server := serveBuiltIn(t, "the-key", io.Discard)
 	for _, c := range []struct {
 		request string
@@ -274,7 +274,7 @@ func TestOtherAnswers(t *testing.T) {
 			method, path, _ := strings.Cut(c.request, " ")
 			req, err := http.NewRequest(method, server.URL+path, nil)
 			is.NoErr(err)
-			resp, err := http.DefaultTransport.RoundTrip(req) // follows no redirect
+			resp, err := http.DefaultTransport.RoundTrip(req) // does not follow redirects
 			is.NoErr(err)
 			defer resp.Body.Close()
 			body, err := io.ReadAll(resp.Body)
@@ -297,14 +297,14 @@ func TestLogHasALineForEachChatAndNoSecret(t *testing.T) {
 		is.Equal(status, 200)
 		is.True(strings.Contains(body, "the-marked-word"))
 	}
-	server.Close() // nobody writes to the log any more
+	server.Close() // after this, nothing writes to the log
 	is.Equal(strings.Count(log.String(), "msg=chat "), 2)
 	is.Equal(strings.Count(log.String(), "bot=juniper"), 2)
-	is.Equal(strings.Count(log.String(), "outcome=whole"), 2)
+	is.Equal(strings.Count(log.String(), "outcome=complete"), 2)
 	is.True(!strings.Contains(log.String(), "the-marked"))
 }
 
-// serveBuiltIn runs the routes with the built-in bots, as the program does.
+// serveBuiltIn serves the program's routes with the built-in bots.
 func serveBuiltIn(t *testing.T, key string, log io.Writer) *httptest.Server {
 	t.Helper()
 	store := new(botapi.MemoryStore)
@@ -326,7 +326,7 @@ func ask(t *testing.T, method, url, key, body string) (status int, answer string
 	return status, answer
 }
 
-// request may be called in any goroutine.
+// request may be called from any goroutine.
 func request(method, url, key, body string) (status int, answer string, err error) {
 	req, err := http.NewRequest(method, url, strings.NewReader(body))
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// binary is the program itself, built once for all tests that need a process.
+// binary is the path of the program, built once for all tests.
 var binary string
 
 func TestMain(m *testing.M) {
@@ -37,18 +37,18 @@ func withBinary(run func() int) int {
 	return run()
 }
 
-// A process is the program, listening on a port of its own.
+// A process is a running quickstart that listens on a free port.
 type process struct {
 	t        *testing.T
 	cmd      *exec.Cmd
 	base     string
 	key      string
-	commands []string // that it printed
+	commands []string // that it has printed
 	log      *bufio.Scanner
 }
 
-// start returns when the process serves. A process that hangs is killed, so
-// that whatever waits for it fails.
+// start returns when the process accepts connections. It kills a process that
+// hangs, so that the test fails instead of waiting forever.
 func start(t *testing.T, environment []string, args ...string) *process {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -61,7 +61,7 @@ func start(t *testing.T, environment []string, args ...string) *process {
 	}
 	t.Cleanup(func() {
 		cancel()
-		_ = p.cmd.Wait() // it has ended by itself, or is killed now
+		_ = p.cmd.Wait() // it has exited, or is killed now
 	})
 	p.readAnnouncement(bufio.NewScanner(stdout))
 	return p
@@ -88,7 +88,7 @@ func (p *process) readAnnouncement(output *bufio.Scanner) {
 		}
 	}
 	if len(p.commands) < 3 {
-		p.t.Fatalf("the process ended before it had printed three commands: %s", p.restOfLog())
+		p.t.Fatalf("the process exited before it printed three commands: %s", p.restOfLog())
 	}
 }
 
@@ -99,7 +99,7 @@ func (p *process) signal(s syscall.Signal) {
 	}
 }
 
-// awaitLog returns the next log line that holds the text.
+// awaitLog returns the next log line that contains the text.
 func (p *process) awaitLog(text string) string {
 	p.t.Helper()
 	for p.log.Scan() {
@@ -119,7 +119,7 @@ func (p *process) restOfLog() string {
 	return rest.String()
 }
 
-// exitCode waits for the end of the process.
+// exitCode waits until the process exits.
 func (p *process) exitCode() int {
 	p.t.Helper()
 	_ = p.restOfLog()

@@ -18,15 +18,14 @@ import (
 	"example.com/botapi/examples/openai"
 )
 
-// A modelRuntime is a program that runs models, such as Ollama, behind OpenAI's
-// chat completions protocol.
+// A modelRuntime is a server with an OpenAI-compatible API, such as Ollama.
 type modelRuntime struct {
 	botapi.ChatEngine
 	address, key, model string
-	problem             error // what probe said at the start, if anything
+	problem             error // the error of probe at the start, if any
 }
 
-// newRuntime returns nil if neither an address nor a model is named.
+// newRuntime returns nil if neither an address nor a model is given.
 func newRuntime(address, model string) (*modelRuntime, error) {
 	switch {
 	case address == "" && model == "":
@@ -44,8 +43,8 @@ func newRuntime(address, model string) (*modelRuntime, error) {
 	return &modelRuntime{ChatEngine: engine, address: address, key: key, model: model}, nil
 }
 
-// join adds the bot that the model answers for: before all others, or behind
-// them if there was a problem at the start.
+// join adds a bot for the model: first in the list, or last if there was a
+// problem at the start.
 func (r *modelRuntime) join(bots []botapi.Bot) []botapi.Bot {
 	if r == nil {
 		return bots
@@ -58,18 +57,18 @@ func (r *modelRuntime) join(bots []botapi.Bot) []botapi.Bot {
 	return append(bots, bot)
 }
 
-// host is the address without a secret that may be in it.
+// host returns the host and port only: the rest of the URL may contain a secret.
 func (r *modelRuntime) host() string {
 	return r.url().Host
 }
 
 func (r *modelRuntime) url() *url.URL {
-	address, _ := url.Parse(r.address) // NewEngine has read it, too
+	address, _ := url.Parse(r.address) // NewEngine has checked it
 	return address
 }
 
-// Chat answers with the model. An error before the answer is in words for
-// whoever runs the quickstart, who can do something about it.
+// Chat answers with the model. If the runtime fails before the answer begins,
+// the error says what the person who runs the quickstart can do about it.
 func (r *modelRuntime) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		for text, err := range r.ChatEngine.Chat(ctx, req) {
@@ -97,7 +96,7 @@ func (r *modelRuntime) explain(err error) error {
 	return &botapi.StatusError{Status: answer.Status, Detail: detail, Err: err}
 }
 
-// probe says in one line what is wrong with the runtime, if anything is.
+// probe returns a one-line error if the runtime or the model is unavailable.
 func (r *modelRuntime) probe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
@@ -115,14 +114,14 @@ func (r *modelRuntime) probe(ctx context.Context) error {
 	defer resp.Body.Close()
 	switch resp.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return fmt.Errorf("the model runtime at %s refuses the key: set BOTAPI_RUNTIME_KEY", r.host())
+		return fmt.Errorf("the model runtime at %s rejects the key: set BOTAPI_RUNTIME_KEY", r.host())
 	case http.StatusOK:
 		return r.findModel(resp.Body)
 	}
-	return nil // it cannot list its models, and may answer nevertheless
+	return nil // a runtime without a list of models may work nevertheless
 }
 
-// withoutURL is the reason alone: the address may have a secret in it.
+// withoutURL removes the URL from an error: it may contain a secret.
 func withoutURL(err error) error {
 	if failed, ok := errors.AsType[*url.Error](err); ok {
 		return failed.Err
@@ -130,12 +129,12 @@ func withoutURL(err error) error {
 	return err
 }
 
-// findModel looks for the model in a runtime's list. Ollama lists each with a
-// tag, and takes it without "latest".
+// findModel looks for the model in the runtime's list. Ollama lists each model
+// with a tag; in a request, the tag "latest" may be omitted.
 func (r *modelRuntime) findModel(body io.Reader) error {
 	var list struct{ Data []struct{ ID string } }
 	if err := json.NewDecoder(io.LimitReader(body, 1<<20)).Decode(&list); err != nil {
-		return fmt.Errorf("what answers at %s is no model runtime: its list of models is no JSON; the address often ends in /v1", r.host())
+		return fmt.Errorf("the server at %s is not a model runtime: its list of models is not JSON; the address often ends in /v1", r.host())
 	}
 	var names []string
 	for _, model := range list.Data {

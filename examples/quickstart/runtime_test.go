@@ -14,7 +14,7 @@ import (
 	"github.com/matryer/is"
 )
 
-// runtimeAt is one with the model llama3.2.
+// runtimeAt returns a runtime for the model llama3.2.
 func runtimeAt(t *testing.T, address string) *modelRuntime {
 	t.Helper()
 	r, err := newRuntime(address, "llama3.2")
@@ -34,7 +34,7 @@ func TestRealModel(t *testing.T) {
 
 	_, bots := ask(t, "GET", server.URL+"/v1/bots", "the-key", "")
 	is.True(strings.HasPrefix(bots, `[{"uid":"model","slug":"model","name":"llama3.2","description":"A real model, at 127.0.0.1:`))
-	is.True(strings.Contains(bots, `"slug":"guide"`)) // the others are there, too
+	is.True(strings.Contains(bots, `"slug":"guide"`)) // the built-in bots stay
 	_, answer := ask(t, "POST", server.URL+"/v1/chat", "the-key", chatBody("model", "Who are you?", false))
 	is.Equal(answer, `{"content":"I am a llama."}`)
 	request := ollama.Requests()[0]
@@ -43,21 +43,22 @@ func TestRealModel(t *testing.T) {
 	is.Equal(request.Header.Get("Authorization"), "Bearer its-key")
 }
 
-// TestRealModelFails has the client told what whoever runs the program can do.
+// TestRealModelFails checks that the response says what the person who runs the
+// program can do.
 func TestRealModelFails(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		answer func(*runtimetest.Stream, *runtimetest.Request) // nil: there is no runtime
+		answer func(*runtimetest.Stream, *runtimetest.Request) // nil: no runtime is running
 		status int
-		detail string // the first %s is where the runtime is
+		detail string // %s is the runtime's host
 	}{
-		{"nobody there", nil, 503, "No model runtime answers at %s. Is it running?"},
+		{"no runtime", nil, 503, "No model runtime answers at %s. Is it running?"},
 		{"a wrong key", func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Refuse(401, `{"error":{"message":"no"}}`) }, 502,
 			"The model runtime at %s refuses the key. Set BOTAPI_RUNTIME_KEY, and start the quickstart again"},
 		{"no such model", func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Refuse(404, `{"error":{"message":"no"}}`) }, 502,
 			"The model runtime at %s does not have the model llama3.2. With Ollama: ollama pull llama3.2"},
 		{"too busy", func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Refuse(429, `{}`) }, 503, "The model is unavailable for the moment"},
-		{"half an answer", func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Text("Half"); s.Break() }, 502, "The model's answer broke off"},
+		{"an incomplete answer", func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Text("Half"); s.Break() }, 502, "The model's answer broke off"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			is := is.New(t)
@@ -77,19 +78,19 @@ func TestRealModelFails(t *testing.T) {
 	}
 }
 
-// TestProbe has one line say what is wrong with the runtime.
+// TestProbe checks the one-line error for each problem of a runtime.
 func TestProbe(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		status int
 		list   string
-		says   string // empty: all is well
+		says   string // empty: no error
 	}{
 		{"the model is there", 200, `{"data":[{"id":"mistral"},{"id":"llama3.2:latest"}]}`, ""},
 		{"another model", 200, `{"data":[{"id":"mistral:latest"},{"id":"qwen3:8b"}]}`, `the model runtime at %s does not have the model llama3.2; it has mistral, qwen3:8b`},
 		{"no model", 200, `{"data":[]}`, `the model runtime at %s has no models; with Ollama: ollama pull llama3.2`},
-		{"a page", 200, `<h1>Welcome</h1>`, `what answers at %s is no model runtime: its list of models is no JSON; the address often ends in /v1`},
-		{"a wrong key", 401, ``, `the model runtime at %s refuses the key: set BOTAPI_RUNTIME_KEY`},
+		{"a page", 200, `<h1>Welcome</h1>`, `the server at %s is not a model runtime: its list of models is not JSON; the address often ends in /v1`},
+		{"a wrong key", 401, ``, `the model runtime at %s rejects the key: set BOTAPI_RUNTIME_KEY`},
 		{"no list", 404, ``, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -111,9 +112,9 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// TestRuntimeIsNotThere starts the program nevertheless, and has the guide come
-// first: it can answer.
-func TestRuntimeIsNotThere(t *testing.T) {
+// TestUnavailableRuntime checks that the program starts without its runtime and
+// lists the guide first, which can answer.
+func TestUnavailableRuntime(t *testing.T) {
 	is := is.New(t)
 	p := start(t, nil, "-runtime", "http://127.0.0.1:1/v1?api-key=secret", "-model", "llama3.2")
 	is.Equal(p.awaitLog("quickstart:"), "quickstart: no model runtime answers at 127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused")
@@ -123,7 +124,7 @@ func TestRuntimeIsNotThere(t *testing.T) {
 	is.True(strings.Contains(p.commands[1], `"bot_slug":"guide"`))
 }
 
-// TestRuntimeLacksTheModel says so at the start, and in the list.
+// TestRuntimeLacksTheModel checks that the log and the list of bots say so.
 func TestRuntimeLacksTheModel(t *testing.T) {
 	is := is.New(t)
 	models := func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"data":[{"id":"mistral"}]}`) }

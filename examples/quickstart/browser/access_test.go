@@ -11,11 +11,11 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestKeyboard uses the page without a mouse, and sees where the focus is.
+// TestKeyboard uses the page without a mouse, and checks that the focus is visible.
 func TestKeyboard(t *testing.T) {
 	is := is.New(t)
 	tab := newTab(t)
-	tab.open(startHost(t, botapi.Options{}, nil).URL)
+	tab.open(startService(t, botapi.Options{}, nil).URL)
 	tab.wait(`document.activeElement.id === "key"`)
 	tab.write(key)
 	tab.enter()
@@ -43,11 +43,12 @@ func TestKeyboard(t *testing.T) {
 	is.Equal(tab.texts(".conversation .text")[1:], []string{"one two", "one two"})
 }
 
-// TestStopKeepsFocus moves the focus on when the button that has it goes.
+// TestStopKeepsFocus checks that the focus moves on when the button that has it
+// disappears.
 func TestStopKeepsFocus(t *testing.T) {
 	is := is.New(t)
 	tab := newTab(t)
-	tab.open(startHost(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil).URL + "/#key=" + key)
+	tab.open(startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil).URL + "/#key=" + key)
 	tab.wait(`document.activeElement?.id === "message"`)
 	tab.write("Hello")
 	tab.tabTo("#send")
@@ -59,11 +60,11 @@ func TestStopKeepsFocus(t *testing.T) {
 	is.Equal(evaluate[string](tab, "document.activeElement.id"), "message")
 }
 
-// TestAnnouncements listens to what a screen reader is told.
+// TestAnnouncements checks the texts that a screen reader says.
 func TestAnnouncements(t *testing.T) {
 	is := is.New(t)
 	tab := newTab(t)
-	tab.open(startHost(t, botapi.Options{}, nil).URL + "/#key=" + key)
+	tab.open(startService(t, botapi.Options{}, nil).URL + "/#key=" + key)
 	tab.see(".bot")
 	evaluate[any](tab, `
 		window.heard = [];
@@ -72,13 +73,13 @@ func TestAnnouncements(t *testing.T) {
 		null`)
 	tab.say("one two")
 	tab.waitForAnswer()
-	is.Equal(evaluate[[]string](tab, "heard"), []string{"Ada is answering.", "Ada: one two"}) // once, and whole
+	is.Equal(evaluate[[]string](tab, "heard"), []string{"Ada is answering.", "Ada: one two"}) // once, and completely
 	is.Equal(tab.texts(".author"), []string{"Ada:", "You:", "Ada:"})
 }
 
-// TestNames finds a name for everything that can be used.
+// TestNames checks that every control has a name.
 func TestNames(t *testing.T) {
-	h := startHost(t, botapi.Options{Engine: fails("Well,", nil, fmt.Errorf("a failure"))}, nil)
+	h := startService(t, botapi.Options{Engine: fails("Well,", nil, fmt.Errorf("a failure"))}, nil)
 	pages := map[string]func(*tab){
 		"key":       func(tab *tab) { tab.open(h.URL); tab.see("#key") },
 		"chat":      func(tab *tab) { tab.open(h.URL + "/#key=" + key); tab.say("Hello"); tab.see(".failure") },
@@ -115,11 +116,11 @@ func value(v *accessibility.Value) string {
 	return strings.Trim(string(v.Value), `"`)
 }
 
-// TestNarrowScreen has room for the list or the conversation, and shows one
-// after the other, without scrolling sideways.
+// TestNarrowScreen checks that a narrow screen shows either the list or the
+// conversation, without horizontal scrolling.
 func TestNarrowScreen(t *testing.T) {
 	is := is.New(t)
-	h := startHost(t, botapi.Options{}, nil)
+	h := startService(t, botapi.Options{}, nil)
 	tab := newTab(t)
 	tab.do(chromedp.EmulateViewport(320, 600, chromedp.EmulateMobile, chromedp.EmulateTouch))
 	tab.open(h.URL + "/#key=" + key)
@@ -150,9 +151,9 @@ func (tab *tab) checkWidth() {
 	is.New(tab.t).True(evaluate[bool](tab, "document.documentElement.scrollWidth <= innerWidth"))
 }
 
-// TestContrast reads the colours of all text, in light and dark.
+// TestContrast checks the contrast of all text, in light and dark.
 func TestContrast(t *testing.T) {
-	h := startHost(t, botapi.Options{Engine: fails("Well,", nil, fmt.Errorf("a failure"))}, nil)
+	h := startService(t, botapi.Options{Engine: fails("Well,", nil, fmt.Errorf("a failure"))}, nil)
 	for _, scheme := range []string{"light", "dark"} {
 		t.Run(scheme, func(t *testing.T) {
 			is := is.New(t)
@@ -173,8 +174,8 @@ func TestContrast(t *testing.T) {
 	}
 }
 
-// lowContrast lists the texts whose contrast with their background is below
-// 4.5 to 1, what WCAG asks of text of any size.
+// lowContrast lists the texts whose contrast with their background is below 4.5
+// to 1, which WCAG requires for text of any size.
 const lowContrast = `(() => {
 	const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
 	const paint = (...colours) => {
@@ -203,7 +204,7 @@ func TestReducedMotion(t *testing.T) {
 			is := is.New(t)
 			tab := newTab(t)
 			tab.prefer("prefers-reduced-motion", preference)
-			tab.open(startHost(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil).URL + "/#key=" + key)
+			tab.open(startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil).URL + "/#key=" + key)
 			tab.say("Hello")
 			tab.see(".arriving")
 			is.Equal(evaluate[string](tab, `getComputedStyle(document.querySelector(".arriving .dots")).animationName`), animation)

@@ -15,8 +15,8 @@ import (
 	"github.com/matryer/is"
 )
 
-// axe is the source of axe-core, which finds what keeps people from using a
-// page. npm installs what axe/package-lock.json names.
+// axe returns the source of axe-core, which checks accessibility. npm installs the
+// version in axe/package-lock.json.
 var axe = sync.OnceValues(func() (string, error) {
 	install := exec.Command("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund")
 	install.Dir = "axe"
@@ -27,16 +27,17 @@ var axe = sync.OnceValues(func() (string, error) {
 	return string(source), err
 })
 
-// TestAxe has axe find nothing on any screen, wide and narrow, light and dark.
+// TestAxe checks that axe finds nothing on any screen, wide and narrow, light and
+// dark.
 func TestAxe(t *testing.T) {
 	if _, err := exec.LookPath("npm"); err != nil {
-		t.Skip("npm is not installed: axe is not asked about the pages")
+		t.Skip("npm is not installed")
 	}
 	source, err := axe()
 	is.New(t).NoErr(err)
-	explaining := startHost(t, botapi.Options{Engine: botapi.ChatEngineFunc(explain)}, nil)
-	failing := startHost(t, botapi.Options{Engine: fails("Well,", nil, errors.New("a failure"))}, nil)
-	waiting := startHost(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil)
+	explaining := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(explain)}, nil)
+	failing := startService(t, botapi.Options{Engine: fails("Well,", nil, errors.New("a failure"))}, nil)
+	waiting := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil)
 	home := "/#key=" + key
 	screens := map[string]func(*tab){
 		"key":     func(tab *tab) { tab.open(failing.URL + "/#key=wrong"); tab.see("#key-problem") },
@@ -94,7 +95,7 @@ func TestAxe(t *testing.T) {
 			tab.see(".bot")
 			tab.open(explaining.URL + "/docs")
 			tab.click("#chat .send")
-			tab.wait(`document.querySelector("#chat .sent").textContent.includes("whole after")`)
+			tab.wait(`document.querySelector("#chat .sent").textContent.includes("complete after")`)
 			tab.click("#chat .trial summary")
 			tab.choose("#chat textarea", "oops")
 			tab.see("#chat .trial > .problem")
@@ -117,6 +118,6 @@ func TestAxe(t *testing.T) {
 	}
 }
 
-// violations lists what axe finds, and where.
+// violations lists the problems that axe finds, and their elements.
 const violations = `axe.run(document, { resultTypes: ["violations"] }).then(({ violations }) =>
 	violations.flatMap(({ id, nodes }) => nodes.map(({ html, failureSummary }) => id + ": " + html.slice(0, 200) + " " + failureSummary)))`

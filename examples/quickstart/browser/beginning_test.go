@@ -31,8 +31,8 @@ func TestSuggestedQuestion(t *testing.T) {
 	tab.see(".suggestion")
 }
 
-// TestPagesBelowAPath has the pages and the api mounted at paths of their own,
-// with what the host says of them.
+// TestPagesBelowAPath mounts the pages and the API at different paths, with
+// page.Options.
 func TestPagesBelowAPath(t *testing.T) {
 	is := is.New(t)
 	bots, err := botapi.NewMemoryStore(ada, bo)
@@ -71,8 +71,8 @@ func TestPagesBelowAPath(t *testing.T) {
 	is.True(strings.Contains(tab.text("#chat .program pre"), server.URL+"/our/bots/v1/chat"))
 }
 
-// TestBeginningWithoutQuestions has something to begin with where the host and
-// the bot have nothing, unless the host wants it so.
+// TestBeginningWithoutQuestions checks that the page suggests a general question
+// if the application sets none, unless it sets an empty list.
 func TestBeginningWithoutQuestions(t *testing.T) {
 	tests := []struct {
 		name      string
@@ -83,8 +83,8 @@ func TestBeginningWithoutQuestions(t *testing.T) {
 		{"welcome", nil, ada, []string{"Hello! What can you do?"}},
 		{"no welcome", nil, bo, []string{"Hello! What can you do?"}},
 		{"no welcome, for another bot", map[string][]string{"ada": {"Who?"}}, bo, []string{"Hello! What can you do?"}},
-		{"welcome, none wanted", map[string][]string{"": {}}, ada, []string{}},
-		{"no welcome, none wanted", map[string][]string{"": {}}, bo, []string{}},
+		{"welcome, empty list", map[string][]string{"": {}}, ada, []string{}},
+		{"no welcome, empty list", map[string][]string{"": {}}, bo, []string{}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -110,12 +110,13 @@ func TestBeginningWithoutQuestions(t *testing.T) {
 	}
 }
 
-// TestBeginningWithoutWelcome introduces a bot that does not do it itself.
+// TestBeginningWithoutWelcome checks that the page introduces a bot without a
+// welcome message.
 func TestBeginningWithoutWelcome(t *testing.T) {
 	is := is.New(t)
 	tab := newTab(t)
 	tab.do(chromedp.EmulateViewport(390, 780))
-	tab.open(startHost(t, botapi.Options{}, nil).URL + "/#key=" + key + "&bot=bo")
+	tab.open(startService(t, botapi.Options{}, nil).URL + "/#key=" + key + "&bot=bo")
 	tab.see(".beginning")
 	is.Equal(tab.text(".beginning .introduced"), "Bo")
 	is.Equal(tab.texts(".suggestion"), []string{"Hello! Who are you?", "What can you help me with?"})

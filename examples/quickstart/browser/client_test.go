@@ -8,8 +8,8 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestEventStream gives streams to the page's parser in one piece, and cut
-// into two at every byte, and into single bytes.
+// TestEventStream gives streams to the page's parser: in one chunk, in two chunks
+// split at every byte, and in chunks of one byte.
 func TestEventStream(t *testing.T) {
 	type event struct{ Event, Data string }
 	tests := []struct {
@@ -41,19 +41,19 @@ func TestEventStream(t *testing.T) {
 			stream, err := json.Marshal(test.stream)
 			is.NoErr(err)
 			var seen map[string][]event
-			text := evaluate[string](tab, fmt.Sprintf(parseInPieces, stream))
+			text := evaluate[string](tab, fmt.Sprintf(parseInChunks, stream))
 			is.NoErr(json.Unmarshal([]byte(text), &seen))
 			is.True(len(seen) > 1)
-			for cut, events := range seen {
+			for split, events := range seen {
 				if fmt.Sprint(events) != fmt.Sprint(test.events) {
-					t.Errorf("cut at %s: %q, want %q", cut, events, test.events)
+					t.Errorf("split at %s: %q, want %q", split, events, test.events)
 				}
 			}
 		})
 	}
 }
 
-const parseInPieces = `(async () => {
+const parseInChunks = `(async () => {
 	const { serverSentEvents } = await import("/page/client.js");
 	const bytes = new TextEncoder().encode(%s);
 	const parse = async (chunks) => {

@@ -14,13 +14,14 @@ import (
 	"github.com/matryer/is"
 )
 
-// forward moves the page's clock, so that no test waits as long as a person.
+// forward moves the page's clock, so that a test does not have to wait.
 func (tab *tab) forward(duration time.Duration) {
 	tab.t.Helper()
 	evaluate[any](tab, fmt.Sprintf(`(() => { const now = Date.now; Date.now = () => now() + %d; })()`, duration.Milliseconds()))
 }
 
-// TestSilence notices a connection on which nothing comes, and tries again.
+// TestSilence checks that the page reports a connection on which nothing arrives,
+// and offers another attempt.
 func TestSilence(t *testing.T) {
 	is := is.New(t)
 	bot, tab := talkToMoody(t, botapi.Options{})
@@ -31,8 +32,8 @@ func TestSilence(t *testing.T) {
 	is.True(!evaluate[bool](tab, `document.querySelector(".arriving .silence").checkVisibility()`))
 	tab.forward(60 * time.Second)
 	tab.see(".arriving .silence")
-	is.True(strings.HasPrefix(tab.text(".arriving .silence"), "Nothing has come for 1 min "))
-	is.Equal(evaluate[string](tab, `document.querySelector("#announcement").textContent`), "Nothing has come for a while. The connection may be lost.")
+	is.True(strings.HasPrefix(tab.text(".arriving .silence"), "Nothing has arrived for 1 min "))
+	is.Equal(evaluate[string](tab, `document.querySelector("#announcement").textContent`), "Nothing has arrived for a while. The connection may be lost.")
 	tab.click(".arriving .silence button")
 	tab.wait(`!document.querySelector(".silence:not([hidden])")`)
 	tab.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
@@ -41,7 +42,7 @@ func TestSilence(t *testing.T) {
 	is.Equal(len(bot.requests), 2)
 }
 
-// TestKeepAliveIsNoSilence has the server say nothing but that it is there.
+// TestKeepAliveIsNoSilence checks that keep-alive comments count as activity.
 func TestKeepAliveIsNoSilence(t *testing.T) {
 	is := is.New(t)
 	_, tab := talkToMoody(t, botapi.Options{KeepAlive: 10 * time.Millisecond})
@@ -52,11 +53,12 @@ func TestKeepAliveIsNoSilence(t *testing.T) {
 	is.True(!evaluate[bool](tab, `document.querySelector(".arriving .silence").checkVisibility()`))
 }
 
-// TestDirection has each message, and the composer, run as its own text does.
+// TestDirection checks that each message and the composer have the direction of
+// their text.
 func TestDirection(t *testing.T) {
 	is := is.New(t)
 	tab := newTab(t)
-	tab.open(startHost(t, botapi.Options{}, nil).URL + "/#key=" + key)
+	tab.open(startService(t, botapi.Options{}, nil).URL + "/#key=" + key)
 	tab.see(".bot")
 	direction := func(selector string) string {
 		return evaluate[string](tab, fmt.Sprintf(`getComputedStyle(Array.from(document.querySelectorAll(%q)).at(-1)).direction`, selector))
@@ -72,7 +74,7 @@ func TestDirection(t *testing.T) {
 	}
 }
 
-// TestHugeMessage sends a file of many lines as a message.
+// TestHugeMessage sends a message of many lines.
 func TestHugeMessage(t *testing.T) {
 	is := is.New(t)
 	_, tab := talkToMoody(t, botapi.Options{})
@@ -81,10 +83,11 @@ func TestHugeMessage(t *testing.T) {
 	is.Equal(evaluate[int](tab, `document.querySelector(".user .text").textContent.length`), 5*20_000-1)
 }
 
-// TestBotListChanges looks at the list again when the reader comes back.
+// TestBotListChanges checks that the page loads the list again when its tab becomes
+// visible, and for an unknown bot.
 func TestBotListChanges(t *testing.T) {
 	is := is.New(t)
-	h := startHost(t, botapi.Options{}, nil)
+	h := startService(t, botapi.Options{}, nil)
 	tab := newTab(t)
 	tab.open(h.URL + "/#key=" + key)
 	tab.say("Hello")
@@ -97,12 +100,12 @@ func TestBotListChanges(t *testing.T) {
 	tab.wait(`document.querySelector("#chat-name").textContent === "Ada Lovelace"`)
 	is.Equal(tab.texts(".bot-name"), []string{"Cy", "Ada Lovelace"})
 	is.Equal(tab.text(".bot[aria-current] .bot-name"), "Ada Lovelace")
-	is.Equal(len(tab.answers()), 1) // the conversation goes on
+	is.Equal(len(tab.answers()), 1) // the conversation stays
 	is.Equal(evaluate[string](tab, `document.querySelector("#message").value`), "a draft")
 
 	newest := botapi.Bot{UID: "d", Slug: "di", Name: "Di", Model: "echo"}
 	is.NoErr(h.bots.Replace(fresh, renamed, newest))
-	evaluate[any](tab, `location.hash = "bot=di"; null`) // which the page has not heard of
+	evaluate[any](tab, `location.hash = "bot=di"; null`) // a bot that the page does not know yet
 	tab.wait(`document.querySelector("#chat-name").textContent === "Di"`)
 	tab.click(`.bot[href="#bot=ada"]`)
 	tab.wait(`document.querySelector("#chat-name").textContent === "Ada Lovelace"`)
@@ -115,13 +118,14 @@ func TestBotListChanges(t *testing.T) {
 	tab.wait(`document.querySelectorAll(".bot").length === 1`)
 }
 
-// TestDraftsAndPlaces finds each conversation as it was left.
-func TestDraftsAndPlaces(t *testing.T) {
+// TestDraftsAndPositions checks that each conversation keeps its draft and scroll
+// position.
+func TestDraftsAndPositions(t *testing.T) {
 	is := is.New(t)
 	tab := newTab(t)
-	tab.open(startHost(t, botapi.Options{}, nil).URL + "/#key=" + key)
+	tab.open(startService(t, botapi.Options{}, nil).URL + "/#key=" + key)
 	value := `document.querySelector("#message").value`
-	place := `Math.round(document.querySelector("#scroller").scrollTop)`
+	position := `Math.round(document.querySelector("#scroller").scrollTop)`
 	tab.wait(`document.activeElement?.id === "message"`)
 	tab.write(strings.Repeat("line\n", 100))
 	tab.enter()
@@ -138,7 +142,7 @@ func TestDraftsAndPlaces(t *testing.T) {
 	tab.click(`.bot[href="#bot=ada"]`)
 	tab.wait(`document.querySelector("#chat-name").textContent === "Ada"`)
 	is.Equal(evaluate[string](tab, value), "for Ada")
-	is.Equal(evaluate[int](tab, place), 120)
+	is.Equal(evaluate[int](tab, position), 120)
 
 	tab.click(`.bot[href="#bot=bo"]`)
 	tab.do(chromedp.Reload())
@@ -146,7 +150,7 @@ func TestDraftsAndPlaces(t *testing.T) {
 	is.Equal(evaluate[string](tab, value), "for Bo")
 }
 
-// TestEscape stops the answer wherever the focus is.
+// TestEscape checks that Escape stops the answer wherever the focus is.
 func TestEscape(t *testing.T) {
 	focuses := map[string]string{
 		"list":     `document.querySelector(".bot").focus()`,
@@ -166,11 +170,12 @@ func TestEscape(t *testing.T) {
 	}
 }
 
-// TestJumpToLatest leaves a reader who reads back where they are.
+// TestJumpToLatest checks that arriving text does not scroll a reader who has
+// scrolled back.
 func TestJumpToLatest(t *testing.T) {
 	is := is.New(t)
 	gate, more := make(chan struct{}), make(chan struct{})
-	h := startHost(t, botapi.Options{Engine: botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+	h := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
 		return func(yield func(string, error) bool) {
 			for _, wait := range []chan struct{}{gate, more} {
 				if !yield(strings.Repeat("a line\n\n", 100), nil) {
@@ -188,7 +193,7 @@ func TestJumpToLatest(t *testing.T) {
 	tab.open(h.URL + "/#key=" + key)
 	tab.say("Hello")
 	atEnd := `(({ scrollHeight, scrollTop, clientHeight }) => scrollHeight > 2000 && scrollHeight - scrollTop - clientHeight < 2)(document.querySelector("#scroller"))`
-	tab.wait(atEnd) // it follows what arrives
+	tab.wait(atEnd) // the page follows arriving text
 	evaluate[any](tab, `document.querySelector("#scroller").scrollTop = 50; null`)
 	tab.see("#latest")
 	close(gate)
@@ -202,10 +207,11 @@ func TestJumpToLatest(t *testing.T) {
 	tab.wait(atEnd)
 }
 
-// TestCode shows code that scrolls, with its language, and copies it.
+// TestCode checks that a block of code scrolls, names its language, and can be
+// copied.
 func TestCode(t *testing.T) {
 	is := is.New(t)
-	h := startHost(t, botapi.Options{Engine: botapi.ChatEngineFunc(explain)}, nil)
+	h := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(explain)}, nil)
 	tab := newTab(t)
 	tab.do(chromedp.EmulateViewport(390, 780))
 	tab.open(h.URL + "/#key=" + key + "&bot=ada")
@@ -225,13 +231,13 @@ func TestCode(t *testing.T) {
 	is.Equal(evaluate[string](tab, link+".target + ' ' + "+link+".rel"), "_blank noopener noreferrer")
 }
 
-// TestSmallScreen leaves room for the conversation on a screen that is no
-// larger than a business card, or than a large one at 400 % zoom.
+// TestSmallScreen checks that there is room for the conversation on a screen of the
+// size of a business card, which is also a large screen at 400 % zoom.
 func TestSmallScreen(t *testing.T) {
 	is := is.New(t)
 	tab := newTab(t)
 	tab.do(chromedp.EmulateViewport(320, 256))
-	tab.open(startHost(t, botapi.Options{}, nil).URL + "/#key=" + key + "&bot=ada")
+	tab.open(startService(t, botapi.Options{}, nil).URL + "/#key=" + key + "&bot=ada")
 	tab.see("#composer")
 	is.True(evaluate[float64](tab, `document.querySelector("#scroller").clientHeight / innerHeight`) > 0.5)
 	tab.checkWidth()

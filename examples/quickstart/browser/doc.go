@@ -1,4 +1,3 @@
-// Package browser holds tests only. They drive a real, headless Chromium
-// against the quickstart, a program of its own, and look at its pages as a
-// person would. They are skipped where there is no Chromium.
+// Package browser contains only tests. They run the quickstart and drive its pages
+// in a headless Chromium, as a person would. Without Chromium, they are skipped.
 package browser

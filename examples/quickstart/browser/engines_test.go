@@ -8,7 +8,7 @@ import (
 	"example.com/botapi"
 )
 
-// explain answers with all that the page can show of Markdown, word by word.
+// explain answers word by word, with every kind of Markdown that the page shows.
 func explain(_ context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		for word := range strings.SplitAfterSeq(explanation, " ") {

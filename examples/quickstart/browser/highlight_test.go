@@ -9,8 +9,8 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestHighlight reads what is coloured in code of each language: comments (c),
-// strings (s), numbers (n) and keywords (k).
+// TestHighlight checks what is coloured in each language: comments (c), strings
+// (s), numbers (n) and keywords (k).
 func TestHighlight(t *testing.T) {
 	tests := []struct{ language, code, want string }{
 		{"go", "func f(x int) string { // it's\n\treturn \"a\\\"b\" + `raw\n\\` + 'c' + 0x1F\n}", "k:func k:int k:string c:// it's k:return s:\"a\\\"b\" s:`raw s:\\` s:'c' n:0x1F"},
@@ -40,7 +40,7 @@ func TestHighlight(t *testing.T) {
 			is := is.New(t)
 			text := quoted("```" + test.language + "\n" + test.code + "\n```\n")
 			is.Equal(evaluate[string](tab, fmt.Sprintf("coloured(shown(%s))", text)), test.want)
-			is.Equal(evaluate[string](tab, fmt.Sprintf("shown(%s).querySelector('code').textContent", text)), test.code+"\n") // nothing is lost
+			is.Equal(evaluate[string](tab, fmt.Sprintf("shown(%s).querySelector('code').textContent", text)), test.code+"\n") // all text is there
 			if len(test.code) < 1000 {
 				is.True(evaluate[bool](tab, fmt.Sprintf("arrived(%s).innerHTML === shown(%s).innerHTML", text, text)))
 			}
@@ -48,8 +48,8 @@ func TestHighlight(t *testing.T) {
 	}
 }
 
-// TestSelectedCode gives code to the clipboard as it is, however it is cut into
-// pieces to be shown.
+// TestSelectedCode checks that selected code is copied unchanged, although it is
+// shown in pieces.
 func TestSelectedCode(t *testing.T) {
 	is := is.New(t)
 	code := strings.Repeat("x := 1\n\n", 150)
@@ -58,12 +58,13 @@ func TestSelectedCode(t *testing.T) {
 	is.Equal(strings.TrimRight(selected, "\n"), strings.TrimRight(code, "\n"))
 }
 
-// TestColours sees them on the page, light and dark, with enough contrast.
+// TestColours checks that the colours of code differ and have enough contrast, in
+// light and dark.
 func TestColours(t *testing.T) {
 	is := is.New(t)
 	const code = "```go\n// Sum adds.\nfunc Sum() string { return \"a\" + 1 }\n```"
 	tab := newTab(t)
-	tab.open(startHost(t, botapi.Options{Engine: begins(code, botapi.ChatEngineFunc(echo))}, nil).URL + "/#key=" + key)
+	tab.open(startService(t, botapi.Options{Engine: begins(code, botapi.ChatEngineFunc(echo))}, nil).URL + "/#key=" + key)
 	tab.say("Hello")
 	tab.waitForAnswer()
 	seen := map[string]bool{}

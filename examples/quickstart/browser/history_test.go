@@ -15,7 +15,7 @@ import (
 	"github.com/matryer/is"
 )
 
-// A moody bot does as the last message says, and remembers what it was sent.
+// A moody bot does what the last message says, and records all requests.
 type moody struct {
 	mu       sync.Mutex
 	requests [][]botapi.ChatMessage
@@ -47,7 +47,7 @@ func (m *moody) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[str
 	}
 }
 
-// last is what the bot was sent last.
+// last returns the messages of the last request.
 func (m *moody) last() []botapi.ChatMessage {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -62,25 +62,25 @@ func assistant(text string) botapi.ChatMessage {
 	return botapi.ChatMessage{Role: botapi.RoleAssistant, Content: text}
 }
 
-// talkToMoody opens the page on a moody bot.
+// talkToMoody opens the page with a moody bot.
 func talkToMoody(t *testing.T, o botapi.Options) (*moody, *tab) {
 	t.Helper()
 	bot := new(moody)
 	o.Engine = bot
 	tab := newTab(t)
-	tab.open(startHost(t, o, nil).URL + "/#key=" + key)
+	tab.open(startService(t, o, nil).URL + "/#key=" + key)
 	tab.see(".bot")
 	return bot, tab
 }
 
-// answers are what stands on the screen behind the welcome.
+// answers returns the answers on the screen, without the welcome.
 func (tab *tab) answers() []string {
 	tab.t.Helper()
 	return tab.texts(".assistant .text")[1:]
 }
 
-// TestRolesAlternate has answers fail, break off, stop and be empty, and sees
-// that the bot is told of whole exchanges only.
+// TestRolesAlternate has answers that fail, are incomplete, stopped or empty. It
+// checks that the page sends only questions that have an answer.
 func TestRolesAlternate(t *testing.T) {
 	is := is.New(t)
 	bot, tab := talkToMoody(t, botapi.Options{})
@@ -97,11 +97,12 @@ func TestRolesAlternate(t *testing.T) {
 	tab.say("three")
 	tab.waitForAnswer()
 	is.Equal(bot.last()[5:], []botapi.ChatMessage{assistant("Answer 5"), user("wait"), assistant("Well,"), user("three")})
-	is.Equal(len(tab.texts(".user.left-out")), 2) // and the screen says which ones the bot is not told of
+	is.Equal(len(tab.texts(".user.left-out")), 2) // the page marks the messages that it does not send
 }
 
-// TestRefusedMessage edits a message that was too large, and leaves it out.
-func TestRefusedMessage(t *testing.T) {
+// TestRejectedMessage edits a message that is too large, and checks that the page
+// does not send it again.
+func TestRejectedMessage(t *testing.T) {
 	is := is.New(t)
 	bot, tab := talkToMoody(t, botapi.Options{MaxBodyBytes: 400})
 	long := strings.Repeat("very ", 100) + "long"
@@ -123,7 +124,8 @@ func TestRefusedMessage(t *testing.T) {
 	is.Equal(tab.texts(".user .text"), []string{long, "short", "shorter"})
 }
 
-// TestPartialAnswer keeps what came of an answer, whatever happens next.
+// TestPartialAnswer checks that an incomplete answer stays until there is a better
+// one.
 func TestPartialAnswer(t *testing.T) {
 	is := is.New(t)
 	_, tab := talkToMoody(t, botapi.Options{})
@@ -146,11 +148,11 @@ func TestPartialAnswer(t *testing.T) {
 	is.Equal(tab.answers(), []string{"Answer 3"})
 }
 
-// TestPartialMarkdown shows what a broken answer has left open as it looked when
-// it arrived, now and when the page is loaded again.
+// TestPartialMarkdown checks that open marks of an incomplete answer look as they
+// did while it arrived, also after a reload.
 func TestPartialMarkdown(t *testing.T) {
 	is := is.New(t)
-	h := startHost(t, botapi.Options{Engine: fails("Some **bold", nil, errors.New("a failure"))}, nil)
+	h := startService(t, botapi.Options{Engine: fails("Some **bold", nil, errors.New("a failure"))}, nil)
 	tab := newTab(t)
 	tab.open(h.URL + "/#key=" + key)
 	tab.say("Hello")
@@ -162,7 +164,8 @@ func TestPartialMarkdown(t *testing.T) {
 	is.Equal(tab.texts(".text strong"), []string{"bold"})
 }
 
-// TestReloadInMidstream finds what had arrived, and says that it is not all.
+// TestReloadInMidstream checks that after a reload the page shows the text that had
+// arrived, and says that it is incomplete.
 func TestReloadInMidstream(t *testing.T) {
 	is := is.New(t)
 	_, tab := talkToMoody(t, botapi.Options{})
@@ -183,10 +186,11 @@ func TestEmptyAnswer(t *testing.T) {
 	is.Equal(tab.texts(".failure"), []string{})
 }
 
-// TestRegenerate asks for another answer, and keeps the first when there is none.
+// TestRegenerate asks for another answer, and checks that the first one stays if
+// that fails.
 func TestRegenerate(t *testing.T) {
 	is := is.New(t)
-	h := startHost(t, botapi.Options{Engine: new(moody)}, nil)
+	h := startService(t, botapi.Options{Engine: new(moody)}, nil)
 	tab := newTab(t)
 	tab.open(h.URL + "/#key=" + key)
 	tab.say("Hello")
@@ -204,7 +208,7 @@ func TestRegenerate(t *testing.T) {
 	is.True(strings.HasSuffix(tab.text(".failure-advice"), "The earlier answer stays."))
 }
 
-// TestEditLastMessage brings the last message back with the up arrow.
+// TestEditLastMessage edits the last message with the up arrow.
 func TestEditLastMessage(t *testing.T) {
 	is := is.New(t)
 	bot, tab := talkToMoody(t, botapi.Options{})
@@ -223,7 +227,7 @@ func TestEditLastMessage(t *testing.T) {
 	is.Equal(len(tab.texts(".edited")), 0)
 
 	tab.write("a draft")
-	tab.do(chromedp.KeyEvent(kb.ArrowUp)) // which moves in what is written
+	tab.do(chromedp.KeyEvent(kb.ArrowUp)) // moves the cursor in the draft
 	is.Equal(evaluate[string](tab, value), "a draft")
 	evaluate[any](tab, value+` = ""`)
 
@@ -238,8 +242,8 @@ func TestEditLastMessage(t *testing.T) {
 	is.Equal(len(tab.texts(".edited")), 0)
 }
 
-// TestEditedMessageIsMarked has it in sight on a phone, too, whatever has come
-// since.
+// TestEditedMessageIsMarked checks that the edited message is marked and visible,
+// also on a phone and when other messages follow it.
 func TestEditedMessageIsMarked(t *testing.T) {
 	is := is.New(t)
 	_, tab := talkToMoody(t, botapi.Options{})
@@ -274,13 +278,13 @@ func TestUndoStartOver(t *testing.T) {
 	tab.say("two")
 	tab.waitForAnswer()
 	is.Equal(bot.last(), []botapi.ChatMessage{user("two")})
-	is.Equal(tab.texts(".cleared"), []string{}) // too late
+	is.Equal(tab.texts(".cleared"), []string{}) // undo is no longer offered
 }
 
-// TestConversationsOutliveTab finds in a new tab what was said in another one.
+// TestConversationsOutliveTab checks that tabs share their conversations.
 func TestConversationsOutliveTab(t *testing.T) {
 	is := is.New(t)
-	h := startHost(t, botapi.Options{Engine: new(moody)}, nil)
+	h := startService(t, botapi.Options{Engine: new(moody)}, nil)
 	address := h.URL + "/#key=" + key
 	first := newTab(t)
 	first.open(address)
@@ -293,7 +297,7 @@ func TestConversationsOutliveTab(t *testing.T) {
 	is.Equal(second.answers(), []string{"Answer 1"})
 	second.say("two")
 	second.waitForAnswer()
-	first.wait(`document.querySelectorAll(".assistant .text")[2]?.textContent === "Answer 2"`) // without being loaded again
+	first.wait(`document.querySelectorAll(".assistant .text")[2]?.textContent === "Answer 2"`) // without a reload
 
 	second.click("#delete-all")
 	second.click("#delete-dialog .cancel")
@@ -305,7 +309,8 @@ func TestConversationsOutliveTab(t *testing.T) {
 	first.wait(`document.querySelectorAll(".assistant .text").length === 1`)
 }
 
-// TestForgetKeepsConversations deletes them, or does not, as it is told.
+// TestForgetKeepsConversations checks that "Forget key" deletes the conversations
+// only if the box is checked.
 func TestForgetKeepsConversations(t *testing.T) {
 	for _, deleted := range []bool{true, false} {
 		t.Run(fmt.Sprint(deleted), func(t *testing.T) {
@@ -328,7 +333,8 @@ func TestForgetKeepsConversations(t *testing.T) {
 	}
 }
 
-// TestStoreFull goes on without the browser's store, and says so.
+// TestStoreFull checks that the page works when the browser stores nothing, and
+// says so.
 func TestStoreFull(t *testing.T) {
 	is := is.New(t)
 	bot, tab := talkToMoody(t, botapi.Options{})
@@ -380,8 +386,8 @@ func TestExport(t *testing.T) {
 `)
 }
 
-// saved chooses from the menu, and returns the name, type and text of the file
-// that the page gives to the browser.
+// saved clicks an entry of the menu, and returns the name, type and text of the
+// file that the page offers for download.
 func (tab *tab) saved(choice string) string {
 	tab.t.Helper()
 	evaluate[any](tab, `

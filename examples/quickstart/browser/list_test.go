@@ -11,7 +11,7 @@ import (
 	"github.com/matryer/is"
 )
 
-// titles are those of the conversations that are listed.
+// titles returns the titles of the listed conversations.
 func (tab *tab) titles() []string {
 	tab.t.Helper()
 	return evaluate[[]string](tab, `Array.from(document.querySelectorAll(".conversation-item:not(.deleted) .title"), (each) => each.textContent)`)
@@ -23,7 +23,7 @@ func (tab *tab) newChat() {
 	tab.wait(`document.querySelector("#new-chat").hidden`)
 }
 
-// TestConversations has several with each bot, and finds each as it was left.
+// TestConversations switches between several conversations with each bot.
 func TestConversations(t *testing.T) {
 	is := is.New(t)
 	bot, tab := talkToMoody(t, botapi.Options{})
@@ -35,7 +35,7 @@ func TestConversations(t *testing.T) {
 	tab.write(long)
 	tab.enter()
 	tab.see(".assistant:last-child .regenerate")
-	is.Equal(bot.last(), []botapi.ChatMessage{user(strings.TrimSpace(long))}) // and nothing of the other one
+	is.Equal(bot.last(), []botapi.ChatMessage{user(strings.TrimSpace(long))}) // without messages of the other conversation
 	is.Equal(tab.titles(), []string{"word word word word word word word word word…", "one and more"})
 	is.Equal(tab.text(".conversation-item [aria-current] .title"), tab.titles()[0])
 
@@ -58,13 +58,13 @@ func TestConversations(t *testing.T) {
 	is.Equal(tab.titles(), []string{"one and more", "for Bo"})
 	tab.click(".cleared button")
 	is.Equal(len(tab.titles()), 3)
-	evaluate[any](tab, `location.hash = document.querySelector("a[href^='#bot=ada&chat=']").hash.replace("ada", "bo"); null`) // an address that somebody made up
+	evaluate[any](tab, `location.hash = document.querySelector("a[href^='#bot=ada&chat=']").hash.replace("ada", "bo"); null`) // an id that belongs to another bot
 	tab.wait(`document.querySelector("#chat-name").textContent === "Bo"`)
 	is.Equal(tab.texts(".user .text"), []string{"for Bo"})
 }
 
-// TestDeleteConversation brings a conversation back, also one that was on show
-// or whose answer was arriving.
+// TestDeleteConversation undoes deletions, also of a conversation on show whose
+// answer is arriving.
 func TestDeleteConversation(t *testing.T) {
 	is := is.New(t)
 	_, tab := talkToMoody(t, botapi.Options{})
@@ -94,7 +94,7 @@ func TestDeleteConversation(t *testing.T) {
 	is.Equal(tab.texts(".conversation-item"), []string{})
 }
 
-// TestUndoEdit brings back what an edit took the place of, step by step.
+// TestUndoEdit undoes two edits step by step.
 func TestUndoEdit(t *testing.T) {
 	is := is.New(t)
 	bot, tab := talkToMoody(t, botapi.Options{})
@@ -109,7 +109,7 @@ func TestUndoEdit(t *testing.T) {
 	}
 	edit("1")
 	is.Equal(tab.texts(".user .text"), []string{"1"})
-	is.Equal(tab.text(".replaced:not([hidden])"), "Your edit took the place of what was here. Undo")
+	is.Equal(tab.text(".replaced:not([hidden])"), "Your edit replaced what was here. Undo")
 	edit("I")
 	tab.click(".replaced:not([hidden]) button")
 	tab.wait(`document.querySelector(".user .text").textContent === "1"`)
@@ -123,11 +123,11 @@ func TestUndoEdit(t *testing.T) {
 	edit("wait, no")
 	tab.say("four")
 	tab.waitForAnswer()
-	is.Equal(tab.texts(".replaced:not([hidden])"), []string{}) // too late
+	is.Equal(tab.texts(".replaced:not([hidden])"), []string{}) // undo is no longer offered
 	is.Equal(bot.last()[0], user("wait, no"))
 }
 
-// TestUndoRegenerate brings back an answer that another one took the place of.
+// TestUndoRegenerate restores an answer that was regenerated.
 func TestUndoRegenerate(t *testing.T) {
 	is := is.New(t)
 	_, tab := talkToMoody(t, botapi.Options{})
@@ -147,7 +147,8 @@ func TestUndoRegenerate(t *testing.T) {
 	is.Equal(evaluate[string](tab, "document.activeElement.id"), "message")
 }
 
-// TestStates shows in the list who is answering, and who has answered unseen.
+// TestStates checks that the list marks bots that are answering or have an unseen
+// answer.
 func TestStates(t *testing.T) {
 	is := is.New(t)
 	_, tab := talkToMoody(t, botapi.Options{})
@@ -166,18 +167,18 @@ func TestStates(t *testing.T) {
 	is.Equal(tab.answers(), []string{"Well,"})
 }
 
-// TestStoreIsBounded has the oldest conversations make room, in number and in
-// characters, and says so.
+// TestStoreIsBounded checks that the oldest conversations are deleted when there
+// are too many conversations or characters, and that the page says so.
 func TestStoreIsBounded(t *testing.T) {
 	fill := func(count, size int) string {
 		return fmt.Sprintf(`for (let i = 0; i < %d; i++) {
 			localStorage.setItem("botapi.chat.old" + i, JSON.stringify({ bot: %q, changed: i + 1, turns: [{ id: "t", question: "old " + i, answer: "x".repeat(%d), state: "whole" }] }));
 		}; null`, count, ada.UID, size)
 	}
-	kept := `Object.keys(localStorage).filter((name) => name.startsWith("botapi.chat.")).length`
+	count := `Object.keys(localStorage).filter((name) => name.startsWith("botapi.chat.")).length`
 	for _, test := range []struct {
 		name, fill string
-		left       int
+		kept       int
 	}{
 		{"number", fill(200, 10), 200},
 		{"characters", fill(8, 499_000), 8},
@@ -195,7 +196,7 @@ func TestStoreIsBounded(t *testing.T) {
 			tab.enter()
 			tab.see(".assistant:last-child .regenerate")
 			is.Equal(tab.text("#composer-hint"), "This browser had no room left: your oldest conversations are deleted.")
-			is.Equal(evaluate[int](tab, kept), test.left)
+			is.Equal(evaluate[int](tab, count), test.kept)
 			is.Equal(evaluate[bool](tab, `"botapi.chat.old0" in localStorage`), false) // the oldest one
 			is.Equal(evaluate[bool](tab, `"botapi.chat.old1" in localStorage`), true)
 			is.True(strings.HasPrefix(tab.titles()[0], "long long"))
@@ -203,8 +204,7 @@ func TestStoreIsBounded(t *testing.T) {
 	}
 }
 
-// TestDamagedStore goes on with what can be read of a store that anybody may
-// have written to.
+// TestDamagedStore checks that the page ignores invalid entries in the store.
 func TestDamagedStore(t *testing.T) {
 	is := is.New(t)
 	_, tab := talkToMoody(t, botapi.Options{})
@@ -218,10 +218,10 @@ func TestDamagedStore(t *testing.T) {
 	is.Equal(tab.texts(".user .text"), []string{"good"})
 }
 
-// TestKeepKey keeps the key in the browser for those who ask for it.
+// TestKeepKey keeps the key in the browser and forgets it.
 func TestKeepKey(t *testing.T) {
 	is := is.New(t)
-	h := startHost(t, botapi.Options{}, nil)
+	h := startService(t, botapi.Options{}, nil)
 	first := newTab(t)
 	first.open(h.URL)
 	first.wait(`document.activeElement?.id === "key"`)
@@ -240,10 +240,10 @@ func TestKeepKey(t *testing.T) {
 	is.Equal(evaluate[int](second, "localStorage.length"), 0)
 }
 
-// TestKeepKeyOfTheLink offers the same to those who came with the printed link.
+// TestKeepKeyOfTheLink keeps a key in the browser that came with the printed link.
 func TestKeepKeyOfTheLink(t *testing.T) {
 	is := is.New(t)
-	h := startHost(t, botapi.Options{}, nil)
+	h := startService(t, botapi.Options{}, nil)
 	first := newTab(t)
 	first.do(chromedp.EmulateViewport(390, 780))
 	first.open(h.URL + "/#key=" + key)
@@ -261,10 +261,11 @@ func TestKeepKeyOfTheLink(t *testing.T) {
 	is.True(evaluate[bool](second, `document.querySelector("#keep-offer").hidden`))
 }
 
-// TestKeyOfABrowserThatKeepsNothing stays in the tab.
-func TestKeyOfABrowserThatKeepsNothing(t *testing.T) {
+// TestKeyWithoutLocalStorage checks that the key stays in the tab if the browser
+// cannot keep it.
+func TestKeyWithoutLocalStorage(t *testing.T) {
 	is := is.New(t)
-	h := startHost(t, botapi.Options{}, nil)
+	h := startService(t, botapi.Options{}, nil)
 	tab := newTab(t)
 	tab.do(chromedp.EmulateViewport(1280, 800))
 	tab.open(h.URL + "/#key=" + key)
@@ -277,15 +278,15 @@ func TestKeyOfABrowserThatKeepsNothing(t *testing.T) {
 		};
 	} null`)
 	tab.click("#keep-now")
-	tab.wait(`document.querySelector("#announcement").textContent === "This browser keeps nothing."`)
+	tab.wait(`document.querySelector("#announcement").textContent === "This browser cannot keep the key."`)
 	tab.see("#keep-offer")
 	tab.do(chromedp.Reload())
 	tab.see(".bot")
 	is.Equal(evaluate[string](tab, `sessionStorage.getItem("botapi.key")`), key)
 }
 
-// manyChats shows a conversation that was edited, with others in the list, one of
-// which is deleted.
+// manyChats shows an edited conversation, with others in the list, one of which is
+// deleted.
 func manyChats(tab *tab, address string) {
 	tab.open(address)
 	for _, question := range []string{"What is a slice?", "Which loop reads a file line by line?", "Why is my channel closed twice, and how do I find out who closes it?"} {
@@ -304,8 +305,8 @@ func manyChats(tab *tab, address string) {
 	tab.waitForAnswer()
 }
 
-// TestManyConversations lists a few of a bot that is not on show, and all when
-// that is asked for.
+// TestManyConversations checks that only a few conversations are listed of a bot
+// that is not on show, and all of them on request.
 func TestManyConversations(t *testing.T) {
 	is := is.New(t)
 	_, tab := talkToMoody(t, botapi.Options{})

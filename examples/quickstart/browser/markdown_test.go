@@ -16,9 +16,9 @@ import (
 	"github.com/yuin/goldmark/extension"
 )
 
-// TestCommonMark shows the examples of CommonMark's specification that fall
-// into the page's part of it: in one piece, and character by character as they
-// might arrive, which must come to the same.
+// TestCommonMark shows the examples of CommonMark's specification that the page
+// supports: in one piece, and character by character as they might arrive. Both results
+// must be the same.
 func TestCommonMark(t *testing.T) {
 	is := is.New(t)
 	var examples []sample
@@ -32,11 +32,11 @@ func TestCommonMark(t *testing.T) {
 	}
 	is.True(len(examples) > 400) // of 652
 	newMarkdownTab(t).compare(examples)
-	t.Logf("%d examples, and %d outside of the part", len(examples), outside)
+	t.Logf("%d examples, and %d that are not supported", len(examples), outside)
 }
 
-// TestGrowingText reads texts character by character, and has each of their
-// beginnings come to what it comes to when it is read at once.
+// TestGrowingText reads texts character by character, and checks that each
+// beginning gives the same result as when it is read at once.
 func TestGrowingText(t *testing.T) {
 	is := is.New(t)
 	texts := []string{"a\r\nb\rc\n\r\nd", "| a | b |\n|---|---|\n| 1 | 2 |\r\n| 3 | 4\n> quote\n", "- a\n\n- b\n  - c\n\n\n  d\n1. e\n"}
@@ -48,7 +48,7 @@ func TestGrowingText(t *testing.T) {
 	is.Equal(evaluate[[]string](newMarkdownTab(t), fmt.Sprintf("growing(%s, 1)", list)), []string{})
 }
 
-// TestGrowingLongText does so with texts that are cut, in larger steps.
+// TestGrowingLongText does the same with texts that are split, in larger steps.
 func TestGrowingLongText(t *testing.T) {
 	is := is.New(t)
 	many := func(text string) string { return strings.Repeat(text, 250) }
@@ -65,7 +65,8 @@ func TestGrowingLongText(t *testing.T) {
 	is.Equal(evaluate[[]string](newMarkdownTab(t), fmt.Sprintf("growing(%s, 97)", list)), []string{})
 }
 
-// TestCuts shows long texts in parts, and nothing of them twice or not at all.
+// TestCuts checks that long texts are shown in parts, completely and without
+// repetition.
 func TestCuts(t *testing.T) {
 	tab := newMarkdownTab(t)
 	many := func(text string) string { return strings.Repeat(text, 1000) }
@@ -93,8 +94,8 @@ func TestCuts(t *testing.T) {
 	is.New(t).Equal(evaluate[string](tab, fmt.Sprintf("shown(%s).querySelectorAll('ol')[3].start.toString()", quoted(many("1. a\n")))), "301")
 }
 
-// TestFinishedBlocks has a text that grows cost no more where it is finished:
-// what nothing can change any more is neither read nor shown again.
+// TestFinishedBlocks checks that blocks that can no longer change are not read or
+// shown again.
 func TestFinishedBlocks(t *testing.T) {
 	tab := newMarkdownTab(t)
 	for _, text := range []string{"- a\n- b\n- c", "1. a\n1. b\n1. c", "> a\n>\n> b\n>\n> c", "a\n\nb\n\nc", "| a |\n|---|\n| b |\n| c |\n| d"} {
@@ -104,15 +105,15 @@ func TestFinishedBlocks(t *testing.T) {
 	}
 }
 
-// TestDirections has each block run as its first letter does.
+// TestDirections checks that each block has the direction of its first letter.
 func TestDirections(t *testing.T) {
 	is := is.New(t)
 	is.Equal(evaluate[[]string](newMarkdownTab(t), `directions("(1)", "(1) שלום", "(1) שלום a", "(1) שלום a\n\nb", "(1) שלום a\n\nb c")`),
 		[]string{"ltr", "rtl", "rtl", "rtl ltr", "rtl ltr", "rtl ltr"})
 }
 
-// TestMarkdownLooks has lists, headings and code look as their marks say,
-// wherever they stand.
+// TestMarkdownLooks checks the styles of lists, headings and code in several
+// contexts.
 func TestMarkdownLooks(t *testing.T) {
 	tab := newMarkdownTab(t)
 	for _, test := range []struct{ text, selector, property, value string }{
@@ -157,7 +158,7 @@ func TestTables(t *testing.T) {
 	newMarkdownTab(t).compare(examples)
 }
 
-// TestUnfinished shows text in the middle of its arrival.
+// TestUnfinished checks how text looks while it arrives.
 func TestUnfinished(t *testing.T) {
 	tests := []struct{ text, html string }{
 		{"so **bol", "<p>so <strong>bol</strong></p>"},
@@ -194,7 +195,7 @@ func TestUnfinished(t *testing.T) {
 	}
 }
 
-// TestExtensions shows what bots write beyond CommonMark and tables.
+// TestExtensions checks the syntax beyond CommonMark and tables.
 func TestExtensions(t *testing.T) {
 	tests := []struct{ text, html string }{
 		{"a ~~b **c**~~ d", "<p>a <del>b <strong>c</strong></del> d</p>"},
@@ -222,8 +223,8 @@ func canonical(html string) string {
 	return strings.NewReplacer("<", "⟨", ">", "⟩", ` class="language-go"`, " language-go").Replace(html)
 }
 
-// TestHostileMarkdown has texts do no harm: nothing comes of them but text,
-// known elements, and links to the web, and soon.
+// TestHostileMarkdown checks that hostile texts produce only text, known elements
+// and links to the web, in a short time.
 func TestHostileMarkdown(t *testing.T) {
 	many := func(text string) string { return strings.Repeat(text, 10_000) }
 	tests := map[string]string{
@@ -297,9 +298,8 @@ type sample struct {
 	Name, Markdown, HTML string
 }
 
-// specification reads the examples of CommonMark's specification that come
-// with goldmark's module. Where they link to a place on the same server, the
-// page has none: they get a server.
+// specification reads the examples of CommonMark's specification that come with
+// goldmark's module. The page has no relative links, so they become absolute.
 func specification(t *testing.T) []example {
 	t.Helper()
 	is := is.New(t)
@@ -318,7 +318,7 @@ func specification(t *testing.T) []example {
 
 var sameServer = regexp.MustCompile(`(\]\(\s*<?|\]\(&lt;|href=")/?(ur[il])\b`)
 
-// outside says why an example is not of the page's part of Markdown.
+// outside says why the page does not support an example, or returns "".
 func (e example) outside() string {
 	switch {
 	case e.Section == "HTML blocks" || e.Section == "Raw HTML" || otherTag.MatchString(e.HTML):
@@ -326,7 +326,7 @@ func (e example) outside() string {
 	case e.Section == "Images" || strings.Contains(e.HTML, "<img"):
 		return "pictures become links"
 	case e.Section == "Link reference definitions" || strings.Contains(e.Markdown, "]: "):
-		return "addresses stand with their links"
+		return "links contain their addresses"
 	case otherAddress.MatchString(e.HTML):
 		return "links lead to the web"
 	}
@@ -338,7 +338,7 @@ var (
 	otherAddress = regexp.MustCompile(`href="(?:[^h]|h[^t]|"|http:[^/])`)
 )
 
-// exceptions are the single examples that are outside.
+// exceptions are single examples that the page does not support.
 var exceptions = map[int]string{
 	25:  manyNames,
 	34:  manyNames,
@@ -376,9 +376,9 @@ func (tab *tab) compare(samples []sample) {
 	}
 }
 
-// showing adds functions to the page. Elements are compared as their text, in
-// brackets of another kind, without what the page adds for use: buttons, boxes
-// that scroll, places in the outline.
+// showing adds functions to the page. They compare elements as text, with another
+// kind of brackets, and without the elements and levels that the page adds: buttons,
+// boxes that scroll, and deeper headings.
 const showing = `(async () => {
 	const { MarkdownText } = await import("/page/rendering.js");
 	const { MarkdownReader } = await import("/page/markdown.js");
@@ -497,7 +497,7 @@ const showing = `(async () => {
 		const half = document.createElement("div");
 		new MarkdownText(half).show(markdown, { arriving: true });
 		const element = shown(markdown);
-		document.body.append(half, element); // where it would do its harm
+		document.body.append(half, element); // a script would run here
 		const found = [];
 		for (const each of [...half.querySelectorAll("*"), ...element.querySelectorAll("*")]) {
 			if (!each.matches(known)) found.push("element " + each.outerHTML.slice(0, 100));

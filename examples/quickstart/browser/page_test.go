@@ -69,8 +69,8 @@ func TestKeyInAddress(t *testing.T) {
 	is.Equal(evaluate[int](tab, "sessionStorage.length"), 0)
 }
 
-// TestAvatars shows the bots' pictures, from wherever they are, and an initial
-// for a picture that does not come.
+// TestAvatars checks that the page shows pictures from other servers, and an
+// initial for a picture that does not load.
 func TestAvatars(t *testing.T) {
 	is := is.New(t)
 	pictures := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -96,7 +96,7 @@ func TestAvatars(t *testing.T) {
 	is.Equal(tab.text("[href='#bot=bo'] .avatar"), "B")
 }
 
-// TestChat talks to the quickstart's own bot and watches the answer grow.
+// TestChat chats with a bot of the quickstart and watches the answer grow.
 func TestChat(t *testing.T) {
 	is := is.New(t)
 	q := startQuickstart(t, "-pace", "20ms")
@@ -115,21 +115,21 @@ func TestChat(t *testing.T) {
 
 	is.Equal(tab.text(".user .text"), "I am worried about my exam")
 	grown := evaluate[[]string](tab, "seen")
-	is.True(len(grown) > 3) // the answer comes in parts
+	is.True(len(grown) > 3) // the answer arrives in several steps
 	for i := range len(grown) - 1 {
-		is.True(strings.HasPrefix(grown[i+1], grown[i])) // and only ever grows
+		is.True(strings.HasPrefix(grown[i+1], grown[i])) // the text only grows
 	}
 	is.Equal(tab.texts(".assistant .text")[1], grown[len(grown)-1])
-	is.True(strings.Contains(q.log.wait(t, "msg=chat"), "outcome=whole"))
+	is.True(strings.Contains(q.log.wait(t, "msg=chat"), "outcome=complete"))
 	is.Equal(evaluate[string](tab, "document.activeElement.id"), "message")
 	is.Equal(evaluate[string](tab, "document.activeElement.value"), "")
 }
 
-// TestConversation has the page send what was said before.
+// TestConversation checks that the page sends the earlier messages.
 func TestConversation(t *testing.T) {
 	is := is.New(t)
 	requests := make(chan *botapi.ChatRequest, 2)
-	h := startHost(t, botapi.Options{Engine: botapi.ChatEngineFunc(
+	h := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(
 		func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 			requests <- req
 			return echo(ctx, req)
@@ -164,7 +164,7 @@ func TestConversation(t *testing.T) {
 	is.Equal(len(tab.texts(".conversation .text")), 1)
 }
 
-// TestStop has the quickstart's engine notice that it is to stop.
+// TestStop checks that stopping an answer cancels it on the server.
 func TestStop(t *testing.T) {
 	ways := map[string]func(*tab){
 		"button": func(tab *tab) { tab.click("#stop") },
@@ -180,22 +180,22 @@ func TestStop(t *testing.T) {
 			tab.wait(`document.querySelector(".arriving .text")?.textContent.length > 0`)
 			stop(tab)
 			tab.see(".stopped")
-			is.True(tab.text(".stopped .text") != "") // what has come stays
+			is.True(tab.text(".stopped .text") != "") // the text that has arrived stays
 			is.Equal(tab.texts(".failure"), []string{})
-			is.True(!strings.Contains(q.log.wait(t, "msg=chat"), "outcome=whole"))
+			is.True(!strings.Contains(q.log.wait(t, "msg=chat"), "outcome=complete"))
 			is.Equal(evaluate[string](tab, "document.activeElement.id"), "message")
 		})
 	}
 }
 
-// TestFailures makes chats fail in every way, and reads what a person reads.
+// TestFailures checks what the page shows for each kind of failure.
 func TestFailures(t *testing.T) {
 	const fragment = "data: {\"content\":\"Well,\"}\n\n"
 	tests := []struct {
 		name          string
 		options       botapi.Options
 		answer        http.HandlerFunc
-		cut           bool   // when the text has come
+		disconnect    bool   // after the text has arrived
 		text          string // of the answer
 		title, advice string
 	}{
@@ -211,7 +211,7 @@ func TestFailures(t *testing.T) {
 			title:  "The bot stopped in the middle of its answer.",
 			advice: "Something went wrong on the server. This answer is incomplete.",
 		}, {
-			name:   "error event with the host's words",
+			name:   "error event with the application's text",
 			answer: stream(fragment+"event: error\ndata: {\"detail\":\"The model went to sleep\"}\n\n", true),
 			text:   "Well,",
 			title:  "The bot stopped in the middle of its answer.",
@@ -229,7 +229,7 @@ func TestFailures(t *testing.T) {
 			title:  "The server could not use this message.",
 			advice: "body › messages › 0 › content: is too rude",
 		}, {
-			name:    "host's words",
+			name:    "application's text",
 			options: botapi.Options{Engine: fails("", nil, botapi.StatusError{Status: http.StatusPaymentRequired, Detail: "Your trial has ended", RetryAfter: 2 * time.Hour})},
 			title:   "Your trial has ended.",
 			advice:  "Try again in 2 hours.",
@@ -245,29 +245,29 @@ func TestFailures(t *testing.T) {
 			},
 			title: "The server answered with an error (status 502).",
 		}, {
-			name:   "cut stream",
-			answer: stream(fragment+"data: {\"con", true),
-			cut:    true,
-			text:   "Well,",
-			title:  "The connection broke off.",
-			advice: "This answer is incomplete.",
+			name:       "aborted stream",
+			answer:     stream(fragment+"data: {\"con", true),
+			disconnect: true,
+			text:       "Well,",
+			title:      "The connection was lost.",
+			advice:     "This answer is incomplete.",
 		}, {
-			name:   "stream without an end",
+			name:   "stream without [DONE]",
 			answer: stream(fragment, false),
 			text:   "Well,",
-			title:  "The connection broke off.",
+			title:  "The connection was lost.",
 			advice: "This answer is incomplete.",
 		},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			is := is.New(t)
-			h := startHost(t, test.options, test.answer)
+			h := startService(t, test.options, test.answer)
 			tab := newTab(t)
 			tab.open(h.URL + "/#key=" + key)
 			tab.say("Hello")
 			tab.wait(fmt.Sprintf(`document.querySelector(".user + .assistant .text")?.textContent === %q`, test.text))
-			if test.cut {
+			if test.disconnect {
 				h.CloseClientConnections()
 			}
 			tab.see(".failure")
@@ -282,13 +282,13 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestEngineFailsHalfway has the handler send its error event and cut the
-// connection behind it. A browser may throw away what it has not read when the
-// connection breaks, so the page sees either the event or the cut.
+// TestEngineFailsHalfway has an engine that fails, so that the handler sends its
+// error event and aborts the connection. A browser may then discard what it has
+// not read, so the page sees either the event or an aborted stream.
 func TestEngineFailsHalfway(t *testing.T) {
 	is := is.New(t)
 	gate := make(chan struct{})
-	h := startHost(t, botapi.Options{Engine: fails("Well,", gate, errors.New("the engine's own words"))}, nil)
+	h := startService(t, botapi.Options{Engine: fails("Well,", gate, errors.New("the engine's own words"))}, nil)
 	tab := newTab(t)
 	tab.open(h.URL + "/#key=" + key)
 	tab.say("Hello")
@@ -296,17 +296,17 @@ func TestEngineFailsHalfway(t *testing.T) {
 	close(gate)
 	tab.see(".failure")
 	is.Equal(tab.texts(".assistant .text")[1], "Well,")
-	is.True(slices.Contains([]string{"The bot stopped in the middle of its answer.", "The connection broke off."}, tab.text(".failure-title")))
+	is.True(slices.Contains([]string{"The bot stopped in the middle of its answer.", "The connection was lost."}, tab.text(".failure-title")))
 	is.True(strings.HasSuffix(tab.text(".failure-advice"), "This answer is incomplete."))
 }
 
-// silent says nothing until its time is up.
+// silent yields nothing and waits for the end of its context.
 func silent(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(func(string, error) bool) { <-ctx.Done() }
 }
 
-// TestFullPlaces talks to two bots at once where there is a place for one.
-func TestFullPlaces(t *testing.T) {
+// TestAllSlotsTaken chats with two bots at the same time where there is one slot.
+func TestAllSlotsTaken(t *testing.T) {
 	tests := []struct {
 		name          string
 		options       botapi.Options
@@ -325,7 +325,7 @@ func TestFullPlaces(t *testing.T) {
 			is := is.New(t)
 			test.options.Engine = botapi.ChatEngineFunc(waits)
 			tab := newTab(t)
-			tab.open(startHost(t, test.options, nil).URL + "/#key=" + key)
+			tab.open(startService(t, test.options, nil).URL + "/#key=" + key)
 			tab.say("Hello")
 			tab.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
 			tab.click(`.bot[href="#bot=bo"]`)
@@ -344,7 +344,7 @@ func TestFullPlaces(t *testing.T) {
 func TestTryAgain(t *testing.T) {
 	is := is.New(t)
 	var tries atomic.Int32
-	h := startHost(t, botapi.Options{Engine: botapi.ChatEngineFunc(
+	h := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(
 		func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 			if tries.Add(1) == 1 {
 				return fails("", nil, errors.New("once")).Chat(ctx, req)
@@ -362,9 +362,9 @@ func TestTryAgain(t *testing.T) {
 	is.Equal(evaluate[string](tab, "document.activeElement.id"), "message")
 }
 
-func TestBotGone(t *testing.T) {
+func TestBotRemoved(t *testing.T) {
 	is := is.New(t)
-	h := startHost(t, botapi.Options{}, nil)
+	h := startService(t, botapi.Options{}, nil)
 	tab := newTab(t)
 	tab.open(h.URL + "/#key=" + key)
 	tab.see(".bot")
@@ -378,7 +378,7 @@ func TestBotGone(t *testing.T) {
 func TestKeyRevoked(t *testing.T) {
 	is := is.New(t)
 	var revoked atomic.Bool
-	h := startHost(t, botapi.Options{Keys: botapi.KeyVerifierFunc(func(context.Context, string) (string, error) {
+	h := startService(t, botapi.Options{Keys: botapi.KeyVerifierFunc(func(context.Context, string) (string, error) {
 		if revoked.Load() {
 			return "", botapi.ErrInvalidKey
 		}
@@ -405,9 +405,9 @@ func TestKeyRevoked(t *testing.T) {
 	is.Equal(tab.texts(".conversation .text")[1:], []string{"Hello", "Hello"})
 }
 
-func TestServerGone(t *testing.T) {
+func TestServerDown(t *testing.T) {
 	is := is.New(t)
-	h := startHost(t, botapi.Options{}, nil)
+	h := startService(t, botapi.Options{}, nil)
 	tab := newTab(t)
 	tab.open(h.URL + "/#key=" + key)
 	tab.see(".bot")
@@ -420,7 +420,7 @@ func TestServerGone(t *testing.T) {
 
 func TestNoBots(t *testing.T) {
 	is := is.New(t)
-	h := startHost(t, botapi.Options{}, nil)
+	h := startService(t, botapi.Options{}, nil)
 	is.NoErr(h.bots.Replace())
 	tab := newTab(t)
 	tab.open(h.URL + "/#key=" + key)

@@ -20,7 +20,7 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestReference finds everything of the document on the page.
+// TestReference checks that the page shows everything in openapi.json.
 func TestReference(t *testing.T) {
 	is := is.New(t)
 	q := startQuickstart(t)
@@ -41,7 +41,7 @@ func TestReference(t *testing.T) {
 	is.NoErr(json.Unmarshal(text, &api))
 
 	tab := newTab(t)
-	tab.do(chromedp.EmulateViewport(1280, 800)) // has the contents open
+	tab.do(chromedp.EmulateViewport(1280, 800)) // wide enough for the contents
 	tab.open(q.address + "/docs")
 	tab.see("#chat")
 	page := tab.text("main")
@@ -50,8 +50,8 @@ func TestReference(t *testing.T) {
 	}
 	for name, schema := range api.Components.Schemas {
 		is.True(strings.Contains(tab.text("#schema-"+name), name))
-		for member := range schema.Properties {
-			is.True(strings.Contains(tab.text("#schema-"+name), member))
+		for field := range schema.Properties {
+			is.True(strings.Contains(tab.text("#schema-"+name), field))
 		}
 	}
 	for _, nonsense := range []string{"undefined", "[object"} {
@@ -64,12 +64,12 @@ func TestReference(t *testing.T) {
 	tab.do(chromedp.WaitVisible(chromedp.ID("key")))
 }
 
-// TestReferenceListsEachOperationOnce has the paths without a version stand
-// beside those with one.
+// TestReferenceListsEachOperationOnce checks that a path without a version is shown
+// beside the path with one.
 func TestReferenceListsEachOperationOnce(t *testing.T) {
 	is := is.New(t)
 	tab := newTab(t)
-	tab.do(chromedp.EmulateViewport(1280, 800)) // has the contents open
+	tab.do(chromedp.EmulateViewport(1280, 800)) // wide enough for the contents
 	tab.open(startQuickstart(t).address + "/docs")
 	tab.see("#chat")
 	is.Equal(tab.texts(".route"), []string{"GET /v1/bots or /bots", "POST /v1/chat or /chat"})
@@ -78,19 +78,20 @@ func TestReferenceListsEachOperationOnce(t *testing.T) {
 	is.Equal(slices.Compact(slices.Clone(links)), links)
 }
 
-// TestReferencePrograms copies each program of each operation and runs it, with
-// the tab's key and with that of the environment. An answer is written as it is.
+// TestReferencePrograms copies each program of each operation and runs it, with the
+// tab's key and with the key in the environment. The programs print the answer
+// unchanged.
 func TestReferencePrograms(t *testing.T) {
 	const answer = "Hello! Who are you?\nIn two lines, \"please\"."
 	echoed := botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
 		return echo(ctx, &botapi.ChatRequest{Messages: []botapi.ChatMessage{{Content: answer}}})
 	})
 	for _, inTab := range []bool{true, false} {
-		h := startHost(t, botapi.Options{Engine: echoed}, nil)
+		h := startService(t, botapi.Options{Engine: echoed}, nil)
 		bot := ada
 		bot.UID, bot.Slug = "uid-of-your-bot", "your-bot"
 		if inTab {
-			bot.UID, bot.Slug = "3", "o'brien" // is for the page to find out
+			bot.UID, bot.Slug = "3", "o'brien" // which the page gets from the list
 		}
 		is.New(t).NoErr(h.bots.Replace(bot))
 		tab := newTab(t)
@@ -132,7 +133,7 @@ func TestReferencePrograms(t *testing.T) {
 	}
 }
 
-// runProgram runs a program as the page says.
+// runProgram runs a program as the page describes.
 func runProgram(t *testing.T, language, program string) (printed, complained string, err error) {
 	t.Helper()
 	is := is.New(t)
@@ -144,7 +145,7 @@ func runProgram(t *testing.T, language, program string) (printed, complained str
 	}
 	run := commands[language]
 	if _, err := exec.LookPath(run[0]); err != nil {
-		t.Skipf("%s is not here to run the program with", run[0])
+		t.Skipf("%s is not installed", run[0])
 	}
 	directory := t.TempDir()
 	is.NoErr(os.WriteFile(filepath.Join(directory, run[len(run)-1]), []byte(program), 0o600))
@@ -157,21 +158,22 @@ func runProgram(t *testing.T, language, program string) (printed, complained str
 	return string(output), complaints.String(), err
 }
 
-// TestReferenceProgramsNoticeABreak has each program say that an answer is not whole.
-func TestReferenceProgramsNoticeABreak(t *testing.T) {
-	breaks := map[string]struct {
+// TestReferenceProgramsReportFailures checks that each program reports an incomplete
+// answer and a rejected request.
+func TestReferenceProgramsReportFailures(t *testing.T) {
+	failures := map[string]struct {
 		answer http.HandlerFunc
 		says   string
 	}{
 		"error event": {stream("data: {\"content\":\"Well,\"}\n\nevent: error\ndata: {\"detail\":\"It fell asleep\"}\n\n", false), "It fell asleep"},
-		"no end":      {stream("data: {\"content\":\"Well,\"}\n\n", false), "broke off"},
-		"refusal": {func(w http.ResponseWriter, _ *http.Request) {
+		"no [DONE]":   {stream("data: {\"content\":\"Well,\"}\n\n", false), "incomplete"},
+		"rejection": {func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, `{"detail":"Too many chats in progress"}`, http.StatusServiceUnavailable)
 		}, "503"},
 	}
-	for name, test := range breaks {
+	for name, test := range failures {
 		tab := newTab(t)
-		h := startHost(t, botapi.Options{}, test.answer)
+		h := startService(t, botapi.Options{}, test.answer)
 		tab.open(h.URL + "/#key=" + key)
 		tab.see(".bot")
 		tab.open(h.URL + "/docs")
@@ -182,17 +184,17 @@ func TestReferenceProgramsNoticeABreak(t *testing.T) {
 				tab.click(fmt.Sprintf("#chat [role=tab]:nth-child(%d)", i+2))
 				is := is.New(t)
 				_, complained, err := runProgram(t, language, tab.copied("#chat .copy"))
-				is.True(err != nil) // it says with its exit code, too
+				is.True(err != nil) // the exit code is not 0
 				is.True(strings.Contains(complained, test.says))
 			})
 		}
 	}
 }
 
-// TestReferenceSends presses Send with a key that is typed into the page.
+// TestReferenceSends clicks Send with a key that was typed into the page.
 func TestReferenceSends(t *testing.T) {
 	is := is.New(t)
-	h := startHost(t, botapi.Options{}, nil)
+	h := startService(t, botapi.Options{}, nil)
 	tab := newTab(t)
 	tab.open(h.URL + "/docs")
 	tab.see("#chat .trial-key")
@@ -210,14 +212,14 @@ func TestReferenceSends(t *testing.T) {
 	is.Equal(tab.text("#chat .trial > .hint"), "With the key of this tab, for the bot Ada.")
 
 	tab.click("#listBots .send")
-	tab.wait(`document.querySelector("#listBots .sent").textContent.includes("whole after")`)
+	tab.wait(`document.querySelector("#listBots .sent").textContent.includes("complete after")`)
 	is.True(strings.HasPrefix(tab.text("#listBots .sent"), "200 OK · headers after "))
 	is.True(strings.Contains(tab.text("#listBots .answer"), `"slug": "ada"`))
 	tab.click("#listBots .trial summary")
 	is.True(strings.Contains(tab.text("#listBots .trial details pre"), "x-request-id: "))
 
 	tab.click("#chat .send")
-	tab.wait(`document.querySelector("#chat .sent").textContent.includes("whole after")`)
+	tab.wait(`document.querySelector("#chat .sent").textContent.includes("complete after")`)
 	is.Equal(strings.TrimSpace(tab.text("#chat .answer")), "{\n  \"content\": \"Hello! Who are you?\"\n}")
 
 	tab.choose("#chat textarea", `{"bot_slug": "ada", "prompt": "oops"`)
@@ -230,11 +232,11 @@ func TestReferenceSends(t *testing.T) {
 	tab.see(".bot")
 }
 
-// TestReferenceShowsAStreamAsItComes sees the first event while the next is yet
-// to come, and stops it.
-func TestReferenceShowsAStreamAsItComes(t *testing.T) {
+// TestReferenceShowsAStreamAsItArrives checks that the first event is shown before
+// the next one arrives, and stops the stream.
+func TestReferenceShowsAStreamAsItArrives(t *testing.T) {
 	is := is.New(t)
-	h := startHost(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil)
+	h := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil)
 	tab := newTab(t)
 	tab.open(h.URL + "/#key=" + key)
 	tab.see(".bot")
@@ -249,8 +251,8 @@ func TestReferenceShowsAStreamAsItComes(t *testing.T) {
 	is.Equal(tab.text("#chat .send"), "Send")
 }
 
-// TestReferenceTabs walks among the languages with the arrow keys: all calls of
-// the page follow.
+// TestReferenceTabs switches the language with the arrow keys, and checks that all
+// programs on the page follow.
 func TestReferenceTabs(t *testing.T) {
 	is := is.New(t)
 	tab := newTab(t)
@@ -265,7 +267,8 @@ func TestReferenceTabs(t *testing.T) {
 	is.Equal(tab.texts("[role=tab][aria-selected=true]"), []string{"JavaScript", "JavaScript"})
 }
 
-// TestReferenceOnAPhone begins with a call to send, not with the table of contents.
+// TestReferenceOnAPhone checks that a Send button is visible without scrolling, and
+// that the table of contents is folded.
 func TestReferenceOnAPhone(t *testing.T) {
 	is := is.New(t)
 	tab := newTab(t)
@@ -279,10 +282,10 @@ func TestReferenceOnAPhone(t *testing.T) {
 	tab.click(`#contents a[href="#chat"]`)
 	tab.wait(`!document.querySelector("#contents a").checkVisibility()`)
 	tab.wait(`Math.abs(document.querySelector("#chat").getBoundingClientRect().top) < 100`)
-	is.True(evaluate[bool](tab, `document.documentElement.scrollWidth <= innerWidth`)) // nothing stands out
+	is.True(evaluate[bool](tab, `document.documentElement.scrollWidth <= innerWidth`)) // no horizontal scrolling
 }
 
-// choose gives a field a value, as a person does.
+// choose sets the value of a field as a person does, with its events.
 func (tab *tab) choose(selector, value string) {
 	tab.t.Helper()
 	evaluate[any](tab, fmt.Sprintf(`{
@@ -293,7 +296,7 @@ func (tab *tab) choose(selector, value string) {
 	} null`, quoted(selector), quoted(value)))
 }
 
-// copied presses a button that copies, and returns what it copied.
+// copied clicks a copy button and returns the copied text.
 func (tab *tab) copied(selector string) string {
 	tab.t.Helper()
 	evaluate[any](tab, `navigator.clipboard.writeText = (text) => { window.clipboard = text; return Promise.resolve(); }; null`)
@@ -305,7 +308,7 @@ func (tab *tab) copied(selector string) string {
 func quoted(text string) string {
 	quoted, err := json.Marshal(text)
 	if err != nil {
-		panic(err) // text is always JSON
+		panic(err) // impossible for a string
 	}
 	return string(quoted)
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestRealModel talks to a bot with a real model, or with a runtime that is gone.
+// TestRealModel chats with a bot backed by a runtime, then with the runtime down.
 func TestRealModel(t *testing.T) {
 	is := is.New(t)
 	ollama := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("I am ", "a llama.") })
@@ -30,8 +30,9 @@ func TestRealModel(t *testing.T) {
 	is.Equal(tab.text(".failure-title"), "No model runtime answers at "+host+". Is it running?")
 }
 
-// TestRuntimeIsNotThere begins with the guide: it can answer.
-func TestRuntimeIsNotThere(t *testing.T) {
+// TestUnavailableRuntime checks that the page begins with the guide, which can
+// answer.
+func TestUnavailableRuntime(t *testing.T) {
 	is := is.New(t)
 	q := startQuickstart(t, "-runtime", "http://127.0.0.1:1/v1", "-model", "llama3.2")
 	tab := newTab(t)

@@ -13,12 +13,12 @@ import (
 )
 
 var (
-	screenshots = flag.String("screenshots", "", "a `folder` to leave pictures of the pages in")
-	picture     = flag.String("picture", "", "the `file` to leave the README's picture in")
+	screenshots = flag.String("screenshots", "", "the `folder` for screenshots of the pages")
+	picture     = flag.String("picture", "", "the `file` for the README's picture")
 )
 
-// TestPicture takes the picture that the README shows of what the command
-// beside it gives: the quickstart's first bot, and an answer.
+// TestPicture takes the picture in the README: the quickstart's first bot, and an
+// answer.
 func TestPicture(t *testing.T) {
 	is := is.New(t)
 	q := startQuickstart(t, "-pace", "0")
@@ -34,10 +34,10 @@ func TestPicture(t *testing.T) {
 	}
 }
 
-// pictured is the question of the picture, one that the page suggests.
+// pictured is the question in the picture, one that the page suggests.
 const pictured = "How do I connect a model?"
 
-// askGuide asks the question of the picture with the button that suggests it.
+// askGuide clicks the suggestion with the question in the picture.
 func askGuide(tab *tab, address string) {
 	tab.open(address)
 	tab.see(".suggestion")
@@ -45,19 +45,19 @@ func askGuide(tab *tab, address string) {
 	tab.wait(`document.querySelector(".message:last-child .regenerate")?.checkVisibility()`)
 }
 
-// TestScreenshots takes pictures for a person to look at.
+// TestScreenshots takes screenshots for a person to look at.
 func TestScreenshots(t *testing.T) {
 	if *screenshots == "" {
 		t.Skip("no -screenshots folder")
 	}
 	q := startQuickstart(t)
-	failing := startHost(t, botapi.Options{Engine: fails("", nil, errors.New("a failure"))}, nil)
-	waiting := startHost(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil)
-	explaining := startHost(t, botapi.Options{Engine: botapi.ChatEngineFunc(explain)}, nil)
+	failing := startService(t, botapi.Options{Engine: fails("", nil, errors.New("a failure"))}, nil)
+	waiting := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil)
+	explaining := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(explain)}, nil)
 	is.New(t).NoErr(explaining.bots.Replace(guides...))
 	pages := map[string]func(*tab){
 		"key":                 func(tab *tab) { tab.open(q.address); tab.see("#key") },
-		"refused":             func(tab *tab) { tab.open(q.address + "/#key=wrong"); tab.see("#key-problem") },
+		"rejected":            func(tab *tab) { tab.open(q.address + "/#key=wrong"); tab.see("#key-problem") },
 		"list":                func(tab *tab) { tab.open(q.address + "/#key=" + key); tab.see(".bot") },
 		"guide":               func(tab *tab) { askGuide(tab, q.address+"/#key="+key+"&bot=guide") },
 		"beginning":           func(tab *tab) { tab.open(q.address + "/#key=" + key + "&bot=guide"); tab.see(".suggestion") },
@@ -93,7 +93,7 @@ func TestScreenshots(t *testing.T) {
 			tab.see("[href='#bot=guide']")
 			tab.open(q.address + "/docs#chat")
 			tab.click("#chat .send")
-			tab.wait(`document.querySelector("#chat .sent").textContent.includes("whole after")`)
+			tab.wait(`document.querySelector("#chat .sent").textContent.includes("complete after")`)
 			evaluate[any](tab, `document.querySelector("#chat .sending").scrollIntoView(); null`)
 		},
 		"references": func(tab *tab) { tab.open(q.address + "/docs"); tab.see("#chat") },
@@ -138,7 +138,7 @@ func converse(tab *tab, address string) {
 	tab.waitForAnswer()
 }
 
-// guides are bots to look at.
+// guides are the bots on the screenshots.
 var guides = []botapi.Bot{
 	{UID: "1", Slug: "gopher", Name: "Gopher", Description: "Explains Go, with code.", WelcomeMessage: "Hello, I am Gopher. What would you like to know about Go?", Model: "small-coder"},
 	{UID: "5", Slug: "mira", Name: "Mira", Description: "Listens, and asks back.", WelcomeMessage: "Hello, I am Mira.", Model: "listener"},

@@ -12,8 +12,8 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestFailureInHistory tells of an old failure in a line. Only the last one has
-// a box, and only one button to edit its message.
+// TestFailureInHistory checks that an old failure has only a note. Only the last
+// failure has a box, and only one button to edit its message.
 func TestFailureInHistory(t *testing.T) {
 	is := is.New(t)
 	_, tab := talkToMoody(t, botapi.Options{})
@@ -27,19 +27,20 @@ func TestFailureInHistory(t *testing.T) {
 	tab.waitForAnswer()
 	is.Equal(tab.texts(".failure"), []string{})
 	is.Equal(tab.texts(".assistant .note")[1:], []string{
-		"Something went wrong on the server. The bot is not told of this message any more.",
+		"Something went wrong on the server. This message is no longer sent to the bot.",
 		"This answer is incomplete.",
 		"",
 	})
 	is.Equal(evaluate[int](tab, edits), 3)
 }
 
-// TestCountDown waits with another try until the server is ready for it.
+// TestCountDown checks that "Try again" is disabled for the time that the server
+// asks for.
 func TestCountDown(t *testing.T) {
 	is := is.New(t)
 	busy := botapi.StatusError{Status: http.StatusTooManyRequests, Detail: "Slow down", RetryAfter: 90 * time.Second}
 	tab := newTab(t)
-	tab.open(startHost(t, botapi.Options{Engine: fails("", nil, busy)}, nil).URL + "/#key=" + key)
+	tab.open(startService(t, botapi.Options{Engine: fails("", nil, busy)}, nil).URL + "/#key=" + key)
 	tab.say("Hello")
 	tab.see(".failure .again:disabled")
 	is.True(strings.HasPrefix(tab.text(".again"), "Try again in 1 min "))
@@ -53,15 +54,15 @@ func TestCountDown(t *testing.T) {
 	tab.click(".again")
 	tab.see(".failure .again:disabled")
 
-	tab.do(chromedp.Reload()) // the wait goes on
+	tab.do(chromedp.Reload()) // the countdown continues
 	tab.see(".failure .again:disabled")
 }
 
-// TestNothingToSend has no button for an empty message.
+// TestNothingToSend checks that an empty message cannot be sent.
 func TestNothingToSend(t *testing.T) {
 	is := is.New(t)
 	tab := newTab(t)
-	tab.open(startHost(t, botapi.Options{}, nil).URL + "/#key=" + key)
+	tab.open(startService(t, botapi.Options{}, nil).URL + "/#key=" + key)
 	tab.see("#send:disabled")
 	tab.wait(`document.activeElement?.id === "message"`)
 	tab.write(" \n")
@@ -76,9 +77,9 @@ func TestNothingToSend(t *testing.T) {
 	tab.see("#send:not(:disabled)")
 }
 
-// TestNoChoice does not ask to choose where there is nothing to choose from.
+// TestNoChoice checks that the page does not ask to choose a bot if there is none.
 func TestNoChoice(t *testing.T) {
-	h := startHost(t, botapi.Options{}, nil)
+	h := startService(t, botapi.Options{}, nil)
 	asks := `getComputedStyle(document.querySelector("#scroller"), "::before").content`
 	for name, open := range map[string]func(*tab){
 		"no bots": func(tab *tab) {
@@ -103,10 +104,10 @@ func TestNoChoice(t *testing.T) {
 	}
 }
 
-// TestNamesBesideAvatars has names in any script stand beside their pictures.
+// TestNamesBesideAvatars checks that names in any script are beside their pictures.
 func TestNamesBesideAvatars(t *testing.T) {
 	is := is.New(t)
-	h := startHost(t, botapi.Options{}, nil)
+	h := startService(t, botapi.Options{}, nil)
 	arabic := botapi.Bot{UID: "1", Slug: "layla", Name: "ليلى", Description: "تجيب عن كل سؤال", Model: "echo"}
 	is.NoErr(h.bots.Replace(arabic))
 	tab := newTab(t)
@@ -126,13 +127,13 @@ func TestNamesBesideAvatars(t *testing.T) {
 	}
 }
 
-// TestNoRingOnName has no ring drawn around a name that has the focus only so
-// that a screen reader says it.
+// TestNoRingOnName checks that there is no focus ring around the bot's name, which
+// has the focus only so that a screen reader says it.
 func TestNoRingOnName(t *testing.T) {
 	is := is.New(t)
 	tab := newTab(t)
 	tab.do(chromedp.EmulateViewport(390, 780, chromedp.EmulateMobile, chromedp.EmulateTouch))
-	tab.open(startHost(t, botapi.Options{}, nil).URL + "/#key=" + key + "&bot=ada")
+	tab.open(startService(t, botapi.Options{}, nil).URL + "/#key=" + key + "&bot=ada")
 	tab.do(chromedp.Reload())
 	tab.wait(`document.activeElement?.id === "chat-name"`)
 	is.Equal(evaluate[string](tab, `getComputedStyle(document.activeElement).outlineStyle`), "none")

@@ -38,7 +38,7 @@ var buildQuickstart = sync.OnceValues(func() (string, error) {
 	return program, build.Run()
 })
 
-// A quickstart is the program, running.
+// A quickstart is the running program.
 type quickstart struct {
 	address string
 	log     *lines // what it writes to standard error
@@ -49,7 +49,7 @@ type quickstart struct {
 func startQuickstart(t *testing.T, flags ...string) *quickstart {
 	t.Helper()
 	if _, err := findChromium(); err != nil {
-		t.Skip("Chromium is not installed: the pages are not tried in a browser")
+		t.Skip("Chromium is not installed")
 	}
 	is := is.New(t)
 	program, err := buildQuickstart()
@@ -67,7 +67,7 @@ func startQuickstart(t *testing.T, flags ...string) *quickstart {
 	first, err := bufio.NewReader(stdout).ReadString('\n')
 	is.NoErr(err)
 	q.address = regexp.MustCompile(`http://[^ ]+`).FindString(first)
-	is.True(q.address != "") // the program says where it is
+	is.True(q.address != "") // the program prints its address
 	return q
 }
 
@@ -116,17 +116,17 @@ func (l *lines) find(text string) string {
 	return ""
 }
 
-// A host serves the quickstart's pages with another service behind them, so
-// that a test decides what the bots answer.
-type host struct {
+// A service is the quickstart's pages with another API, so that a test decides what
+// the bots answer.
+type service struct {
 	*httptest.Server
 	bots *botapi.MemoryStore
 }
 
-// startHost serves the chat with the options, which may lack bots and keys.
-// Where answer is not nil, it stands in for the service's answers to chats, as
-// a failing proxy or network does.
-func startHost(t *testing.T, o botapi.Options, answer http.HandlerFunc) *host {
+// startService serves the API with the options, of which Bots is replaced and Keys
+// and Engine have defaults. If answer is not nil, it handles POST /v1/chat instead
+// of the API, like a failing proxy or network.
+func startService(t *testing.T, o botapi.Options, answer http.HandlerFunc) *service {
 	t.Helper()
 	is := is.New(t)
 	pages, err := url.Parse(startQuickstart(t).address)
@@ -154,7 +154,7 @@ func startHost(t *testing.T, o botapi.Options, answer http.HandlerFunc) *host {
 		server.CloseClientConnections()
 		server.Close()
 	})
-	return &host{server, bots}
+	return &service{server, bots}
 }
 
 var ada = botapi.Bot{
@@ -184,7 +184,7 @@ func echo(_ context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	}
 }
 
-// fails says something, waits for the gate if there is one, and fails.
+// fails yields text, waits for the gate if there is one, and fails.
 func fails(text string, gate <-chan struct{}, err error) botapi.ChatEngine {
 	return botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
 		return func(yield func(string, error) bool) {
@@ -202,7 +202,7 @@ func fails(text string, gate <-chan struct{}, err error) botapi.ChatEngine {
 	})
 }
 
-// waits says one word and then nothing until the client leaves.
+// waits yields one word and then waits until the client disconnects.
 func waits(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		if yield("Well,", nil) {
@@ -211,11 +211,12 @@ func waits(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] 
 	}
 }
 
-// stream answers a chat with a stream that is written by hand. It ends at once,
-// or holds the connection until the client has left or the test cuts it.
+// stream answers a chat with this text as its stream. The response ends
+// immediately or, with hold, when the client disconnects or the test closes the
+// connection.
 func stream(text string, hold bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // only then is it noticed that a client left
+		_, _ = io.Copy(io.Discard, r.Body) // net/http notices a disconnect only after this
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = io.WriteString(w, text)
 		_ = http.NewResponseController(w).Flush()

@@ -14,9 +14,8 @@ import (
 
 const manyFragments = 20_000
 
-// TestFastStream has a bot answer without a pause. The page lays itself out at
-// most once for each frame that it shows, however much comes in between, and
-// shows frames all the while.
+// TestFastStream has a bot that answers without pauses. It checks that the page
+// keeps drawing frames, and lays itself out at most once per frame.
 func TestFastStream(t *testing.T) {
 	texts := map[string]string{
 		"one paragraph": "word ",
@@ -28,7 +27,7 @@ func TestFastStream(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
 			gate := make(chan struct{})
-			h := startHost(t, botapi.Options{Engine: repeats(fragment, manyFragments, gate)}, nil)
+			h := startService(t, botapi.Options{Engine: repeats(fragment, manyFragments, gate)}, nil)
 			tab := newTab(t)
 			tab.open(h.URL + "/#key=" + key)
 			tab.say("Hello")
@@ -42,8 +41,8 @@ func TestFastStream(t *testing.T) {
 			layouts := int(tab.metric("LayoutCount") - before)
 			frames := evaluate[int](tab, "frames")
 			t.Logf("%d frames, %d layouts", frames, layouts)
-			is.True(frames > 1)           // it does not freeze meanwhile: a stream of half a second has five on a busy machine
-			is.True(layouts <= frames+10) // the rest is the beginning and the end
+			is.True(frames > 1)           // the page does not freeze: half a second has five frames on a busy machine
+			is.True(layouts <= frames+10) // some more at the beginning and the end
 			is.Equal(strings.Count(evaluate[string](tab, `document.querySelectorAll(".assistant .text")[1].textContent`), textOf(fragment)), manyFragments)
 		})
 	}
@@ -55,12 +54,12 @@ const countFrames = `
 	requestAnimationFrame(count);
 	null`
 
-// textOf is what remains of a fragment's marks.
+// textOf returns a fragment without its marks.
 func textOf(fragment string) string {
 	return strings.TrimSpace(strings.NewReplacer("*", "", "- ", "", "```go\n", "").Replace(fragment))
 }
 
-// repeats says the same again and again once the gate is open.
+// repeats yields the same fragment many times after the gate has opened.
 func repeats(fragment string, times int, gate <-chan struct{}) botapi.ChatEngine {
 	return botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
 		return func(yield func(string, error) bool) {

@@ -23,8 +23,8 @@ import (
 	"github.com/matryer/is"
 )
 
-// patience bounds every wait for the page. It is far above what any of them
-// takes; only a test that fails uses it up.
+// patience is the timeout of every wait for the page, far above what any wait
+// takes.
 const patience = 30 * time.Second
 
 var chromium = sync.OnceValues(startChromium)
@@ -58,7 +58,7 @@ func findChromium() (string, error) {
 	return "", exec.ErrNotFound
 }
 
-// cleanups undo, after the last test, what tests share.
+// cleanups run after the last test and clean up what tests share.
 var cleanups []func()
 
 func TestMain(m *testing.M) {
@@ -69,23 +69,23 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// A tab is one tab of the browser, with a store and a history of its own.
+// A tab is one tab of the browser, with its own storage and history.
 type tab struct {
 	t        *testing.T
 	ctx      context.Context
-	pictures string // the one other server that the page may ask, if any
+	pictures string // the only other server to which the page may send requests, if any
 
 	mu         sync.Mutex
-	requested  []string // addresses
-	complaints []string // of the console
+	requested  []string // URLs
+	complaints []string // exceptions and console output
 }
 
-// newTab opens an empty tab. At the end of the test, the page must have thrown
-// nothing, violated no policy, and asked no other server for anything.
+// newTab opens an empty tab. The test fails if the page throws an exception,
+// violates its policy, or sends a request to another server.
 func newTab(t *testing.T) *tab {
 	t.Helper()
 	if _, err := findChromium(); err != nil {
-		t.Skip("Chromium is not installed: the pages are not tried in a browser")
+		t.Skip("Chromium is not installed")
 	}
 	is := is.New(t)
 	browser, err := chromium()
@@ -93,7 +93,7 @@ func newTab(t *testing.T) *tab {
 	return openTab(t, browser, chromedp.WithNewBrowserContext())
 }
 
-// another opens a tab that shares the store with this one.
+// another opens a tab that shares its storage with this one.
 func (tab *tab) another() *tab {
 	tab.t.Helper()
 	return openTab(tab.t, tab.ctx)
@@ -123,7 +123,7 @@ func (tab *tab) listen(event any) {
 	case *runtime.EventConsoleAPICalled:
 		tab.complaints = append(tab.complaints, fmt.Sprintf("console: %+v", event.Args))
 	case *log.EventEntryAdded:
-		// The browser itself notes each request that did not go well.
+		// The browser logs each failed request, which is not the page's fault.
 		if event.Entry.Source != log.EntrySourceNetwork {
 			tab.complaints = append(tab.complaints, fmt.Sprintf("%s: %s", event.Entry.Source, event.Entry.Text))
 		}
@@ -134,7 +134,7 @@ func (tab *tab) checkManners() {
 	is := is.New(tab.t)
 	tab.mu.Lock()
 	defer tab.mu.Unlock()
-	is.Equal(tab.complaints, []string(nil)) // what the console says
+	is.Equal(tab.complaints, []string(nil))
 	hosts := map[string]bool{}
 	for _, address := range tab.requested {
 		address, err := url.Parse(address)
@@ -143,10 +143,10 @@ func (tab *tab) checkManners() {
 			hosts[address.Host] = true
 		}
 	}
-	is.True(len(hosts) <= 1) // the page talks to one server
+	is.True(len(hosts) <= 1) // the page uses one server
 }
 
-// do carries out actions, within bounds.
+// do runs actions with a timeout.
 func (tab *tab) do(actions ...chromedp.Action[chromedp.Void]) {
 	tab.t.Helper()
 	ctx, cancel := context.WithTimeout(tab.ctx, patience)
@@ -161,7 +161,7 @@ func (tab *tab) open(address string) {
 	tab.do(chromedp.Navigate(address))
 }
 
-// evaluate returns what a JavaScript expression is worth in the page.
+// evaluate returns the value of a JavaScript expression in the page.
 func evaluate[T any](tab *tab, expression string) T {
 	tab.t.Helper()
 	value, err := chromedp.Run(tab.ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
@@ -169,14 +169,14 @@ func evaluate[T any](tab *tab, expression string) T {
 	return value
 }
 
-// everything is the beginning of what a person sees.
+// everything returns the beginning of the page's visible text.
 func (tab *tab) everything() string {
 	text, _ := chromedp.Run(tab.ctx, chromedp.Evaluate[string]("document.body.innerText"))
 	return text[:min(len(text), 4000)]
 }
 
-// wait waits until a JavaScript expression is true. A page that is just being
-// loaded anew takes the expression with it: then the new one is asked.
+// wait waits until a JavaScript expression is true. If the page is reloaded
+// meanwhile, it evaluates the expression in the new page.
 func (tab *tab) wait(expression string) {
 	tab.t.Helper()
 	ctx, cancel := context.WithTimeout(tab.ctx, patience)
@@ -196,13 +196,13 @@ func isReloading(err error) bool {
 		strings.Contains(err.Error(), "Execution context was destroyed")
 }
 
-// text returns what a person sees of an element.
+// text returns the visible text of an element.
 func (tab *tab) text(selector string) string {
 	tab.t.Helper()
 	return evaluate[string](tab, fmt.Sprintf("document.querySelector(%q)?.innerText ?? 'no '+%q", selector, selector))
 }
 
-// texts returns what a person sees of all elements that match.
+// texts returns the visible texts of all elements that match.
 func (tab *tab) texts(selector string) []string {
 	tab.t.Helper()
 	return evaluate[[]string](tab, fmt.Sprintf("Array.from(document.querySelectorAll(%q), (each) => each.innerText)", selector))
@@ -219,15 +219,15 @@ func (tab *tab) click(selector string) {
 	tab.do(chromedp.Click(chromedp.CSS(selector)))
 }
 
-// write types text into whatever has the focus.
+// write types text into the element that has the focus.
 func (tab *tab) write(text string) {
 	tab.t.Helper()
 	_, err := chromedp.Call(tab.ctx, input.InsertText, input.InsertTextParams{Text: text})
 	is.New(tab.t).NoErr(err)
 }
 
-// enter presses the Enter key as a person does: what a page does on the way
-// down decides whether a character comes of it.
+// enter presses the Enter key as a person does, so that the page's keydown handler
+// decides whether it inserts a line break.
 func (tab *tab) enter(modifiers ...kb.Modifier) {
 	tab.t.Helper()
 	for _, direction := range []input.DispatchKeyEventType{kb.KeyDown, kb.KeyUp} {
@@ -254,7 +254,7 @@ func (tab *tab) tabTo(selector string) {
 		tab.do(chromedp.KeyEvent(kb.Tab))
 		passed = append(passed, evaluate[string](tab, "document.activeElement.outerHTML.slice(0, 80)"))
 	}
-	tab.t.Fatalf("the Tab key does not reach %s, but %s", selector, strings.Join(passed, "\n"))
+	tab.t.Fatalf("the Tab key does not reach %s, only %s", selector, strings.Join(passed, "\n"))
 }
 
 // say sends a message in the conversation on show.
@@ -266,14 +266,14 @@ func (tab *tab) say(text string) {
 	tab.wait(fmt.Sprintf(`Array.from(document.querySelectorAll(".user .text")).at(-1)?.textContent === %q`, text))
 }
 
-// waitForAnswer waits until no answer is arriving in the conversation on show,
-// and all of it is there to see.
+// waitForAnswer waits until the conversation on show shows its last answer
+// completely.
 func (tab *tab) waitForAnswer() {
 	tab.t.Helper()
 	tab.wait(`!document.querySelector(".arriving, .filling")`)
 }
 
-// prefer sets media features: pairs of a name and a value.
+// prefer sets media features, given as pairs of a name and a value.
 func (tab *tab) prefer(features ...string) {
 	tab.t.Helper()
 	var params emulation.SetEmulatedMediaParams

@@ -18,20 +18,20 @@ import (
 	"github.com/matryer/is"
 )
 
-// The page may take this much of its main thread for an answer of 20,000
-// fragments, and for one task of it.
+// The limits of CPU time on the page's main thread for an answer of 20,000
+// fragments, and for one of its tasks.
 const (
 	mostWork = time.Second
 	mostTask = 200 * time.Millisecond
 )
 
-// TestWork has a bot answer without a pause, in every kind of text. What the page
-// does is counted in time of its main thread's processor, so that a busy machine
-// does not matter.
+// TestWork has a bot that answers without pauses, with each kind of text. It
+// measures the CPU time of the page's main thread, so that a busy machine does not
+// matter.
 func TestWork(t *testing.T) {
 	tests := []struct {
 		name, first, fragment string
-		selector              string // of what comes of each fragment
+		selector              string // of the element that each fragment becomes
 	}{
 		{"paragraph", "", "one *it* and `code` ", "em"},
 		{"paragraphs", "", "some **bold** words.\n\n", "p"},
@@ -47,10 +47,10 @@ func TestWork(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			is := is.New(t)
-			tab, total, longest := answerAtOnce(t, test.first, test.fragment)
-			for range 5 { // other programs in the same caches make for more work: the least is what it takes
+			tab, total, longest := answerWithoutPause(t, test.first, test.fragment)
+			for range 5 { // other programs in the same caches cost time: the minimum counts
 				if total > mostWork || longest > mostTask {
-					tab, total, longest = answerAtOnce(t, test.first, test.fragment)
+					tab, total, longest = answerWithoutPause(t, test.first, test.fragment)
 				}
 			}
 			is.True(total <= mostWork)
@@ -68,11 +68,12 @@ func TestWork(t *testing.T) {
 	}
 }
 
-// answerAtOnce returns the tab that has shown many fragments, and what that took.
-func answerAtOnce(t *testing.T, first, fragment string) (tab *tab, total, longest time.Duration) {
+// answerWithoutPause returns the tab that has shown many fragments, and the CPU time
+// of that: in all, and of the longest task.
+func answerWithoutPause(t *testing.T, first, fragment string) (tab *tab, total, longest time.Duration) {
 	t.Helper()
 	gate := make(chan struct{})
-	h := startHost(t, botapi.Options{Engine: begins(first, repeats(fragment, manyFragments, gate))}, nil)
+	h := startService(t, botapi.Options{Engine: begins(first, repeats(fragment, manyFragments, gate))}, nil)
 	tab = newTab(t)
 	tab.open(h.URL + "/#key=" + key)
 	tab.say("Hello")
@@ -85,7 +86,7 @@ func answerAtOnce(t *testing.T, first, fragment string) (tab *tab, total, longes
 	return tab, total, longest
 }
 
-// begins says something before all else.
+// begins yields first before the fragments of the engine.
 func begins(first string, engine botapi.ChatEngine) botapi.ChatEngine {
 	return botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 		return func(yield func(string, error) bool) {
@@ -96,7 +97,7 @@ func begins(first string, engine botapi.ChatEngine) botapi.ChatEngine {
 	})
 }
 
-// work is what a page's main thread does while it is watched.
+// work measures a page's main thread.
 type work struct {
 	tab    *tab
 	before time.Duration
@@ -111,7 +112,7 @@ type work struct {
 type traceEvent struct {
 	Name     string
 	PID, TID int
-	TDur     float64 // of the thread's processor, in microseconds
+	TDur     float64 // CPU time in microseconds
 	Args     struct{ Name string }
 }
 
@@ -136,7 +137,7 @@ func (w *work) listen(event any) {
 		for _, text := range event.Value {
 			var e traceEvent
 			if json.Unmarshal(text, &e) != nil {
-				continue // an event of another shape is no task
+				continue // not a task
 			}
 			if e.Name == "thread_name" && e.Args.Name == "CrRendererMain" {
 				w.mains[[2]int{e.PID, e.TID}] = true
@@ -150,7 +151,7 @@ func (w *work) listen(event any) {
 	}
 }
 
-// end returns how much the main thread has done in all, and in its longest task.
+// end returns the CPU time of the main thread in all and of its longest task.
 func (w *work) end() (total, longest time.Duration) {
 	w.tab.t.Helper()
 	is := is.New(w.tab.t)
@@ -160,7 +161,7 @@ func (w *work) end() (total, longest time.Duration) {
 	select {
 	case <-w.done:
 	case <-time.After(patience):
-		w.tab.t.Fatal("the browser keeps its trace to itself")
+		w.tab.t.Fatal("the browser does not send its trace")
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -173,12 +174,12 @@ func (w *work) end() (total, longest time.Duration) {
 	return total, longest
 }
 
-// worked is how long the page's main thread has been at work.
+// worked returns the CPU time of the page's main thread so far.
 func (tab *tab) worked() time.Duration {
 	return time.Duration(tab.metric("TaskDuration") * float64(time.Second))
 }
 
-// metric is a figure of the browser's own about the page.
+// metric returns one of the browser's metrics of the page.
 func (tab *tab) metric(name string) float64 {
 	tab.t.Helper()
 	is := is.New(tab.t)

@@ -12,8 +12,8 @@ const (
 	feelings = sadness + "|" + fear + "|" + anger + "|" + joy + "|" + fatigue
 )
 
-// danger comes before everything else, in every script: here a game with words
-// would do harm.
+// danger has the highest rank in every script: a person in danger needs help,
+// not a game with words.
 var danger = keyword{
 	words: "suicide suicidal myself die dead life live", rank: 100, rules: []rule{
 		on("* suicide|suicidal *", seekHelp...),

@@ -11,33 +11,31 @@ import (
 	"example.com/botapi"
 )
 
-// maxMemories bounds what one conversation keeps to come back to; the newest
-// stay.
+// maxMemories limits the memories of one conversation. The newest are kept.
 const maxMemories = 16
 
-// A conversation is what a bot knows of a chat while it reads its messages.
-// It lives for one answer only: everything in it comes from the history that
-// the client sent, so that the same history always gets the same answer.
+// A conversation is the bot's state while it reads the messages of a chat. It is
+// made for one answer, from the history that the client sent. So the same
+// history always gets the same answer.
 type conversation struct {
 	script   *script
-	bot      string          // its name
-	said     map[*string]int // how many of some lines have been said, by the first of them
+	bot      string          // the bot's name
+	said     map[*string]int // how often something of each lines was said, keyed by the first line
 	memories []string
-	name     string // of the user
-	topic    string // to lead to
+	name     string // the user's name
+	topic    string // from a system message
 	brief    bool
 }
 
-// answer returns what the bot says to the last of the messages. It goes
-// through all of them, as it would have heard them, to know whose turn it is
-// among its lines and what it has to remember.
+// answer returns the bot's answer to the last message. It replays all messages,
+// to find out which lines are next and what to remember.
 func (s *script) answer(bot string, messages []botapi.ChatMessage) string {
 	c := conversation{script: s, bot: bot, said: make(map[*string]int)}
 	reply := ""
 	for _, m := range messages {
 		switch m.Role {
 		case botapi.RoleSystem:
-			c.heed(m.Content)
+			c.follow(m.Content)
 		case botapi.RoleUser:
 			reply = c.reply(m.Content)
 		}
@@ -88,8 +86,8 @@ func (c *conversation) replyToUnknown(clauses []clause) string {
 	return c.say(c.script.unknown, nil)
 }
 
-// remember keeps what the script wants to come back to, at most one thing of
-// each clause, in the words in which it will.
+// remember keeps what the script wants to come back to: at most one memory of
+// each clause, as the finished sentence that the bot will say.
 func (c *conversation) remember(clauses []clause) {
 	for _, clause := range clauses {
 		rule, parts := firstFit(c.script.memories, clause.words)
@@ -100,7 +98,7 @@ func (c *conversation) remember(clauses []clause) {
 	c.memories = c.memories[max(0, len(c.memories)-maxMemories):]
 }
 
-// say returns the line whose turn it is, filled in.
+// say returns the next of the lines, with its variables filled in.
 func (c *conversation) say(l lines, parts [][]string) string {
 	line := l[c.said[&l[0]]%len(l)]
 	c.said[&l[0]]++
@@ -130,8 +128,8 @@ func capitalized(text string) string {
 	return string(unicode.ToUpper(first)) + text[size:]
 }
 
-// firstSentence cuts text after its first sentence. A full stop inside a word,
-// as in "3.5", ends none.
+// firstSentence returns the first sentence of text. A full stop inside a word,
+// as in "3.5", does not end it.
 func firstSentence(text string) string {
 	for i := range len(text) - 1 {
 		if strings.IndexByte(".?!", text[i]) >= 0 && text[i+1] == ' ' {

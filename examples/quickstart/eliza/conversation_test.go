@@ -31,12 +31,12 @@ var conversations = []struct {
 	answer  string
 }{
 	{
-		"the words of the user come back, turned round", "eliza-listener",
+		"the user's words are mirrored", "eliza-listener",
 		[]botapi.ChatMessage{user("I'm worried about my exam.")},
 		"What is it about your exam that makes you worried?",
 	},
 	{
-		"another script hears the same differently", "eliza-gardener",
+		"another script has another answer", "eliza-gardener",
 		[]botapi.ChatMessage{user("I'm worried about my exam.")},
 		"I used to lie awake over late frost. What would be the worst that your exam could do?",
 	},
@@ -61,12 +61,12 @@ var conversations = []struct {
 		"What happens when you try to sing?",
 	},
 	{
-		"what was said before is remembered", "eliza-listener",
+		"an earlier message is remembered", "eliza-listener",
 		[]botapi.ChatMessage{user("My sister is ill"), assistant("Has your sister always been like that?"), user("it rained yesterday")},
 		"Earlier you mentioned your sister. Is that part of this?",
 	},
 	{
-		"what the history does not hold is not remembered", "eliza-listener",
+		"only the history is remembered", "eliza-listener",
 		[]botapi.ChatMessage{user("it rained yesterday")},
 		"Tell me more about that.",
 	},
@@ -81,7 +81,7 @@ var conversations = []struct {
 		"I keep thinking of what you said about your keys. How does it fit in here?",
 	},
 	{
-		"what the bot said itself is nothing to remember", "eliza-listener",
+		"the bot's own messages are not remembered", "eliza-listener",
 		[]botapi.ChatMessage{assistant("My sister is ill"), user("it rained yesterday")},
 		"Tell me more about that.",
 	},
@@ -91,7 +91,7 @@ var conversations = []struct {
 		"You did the work, Ada Lovelace; I only asked.",
 	},
 	{
-		"a name that is none is not learned", "eliza-listener",
+		"a phrase that is not a name is not learned", "eliza-listener",
 		[]botapi.ChatMessage{user("my name is nobody's business"), user("thanks")},
 		"You did the work; I only asked.",
 	},
@@ -101,12 +101,12 @@ var conversations = []struct {
 		"Hello, Ada. Come in by the gate, it only looks locked. What are you growing?",
 	},
 	{
-		"a system message gives a topic", "eliza-listener",
+		"a system message sets a topic", "eliza-listener",
 		[]botapi.ChatMessage{system("Talk about your summer holidays."), user("hm")},
 		"We have not said much about my summer holidays yet. What comes to mind?",
 	},
 	{
-		"a system message that forbids gives none", "eliza-listener",
+		"a system message that forbids a topic does not set it", "eliza-listener",
 		[]botapi.ChatMessage{system("Never talk about politics."), user("hm")},
 		"Tell me more about that.",
 	},
@@ -116,7 +116,7 @@ var conversations = []struct {
 		"Juniper, it says on my watering can.",
 	},
 	{
-		"later steering counts from then on", "eliza-listener",
+		"a later system message applies from then on", "eliza-listener",
 		[]botapi.ChatMessage{user("hello"), system("The user is called Grace."), user("hello")},
 		"Hello again, Grace. Where shall we go on?",
 	},
@@ -156,7 +156,7 @@ var conversations = []struct {
 		"Leave knowing aside. What would you guess?",
 	},
 	{
-		"what looks like a place in a line is only text", "eliza-listener",
+		"a variable in a message is only text", "eliza-listener",
 		[]botapi.ChatMessage{user("I hate $2 and ${name}")},
 		"What did $2 and ${name do to you?",
 	},
@@ -177,8 +177,8 @@ func TestConversations(t *testing.T) {
 	}
 }
 
-// An engine that kept anything between requests would mix up conversations
-// that run side by side.
+// TestSameHistoryGetsSameAnswer runs conversations concurrently: an engine that
+// kept state between requests would mix them up.
 func TestSameHistoryGetsSameAnswer(t *testing.T) {
 	is := is.New(t)
 	const rounds = 20
@@ -199,7 +199,7 @@ func TestSameHistoryGetsSameAnswer(t *testing.T) {
 	}
 }
 
-func TestLongWordsAndClausesAreCut(t *testing.T) {
+func TestLongWordsAndClausesAreTruncated(t *testing.T) {
 	is := is.New(t)
 	answer := answerTo("eliza-listener", []botapi.ChatMessage{user("I hate " + strings.Repeat("very ", 100_000))})
 	is.True(len(answer) < 300)
@@ -207,14 +207,14 @@ func TestLongWordsAndClausesAreCut(t *testing.T) {
 	is.Equal(answer, "What did "+strings.Repeat("ö", maxWordSize/2)+"… do to you?")
 }
 
-func TestLongMessagesAreCut(t *testing.T) {
+func TestLongMessagesAreTruncated(t *testing.T) {
 	is := is.New(t)
 	padding := strings.Repeat("well. ", maxClauses-1)
 	is.Equal(answerTo("eliza-listener", []botapi.ChatMessage{user(padding + "I hate rain.")}), "What did rain do to you?")
 	is.Equal(answerTo("eliza-listener", []botapi.ChatMessage{user(padding + "well. I hate rain.")}), "Tell me more about that.")
 }
 
-func TestMemoriesAreBounded(t *testing.T) {
+func TestMemoriesAreLimited(t *testing.T) {
 	is := is.New(t)
 	history := []botapi.ChatMessage{user("I lost my keys")}
 	for range maxMemories {
@@ -224,7 +224,7 @@ func TestMemoriesAreBounded(t *testing.T) {
 	is.True(strings.Contains(answerTo("eliza-listener", history), "your hat")) // the keys are forgotten
 }
 
-// answerTo asks as a client does that wants one body.
+// answerTo asks for a JSON response.
 func answerTo(model string, history []botapi.ChatMessage) string {
 	req := &botapi.ChatRequest{Bot: botapi.Bot{Slug: "juniper", Name: "Juniper", Model: model}, Messages: history}
 	var answer strings.Builder
@@ -253,7 +253,7 @@ func FuzzAnswer(f *testing.F) {
 				case !utf8.ValidString(answer), strings.Contains(answer, "  "):
 					t.Errorf("%s says %q to %q", model, answer, history[:n])
 				case answerTo(model, history[:n]) != answer:
-					t.Errorf("%s does not stay with its answer to %q", model, history[:n])
+					t.Errorf("%s gives different answers to %q", model, history[:n])
 				}
 			}
 		}

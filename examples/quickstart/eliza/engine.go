@@ -1,11 +1,11 @@
-// Package eliza is a conversation engine in the tradition of ELIZA, the program
-// that Joseph Weizenbaum wrote in 1966: it looks for keywords in what the user
-// says, takes the sentence apart around them, turns "my" into "your", and puts
-// what it has into an answer. There is no model behind it and nothing is
-// learned; all that a bot can say stands in its script.
+// Package eliza is a chat engine in the tradition of ELIZA, the program that
+// Joseph Weizenbaum wrote in 1966. It looks for keywords in the user's message,
+// takes the sentence apart around them, turns "my" into "your", and puts the
+// parts into an answer. It uses no model and learns nothing: everything that a
+// bot can say is in its script.
 //
-// It keeps no state between chats. What it remembers of a conversation, it
-// reads from the messages of the request.
+// It keeps no state between chats. What it remembers comes from the messages of
+// the request.
 package eliza
 
 import (
@@ -21,24 +21,23 @@ import (
 	"example.com/botapi/examples/quickstart/speech"
 )
 
-// scripts are the characters that bots can have, by the model names that
-// choose them.
+// scripts maps each model name to its script.
 var scripts = map[string]*script{
 	"eliza-listener": listener,
 	"eliza-gardener": gardener,
 }
 
-// Models returns the names that a bot's Model can have, sorted. Each stands
-// for a script of its own.
+// Models returns the model names that the engine supports, sorted. Each has its
+// own script.
 func Models() []string {
 	return slices.Sorted(maps.Keys(scripts))
 }
 
-// Engine is a [botapi.ChatEngine] that answers for every bot whose Model is one
-// of [Models], and fails for any other. Its zero value streams without waiting.
+// Engine is a [botapi.ChatEngine] for bots whose Model is one of [Models]. It
+// fails for any other bot. The zero value streams without delay.
 type Engine struct {
-	// Pace is the wait before each word of a stream but the first. An answer
-	// that goes out as one body does not wait.
+	// Pace is the delay before each word of a stream but the first. A JSON
+	// response is not delayed.
 	Pace time.Duration
 }
 

@@ -33,11 +33,11 @@ func TestStreamComesWordByWord(t *testing.T) {
 			words = append(words, word)
 		}
 		is.Equal(words, []string{"What ", "did ", "rain ", "do ", "to ", "you?"})
-		is.Equal(time.Since(start), 5*pace) // nothing comes after the last word
+		is.Equal(time.Since(start), 5*pace) // no delay after the last word
 	})
 }
 
-func TestOneBodyDoesNotWait(t *testing.T) {
+func TestJSONResponseIsNotDelayed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		start := time.Now()
@@ -51,7 +51,7 @@ func TestOneBodyDoesNotWait(t *testing.T) {
 	})
 }
 
-func TestWaitEndsWithTheContext(t *testing.T) {
+func TestDelayEndsWithTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		ctx, cancel := context.WithTimeout(t.Context(), pace/2)
@@ -70,7 +70,7 @@ func TestWaitEndsWithTheContext(t *testing.T) {
 	})
 }
 
-func TestNothingFollowsForAClientThatStops(t *testing.T) {
+func TestNoYieldAfterItReturnedFalse(t *testing.T) {
 	is := is.New(t)
 	words := 0
 	for range (Engine{}).Chat(t.Context(), request(true)) {

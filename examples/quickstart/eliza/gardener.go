@@ -1,6 +1,6 @@
 package eliza
 
-// gardener knows a little about plants, and sees everything else as a garden.
+// gardener knows a little about plants and talks about everything else as a garden.
 var gardener = newScript(script{
 	opening: lines{
 		"Good day$name. I was just hoeing. What is growing where you are?",

@@ -1,6 +1,6 @@
 package eliza
 
-// listener says little of its own and gives back what it hears, as a question.
+// listener says little of its own. It returns the user's words as a question.
 var listener = newScript(script{
 	opening: lines{
 		"Hello$name. What has been on your mind lately?",
@@ -29,7 +29,7 @@ var listener = newScript(script{
 		"Let us turn to $topic for a moment. Where would you begin?",
 	},
 	memories: []rule{
-		on("* my name|life *"), // nothing to come back to lightly
+		on("* my name|life *"), // not a subject to bring up again
 		on("* my own|whole life *"),
 		on("* my + "+verbs+" *", aboutYour...),
 		on("* my ?", aboutYour...),
@@ -242,7 +242,7 @@ var notKnowing = lines{
 	"What part of it do you know?",
 }
 
-// aboutYour comes back to something that the user calls "my ...".
+// aboutYour brings up something again that the user called "my ...".
 var aboutYour = lines{
 	"Earlier you mentioned your $2. Is that part of this?",
 	"I keep thinking of what you said about your $2. How does it fit in here?",

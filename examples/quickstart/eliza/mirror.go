@@ -2,9 +2,8 @@ package eliza
 
 import "strings"
 
-// mirror turns the words of a speaker into those of the listener: "my own"
-// into "your own", "you trust me" into "I trust you". Other words stay as they
-// are.
+// mirror swaps the first and second person: "my own" becomes "your own", "you
+// trust me" becomes "I trust you". Other words stay the same.
 func mirror(words []string) string {
 	var mirrored []string
 	for i := 0; i < len(words); i++ {
@@ -18,8 +17,8 @@ func mirror(words []string) string {
 	return strings.Join(mirrored, " ")
 }
 
-// mirroredPair looks at a pronoun and its verb together, since the verb has to
-// change with the pronoun.
+// mirroredPair mirrors a pronoun together with its verb, since the verb changes
+// with the pronoun.
 func mirroredPair(words []string) (pair string, ok bool) {
 	if len(words) < 2 {
 		return "", false
@@ -39,8 +38,8 @@ func mirroredWord(words []string, i int) string {
 	return words[i]
 }
 
-// mirroredYou tells the two kinds of "you" apart: "you know" is "I know", and
-// "with you" or "trust you to" is "me". What stands around it decides.
+// mirroredYou decides from the words around it whether "you" is a subject or an
+// object: "you know" becomes "I know", but "with you" becomes "with me".
 func mirroredYou(words []string, i int) string {
 	last := i == len(words)-1
 	if last || i > 0 && beforeObject[strings.ToLower(words[i-1])] || afterObject[strings.ToLower(words[i+1])] {

@@ -7,17 +7,17 @@ import "strings"
 //	word     this word, in upper or lower case
 //	a|b|c    one of these words
 //	?        any one word
-//	*        any number of words, also none
-//	+        any number of words, at least one
+//	*        zero or more words
+//	+        one or more words
 //
-// All but the plain word are parts: what they stand for can be used in the
-// answer, as $1, $2 and so on from left to right.
+// All elements but the plain word are parts: the answer can use the words that
+// they match as $1, $2 and so on, from left to right.
 type pattern []element
 
 type element struct {
-	words []string // one of these; none for a gap and for any word
-	any   bool     // any one word
-	least int      // words that a gap takes at least
+	words []string // matches one of these; empty for a gap and for "?"
+	any   bool     // "?"
+	least int      // the minimum number of words in a gap
 }
 
 func parsePattern(form string) pattern {
@@ -41,7 +41,7 @@ func (e element) isGap() bool { return len(e.words) == 0 && !e.any }
 
 func (e element) isPart() bool { return len(e.words) != 1 }
 
-// find returns the spelling that the element has for a word, if it takes it.
+// find returns the element's own spelling of a word, if the element matches it.
 func (e element) find(word string) (own string, ok bool) {
 	if e.any {
 		return word, true
@@ -59,10 +59,10 @@ func (e element) accepts(word string) bool {
 	return ok
 }
 
-// match cuts words into the parts of the pattern. Each gap takes as few words
-// as it can, from left to right. When something after a gap does not fit, only
-// the last gap before it grows: growing an earlier one could not help, and so
-// the time is at most len(words) times len(p).
+// match splits words into the parts of the pattern. Each gap takes as few words
+// as possible, from left to right. If an element after a gap does not fit, only
+// the last gap before it grows: growing an earlier gap cannot help. So the time
+// is at most len(words) times len(p).
 func (p pattern) match(words []string) (parts [][]string, ok bool) {
 	starts := make([]int, len(p)+1) // where each element's words begin
 	at, gap, gapEnd := 0, -1, 0

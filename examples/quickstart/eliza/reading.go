@@ -6,23 +6,23 @@ import (
 	"unicode/utf8"
 )
 
-// What is read of one message. People stay far below; beyond it, an answer that
-// repeats what was said would be no conversation any more.
+// Limits on what is read of one message. People stay far below them. The answer
+// repeats words of the message, and must not become as long as a huge one.
 const (
 	maxClauses  = 100 // in a message
 	maxWords    = 40  // in a clause
 	maxWordSize = 60  // bytes
 )
 
-// A clause is a stretch of words between two stops.
+// A clause is a run of words between two stops.
 type clause struct {
 	words    []string
 	question bool // whether a question mark ends it
 }
 
-// read cuts a message into clauses: at punctuation, at line ends, and before
-// the word "but", where people turn to what they really mean. Contractions are
-// opened ("I'm" reads "I am"), so that scripts know one spelling only.
+// read splits a message into clauses: at punctuation, at line ends, and at the
+// word "but", after which people say what they really mean. Contractions are
+// expanded ("I'm" becomes "I am"), so that scripts need only one spelling.
 func read(message string) []clause {
 	var r reader
 	for line := range strings.Lines(lowerShouting(message)) {
@@ -36,8 +36,8 @@ func read(message string) []clause {
 
 var apostrophes = strings.NewReplacer("’", "'", "‘", "'", "´", "'", "`", "'")
 
-// lowerShouting returns a message of capitals only in lower case: its words
-// come back in the answer, and the answer should not shout.
+// lowerShouting converts a message in capitals to lower case: the answer repeats
+// its words, and should not shout.
 func lowerShouting(message string) string {
 	if !strings.ContainsFunc(message, unicode.IsLower) && len(strings.Fields(message)) > 1 {
 		return strings.ToLower(message)
@@ -50,8 +50,8 @@ type reader struct {
 	words   []string
 }
 
-// field reads what stands between two spaces: a word with the punctuation
-// around it, if it has any of both.
+// field reads the text between two spaces: a word and the punctuation around it,
+// each of which may be missing.
 func (r *reader) field(field string) {
 	start := strings.TrimLeftFunc(field, isEdge)
 	word := strings.TrimRightFunc(start, isEdge)
@@ -66,12 +66,12 @@ func (r *reader) field(field string) {
 }
 
 const (
-	stops         = ".!?;:,…。！？，" // between words; in "3.5" or "example.com" they stop nothing
-	dashes        = "-–—"         // when they stand alone
+	stops         = ".!?;:,…。！？，" // only at the end of a word, not inside "3.5" or "example.com"
+	dashes        = "-–—"         // only between spaces
 	questionMarks = "?？"
 )
 
-// isEdge reports whether r does not belong to the word that it stands beside.
+// isEdge reports whether r is punctuation that is not part of the word beside it.
 func isEdge(r rune) bool {
 	return unicode.IsPunct(r) && !strings.ContainsRune("#%&@", r)
 }
@@ -96,8 +96,8 @@ func (r *reader) word(word string) {
 	}
 }
 
-// printable returns what of a word can be said back: valid text, no control
-// characters, and not without end.
+// printable returns the word as the bot may repeat it: valid UTF-8, without
+// control characters, and not longer than maxWordSize.
 func printable(word string) string {
 	word = strings.Map(func(r rune) rune {
 		if r == utf8.RuneError || !unicode.IsPrint(r) {

@@ -7,42 +7,41 @@ import (
 
 // A script is the character of a bot: what it listens for, and what it says.
 type script struct {
-	opening   lines // there is no message of the user yet
-	silence   lines // the user said nothing, or the bot spoke last
-	questions lines // a question in which nothing is known
-	unknown   lines // anything else in which nothing is known
-	steering  lines // the same, when a system message has given a $topic
+	opening   lines // there is no user message yet
+	silence   lines // the user message is empty, or the bot spoke last
+	questions lines // a question without a known keyword
+	unknown   lines // any other clause without a known keyword
+	steering  lines // the same, if a system message has set a $topic
 
-	// memories are what the bot keeps of what it hears, to come back to it
-	// later, when it knows nothing better to say. The first rule that fits a
-	// clause counts; one without answers keeps nothing.
+	// memories turn clauses into sentences that the bot says later, when it finds
+	// no keyword. The first rule that fits a clause is used; a rule without
+	// answers keeps nothing.
 	memories []rule
 	keywords []keyword
 
-	index map[string]*keyword // by each of the keyword's words
+	index map[string]*keyword // by each word of the keyword
 }
 
-// lines are said in turn, from the first again after the last. In a line, $1,
-// $2 and so on stand for the parts of the pattern, mirrored; $bot for the bot's
-// name; $name for a comma and the user's name, or for nothing while the name is
-// not known.
+// lines are said in turn; after the last comes the first again. In a line, $1,
+// $2 and so on are the parts of the pattern, mirrored. $bot is the bot's name.
+// $name is a comma and the user's name, or empty if the name is unknown.
 type lines []string
 
 // A keyword is a group of words that mean the same to the bot. Of all keywords
-// in a message the one with the highest rank counts, and of equals the first.
+// in a message, the one with the highest rank is used; of equals, the first.
 type keyword struct {
-	words string // between spaces
+	words string // separated by spaces
 	rank  int
-	rules []rule // the first that fits is used; when none does, the next keyword has its turn
+	rules []rule // the first that fits is used; if none fits, the next keyword is tried
 }
 
-// A rule says what to answer to a clause of one shape.
+// A rule has the answers to clauses that fit its pattern.
 type rule struct {
 	pattern pattern
 	answers lines
 }
 
-// firstFit returns the first rule that fits, with the parts it cuts, or nil.
+// firstFit returns the first rule that fits and the parts of its match, or nil.
 func firstFit(rules []rule, words []string) (*rule, [][]string) {
 	for i := range rules {
 		if parts, ok := rules[i].pattern.match(words); ok {
@@ -52,12 +51,12 @@ func firstFit(rules []rule, words []string) (*rule, [][]string) {
 	return nil, nil
 }
 
-// on says what to answer to a clause of this form.
+// on makes a rule: answers to a clause of this form.
 func on(form string, answers ...string) rule {
 	return rule{parsePattern(form), answers}
 }
 
-// newScript makes s ready for use.
+// newScript builds the index of s.
 func newScript(s script) *script {
 	s.index = make(map[string]*keyword)
 	for i := range s.keywords {
@@ -68,7 +67,7 @@ func newScript(s script) *script {
 	return &s
 }
 
-// heard is a keyword and the clause it stands in.
+// heard is a keyword and the words of the clause in which it occurs.
 type heard struct {
 	keyword *keyword
 	words   []string

@@ -10,7 +10,8 @@ import (
 	"github.com/matryer/is"
 )
 
-// A mistake in a script would only show when somebody says the right words.
+// These tests find mistakes in scripts that would otherwise show only when a user
+// says the right words.
 
 func TestScriptsHaveALineForEverything(t *testing.T) {
 	is := is.New(t)
@@ -29,7 +30,7 @@ func TestScriptsHaveALineForEverything(t *testing.T) {
 	}
 }
 
-func TestScriptLinesNameOnlyWhatIsThere(t *testing.T) {
+func TestScriptLinesUseKnownVariables(t *testing.T) {
 	for _, model := range Models() {
 		s := scripts[model]
 		for _, l := range []lines{s.opening, s.silence, s.questions, s.unknown} {
@@ -67,21 +68,21 @@ func checkLines(t *testing.T, l lines, parts int, names ...string) {
 	}
 }
 
-func TestScriptWordsBelongToOneKeyword(t *testing.T) {
+func TestEachScriptWordHasOneKeyword(t *testing.T) {
 	for _, model := range Models() {
 		s := scripts[model]
 		for i := range s.keywords {
 			for _, word := range strings.Fields(s.keywords[i].words) {
 				if s.index[word] != &s.keywords[i] {
-					t.Errorf("%s: %q stands in two keywords", model, word)
+					t.Errorf("%s: %q is a word of two keywords", model, word)
 				}
 			}
 		}
 	}
 }
 
-// Every rule must be the first that fits something with its keyword in it.
-func TestScriptRulesCanBeReached(t *testing.T) {
+// For each rule, there must be a clause with its keyword that no earlier rule fits.
+func TestScriptRulesAreReachable(t *testing.T) {
 	for _, model := range Models() {
 		for _, k := range scripts[model].keywords {
 			for i := range k.rules {
@@ -107,8 +108,8 @@ func reachable(k *keyword, r *rule) bool {
 	return false
 }
 
-// exampleOf makes a clause that the pattern may fit: with one of the words where
-// it has a choice, and with the filling in its gaps.
+// exampleOf makes a clause that the pattern may fit. It takes one of the words
+// where there is a choice, and puts the filling into the gaps.
 func exampleOf(p pattern, choice int, filling string) []string {
 	var example []string
 	for _, e := range p {

@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// hearName learns the user's name when the user says it.
+// hearName learns the user's name from the user's own message.
 func (c *conversation) hearName(clauses []clause) {
 	for _, clause := range clauses {
 		if words, ok := lastPart(userNames, clause.words); ok {
@@ -21,10 +21,10 @@ func (c *conversation) learnName(words []string) {
 	}
 }
 
-// heed takes from a system message what a script can follow: the user's name,
-// a topic to lead to, and whether to be brief. It knows a few plain wordings
-// of each; a clause that forbids something is not one of them.
-func (c *conversation) heed(message string) {
+// follow takes from a system message the user's name, a topic, and whether to be
+// brief. It understands a few plain wordings of each, and ignores a clause that
+// forbids something.
+func (c *conversation) follow(message string) {
 	for _, clause := range read(message) {
 		if _, ok := lastPart(prohibitions, clause.words); ok {
 			continue
@@ -67,9 +67,9 @@ func lastPart(patterns []pattern, words []string) (part []string, ok bool) {
 	return nil, false
 }
 
-// properName returns the name that words begin with: its words have capitals,
-// or it is the only word. Names have up to three words here; "my name is
-// nobody's business" holds none.
+// properName returns the name at the beginning of words: up to three words with
+// capital letters, or any word that stands alone. There is no name in "my name
+// is nobody's business".
 func properName(words []string) string {
 	if len(words) == 1 {
 		return capitalized(words[0])

@@ -8,7 +8,7 @@ import (
 	"unicode"
 )
 
-// Questions are such as a newcomer has, to suggest.
+// Questions are suggestions for newcomers.
 var Questions = []string{
 	"What is botapi?",
 	"How do I connect a model?",
@@ -18,9 +18,10 @@ var Questions = []string{
 	"Why not write the handler myself?",
 }
 
-const aboutItself = `I am **no language model**, and there is none behind me. I look for the section of botapi's own documents that has the words of your question, and quote it. What I say is what the documents say; what they do not say, I do not know.`
+const aboutItself = `I am **no language model**, and I do not use one. I search botapi's own documents for the words of your question and quote the section that fits best. I know only what the documents say.`
 
-// maxQuestion is how much of a question is read, in bytes. A body may be long.
+// maxQuestion limits how much of a question is read, in bytes: a request body
+// may be long.
 const maxQuestion = 1000
 
 // answer quotes the section that fits the question best.
@@ -31,7 +32,7 @@ func answer(question string) string {
 	}
 	terms := termsOf(question)
 	if len(terms) == 0 {
-		return quote(sections[0]) + "\n\n" + suggest(Questions[1:]) // what is all this?
+		return quote(sections[0]) + "\n\n" + suggest(Questions[1:]) // as for "what is all this?"
 	}
 	best, found := search(terms)
 	if !found {
@@ -60,8 +61,8 @@ func quote(s section) string {
 	return fmt.Sprintf("### %s\n\n%s\n\n*From “%s” in %s*", s.heading, strings.Join(s.blocks, "\n\n"), s.heading, s.document)
 }
 
-// search returns the section with the highest score. Rare words count more
-// than frequent ones, and words of the heading more than those of the text.
+// search returns the section with the highest score. Rare terms count more than
+// frequent ones, and terms in the heading more than terms in the text.
 func search(terms []string) (best section, found bool) {
 	highest := 0.0
 	for i, s := range sections {
@@ -76,7 +77,7 @@ func search(terms []string) (best section, found bool) {
 	return best, highest > 0
 }
 
-// A bag has how often each term occurs in a section.
+// A bag counts the terms of a section.
 type bag struct {
 	heading map[string]int
 	text    map[string]int
@@ -100,8 +101,8 @@ func index() (bags []bag) {
 	return bags
 }
 
-// weight grows with each occurrence, less and less so, and more slowly in a
-// long section.
+// weight grows with each occurrence of a term, but less each time, and more
+// slowly in a long section.
 func (b bag) weight(term string) float64 {
 	n, typical := float64(b.text[term]), 200.0
 	weight := n / (n + 0.5 + float64(b.length)/typical)
@@ -121,7 +122,8 @@ func rarity(term string) float64 {
 	return math.Log(float64(len(indexed)+1) / float64(having+1))
 }
 
-// termsOf are the words that a text can be found by.
+// termsOf returns the search terms of a text: its words without common ones,
+// stemmed.
 func termsOf(text string) (terms []string) {
 	for word := range strings.FieldsFuncSeq(strings.ToLower(text), isNoLetter) {
 		if !slices.Contains(common, word) {
@@ -131,8 +133,8 @@ func termsOf(text string) (terms []string) {
 	return terms
 }
 
-// alsoAsked are words that people use for what a section, by its heading, is
-// about. They count as words of the heading.
+// alsoAsked maps a heading to other words that people use for its topic. They
+// count as words of the heading.
 var alsoAsked = map[string]string{
 	"botapi":                               "project library framework package purpose",
 	"Try it":                               "start begin install golang requirement prerequisite",
@@ -173,15 +175,15 @@ func isNoLetter(r rune) bool {
 	return !unicode.IsLetter(r) && !unicode.IsNumber(r) && r != '\''
 }
 
-// common words tell nothing about what a question is about.
+// common words do not help to find a section.
 var common = strings.Fields(`a about all an and any are as at be botapi by can could did do does for from get gets give has have how i if in is it its
 	know like look looks me mean my need needs of on or own say says should more show some tell than that the their them then there these this to use used want
 	was what what's when where which who why will with work works would you your not no`)
 
-// stem takes common endings off, so that singular and plural are one.
+// stem removes common endings, so that singular and plural are the same term.
 func stem(word string) string {
 	for _, ending := range []string{"'s", "ing", "es", "ed", "s", "e"} {
-		if rest, cut := strings.CutSuffix(word, ending); cut && len(rest) > 3 {
+		if rest, found := strings.CutSuffix(word, ending); found && len(rest) > 3 {
 			return rest
 		}
 	}

@@ -1,6 +1,6 @@
-// Package guide is a conversation engine that explains botapi from the
-// project's own documents. It is no model: it looks for the section that has
-// the words of the question, and quotes it.
+// Package guide is a chat engine that explains botapi from the project's own
+// documents. It uses no model: it searches for the section that fits the words
+// of the question best, and quotes it.
 package guide
 
 import (
@@ -14,14 +14,14 @@ import (
 	"example.com/botapi/examples/quickstart/speech"
 )
 
-// Model is the name that stands for this engine in a bot's Model.
+// Model is the Bot.Model of bots that use this engine.
 const Model = "no-model"
 
 // Engine is a [botapi.ChatEngine] that answers the last message of a
-// conversation from the documents. Its zero value streams without waiting.
+// conversation from the documents. The zero value streams without delay.
 type Engine struct {
-	// Pace is the wait before each word of a stream but the first. An answer
-	// that goes out as one body does not wait.
+	// Pace is the delay before each word of a stream but the first. A JSON
+	// response is not delayed.
 	Pace time.Duration
 }
 
@@ -38,7 +38,7 @@ func (e Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[str
 	}
 }
 
-// words cuts a text behind each stretch of white space.
+// words splits a text after each run of white space.
 func words(text string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for text != "" {

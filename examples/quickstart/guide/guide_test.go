@@ -24,7 +24,7 @@ func TestCopiesAreCurrent(t *testing.T) {
 	}
 }
 
-// TestQuestions has a newcomer's questions lead to the section that answers them.
+// TestQuestions checks that a newcomer's question leads to the right section.
 func TestQuestions(t *testing.T) {
 	tests := []struct{ question, heading, document string }{
 		{"What is botapi?", "botapi", "README.md"},
@@ -96,7 +96,7 @@ func TestAnswers(t *testing.T) {
 	tests := []struct {
 		question string
 		begins   string
-		holds    string
+		contains string
 	}{
 		{"What is botapi?", "### botapi", "](https://pkg.go.dev/"},
 		{"How do I connect a model?", "### Your model", "openai.NewEngine("},
@@ -116,12 +116,12 @@ func TestAnswers(t *testing.T) {
 			is := is.New(t)
 			text := answer(test.question)
 			is.True(strings.HasPrefix(text, test.begins))
-			is.True(strings.Contains(text, test.holds))
+			is.True(strings.Contains(text, test.contains))
 		})
 	}
 }
 
-// TestSectionsStandAlone has each section read well outside of its document.
+// TestSectionsStandAlone checks that no section refers to the text around it.
 func TestSectionsStandAlone(t *testing.T) {
 	elsewhere := regexp.MustCompile(`\]\((#|[^h)])|<img|(program|section|command)s? (above|below)|on this page`)
 	headings := map[string]bool{}
@@ -131,11 +131,11 @@ func TestSectionsStandAlone(t *testing.T) {
 			is := is.New(t)
 			text := quote(s)
 			is.Equal(elsewhere.FindString(text), "")
-			is.True(len(text) < 5000) // can be read in a chat
+			is.True(len(text) < 5000) // short enough for a chat
 		})
 	}
 	for heading := range alsoAsked {
-		is.New(t).True(headings[heading]) // there is such a section
+		is.New(t).True(headings[heading]) // the section exists
 	}
 }
 
@@ -161,7 +161,8 @@ Still the first.
 	})
 }
 
-// TestPace has a stream come word by word, and one answer at once.
+// TestPace checks that a stream is paced word by word, and that a JSON response
+// is not delayed.
 func TestPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
@@ -184,7 +185,7 @@ func TestPace(t *testing.T) {
 	})
 }
 
-func TestStopped(t *testing.T) {
+func TestCancelled(t *testing.T) {
 	is := is.New(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -10,9 +10,9 @@ import (
 	"example.com/botapi/docs"
 )
 
-// project.md and quickstart.md are copies of the project's README.md and of the
-// quickstart's: a package can embed what is below its own folder only.
-// TestCopiesAreCurrent compares them.
+// project.md and quickstart.md are copies of the READMEs of the project and of
+// the quickstart, since a package can embed only files below its own folder.
+// TestCopiesAreCurrent compares them with the originals.
 //
 //go:generate cp ../../../README.md project.md
 //go:embed project.md
@@ -22,31 +22,31 @@ var project string
 //go:embed quickstart.md
 var quickstart string
 
-// A section is a heading of a document with what follows it, up to the next.
+// A section is a heading of a document with the text up to the next heading.
 type section struct {
 	document string   // its path in the repository
-	heading  string   // without marks
+	heading  string   // without Markdown marks
 	blocks   []string // paragraphs, lists, tables and code, in Markdown
 }
 
-// sections are those of all documents. The README comes first.
+// sections are the sections of all documents, those of the README first.
 var sections = readAll()
 
 func readAll() []section {
 	all := split("README.md", project)
 	for _, name := range []string{"wire.md", "operating.md", "performance.md"} {
-		text, _ := docs.Files.ReadFile(name) // it is embedded
+		text, _ := docs.Files.ReadFile(name) // embedded: cannot fail
 		all = append(all, split("docs/"+name, string(text))...)
 	}
 	all = append(all, split("examples/quickstart/README.md", quickstart)...)
 	return slices.DeleteFunc(all, func(s section) bool { return slices.Contains(tablesOfContents, s.heading) })
 }
 
-// tablesOfContents are sections that tell nothing themselves.
+// tablesOfContents are sections that only link to others.
 var tablesOfContents = []string{"Read on", "The wire", "Operating"}
 
-// split reads a document. Only lines outside of code can be headings, and only
-// blank lines there end a block.
+// split splits a document into sections. Inside of a code block, a line is not
+// a heading, and a blank line does not end a block.
 func split(document, text string) (sections []section) {
 	var block strings.Builder
 	endBlock := func() {
@@ -78,8 +78,8 @@ func split(document, text string) (sections []section) {
 	return sections
 }
 
-// unwrapped joins the lines of a paragraph or list item: a chat shows every end
-// of a line.
+// unwrapped joins the lines of a paragraph or list item, since a chat shows
+// every line break.
 func unwrapped(block string) string {
 	if strings.HasPrefix(block, "```") || strings.HasPrefix(block, "|") {
 		return block
@@ -88,12 +88,12 @@ func unwrapped(block string) string {
 }
 
 var (
-	wrap        = regexp.MustCompile(`\n *([^-\s]|-\S)`) // no new item
+	wrap        = regexp.MustCompile(`\n *([^-\s]|-\S)`) // not before a list item
 	headingLine = regexp.MustCompile(`^#+ (.*)`)
 	link        = regexp.MustCompile(`\[([^\]]*)\]\(([^)]*)\)`)
 )
 
-// unlinked names the files that a text links to, in words: a browser cannot
+// unlinked replaces links to files with the files' names, since a browser cannot
 // follow links into the repository. Links to the web stay.
 func unlinked(document, text string) string {
 	return link.ReplaceAllStringFunc(text, func(whole string) string {
@@ -104,7 +104,7 @@ func unlinked(document, text string) string {
 		}
 		file, _, _ := strings.Cut(target, "#")
 		if file == "" || strings.HasSuffix(file, "_test.go") {
-			return label // a test has a name that can be searched for
+			return label // the name of a test is enough to find it
 		}
 		file = path.Join(path.Dir(document), file)
 		if strings.Trim(label, "`") == file || strings.Trim(label, "`") == path.Base(file) {

@@ -1,5 +1,5 @@
-// The chat page: a list of bots and of the conversations with them, beside one
-// of these.
+// The chat page: a list of the bots and the conversations with them, beside the
+// conversation on show.
 
 import { BotClient } from "./client.js";
 import { Conversation, asJSON, asMarkdown, newID } from "./conversation.js";
@@ -13,24 +13,24 @@ import { store, titleOf } from "./store.js";
 import { explain, troubleWith } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
-const told = (name) => document.querySelector(`meta[name=${name}]`).content; // by the host
-const service = told("application-name");
+const setting = (name) => document.querySelector(`meta[name=${name}]`).content; // from page.Options
+const service = setting("application-name");
 const wide = matchMedia("(min-width: 46rem)");
 const scroller = new Scroller($("scroller"), $("latest"));
 
 let client; // set once there is a key
 let bots = [];
-let chat; // {conversation, view, place, editing, unseen}: the one on show
-const chats = new Map(); // those that were on show, by the conversation's id
-const lastChat = new Map(); // the id of the last one on show, by the bot's uid
-let deleted; // {id, bot, title, changed, isOnShow, chat, restore}: the conversation that was deleted last
+let chat; // {conversation, view, position, editing, unseen}: the chat on show
+const chats = new Map(); // all chats that have been on show, by the conversation's id
+const lastChat = new Map(); // the id of the chat last on show, by the bot's uid
+let deleted; // {id, bot, title, changed, isOnShow, chat, restore}: the conversation deleted last
 
 const list = new BotList($("bots"), { remove: deleteConversation, restore: restoreConversation });
 
 // ---- The key ----
 
-// takeKeyFromAddress moves a key out of the address, `/#key=...`, before
-// anybody reads or bookmarks it.
+// takeKeyFromAddress removes the key from an address `/#key=...`, so that nobody
+// sees or bookmarks it.
 function takeKeyFromAddress() {
   const fragment = new URLSearchParams(location.hash.slice(1));
   const key = fragment.get("key");
@@ -61,14 +61,15 @@ function showKeyProblem(problem) {
 
 $("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  const key = $("key").value.trim(); // pasted keys often bring white space along
+  const key = $("key").value.trim(); // a pasted key often has white space around it
   if (!key) return showKeyProblem("Enter a key.");
   if (!/^[!-~]+$/.test(key)) return showKeyProblem("A key has no spaces and no accented letters.");
   store.keepKey(key, $("keep-key").checked);
   start();
 });
 
-// offerToKeep offers what the form for a key does to those who came with a link.
+// offerToKeep offers to keep the key in the browser. With the printed link, the
+// form that offers it is never shown.
 function offerToKeep() {
   $("keep-offer").hidden = store.keepsKey;
 }
@@ -76,7 +77,7 @@ function offerToKeep() {
 $("keep-now").addEventListener("click", () => {
   store.keepKey(store.key, true);
   offerToKeep();
-  announce(store.keepsKey ? "This browser keeps the key until you forget it." : "This browser keeps nothing.");
+  announce(store.keepsKey ? "This browser keeps the key until you forget it." : "This browser cannot keep the key.");
   $("forget-key").focus();
 });
 
@@ -115,10 +116,10 @@ function forgetChats() {
 
 // ---- The bots ----
 
-// start lists the bots with the key at hand, or asks for one.
+// start lists the bots, or asks for a key if there is none.
 async function start() {
   if (!store.key) return askForKey();
-  client = new BotClient(new URL(told("api"), document.baseURI), store.key);
+  client = new BotClient(new URL(setting("api"), document.baseURI), store.key);
   $("key-view").hidden = true;
   $("app").hidden = false;
   $("app").classList.remove("listed");
@@ -135,8 +136,8 @@ async function start() {
   showFromAddress();
 }
 
-// refetch lists the bots again, now and then and when there is reason to think
-// that they have changed. If it does not work, the list at hand has to do.
+// refetch lists the bots again: every minute, and when they may have changed. If
+// that fails, the page keeps the list that it has.
 async function refetch() {
   if ($("app").hidden || document.hidden) return;
   const fresh = await client.bots().catch(() => bots);
@@ -159,8 +160,8 @@ function drawList() {
   list.draw(bots, conversations(), chat && { bot: chat.conversation.bot.uid, id: chat.conversation.id });
 }
 
-// conversations are those that are kept, those that there was no room for, and
-// the one that was just deleted.
+// conversations returns the stored conversations, those that the store had no
+// room for, and the one that was just deleted.
 function conversations() {
   const kept = new Map(store.conversations().map((each) => [each.id, each]));
   for (const { conversation: { id, bot, turns } } of chats.values()) {
@@ -202,17 +203,17 @@ function restoreConversation() {
   $("bots").querySelector(`a[href="${CSS.escape(address)}"]`)?.focus();
 }
 
-// go shows what is at another address, in place of this one.
+// go replaces the address and shows the chat that it names.
 function go(address) {
   history.replaceState(null, "", address);
   showFromAddress();
 }
 
-// note says something in place of the list, with a button where it helps.
+// note shows a text in place of the list, with an optional button.
 function note(text, action, act) {
-  const place = $("bots-note");
-  place.hidden = !text;
-  place.textContent = text;
+  const element = $("bots-note");
+  element.hidden = !text;
+  element.textContent = text;
   announce(text);
   if (!action) return;
   const button = document.createElement("button");
@@ -220,13 +221,13 @@ function note(text, action, act) {
   button.className = "quiet";
   button.textContent = action;
   button.addEventListener("click", act);
-  place.append(button);
+  element.append(button);
 }
 
 // ---- The conversation on show ----
 
-// inAddress reads the address, `#bot=slug&chat=id`, or `#bot=slug` for the last
-// conversation with a bot.
+// inAddress returns a parameter of the address: `#bot=slug&chat=id`, or
+// `#bot=slug` for the last conversation with a bot.
 function inAddress(name) {
   return new URLSearchParams(location.hash.slice(1)).get(name);
 }
@@ -235,8 +236,8 @@ function namedBot() {
   return bots.find(({ slug }) => slug === inAddress("bot"));
 }
 
-// showFromAddress shows the bot that the address names. Without one, a wide
-// screen has room for the first bot beside the list.
+// showFromAddress shows the bot that the address names. If it names none, a wide
+// screen shows the first bot beside the list.
 function showFromAddress() {
   const named = namedBot();
   const bot = named ?? (wide.matches || (bots.length === 1 && location.hash !== "#bots") ? bots[0] : undefined);
@@ -248,27 +249,28 @@ function showFromAddress() {
   if (bot) show(bot, (named && chatInAddress(bot)) ?? lastChatWith(bot));
   drawList();
   if (!bot) $("bots").querySelectorAll(".bot")[left]?.focus();
-  if (inAddress("bot") && !named) refetch(); // it may be new
+  if (inAddress("bot") && !named) refetch(); // the bot may be new
 }
 
-// leave puts the conversation on show aside, with its draft and its place.
+// leave hides the conversation on show, and keeps its draft and scroll position.
 function leave() {
   if (!chat) return;
   keepDraft();
-  chat.place = scroller.place;
+  chat.position = scroller.position;
   chat = undefined;
   scroller.clear();
 }
 
-// chatInAddress is the id of a conversation with a bot, or of a new one.
+// chatInAddress returns the id of the conversation that the address names, which
+// may be new. It returns null if that conversation is with another bot.
 function chatInAddress(bot) {
   const id = inAddress("chat");
   const known = chats.get(id)?.conversation.bot.uid ?? store.conversations().find((each) => each.id === id)?.bot;
   return id && (known ?? bot.uid) === bot.uid ? id : null;
 }
 
-// lastChatWith is the id of the conversation that was on show last, else of the
-// last one that is kept, else a new one.
+// lastChatWith returns the id of the bot's conversation that was on show last. If
+// none was, it is the latest stored one or, if there is none, a new id.
 function lastChatWith(bot) {
   return lastChat.get(bot.uid) ?? store.conversations().find((each) => each.bot === bot.uid)?.id ?? newID();
 }
@@ -280,14 +282,13 @@ function show(bot, id) {
   showBot(bot);
   compose(chat.editing ? chat.editing.draft : store.draft(draftName()));
   $("editing").hidden = !chat.editing;
-  scroller.show(chat.view.element, chat.place);
+  scroller.show(chat.view.element, chat.position);
   showProgress();
   focusChat();
 }
 
-// focusChat has the composer ready. Where the list is not in sight, it says
-// whose conversation this is; the composer would also bring up a phone's
-// keyboard.
+// focusChat focuses the composer. On a narrow screen it focuses the bot's name
+// instead, so that a screen reader says it, and a phone shows no keyboard yet.
 function focusChat() {
   (wide.matches ? $("message") : $("chat-name")).focus({ preventScroll: true });
 }
@@ -311,10 +312,10 @@ function newChat(bot, id) {
   conversation.addEventListener("change", drawList);
   conversation.addEventListener("start", () => announce(`${conversation.bot.name} is answering.`));
   conversation.addEventListener("end", ({ detail }) => ended(conversation, detail));
-  return { conversation, view: new ConversationView(conversation, page), place: undefined, editing: null, unseen: false };
+  return { conversation, view: new ConversationView(conversation, page), position: undefined, editing: null, unseen: false };
 }
 
-// page is what the view of a conversation may ask of the page around it.
+// page has the functions of this page that the view of a conversation may call.
 const page = {
   ask(question) {
     scroller.toEnd();
@@ -332,8 +333,8 @@ const page = {
   },
 };
 
-// ended has a screen reader say how an answer ended, and looks after what a
-// failure says about the key and the bots.
+// ended announces how an answer ended. If the error says so, it asks for a new
+// key or lists the bots again.
 function ended({ id, bot, turns }, { turn, error, stopped, fate }) {
   const ended = chats.get(id);
   if (ended) ended.unseen = ended !== chat || document.hidden;
@@ -354,7 +355,7 @@ const room = {
   "made room": "This browser had no room left: your oldest conversations are deleted.",
 };
 
-// So many characters of an answer are read out without being asked for.
+// An announcement contains at most this many characters of an answer.
 const readOut = 5000;
 
 function spoken(answer) {
@@ -362,8 +363,8 @@ function spoken(answer) {
   return answer.length > readOut ? `${text} … The rest is in the conversation.` : text;
 }
 
-// showProgress offers either to send or to stop, and keeps the focus on the
-// composer when the button that had it goes.
+// showProgress shows either the send or the stop button. If the button that has
+// the focus disappears, the focus moves to the other one or to the composer.
 function showProgress() {
   const { answering, isEmpty } = chat.conversation;
   const focused = [$("send"), $("stop"), $("start-over"), $("new-chat")].includes(document.activeElement);
@@ -400,13 +401,14 @@ $("message").addEventListener("keydown", (event) => {
   }
 });
 
-// compose puts text into the composer.
+// compose sets the text of the composer.
 function compose(text) {
   $("message").value = text;
   composed();
 }
 
-// composed has the composer run as its text does, and send only what there is.
+// composed sets the direction of the composer to that of its text, and disables
+// the send button if there is none.
 function composed() {
   const text = $("message").value;
   $("message").dir = directionOf([text]);
@@ -415,8 +417,8 @@ function composed() {
 
 $("message").addEventListener("input", composed);
 
-// edit puts a message of the user back into the composer. Sending it takes the
-// place of the message and of all behind it.
+// edit puts a message of the user back into the composer. Sending it replaces the
+// message and everything after it.
 function edit(turn) {
   chat.editing ??= { turn, draft: "", before: $("message").value };
   chat.editing.turn = turn;
@@ -440,20 +442,23 @@ $("cancel-editing").addEventListener("click", () => {
   $("message").focus();
 });
 
-// keepDraft keeps what is in the composer for when its bot is on show again.
+// keepDraft stores the text of the composer until its conversation is on show
+// again.
 function keepDraft() {
   if (!chat) return;
   if (chat.editing) chat.editing.draft = $("message").value;
   store.keepDraft(draftName(), chat.editing ? chat.editing.before : $("message").value);
 }
 
-// draftName is that of the bot as long as nothing was said.
+// draftName returns the key of a draft: the conversation's id or, if the
+// conversation is empty, the bot's uid.
 function draftName() {
   const { id, bot, isEmpty } = chat.conversation;
   return isEmpty ? bot.uid : id;
 }
 
-// Escape stops the answer wherever the focus is: the one on show, or else any.
+// Escape stops the answer on show, wherever the focus is. If there is none, it
+// stops all others.
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape" || event.isComposing || document.querySelector("dialog[open], :popover-open")) return;
   if (chat?.editing) return finishEditing();
@@ -478,7 +483,7 @@ function saveAs(extension, type, format) {
   save(`${chat.conversation.bot.slug}.${extension}`, type, format(chat.conversation));
 }
 
-// announce has a screen reader say something when it has finished speaking.
+// announce makes a screen reader say a text after what it is saying.
 function announce(text) {
   $("announcement").textContent = text;
 }
@@ -496,7 +501,7 @@ addEventListener("pagehide", () => {
 });
 
 addEventListener("pageshow", ({ persisted }) => {
-  if (persisted) chats.forEach(({ conversation }) => conversation.refresh()); // going back may bring the page as it was
+  if (persisted) chats.forEach(({ conversation }) => conversation.refresh()); // the browser's back-forward cache restores an old state
 });
 
 document.addEventListener("visibilitychange", () => {

@@ -1,5 +1,5 @@
-// A client of the bot interface: it lists the bots and chats with them, and
-// needs nothing but fetch. Copy this file to use it elsewhere.
+// A client of the bot API. It lists the bots and chats with them, and needs only
+// fetch. You can copy this file to use it elsewhere.
 //
 //   const client = new BotClient("https://bots.example.org/", key);
 //   for (const bot of await client.bots()) console.log(bot.name);
@@ -16,16 +16,16 @@ export class BotClient {
     this.#key = key;
   }
 
-  // bots resolves to the published bots, in the service's order.
+  // bots resolves to the published bots, in the order of the service.
   async bots(signal) {
     const response = await this.#fetch("v1/bots", { signal });
     return response.json();
   }
 
-  // chat yields the fragments of the bot's answer as they arrive. It ends
-  // normally only when the answer is whole. Leaving the loop, or aborting the
-  // signal, closes the connection, and the bot stops. Whenever anything comes
-  // from the server, a keep-alive too, heard is called.
+  // chat yields the fragments of the answer as they arrive. It returns normally
+  // only if the answer is complete. Leaving the loop, or aborting the signal,
+  // closes the connection and stops the bot. chat calls heard whenever something
+  // arrives, including a keep-alive comment.
   async *chat(request, { signal, heard = () => {} } = {}) {
     const response = await this.#fetch("v1/chat", {
       method: "POST",
@@ -43,9 +43,9 @@ export class BotClient {
       }
     } catch (error) {
       if (error instanceof BotError || signal?.aborted) throw error;
-      throw new BotError("cut", { requestID, cause: error });
+      throw new BotError("incomplete", { requestID, cause: error });
     }
-    throw new BotError("cut", { requestID });
+    throw new BotError("incomplete", { requestID });
   }
 
   async #fetch(path, init) {
@@ -57,17 +57,17 @@ export class BotClient {
       if (init.signal?.aborted) throw error;
       throw new BotError("unreachable", { cause: error });
     }
-    if (!response.ok) throw await refusal(response);
+    if (!response.ok) throw await rejection(response);
     return response;
   }
 }
 
-// BotError says why there is no answer, or no whole one. Its kind is
-//   "unreachable"  no answer came at all,
-//   "refused"      the service answered with an error status,
-//   "failed"       the service reported a failure in the middle of a stream,
-//   "cut"          the stream ended before it was whole.
-// The other fields are empty where they do not apply.
+// BotError says why there is no complete answer. Its kind is
+//   "unreachable"  there was no response,
+//   "rejected"     the response has an error status,
+//   "failed"       the stream contains an error event,
+//   "incomplete"   the stream ended without [DONE].
+// Fields that do not apply are empty.
 export class BotError extends Error {
   constructor(kind, { status = 0, detail = "", retryAfter = 0, requestID = "", cause } = {}) {
     super([kind, status, detail && JSON.stringify(detail)].filter(Boolean).join(" "), { cause });
@@ -81,11 +81,11 @@ export class BotError extends Error {
   }
 }
 
-// refusal reads an error answer. One that is not from the service, such as a
-// proxy's page, has no detail.
-async function refusal(response) {
+// rejection makes a BotError of an error response. A response that is not from
+// the service, such as a proxy's error page, has no detail.
+async function rejection(response) {
   const body = await response.json().catch(() => null);
-  return new BotError("refused", {
+  return new BotError("rejected", {
     status: response.status,
     detail: body?.detail,
     retryAfter: Number(response.headers.get("Retry-After")) || 0,
@@ -94,8 +94,7 @@ async function refusal(response) {
 }
 
 // serverSentEvents yields the {event, data} of a stream of bytes in the
-// text/event-stream format. An event that the end of the stream cuts off is
-// dropped.
+// text/event-stream format. It drops an incomplete event at the end.
 export async function* serverSentEvents(stream, heard = () => {}) {
   let event = "";
   let data = [];
@@ -110,15 +109,15 @@ export async function* serverSentEvents(stream, heard = () => {}) {
       const [, field, value] = /^([^:]*):? ?(.*)$/s.exec(line);
       if (field === "data") data.push(value);
       if (field === "event") event = value;
-      // Other fields have no use here, and a comment's field is empty.
+      // Other fields are ignored. The field of a comment is empty.
     }
   }
 }
 
-// lines yields the lines of a stream, those of a chunk together: a promise for
-// each would take longer than everything else. They may end in CRLF, LF or CR.
-// The network cuts its chunks anywhere: inside a line, between CR and LF, and
-// inside a character, which the decoder holds back until it is whole.
+// lines yields an array with the complete lines of each chunk, since a promise
+// for each line would cost more than the rest. Lines end with CRLF, LF or CR. A
+// chunk may end anywhere: inside a line, between CR and LF, or inside a
+// character, which the decoder keeps until it is complete.
 async function* lines(stream, heard) {
   const decoder = new TextDecoder();
   let rest = "";
@@ -135,8 +134,8 @@ async function* lines(stream, heard) {
   }
 }
 
-// chunks iterates a ReadableStream, which not every browser does by itself.
-// Leaving the loop cancels the stream, and with it the request.
+// chunks iterates over a ReadableStream, which is not iterable in every browser.
+// Leaving the loop cancels the stream and so the request.
 async function* chunks(stream) {
   const reader = stream.getReader();
   try {
@@ -146,6 +145,6 @@ async function* chunks(stream) {
       yield value;
     }
   } finally {
-    reader.cancel().catch(() => {}); // a stream that broke has nothing left to cancel
+    reader.cancel().catch(() => {}); // fails if the stream has failed
   }
 }

@@ -4,11 +4,12 @@ import { Highlighter } from "./highlight.js";
 import { copyButton } from "./copying.js";
 import { el } from "./elements.js";
 
-// A browser lays out all of a piece when one line of it is new.
-const piece = 50; // lines
+// The number of lines in a piece: a browser lays out a whole piece for each new
+// line.
+const piece = 50;
 
-// Of code that is longer than anybody reads, the rest is not coloured.
-const mostColoured = 2000; // lines
+// Only this many lines are coloured.
+const mostColoured = 2000;
 
 const views = new WeakMap(); // by the figure that shows the code
 
@@ -20,7 +21,7 @@ export function codeFigure({ language, lines }) {
   return view.figure;
 }
 
-// updateCode has the element show other lines of the same language.
+// updateCode shows other lines of the same language in the element.
 export function updateCode(figure, { lines }) {
   views.get(figure).show(lines);
 }
@@ -29,7 +30,7 @@ class CodeView {
   #code;
   #highlighter;
   #lines = [];
-  #spans = []; // what each line, and the one after the last, begins inside of
+  #spans = []; // the span that is open at the start of each line and after the last
 
   constructor(language) {
     this.#highlighter = Highlighter.forLanguage(language);
@@ -39,7 +40,7 @@ class CodeView {
       el("pre", { tabindex: 0, role: "group", "aria-label": language ? `Code, ${language}` : "Code" }, this.#code));
   }
 
-  // show touches only the lines from the first that has changed on.
+  // show replaces the lines from the first that differs.
   show(lines) {
     let same = 0;
     while (same < lines.length && lines[same] === this.#lines[same]) same++;
@@ -67,7 +68,7 @@ class CodeView {
   }
 }
 
-// colour shows code of a known language in an element, all at once.
+// colour shows complete code of a known language in an element.
 export function colour(element, language, text) {
   const highlighter = Highlighter.forLanguage(language);
   let inside = null;

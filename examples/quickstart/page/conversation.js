@@ -1,18 +1,18 @@
-// A conversation with a bot: what was said, and the answer in progress. It
-// knows nothing of how it looks.
+// A conversation with a bot: its messages and the answer in progress, without
+// the display.
 
 import { store } from "./store.js";
 import { explain } from "./words.js";
 
-// A server that is faster than the page keeps it busy without end. After so
-// many milliseconds the browser has a turn, to show what has come and to hear
-// the reader.
+// A fast stream could keep the page busy all the time. After this many
+// milliseconds, the browser gets a turn, to draw and to handle input.
 const patience = 8;
 
-// So many steps can be undone.
+// The number of steps that can be undone.
 const mostUndone = 20;
 
-// breathe does not use a timer, which browsers slow down in hidden tabs.
+// breathe lets the browser handle other events. It does not use a timer, since
+// browsers slow timers down in hidden tabs.
 function breathe() {
   return new Promise((resolve) => {
     const { port1, port2 } = new MessageChannel();
@@ -27,14 +27,14 @@ function breathe() {
 export class Conversation extends EventTarget {
   turns;
   attempt = null; // the answer in progress: {turn, text, since, heard, controller}
-  #past = []; // what undo brings back, the last at the end: {turns, done, turn}
-  #fate = "kept"; // what became of what the store was given for the last answer
-  arrived = () => {}; // called when text of an answer has come; an event for each word would cost more than the word
-  #chat; // as BotClient.chat
+  #past = []; // the states that undo restores, the latest last: {turns, done, turn}
+  #fate = "kept"; // the result of storing the current answer, see store.keep
+  arrived = () => {}; // called for each fragment; an event would cost more than the fragment
+  #chat; // BotClient.chat
   #ticking;
 
-  // Events: "change" when turns have changed, "start" and "end", with its
-  // outcome, of an answer, and "tick" each second meanwhile.
+  // Events: "change" when turns have changed, "start" and "end" of an answer (the
+  // latter with its outcome), and "tick" each second in between.
   constructor(bot, id, chat) {
     super();
     this.bot = bot;
@@ -51,8 +51,8 @@ export class Conversation extends EventTarget {
     return this.turns.length === 0;
   }
 
-  // say adds a message of the user and asks for the bot's answer. In place of a
-  // turn, it takes that one and all behind it away, until that is undone.
+  // say adds a message of the user and asks for the bot's answer. With inPlaceOf,
+  // it replaces that turn and all after it; undo restores them.
   say(question, inPlaceOf) {
     const turn = { id: newID(), question, answer: "", state: "none", stopped: false, failure: null };
     const at = this.turns.findIndex(({ id }) => id === inPlaceOf?.id);
@@ -63,16 +63,16 @@ export class Conversation extends EventTarget {
     return this.ask(turn);
   }
 
-  // regenerate asks for another answer. That takes the place of the one that is
-  // there, until that is undone.
+  // regenerate asks for another answer, which replaces the present one; undo
+  // restores it.
   regenerate(turn) {
     this.stop();
     if (turn.answer) this.#remember("regenerated", turn);
     return this.ask(turn);
   }
 
-  // ask has the bot answer a turn, for the first time or once more. An answer
-  // that is there already stays until there is a better one.
+  // ask asks the bot to answer a turn, for the first time or again. An earlier
+  // answer stays until there is a better one.
   async ask(turn) {
     this.stop();
     const attempt = { turn, text: "", since: Date.now(), heard: Date.now(), controller: new AbortController() };
@@ -104,8 +104,8 @@ export class Conversation extends EventTarget {
     }
   }
 
-  // messages are what a turn's question follows on. Turns without an answer are
-  // left out, so that roles alternate.
+  // messages returns the messages up to the question of a turn. Turns without an
+  // answer are left out, so that roles alternate.
   #messages(turn) {
     const before = this.turns.slice(0, this.turns.indexOf(turn)).filter(({ answer }) => answer !== "");
     return [
@@ -114,7 +114,7 @@ export class Conversation extends EventTarget {
     ];
   }
 
-  // stop ends the answer in progress. What has arrived stays.
+  // stop cancels the answer in progress. The text that has arrived stays.
   stop() {
     if (!this.attempt) return;
     this.attempt.controller.abort();
@@ -138,7 +138,7 @@ export class Conversation extends EventTarget {
     this.#emit("tick");
   }
 
-  // keep has the browser keep what has arrived so far, should the page be left.
+  // keep stores the text that has arrived so far, in case the page is closed.
   keep() {
     const { turn, text } = this.attempt ?? {};
     if (turn && text.length > turn.answer.length && turn.state !== "whole") {
@@ -146,22 +146,22 @@ export class Conversation extends EventTarget {
     }
   }
 
-  // leave is for when the page is left: what has arrived is kept.
+  // leave is called on pagehide. It stores the text that has arrived.
   leave() {
     this.keep();
     this.#abandon();
   }
 
-  // startOver goes back to the bot's welcome, until that is undone.
+  // startOver removes all turns; undo restores them.
   startOver() {
     this.stop();
     this.#remember("cleared", null);
     this.#replace([]);
   }
 
-  // undoable is what undo would bring back: {done: "cleared" | "edited" |
-  // "regenerated", turn}, with the turn that took the place of others. There is
-  // nothing to undo once something else has been said.
+  // undoable is the step that undo would revert: {done: "cleared" | "edited" |
+  // "regenerated", turn}, with the turn that replaced others. Another message of
+  // the user ends the possibility to undo.
   get undoable() {
     const last = this.#past.at(-1);
     const isPending = last?.done === "regenerated" && this.attempt?.turn.id === last.turn.id;
@@ -174,14 +174,14 @@ export class Conversation extends EventTarget {
     this.#replace(turns);
   }
 
-  // isSameAsBefore says of a turn that was to be regenerated that its answer
-  // stays, and there is nothing to undo.
+  // isSameAsBefore reports whether regenerating a turn has kept its answer, so
+  // that there is nothing to undo.
   #isSameAsBefore({ id, answer }) {
     const last = this.#past.at(-1);
     return last?.done === "regenerated" && last.turn.id === id && last.turns.find((turn) => turn.id === id)?.answer === answer;
   }
 
-  // remember keeps the turns as they are for undo.
+  // remember saves the current turns for undo.
   #remember(done, turn) {
     this.#past.push({ done, turn, turns: this.turns.map((each) => ({ ...each })) });
     if (this.#past.length > mostUndone) this.#past.shift();
@@ -193,7 +193,8 @@ export class Conversation extends EventTarget {
     this.#emit("change");
   }
 
-  // forget ends what is going on, without a trace.
+  // forget cancels the answer in progress and removes all turns, without storing
+  // anything.
   forget() {
     this.#abandon();
     this.turns = [];
@@ -207,12 +208,12 @@ export class Conversation extends EventTarget {
     clearInterval(this.#ticking);
   }
 
-  // meet takes note of a bot's new name or picture.
+  // meet updates the bot, which may have a new name or picture.
   meet(bot) {
     this.bot = bot;
   }
 
-  // refresh takes over what another tab has kept.
+  // refresh loads what another tab has stored.
   refresh() {
     const own = this.attempt?.turn;
     const before = this.turns;
@@ -229,14 +230,14 @@ export class Conversation extends EventTarget {
 
 const worst = (...fates) => ["no room", "made room", "kept"].find((fate) => fates.includes(fate));
 
-// outcome is what becomes of a turn after a try. A failed one does not take
-// away what an earlier one has brought.
+// outcome returns the changes to a turn after an attempt. A failed attempt does
+// not replace a better answer of an earlier one.
 function outcome(turn, text, error, stopped) {
   if (stopped) {
     return text ? { answer: text, state: "partial", stopped, failure: null } : { stopped: turn.state !== "whole", failure: null };
   }
   if (!error) return { answer: text, state: "whole", stopped, failure: null };
-  const failure = error.status === 401 ? null : failureOf(error); // for a new key it is a new try
+  const failure = error.status === 401 ? null : failureOf(error); // the page asks for another key
   if (turn.state === "whole" || text.length <= turn.answer.length) return { failure };
   return { answer: text, state: "partial", stopped, failure };
 }
@@ -247,7 +248,8 @@ function failureOf(error) {
   return { title, advice, requestID, retryAfter, until: Date.now() + 1000 * retryAfter };
 }
 
-// newID is that of a turn, or a conversation. It is not of crypto.randomUUID, which pages without https do not have.
+// newID makes an id for a turn or a conversation. crypto.randomUUID does not
+// exist on pages without https.
 export function newID() {
   return Date.now().toString(36) + Math.random().toString(36).slice(2);
 }

@@ -1,7 +1,7 @@
-// Copying text, and saving it as a file.
+// Copies text and saves it as a file.
 
-// copyButton makes a button that copies the text that it is given when it is
-// pressed, and says whether that went well.
+// copyButton makes a button that copies the result of textOf and shows whether
+// that succeeded.
 export function copyButton(textOf, label = "Copy") {
   const button = document.createElement("button");
   button.type = "button";
@@ -21,29 +21,29 @@ async function copy(text) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    return copyOld(text); // over plain http, browsers have no clipboard to write to
+    return copyOld(text); // there is no navigator.clipboard on pages without https
   }
 }
 
 function copyOld(text) {
   const before = document.activeElement;
-  const place = document.createElement("textarea");
-  place.value = text;
-  place.className = "unseen";
-  document.body.append(place);
-  place.select();
+  const field = document.createElement("textarea");
+  field.value = text;
+  field.className = "unseen";
+  document.body.append(field);
+  field.select();
   const copied = document.execCommand("copy");
-  place.remove();
+  field.remove();
   before?.focus();
   return copied;
 }
 
-// save offers text to the reader as a file.
+// save downloads text as a file.
 export function save(name, type, text) {
   const address = URL.createObjectURL(new Blob([text], { type }));
   const link = document.createElement("a");
   link.href = address;
   link.download = name;
   link.click();
-  setTimeout(() => URL.revokeObjectURL(address), 60_000); // the browser reads it when it likes
+  setTimeout(() => URL.revokeObjectURL(address), 60_000); // the browser may read the blob later
 }

@@ -1,23 +1,22 @@
-// The reference page: it shows openapi.json as text to read.
+// The API reference: shows openapi.json as a page.
 
 import { colour } from "./code.js";
 import { el } from "./elements.js";
 import { begin, trial } from "./trial.js";
 
-let api; // the document
+let api; // openapi.json
 
 const methods = ["get", "post", "put", "patch", "delete"];
 
-// resolved follows a reference into the document.
+// resolved follows a $ref, if the node is one.
 function resolved(node) {
   if (!node?.$ref) return node;
-  return node.$ref.split("/").slice(1).reduce((place, name) => place[name], api);
+  return node.$ref.split("/").slice(1).reduce((value, name) => value[name], api);
 }
 
 // ---- Text ----
 
-// prose shows the part of Markdown that the document uses: paragraphs, lists
-// and code.
+// prose shows the Markdown that openapi.json uses: paragraphs, lists and code.
 function prose(text = "") {
   return text.split("\n\n").filter(Boolean).map((block) => {
     if (!block.startsWith("- ")) return el("p", null, inline(block));
@@ -25,7 +24,7 @@ function prose(text = "") {
   });
 }
 
-// leadOf cuts a text behind its first paragraph.
+// leadOf splits a text after its first paragraph.
 function leadOf(text) {
   const [lead, ...rest] = text.split("\n\n");
   return [lead, rest.join("\n\n")];
@@ -40,8 +39,8 @@ function inline(text) {
 
 const version = "/v1";
 
-// operations lists each operation of a tag once, with the other path that it
-// may have: the one without the version.
+// operations lists each operation of a tag once. otherPath is its path without
+// the version, if there is one.
 function operations(tag) {
   return Object.entries(api.paths)
     .filter(([path]) => !api.paths[version + path])
@@ -73,12 +72,12 @@ function operationSection({ path, otherPath, method, operationId, summary, descr
     Object.entries(responses).map(([status, response]) => responseDetails(status, resolved(response))));
 }
 
-// examplesOf are the bodies to try an operation with.
+// examplesOf returns the bodies to try an operation with.
 function examplesOf(requestBody) {
   return Object.values(resolved(requestBody)?.content["application/json"].examples ?? {}).map(resolved);
 }
 
-// ---- Answers ----
+// ---- Responses ----
 
 function responseDetails(status, { description, headers = {}, content = {} }) {
   const [lead, rest] = leadOf(description);
@@ -116,12 +115,12 @@ function schemaSection([name, schema]) {
   return el("section", { id: "schema-" + name, "aria-labelledby": "schema-title-" + name },
     el("h3", { id: "schema-title-" + name }, name),
     prose(schema.description),
-    schema.properties ? members(schema.properties, schema.required ?? []) : el("p", null, typeOf(schema)));
+    schema.properties ? fields(schema.properties, schema.required ?? []) : el("p", null, typeOf(schema)));
 }
 
-function members(properties, required) {
-  return table(["Member", "Type", "Meaning"], Object.entries(properties).map(([member, property]) => [
-    [el("code", null, member), required.includes(member) ? el("span", { class: "required" }, "required") : ""],
+function fields(properties, required) {
+  return table(["Field", "Type", "Meaning"], Object.entries(properties).map(([field, property]) => [
+    [el("code", null, field), required.includes(field) ? el("span", { class: "required" }, "required") : ""],
     typeOf(property),
     inline(property.description ?? ""),
   ]));
@@ -162,7 +161,7 @@ function contents() {
   ];
 }
 
-// reference has what can be tried before what there is to say about all of it.
+// reference puts the operations, which can be tried, before the general text.
 function reference() {
   const [lead, rest] = leadOf(api.info.description);
   return [
@@ -180,8 +179,7 @@ function reference() {
   ];
 }
 
-// foldContents has the contents open where there is room for them beside the
-// text.
+// foldContents opens the contents if there is room for them beside the text.
 function foldContents() {
   const wide = matchMedia("(min-width: 60rem)");
   const fold = () => { document.getElementById("contents-box").open = wide.matches; };

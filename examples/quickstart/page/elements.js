@@ -1,5 +1,5 @@
-// el makes an element. Its attributes may be left out; its children are
-// elements, strings, and lists of them.
+// el makes an element. attributes may be null; children are elements, strings, and
+// arrays of them.
 export function el(name, attributes, ...children) {
   const element = document.createElement(name);
   Object.entries(attributes ?? {}).forEach(([key, value]) => element.setAttribute(key, value));
@@ -7,8 +7,8 @@ export function el(name, attributes, ...children) {
   return element;
 }
 
-// arrange makes these items the children of an element, and moves none that is
-// in its place.
+// arrange makes these items the children of an element. It does not move an item
+// that is already in the right place.
 export function arrange(element, items) {
   const wanted = new Set(items);
   [...element.children].filter((child) => !wanted.has(child)).forEach((child) => child.remove());

@@ -11,7 +11,7 @@ import (
 	"example.com/botapi/examples/quickstart/page"
 )
 
-// A host mounts the pages beside the api, in one line.
+// An application mounts the pages beside the API.
 func ExampleHandler() {
 	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "1", Slug: "parrot", Name: "Parrot", Model: "parrot-1"})
 	if err != nil {

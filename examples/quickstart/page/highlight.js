@@ -1,15 +1,15 @@
-// Tells comments, strings, numbers and keywords apart in lines of code. It knows
-// no grammar: what it makes of a line depends on that line, and on what the lines
-// before have left open.
+// Finds comments, strings, numbers and keywords in lines of code. It knows no
+// grammar: the result for a line depends only on that line and on the span that
+// the lines before have left open.
 
 const words = (text) => new Set(text.split(" "));
 
-// A language has line comments, pairs that may span lines {open, close, kind,
-// escapes}, strings that end with their line, and keywords.
+// A language has line comments, spans {open, close, kind, escapes} that may extend
+// over several lines, strings that end with their line, and keywords.
 const blockComment = { open: "/*", close: "*/", kind: "comment" };
 const doubleQuoted = String.raw`"(?:\\.|[^"\\])*(?:"|\\?$)`;
 const singleQuoted = String.raw`'(?:\\.|[^'\\])*(?:'|\\?$)`;
-const character = String.raw`'(?:\\[^']+|[^'\\])'`; // and no sign of a lifetime
+const character = String.raw`'(?:\\[^']+|[^'\\])'`; // does not match a Rust lifetime
 const cLike = { comment: "//.*", spans: [blockComment], strings: [doubleQuoted, character] };
 const template = { open: "`", close: "`", kind: "string", escapes: true };
 const hash = String.raw`(?<![^\s;|&(])#.*`;
@@ -45,10 +45,10 @@ const otherNames = {
 const number = String.raw`(?<![\p{L}\p{N}_$])(?:0[xXbBoO][\da-fA-F_]+|\d[\d_]*(?:\.\d[\d_]*)?(?:[eE][+-]?\d+)?)[a-zA-Z]*`;
 const word = String.raw`#?[\p{L}_$][\p{L}\p{N}_$]*`;
 
-// longer lines than this are data, and nobody reads their colours.
+// Longer lines are data and are not coloured.
 const longest = 2000;
 
-// A Highlighter reads the lines of one language, in their order.
+// A Highlighter reads lines of one language, in order.
 export class Highlighter {
   #language;
   #expression;
@@ -60,15 +60,16 @@ export class Highlighter {
     this.#expression = new RegExp(groups.filter(([, of]) => of.length > 0).map(([name, of]) => `(?<${name}>${of.join("|")})`).join("|"), "gu");
   }
 
-  // forLanguage is null for a language that is not known by this name.
+  // forLanguage returns null for an unknown language.
   static forLanguage(name) {
     const lower = name.toLowerCase();
     const known = Object.hasOwn(otherNames, lower) ? otherNames[lower] : lower;
     return Object.hasOwn(languages, known) ? new Highlighter(languages[known]) : null;
   }
 
-  // read reads a line that begins inside of a span, or of none. It returns the
-  // line's tokens, {kind, text} or plain strings, and the span that it leaves open.
+  // read reads a line. span is the span that is open at its start, or null. It
+  // returns the line's tokens, {kind, text} or plain strings, and the span that is
+  // open at its end.
   read(line, span = null) {
     if (line.length > longest) return { tokens: [line], span };
     const tokens = [];
@@ -100,7 +101,7 @@ export class Highlighter {
     return { tokens, span };
   }
 
-  // next passes over words that are no keywords.
+  // next returns the next match, without words that are not keywords.
   #next(line) {
     for (;;) {
       const match = this.#expression.exec(line);

@@ -1,18 +1,17 @@
-// The inside of a paragraph, as CommonMark reads it: emphasis, code, links,
-// line breaks. Text becomes a list of nodes. A node is a string or an object
+// Parses the inside of a paragraph as CommonMark does: emphasis, code, links and
+// line breaks. A text becomes a list of nodes. A node is a string or an object
 //
 //   {type: "em" | "strong" | "del" | "code" | "link" | "break", children, href, title}
 //
-// HTML and pictures are no part of it: HTML stays the text that it is, but for
-// <br> in tables, which have no other way to break a line, and a picture becomes
-// a link to it.
+// A picture becomes a link to it. HTML stays text, except for <br> in tables, which
+// have no other way to break a line.
 
 // Text that is longer than this, in characters, becomes a list of pieces,
-// {type: "piece", children}, each of which starts on a line of its own. Without
-// them, a browser would lay all of a paragraph out again for each word of it.
+// {type: "piece", children}, each of which starts on its own line. Otherwise, a
+// browser would lay out the whole paragraph again for each new word.
 const longest = 4096;
 
-// An InlineText reads text that grows. A piece of it is read once.
+// An InlineText reads growing text. It reads each piece once.
 export class InlineText {
   #isCell;
   #pieces = [];
@@ -22,9 +21,8 @@ export class InlineText {
     this.#isCell = isCell;
   }
 
-  // read reads all of a text. Where it is still arriving, what has been opened
-  // and not closed yet counts as closed at the end, so that half of "**bold**" is
-  // bold already.
+  // read parses a text. If the text is still arriving, marks that are still open
+  // count as closed at the end, so that "**bol" is bold already.
   read(text, arriving = false) {
     if (!text.startsWith(this.#read)) {
       this.#pieces = [];
@@ -47,9 +45,8 @@ function readInlines(text, arriving, isCell) {
   return new InlineReader(arriving ? withoutLooseEnd(text) : text, isCell).read(arriving);
 }
 
-// readPiece reads the beginning of a text, and says how many characters that is:
-// up to the last space at which nothing is open, if there is one in the second
-// half.
+// readPiece parses the beginning of a text and returns its length: up to the last
+// space at which no mark is open, if there is one in the second half.
 function readPiece(text, isCell) {
   const piece = new InlineReader(text, isCell).readClosed(text.length / 2);
   if (piece) return piece;
@@ -58,8 +55,8 @@ function readPiece(text, isCell) {
   return { children: readInlines(text.slice(0, length), false, isCell), length };
 }
 
-// withoutLooseEnd leaves out what may become a mark, or an address, with the
-// next fragment.
+// withoutLooseEnd removes from the end what the next fragment may turn into a mark
+// or an address.
 function withoutLooseEnd(text) {
   text = text.replace(/!?\[([^[\]\n]*)(\]\([^\s()]*)?$/, "$1");
   let end = text.length;
@@ -67,8 +64,8 @@ function withoutLooseEnd(text) {
   return text.slice(0, end);
 }
 
-// Deeper nesting stays text: no reader can tell the levels apart, and a browser
-// can be brought to its knees with them.
+// Deeper nesting stays text: nobody can tell the levels apart, and very deep
+// nesting can overload a browser.
 const deepest = 24;
 
 const punctuation = /[\p{P}\p{S}]/u;
@@ -84,17 +81,17 @@ const bareAddress = /https?:\/\/[^\s<>[\]"`]{1,2000}/iy;
 
 const entities = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", hellip: "…", ndash: "–", mdash: "—" };
 
-// Most marks open and close nothing, or one thing.
+// Most marks open and close nothing: they share this array.
 const none = Object.freeze([]);
 
 class InlineReader {
   // Tokens are strings, finished nodes, and runs of delimiters, in the order of
-  // the text. What a run or a bracket turns out to open and close is noted on it.
+  // the text. A run or a bracket lists the nodes that it opens and closes.
   #tokens = [];
-  #places = []; // where each of them begins
-  #brackets = []; // indices of those that may still open a link
-  #doubtful = Infinity; // index of the first that the text may end in the middle of
-  #ticks; // where runs of backticks stand, by their length
+  #offsets = []; // the offset of each token
+  #brackets = []; // the indices of brackets that may still open a link
+  #doubtful = Infinity; // the index of the first bracket whose link may be incomplete
+  #ticks; // the offsets of runs of backticks, by their length
 
   constructor(text, isCell) {
     this.text = text;
@@ -109,8 +106,8 @@ class InlineReader {
     return this.#tree();
   }
 
-  // readClosed reads up to the last space at which nothing is open, and returns
-  // null if there is none behind the first so many characters.
+  // readClosed parses up to the last space at which no mark is open. It returns
+  // null if there is no such space after the offset from.
   readClosed(from) {
     while (this.at < this.text.length) this.#readOne();
     const open = this.#pairEmphasis(0);
@@ -128,16 +125,16 @@ class InlineReader {
 
   #cutAfterSpace(index) {
     const token = this.#tokens[index];
-    const isPlain = this.#endOf(index) - this.#places[index] === token.length;
+    const isPlain = this.#endOf(index) - this.#offsets[index] === token.length;
     const kept = isPlain ? /\s(?=\S*$)/.exec(token).index + 1 : token.length;
-    const length = isPlain ? this.#places[index] + kept : this.#endOf(index);
+    const length = isPlain ? this.#offsets[index] + kept : this.#endOf(index);
     this.#tokens.length = index;
     this.#tokens.push(token.slice(0, kept));
     return { children: this.#tree(), length };
   }
 
   #endOf(index) {
-    return this.#places[index + 1] ?? this.text.length;
+    return this.#offsets[index + 1] ?? this.text.length;
   }
 
   #readOne() {
@@ -156,20 +153,20 @@ class InlineReader {
     this.#readPlain();
   }
 
-  // put has a token stand for a number of characters.
+  // put adds a token for the next length characters.
   #put(token, length) {
     this.#tokens.push(token);
-    this.#places.push(this.at);
+    this.#offsets.push(this.at);
     this.at += length;
     return true;
   }
 
-  // take lets a number of characters stand for themselves.
+  // take adds the next length characters as text.
   #take(length) {
     return this.#put(this.text.slice(this.at, this.at + length), length);
   }
 
-  // match tries a sticky expression at the present place.
+  // match tries a sticky expression at the current offset.
   #match(expression) {
     return matchAt(expression, this.text, this.at);
   }
@@ -179,7 +176,7 @@ class InlineReader {
     const end = this.at + length;
     if (this.text[end] !== "\n") return this.#take(length);
     let kept = end;
-    while (kept > this.at && this.text[kept - 1] === " ") kept--; // they belong to the line's end
+    while (kept > this.at && this.text[kept - 1] === " ") kept--; // spaces before the end of the line
     if (kept > this.at) this.#take(kept - this.at);
     this.#readBreak();
   }
@@ -215,8 +212,8 @@ class InlineReader {
     this.#put(codeNode(this.text.slice(start, end)), end + length - this.at);
   }
 
-  // nextTicks finds the next run of just so many backticks. All runs are
-  // looked up once: there may be very many that never close.
+  // nextTicks finds the next run of exactly length backticks. It indexes all runs
+  // once, since there may be very many that nothing closes.
   #nextTicks(length, from) {
     if (!this.#ticks) {
       this.#ticks = new Map();
@@ -225,11 +222,11 @@ class InlineReader {
         if (!this.#ticks.has(end - at)) this.#ticks.set(end - at, []);
         this.#ticks.get(end - at).push(at);
       }
-      this.#ticks.forEach((places) => places.reverse());
+      this.#ticks.forEach((offsets) => offsets.reverse());
     }
-    const places = this.#ticks.get(length) ?? [];
-    while (places.length > 0 && places.at(-1) < from) places.pop();
-    return places.at(-1);
+    const offsets = this.#ticks.get(length) ?? [];
+    while (offsets.length > 0 && offsets.at(-1) < from) offsets.pop();
+    return offsets.at(-1);
   }
 
   // ---- Emphasis ----
@@ -249,7 +246,7 @@ class InlineReader {
     this.#put({
       char,
       length,
-      left: length, // delimiters that have not found their partner
+      left: length, // the number of delimiters without a partner
       canOpen: left && (!inWord || !right || markBefore),
       canClose: right && (!inWord || !left || markAfter),
       insideWord: !spaceBefore && !markBefore,
@@ -258,11 +255,11 @@ class InlineReader {
     }, length);
   }
 
-  // pairEmphasis finds which runs, from a token on, open and close what. It
-  // returns the indices of those that still wait for somebody to close them.
+  // pairEmphasis pairs the runs from a token on that open and close emphasis. It
+  // returns the indices of runs that are not closed.
   #pairEmphasis(from) {
     const openers = []; // indices of tokens
-    const hopeless = new Map(); // below which index a kind of closer finds no opener
+    const hopeless = new Map(); // for each kind of closer, the index up to which there is no opener
     for (let i = from; i < this.#tokens.length; i++) {
       const run = this.#tokens[i];
       if (!run.left || run.inert) continue;
@@ -294,8 +291,8 @@ class InlineReader {
     }
   }
 
-  // closeAtEnd has the end of the text close what is open. A single star
-  // inside a word is rather a sign for "times".
+  // closeAtEnd closes all open marks at the end of the text, except for a single
+  // star inside a word, which is probably a multiplication sign.
   #closeAtEnd(openers) {
     const end = { literal: "", opens: none, closes: [] };
     const close = (run, type) => {
@@ -341,7 +338,7 @@ class InlineReader {
     bracket.opens = [link];
     this.#pairEmphasis(index + 1);
     for (const token of this.#tokens.slice(index + 1)) {
-      if (token.left) token.inert = true; // it has no partner outside of the link
+      if (token.left) token.inert = true; // it cannot have a partner outside of the link
     }
     this.#put({ literal: "", opens: none, closes: [link] }, target.end - this.at);
     this.#brackets = []; // links do not nest
@@ -359,7 +356,7 @@ class InlineReader {
     return this.#putAddress(address, address.length);
   }
 
-  // putAddress puts an address that is its own text.
+  // putAddress adds a link whose text is its address.
   #putAddress(address, length) {
     const href = webAddress(address);
     return href && this.#put({ type: "link", href, title: "", children: [address] }, length);
@@ -417,15 +414,15 @@ function decodeEntity([, decimal, hexadecimal, name]) {
   return code > 0 && code <= 0x10ffff ? String.fromCodePoint(code) : "\ufffd";
 }
 
-// unescape reads text in which only escapes and entities mean something.
+// unescape replaces escapes and entities.
 export function unescape(text) {
   return text
     .replace(/\\([!-/:-@[-`{-~])|&(?:#([0-9]{1,7})|#[xX]([0-9a-fA-F]{1,6})|([a-zA-Z]{2,6}));/g,
       (whole, escaped, ...match) => escaped ?? (decodeEntity([whole, ...match]) || whole));
 }
 
-// readTarget reads what stands behind a link's text: an address in parentheses,
-// and perhaps a title.
+// readTarget reads the target of a link: an address in parentheses, and perhaps a
+// title.
 function readTarget(text, at) {
   if (text[at] !== "(") return null;
   const match = matchAt(/\(\s*/y, text, at);
@@ -460,8 +457,8 @@ function matchAt(expression, text, at) {
   return expression.exec(text);
 }
 
-// webAddress returns an address as the browser understands it, or nothing for
-// one that is not a full http or https address.
+// webAddress returns an address as the browser normalizes it, or "" if it is not
+// an absolute http or https URL.
 function webAddress(text) {
   try {
     const url = new URL(text);
@@ -471,7 +468,7 @@ function webAddress(text) {
   }
 }
 
-// withoutSentence leaves out what belongs to the sentence that an address ends.
+// withoutSentence removes the punctuation of the sentence around an address.
 function withoutSentence(address) {
   address = address.replace(/[?!.,:;*_~']+$/, "");
   while (address.endsWith(")") && count(address, ")") > count(address, "(")) address = address.slice(0, -1);

@@ -5,7 +5,7 @@ import { arrange } from "./elements.js";
 
 const template = (id) => document.getElementById(id).content.firstElementChild.cloneNode(true);
 
-// Of a bot that is not on show, so many conversations are listed.
+// The number of conversations that are listed of a bot that is not on show.
 const few = 3;
 
 export class BotList {
@@ -18,9 +18,9 @@ export class BotList {
     this.#page = page;
   }
 
-  // draw shows bots, and their conversations {id, bot, title, state}, of which
-  // one may be chosen. A conversation that was just deleted stands in its place
-  // until the next one is.
+  // draw shows the bots and their conversations {id, bot, title, state}, one of
+  // which may be chosen. A conversation that was just deleted keeps its place, with
+  // an Undo button, until the next one is deleted.
   draw(bots, conversations, { bot, id } = {}) {
     const views = new Map(bots.map((each) => [each.uid, this.#bots.get(each.uid) ?? new BotView(this.#page)]));
     this.#bots = views;
@@ -36,7 +36,7 @@ class BotView {
   #page;
   #looks;
   #conversations = new Map(); // views by id
-  #all = false; // whether all of them are listed
+  #all = false; // whether all conversations are listed
 
   constructor(page) {
     this.#page = page;
@@ -108,7 +108,7 @@ class ConversationItem {
   }
 }
 
-// addressOf is where a bot is on show, or one of its conversations.
+// addressOf returns the address of a bot, or of one of its conversations.
 export function addressOf(bot, id) {
   return "#" + new URLSearchParams({ bot: bot.slug, ...(id && { chat: id }) });
 }

@@ -1,5 +1,5 @@
-// The part of CommonMark that bots write, with tables: text becomes a list of
-// blocks. A block is an object
+// Parses the part of CommonMark that bots write, and tables. A text becomes a list
+// of blocks. A block is an object
 //
 //   {type, children}   with a type of "paragraph", "heading" (level), "quote",
 //                      "list" (ordered, start, loose), "item" (task: "to do"
@@ -7,26 +7,26 @@
 //                      (head), "cell" (align, head) or "rule",
 //   {type: "listing", language, lines}
 //
-// Its children are blocks, or what inlines.js makes of text. Of many children,
-// each hundred is a block of its own: {type: "part", children}, or one of several
-// lists or tables, with a cut of "first", "next" or "last".
+// Its children are blocks, or the nodes that inlines.js makes of text. More than a
+// hundred children are split into parts of a hundred: {type: "part", children}, or
+// several lists or tables, whose cut is "first", "next" or "last".
 //
-// HTML is no part of it, and stays the text that it is.
+// HTML is not parsed and stays text.
 
 import { InlineText, unescape } from "./inlines.js";
 
-// A MarkdownReader reads text that grows. Each line is read once, when it is
-// complete, and a block that nothing can change any more stays the same object.
+// A MarkdownReader reads growing text. It reads each complete line once. A block
+// that can no longer change stays the same object.
 export class MarkdownReader {
   #reader = new BlockReader();
-  #complete = 0; // characters of the lines that are read
+  #complete = 0; // the length of the lines that have been read
 
-  // read returns the blocks of a text, which begins with all that was read
-  // before. Text that is still arriving is shown as what it probably becomes:
-  // "**bol" is bold, the head of a table is a table, and a line that holds
-  // nothing but marks so far waits for what follows them.
+  // read returns the blocks of a text, which must begin with the text of the call
+  // before. Text that is still arriving is parsed as what it probably becomes:
+  // "**bol" is bold, the head of a table is a table, and a line that consists only
+  // of marks is ignored until more of it arrives.
   read(text, arriving = false) {
-    const lineEnd = /\r\n|\n|\r(?!$)/g; // the other half of the last may be to come
+    const lineEnd = /\r\n|\n|\r(?!$)/g; // after a CR at the end, an LF may follow
     lineEnd.lastIndex = this.#complete;
     for (let end; (end = lineEnd.exec(text)); this.#complete = lineEnd.lastIndex) {
       this.#reader.read(text.slice(this.#complete, end.index));
@@ -37,12 +37,12 @@ export class MarkdownReader {
   }
 }
 
-// plainText is what Markdown says, without its marks.
+// plainText returns the text of Markdown without its marks.
 export function plainText(text) {
   return new MarkdownReader().read(text).map((block) => [...textsOf(block)].join("")).join("\n");
 }
 
-// textsOf yields the texts of a node, in their order.
+// textsOf yields the texts of a node in order.
 export function* textsOf(node) {
   if (typeof node === "string") yield node;
   else if (node.type === "listing") yield node.lines.join("\n");
@@ -56,25 +56,25 @@ function linesOf(text, arriving) {
   return lines;
 }
 
-// Deeper nesting stays text: no reader can tell the levels apart, and a browser
-// can be brought to its knees with them.
+// Deeper nesting stays text: nobody can tell the levels apart, and very deep
+// nesting can overload a browser.
 const deepest = 16;
 const mostColumns = 64;
 
 const fenceEnd = Symbol("the line that ends a block of code");
 
-// A cursor walks along a line. Tabs reach to the next of the columns 4, 8, 12.
+// A Cursor moves along a line. A tab ends at the next multiple of 4 columns.
 class Cursor {
   offset = 0;
   column = 0;
-  #inTab = false; // part of the tab at the offset is consumed
+  #inTab = false; // whether the tab at the offset is partly consumed
 
   constructor(text) {
     this.text = text;
     this.look();
   }
 
-  // look finds what comes after the white space.
+  // look finds the text after the white space.
   look() {
     let column = this.column;
     let offset = this.offset;
@@ -87,7 +87,7 @@ class Cursor {
     return this;
   }
 
-  // skip goes forward by a number of columns.
+  // skip moves forward by a number of columns.
   skip(columns) {
     while (columns > 0 && this.offset < this.text.length) {
       const width = this.text[this.offset] === "\t" ? 4 - (this.column % 4) : 1;
@@ -108,16 +108,16 @@ class Cursor {
   }
 }
 
-// A browser looks at all children of an element when there is one more. So many
-// are together at the most.
+// The maximum number of children in one element: a browser looks at all of them
+// when one is added.
 const together = 100;
 
-// Parts cuts a list of children that grows, and keeps the parts that have not
+// Parts splits a growing list of children, and reuses the parts that have not
 // changed.
 class Parts {
   #parts = [];
 
-  // cut makes blocks of up to so many children each, with make(children, first).
+  // cut makes blocks of up to a hundred children each, with make(children, first).
   cut(children, make) {
     const parts = [];
     for (let first = 0; first < children.length; first += together) {
@@ -134,8 +134,9 @@ function isSame(a, b) {
   return Object.keys(b).every((key) => a[key] === b[key] || (key === "children" && a.children.length === b.children.length && a.children.every((child, i) => child === b.children[i])));
 }
 
-// placeOf says which part of how many children it is that begins with the first.
-function placeOf(first, count) {
+// cutOf returns the cut of the part that begins at the index first, of count
+// children: "" if there is only one part.
+function cutOf(first, count) {
   if (count <= together) return "";
   if (first === 0) return "first";
   return first + together < count ? "next" : "last";
@@ -146,7 +147,7 @@ class BlockReader {
   #open = [this.#root]; // from the outermost to the innermost open block
   #number = 0; // of the line
 
-  // copy makes a reader that may read on by itself. What is closed is shared.
+  // copy makes an independent reader that shares the closed blocks.
   copy() {
     const copy = new BlockReader();
     copy.#number = this.#number;
@@ -156,7 +157,7 @@ class BlockReader {
       return block;
     });
     copy.#root = copy.#open[0];
-    copy.#open.slice(1).forEach((block, i) => copy.#open[i].children.splice(-1, 1, block)); // the open one is the last
+    copy.#open.slice(1).forEach((block, i) => copy.#open[i].children.splice(-1, 1, block)); // an open block is the last child
     return copy;
   }
 
@@ -171,13 +172,13 @@ class BlockReader {
       return this.#addText(cursor);
     }
     if (!goesOn && tip.type === "paragraph" && !cursor.isBlank) {
-      return this.#addLine(tip, cursor.next); // lazily, without the marks of its containers
+      return this.#addLine(tip, cursor.next); // CommonMark's lazy continuation line
     }
     this.#open.length = matched;
     this.#addText(cursor);
   }
 
-  // continued finds how many of the open blocks the line belongs to.
+  // continued returns how many of the open blocks the line continues.
   #continued(cursor) {
     for (let i = 1; i < this.#open.length; i++) {
       const answer = this.#continues(this.#open[i], cursor);
@@ -210,8 +211,8 @@ class BlockReader {
     return false;
   }
 
-  // startAll opens the blocks that begin in the line, one inside the other, and
-  // reports whether there are any.
+  // startAll opens the nested blocks that begin in the line, and reports whether
+  // there are any.
   #startAll(cursor, matched, tip) {
     let depth = matched;
     while (this.#open[depth - 1].lines) depth--; // to the container of a paragraph
@@ -221,9 +222,8 @@ class BlockReader {
     return started;
   }
 
-  // start opens the block that begins at the cursor, if one does, inside of the
-  // first depth open blocks. The paragraph is the one that the line would
-  // otherwise continue.
+  // start opens the block that begins at the cursor, if any, inside of the first
+  // depth open blocks. Without a new block, the line would continue the paragraph.
   #start(cursor, depth, paragraph) {
     const container = this.#open[depth - 1];
     const { next } = cursor;
@@ -272,7 +272,7 @@ class BlockReader {
     if (!match) return null;
     const [mark, , number, delimiter] = match;
     const isEmpty = cursor.next.slice(mark.length).trim() === "";
-    if (paragraph && (isEmpty || (number && Number(number) !== 1))) return null; // rather a line of it
+    if (paragraph && (isEmpty || (number && Number(number) !== 1))) return null; // a line of the paragraph
 
     const indent = cursor.indent;
     cursor.skip(indent + mark.length);
@@ -286,8 +286,8 @@ class BlockReader {
     return this.#add(depth, { type: "item", width: indent + mark.length + spaces, children: [], parts: new Parts() });
   }
 
-  // add closes what is open inside of the first depth blocks, and opens a block.
-  // Items alone stand in lists.
+  // add closes all blocks after the first depth open ones, and opens a block. A
+  // list contains only items.
   #add(depth, block) {
     if (this.#open[depth - 1].type === "list" && block.type !== "item") depth--;
     this.#open.length = depth;
@@ -342,7 +342,7 @@ class BlockReader {
     if (text.trim() !== "" || block.fence) this.#touch();
   }
 
-  // touch notes that the open blocks, or the outer ones, reach to this line.
+  // touch records this line as the last of the first depth open blocks.
   #touch(depth = this.#open.length) {
     this.#open.slice(0, depth).forEach((block) => { block.last = this.#number; });
   }
@@ -390,7 +390,7 @@ function withoutClosingMarks(text) {
 
 // ---- Tables ----
 
-// cells cuts a line at its bars. One behind a backslash is part of a cell.
+// cells splits a line at its bars. A bar after a backslash is part of a cell.
 function cells(line) {
   const parts = line.trim().split(/(?<!\\)\|/).slice(0, mostColumns + 3);
   if (parts[0].trim() === "") parts.shift();
@@ -398,7 +398,7 @@ function cells(line) {
   return parts.map((part) => part.trim().replaceAll("\\|", "|"));
 }
 
-// alignment is undefined for text that is no delimiter.
+// alignment returns undefined for text that is not a delimiter.
 function alignment(text) {
   if (!/^:?-+:?$/.test(text)) return undefined;
   if (text.endsWith(":")) return text.startsWith(":") ? "center" : "right";
@@ -413,10 +413,9 @@ function row(line, alignments, head, arriving) {
 
 // ---- Finished blocks ----
 
-// finished is a block as a reader of this file knows it: a list of one, or more
-// where it is cut. A block that is not open any more is finished once. The
-// innermost open one of a text that is still arriving may be in the middle of
-// something.
+// finished returns the nodes of a block: one, or several if it is cut. It computes
+// those of a closed block once. In a text that is still arriving, the innermost
+// open block may be unfinished.
 function finished(block, open, arriving) {
   if (block.finished) return block.finished;
   const nodes = nodesOf(block, open, arriving);
@@ -444,7 +443,7 @@ function nodesOf(block, open, arriving) {
   return [{ type, ...taskIn(block), children: childrenOf(block, open, arriving) }];
 }
 
-// taskIn says of an item whether it is a task, and done.
+// taskIn returns the task of an item, or {} if it is not a task.
 function taskIn({ type, children }) {
   const mark = type === "item" && children[0]?.type === "paragraph" && taskMark.exec(children[0].lines[0]);
   return mark ? { task: mark[1] === " " ? "to do" : "done" } : {};
@@ -455,30 +454,30 @@ const taskMarkToBe = /^\[(?:[ xX]?|[ xX]\]\s*)$/;
 
 function childrenOf({ children, parts }, open, arriving) {
   const nodes = children.flatMap((child) => finished(child, open, arriving));
-  return nodes.length > together ? parts.cut(nodes, (children, first) => ({ type: "part", cut: placeOf(first, nodes.length), children })) : nodes;
+  return nodes.length > together ? parts.cut(nodes, (children, first) => ({ type: "part", cut: cutOf(first, nodes.length), children })) : nodes;
 }
 
 function lists(list, open, arriving) {
   const { ordered, start, parts } = list;
   const loose = isLoose(list);
   const items = list.children.flatMap((child) => finished(child, open, arriving));
-  return parts.cut(items, (children, first) => ({ type: "list", ordered, start: start + first, loose, cut: placeOf(first, items.length), children }));
+  return parts.cut(items, (children, first) => ({ type: "list", ordered, start: start + first, loose, cut: cutOf(first, items.length), children }));
 }
 
 function tables(table, growing) {
   const rows = tableRows(table, growing);
-  return table.parts.cut(rows, (children, first) => ({ type: "table", cut: placeOf(first, rows.length), children }));
+  return table.parts.cut(rows, (children, first) => ({ type: "table", cut: cutOf(first, rows.length), children }));
 }
 
-// inside reads the text of a block. What it has read before, perhaps as that of
-// a copy of the block, it does not read again.
+// inside parses the text of a block. It does not parse again what it has parsed
+// before, even for a copy of the block.
 function inside({ type, lines, beginsItem, inside }, growing) {
   const text = lines.join("\n").trim();
   if (type !== "paragraph" || !beginsItem) return inside.read(text, growing);
   return inside.read(growing && taskMarkToBe.test(text) ? "" : text.replace(taskMark, ""), growing);
 }
 
-// tableRows reads each line once, but for the last, which may still grow.
+// tableRows parses each line once, except for the last, which may still grow.
 function tableRows({ lines, alignments, rows }, growing) {
   const last = lines.length - 1;
   while (rows.length < last) rows.push(row(lines[rows.length], alignments, rows.length === 0));
@@ -498,8 +497,8 @@ function codeLines({ fence, lines }) {
   return lines;
 }
 
-// isLoose reports whether blank lines stand between the items of a list, or
-// between the blocks of one of them.
+// isLoose reports whether there are blank lines between the items of a list, or
+// between the blocks of an item.
 function isLoose(list) {
   const hasGap = (blocks) => blocks.some(({ first }, i) => i > 0 && first - blocks[i - 1].last > 1);
   return hasGap(list.children) || list.children.some(({ children }) => hasGap(children));

@@ -1,13 +1,13 @@
-// Package page serves a chat page and an API reference for a botapi handler,
-// from the host's own program. Mount it beside the api:
+// Package page serves a chat page and an API reference for a botapi handler.
+// Mount it beside the API:
 //
 //	mux.Handle("/v1/", botapi.New(options))
 //	mux.Handle("/", page.Handler(page.Options{Title: "Our bots", Bots: options.Bots}))
 //
-// The pages are static files, without a framework or a build step. They speak
-// the public interface, as any other client does: visitors need an API key. A
-// strict Content-Security-Policy keeps them from loading anything from
-// elsewhere, except for the bots' avatars.
+// The pages are static files, without a framework or a build step. They use the
+// public API like any other client, so visitors need an API key. A strict
+// Content-Security-Policy prevents them from loading anything from other servers
+// except the bots' avatars.
 package page
 
 import (
@@ -30,41 +30,40 @@ import (
 	"example.com/botapi"
 )
 
-// Options are what a host may choose. The zero value serves the pages at the
-// root of a server, for an api that is at its root, too.
+// Options configure the pages. The zero value serves them at the root of a
+// server whose API is also at the root.
 type Options struct {
-	// Title names the bots of this service, in the list and in the title of the
-	// browser's window. Empty means "Bots".
+	// Title is the heading of the list of bots and part of the window's title.
+	// Empty means "Bots".
 	Title string
-	// BasePath is the path that the host mounts the handler at, such as "/chat/".
-	// Empty means "/". Do not use http.StripPrefix in front of the handler.
+	// BasePath is the path at which the handler is mounted, such as "/chat/".
+	// Empty means "/". Do not wrap the handler in http.StripPrefix.
 	BasePath string
-	// APIPath is the path that the api is mounted at: "/assistants/" if it
-	// answers at /assistants/v1/chat. Empty means "/", for /v1/chat. It is a path
-	// of the server that serves the pages.
+	// APIPath is the path at which the API is mounted on the same server:
+	// "/assistants/" for /assistants/v1/chat. Empty means "/", for /v1/chat.
 	APIPath string
-	// Bots are those of the api. The pages load the bots' avatars from wherever
-	// they are. If it is nil, avatars must be on the server of the pages.
+	// Bots is the store of the API. The policy allows avatars from any server that
+	// these bots name. If it is nil, avatars must be on the server of the pages.
 	Bots botapi.BotStore
-	// Questions are suggested to the visitor while a conversation is empty, by
-	// the slug of the bot. Those under "" are for bots without their own. Without
-	// them, one that suits every bot is suggested; an empty list means none.
+	// Questions maps a bot's slug to the questions that the page suggests while a
+	// conversation is empty. Those under "" are for bots without an entry. If there
+	// is neither, the page suggests a general question; an empty list means none.
 	Questions map[string][]string
-	// KeyHint tells visitors, in a sentence, where they find an API key.
+	// KeyHint tells visitors, in a sentence, where to find an API key.
 	KeyHint string
-	// KeepAlive is that of botapi.Options: the page reports a lost connection
-	// when twice this time has passed in silence. Zero means
-	// botapi.DefaultKeepAlive; negative: never.
+	// KeepAlive is the KeepAlive of botapi.Options. After twice this time without
+	// a byte, the page says that the connection may be lost. Zero means
+	// botapi.DefaultKeepAlive; negative means never.
 	KeepAlive time.Duration
 }
 
 //go:embed *.html *.js *.css *.svg
 var files embed.FS
 
-// Handler serves the chat page at the base path, the API reference at "docs"
-// below it, botapi.OpenAPI at "openapi.json", and their files below "page/". It
-// answers other paths with 404 and other methods than GET and HEAD with 405,
-// both in the form of the api's own errors.
+// Handler serves the chat page at the base path, and below it the API reference
+// at "docs", botapi.OpenAPI at "openapi.json" and the pages' files at "page/".
+// Other paths get a 404, and methods other than GET and HEAD a 405, in the same
+// JSON form as errors of the API.
 func Handler(o Options) http.Handler {
 	base := folder(o.BasePath)
 	documents := map[string]document{
@@ -73,27 +72,27 @@ func Handler(o Options) http.Handler {
 		base + "openapi.json": newDocument("openapi.json", []byte(botapi.OpenAPI)),
 	}
 	for _, name := range assets() {
-		text, _ := files.ReadFile(name) // it is embedded
+		text, _ := files.ReadFile(name) // embedded: cannot fail
 		documents[base+"page/"+name] = newDocument(name, text)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		document, found := documents[r.URL.Path]
 		switch {
 		case !found:
-			refuse(w, http.StatusNotFound)
+			writeError(w, http.StatusNotFound)
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			w.Header().Set("Allow", "GET, HEAD")
-			refuse(w, http.StatusMethodNotAllowed)
+			writeError(w, http.StatusMethodNotAllowed)
 		default:
-			guard(w.Header(), document.imageOrigins(r, o.Bots))
+			setSecurityHeaders(w.Header(), document.imageOrigins(r, o.Bots))
 			document.serve(w, r)
 		}
 	})
 }
 
-// assets are the files that the pages load.
+// assets returns the names of the files that the pages load.
 func assets() (names []string) {
-	entries, _ := files.ReadDir(".") // it is embedded
+	entries, _ := files.ReadDir(".") // embedded: cannot fail
 	for _, entry := range entries {
 		if path.Ext(entry.Name()) != ".html" {
 			names = append(names, entry.Name())
@@ -102,17 +101,17 @@ func assets() (names []string) {
 	return names
 }
 
-func refuse(w http.ResponseWriter, status int) {
+func writeError(w http.ResponseWriter, status int) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_, _ = fmt.Fprintf(w, `{"detail":%q}`, http.StatusText(status)) // a client that left needs no answer
+	_, _ = fmt.Fprintf(w, `{"detail":%q}`, http.StatusText(status)) // fails only if the client has disconnected
 }
 
 var pages = template.Must(template.ParseFS(files, "*.html"))
 
-// page fills in what the options say.
+// page executes the template of a page with the options.
 func (o Options) page(name, base string) document {
-	questions, _ := json.Marshal(o.Questions) // always has a JSON form
+	questions, _ := json.Marshal(o.Questions) // cannot fail
 	var text bytes.Buffer
 	err := pages.ExecuteTemplate(&text, name, struct {
 		Title, API, Questions, KeyHint string
@@ -125,19 +124,19 @@ func (o Options) page(name, base string) document {
 		KeepAlive: o.keepAlive().Seconds(),
 	})
 	if err != nil {
-		panic(err) // the pages are embedded, and their data is the same each time
+		panic(err) // impossible: the templates are embedded, and their data has one type
 	}
 	return newDocument(name, text.Bytes())
 }
 
-// relative returns the api's path as seen from the pages, so that both may be
-// behind a proxy that takes a prefix off.
+// relative returns the API's path relative to the pages, so that both work behind
+// a proxy that strips a prefix.
 func relative(base, api string) string {
 	up := strings.Repeat("../", strings.Count(base, "/")-1)
 	return "./" + up + strings.TrimPrefix(folder(api), "/")
 }
 
-// folder returns a path with a slash at both ends.
+// folder returns a path that begins and ends with a slash.
 func folder(name string) string {
 	return strings.TrimSuffix(path.Clean("/"+name), "/") + "/"
 }
@@ -149,7 +148,7 @@ func (o Options) keepAlive() time.Duration {
 	return cmp.Or(o.KeepAlive, botapi.DefaultKeepAlive)
 }
 
-// A document is what one path answers.
+// A document is the content of one path.
 type document struct {
 	name string
 	text []byte
@@ -166,7 +165,7 @@ func (d document) serve(w http.ResponseWriter, r *http.Request) {
 	http.ServeContent(w, r, d.name, time.Time{}, bytes.NewReader(d.text))
 }
 
-// contentTypes do not depend on what the machine says about extensions.
+// contentTypes are fixed here, since those of package mime depend on the machine.
 var contentTypes = map[string]string{
 	".html": "text/html; charset=utf-8",
 	".js":   "text/javascript; charset=utf-8",
@@ -175,15 +174,16 @@ var contentTypes = map[string]string{
 	".json": "application/json",
 }
 
-// guard has the browser refuse everything that the pages do not need, above all
-// scripts and connections from anywhere else.
-func guard(header http.Header, imageOrigins []string) {
+// setSecurityHeaders makes the browser block everything that the pages do not
+// need, above all scripts from other servers and connections to them.
+func setSecurityHeaders(header http.Header, imageOrigins []string) {
 	header.Set("Content-Security-Policy", contentSecurityPolicy(imageOrigins))
 	header.Set("X-Content-Type-Options", "nosniff")
 	header.Set("Referrer-Policy", "no-referrer")
 	header.Set("Cross-Origin-Opener-Policy", "same-origin")
 	header.Set("Cache-Control", "no-cache")
 }
+
 func contentSecurityPolicy(imageOrigins []string) string {
 	return strings.Join([]string{
 		"default-src 'none'",
@@ -198,15 +198,15 @@ func contentSecurityPolicy(imageOrigins []string) string {
 	}, "; ")
 }
 
-// imageOrigins lists the servers that the bots' avatars are on. A page may load
-// pictures from nowhere else.
+// imageOrigins lists the other servers from which a page may load pictures: those
+// of the bots' avatars.
 func (d document) imageOrigins(r *http.Request, store botapi.BotStore) []string {
 	if store == nil || path.Ext(d.name) != ".html" {
 		return nil
 	}
 	bots, err := store.Bots(r.Context())
 	if err != nil {
-		return nil // the initials of the bots' names take the pictures' place
+		return nil // the page then shows initials instead of pictures
 	}
 	var origins []string
 	for _, bot := range bots {
@@ -219,5 +219,5 @@ func (d document) imageOrigins(r *http.Request, store botapi.BotStore) []string 
 	return slices.Compact(origins)
 }
 
-// plainHost matches hosts that cannot be taken for another part of the policy.
+// plainHost matches hosts that contain no characters with a meaning in the policy.
 var plainHost = regexp.MustCompile(`^[a-zA-Z0-9.:\[\]-]+$`)

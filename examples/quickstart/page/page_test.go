@@ -71,7 +71,7 @@ func TestMethods(t *testing.T) {
 	is.Equal(bodyOf(t, post), `{"detail":"Method Not Allowed"}`)
 }
 
-// TestSecondVisit has a browser load again only what has changed.
+// TestSecondVisit checks that a browser loads only changed files again.
 func TestSecondVisit(t *testing.T) {
 	is := is.New(t)
 	etag := get(Options{}, "/").Header.Get("ETag")
@@ -80,7 +80,7 @@ func TestSecondVisit(t *testing.T) {
 	is.Equal(request(Options{Title: "Another"}, http.MethodGet, "/", again).StatusCode, 200)
 }
 
-// TestOptionsReachThePage looks at what the scripts of the pages read.
+// TestOptionsReachThePage checks the elements that the pages' scripts read.
 func TestOptionsReachThePage(t *testing.T) {
 	tests := []struct {
 		options Options
@@ -110,7 +110,7 @@ func TestOptionsReachThePage(t *testing.T) {
 	}
 }
 
-func TestPagesAreGuarded(t *testing.T) {
+func TestSecurityHeaders(t *testing.T) {
 	for _, path := range []string{"/", "/docs", "/page/chat.js", "/page/icon.svg", "/openapi.json"} {
 		t.Run(path, func(t *testing.T) {
 			is := is.New(t)
@@ -124,9 +124,9 @@ func TestPagesAreGuarded(t *testing.T) {
 	}
 }
 
-// TestAvatarsMayComeFromTheirServers lets the pages load the bots' pictures,
-// and nothing else with them.
-func TestAvatarsMayComeFromTheirServers(t *testing.T) {
+// TestAvatarOrigins checks that the policy allows the servers of the avatars, and
+// that an avatar's URL cannot add anything else to the policy.
+func TestAvatarOrigins(t *testing.T) {
 	is := is.New(t)
 	var bots []botapi.Bot
 	for i, avatar := range []string{

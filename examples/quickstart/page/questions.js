@@ -1,5 +1,5 @@
-// Questions to begin a conversation with. The host suggests them, by the bot's
-// slug, or for bots without their own.
+// Suggested questions for the beginning of a conversation, from
+// page.Options.Questions.
 
 import { el } from "./elements.js";
 
@@ -8,15 +8,15 @@ const suggested = JSON.parse(document.querySelector("meta[name=questions]").cont
 // anyQuestion suits every bot.
 export const anyQuestion = "Hello! What can you do?";
 
-// questionsFor has those for the bot with this slug. There are none only if the
-// host wants it so.
+// questionsFor returns the questions for the bot with this slug. The list is empty
+// only if the application has set an empty list.
 export function questionsFor(slug) {
   return suggested[slug] ?? suggested[""] ?? [anyQuestion];
 }
 
-// beginning is what an empty conversation shows below the bot's welcome, or in
-// its place: questions that ask is called with. drawAvatar draws the bot's
-// picture into an element.
+// beginning makes the element that an empty conversation shows below or instead of
+// the bot's welcome: questions, each of which calls ask when it is clicked.
+// drawAvatar draws the bot's picture into an element.
 export function beginning(bot, drawAvatar, ask) {
   const questions = questionsFor(bot.slug);
   if (questions.length === 0 && bot.welcome_message) return [];

@@ -1,14 +1,14 @@
-// Shows Markdown with elements that are made one by one, never from HTML text,
-// so nothing in it can be more than text, and links to http and https.
+// Shows Markdown. It makes each element with the DOM, never from HTML text, so
+// that a text can produce only known elements, and links to http and https.
 
 import { MarkdownReader, textsOf } from "./markdown.js";
 import { codeFigure, updateCode } from "./code.js";
 import { directionOf } from "./direction.js";
 import { el } from "./elements.js";
 
-// A MarkdownText shows text in an element. Text that arrives is shown as often
-// as wanted: only what changed is touched, and what cannot change any more is
-// not even read again.
+// A MarkdownText shows text in an element. It can show growing text again and
+// again: it touches only what has changed, and does not even read finished blocks
+// again.
 export class MarkdownText {
   #element;
   #reader = new MarkdownReader();
@@ -32,19 +32,18 @@ export class MarkdownText {
   }
 }
 
-// direct has each of the blocks run as its own text does.
+// direct sets the direction of each block to that of its text.
 function direct(parent, old, fresh) {
   fresh.forEach((block, i) => {
     if (block === old[i]) return;
     const element = parent.children[i];
     if (block.type === "part") return direct(element, old[i]?.children ?? [], block.children);
     const direction = block.type === "listing" ? "ltr" : directionOf(textsOf(block));
-    if (element.dir !== direction) element.dir = direction; // setting it costs a look at all that is inside
+    if (element.dir !== direction) element.dir = direction; // setting it makes the browser look at the whole content
   });
 }
 
-// patch makes the children of an element show the new nodes where they showed
-// the old ones.
+// patch changes the children of an element from the old nodes to the fresh ones.
 function patch(parent, old, fresh) {
   const shared = Math.min(old.length, fresh.length);
   for (let i = 0; i < shared; i++) {
@@ -57,7 +56,7 @@ function patch(parent, old, fresh) {
   if (fresh.length === shared) return;
   const fragment = document.createDocumentFragment();
   fill(fragment, fresh.slice(shared));
-  parent.append(fragment); // in one step
+  parent.append(fragment);
 }
 
 function fill(element, nodes) {
@@ -66,19 +65,19 @@ function fill(element, nodes) {
     return;
   }
   for (const node of nodes) {
-    if (typeof node === "string") element.append(node); // without an object for it, which would take as long as the rest
+    if (typeof node === "string") element.append(node); // creating a text node in JavaScript would take as long as the rest
     else element.appendChild(made(node));
   }
 }
 
-// Nodes of a kind differ in nothing but their children, or their text.
+// isOfAKind reports whether two nodes differ at most in their children or text.
 function isOfAKind(a, b) {
   if (typeof a === "string" || typeof b === "string") return typeof a === typeof b;
   return a.type === b.type && a.level === b.level && a.language === b.language && a.ordered === b.ordered && a.start === b.start
     && a.task === b.task && a.align === b.align && a.head === b.head && a.href === b.href && a.title === b.title;
 }
 
-// isSame spares the elements, which take much longer to look at than nodes.
+// isSame compares nodes, which is much faster than reading elements.
 function isSame(a, b) {
   if (a === b) return true;
   return Boolean(a.children) && isOfAKind(a, b) && a.loose === b.loose && a.cut === b.cut
@@ -106,8 +105,8 @@ function made(node) {
   return element;
 }
 
-// contentOf is where the children of a node go: a table stands in a box that
-// scrolls.
+// contentOf returns the element for the children of a node: a table is inside of a
+// box that scrolls.
 function contentOf(element) {
   return element.localName === "div" && element.classList.contains("table") ? element.firstChild : element;
 }
@@ -133,7 +132,8 @@ const make = {
   link: ({ href, title }) => el("a", { href, target: "_blank", rel: "noopener noreferrer", ...(title && { title }) }),
 };
 
-// A table of few columns keeps their widths over all parts.
+// A table with few columns has columns of equal width, so that all its parts fit
+// together.
 const fewColumns = 6;
 
 function classOf({ type, loose, cut, children }) {

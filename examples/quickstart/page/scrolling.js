@@ -1,10 +1,10 @@
-// Keeps the latest in sight while text arrives, unless somebody reads back.
+// Scrolls to the end while text arrives, unless the reader has scrolled back.
 
 export class Scroller {
   following = true;
   #element;
   #button;
-  #top = 0; // where it was last seen
+  #top = 0; // the last scroll position
 
   constructor(element, button) {
     this.#element = element;
@@ -14,8 +14,8 @@ export class Scroller {
     new ResizeObserver(() => this.keepUp()).observe(element);
   }
 
-  // Only the reader scrolls back: text that arrives makes the way longer, but
-  // leaves the place.
+  // Only the reader scrolls back: text that arrives makes the content longer, but
+  // does not change scrollTop.
   #scrolled() {
     const { scrollTop, scrollHeight, clientHeight } = this.#element;
     const rest = scrollHeight - clientHeight - scrollTop;
@@ -25,7 +25,7 @@ export class Scroller {
     this.#button.hidden = this.following || rest < 64;
   }
 
-  // keepUp is to be called when there is more to see.
+  // keepUp must be called when the content has grown.
   keepUp() {
     if (!this.following) return;
     this.#element.scrollTop = 2 ** 30;
@@ -38,11 +38,11 @@ export class Scroller {
     this.keepUp();
   }
 
-  get place() {
+  get position() {
     return { top: this.#element.scrollTop, following: this.following };
   }
 
-  // show shows something else, at the place where it was left.
+  // show shows other content, at its last position.
   show(content, { top = 0, following = true } = {}) {
     this.#element.replaceChildren(content);
     this.following = following;

@@ -1,9 +1,9 @@
-// A call of the api as a program in each language, whole and without libraries:
-// what is copied works as it is.
+// Writes a call of the API as a program in each language. The programs are
+// complete, need no libraries, and work as they are copied.
 
-// languages are how a program is written and coloured, by the name of the
-// language. write gets {method, address, key, body}, with a body that is undefined
-// for a GET. Without a key, the program reads the environment variable BOTAPI_KEY.
+// languages has the writer and the syntax of each language. write takes {method,
+// address, key, body}; body is undefined for a GET. Without a key, the program
+// reads the environment variable BOTAPI_KEY.
 export const languages = {
   curl: { colours: "shell", run: "Paste it into a shell.", write: curl },
   Python: { colours: "python", run: "Save it as call.py, and run: python3 call.py", write: python },
@@ -52,7 +52,7 @@ function python({ address, key, body }) {
       `            print(json.loads(data)["content"], end="", flush=True)`,
       "print()",
       "if not done:",
-      `    raise RuntimeError("the stream broke off: this is not the whole answer")`,
+      `    raise RuntimeError("the stream ended without [DONE]: the answer is incomplete")`,
     ] : [
       "with urllib.request.urlopen(request, timeout=600) as response:",
       body ? `    print(json.load(response)["content"])` : "    print(json.dumps(json.load(response), indent=2))",
@@ -60,7 +60,7 @@ function python({ address, key, body }) {
   );
 }
 
-// pythonValue writes a value behind a line with this indent.
+// pythonValue writes a value that begins in a line with this indent.
 function pythonValue(value, indent) {
   const inner = indent + "    ";
   if (Array.isArray(value)) {
@@ -135,12 +135,12 @@ const goStream = [
   "\t\t\tfmt.Print(event.Content)",
   "\t\t}",
   "\t}",
-  "\tlog.Fatal(\"the stream broke off: this is not the whole answer\")",
+  "\tlog.Fatal(\"the stream ended without [DONE]: the answer is incomplete\")",
   "}",
 ];
 
-// goText is a raw string: a backquote in it, which JSON has only in texts, is
-// written as an escape.
+// goText writes the body as a raw string. Backquotes occur only inside of JSON
+// strings, so they can be written as an escape.
 function goText(body) {
   return "`" + JSON.stringify(body).replaceAll("`", "\\u0060") + "`";
 }
@@ -179,10 +179,10 @@ const javaScriptStream = [
   "    }",
   "  }",
   "  console.log();",
-  "  if (!done) throw new Error(\"The stream broke off: this is not the whole answer.\");",
+  "  if (!done) throw new Error(\"The stream ended without [DONE]: the answer is incomplete.\");",
 ];
 
-// indented writes a value as JavaScript, behind a line that is indented itself.
+// indented writes a value as JavaScript that begins in a line with this indent.
 function indented(value, indent) {
   return JSON.stringify(value, null, 2).replace(/^( *)"([a-z_]+)":/gm, "$1$2:").replaceAll("\n", "\n" + indent);
 }

@@ -1,16 +1,16 @@
-// What the browser keeps: the key for as long as the tab is open, or until it is
-// forgotten; what was said to the bots, and what was not sent yet, until somebody
-// deletes it, or it is the oldest when there is no room. All tabs share the
-// conversations.
+// Everything that the browser keeps. It keeps the key until the tab is closed or,
+// if the user wants that, until it is forgotten. It keeps conversations and drafts
+// until somebody deletes them; without room, the oldest conversations are deleted.
+// All tabs share the conversations.
 //
-// A conversation is {id, bot, changed, turns} with the bot's uid. A turn of it is
-// what the user said and what came of it:
+// A conversation is {id, bot, changed, turns}, with the bot's uid. A turn is a
+// question of the user and its answer:
 //
 //   {id, question, answer, state: "none" | "partial" | "whole", stopped, failure}
 //
-// with a state of "none" while there is no answer, and a failure or null:
-// {title, advice, requestID, retryAfter, until}, with how many seconds to wait for
-// another try, and until when.
+// The state is "none" without an answer, "whole" for a complete one. The failure
+// is null or {title, advice, requestID, retryAfter, until}: the seconds to wait
+// before another attempt, and the time when they have passed.
 
 const passing = "sessionStorage";
 const permanent = "localStorage";
@@ -19,7 +19,7 @@ const keyName = "botapi.key";
 const chatPrefix = "botapi.chat.";
 const draftPrefix = "botapi.draft.";
 
-// Browsers have room for some five million characters of a server's pages.
+// Browsers have room for about five million characters per origin.
 const mostConversations = 200;
 const mostCharacters = 4_000_000;
 
@@ -28,7 +28,7 @@ export const store = {
     return read(passing, keyName) || read(permanent, keyName);
   },
 
-  // keepsKey is whether it is kept for all tabs.
+  // keepsKey reports whether the key is kept for all tabs.
   get keepsKey() {
     return read(permanent, keyName) !== "";
   },
@@ -44,8 +44,8 @@ export const store = {
     write(permanent, keyName, "");
   },
 
-  // conversations lists all, the last that has changed first, each with a title
-  // in place of its turns.
+  // conversations lists all conversations, the last changed first, with titles
+  // instead of turns.
   conversations() {
     const names = chatNames();
     [...summaries.keys()].filter((name) => !names.includes(name)).forEach((name) => summaries.delete(name));
@@ -56,17 +56,16 @@ export const store = {
     return conversationOf(read(permanent, chatPrefix + id))?.turns ?? [];
   },
 
-  // keep keeps a conversation as it is now, or forgets one without turns. It
-  // returns what became of it: "kept", "made room" if older ones had to go, or
-  // "no room".
+  // keep stores a conversation, or deletes it if it has no turns. It returns
+  // "kept", "made room" if it had to delete older ones, or "no room".
   keep({ id, bot }, turns) {
     const name = chatPrefix + id;
     if (turns.length === 0) return write(permanent, name, "") ? "kept" : "no room";
     return writeWithin(name, JSON.stringify({ bot: bot.uid, changed: Date.now(), turns }));
   },
 
-  // keepTurn adds a turn, or keeps its new state. Turns that another tab has
-  // added meanwhile stay.
+  // keepTurn adds a turn or updates it. Turns that another tab has added in the
+  // meantime stay.
   keepTurn(conversation, turn) {
     const turns = this.turns(conversation.id);
     const at = turns.findIndex(({ id }) => id === turn.id);
@@ -74,14 +73,14 @@ export const store = {
     return this.keep(conversation, turns);
   },
 
-  // remove forgets a conversation, and returns what restores it.
+  // remove deletes a conversation, and returns a function that restores it.
   remove(id) {
     const kept = [chatPrefix + id, draftPrefix + id].map((name) => [name, read(permanent, name)]);
     kept.forEach(([name]) => write(permanent, name, ""));
     return () => kept.forEach(([name, text]) => write(permanent, name, text));
   },
 
-  // A draft is that of a conversation, or of a bot to which nothing was said yet.
+  // draft returns the draft of a conversation or, before its first message, of a bot.
   draft(id) {
     return read(permanent, draftPrefix + id);
   },
@@ -90,13 +89,13 @@ export const store = {
     write(permanent, draftPrefix + id, text);
   },
 
-  // deleteConversations deletes everything that was said to any bot.
+  // deleteConversations deletes all conversations and drafts.
   deleteConversations() {
     [chatPrefix, draftPrefix].flatMap(namesWith).forEach((name) => write(permanent, name, ""));
   },
 
-  // watch calls changed with the id of a conversation that another tab has
-  // changed, or with none if that may be any.
+  // watch calls changed with the id of each conversation that another tab has
+  // changed, or without one if any may have changed.
   watch(changed) {
     addEventListener("storage", ({ key }) => {
       if (key === null) changed();
@@ -122,7 +121,8 @@ function summaryOf(id, text) {
   return conversation && { id, bot: conversation.bot, changed: conversation.changed, title: titleOf(conversation.turns) };
 }
 
-// conversationOf is null for a text that is none: anybody can write to the store.
+// conversationOf parses a stored conversation. It returns null if the text is not
+// one: other code of this origin can write to the store.
 function conversationOf(text) {
   const conversation = parse(text);
   if (typeof conversation?.bot !== "string" || !Array.isArray(conversation.turns)) return null;
@@ -132,7 +132,7 @@ function conversationOf(text) {
 
 const longestTitle = 48;
 
-// titleOf is the first words of a conversation.
+// titleOf returns the first words of a conversation.
 export function titleOf(turns) {
   const words = turns[0].question.slice(0, 500).trim().replace(/\s+/g, " ");
   const letters = [...words];
@@ -141,21 +141,21 @@ export function titleOf(turns) {
   return cut.replace(/(?<=.{24}) \S*$/su, "") + "…";
 }
 
-// writeWithin keeps a conversation within the bounds, and within what the
-// browser has room for: the oldest ones make room.
+// writeWithin stores a conversation. To stay within the limits above and that of
+// the browser, it deletes the oldest ones.
 function writeWithin(name, text) {
   if (text.length > mostCharacters) return "no room";
   const others = store.conversations().map(({ id }) => id).filter((id) => chatPrefix + id !== name); // the oldest last
   const size = (id) => read(permanent, chatPrefix + id).length;
   let rest = mostCharacters - text.length - others.reduce((sum, id) => sum + size(id), 0);
-  const leaving = others.splice(mostConversations - 1);
-  leaving.forEach((id) => { rest += size(id); });
+  const evicted = others.splice(mostConversations - 1);
+  evicted.forEach((id) => { rest += size(id); });
   while (rest < 0) {
-    leaving.push(others.pop());
-    rest += size(leaving.at(-1));
+    evicted.push(others.pop());
+    rest += size(evicted.at(-1));
   }
-  const restore = leaving.map((id) => store.remove(id));
-  if (write(permanent, name, text)) return leaving.length > 0 ? "made room" : "kept";
+  const restore = evicted.map((id) => store.remove(id));
+  if (write(permanent, name, text)) return evicted.length > 0 ? "made room" : "kept";
 
   let freed = 0; // the browser has less room than expected
   while (others.length > 0 && freed < text.length) {
@@ -170,8 +170,9 @@ function writeWithin(name, text) {
 
 // ---- The browser's stores ----
 
-// A browser may refuse to keep anything, or have no room left: these do what
-// they can. The stores are named, for even to look at them may be refused.
+// A browser may block storage, or have no room left: these functions do what they
+// can. They take the names of the storages, since even reading
+// window.localStorage may throw.
 
 function read(storage, name) {
   try {

@@ -1,5 +1,5 @@
-// Trying an operation of the api: its call as a program to copy, and a button
-// that sends it and shows what comes back.
+// Tries an operation of the API: shows the call as a program to copy, and a button
+// that sends it and shows the response.
 
 import { BotClient } from "./client.js";
 import { colour } from "./code.js";
@@ -12,19 +12,20 @@ import { store } from "./store.js";
 const apiBase = new URL(document.querySelector("meta[name=api]").content, document.baseURI);
 const keyHint = document.querySelector("meta[name=key-hint]").content;
 
-const trials = []; // all on the page
-let language = "curl"; // chosen in any of them
-let bot; // the first of the service; undefined until there is a good key
+const trials = []; // all trials on the page
+let language = "curl"; // of all trials
+let bot; // the first bot; undefined until there is a valid key
 
-// trial makes an element to try an operation {operationId, method, path} with.
-// The examples are bodies {summary, value}, none for an operation without.
+// trial makes an element to try an operation {operationId, method, path}. The
+// examples are request bodies {summary, value}; an operation without a body has
+// none.
 export function trial(operation, examples) {
   const trial = new Trial(operation, examples);
   trials.push(trial);
   return trial.element;
 }
 
-// begin has the trials use the key of this tab and the first bot.
+// begin makes the trials use the key of this tab and the first bot.
 export async function begin(key = store.key) {
   bot = undefined;
   let problem = "";
@@ -47,8 +48,8 @@ class Trial {
   #examples;
   #key = "";
   #call; // {method, address, key, body} as shown
-  #text; // of the program on show
-  #sending; // an AbortController, while an answer is coming
+  #text; // of the program shown
+  #sending; // an AbortController during a request
 
   #keyInput = el("input", { type: "password", autocomplete: "off", spellcheck: "false", autocapitalize: "none" });
   #keyProblem = el("p", { class: "problem", role: "alert" });
@@ -67,9 +68,9 @@ class Trial {
 
   #send = el("button", { type: "button", class: "primary send" }, "Send");
   #status = el("p", { class: "sent", role: "status" });
-  #headers = el("pre", { tabindex: "0", role: "group", "aria-label": "Headers of the answer" });
+  #headers = el("pre", { tabindex: "0", role: "group", "aria-label": "Response headers" });
   #headersBox = el("details", null, el("summary", null, "Headers"), this.#headers);
-  #answer = el("pre", { class: "answer", tabindex: "0", role: "group", "aria-label": "Body of the answer" });
+  #answer = el("pre", { class: "answer", tabindex: "0", role: "group", "aria-label": "Response body" });
 
   constructor({ operationId, method, path }, examples) {
     this.#id = operationId;
@@ -117,7 +118,7 @@ class Trial {
       this.panel, this.#run);
   }
 
-  // walk moves among the tabs with the arrow keys.
+  // walk moves between the tabs with the arrow keys.
   #walk(event, i) {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
@@ -127,7 +128,7 @@ class Trial {
     next.focus();
   }
 
-  // meet has the trial use a key, or ask for one, and the first bot.
+  // meet makes the trial use a key and the first bot, or ask for a key.
   meet(key, problem) {
     this.#key = key;
     this.#keyForm.hidden = key !== "";
@@ -154,7 +155,7 @@ class Trial {
     const body = this.#examples.length > 0 ? parse(this.#body.value) : undefined;
     const understood = this.#examples.length === 0 || typeof body === "object";
     this.#bodyProblem.hidden = understood;
-    this.#bodyProblem.textContent = understood ? "" : "This is not a JSON object. Send shows what the service says to it; the program below has the last one that was.";
+    this.#bodyProblem.textContent = understood ? "" : "This is not a JSON object. Send shows the error that the service returns; the program below has the last valid object.";
     if (understood) this.#call = { method: this.#method, address: this.#address, key: this.#key, body };
     this.#tabs.forEach((tab) => {
       const chosen = tab.textContent === language;
@@ -175,13 +176,13 @@ class Trial {
     try {
       await this.#exchange(began, this.#sending.signal);
     } catch (error) {
-      this.#status.append(this.#sending.signal.aborted ? " · stopped" : ` · ${this.#status.textContent ? "the connection broke off" : "The server cannot be reached."}`);
+      this.#status.append(this.#sending.signal.aborted ? " · stopped" : ` · ${this.#status.textContent ? "the connection was lost" : "The server cannot be reached."}`);
     }
     this.#sending = undefined;
     this.#send.textContent = "Send";
   }
 
-  // exchange sends the request and shows the answer as it comes.
+  // exchange sends the request and shows the response as it arrives.
   async #exchange(began, signal) {
     const took = () => `${Math.round(performance.now() - began)} ms`;
     this.#status.textContent = "";
@@ -199,17 +200,17 @@ class Trial {
     this.#headersBox.hidden = this.#answer.hidden = false;
     let text = "";
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-    for (let part; !(part = await reader.read()).done;) {
-      text += part.value;
-      this.#answer.append(part.value);
+    for (let chunk; !(chunk = await reader.read()).done;) {
+      text += chunk.value;
+      this.#answer.append(chunk.value);
       this.#answer.scrollTop = this.#answer.scrollHeight;
     }
     if (typeof parse(text) === "object") {
       colour(this.#answer, "json", JSON.stringify(parse(text), null, 2));
       this.#answer.scrollTop = 0;
     }
-    const isBroken = response.headers.get("Content-Type") === "text/event-stream" && !text.endsWith("data: [DONE]\n\n");
-    this.#status.append(isBroken ? ` · broke off after ${took()}, without [DONE]` : ` · whole after ${took()}`);
+    const isIncomplete = response.headers.get("Content-Type") === "text/event-stream" && !text.endsWith("data: [DONE]\n\n");
+    this.#status.append(isIncomplete ? ` · incomplete: ended after ${took()} without [DONE]` : ` · complete after ${took()}`);
   }
 }
 
@@ -218,8 +219,8 @@ function choose(name) {
   trials.forEach((trial) => trial.rewrite());
 }
 
-// forBot has an example talk to the first bot, about what it knows. Until that
-// is known, the example is for any bot.
+// forBot fills the first bot and a question for it into an example. As long as
+// the bot is unknown, it fills in placeholders.
 function forBot(example) {
   const { slug, uid } = bot ?? { slug: "your-bot", uid: "uid-of-your-bot" };
   const [question = anyQuestion] = questionsFor(slug);

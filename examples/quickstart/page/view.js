@@ -1,4 +1,4 @@
-// How a conversation looks.
+// Shows a conversation.
 
 import { MarkdownText } from "./rendering.js";
 import { beginning } from "./questions.js";
@@ -9,22 +9,22 @@ import { noteOn, secondsUntil, troubleWith } from "./words.js";
 
 const template = (id) => document.getElementById(id).content.firstElementChild.cloneNode(true);
 
-// A server that is well sends something at least this often, in seconds.
+// A working server sends something at least this often, in seconds.
 const keepAlive = Number(document.querySelector("meta[name=keep-alive]").content);
 
-// What is shown in so many milliseconds may be shown in every frame.
+// An update that takes at most this many milliseconds may run in every frame.
 const quick = 8;
 
-// So many characters more are shown at once. Of an answer of a hundred pages
-// the rest follows in the next frames, so that the reader is never locked out.
+// A frame shows at most this many more characters. A longer answer continues in
+// the next frames, so that the page always stays responsive.
 const stride = 32_768;
 
 export class ConversationView {
   #conversation;
   #page; // {ask(question), edit(turn), focusComposer(), changed(view), announce(text)}
-  #shown = new Map(); // by the turn's id: how it looks
-  #drawing = 0; // the frame that is asked for
-  #rested = 0; // when more may be shown
+  #shown = new Map(); // the view of each turn, by its id
+  #drawing = 0; // the requested frame
+  #rested = 0; // the time before which no more is shown
   #welcome;
   #beginning;
   #cleared = this.#clearedItem();
@@ -39,9 +39,9 @@ export class ConversationView {
     this.draw();
   }
 
-  // drawSoon shows more, at most once a frame: however fast it comes, the browser
-  // lays the page out once. What takes long to show is shown less often, so that
-  // most of the time is the reader's.
+  // drawSoon shows more text, at most once a frame, so that the browser lays the
+  // page out once per frame however fast text arrives. Slow updates run less
+  // often, so that most of the time is left for input.
   #drawSoon() {
     this.#drawing ||= requestAnimationFrame(() => {
       this.#drawing = 0;
@@ -55,8 +55,8 @@ export class ConversationView {
     });
   }
 
-  // showMore shows what the stride allows, the last turns first: they are in
-  // sight.
+  // showMore shows as much as the stride allows, the last turns first: they are
+  // visible.
   #showMore() {
     let room = stride;
     for (const turn of [...this.#shown.values()].reverse()) {
@@ -69,7 +69,7 @@ export class ConversationView {
     return this.#shown.get(this.#conversation.attempt?.turn.id);
   }
 
-  // draw shows the conversation as it is. Turns that look right are left alone.
+  // draw shows the current conversation. It does not touch unchanged turns.
   draw() {
     const { turns, attempt, bot, undoable } = this.#conversation;
     const shown = new Map(turns.map((turn) => [turn.id, this.#shown.get(turn.id) ?? new TurnView(turn, this.#conversation, this.#page, () => this.#undo())]));
@@ -83,7 +83,7 @@ export class ConversationView {
     this.#page.changed(this);
   }
 
-  // markEdited marks the question of the turn that is being edited, or of none.
+  // markEdited marks the question of the turn that is being edited, if any.
   markEdited(turn) {
     this.#shown.forEach(({ question }, id) => question.classList.toggle("edited", id === turn?.id));
     this.element.querySelector(".edited")?.scrollIntoView({ block: "nearest" });
@@ -116,13 +116,13 @@ function messageItem(role, bot) {
   return item;
 }
 
-function showAsWritten(place, text) {
-  place.textContent = text;
-  place.classList.add("as-written");
-  place.dir = directionOf([text]);
+function showAsWritten(element, text) {
+  element.textContent = text;
+  element.classList.add("as-written");
+  element.dir = directionOf([text]);
 }
 
-// A TurnView shows a question and what came of it.
+// A TurnView shows a question and its answer or failure.
 class TurnView {
   #turn;
   #conversation;
@@ -130,10 +130,10 @@ class TurnView {
   #question;
   #answer;
   #text; // of the answer
-  #wanted = { text: "", arriving: false }; // what it is to show
-  #soFar = ""; // what it shows of that
-  #open = false; // whether it shows that as the beginning of something longer
-  #looks; // what the turn was like when it was drawn
+  #wanted = { text: "", arriving: false }; // the text to show
+  #soFar = ""; // the beginning of it that is shown
+  #open = false; // whether that is shown as text that continues
+  #looks; // the turn as it was drawn, as JSON
   #waiting; // the timer of a failure that counts down
 
   constructor(turn, conversation, page, undo) {
@@ -171,8 +171,8 @@ class TurnView {
     this.#page.focusComposer();
   }
 
-  // show shows the turn at rest, or with an attempt to answer it. It may have
-  // replaced what undo brings back.
+  // show shows the turn, with the attempt to answer it if there is one. replaced
+  // says what undo can restore: "edited", "regenerated" or "".
   show(turn, attempt, isLast, replaced) {
     this.#turn = turn;
     const looks = JSON.stringify([turn, isLast, attempt !== null, replaced]);
@@ -182,7 +182,7 @@ class TurnView {
     this.#answer.classList.toggle("arriving", attempt !== null);
     this.#answer.classList.toggle("waiting", attempt !== null && attempt.text === "");
     this.#answer.classList.toggle("stopped", !attempt && turn.stopped);
-    if (!attempt) this.#showText(turn.answer, turn.state === "partial"); // its marks stay open
+    if (!attempt) this.#showText(turn.answer, turn.state === "partial"); // a mark without its end stays open
     const trouble = attempt ? null : troubleWith(turn, isLast);
     const note = attempt || trouble ? "" : noteOn(turn);
     this.#showFailure(trouble);
@@ -190,12 +190,12 @@ class TurnView {
     this.#find(".actions").hidden = attempt !== null || (turn.state !== "whole" && turn.answer === "");
     this.#find(".regenerate").hidden = !isLast;
     this.#find(".replaced").hidden = !replaced;
-    this.#find(".replaced-what").textContent = replaced === "edited" ? "Your edit took the place of what was here." : "The earlier answer was replaced.";
+    this.#find(".replaced-what").textContent = replaced === "edited" ? "Your edit replaced what was here." : "The earlier answer was replaced.";
     this.#find(".progress").hidden = attempt === null;
     this.#find(".silence").hidden = true;
     this.#find(".elapsed").textContent = "";
     this.#question.querySelector(".edit").disabled = attempt !== null;
-    this.#question.querySelector(".edit").hidden = trouble !== null && turn.answer === ""; // the failure has one
+    this.#question.querySelector(".edit").hidden = trouble !== null && turn.answer === ""; // the failure has its own button
     for (const item of this.items) item.classList.toggle("left-out", !isLast && turn.answer === "");
   }
 
@@ -203,8 +203,8 @@ class TurnView {
     return this.#answer.querySelector(selector);
   }
 
-  // arrive shows what has arrived so far. Until then, the answer of an earlier
-  // try stays on the screen.
+  // arrive shows the text that has arrived so far. Before the first fragment, the
+  // answer of an earlier attempt stays on the screen.
   arrive(attempt) {
     if (attempt.text === "") return;
     this.#answer.classList.remove("waiting");
@@ -218,8 +218,7 @@ class TurnView {
     this.#soFar = "";
   }
 
-  // showMore shows so many characters more of the text, if there are as many, and
-  // returns how many it had.
+  // showMore shows up to room more characters of the text, and returns how many.
   showMore(room) {
     const { text, arriving } = this.#wanted;
     const before = this.#soFar.length;
@@ -239,15 +238,15 @@ class TurnView {
     const wasHidden = silence.hidden;
     silence.hidden = seconds(heard) < 2 * keepAlive;
     this.#find(".silent-for").textContent = duration(seconds(heard));
-    if (wasHidden && !silence.hidden) this.#page.announce("Nothing has come for a while. The connection may be lost.");
+    if (wasHidden && !silence.hidden) this.#page.announce("Nothing has arrived for a while. The connection may be lost.");
   }
 
-  // leave is for a view that is not needed any more.
+  // leave stops the timer of a view that is no longer needed.
   leave() {
     clearTimeout(this.#waiting);
   }
 
-  // showFailure is for the last turn.
+  // showFailure replaces the failure box. Only the last turn has one.
   #showFailure(trouble) {
     this.#find(".failure")?.remove();
     clearTimeout(this.#waiting);
@@ -266,7 +265,7 @@ class TurnView {
     return failure;
   }
 
-  // countDown offers another try when the server is ready for it.
+  // countDown enables "Try again" when the time that the server asked for is over.
   #countDown(failure) {
     const seconds = secondsUntil(this.#turn.failure?.until ?? 0);
     failure.querySelector(".failure-advice").textContent = troubleWith(this.#turn, true).advice;
@@ -294,15 +293,15 @@ function duration(seconds) {
 
 const tints = 6; // in style.css
 
-// drawAvatar shows the bot's picture, and the initial of its name until the
-// picture has come, or where there is none.
-export function drawAvatar(place, bot) {
-  place.replaceChildren([...bot.name.trim()][0]?.toUpperCase() ?? "");
-  place.dataset.tint = [...bot.uid].reduce((sum, char) => sum + char.codePointAt(0), 0) % tints;
+// drawAvatar shows the bot's picture. Until it has loaded, or if there is none, it
+// shows the initial of the bot's name.
+export function drawAvatar(element, bot) {
+  element.replaceChildren([...bot.name.trim()][0]?.toUpperCase() ?? "");
+  element.dataset.tint = [...bot.uid].reduce((sum, char) => sum + char.codePointAt(0), 0) % tints;
   if (!bot.avatar_url) return;
   const picture = new Image();
   picture.alt = "";
   picture.referrerPolicy = "no-referrer";
-  picture.addEventListener("load", () => place.replaceChildren(picture));
+  picture.addEventListener("load", () => element.replaceChildren(picture));
   picture.src = bot.avatar_url;
 }

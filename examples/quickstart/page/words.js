@@ -1,6 +1,6 @@
-// What a person reads when something went wrong.
+// The texts that users read when something has failed.
 
-// explain turns an error into a title, and advice where there is some.
+// explain turns an error into a title and, for some errors, advice.
 export function explain(error) {
   if (error.kind === "unreachable") {
     return {
@@ -8,9 +8,9 @@ export function explain(error) {
       advice: "Check your connection, and that the server is running. Then try again.",
     };
   }
-  if (error.kind === "cut") {
+  if (error.kind === "incomplete") {
     return {
-      title: "The connection broke off.",
+      title: "The connection was lost.",
     };
   }
   if (error.kind === "failed") {
@@ -19,12 +19,12 @@ export function explain(error) {
       advice: sentence(known.get(error.detail)?.cause ?? error.detail),
     };
   }
-  if (error.kind === "refused") return explainRefusal(error);
+  if (error.kind === "rejected") return explainRejection(error);
   return { title: "Something went wrong on this page.", advice: "Load the page again." };
 }
 
-// troubleWith says what is wrong with a turn, where something is: what made it
-// fail, or that it is in want of an answer.
+// troubleWith describes what is wrong with a turn: its failure, or a missing or
+// incomplete answer. It returns null if nothing is wrong.
 export function troubleWith({ answer, state, stopped, failure }, isLast) {
   if (failure && isLast) {
     const rest = answer && (state === "whole" ? "The earlier answer stays." : incomplete);
@@ -34,15 +34,15 @@ export function troubleWith({ answer, state, stopped, failure }, isLast) {
   return { title: answer ? incomplete : "This message has no answer yet.", advice: "", requestID: "" };
 }
 
-// noteOn is for turns that are in order, and yet not as usual.
+// noteOn returns a note for a turn without trouble that needs an explanation.
 export function noteOn({ answer, state, stopped, failure }) {
   if (state === "whole") return answer ? "" : "The answer is empty.";
-  if (!answer) return `${failure?.title ?? "No answer."} The bot is not told of this message any more.`;
+  if (!answer) return `${failure?.title ?? "No answer."} This message is no longer sent to the bot.`;
   return stopped ? "Stopped" : incomplete;
 }
 
-// waitFor says how long to wait until another try. Of a short wait it speaks
-// until the end, for it is over before it is read.
+// waitFor says how long to wait before another attempt. A wait below 5 s is not
+// counted down in words: it would end before anybody has read them.
 function waitFor({ until, retryAfter }) {
   if (!retryAfter) return "";
   return wait(retryAfter < 5 ? retryAfter : secondsUntil(until));
@@ -54,8 +54,8 @@ export function secondsUntil(time) {
 
 const incomplete = "This answer is incomplete.";
 
-// known has words for the service's own texts. Any other text comes from
-// whoever runs the service, for people to read, and is shown as it is.
+// known has explanations for the texts of botapi. Any other text comes from the
+// application, is written for users, and is shown as it is.
 const known = new Map(Object.entries({
   "Bot not found": {
     title: "This bot is not available any more.",
@@ -84,7 +84,7 @@ const known = new Map(Object.entries({
   },
 }));
 
-function explainRefusal({ status, detail, problems }) {
+function explainRejection({ status, detail, problems }) {
   if (problems.length > 0) {
     return {
       title: "The server could not use this message.",

@@ -1,5 +1,5 @@
-// Package speech has an engine that knows its answer at once say it piece by
-// piece, as one that thinks would.
+// Package speech streams an answer that is already complete piece by piece, at
+// the pace of a model.
 package speech
 
 import (
@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Speak yields the pieces, with a wait of pace before each but the first, until
-// yield returns false or the context ends.
+// Speak yields the pieces until yield returns false or the context is done. It
+// waits for pace before each piece but the first.
 func Speak(ctx context.Context, pieces iter.Seq[string], pace time.Duration, yield func(string, error) bool) {
 	var wait time.Duration
 	for piece := range pieces {
@@ -24,7 +24,7 @@ func Speak(ctx context.Context, pieces iter.Seq[string], pace time.Duration, yie
 	}
 }
 
-// sleep waits for d, or until the context ends, and then says why.
+// sleep waits for d. If the context is done earlier, it returns ctx.Err().
 func sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()
