@@ -28,12 +28,12 @@ type KeyVerifier interface {
 	// body has been read, and the handler sets no deadline: a verifier that may
 	// block should set its own. [CacheKeys] sets one.
 	//
-	// If err is not nil, account is ignored and err decides the response:
+	// If err is not nil, account is ignored and err decides the response, as that of a
+	// store or an engine does:
 	//   - a [StatusError]: its own status and detail, for instance 429 for an
 	//     account that has used up its quota;
 	//   - [ErrInvalidKey]: 401 "Invalid API key";
-	//   - any other error, and a panic: 500. It is logged with the request id
-	//     and not shown to the client.
+	//   - any other, and a panic: 500. It is logged with the request id and not shown.
 	//
 	// The first two may be wrapped. If the text of the error contains the key, as it
 	// is or query-escaped, the text is not logged.
@@ -285,7 +285,7 @@ func (c *keyCache) forget(l *lookup, sum digest) bool {
 func (c *keyCache) recall(sum digest) (account string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	known := c.known[sum] // one that is not there expired long ago
+	known := c.known[sum] // without an entry, expires is zero: it has passed
 	return known.account, time.Now().Before(known.expires)
 }
 

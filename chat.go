@@ -117,18 +117,19 @@ type answer interface {
 	// complete sends what is left of a complete answer. It is called at most once.
 	complete() *ending
 
-	// abort sends what is left of an incomplete answer, and the error event with this
-	// detail, if it is not nil: all of it before the deadline. What cannot be sent is
-	// dropped. It is called at most once, perhaps after a complete that has failed.
-	abort(detail []byte, deadline time.Duration) (sent bool)
+	// sendError sends what is left of an incomplete answer, and the error event with this
+	// detail, if it is not nil: all of it before the deadline. It is called at most once,
+	// perhaps after a complete that has failed.
+	sendError(detail []byte, deadline time.Duration) (sent bool)
 
-	// figures is what was handed to the connection.
+	// figures is what was handed to the connection, drop frees what was not.
 	figures() (fragments int, bytes int64)
+	drop()
 }
 
 var _, _ answer = (*stream)(nil), (*jsonResponse)(nil)
 
-// prepare makes the report first, since the engine may change the request.
+// prepare makes the report before the engine is started, which may change the request.
 func (c *chat) prepare(request *ChatRequest) {
 	x, h := c.exchange, c.exchange.handler
 	c.startedAt = x.conn.elapsed()
@@ -210,13 +211,13 @@ func (c *chat) timeLeft() (left time.Duration, timeout *ending) {
 func (c *chat) finish() {
 	x := c.exchange
 	c.call.cancel(c.ending.cause())
+	defer c.answer.drop()                    // an engine that does not return must not keep its memory
 	deadline := c.elapsed() + x.conn.timeout // of all that is still to be written of an incomplete answer
 	if c.ending != nil && c.ending.kind == kindClientDisconnected {
 		x.conn.interrupt() // any other ending leaves the write in progress its time, so that the error event can follow
 	}
 	committed := c.answer.close()
 	if c.ending != nil && !committed {
-		c.answer.abort(nil, 0) // drops it: an engine that does not return must not keep its memory
 		c.status = x.writeError(c.ending)
 		return
 	}
@@ -238,9 +239,9 @@ func (c *chat) abort(deadline time.Duration) {
 	c.exchange.abortOnReturn(c.ending)
 	switch {
 	case c.ending.tellsClient():
-		c.errorEventSent = c.answer.abort(c.ending.response.body(), deadline)
+		c.errorEventSent = c.answer.sendError(c.ending.response.body(), deadline)
 	case c.ending.kind == kindAborted:
-		c.answer.abort(nil, deadline)
+		c.answer.sendError(nil, deadline)
 	}
 }
 
@@ -326,8 +327,8 @@ func (c *chat) orTimedOut(failure *ending) *ending {
 }
 
 // engineReturned releases the engine's share of the slot before it wakes the handler, and
-// before it calls application code (the Logger). So a client that has read the end of a
-// complete answer waits only for the handler's share, which run releases.
+// before it calls application code (the Logger). So when a client has read the end of a
+// complete answer, only the handler's share is missing until its next chat is accepted.
 func (c *chat) engineReturned(failure *ending) {
 	c.slot.release()
 	if !c.stop(c.orTimedOut(failure)) && failure != nil && failure.stack != nil {
@@ -381,10 +382,10 @@ func (j *jsonResponse) fragment(text string) (more bool) {
 	}
 	j.fragments++
 	for {
-		last, room := &j.chunks[len(j.chunks)-1], maxJSONResponse-j.full
-		*last, text = j.text.Append(*last, text, min(room, chunkText))
+		last, limit := &j.chunks[len(j.chunks)-1], maxJSONResponse-j.full // of the last chunk
+		*last, text = j.text.Append(*last, text, min(limit, chunkText))
 		switch {
-		case len(*last) > room, text != "" && room <= chunkText: // a character that is completed may exceed the limit
+		case len(*last) > limit, text != "" && limit <= chunkText: // a character that is completed may exceed the limit
 			j.closed = true
 			j.chat.stop(answerTooLarge)
 			return false
@@ -413,12 +414,11 @@ func (j *jsonResponse) complete() *ending {
 	return failed
 }
 
-// abort sends nothing: a response that is shorter than its Content-Length is an error to
-// every client.
-func (j *jsonResponse) abort([]byte, time.Duration) (sent bool) {
-	j.chunks, j.first = nil, nil
-	return false
-}
+// sendError sends nothing: a response that is shorter than its Content-Length is an error
+// to every client.
+func (j *jsonResponse) sendError([]byte, time.Duration) (sent bool) { return false }
+
+func (j *jsonResponse) drop() { j.chunks, j.few, j.first = nil, [1][]byte{}, nil }
 
 func (j *jsonResponse) figures() (fragments int, bytes int64) { return j.fragments, j.text.Written() }
 

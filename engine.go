@@ -116,7 +116,7 @@ func CallbackEngine(f func(ctx context.Context, req *ChatRequest, emit func(text
 			e := emitter{ctx: ctx, yield: yield}
 			defer e.close()
 			if err := f(ctx, req, e.emit); err != nil && e.close() {
-				yield("", err) // it has not returned false, and emit no longer calls it
+				yield("", err) // allowed: it has not returned false, and emit does not call it any more
 			}
 		}
 	})
@@ -228,8 +228,8 @@ var (
 	// ErrClientStalled: a write to the client took longer than WriteTimeout. It is also
 	// os.ErrDeadlineExceeded.
 	ErrClientStalled = fmt.Errorf("botapi: the client stopped reading: %w", os.ErrDeadlineExceeded)
-	// ErrChatTimeout: ChatTimeout passed before the engine was done (even if it failed
-	// before the handler had noticed that) or, for a JSON response longer than 64 KiB,
+	// ErrChatTimeout: ChatTimeout passed before the engine was done, or the engine failed
+	// at the same moment; or, for a JSON response longer than 64 KiB,
 	// before its last chunk was begun. It is also context.DeadlineExceeded.
 	ErrChatTimeout = fmt.Errorf("botapi: the answer took longer than ChatTimeout: %w", context.DeadlineExceeded)
 	// ErrEngineStalled: the engine yielded nothing for StallTimeout. It is also
@@ -237,8 +237,8 @@ var (
 	ErrEngineStalled = fmt.Errorf("botapi: the engine yielded nothing for StallTimeout: %w", context.DeadlineExceeded)
 )
 
-// hideReasons returns an error that matches none of the four reasons. One that does comes
-// from another chat (of an engine that shares answers), and must not end up in this report.
+// hideReasons hides that an error matches one of the four reasons: the error comes from
+// another chat (of an engine that shares answers), and its reason is not that of this one.
 func hideReasons(err error) error {
 	if slices.ContainsFunc(reasons, func(reason error) bool { return errors.Is(err, reason) }) {
 		return errorOfAnotherChat{err}
@@ -309,9 +309,9 @@ func (i *instant) get() (at time.Duration, isSet bool) {
 }
 
 // A detachedContext has the values of the request's context and a deadline, but is never
-// done. ([context.WithoutCancel] has no deadline.) The engine's context is derived from it.
-// If the engine's context ended together with the request's, its error could come before
-// the handler has noticed the end of the request.
+// done. ([context.WithoutCancel] has no deadline.) The engine's context is derived from it:
+// the handler notices the end of a request first, and then cancels the engine. Otherwise
+// every client that disconnects could look like an engine that fails.
 type detachedContext struct {
 	context.Context
 	deadline time.Time // ChatTimeout's; zero if there is none
@@ -379,8 +379,8 @@ func (call *engineCall) silentFor() time.Duration {
 	return 0
 }
 
-// slots counts the chats in progress, for MaxConcurrentChats and MaxChatsPerAccount.
-// Nothing queues.
+// slots counts the chats in progress, under one lock: a chat that its account's limit
+// rejects must not take the last of all slots from another chat for a moment.
 type slots struct {
 	perAccount int64 // 0 or less: no limit
 
@@ -405,7 +405,7 @@ func (s *slots) take(account string) *ending {
 		return rejected(errTooManyChats)
 	case s.perAccount <= 0:
 	case s.inUse[account] >= s.perAccount:
-		s.total.Release(1) // no other chat has seen it taken, thanks to mu
+		s.total.Release(1)
 		return rejected(errTooManyAccountChats)
 	default:
 		s.inUse[account]++

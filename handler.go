@@ -86,12 +86,11 @@ type Options struct {
 	MaxChatsPerAccount int64
 
 	// ChatTimeout bounds one complete answer, from the call of the engine until the
-	// answer has been sent. When it passes, the engine's context is cancelled. A write
-	// in progress still has its WriteTimeout, and all that is still to be written of
-	// a stream has one WriteTimeout together. If the engine has returned in time, each
-	// remaining write of a stream has its own WriteTimeout; of a JSON response, no chunk
-	// but the first is begun after ChatTimeout. Zero means DefaultChatTimeout, negative
-	// no limit.
+	// answer has been sent. When it passes, the engine's context is cancelled, and the
+	// answer ends within one more WriteTimeout, the error event included. If the engine
+	// has returned in time, the rest of a stream is still sent, each write within its own
+	// WriteTimeout; a JSON response ends with the chunk of 64 KiB that is being written.
+	// Zero means DefaultChatTimeout, negative no limit.
 	ChatTimeout time.Duration
 
 	// StallTimeout bounds the silence of an engine: the time from the call of Chat, or
@@ -118,9 +117,10 @@ type Options struct {
 	// OnChat, if not nil, is called once for each chat that reached the engine, when
 	// the answer has ended and before the handler returns: the request is not over
 	// while OnChat runs. (Behind a ResponseWriter that cannot flush, the answer is sent
-	// only when OnChat has returned. A stream can use a Flush behind Unwrap; a JSON
-	// response needs one on the writer itself.) It must be safe for concurrent use. The
-	// context has the request's values and is not cancelled. A panic is logged.
+	// only when OnChat has returned. A stream is flushed behind Unwrap, too; a JSON
+	// response is not, since a writer that buffers may have a reason to.) It must be safe
+	// for concurrent use. The context has the request's values and is not cancelled. A
+	// panic is logged.
 	OnChat func(context.Context, ChatReport)
 }
 
@@ -293,22 +293,21 @@ func (x *exchange) allow(methods ...string) *ending {
 	return rejected(errMethodNotAllowed)
 }
 
-// maxChunk bounds one write of a response that is not a stream. It is what the slowest
-// client must read within WriteTimeout.
+// maxChunk is what the slowest client must read within WriteTimeout.
 const maxChunk = 64 << 10
 
 // send sends a JSON response, and flushes it where the writer can: it is on its way before
 // OnChat is called. No chunk but the first is begun after lastBegin.
 func (x *exchange) send(status, length int, body [][]byte, lastBegin time.Duration) *ending {
-	end := x.conn.write(x.conn.elapsed(), 0, func() error {
+	failed := x.conn.write(x.conn.elapsed(), 0, func() error {
 		header := x.conn.w.Header()
 		header.Set("Content-Type", "application/json")
 		header.Set("Content-Length", strconv.Itoa(length))
 		x.conn.w.WriteHeader(status)
 		return nil
 	})
-	if x.r.Method == http.MethodHead {
-		return end
+	if failed != nil || x.r.Method == http.MethodHead {
+		return failed
 	}
 	left := length
 	for _, bytes := range body {
@@ -318,8 +317,8 @@ func (x *exchange) send(status, length int, body [][]byte, lastBegin time.Durati
 				return chatTimedOut
 			}
 			left -= len(chunk)
-			if end := x.conn.writeChunk(now, chunk, left == 0); end != nil {
-				return end
+			if failed := x.conn.writeChunk(now, chunk, left == 0); failed != nil {
+				return failed
 			}
 		}
 	}
@@ -334,12 +333,13 @@ func (x *exchange) cancellation() *ending {
 	return nil
 }
 
-// realEnding returns the ending of which another one is only a symptom, or that one. If the
-// application has cancelled the request's context, this is why a write has failed, why the
-// client seems to have disconnected, and why application code has returned the context's
-// error. If the client has disconnected, this is why application code has returned the
-// context's error. If a write has used up its time, this is why the client seems to have
-// disconnected: net/http cancels the request's context after every write that fails.
+// realEnding returns the cause of an ending that is only its symptom; otherwise the ending
+// itself. There are three causes with symptoms:
+//   - The application has cancelled the request's context: the client seems to have
+//     disconnected or stopped reading, or application code has returned the context's error.
+//   - The client has disconnected: application code has returned the context's error.
+//   - A write has used up its time: the client seems to have disconnected, since net/http
+//     cancels the request's context after every write that fails.
 func (x *exchange) realEnding(end *ending) *ending {
 	if end == nil || !end.isOfClient() && !end.mayBeSymptom {
 		return end
@@ -356,8 +356,7 @@ func (x *exchange) realEnding(end *ending) *ending {
 }
 
 // A connection writes to one client. Its times are durations since the start of the
-// request. Without support for deadlines, the application's writer must bound its writes
-// itself.
+// request.
 type connection struct {
 	// Set by newExchange.
 	w       http.ResponseWriter
@@ -382,8 +381,8 @@ type connection struct {
 
 func (c *connection) elapsed() time.Duration { return time.Since(c.start) }
 
-// write calls the ResponseWriter within WriteTimeout or, if it is not 0, before a deadline.
-// If the call fails or panics, nothing more is written.
+// write calls the ResponseWriter. The call has until deadline; if that is 0, it has
+// WriteTimeout. If it fails or panics, nothing more is written.
 func (c *connection) write(now, deadline time.Duration, call func() error) *ending {
 	if c.failed != nil {
 		return c.failed
@@ -577,7 +576,7 @@ var (
 // *ending is a complete answer or, while a chat runs, no reason to end it.
 type ending struct {
 	kind         endingKind
-	response     StatusError // the error response, and the detail of an error event; with an Err, the client does not see the cause
+	response     StatusError // the error response and the detail of an error event; its Err is set if there is a cause that the client does not see
 	list         []byte      // the body of a 422; otherwise nil
 	err          error       // what OnChat and context.Cause get
 	text         string      // what is logged
@@ -605,7 +604,7 @@ const (
 // an error event and is aborted; a JSON response is only aborted. docs/operating.md has the
 // same table.
 var outcomes = [...]struct {
-	name     string      // in the documentation
+	name     string      // in docs/operating.md
 	tells    bool        // the client gets a response or an event; otherwise the connection is only aborted
 	response StatusError // if it does not depend on the error
 	err      error       // what OnChat and context.Cause get, if it is not the application's error
@@ -724,14 +723,14 @@ func (e *ending) cause() error {
 	return e.err
 }
 
-// level returns Info for a limit that was reached, the application's own included, and for
-// another response with a cause that the client does not see; Error for other 5xx, and for
-// other endings after the commit of which the client is told.
+// level says whether and how an ending is logged. A limit that was reached (a response with
+// RetryAfter and no cause, or the 413) is Info; otherwise a 5xx, or any ending after the
+// commit, is Error, and a 4xx with a cause that the client does not see is Info.
 func (e *ending) level(committed bool) (level slog.Level, logged bool) {
 	r := &e.response
 	switch {
 	case !e.tellsClient():
-		return slog.LevelError, e.stack != nil && e.isOfClient() // a panic of the ResponseWriter
+		return slog.LevelError, e.stack != nil && e.isOfClient() // only if the ResponseWriter has panicked
 	case r.Err == nil && (r.RetryAfter > 0 || *r == errBodyTooLarge):
 		return slog.LevelInfo, true
 	case committed || r.Status >= 500:
@@ -740,8 +739,8 @@ func (e *ending) level(committed bool) (level slog.Level, logged bool) {
 	return slog.LevelInfo, r.Err != nil && r.Err != ErrInvalidKey
 }
 
-// sendable returns e with a text and an error status, and without a cause that the
-// response shows.
+// sendable returns e with a text and an error status. Its Err is nil if the response says
+// all of it, and ErrInvalidKey, for setErrorHeaders, if the key is invalid.
 func (e StatusError) sendable() StatusError {
 	if e.Status < 400 || e.Status > 599 {
 		return errInternal

@@ -43,9 +43,9 @@ const (
 // token is taken only while the stream is open. close waits until it is free: from then on,
 // only the handler writes.
 //
-// A goroutine that adds to the queue either takes the token before it releases mu, or
-// leaves the queue to the holder of the token, which writes until the queue is empty. So
-// while an open stream's token is free, its queue is empty: sendKeepAlive relies on that.
+// While an open stream's token is free, its queue is empty: sendKeepAlive relies on that. A
+// goroutine that adds to the queue takes the token if it is free, before it releases mu;
+// otherwise the holder of the token writes until the queue is empty.
 type stream struct {
 	conn *connection // owned by the holder of the token and, after close, by the handler's goroutine
 
@@ -274,11 +274,10 @@ func (s *stream) complete() *ending {
 	return s.write(b, s.conn.elapsed())
 }
 
-// abort makes one write of what is queued and of the error event.
-func (s *stream) abort(detail []byte, deadline time.Duration) (sent bool) {
+// sendError makes one write of what is queued and of the error event.
+func (s *stream) sendError(detail []byte, deadline time.Duration) (sent bool) {
 	now := s.conn.elapsed()
 	if s.conn.failed != nil || now >= deadline {
-		s.queue = nil
 		return false
 	}
 	var events []byte
@@ -290,6 +289,8 @@ func (s *stream) abort(detail []byte, deadline time.Duration) (sent bool) {
 	}
 	return s.conn.write(now, deadline, func() error { return s.send(events) }) == nil
 }
+
+func (s *stream) drop() { s.queue = nil }
 
 func (s *stream) figures() (fragments int, bytes int64) { return s.sent, s.bytes }
 

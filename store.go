@@ -80,7 +80,7 @@ func isAbsoluteURL(s string) bool {
 // request id ([RequestIDFrom]), and is cancelled when the client disconnects. The
 // handler sets no deadline.
 //
-// An error decides the response:
+// An error decides the response, as that of a verifier or an engine does:
 //   - a [StatusError]: its own status and detail, for instance 503 while a
 //     database is down;
 //   - [ErrBotNotFound]: 404 "Bot not found";
