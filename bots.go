@@ -120,10 +120,8 @@ func (l *listing) encode(bots []Bot, fixed bool) *encodedBots {
 }
 
 func equalBots(a, b []Bot) bool {
-	if len(a) > 0 && len(a) == len(b) && &a[0] == &b[0] {
-		return true
-	}
-	return slices.Equal(a, b)
+	same := len(a) > 0 && len(a) == len(b) && &a[0] == &b[0]
+	return same || slices.Equal(a, b)
 }
 
 // Lists that are not cached are pooled: allocating the buffer would cost as much

@@ -306,10 +306,8 @@ func (c *chat) fragment(text string) (more bool) {
 	if c.stopCalled.Load() { // cheaper than isClosed(c.stopped)
 		return false
 	}
-	if text != "" {
-		if _, isSet := c.firstText.get(); !isSet {
-			c.firstText.set(max(c.elapsed(), 1)) // 0 in a report means that there was none
-		}
+	if _, isSet := c.firstText.get(); !isSet && text != "" {
+		c.firstText.set(max(c.elapsed(), 1)) // 0 in a report means that there was none
 	}
 	return c.answer.fragment(text)
 }
@@ -812,13 +810,7 @@ func (d *decoder) check() problems {
 // isSet reports whether a field has passed its rules, and is neither null nor empty.
 func (d *decoder) isSet(f int) bool {
 	v := &d.fields[f]
-	switch {
-	case d.failed[f]:
-		return false
-	case v.Kind == jsonscan.List:
-		return len(d.messages) > 0
-	}
-	return v.Text != ""
+	return !d.failed[f] && (v.Text != "" || v.Kind == jsonscan.List && len(d.messages) > 0)
 }
 
 func (d *decoder) result(body string) *chatBody {

@@ -345,9 +345,8 @@ func (x *exchange) realEnding(end *ending) *ending {
 		return end
 	}
 	cancelled := x.cancellation()
-	byApplication := cancelled != nil && !cancelled.isOfClient()
 	switch {
-	case byApplication, cancelled != nil && end.mayBeSymptom:
+	case cancelled != nil && (end.mayBeSymptom || !cancelled.isOfClient()):
 		return cancelled
 	case end.kind == kindClientDisconnected && x.conn.stalled():
 		return clientStalled

@@ -32,9 +32,7 @@ type Bot struct {
 }
 
 // MarshalJSON writes the bot as an element of the bot list.
-func (b Bot) MarshalJSON() ([]byte, error) {
-	return appendBot(nil, &b), nil
-}
+func (b Bot) MarshalJSON() ([]byte, error) { return appendBot(nil, &b), nil }
 
 // Validate reports what is wrong with a bot: UID, Slug, Name and Model are
 // required, UID and Slug may not contain white space or control characters, and
