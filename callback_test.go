@@ -31,7 +31,7 @@ func TestCallbackEngineEmitReturnsTheReason(t *testing.T) {
 			emitted = append(emitted, emit("b"))
 			return fmt.Errorf("streaming: %w", emit("c"))
 		}), func(o *Options) { o.ChatTimeout = time.Second })
-		is.Equal(got.body, data("you said hi")+errorEvent(tooLong))
+		is.Equal(got.body, data("you said hi")+errorEvent(504, tooLong))
 		is.Equal(len(emitted), 2)
 		is.NoErr(emitted[0])
 		is.True(errors.Is(emitted[1], ErrChatTimeout))

@@ -118,9 +118,9 @@ type answer interface {
 	complete() *ending
 
 	// sendError sends what is left of an incomplete answer, and the error event with this
-	// detail, if it is not nil: all of it before the deadline. It is called at most once,
+	// JSON, if it is not nil: all of it before the deadline. It is called at most once,
 	// perhaps after a complete that has failed.
-	sendError(detail []byte, deadline time.Duration) (sent bool)
+	sendError(errorData []byte, deadline time.Duration) (sent bool)
 
 	// figures is what was handed to the connection, drop frees what was not.
 	figures() (fragments int, bytes int64)
@@ -239,7 +239,7 @@ func (c *chat) abort(deadline time.Duration) {
 	c.exchange.abortOnReturn(c.ending)
 	switch {
 	case c.ending.tellsClient():
-		c.errorEventSent = c.answer.sendError(c.ending.response.body(), deadline)
+		c.errorEventSent = c.answer.sendError(c.ending.response.eventData(), deadline)
 	case c.ending.kind == kindAborted:
 		c.answer.sendError(nil, deadline)
 	}

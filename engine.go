@@ -47,8 +47,8 @@ type ChatEngine interface {
 	// error is a 500 that shows nothing of it. A JSON response is sent only when the
 	// answer is complete, so this is always the case there. A stream begins with the
 	// first fragment or keep-alive. From then on, the client gets an error event, with
-	// the detail of a StatusError, and the connection is aborted; for
-	// http.ErrAbortHandler, it is aborted without an event.
+	// the status, detail and RetryAfter that a response would have had, and the connection
+	// is aborted; for http.ErrAbortHandler, it is aborted without an event.
 	//
 	// # Calls
 	//

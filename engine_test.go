@@ -239,7 +239,7 @@ func TestEndings(t *testing.T) {
 					is.NoErr(got.err)
 				case committed:
 					if responds {
-						events += errorEvent(c.detail)
+						events += errorEvent(c.status, c.detail)
 					}
 					is.True(got.err != nil) // aborted
 					if w.hides {

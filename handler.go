@@ -44,6 +44,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/http"
 	"runtime/debug"
 	"slices"
@@ -498,7 +499,7 @@ func guard(call func() error) (err error) {
 type StatusError struct {
 	Status     int           // 4xx or 5xx; anything else becomes a 500, without the Detail
 	Detail     string        // sent to the client as {"detail": Detail}; empty means the status's own text, if it has one
-	RetryAfter time.Duration // sent as Retry-After, in whole seconds rounded up, when positive
+	RetryAfter time.Duration // sent as Retry-After (in an error event, as retry_after), in whole seconds rounded up, when positive
 	Err        error         // cause: logged, never sent; may be nil
 }
 
@@ -518,7 +519,7 @@ func (e StatusError) As(target any) bool { return setEither(e, target) }
 
 // HTTPValidationError is a 422 with a list of problems. An engine may yield one
 // before its first fragment, for instance for a field of Extra. In a stream that has
-// begun it is an error like any other. Both HTTPValidationError and
+// begun, the error event has the status 422, but not the list. Both HTTPValidationError and
 // *HTTPValidationError will do.
 type HTTPValidationError struct {
 	Detail []ValidationError `json:"detail"`
@@ -575,7 +576,7 @@ var (
 // *ending is a complete answer or, while a chat runs, no reason to end it.
 type ending struct {
 	kind         endingKind
-	response     StatusError // the error response and the detail of an error event; its Err is set if there is a cause that the client does not see
+	response     StatusError // the error response, or what an error event says; its Err, if set, is a cause that the client does not see
 	list         []byte      // the body of a 422; otherwise nil
 	err          error       // what OnChat and context.Cause get
 	text         string      // what is logged
@@ -796,13 +797,25 @@ func (x *exchange) setErrorHeaders(response StatusError) {
 	default:
 		header.Set("WWW-Authenticate", "Bearer")
 	}
-	if response.RetryAfter > 0 {
-		header.Set("Retry-After", strconv.FormatInt(int64(1+(response.RetryAfter-1)/time.Second), 10))
+	if seconds := response.retryAfter(); seconds > 0 {
+		header.Set("Retry-After", strconv.FormatInt(seconds, 10))
 	}
 }
 
+// retryAfter is in whole seconds. The client gets it only if it is positive.
+func (e StatusError) retryAfter() int64 { return int64(math.Ceil(e.RetryAfter.Seconds())) }
+
 func (e StatusError) body() []byte {
 	return append(jsontext.AppendString([]byte(`{"detail":`), e.Detail), '}')
+}
+
+// eventData is the JSON of an error event, with what the head of a response would say.
+func (e StatusError) eventData() []byte {
+	data := fmt.Appendf(jsontext.AppendString([]byte(`{"detail":`), e.Detail), `,"status":%d`, e.Status)
+	if seconds := e.retryAfter(); seconds > 0 {
+		data = fmt.Appendf(data, `,"retry_after":%d`, seconds)
+	}
+	return append(data, '}')
 }
 
 // body returns the JSON of a 422, with [] for a nil Detail or Loc. It panics if a Loc has

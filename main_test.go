@@ -284,8 +284,8 @@ const terminator = "data: [DONE]\n\n"
 func data(fragment string) string { return `data: {"content":"` + fragment + "\"}\n\n" }
 
 // errorEvent returns the event that ends an incomplete stream.
-func errorEvent(detail string) string {
-	return "event: error\ndata: {\"detail\":\"" + detail + "\"}\n\n"
+func errorEvent(status int, detail string) string {
+	return fmt.Sprintf("event: error\ndata: {\"detail\":\"%s\",\"status\":%d}\n\n", detail, status)
 }
 
 // serveLogged is httptest.NewServer with a log for net/http's own messages.

@@ -14,7 +14,7 @@ import (
 type reason struct {
 	name    string
 	is      func(reported error) bool
-	status  int    // of the error response; 0: no client is there to get one
+	status  int    // of the error response or the error event; 0: no client is there to get one
 	detail  string // of the error response or the error event
 	outside bool   // it does not come from the engine
 	at      time.Duration
@@ -89,7 +89,7 @@ func (p *play) violations() (violated []string) {
 
 	// A failure is an error response before the commit; after it, an error event and an aborted stream.
 	must(!p.tellable() || got.done || got.failure != "", "a client that reads gets the end immediately")
-	must(got.failure == "" || p.anyStop(func(r reason) bool { return r.detail == got.failure }), "the client gets the reason", got.failure)
+	must(got.failure == "" || p.anyStop(func(r reason) bool { return fmt.Sprint(r.status, " ", r.detail) == got.failure }), "the client gets the reason", got.failure)
 	must(got.status == 0 || p.statusFits(got.status), "the status fits the reason and what was sent before", got.status)
 	must(got.failure == "" || got.status != 200 || p.disconnected() || !returned || !got.aborted || p.returnedAt >= writer.wrote+readPause, "an error event can be read before the connection is aborted", p.returnedAt-writer.wrote)
 	must(!returned || !p.incompleteForClient() || got.aborted, "an incomplete stream is aborted")

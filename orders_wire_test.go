@@ -172,7 +172,7 @@ type clientRead struct {
 	text       string // of the bot
 	keepAlives int
 	done       bool   // the answer itself says that it is complete
-	failure    string // the detail of an error response or an error event
+	failure    string // the status and the detail of an error response or an error event
 	wrong      string // what no response may contain
 }
 
@@ -203,7 +203,9 @@ func (a *clientRead) readEvents() {
 // readJSON parses the body if it is complete.
 func (a *clientRead) readJSON() {
 	if a.status != 200 {
-		a.failure = detailIn(a.body)
+		if detail := detailIn(a.body); detail != "" {
+			a.failure = fmt.Sprint(a.status, " ", detail)
+		}
 		return
 	}
 	a.text, a.done = contentIn(a.body)

@@ -220,7 +220,7 @@ func (p proxy) testDisconnect(t *testing.T) {
 func (p proxy) testIncomplete(t *testing.T) {
 	is := is.New(t)
 	got := p.playBehind(t, failing(StatusError{Status: 502, Detail: "Model died"}, "a"))
-	is.Equal(got.body, data("a")+errorEvent("Model died"))
+	is.Equal(got.body, data("a")+errorEvent(502, "Model died"))
 	if p.program != "nginx" {
 		is.True(got.err != nil)
 	}

@@ -275,7 +275,7 @@ func (s *stream) complete() *ending {
 }
 
 // sendError makes one write of what is queued and of the error event.
-func (s *stream) sendError(detail []byte, deadline time.Duration) (sent bool) {
+func (s *stream) sendError(errorData []byte, deadline time.Duration) (sent bool) {
 	now := s.conn.elapsed()
 	if s.conn.failed != nil || now >= deadline {
 		return false
@@ -284,8 +284,8 @@ func (s *stream) sendError(detail []byte, deadline time.Duration) (sent bool) {
 	if s.queue != nil {
 		events = s.take().data
 	}
-	if detail != nil {
-		events = append(append(append(events, errorStart...), detail...), "\n\n"...)
+	if errorData != nil {
+		events = append(append(append(events, errorStart...), errorData...), "\n\n"...)
 	}
 	return s.conn.write(now, deadline, func() error { return s.send(events) }) == nil
 }

@@ -118,7 +118,7 @@ func (w unsupportingWriter) FlushError() error {
 // flush is no failure. An incomplete stream is aborted even if the middleware completes its
 // own format.
 func TestWriterMiddleware(t *testing.T) {
-	incomplete := data("a") + errorEvent("Internal Server Error")
+	incomplete := data("a") + errorEvent(500, "Internal Server Error")
 	for name, middleware := range middlewares {
 		for _, protocol := range protocols {
 			t.Run(protocol+", "+name, func(t *testing.T) {

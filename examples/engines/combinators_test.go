@@ -86,7 +86,7 @@ func TestFallback(t *testing.T) {
 		"a rejected key":             {Fallback{says(botapi.ErrInvalidKey), mustNotBeCalled(t)}, noStream, answer{401, "", `{"detail":"Invalid API key"}`, false}},
 		"an invalid status":          {Fallback{says(&botapi.StatusError{Detail: "?"}), second}, noStream, answer{200, "", `{"content":"second"}`, false}},
 		"no iterator":                {Fallback{noIterator, second}, noStream, answer{200, "", `{"content":"second"}`, false}},
-		"after the first text":       {Fallback{says(errBusy, "Once"), mustNotBeCalled(t)}, stream, answer{200, "", "data: {\"content\":\"Once\"}\n\nevent: error\ndata: {\"detail\":\"Busy\"}", true}},
+		"after the first text":       {Fallback{says(errBusy, "Once"), mustNotBeCalled(t)}, stream, answer{200, "", "data: {\"content\":\"Once\"}\n\nevent: error\ndata: {\"detail\":\"Busy\",\"status\":503,\"retry_after\":1}", true}},
 		"the first does not stop":    {Fallback{stubborn(errBusy), second}, noStream, answer{200, "", `{"content":"second"}`, false}},
 		"a guard's 4xx":              {Fallback{Guard{says(nil, "secret"), Words, noSecrets}, mustNotBeCalled(t)}, noStream, answer{403, "", `{"detail":"Not that"}`, false}},
 		"a guard's plain error":      {Fallback{Guard{says(nil, "secret"), Words, func(context.Context, string) error { return errors.New("no") }}, second}, noStream, answer{200, "", `{"content":"second"}`, false}},
@@ -288,9 +288,9 @@ func TestGuardAnswers(t *testing.T) {
 		want   answer
 	}{
 		"before the first text":   {says(nil, "sec", "ret", " things"), stream, answer{403, "", `{"detail":"Not that"}`, false}},
-		"after the first text":    {says(nil, "A sec", "ret"), stream, answer{200, "", "data: {\"content\":\"A \"}\n\nevent: error\ndata: {\"detail\":\"Not that\"}", true}},
+		"after the first text":    {says(nil, "A sec", "ret"), stream, answer{200, "", "data: {\"content\":\"A \"}\n\nevent: error\ndata: {\"detail\":\"Not that\",\"status\":403}", true}},
 		"a JSON response":         {says(nil, "A sec", "ret"), noStream, answer{403, "", `{"detail":"Not that"}`, false}},
-		"an engine that fails":    {says(errBusy, "A sec"), stream, answer{200, "", "data: {\"content\":\"A \"}\n\nevent: error\ndata: {\"detail\":\"Busy\"}", true}},
+		"an engine that fails":    {says(errBusy, "A sec"), stream, answer{200, "", "data: {\"content\":\"A \"}\n\nevent: error\ndata: {\"detail\":\"Busy\",\"status\":503,\"retry_after\":1}", true}},
 		"one that does not stop":  {stubborn(errBusy, "secret ", "secret "), noStream, answer{403, "", `{"detail":"Not that"}`, false}},
 		"one without white space": {says(nil, strings.Repeat("x", 3<<10), strings.Repeat("x", 3<<10)), noStream, answer{502, "", `{"detail":"The model failed"}`, false}},
 	} {

@@ -181,6 +181,9 @@ func (d *document) checkStream(text string) error {
 		if err := d.checkJSON(schema, data); err != nil {
 			return fmt.Errorf("event %q: %w", event, err)
 		}
+		if schema == "Error" && !strings.Contains(data, `,"status":`) {
+			return fmt.Errorf("event %q: no status", event)
+		}
 	}
 	return nil
 }

@@ -74,7 +74,7 @@ var failing = botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) i
 const failedStream = `data: {"content":"Once"}
 
 event: error
-data: {"detail":"Internal Server Error"}
+data: {"detail":"Internal Server Error","status":500}
 
 `
 

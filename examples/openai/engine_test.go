@@ -381,7 +381,7 @@ func TestIncompleteStreams(t *testing.T) {
 			aborted, err := io.ReadAll(response.Body)
 			is.True(err != nil) // aborted, so that no client takes it for complete
 			is.Equal(string(aborted), "data: {\"content\":\"Once upon\"}\n\n"+
-				"event: error\ndata: {\"detail\":\"The model's answer broke off\"}\n\n")
+				"event: error\ndata: {\"detail\":\"The model's answer broke off\",\"status\":502}\n\n")
 
 			response, answer = chat(t, begun, noStream)
 			is.Equal(response.StatusCode, http.StatusBadGateway)

@@ -44,7 +44,7 @@ func TestRuntimeThatHangs(t *testing.T) {
 	defer response.Body.Close()
 	broken, err := io.ReadAll(response.Body)
 	is.True(err != nil) // aborted
-	is.Equal(string(broken), "data: {\"content\":\"Once upon\"}\n\nevent: error\ndata: {\"detail\":\"The answer took too long\"}\n\n")
+	is.Equal(string(broken), "data: {\"content\":\"Once upon\"}\n\nevent: error\ndata: {\"detail\":\"The answer took too long\",\"status\":504}\n\n")
 }
 
 func TestRuntimeGetsNoHeadersOfTheClient(t *testing.T) {

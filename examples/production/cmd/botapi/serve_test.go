@@ -268,7 +268,7 @@ func TestShutdownEndsChatsWhenGraceIsOver(t *testing.T) {
 	eventually(t, "both chats are in progress", func() bool { return chatsInProgress(t, p) == "2" })
 
 	p.terminate(t)
-	is.Equal(s.next(), `{"detail":"The service is restarting"}`)
+	is.Equal(s.next(), `{"detail":"The service is restarting","status":503,"retry_after":1}`)
 	is.Equal(s.next(), "")
 	is.True(s.lines.Err() != nil) // nobody takes it for complete
 	response := <-rejected

@@ -63,7 +63,7 @@ func TestTwoDeploymentsOnOneRedis(t *testing.T) {
 	is.Equal(len(runtime.Requests()), 2)
 	status, _ := ask(t, second.key, "DELETE", second.replicas[0].url+"/answers/k1", "")
 	is.Equal(status, http.StatusNoContent)
-	is.Equal(other.next(), `{"detail":"The answer was stopped"}`)
+	is.Equal(other.next(), `{"detail":"The answer was stopped","status":410}`)
 	status, _ = first.status(t, 0, "k2")
 	is.Equal(status, http.StatusTooManyRequests) // the first is not affected
 
