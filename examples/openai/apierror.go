@@ -70,6 +70,14 @@ func errorOf(status int, kind string, body []byte) *apiError {
 	return e
 }
 
+// errorOfEvent translates the JSON of an error event, which has the status that an error
+// response would have had.
+func errorOfEvent(data []byte) *apiError {
+	event := struct{ Status int }{http.StatusInternalServerError}
+	_ = json.Unmarshal(data, &event) // an event that is not botapi's is a 500
+	return errorOf(event.Status, "", data)
+}
+
 var codes = map[int]string{
 	http.StatusUnauthorized:          "invalid_api_key",
 	http.StatusMethodNotAllowed:      "method_not_allowed",

@@ -530,16 +530,24 @@ func TestOtherRequestsPass(t *testing.T) {
 	is.Equal(answer, `{"detail":"Not Found"}`)
 }
 
+// The error of a stream has the type and the code of the error response.
 func TestFailedStream(t *testing.T) {
-	is := is.New(t)
-	url := serveHandler(t, speaks(&botapi.StatusError{Status: 502, Detail: "The model's answer broke off"}, "Once upon"))
-	_, answer, err := complete(t, url, askStream)
-	is.True(err != nil) // aborted
-	text, events := textOfChunks(t, answer)
-	is.Equal(text, "Once upon")
-	is.Equal(events[len(events)-1], `{"error":{"message":"The model's answer broke off","type":"server_error","param":null,"code":null}}`)
-	is.True(!strings.Contains(answer, `"finish_reason":"`))
-	is.True(!strings.Contains(answer, "[DONE]"))
+	for failure, want := range map[error]string{
+		&botapi.StatusError{Status: 502, Detail: "The model's answer broke off"}:       `{"error":{"message":"The model's answer broke off","type":"server_error","param":null,"code":null}}`,
+		&botapi.StatusError{Status: 429, Detail: "Slow down", RetryAfter: time.Second}: `{"error":{"message":"Slow down","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}`,
+		&botapi.StatusError{Status: 403, Detail: "Not that"}:                           `{"error":{"message":"Not that","type":"invalid_request_error","param":null,"code":null}}`,
+		errors.New("SECRET"): `{"error":{"message":"Internal Server Error","type":"server_error","param":null,"code":null}}`,
+	} {
+		is := is.New(t)
+		url := serveHandler(t, speaks(failure, "Once upon"))
+		_, answer, err := complete(t, url, askStream)
+		is.True(err != nil) // aborted
+		text, events := textOfChunks(t, answer)
+		is.Equal(text, "Once upon")
+		is.Equal(events[len(events)-1], want)
+		is.True(!strings.Contains(answer, `"finish_reason":"`))
+		is.True(!strings.Contains(answer, "[DONE]"))
+	}
 }
 
 func TestModelsOfFailedStore(t *testing.T) {

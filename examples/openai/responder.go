@@ -331,7 +331,7 @@ func (s *chunks) line(dst, line []byte) []byte {
 	case string(line) == "data: [DONE]":
 		return s.appendEnd(s.close(dst))
 	case bytes.HasPrefix(line, []byte(errorStart)):
-		return appendEvent(s.close(dst), errorOf(http.StatusInternalServerError, "", line[len("data: "):]).body())
+		return appendEvent(s.close(dst), errorOfEvent(line[len("data: "):]).body())
 	default: // a comment, such as a keep-alive
 		return append(append(s.close(dst), line...), '\n')
 	}
