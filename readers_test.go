@@ -24,15 +24,21 @@ func TestDocumentedReaders(t *testing.T) {
 	}{
 		"python": {[]string{"python3", "read.py"}, `
 import sys
-for fragment in chat(sys.argv[1] + "/v1/chat", "` + testKey + `", bot_slug="` + echoBot.Slug + `", prompt="Hello"):
-    print(fragment, end="", flush=True)
+try:
+    for fragment in chat(sys.argv[1] + "/v1/chat", "` + testKey + `", bot_slug="` + echoBot.Slug + `", prompt="Hello"):
+        print(fragment, end="", flush=True)
+except ChatFailed as error:
+    sys.exit(f"{error}, {error.status}, {error.retry_after}")
 `},
 		"js": {[]string{"node", "read.js"}, `
 (async () => {
   for await (const fragment of chat(process.argv[2] + "/v1/chat", "` + testKey + `", { bot_slug: "` + echoBot.Slug + `", prompt: "Hello" })) {
     process.stdout.write(fragment);
   }
-})();
+})().catch((error) => {
+  console.error([error.message, error.status, error.retryAfter].join(", "));
+  process.exitCode = 1;
+});
 `},
 		"go": {[]string{"go", "run", "read.go"}, `
 func main() {
@@ -42,8 +48,10 @@ func main() {
 	if err == nil {
 		err = readStream(resp.Body, func(fragment string) { fmt.Print(fragment) })
 	}
+	if failed, ok := errors.AsType[*ChatFailed](err); ok {
+		fmt.Fprintf(os.Stderr, "%v, %d, %d", failed, failed.Status, failed.RetryAfter)
+	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
@@ -60,8 +68,8 @@ func main() {
 			_ = yield("mörning\n[DONE]\u2028", nil)
 		}), "Good mörning\n[DONE]\u2028", ""},
 		"failed": {engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-			_ = yield("Good ", nil) && yield("", StatusError{Status: 503, Detail: "It fell asleep", Err: errors.New("a bug")})
-		}), "Good ", "It fell asleep"},
+			_ = yield("Good ", nil) && yield("", StatusError{Status: 503, Detail: "It fell asleep", RetryAfter: 2 * time.Second, Err: errors.New("a bug")})
+		}), "Good ", "It fell asleep, 503, 2"},
 	}
 	for _, block := range blocksOf(readDocument(t, "docs/wire.md")) {
 		program, isReader := programs[block.language]

@@ -68,7 +68,7 @@ func testGeneratedClient(t *testing.T, program string, arguments ...string) {
 		is.Equal(strings.Split(strings.TrimSpace(output), "\n"), []string{
 			`bots: Echo https://bots.example.org/echo.png, Other without a picture`,
 			`answer: Hello`,
-			`stream: "half", then Internal Server Error`,
+			`stream: "half", then 500 Internal Server Error`,
 			`wrong key: 401 Invalid API key`,
 			`no bot: 404 Bot not found`,
 			`too large: 413 Request body too large`,

@@ -206,16 +206,16 @@ func TestFailures(t *testing.T) {
 			advice:  "This is not your fault. Try again. If it keeps happening, tell the server's operator.",
 		}, {
 			name:   "error event",
-			answer: stream(fragment+"event: error\r\ndata: {\"detail\":\"Internal Server Error\"}\r\n\r\n", true),
+			answer: stream(fragment+"event: error\r\ndata: {\"detail\":\"Internal Server Error\",\"status\":500}\r\n\r\n", true),
 			text:   "Well,",
 			title:  "The bot stopped in the middle of its answer.",
 			advice: "Something went wrong on the server. This answer is incomplete.",
 		}, {
 			name:   "error event with the application's text",
-			answer: stream(fragment+"event: error\ndata: {\"detail\":\"The model went to sleep\"}\n\n", true),
+			answer: stream(fragment+"event: error\ndata: {\"detail\":\"The model went to sleep\",\"status\":503,\"retry_after\":7200}\n\n", true),
 			text:   "Well,",
 			title:  "The bot stopped in the middle of its answer.",
-			advice: "The model went to sleep. This answer is incomplete.",
+			advice: "The model went to sleep. Try again in 2 hours. This answer is incomplete.",
 		}, {
 			name:    "engine takes too long",
 			options: botapi.Options{ChatTimeout: time.Millisecond, Engine: botapi.ChatEngineFunc(silent)},

@@ -165,7 +165,7 @@ func TestReferenceProgramsReportFailures(t *testing.T) {
 		answer http.HandlerFunc
 		says   string
 	}{
-		"error event": {stream("data: {\"content\":\"Well,\"}\n\nevent: error\ndata: {\"detail\":\"It fell asleep\"}\n\n", false), "It fell asleep"},
+		"error event": {stream("data: {\"content\":\"Well,\"}\n\nevent: error\ndata: {\"detail\":\"It fell asleep\",\"status\":503}\n\n", false), "It fell asleep"},
 		"no [DONE]":   {stream("data: {\"content\":\"Well,\"}\n\n", false), "incomplete"},
 		"rejection": {func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, `{"detail":"Too many chats in progress"}`, http.StatusServiceUnavailable)

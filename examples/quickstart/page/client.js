@@ -38,7 +38,10 @@ export class BotClient {
     try {
       for await (const { event, data } of serverSentEvents(response.body, heard)) {
         if (data === "[DONE]") return;
-        if (event === "error") throw new BotError("failed", { ...JSON.parse(data), requestID });
+        if (event === "error") {
+          const { detail, status, retry_after: retryAfter } = JSON.parse(data);
+          throw new BotError("failed", { detail, status, retryAfter, requestID });
+        }
         if (event === "message") yield JSON.parse(data).content;
       }
     } catch (error) {
@@ -67,7 +70,8 @@ export class BotClient {
 //   "rejected"     the response has an error status,
 //   "failed"       the stream contains an error event,
 //   "incomplete"   the stream ended without [DONE].
-// Fields that do not apply are empty.
+// The status and retryAfter of an error event are what those of an error response would
+// have been. Fields that do not apply are empty.
 export class BotError extends Error {
   constructor(kind, { status = 0, detail = "", retryAfter = 0, requestID = "", cause } = {}) {
     super([kind, status, detail && JSON.stringify(detail)].filter(Boolean).join(" "), { cause });

@@ -7,19 +7,33 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 )
 
+// An Error is an error event: why the answer is incomplete. Status and RetryAfter say
+// whether to try again, as those of an error response do.
+type Error struct {
+	Detail     string
+	Status     int
+	RetryAfter int `json:"retry_after"` // seconds; 0 if the event does not say
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("%d %s", e.Status, e.Detail) }
+
 // Text returns the text of a stream. If the answer is incomplete, it returns the text
-// received so far and an error.
+// received so far and an error: an *Error if the stream has an error event.
 func Text(body io.Reader) (string, error) {
 	var text strings.Builder
 	failed := false
 	lines := bufio.NewScanner(body)
 	for lines.Scan() {
 		data, isData := strings.CutPrefix(lines.Text(), "data: ")
-		var event struct{ Content, Detail string }
+		var event struct {
+			Content string
+			Error
+		}
 		switch {
 		case lines.Text() == "event: error":
 			failed = true
@@ -29,7 +43,7 @@ func Text(body io.Reader) (string, error) {
 		case json.Unmarshal([]byte(data), &event) != nil:
 			return text.String(), errors.New("not an event: " + data)
 		case failed:
-			return text.String(), errors.New(event.Detail)
+			return text.String(), &event.Error
 		default:
 			text.WriteString(event.Content)
 		}

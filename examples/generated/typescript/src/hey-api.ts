@@ -26,7 +26,7 @@ const { stream } = await client.sse.post({
   security: [{ scheme: "bearer", type: "http" }],
   sseMaxRetryAttempts: 1, // a second attempt would run the bot a second time
   onSseEvent: ({ event, data }) => {
-    if (event === "error") failure = (data as ServiceError).detail;
+    if (event === "error") failure = failureIn(data as ServiceError);
     else if (data === "[DONE]") failure = "";
     else text += (data as BotResponse).content;
   },
@@ -44,6 +44,12 @@ async function showError(name: string, body: ChatRequest, auth = key): Promise<v
   const { error, response } = await chat({ client, body, auth });
   if (!error || !response) throw new Error(`${name}: no error`);
   console.log(`${name}: ${response.status} ${reason(error)}`);
+}
+
+// failureIn reads an error event. A program that tries again also needs its retry_after, in
+// seconds.
+function failureIn({ detail, status }: ServiceError): string {
+  return `${status} ${detail}`;
 }
 
 function reason({ detail }: ChatErrors[keyof ChatErrors]): string {

@@ -11,6 +11,19 @@ type ChatRequest = components["schemas"]["ChatRequest"];
 type ServiceError = components["schemas"]["Error"];
 type ErrorBody = ServiceError | components["schemas"]["HTTPValidationError"];
 
+// A StreamError is an error event. status and retryAfter (in seconds) say whether to try
+// again, as those of an error response do.
+class StreamError extends Error {
+  readonly status: number;
+  readonly retryAfter: number | undefined;
+
+  constructor({ detail, status = 500, retry_after }: ServiceError) {
+    super(`${status} ${detail}`);
+    this.status = status;
+    this.retryAfter = retry_after;
+  }
+}
+
 const client = createClient<paths>({ baseUrl: url, headers: { Authorization: `Bearer ${key}` } });
 
 const bots = await client.GET("/v1/bots");
@@ -59,7 +72,7 @@ async function* fragments(body: ReadableStream<BufferSource>): AsyncGenerator<st
     .pipeThrough(new EventSourceParserStream());
   for await (const { event, data } of events) {
     if (data === "[DONE]") return;
-    if (event === "error") throw new Error((JSON.parse(data) as ServiceError).detail);
+    if (event === "error") throw new StreamError(JSON.parse(data) as ServiceError);
     yield (JSON.parse(data) as BotResponse).content;
   }
   throw new Error("the stream ended before the answer was complete");
