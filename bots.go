@@ -86,8 +86,8 @@ func (x *exchange) lookUpBot(uid, slug string) (Bot, error) {
 	return bot, err
 }
 
-// A listing caches the encoding of the last list that came twice in a row: as long as the
-// store returns the same bots, comparing them is all it costs.
+// A listing caches the encoding of a list once it has been encoded twice in a row: as long
+// as the store returns the same bots, comparing them is all it costs.
 type listing struct {
 	repeated atomic.Pointer[encodedBots]
 	lastETag atomic.Pointer[string] // of the last list that was encoded

@@ -42,7 +42,7 @@ func (x *exchange) chat() *ending {
 	if end := x.findBot(body); end != nil {
 		return end
 	}
-	x.conn.setReadDeadline(time.Time{}) // the server's is meant for requests, not for answers that a model is still writing
+	x.conn.setReadDeadline(time.Time{}) // on HTTP/2, where the end of the body does not clear the server's
 	c := &chat{exchange: x, requestDone: x.r.Context().Done(), stopped: make(chan struct{})}
 	if end := c.slot.take(x.handler.slots, x.ctx.account); end != nil {
 		return end
@@ -97,7 +97,7 @@ type chat struct {
 
 	// Owned by the handler's goroutine.
 	report         *ChatReport // nil if there is no OnChat
-	status         int         // sent; 0 if none was
+	status         int         // of the response that was begun; 0 if none was
 	errorEventSent bool
 }
 
@@ -380,14 +380,14 @@ func (j *jsonResponse) fragment(text string) (more bool) {
 	}
 	j.fragments++
 	for {
-		last, limit := &j.chunks[len(j.chunks)-1], maxJSONResponse-j.full // of the last chunk
-		*last, text = j.text.Append(*last, text, min(limit, chunkText))
+		last, left := &j.chunks[len(j.chunks)-1], maxJSONResponse-j.full // for the last chunk and those after it
+		*last, text = j.text.Append(*last, text, min(left, chunkText))
 		switch {
-		case len(*last) > limit, text != "" && limit <= chunkText: // a character that is completed may exceed the limit
+		case len(*last) > left, text != "" && left <= chunkText: // too long: a character that is completed may exceed left
 			j.closed = true
 			j.chat.stop(answerTooLarge)
 			return false
-		case text == "":
+		case text == "" && len(*last) < chunkText:
 			return true
 		}
 		j.full += len(*last)

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -126,16 +125,32 @@ func TestJSONResponseIsNotKept(t *testing.T) {
 
 // A large answer allocates little more memory than its text needs.
 func TestJSONResponseCostsItsText(t *testing.T) {
-	const size = 63 << 20
-	o := testOptions(t, io.Discard)
-	o.Engine = fragmentsOf(slices.Repeat([]string{strings.Repeat("x", 1<<20)}, size>>20)...)
-	h := New(o)
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	w := &discarded{header: http.Header{}}
-	serveOn(w, h, chatBodyJSON("hi", false))
-	runtime.ReadMemStats(&after)
-	is.New(t).True(after.TotalAlloc-before.TotalAlloc < size*5/4)
+	for name, c := range map[string]struct {
+		fragments []string
+		times     int
+	}{
+		"long fragments": {[]string{strings.Repeat("x", 1<<20)}, 63},
+		"single bytes":   {[]string{"\xc3", "\xa9"}, 4 << 20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := testOptions(t, io.Discard)
+			o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+				for range c.times {
+					for _, fragment := range c.fragments {
+						yield(fragment, nil)
+					}
+				}
+			})
+			h := New(o)
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			w := &discarded{header: http.Header{}}
+			serveOn(w, h, chatBodyJSON("hi", false))
+			runtime.ReadMemStats(&after)
+			size := c.times * len(strings.Join(c.fragments, ""))
+			is.New(t).True(after.TotalAlloc-before.TotalAlloc < uint64(size*5/4))
+		})
+	}
 }
 
 // An answer of any length is complete, in however many chunks it is written.

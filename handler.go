@@ -347,7 +347,7 @@ func (x *exchange) realEnding(end *ending) *ending {
 	}
 	cancelled := x.cancellation()
 	switch {
-	case cancelled != nil && (end.mayBeSymptom || !cancelled.isOfClient()):
+	case cancelled != nil && !cancelled.isOfClient(), cancelled != nil && end.mayBeSymptom:
 		return cancelled
 	case end.kind == kindClientDisconnected && x.conn.stalled():
 		return clientStalled
@@ -369,7 +369,7 @@ type connection struct {
 	writeDeadline time.Duration // the last one set; 0 if there is none
 	cannotFlush   bool          // the writer has no Flush for a stream, which is sent when the handler returns
 	flushed       bool          // the last flush worked: nothing is left in the writer's buffer
-	headSent      bool          // as far as can be known; only for a response that is not a stream
+	headSent      bool          // of a response that is not a stream; a guess if the flush fails
 	failed        *ending       // why a write has failed: nothing more is written
 
 	// Safe for concurrent use, as are stalled and interrupt.
@@ -407,7 +407,7 @@ func (c *connection) write(now, deadline time.Duration, call func() error) *endi
 func (c *connection) writeChunk(now time.Duration, chunk []byte, last bool) *ending {
 	failed := c.write(now, 0, func() error {
 		_, err := c.w.Write(chunk)
-		c.headSent = c.headSent || err == nil && c.http2 // where the head is a frame of its own
+		c.headSent = c.headSent || err == nil && c.http2 // where net/http sends the head before the body
 		if err != nil || !last {
 			return err
 		}

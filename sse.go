@@ -153,8 +153,8 @@ func (s *stream) writeFirst() {
 	}
 }
 
-// writeQueue is called by the holder of the token, which it returns, even if the
-// ResponseWriter ends this goroutine.
+// writeQueue is called by the holder of the token, which it returns in any case. (What the
+// client gets if the ResponseWriter ends this goroutine is not defined.)
 func (s *stream) writeQueue(now time.Duration) {
 	defer func() {
 		s.writing = false
@@ -177,8 +177,8 @@ func (s *stream) writeBatch(now time.Duration) {
 	}
 }
 
-// writeUnlocked releases mu during the write. It holds mu again when it returns, even if
-// the ResponseWriter ends this goroutine.
+// writeUnlocked releases mu during the write. It holds mu again when it returns, in any
+// case.
 func (s *stream) writeUnlocked(b *batch, now time.Duration) *ending {
 	s.mu.Unlock()
 	defer s.mu.Lock()
@@ -244,7 +244,7 @@ func (s *stream) sendKeepAlive() {
 	}
 }
 
-// close waits for the write in progress. What is queued is left to complete or abort.
+// close waits for the write in progress. What is queued is left to complete or sendError.
 func (s *stream) close() (committed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

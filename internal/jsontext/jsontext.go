@@ -49,7 +49,7 @@ func (e *Encoder) Append(dst []byte, text string, limit int) (_ []byte, rest str
 		}
 		written := e.written
 		longer, next := e.appendSpecial(dst, text)
-		if len(longer) > limit { // if the limit ended the run, text begins with a plain character, for which there is no room either
+		if len(longer) > limit { // dropped, as is a plain character behind a run that the limit has ended
 			e.written = written
 			return dst, text
 		}
