@@ -1,0 +1,47 @@
+// Package resume lets answers outlive their connections. A client that loses its
+// connection comes back for its answer, on any replica, and no model is asked
+// twice; one that has seen enough stops the model.
+//
+//	answers := resume.New(resume.Options{Engine: engine})
+//	api := botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: answers})
+//	http.Handle("/", answers.Handler(api, keys))
+//	...
+//	server.Shutdown(ctx)
+//	answers.Close(ctx)
+//
+// # Contract
+//
+// A client that wants this sends an Idempotency-Key with its chat: 16 to 255
+// letters, digits, - and _, which it chooses at random for each answer. Without a
+// key nothing changes: the model stops when the client disconnects.
+//
+//   - A client that disconnects may come back for [Settings].Alone (1 minute) with
+//     the same request, on any process that shares the [Store]. It gets the answer
+//     from its first fragment, complete or still running: it replaces what it had,
+//     and does not append. An answer that nobody follows for that long is stopped.
+//   - A complete answer is kept for Keep (2 minutes). A failed one is not: the next
+//     request with its key asks the model again.
+//   - DELETE /v1/answers with the Idempotency-Key stops the model immediately; then
+//     the key is a 410 for Keep. It does not change an answer that is complete.
+//     "Regenerate", and another try after a stop, use a new key.
+//   - Another body under a key is a 409. Joining by key alone, with [Engine.Join],
+//     is a 404 if there is no answer.
+//   - Nobody sees, joins, stops or learns of an answer of another owner
+//     ([Options].Owner; by default the account).
+//   - The response header X-Botapi-Answer is kept, joined or not-kept. An answer is
+//     not kept, and answered as one without a key, if there is no room for it or the
+//     store does not answer within a second. One that outgrows its room goes on for
+//     those who follow it in its process; who comes later starts anew.
+//   - A running answer counts against Running and RunningPerOwner until its model has
+//     returned, with or without readers. Too many of them, too many readers and
+//     readers that come back too often are a 429 with Retry-After. A client that
+//     comes back takes the slot that botapi still counts for its lost request.
+//   - ChatTimeout and StallTimeout of [Options] bound the model's work, those of
+//     botapi.Options each reader.
+//   - OnAnswer is called once for each call of the model, when it has returned; bill
+//     there, and not in OnChat, which is called for each reader.
+//   - A key of the API that is revoked does not end the answers that were started
+//     with it; joining them needs a valid one.
+//   - A reader that is slow delays neither the model nor other readers, as long as
+//     the answer is kept.
+package resume

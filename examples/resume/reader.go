@@ -1,0 +1,155 @@
+package resume
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// lookPeriod is how often a reader looks at an answer without news of it.
+const lookPeriod = 500 * time.Millisecond
+
+// A reader is a request that follows an answer from its first fragment. The
+// request that started the answer reads the fragments of this process first, and
+// the store for what that has dropped already. One that has joined reads the
+// store first, and the fragments of this process while the store does not answer.
+type reader struct {
+	Ref
+	engine *Engine
+	name   string  // of its slot; empty if it started the answer
+	local  *answer // nil if another process runs it
+	next   int     // number of the next fragment; guarded by local.mu, if that is set
+}
+
+var errDied = errors.New("resume: the process that gave the answer has died, or its store has lost it")
+
+// follow yields the answer. It tolerates failures of the store for a Lease. It
+// returns true, and has yielded nothing, if the answer died before it said
+// anything.
+func (r *reader) follow(ctx context.Context, yield func(string, error) bool) (died bool) {
+	changed, _, unwatch := r.engine.store.Watch(r.ID)
+	defer unwatch()
+	defer r.leave()
+	for healthy := time.Now(); ctx.Err() == nil; {
+		p, err := r.read(ctx)
+		switch {
+		case err == nil:
+			healthy = time.Now()
+		case errors.Is(err, errDied) && r.next == 0:
+			return true
+		case errors.Is(err, errDied), time.Since(healthy) > r.engine.rules.Lease:
+			yield("", errBroken(err))
+			return false
+		}
+		for _, text := range p.texts {
+			if !yield(text, nil) {
+				return false
+			}
+		}
+		r.advance(len(p.texts))
+		switch {
+		case p.over && p.err != nil:
+			yield("", p.err)
+			return false
+		case p.over:
+			return false
+		case len(p.texts) > 0:
+			continue
+		}
+		select {
+		case <-changed:
+		case <-p.changed:
+		case <-time.After(min(lookPeriod, r.engine.rules.Lease/3)):
+		case <-ctx.Done():
+		}
+	}
+	return false
+}
+
+// progress is the part of an answer from some fragment on.
+type progress struct {
+	texts   []string
+	over    bool // nothing comes after the texts
+	err     error
+	changed <-chan struct{} // closed when there is more; nil if only the store tells
+}
+
+func (r *reader) read(ctx context.Context) (progress, error) {
+	if r.name == "" {
+		if p, ok := r.readHere(); ok {
+			return p, nil
+		}
+	}
+	p, err := r.readStore(ctx)
+	if err != nil && !errors.Is(err, context.Canceled) {
+		if here, ok := r.readHere(); ok {
+			return here, nil
+		}
+	}
+	return p, err
+}
+
+func (r *reader) readHere() (p progress, ok bool) {
+	a := r.local
+	if a == nil {
+		return progress{}, false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if r.next < a.first || r.next > a.first+len(a.texts) {
+		return progress{}, false
+	}
+	a.readers[r] = struct{}{}
+	return progress{a.texts[r.next-a.first:], a.over, a.err, a.changed}, true
+}
+
+func (r *reader) readStore(ctx context.Context) (progress, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.engine.rules.Lease)
+	defer cancel()
+	part, err := r.engine.store.Read(ctx, r.Ref, r.name, r.next)
+	switch {
+	case err != nil:
+		return progress{}, err
+	case part.State == Running, len(part.Texts) > 0:
+		return progress{texts: part.Texts}, nil
+	case part.State == Complete:
+		return progress{over: true}, nil
+	case part.State == Failed:
+		return progress{over: true, err: part.Ending.Err()}, nil
+	case part.State == Stopped:
+		return progress{over: true, err: ErrStopped}, nil
+	}
+	return progress{}, errDied
+}
+
+// advance counts fragments as read. The engine of an answer that is not kept may
+// wait for that.
+func (r *reader) advance(texts int) {
+	if r.local == nil {
+		r.next += texts
+		return
+	}
+	r.local.mu.Lock()
+	defer r.local.mu.Unlock()
+	r.next += texts
+	if texts > 0 && !r.local.kept {
+		r.local.trim(0)
+	}
+}
+
+func (r *reader) leave() {
+	if a := r.local; a != nil {
+		a.mu.Lock()
+		delete(a.readers, r)
+		if !a.kept {
+			a.trim(0)
+		}
+		a.notify()
+		a.mu.Unlock()
+	}
+	if r.name != "" {
+		ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+		defer cancel()
+		_ = r.engine.store.Leave(ctx, r.Ref, r.name) // otherwise its lease expires
+	}
+}

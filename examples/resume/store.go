@@ -1,0 +1,248 @@
+package resume
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"example.com/botapi"
+)
+
+// Settings are the rules of a store. A zero value means the default.
+type Settings struct {
+	Alone time.Duration // how long an answer continues without a reader; 1 minute
+	Keep  time.Duration // how long a complete or stopped answer is remembered; 2 minutes
+
+	// Running and RunningPerOwner are how many answers may run concurrently: 1,000
+	// and 100. An answer runs until its model has returned.
+	Running, RunningPerOwner int64
+
+	// Readers and ReadersPerOwner are how many requests may concurrently follow one
+	// answer, and all answers of an owner, besides those that started them: 8 and
+	// 100.
+	Readers, ReadersPerOwner int64
+
+	// AnswerBytes, OwnerBytes and AllBytes are the memory for one answer, those of
+	// an owner and all of them: 1 MiB, 32 MiB, 256 MiB. Each answer counts as 1,000
+	// bytes besides its text, a running one as at least 16 KiB.
+	AnswerBytes, OwnerBytes, AllBytes int64
+
+	// Lease is how long a running answer, or a reader, is believed in without news
+	// from its process; 9 seconds.
+	Lease time.Duration
+}
+
+// Completed returns the settings with defaults in place of zeros.
+func (s Settings) Completed() Settings {
+	return Settings{
+		Alone:           cmp.Or(s.Alone, time.Minute),
+		Keep:            cmp.Or(s.Keep, 2*time.Minute),
+		Running:         cmp.Or(s.Running, 1000),
+		RunningPerOwner: cmp.Or(s.RunningPerOwner, 100),
+		Readers:         cmp.Or(s.Readers, 8),
+		ReadersPerOwner: cmp.Or(s.ReadersPerOwner, 100),
+		AnswerBytes:     cmp.Or(s.AnswerBytes, 1<<20),
+		OwnerBytes:      cmp.Or(s.OwnerBytes, 32<<20),
+		AllBytes:        cmp.Or(s.AllBytes, 256<<20),
+		Lease:           cmp.Or(s.Lease, 9*time.Second),
+	}
+}
+
+// A Store keeps answers for all processes that share it. The Engine calls it;
+// NewMemory has the rules in Go, and resumetest checks that another store has
+// the same. Methods may be called concurrently. They return when their context
+// ends, and their errors mean that it is not known whether they had an effect;
+// all may be repeated.
+type Store interface {
+	// Settings returns the rules, complete.
+	Settings() Settings
+
+	// Claim starts the answer of a key that has none, or joins the one that it has.
+	Claim(ctx context.Context, c Claim) (Claimed, error)
+
+	// Add adds the fragments from a number on to a running answer, and renews its
+	// lease and that of its model. Fragments that the store has already are not
+	// added again. attended says that somebody follows the answer in the process
+	// that runs it.
+	Add(ctx context.Context, a Ref, from int, texts []string, attended bool) (Added, error)
+
+	// End ends a running answer that has so many fragments. A complete answer is
+	// kept; of one that failed, only its present readers learn. A complete answer
+	// of which the store has another number of fragments is Lost.
+	End(ctx context.Context, a Ref, fragments int, e Ending) error
+
+	// Stop ends the running answer of a key in the state Stopped, and does not
+	// change one that is over. It reports whether the key has an answer.
+	Stop(ctx context.Context, owner, key string) (found bool, err error)
+
+	// Read returns fragments from a number on, without waiting for any, and renews
+	// the lease of a reader that a Claim has let join; an empty name has none.
+	Read(ctx context.Context, a Ref, reader string, from int) (Part, error)
+
+	// Leave releases what a Claim took: a reader's slot by its name, the model's by
+	// the id of the answer.
+	Leave(ctx context.Context, a Ref, name string) error
+
+	// Watch returns channels that receive when fragments or an end were added to an
+	// answer, and when it was stopped, until forget is called. News that were not
+	// received yet are merged; some may be missing.
+	Watch(id string) (changed, stopped <-chan struct{}, forget func())
+}
+
+// A Ref is one answer: whose it is, under which key, and an ID that no other
+// answer has, since a key may have several answers one after the other.
+type Ref struct{ Owner, Key, ID string }
+
+// A Claim asks for the answer of a key.
+type Claim struct {
+	Ref           // with the ID that the answer gets if it is started
+	Reader string // a name for the request that joins an answer
+
+	Body string // distinguishes what was asked; empty for whatever was asked
+	Join bool   // only join
+}
+
+// Claimed is what a Claim found.
+type Claimed struct {
+	State State
+	ID    string // of the answer that was started or joined
+}
+
+// A State is that of an answer, or why a Claim gets none.
+type State string
+
+// States of answers. A key leads to an answer that is Running, Complete or
+// Stopped; to the others, only those who follow them already.
+const (
+	Running  State = "running"
+	Outgrown State = "outgrown" // running, with more text than there is room for: what did fit is kept for its readers
+	Complete State = "complete"
+	Stopped  State = "stopped"
+	Failed   State = "failed"
+	Lost     State = "lost" // forgotten, abandoned, or its process has died
+)
+
+// Results of a Claim, which otherwise is Stopped.
+const (
+	Started State = "started" // the model has a slot, which Leave releases
+	Found   State = "found"   // joined: the reader has a slot, which Leave releases
+	Nothing State = "nothing" // to join
+	Other   State = "other"   // the key has an answer to another body
+	NoRoom  State = "no room"
+	Busy    State = "busy"    // as many models run as may
+	Crowded State = "crowded" // as many readers follow as may
+	Hurried State = "hurried" // the answer was joined too often
+)
+
+// Added is what an answer is after Add.
+type Added struct {
+	State State
+	Have  int           // fragments
+	Alone time.Duration // how long nobody has followed it
+}
+
+// A Part is some fragments of an answer, and its state once there are no more.
+type Part struct {
+	Texts  []string
+	State  State  // Running if there may be more
+	Ending Ending // of a Failed answer
+}
+
+// Limits that the stores share.
+const (
+	// PartFragments bounds the fragments of a Part.
+	PartFragments = 128
+
+	// AnswerOverhead is what an answer counts as besides its text, FragmentOverhead
+	// each of its fragments, LeastRunning the least that a running one counts as.
+	AnswerOverhead, FragmentOverhead, LeastRunning = 1000, 4, 16 << 10
+
+	// JoinBurst is how often an answer may be joined at first; after that, once a
+	// second.
+	JoinBurst = 20
+)
+
+// An Ending is how an answer ended, as every process can tell its readers. The
+// zero value is a complete answer.
+type Ending struct {
+	Status     int                      `json:"status,omitempty"`
+	Detail     string                   `json:"detail,omitempty"`
+	RetryAfter time.Duration            `json:"retry_after,omitempty"`
+	Invalid    []botapi.ValidationError `json:"invalid,omitempty"`
+}
+
+func endingOf(err error) Ending {
+	if err == nil {
+		return Ending{}
+	}
+	if invalid, ok := errors.AsType[*botapi.HTTPValidationError](err); ok {
+		return Ending{Status: http.StatusUnprocessableEntity, Invalid: invalid.Detail}
+	}
+	if response, ok := errors.AsType[*botapi.StatusError](err); ok {
+		return Ending{Status: response.Status, Detail: response.Detail, RetryAfter: response.RetryAfter}
+	}
+	return Ending{Status: http.StatusInternalServerError, Detail: "Internal Server Error"}
+}
+
+// Err returns the error for readers, nil for a complete answer.
+func (e Ending) Err() error {
+	switch {
+	case e.Status == 0:
+		return nil
+	case e.Invalid != nil:
+		return &botapi.HTTPValidationError{Detail: e.Invalid}
+	}
+	return &botapi.StatusError{Status: e.Status, Detail: e.Detail, RetryAfter: e.RetryAfter}
+}
+
+// Watchers implements Watch for stores. The zero value is ready for use.
+type Watchers struct {
+	mu       sync.Mutex
+	watchers map[string]map[*watcher]struct{}
+}
+
+type watcher struct{ changed, stopped chan struct{} }
+
+// Watch is Store.Watch.
+func (w *Watchers) Watch(id string) (changed, stopped <-chan struct{}, forget func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	added := &watcher{make(chan struct{}, 1), make(chan struct{}, 1)}
+	if w.watchers == nil {
+		w.watchers = make(map[string]map[*watcher]struct{})
+	}
+	if w.watchers[id] == nil {
+		w.watchers[id] = make(map[*watcher]struct{})
+	}
+	w.watchers[id][added] = struct{}{}
+	return added.changed, added.stopped, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.watchers[id], added)
+		if len(w.watchers[id]) == 0 {
+			delete(w.watchers, id)
+		}
+	}
+}
+
+// Tell wakes those who watch an answer, after it has changed or was stopped.
+func (w *Watchers) Tell(id string, stopped bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for watcher := range w.watchers[id] {
+		wake(watcher.changed)
+		if stopped {
+			wake(watcher.stopped)
+		}
+	}
+}
+
+func wake(watcher chan struct{}) {
+	select {
+	case watcher <- struct{}{}:
+	default: // it has not noticed the last time yet
+	}
+}
