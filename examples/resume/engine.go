@@ -45,6 +45,10 @@ type Options struct {
 	// It may be nil.
 	Admit func(ctx context.Context, req *botapi.ChatRequest) error
 
+	// Limits returns the limits of an owner; its error is the response to a chat. nil
+	// means those of the Settings for everybody.
+	Limits func(ctx context.Context, owner string) (Limits, error)
+
 	// OnAnswer is called once for each call of Engine, after it has returned, which
 	// may be after the request; Close waits for it. Its context has the values of
 	// the request that started the answer. It may be nil, and is called
@@ -186,6 +190,10 @@ func (e *Engine) Join(ctx context.Context, key string) iter.Seq2[string, error] 
 			return
 		}
 		c := Claim{Ref: Ref{Owner: e.options.Owner(ctx), Key: key}, Reader: rand.Text(), Join: true}
+		if err := e.limit(ctx, &c); err != nil {
+			yield("", err)
+			return
+		}
 		found, err := e.claim(ctx, c)
 		switch {
 		case err != nil:
@@ -232,9 +240,20 @@ func (e *Engine) claim(ctx context.Context, c Claim) (Claimed, error) {
 	return e.store.Claim(ctx, c)
 }
 
+func (e *Engine) limit(ctx context.Context, c *Claim) (err error) {
+	if e.options.Limits != nil {
+		c.Limits, err = e.options.Limits(ctx, c.Owner)
+	}
+	return err
+}
+
 // chat answers a chat with a key.
 func (e *Engine) chat(ctx context.Context, r *request, req *botapi.ChatRequest, yield func(string, error) bool) {
 	c := Claim{Ref: Ref{r.owner, r.keys[0], rand.Text()}, Reader: rand.Text(), Body: fingerprint(req)}
+	if err := e.limit(ctx, &c); err != nil {
+		yield("", err)
+		return
+	}
 	var rejected error
 	if e.options.Admit != nil {
 		rejected = e.options.Admit(ctx, req)
@@ -247,17 +266,17 @@ func (e *Engine) chat(ctx context.Context, r *request, req *botapi.ChatRequest, 
 	case err != nil:
 		e.logger.WarnContext(ctx, "an answer cannot be kept", slog.Any("error", err))
 		e.undo(c) // the claim may have succeeded
-		e.unkept(ctx, r, req, yield)
+		e.unkept(ctx, c, req, yield)
 	case found.State == Started:
-		e.start(ctx, r, c, req, yield)
+		e.start(ctx, c, req, yield)
 	case found.State == Found:
 		tell(ctx, Joined)
 		c.ID = found.ID
 		if died := e.join(ctx, c, yield); died {
-			e.unkept(ctx, r, req, yield)
+			e.unkept(ctx, c, req, yield)
 		}
 	case found.State == NoRoom:
-		e.unkept(ctx, r, req, yield)
+		e.unkept(ctx, c, req, yield)
 	default:
 		yield("", rejection(found.State, rejected))
 	}
@@ -275,12 +294,12 @@ func (e *Engine) undo(c Claim) {
 
 // unkept answers a chat with a key as one without. Its model counts among those
 // of this process.
-func (e *Engine) unkept(ctx context.Context, r *request, req *botapi.ChatRequest, yield func(string, error) bool) {
-	if !e.hold(r.owner) {
+func (e *Engine) unkept(ctx context.Context, c Claim, req *botapi.ChatRequest, yield func(string, error) bool) {
+	if !e.hold(c) {
 		yield("", errBusy)
 		return
 	}
-	defer e.release(r.owner)
+	defer e.release(c.Owner)
 	tell(ctx, NotKept)
 	e.pass(ctx, req, NotKept, yield)
 }
@@ -331,14 +350,14 @@ func (c *call) report(ctx context.Context) {
 
 // hold counts a model that is about to be asked, unless as many are running as
 // may.
-func (e *Engine) hold(owner string) bool {
+func (e *Engine) hold(c Claim) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.all >= e.rules.Running || e.models[owner] >= e.rules.RunningPerOwner {
+	if e.all >= e.rules.Running || e.models[c.Owner] >= cmp.Or(c.Limits.Running, e.rules.RunningPerOwner) {
 		return false
 	}
 	e.all++
-	e.models[owner]++
+	e.models[c.Owner]++
 	return true
 }
 
@@ -352,8 +371,8 @@ func (e *Engine) release(owner string) {
 }
 
 // start starts an answer of this process, and follows it.
-func (e *Engine) start(ctx context.Context, r *request, c Claim, req *botapi.ChatRequest, yield func(string, error) bool) {
-	if !e.hold(c.Owner) {
+func (e *Engine) start(ctx context.Context, c Claim, req *botapi.ChatRequest, yield func(string, error) bool) {
+	if !e.hold(c) {
 		e.undo(c)
 		yield("", errBusy)
 		return

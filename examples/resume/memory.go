@@ -1,6 +1,7 @@
 package resume
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"sync"
@@ -107,14 +108,14 @@ func (m *Memory) Claim(_ context.Context, c Claim) (Claimed, error) {
 	case a.state == Stopped:
 		return Claimed{State: Stopped}, nil
 	}
-	return m.join(a, c.Reader, now), nil
+	return m.join(a, c, now), nil
 }
 
 func (m *Memory) start(c Claim, now time.Time) Claimed {
 	o := m.owner(c.Owner)
 	defer m.dropOwner(c.Owner)
 	switch {
-	case o.running.live(now) >= m.settings.RunningPerOwner, m.running.live(now) >= m.settings.Running:
+	case o.running.live(now) >= cmp.Or(c.Limits.Running, m.settings.RunningPerOwner), m.running.live(now) >= m.settings.Running:
 		return Claimed{State: Busy}
 	case o.bytes+LeastRunning > m.settings.OwnerBytes, m.bytes+LeastRunning > m.settings.AllBytes:
 		return Claimed{State: NoRoom}
@@ -127,16 +128,16 @@ func (m *Memory) start(c Claim, now time.Time) Claimed {
 	return Claimed{Started, a.ID}
 }
 
-func (m *Memory) join(a *kept, reader string, now time.Time) Claimed {
+func (m *Memory) join(a *kept, c Claim, now time.Time) Claimed {
 	o := m.owner(a.Owner)
 	switch {
 	case a.joins >= JoinBurst+int64(now.Sub(a.born)/time.Second):
 		return Claimed{State: Hurried}
-	case a.readers.live(now) >= m.settings.Readers, o.readers.live(now) >= m.settings.ReadersPerOwner:
+	case a.readers.live(now) >= m.settings.Readers, o.readers.live(now) >= cmp.Or(c.Limits.Readers, m.settings.ReadersPerOwner):
 		return Claimed{State: Crowded}
 	}
 	a.joins++
-	m.attend(a, reader, now)
+	m.attend(a, c.Reader, now)
 	return Claimed{Found, a.ID}
 }
 

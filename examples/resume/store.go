@@ -101,9 +101,13 @@ type Claim struct {
 	Ref           // with the ID that the answer gets if it is started
 	Reader string // a name for the request that joins an answer
 
-	Body string // distinguishes what was asked; empty for whatever was asked
-	Join bool   // only join
+	Body   string // distinguishes what was asked; empty for whatever was asked
+	Join   bool   // only join
+	Limits Limits // of the owner
 }
+
+// Limits are those of one owner. A zero value means that of the Settings.
+type Limits struct{ Running, Readers int64 }
 
 // Claimed is what a Claim found.
 type Claimed struct {
