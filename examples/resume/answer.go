@@ -38,8 +38,12 @@ type answer struct {
 // slowest reader of an answer that is not kept.
 const window = 64 << 10
 
-func newAnswer(e *Engine, r Ref, cancel context.CancelCauseFunc) *answer {
-	return &answer{Ref: r, engine: e, cancel: cancel, kept: true, changed: make(chan struct{}), readers: make(map[*reader]struct{})}
+// newAnswer returns an answer with the reader that starts it.
+func newAnswer(e *Engine, r Ref, cancel context.CancelCauseFunc) (*answer, *reader) {
+	a := &answer{Ref: r, engine: e, cancel: cancel, kept: true, changed: make(chan struct{}), readers: make(map[*reader]struct{})}
+	first := &reader{Ref: r, engine: e}
+	first.attend(a)
+	return a, first
 }
 
 // run calls the engine. The answer is over when the engine has returned or its
@@ -47,7 +51,7 @@ func newAnswer(e *Engine, r Ref, cancel context.CancelCauseFunc) *answer {
 func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 	call := a.engine.call(req, Kept)
 	defer a.engineReturned()
-	defer func() { call.report(ctx) }()
+	defer call.report(ctx)
 	defer a.cancel(nil)
 	model, stall := ctx, a.stallTimer()
 	defer stall.Stop()
@@ -151,7 +155,7 @@ func (a *answer) trim(stored int) {
 	}
 	for ; a.first < needed && len(a.texts) > 0; a.first++ {
 		a.size -= int64(len(a.texts[0])) + FragmentOverhead
-		a.texts[0], a.texts = "", a.texts[1:]
+		a.texts = a.texts[1:] // readers may still use the old slice
 	}
 	a.notify()
 }
@@ -196,7 +200,6 @@ type load struct {
 	attended, over bool
 	returned       bool
 	err            error
-	changed        <-chan struct{}
 }
 
 // loadSize bounds the fragments of one Add.
@@ -205,11 +208,22 @@ const loadSize = 1000
 func (a *answer) load() load {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	l := load{from: a.first, texts: a.texts, attended: len(a.readers) > 0, over: a.over, returned: a.returned, err: a.err, changed: a.changed}
+	l := load{from: a.first, texts: a.texts, attended: len(a.readers) > 0, over: a.over, returned: a.returned, err: a.err}
 	if len(l.texts) > loadSize {
 		l.texts, l.over = l.texts[:loadSize], false
 	}
 	return l
+}
+
+// changedSince returns a channel that is closed on the next change, or nil if there
+// is something to tell the store that a load did not have.
+func (a *answer) changedSince(l load) <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.kept && len(a.texts) > 0 || a.over != l.over || a.returned != l.returned || (len(a.readers) > 0) != l.attended {
+		return nil
+	}
+	return a.changed
 }
 
 // stored drops what the store has. It returns false if the store has lost some of
@@ -261,9 +275,11 @@ func (a *answer) keep(ctx context.Context) {
 		if l.returned && (k.gone || k.ended) {
 			return
 		}
-		changed, pause := l.changed, k.pause(l)
+		pause, changed := k.pause(l), (<-chan struct{})(nil)
 		if err != nil {
-			changed, pause = nil, retryPeriod
+			pause = retryPeriod
+		} else if changed = a.changedSince(l); changed == nil {
+			continue
 		}
 		select {
 		case <-changed:

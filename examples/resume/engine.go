@@ -11,6 +11,7 @@ import (
 	"iter"
 	"log/slog"
 	"net/http"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -265,7 +266,10 @@ func (e *Engine) chat(ctx context.Context, r *request, req *botapi.ChatRequest, 
 		yield("", rejected)
 	case err != nil:
 		e.logger.WarnContext(ctx, "an answer cannot be kept", slog.Any("error", err))
-		e.undo(c) // the claim may have succeeded
+		undo := func() { e.takeBack(c) } // the claim may have succeeded
+		if !e.begin(undo) {
+			undo()
+		}
 		e.unkept(ctx, c, req, yield)
 	case found.State == Started:
 		e.start(ctx, c, req, yield)
@@ -282,14 +286,25 @@ func (e *Engine) chat(ctx context.Context, r *request, req *botapi.ChatRequest, 
 	}
 }
 
-// undo takes back a claim, soon.
-func (e *Engine) undo(c Claim) {
-	e.running.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), e.rules.Lease)
-		defer cancel()
-		_ = e.store.End(ctx, c.Ref, -1, Ending{}) // otherwise its lease expires
-		_ = e.store.Leave(ctx, c.Ref, c.ID)
-	})
+// takeBack ends an answer that was not started.
+func (e *Engine) takeBack(c Claim) {
+	ctx, cancel := context.WithTimeout(context.Background(), e.rules.Lease)
+	defer cancel()
+	_ = e.store.End(ctx, c.Ref, -1, Ending{}) // otherwise its lease expires
+	_ = e.store.Leave(ctx, c.Ref, c.ID)
+}
+
+// begin starts goroutines that Close waits for, unless Close has been called.
+func (e *Engine) begin(goroutines ...func()) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return false
+	}
+	for _, f := range goroutines {
+		e.running.Go(f)
+	}
+	return true
 }
 
 // unkept answers a chat with a key as one without. Its model counts among those
@@ -307,7 +322,7 @@ func (e *Engine) unkept(ctx context.Context, c Claim, req *botapi.ChatRequest, y
 // pass calls the engine on the goroutine of the chat.
 func (e *Engine) pass(ctx context.Context, req *botapi.ChatRequest, o Outcome, yield func(string, error) bool) {
 	call := e.call(req, o)
-	defer func() { call.report(ctx) }()
+	defer call.report(ctx)
 	for text, err := range e.options.Engine.Chat(ctx, req) {
 		call.add(text, err)
 		if !yield(text, err) || err != nil {
@@ -321,8 +336,8 @@ func (e *Engine) pass(ctx context.Context, req *botapi.ChatRequest, o Outcome, y
 // A call is one call of the engine.
 type call struct {
 	Report
-	onAnswer func(context.Context, Report)
-	began    time.Time
+	engine *Engine
+	began  time.Time
 }
 
 var (
@@ -331,7 +346,7 @@ var (
 )
 
 func (e *Engine) call(req *botapi.ChatRequest, o Outcome) *call {
-	return &call{Report{Request: req, Outcome: o, Err: errExited}, e.options.OnAnswer, time.Now()}
+	return &call{Report{Request: req, Outcome: o, Err: errExited}, e, time.Now()}
 }
 
 func (c *call) add(text string, err error) {
@@ -341,11 +356,18 @@ func (c *call) add(text string, err error) {
 	}
 }
 
+// report calls OnAnswer. A panic there is logged.
 func (c *call) report(ctx context.Context) {
-	if c.onAnswer != nil {
-		c.Duration = time.Since(c.began)
-		c.onAnswer(ctx, c.Report)
+	if c.engine.options.OnAnswer == nil {
+		return
 	}
+	defer func() {
+		if v := recover(); v != nil {
+			c.engine.logger.ErrorContext(ctx, "OnAnswer panicked", slog.Any("panic", v), slog.String("stack", string(debug.Stack())))
+		}
+	}()
+	c.Duration = time.Since(c.began)
+	c.engine.options.OnAnswer(ctx, c.Report)
 }
 
 // hold counts a model that is about to be asked, unless as many are running as
@@ -373,28 +395,25 @@ func (e *Engine) release(owner string) {
 // start starts an answer of this process, and follows it.
 func (e *Engine) start(ctx context.Context, c Claim, req *botapi.ChatRequest, yield func(string, error) bool) {
 	if !e.hold(c) {
-		e.undo(c)
+		e.takeBack(c)
 		yield("", errBusy)
 		return
 	}
 	model, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	a := newAnswer(e, c.Ref, cancel)
+	a, first := newAnswer(e, c.Ref, cancel)
 	e.mu.Lock()
-	if e.closed {
-		e.mu.Unlock()
+	e.answers[c.ID] = a
+	e.mu.Unlock()
+	if !e.begin(func() { a.keep(model) }, func() { a.run(model, req) }) {
 		cancel(nil)
+		e.forget(a)
 		e.release(c.Owner)
-		e.undo(c)
-		yield("", errEnding)
+		e.takeBack(c)
+		e.unkept(ctx, c, req, yield)
 		return
 	}
-	e.answers[c.ID] = a
-	e.running.Go(func() { a.keep(model) })
-	e.running.Go(func() { a.run(model, req) })
-	e.mu.Unlock()
 	tell(ctx, Kept)
-	f := &reader{Ref: c.Ref, engine: e, local: a}
-	f.follow(ctx, yield)
+	first.follow(ctx, yield)
 }
 
 // join follows an answer that another request has started. It returns true, and
@@ -403,8 +422,11 @@ func (e *Engine) join(ctx context.Context, c Claim, yield func(string, error) bo
 	e.mu.Lock()
 	local := e.answers[c.ID]
 	e.mu.Unlock()
-	f := &reader{Ref: c.Ref, engine: e, name: c.Reader, local: local}
-	return f.follow(ctx, yield)
+	r := &reader{Ref: c.Ref, engine: e, name: c.Reader}
+	if local != nil {
+		r.attend(local)
+	}
+	return r.follow(ctx, yield)
 }
 
 // Stop stops the answer under a key of the Owner of a context, in any process.

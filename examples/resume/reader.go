@@ -66,6 +66,14 @@ func (r *reader) follow(ctx context.Context, yield func(string, error) bool) (di
 	return false
 }
 
+// attend has a reader follow an answer of this process.
+func (r *reader) attend(a *answer) {
+	r.local = a
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.readers[r] = struct{}{}
+}
+
 // progress is the part of an answer from some fragment on.
 type progress struct {
 	texts   []string
@@ -96,10 +104,9 @@ func (r *reader) readHere() (p progress, ok bool) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if r.next < a.first || r.next > a.first+len(a.texts) {
+	if r.next < a.first {
 		return progress{}, false
 	}
-	a.readers[r] = struct{}{}
 	return progress{a.texts[r.next-a.first:], a.over, a.err, a.changed}, true
 }
 

@@ -54,7 +54,9 @@ func (t *takeover) serve(w http.ResponseWriter, r *http.Request, keys []string) 
 // whether there was one.
 func (t *takeover) endOlder(r *http.Request, chat *request) bool {
 	asking := &request{}
-	t.owners.ServeHTTP(&heldWriter{ResponseWriter: nil, header: make(http.Header), chat: asking, holdsAll: true}, withRequest(asList(r, http.MethodGet), asking))
+	list := asList(r, http.MethodGet)
+	list.Body, list.ContentLength = http.NoBody, 0
+	t.owners.ServeHTTP(&heldWriter{header: make(http.Header), chat: asking, holdsAll: true}, withRequest(list, asking))
 	if !asking.reached {
 		return false
 	}

@@ -782,6 +782,11 @@ func testClose(t *testing.T, backend Backend) {
 		turn.isOver(t)
 		is.Equal(turn.cause == nil, inTime)
 		cancel()
-		is.Equal(r.reply(t.Context(), hi("later")), rejectedWith(http.StatusServiceUnavailable, "Service Unavailable"))
+		said = model.begins("later")
+		c = r.connect(t, hi("k2"))
+		is.Equal(c.outcome(), "not-kept")
+		close(receive(t, said).words)
+		_, end := c.rest()
+		is.Equal(end, "[DONE]")
 	}
 }
