@@ -2,6 +2,7 @@ package clients
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"io"
 	"regexp"
@@ -16,7 +17,20 @@ import (
 
 // openaiGo is github.com/openai/openai-go.
 func openaiGo(url, key string) client {
-	c := openai.NewClient(option.WithBaseURL(url), option.WithAPIKey(key), option.WithMaxRetries(0))
+	return clientOf(openai.NewClient(option.WithBaseURL(url), option.WithAPIKey(key), option.WithMaxRetries(0)))
+}
+
+// openaiGoIdempotent sends an Idempotency-Key, the same for all requests, and retries.
+func openaiGoIdempotent(url, key string) client {
+	return clientOf(openai.NewClient(option.WithBaseURL(url), option.WithAPIKey(key), option.WithHeader("Idempotency-Key", rand.Text())))
+}
+
+// openaiGoRetrying retries without an Idempotency-Key.
+func openaiGoRetrying(url, key string) client {
+	return clientOf(openai.NewClient(option.WithBaseURL(url), option.WithAPIKey(key)))
+}
+
+func clientOf(c openai.Client) client {
 	params := func(prompt string) openai.ChatCompletionNewParams {
 		return openai.ChatCompletionNewParams{Model: "helper", Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage(prompt)}}
 	}

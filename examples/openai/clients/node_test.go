@@ -7,21 +7,29 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"sync"
 	"testing"
 )
 
-// installNode installs the libraries at the versions in package-lock.json.
+// installNode installs the libraries at the versions in package-lock.json, once.
 func installNode(t *testing.T) {
 	t.Helper()
 	if _, err := exec.LookPath("npm"); err != nil {
 		t.Skip("npm is not installed")
 	}
-	install := exec.CommandContext(t.Context(), "npm", "ci", "--no-audit", "--no-fund")
-	install.Dir = "node"
-	if output, err := install.CombinedOutput(); err != nil {
-		t.Fatalf("npm ci: %v\n%s", err, output)
+	if err := installed(); err != nil {
+		t.Fatal(err)
 	}
 }
+
+var installed = sync.OnceValue(func() error {
+	install := exec.Command("npm", "ci", "--no-audit", "--no-fund")
+	install.Dir = "node"
+	if output, err := install.CombinedOutput(); err != nil {
+		return fmt.Errorf("npm ci: %w\n%s", err, output)
+	}
+	return nil
+})
 
 // A nodeError is an error of a library for Node.js.
 type nodeError struct {

@@ -3,9 +3,16 @@
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import { ChatOpenAI } from '@langchain/openai';
 import { generateText, streamText } from 'ai';
+import { randomUUID } from 'node:crypto';
 import OpenAI from 'openai';
 
 const messages = (prompt) => [{ role: 'user', content: prompt }];
+
+// Without an idempotencyHeader, the library ignores the option idempotencyKey. With one, it
+// makes a key for each request that has none, and sends the same key when it retries.
+class IdempotentOpenAI extends OpenAI {
+  idempotencyHeader = 'Idempotency-Key';
+}
 
 export const clients = {
   openai(baseURL, apiKey, model) {
@@ -19,6 +26,22 @@ export const clients = {
       },
       async *stream(prompt, signal) {
         const chunks = await completions.create({ model, messages: messages(prompt), stream: true }, { signal });
+        for await (const chunk of chunks) yield chunk.choices[0]?.delta?.content ?? '';
+      },
+    };
+  },
+
+  // ask sends the key that the library makes, stream always the same one.
+  'openai-idempotent'(baseURL, apiKey, model) {
+    const completions = new IdempotentOpenAI({ baseURL, apiKey }).chat.completions;
+    const idempotencyKey = randomUUID();
+    return {
+      async ask(prompt, signal) {
+        const answer = await completions.create({ model, messages: messages(prompt) }, { signal });
+        return answer.choices[0].message.content;
+      },
+      async *stream(prompt, signal) {
+        const chunks = await completions.create({ model, messages: messages(prompt), stream: true }, { signal, idempotencyKey });
         for await (const chunk of chunks) yield chunk.choices[0]?.delta?.content ?? '';
       },
     };
