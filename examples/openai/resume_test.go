@@ -174,6 +174,31 @@ func TestRetryTakesTheSlot(t *testing.T) {
 	})
 }
 
+// Tokens are counted where the model was called, and not for the retry that joins.
+func TestTokensOfAnswers(t *testing.T) {
+	is := is.New(t)
+	var counted []openai.Tokens
+	answers := resume.New(resume.Options{
+		Engine: counts(openai.Tokens{Prompt: 3, Completion: 2}, "length", "Once upon"),
+		OnAnswer: func(ctx context.Context, _ resume.Report) {
+			tokens, _ := openai.UsageFrom(ctx).Tokens()
+			counted = append(counted, tokens)
+		},
+	})
+	keys := botapi.StaticKeys(map[string]string{"key": "acme"})
+	api := newAPI(t, answers, func(o *botapi.Options) { o.Keys = keys })
+	server := httptest.NewServer(mounts["around"](answers, api, keys))
+	defer server.Close()
+	_, first, err := call(t, "POST", server.URL+"/v1/chat/completions", ask, "Idempotency-Key", idempotencyKey)
+	is.NoErr(err)
+	is.True(strings.Contains(first, `"finish_reason":"length"`) && strings.Contains(first, `"usage":{"prompt_tokens":3,`))
+	_, joined, err := call(t, "POST", server.URL+"/v1/chat/completions", ask, "Idempotency-Key", idempotencyKey)
+	is.NoErr(err)
+	is.True(strings.Contains(joined, `"finish_reason":"stop"`) && !strings.Contains(joined, `"usage"`))
+	is.NoErr(answers.Close(t.Context()))
+	is.Equal(counted, []openai.Tokens{{Prompt: 3, Completion: 2}})
+}
+
 // DELETE stops the model. The reader gets an error in OpenAI's format, and no [DONE].
 func TestAnswerIsStopped(t *testing.T) {
 	const stopped = `{"error":{"message":"The answer was stopped","type":"invalid_request_error","param":null,"code":null}}`
