@@ -25,6 +25,7 @@ import (
 
 	"example.com/botapi"
 	"example.com/botapi/examples/quickstart/page"
+	"example.com/botapi/examples/resume"
 )
 
 func main() {
@@ -129,13 +130,15 @@ func (s settings) serve(stdout, stderr io.Writer) error {
 
 // routes mounts the handler beside the program's own routes and the pages.
 func (s settings) routes(store botapi.BotStore, logger *slog.Logger) http.Handler {
-	api := botapi.New(botapi.Options{
+	keys := botapi.StaticKeys(map[string]string{s.key: "quickstart"})
+	answers := resume.New(resume.Options{Engine: s.engines(), Logger: logger})
+	api := answers.Handler(botapi.New(botapi.Options{
 		Bots:   store,
-		Keys:   botapi.StaticKeys(map[string]string{s.key: "quickstart"}),
-		Engine: s.engines(),
+		Keys:   keys,
+		Engine: answers,
 		Logger: logger,
 		OnChat: logChats(logger),
-	})
+	}), keys)
 	mux := http.NewServeMux()
 	mux.Handle("/v1/", api)
 	mux.Handle("/bots", api)
