@@ -1,6 +1,7 @@
 package resume_test
 
 import (
+	"fmt"
 	"os"
 	"reflect"
 	"regexp"
@@ -38,4 +39,25 @@ func TestREADME(t *testing.T) {
 		}
 	}
 	is.Equal(shown, fields)
+}
+
+// TestDocumentedResponses checks that docs/wire.md has each response of the package.
+func TestDocumentedResponses(t *testing.T) {
+	is := is.New(t)
+	page, err := os.ReadFile("../../docs/wire.md")
+	is.NoErr(err)
+	source, err := os.ReadFile("engine.go")
+	is.NoErr(err)
+	details := regexp.MustCompile(`(?:Detail: |tooMany\()"(.*?)"`).FindAllStringSubmatch(string(source), -1)
+	is.True(len(details) >= 10)
+	for _, detail := range details {
+		is.True(strings.Contains(string(page), "`"+detail[1]+"`"))
+	}
+	for _, outcome := range []resume.Outcome{resume.Kept, resume.Joined, resume.NotKept} {
+		is.True(strings.Contains(string(page), "\n| `"+string(outcome)+"` | "))
+	}
+	settings := resume.Settings{}.Completed()
+	is.True(strings.Contains(string(page), fmt.Sprintf("You have %.0f minute to come back", settings.Alone.Minutes())))
+	is.True(strings.Contains(string(page), fmt.Sprintf("A complete answer is kept for %.0f minutes", settings.Keep.Minutes())))
+	is.True(strings.Contains(string(page), fmt.Sprintf("after the first %d, one a second", resume.JoinBurst)))
 }

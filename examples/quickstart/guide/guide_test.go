@@ -50,6 +50,8 @@ func TestQuestions(t *testing.T) {
 		{"How do I stop an answer?", "A chat", "docs/wire.md"},
 		{"How do I read the stream in Python?", "Readers in Python, Go and JavaScript", "docs/wire.md"},
 		{"How do I call it from JavaScript?", "Readers in Python, Go and JavaScript", "docs/wire.md"},
+		{"What if my connection is lost?", "A connection is lost", "docs/wire.md"},
+		{"How do I resume an answer?", "A connection is lost", "docs/wire.md"},
 		{"What does a stream look like?", "The stream", "docs/wire.md"},
 		{"How do I know that an answer is complete?", "The stream", "docs/wire.md"},
 		{"What is a fragment?", "The stream", "docs/wire.md"},
