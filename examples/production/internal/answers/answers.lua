@@ -1,0 +1,244 @@
+-- The rules of resume.Memory, by the clock of Redis. One script runs each method
+-- of the store; the last lines say which.
+local prefix, owner, id, rules = ARGV[2], ARGV[3], ARGV[4], cjson.decode(ARGV[5])
+local answer = KEYS[1] -- what a claim finds
+local apart = prefix .. 'apart:' .. id -- what only the readers of an answer find
+local following, running, all = prefix .. 'following:' .. owner, prefix .. 'running:' .. owner, prefix .. 'running'
+local sizes, bytes, kept = prefix .. 'sizes', prefix .. 'bytes', prefix .. 'kept'
+
+-- What an answer counts as besides its text, each of its fragments, and at least
+-- while it runs. How often it may be joined at first.
+local overhead, perFragment, least, burst = 1000, 4, 16384, 20
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local fields = {'id', 'body', 'state', 'born', 'joins', 'held', 'total', 'alone', 'ending'}
+
+-- load returns the answer in a hash, or nil.
+local function load(at)
+  local found, a = redis.call('HMGET', at, unpack(fields)), {at = at}
+  for i, field in ipairs(fields) do a[field] = found[i] end
+  if not a.id then return nil end
+  a.fragments, a.readers = prefix .. 'fragments:' .. a.id, prefix .. 'readers:' .. a.id
+  a.goesOn = a.state == 'running' or a.state == 'outgrown'
+  return a
+end
+
+-- find returns the answer with the id of a call, or nil.
+local function find()
+  local a = load(answer)
+  if a and a.id == id then return a end
+  return load(apart)
+end
+
+local function publish(a, what) redis.call('PUBLISH', prefix .. 'news', what .. ' ' .. a.id) end
+
+-- count sets how many bytes the limits count for an answer.
+local function count(of, size)
+  local before, whose = string.match(redis.call('HGET', sizes, of) or '0 ' .. owner, '^(%d+) (.*)$')
+  if size == 0 then
+    redis.call('ZREM', kept, of)
+    redis.call('HDEL', sizes, of)
+  elseif size ~= tonumber(before) then
+    redis.call('HSET', sizes, of, string.format('%d ', size) .. whose)
+  end
+  if size == tonumber(before) then return end
+  for _, sum in ipairs({whose, 'all'}) do
+    if redis.call('HINCRBY', bytes, sum, size - before) <= 0 then redis.call('HDEL', bytes, sum) end
+  end
+end
+
+local function counted(of) return tonumber(redis.call('HGET', bytes, of) or 0) end
+
+-- full returns which limit leaves no room for more bytes, or nil.
+local function full(more)
+  for _, old in ipairs(redis.call('ZRANGEBYSCORE', kept, '-inf', now, 'LIMIT', 0, 100)) do count(old, 0) end
+  if counted('all') + more > rules.all_bytes then return 'all are full' end
+  if counted(owner) + more > rules.owner_bytes then return 'the account is full' end
+end
+
+-- expire sets when an answer is forgotten.
+local function expire(a, lasts)
+  redis.call('PEXPIRE', a.at, lasts)
+  redis.call('PEXPIRE', a.fragments, lasts)
+  redis.call('ZADD', kept, now + lasts, a.id)
+end
+
+-- live returns how many hold a lease. None lasts longer than a lease: the clock
+-- may have been set back.
+local function live(leases)
+  redis.call('ZREMRANGEBYSCORE', leases, '-inf', now)
+  for _, late in ipairs(redis.call('ZRANGEBYSCORE', leases, '(' .. now + rules.lease, '+inf')) do
+    redis.call('ZADD', leases, now + rules.lease, late)
+  end
+  return redis.call('ZCARD', leases)
+end
+
+-- hold gives a lease, or renews the one that there is.
+local function hold(leases, holder)
+  redis.call('ZADD', leases, now + rules.lease, holder)
+  redis.call('PEXPIRE', leases, rules.lease)
+end
+
+-- attend gives a reader its slot, or renews it.
+local function attend(a, reader)
+  hold(a.readers, reader)
+  hold(following, reader)
+  if a.alone then redis.call('HDEL', a.at, 'alone') end
+end
+
+-- free has the key of an answer lead to it no longer.
+local function free(a)
+  if a.at == apart then return end
+  redis.call('RENAME', a.at, apart)
+  a.at = apart
+end
+
+-- drop forgets an answer.
+local function drop(a)
+  local readers = redis.call('ZRANGEBYSCORE', a.readers, '-inf', '+inf')
+  if #readers > 0 then redis.call('ZREM', following, unpack(readers)) end
+  redis.call('DEL', a.at, a.fragments, a.readers)
+  count(a.id, 0)
+  publish(a, 'changed')
+end
+
+-- append adds fragments, unless the answer outgrows its room by them.
+local function append(a, texts)
+  local held = a.held
+  for _, text in ipairs(texts) do held = held + #text + perFragment end
+  local size = math.max(overhead + held, least)
+  local more = size - math.max(overhead + a.held, least)
+  if size > rules.answer_bytes or more > 0 and full(more) then
+    a.state = 'outgrown'
+    redis.call('HSET', a.at, 'state', a.state)
+    return free(a)
+  end
+  redis.call('RPUSH', a.fragments, unpack(texts))
+  redis.call('HSET', a.at, 'held', held)
+  count(a.id, size)
+end
+
+local methods = {}
+
+local function start(body, most, isFull)
+  if live(running) >= most or live(all) >= rules.running then return {'busy'} end
+  local why = isFull and 'all are full' or full(least)
+  if why then return {'no room', why} end
+  redis.call('HSET', answer, 'id', id, 'body', body, 'state', 'running', 'born', now, 'joins', 0, 'held', 0)
+  expire(load(answer), rules.lease)
+  count(id, least)
+  hold(running, id)
+  hold(all, id)
+  return {'started', id, counted('all')}
+end
+
+local function join(a, reader, most)
+  if a.joins + 0 >= burst + math.floor(math.max(0, now - a.born) / 1000) then return {'hurried'} end
+  if live(a.readers) >= rules.readers or live(following) >= most then return {'crowded'} end
+  redis.call('HINCRBY', a.at, 'joins', 1)
+  attend(a, reader)
+  return {'found', a.id, counted('all')}
+end
+
+function methods.claim(body, reader, only, mostRunning, mostReaders, isFull)
+  local a = load(answer)
+  if not a and only == '1' then return {'nothing'} end
+  if not a then return start(body, tonumber(mostRunning), isFull == '1') end
+  if body ~= '' and body ~= a.body then return {'other'} end
+  if a.state == 'stopped' then return {'stopped'} end
+  return join(a, reader, tonumber(mostReaders))
+end
+
+function methods.add(from, attended, ...)
+  from = tonumber(from)
+  for _, leases in ipairs({running, all}) do
+    redis.call('ZADD', leases, 'XX', now + rules.lease, id)
+    redis.call('PEXPIRE', leases, rules.lease)
+  end
+  local a = find()
+  if not a then return {'lost', 0, 0} end
+  if not a.goesOn then return {a.state, 0, 0} end
+  expire(a, rules.lease)
+  local readers, have = live(a.readers), redis.call('LLEN', a.fragments) -- fewer than before if Redis has failed over
+  local texts = {select(math.max(0, have - from) + 1, ...)}
+  if a.state == 'running' and from <= have and #texts > 0 then
+    append(a, texts)
+    have = redis.call('LLEN', a.fragments)
+    if readers > 0 then publish(a, 'changed') end
+  end
+  local alone = tonumber(a.alone)
+  if attended == '1' or readers > 0 then
+    if alone then redis.call('HDEL', a.at, 'alone') end
+    return {a.state, have, 0}
+  end
+  if not alone or alone > now then -- or the clock was set back
+    alone = now
+    redis.call('HSET', a.at, 'alone', alone)
+  end
+  if now - alone >= rules.alone then
+    drop(a)
+    return {'lost', have, now - alone}
+  end
+  return {a.state, have, now - alone}
+end
+
+function methods.finish(fragments, failed, ending)
+  local a, keep = find(), rules.keep
+  if not a or not a.goesOn then return end
+  if failed == '1' then
+    free(a)
+    redis.call('HSET', a.at, 'state', 'failed', 'ending', ending)
+    keep = rules.lease
+  elseif a.state == 'running' and redis.call('LLEN', a.fragments) == tonumber(fragments) then
+    redis.call('HSET', a.at, 'state', 'complete', 'total', fragments)
+  else
+    return drop(a)
+  end
+  count(a.id, overhead + a.held)
+  expire(a, keep)
+  publish(a, 'changed')
+end
+
+function methods.stop()
+  local a = load(answer)
+  if a and a.goesOn then
+    redis.call('DEL', a.fragments)
+    redis.call('HSET', a.at, 'state', 'stopped')
+    count(a.id, overhead)
+    expire(a, rules.keep)
+    publish(a, 'stopped')
+  end
+  return {a and 1 or 0}
+end
+
+function methods.read(reader, from, most)
+  local a = find()
+  if not a then return {'lost', ''} end
+  if a.total and redis.call('LLEN', a.fragments) ~= tonumber(a.total) then -- Redis has failed over, and has lost some
+    drop(a)
+    return {'lost', ''}
+  end
+  if reader ~= '' then attend(a, reader) end
+  local left = redis.call('PTTL', a.at)
+  if a.state == 'complete' and left < rules.lease or a.goesOn and left > rules.lease then -- it is read, or the clock was set back
+    expire(a, rules.lease)
+  end
+  return {a.state, a.ending or '', unpack(redis.call('LRANGE', a.fragments, from, from + most))}
+end
+
+function methods.leave(holder)
+  if holder == id then
+    redis.call('ZREM', running, id)
+    redis.call('ZREM', all, id)
+  else
+    redis.call('ZREM', following, holder)
+    redis.call('ZREM', prefix .. 'readers:' .. id, holder)
+  end
+end
+
+-- A full Redis allows what begins with a command that frees memory: only a claim
+-- that starts an answer is rejected then.
+if ARGV[1] ~= 'claim' then redis.call('ZREM', kept, '') end
+return methods[ARGV[1]](unpack(ARGV, 6)) or {}
