@@ -155,7 +155,10 @@ func (a *answer) trim(stored int) {
 	}
 	for ; a.first < needed && len(a.texts) > 0; a.first++ {
 		a.size -= int64(len(a.texts[0])) + FragmentOverhead
-		a.texts = a.texts[1:] // readers may still use the old slice
+		a.texts = a.texts[1:] // the fragment stays in the array: a reader may be yielding it
+	}
+	if len(a.texts) == 0 {
+		a.texts = nil // and frees them
 	}
 	a.notify()
 }
