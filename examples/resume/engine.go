@@ -83,6 +83,7 @@ var ErrHanging = errors.New("resume: an engine goes on after its answer has ende
 // Responses to clients.
 var (
 	errBadKey   = &botapi.StatusError{Status: http.StatusBadRequest, Detail: "There must be one Idempotency-Key, of 16 to 255 letters, digits, - and _"}
+	errOwnKey   = &botapi.StatusError{Status: http.StatusBadRequest, Detail: "There must be one valid Idempotency-Key"} // by a ValidKey of the application
 	errOther    = &botapi.StatusError{Status: http.StatusConflict, Detail: "Another chat has this Idempotency-Key"}
 	errNotFound = &botapi.StatusError{Status: http.StatusNotFound, Detail: "Answer not found"}
 	errEnding   = &botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "Service Unavailable", RetryAfter: time.Second}
@@ -106,6 +107,7 @@ type Engine struct {
 	options Options
 	store   Store
 	rules   Settings
+	badKey  error
 	logger  *slog.Logger
 
 	mu      sync.Mutex
@@ -131,8 +133,9 @@ func New(o Options) *Engine {
 	if o.Owner == nil {
 		o.Owner = botapi.AccountFrom
 	}
+	badKey := errOwnKey
 	if o.ValidKey == nil {
-		o.ValidKey = validKey
+		o.ValidKey, badKey = validKey, errBadKey
 	}
 	if o.Admit == nil {
 		o.Admit = func(context.Context, *botapi.ChatRequest) error { return nil }
@@ -144,6 +147,7 @@ func New(o Options) *Engine {
 		options: o,
 		store:   o.Store,
 		rules:   o.Store.Settings(),
+		badKey:  badKey,
 		logger:  o.Logger,
 		answers: make(map[string]*answer),
 		models:  make(map[string]int64),
@@ -173,7 +177,7 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 		case !hasKey:
 			e.pass(ctx, req, "", yield)
 		case len(r.keys) != 1 || !e.options.ValidKey(r.keys[0]):
-			yield("", errBadKey)
+			yield("", e.badKey)
 		default:
 			r.reach(e.options.Owner(ctx))
 			e.chat(ctx, r, req, yield)
@@ -433,7 +437,7 @@ func (e *Engine) join(ctx context.Context, c Claim, yield func(string, error) bo
 // Its errors are botapi.StatusErrors.
 func (e *Engine) Stop(ctx context.Context, key string) error {
 	if !e.options.ValidKey(key) {
-		return errBadKey
+		return e.badKey
 	}
 	owner := e.options.Owner(ctx)
 	if !e.holdStop(owner) {

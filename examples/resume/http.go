@@ -80,7 +80,7 @@ func (r *request) reach(owner string) {
 func (e *Engine) Handler(api http.Handler, keys botapi.KeyVerifier) http.Handler {
 	stop := e.listHandler(keys, func(ctx context.Context, r *request) error {
 		if len(r.keys) != 1 {
-			return errBadKey
+			return e.badKey
 		}
 		return e.Stop(ctx, r.keys[0])
 	}, e.logger)
