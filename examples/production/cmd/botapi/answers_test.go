@@ -32,7 +32,7 @@ func TestOneFailureForAll(t *testing.T) {
 	s := share(t, runtime.URL)
 	proxy := startProxy(t, s.replicas)
 	followers := func() int {
-		n, _ := s.redis.Client(t).Keys(t.Context(), "botapi:*:answers:followers:*").Result()
+		n, _ := s.redis.Client(t).Keys(t.Context(), "botapi:*:answers:readers:*").Result()
 		if len(n) == 0 {
 			return 0
 		}

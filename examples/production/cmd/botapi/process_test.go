@@ -212,6 +212,23 @@ func ask(t testing.TB, key, method, url, body string) (status int, answer string
 	return response.StatusCode, string(text)
 }
 
+// stop stops the answer under an Idempotency-Key.
+func stop(t testing.TB, key, url, idempotency string) (status int) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), "DELETE", url+"/v1/answers?SECRET", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Authorization", "Bearer "+key)
+	request.Header.Set("Idempotency-Key", idempotency)
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	return response.StatusCode
+}
+
 // A stream is a chat whose events are read one by one.
 type stream struct {
 	lines *bufio.Scanner

@@ -14,9 +14,9 @@ import (
 	"example.com/botapi"
 	"example.com/botapi/examples/production/internal/postgres"
 	"example.com/botapi/examples/production/internal/redisclient"
-	"example.com/botapi/examples/production/internal/resume"
 	"example.com/botapi/examples/production/internal/runtimes"
 	"example.com/botapi/examples/production/internal/service"
+	"example.com/botapi/examples/resume"
 	"github.com/alecthomas/kong"
 )
 
@@ -47,7 +47,6 @@ type serveCommand struct {
 	AnswerTokens int64 `env:"BOTAPI_ANSWER_TOKENS" default:"4096" placeholder:"N" help:"With --redis: the tokens reserved for an answer that has no maximum, if its account has --tokens-per-day (${default})."`
 
 	Resume             time.Duration `env:"BOTAPI_RESUME" default:"${resume}" help:"With --redis: how long an answer to a request with an Idempotency-Key continues without its client (${default})."`
-	ResumePerAccount   int64         `env:"BOTAPI_RESUME_PER_ACCOUNT" default:"${resume_per_account}" placeholder:"N" help:"Answers of one account that may continue without a client, over all replicas. Beyond that, the ones abandoned first are ended (${default})."`
 	ClientsPerAnswer   int64         `env:"BOTAPI_CLIENTS_PER_ANSWER" default:"${clients_per_answer}" placeholder:"N" help:"Requests that follow one answer under its key, besides the one that began it. More are rejected with 429 (${default})."`
 	Keep               time.Duration `env:"BOTAPI_KEEP" default:"${keep}" help:"How long an answer is kept once it is complete (${default})."`
 	KeepAnswerBytes    int64         `env:"BOTAPI_KEEP_ANSWER_BYTES" default:"${keep_answer_bytes}" placeholder:"N" help:"Memory for one answer in Redis. A longer one is not kept, and continues for its client (${default})."`
@@ -71,11 +70,10 @@ func defaults() kong.Vars {
 		"database_timeout":       short(postgres.DefaultQueryTimeout),
 		"redis_timeout":          short(redisclient.DefaultTimeout),
 		"resume":                 short(answers.Alone),
-		"resume_per_account":     strconv.FormatInt(answers.AlonePerAccount, 10),
-		"clients_per_answer":     strconv.FormatInt(answers.ClientsPerAnswer, 10),
+		"clients_per_answer":     strconv.FormatInt(answers.Readers, 10),
 		"keep":                   short(answers.Keep),
 		"keep_answer_bytes":      strconv.FormatInt(answers.AnswerBytes, 10),
-		"keep_bytes_per_account": strconv.FormatInt(answers.AccountBytes, 10),
+		"keep_bytes_per_account": strconv.FormatInt(answers.OwnerBytes, 10),
 		"keep_bytes":             strconv.FormatInt(answers.AllBytes, 10),
 	}
 }
@@ -121,10 +119,9 @@ func (c *serveCommand) Validate() error {
 		"--resume":                int64(c.Resume) - 1,
 		"--redis-timeout":         int64(c.RedisTimeout) - 1,
 		"--answer-tokens":         c.AnswerTokens,
-		"--resume-per-account":    c.ResumePerAccount - 1,
 		"--clients-per-answer":    c.ClientsPerAnswer - 1,
 		"--keep":                  int64(c.Keep) - 1,
-		"--keep-answer-bytes":     c.KeepAnswerBytes - resume.LeastAnswerBytes,
+		"--keep-answer-bytes":     c.KeepAnswerBytes - resume.LeastRunning,
 	} {
 		if value < 0 {
 			return fmt.Errorf("%s is too small", flag)
@@ -176,13 +173,12 @@ func (c *serveCommand) shared(ctx context.Context) (*service.Shared, error) {
 		return nil, err
 	}
 	return &service.Shared{Redis: options, AnswerTokens: c.AnswerTokens, Answers: resume.Settings{
-		Alone:            c.Resume,
-		AlonePerAccount:  c.ResumePerAccount,
-		ClientsPerAnswer: c.ClientsPerAnswer,
-		Keep:             c.Keep,
-		AnswerBytes:      c.KeepAnswerBytes,
-		AccountBytes:     c.KeepBytesOfAccount,
-		AllBytes:         c.KeepBytes,
+		Alone:       c.Resume,
+		Readers:     c.ClientsPerAnswer,
+		Keep:        c.Keep,
+		AnswerBytes: c.KeepAnswerBytes,
+		OwnerBytes:  c.KeepBytesOfAccount,
+		AllBytes:    c.KeepBytes,
 	}}, nil
 }
 

@@ -308,8 +308,7 @@ func TestAnswerWithoutClientCounts(t *testing.T) {
 	back, disconnect := s.connect(t, 1, "k1") // to return takes no slot
 	is.Equal(back.next(), `{"content":"one"}`)
 	disconnect()
-	status, _ := ask(t, s.key, "DELETE", s.replicas[2].url+"/answers/k1", "")
-	is.Equal(status, http.StatusNoContent)
+	is.Equal(stop(t, s.key, s.replicas[2].url, "k1"), http.StatusNoContent)
 	<-stopped
 	eventually(t, "the slot is free", func() bool {
 		ctx, disconnect := context.WithCancel(t.Context())

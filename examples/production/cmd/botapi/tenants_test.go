@@ -61,10 +61,9 @@ func TestTwoDeploymentsOnOneRedis(t *testing.T) {
 	other, _ := second.connect(t, 0, "k1") // it has its own slot and answer
 	is.Equal(other.next(), `{"content":"one"}`)
 	is.Equal(len(runtime.Requests()), 2)
-	status, _ := ask(t, second.key, "DELETE", second.replicas[0].url+"/answers/k1", "")
-	is.Equal(status, http.StatusNoContent)
+	is.Equal(stop(t, second.key, second.replicas[0].url, "k1"), http.StatusNoContent)
 	is.Equal(other.next(), `{"detail":"The answer was stopped","status":410}`)
-	status, _ = first.status(t, 0, "k2")
+	status, _ := first.status(t, 0, "k2")
 	is.Equal(status, http.StatusTooManyRequests) // the first is not affected
 
 	begin("--redis-prefix", "shop:")
@@ -85,11 +84,10 @@ func TestKeyOfAnAnswerIsInNoTrace(t *testing.T) {
 	env, key := withOneBot(t)
 	p := serve(t, append(env, "OTEL_EXPORTER_OTLP_ENDPOINT="+otel.URL), "--runtime", "local=http://127.0.0.1:1/v1", "--redis", redistest.NewServer(t).URL)
 	p.ready(t)
-	status, _ := ask(t, key, "DELETE", p.url+"/answers/SECRET-key?SECRET", "")
-	is.Equal(status, http.StatusNotFound)
+	is.Equal(stop(t, key, p.url, "SECRET-key"), http.StatusNotFound)
 	p.terminate(t)
 	p.wait(t)
-	is.Equal(len(spans.values("DELETE /answers/", "url.path")), 1)
+	is.Equal(len(spans.values("DELETE /v1/answers", "url.path")), 1)
 	for _, span := range spans.all {
 		is.True(!strings.Contains(span.String(), "SECRET"))
 	}

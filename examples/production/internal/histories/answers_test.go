@@ -18,9 +18,9 @@ type answerState struct {
 	call  int    // of the answer; 0 if nobody has seen that yet
 }
 
-// answers models what the documentation says of a key: a request begins an
+// keyedModel is what the documentation says of a key: a request begins an
 // answer, or joins the one that exists, until that has failed or was stopped.
-var answers = porcupine.NondeterministicModel{
+var keyedModel = porcupine.NondeterministicModel{
 	Init: func() []any { return []any{answerState{}} },
 	Step: func(state, in, _ any) []any {
 		s, a := state.(answerState), in.(act)
@@ -45,7 +45,7 @@ func (s answerState) step(a act, its bool) (next []any) {
 	case "ask joined":
 		may((begun || s.phase == "complete") && its, answerState{s.phase, a.call})
 	case "ask not-kept":
-		may(a.notKept, s)
+		may(a.notKept || a.fails, s) // also a request that joins an answer whose replica then dies
 	case "ask 410":
 		may(s.phase == "stopped", s)
 	case "ask failed": // before the first word, its own or one that it has joined
@@ -202,11 +202,12 @@ func (k *keyed) ended(client int, s *stream, end string, from int64) {
 func (k *keyed) stop(ctx context.Context, client, replica int) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, "DELETE", k.cluster.replicas[replica].url+"/answers/key", nil)
+	request, err := http.NewRequestWithContext(ctx, "DELETE", k.cluster.replicas[replica].url+"/v1/answers", nil)
 	if err != nil {
 		panic(err)
 	}
 	request.Header.Set("Authorization", "Bearer "+k.account)
+	request.Header.Set("Idempotency-Key", "key")
 	from := k.now()
 	response, err := http.DefaultTransport.(*http.Transport).Clone().RoundTrip(request)
 	if err != nil {

@@ -74,7 +74,7 @@ func (h *history) against(m porcupine.Model) (porcupine.CheckResult, porcupine.L
 }
 
 func (k *keyed) check() (porcupine.CheckResult, porcupine.LinearizationInfo, porcupine.Model) {
-	return k.against(answers.ToModel())
+	return k.against(keyedModel.ToModel())
 }
 
 func (l *limited) check() (porcupine.CheckResult, porcupine.LinearizationInfo, porcupine.Model) {

@@ -17,9 +17,11 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/production/internal/answers"
 	"example.com/botapi/examples/production/internal/limits"
 	"example.com/botapi/examples/production/internal/redisclient"
-	"example.com/botapi/examples/production/internal/resume"
+	"example.com/botapi/examples/resume"
+	"go.opentelemetry.io/otel/metric/noop"
 )
 
 // replicaVariable is the environment variable that has the settings of a
@@ -69,25 +71,25 @@ func serveReplica(s replicaSettings) error {
 		Engine: runtimeAt(s.Runtime), Store: limitsByName{}, Redis: client, Lease: lease, Logger: logger,
 		Reserve: reserve, Used: func(ctx context.Context) int64 { return wordsOf(ctx).Load() },
 	})
-	engine, err := resume.New(resume.Options{
-		Engine: limited, Redis: client, ChatsAtOnce: limited.ChatsAtOnce, Logger: logger,
-		Settings: resume.Settings{Lease: lease, ClientsPerAnswer: 100},
-	})
+	store, err := answers.New(client, resume.Settings{Lease: lease, Readers: 100}, noop.Meter{})
 	if err != nil {
 		return err
 	}
+	engine := resume.New(resume.Options{
+		Engine: limited, Store: store, ValidKey: answers.ValidKey, Logger: logger,
+		Admit: func(ctx context.Context, _ *botapi.ChatRequest) error { return limited.Rejected(botapi.AccountFrom(ctx)) },
+	})
 	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
 	if err != nil {
 		return err
 	}
 	keys := botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) { return key, nil })
-	api := resume.Keyed(botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: engine, Logger: logger}))
+	api := engine.Handler(botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: engine, Logger: logger}), keys)
 	routes := http.NewServeMux()
 	routes.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		ctx := context.WithValue(redisclient.WithWait(r.Context()), wordsKey{}, new(atomic.Int64))
 		api.ServeHTTP(w, r.WithContext(ctx))
 	})
-	routes.Handle(resume.Path, engine.Answers(keys))
 	routes.HandleFunc("/away", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, client.Away()) })
 	listener, err := net.Listen("tcp", s.Address)
 	if err != nil {

@@ -165,6 +165,16 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 	}
 }
 
+// Rejected returns why a chat of an account would be rejected, as far as this
+// replica knows without asking Redis, and nil if it does not. What Redis has said
+// counts for a second at most.
+func (e *Engine) Rejected(account string) error {
+	if why := e.tallies.recent(account); why.reason != "" {
+		return why.err()
+	}
+	return e.slots.full(account)
+}
+
 // ChatsAtOnce returns that limit of an account, for callers that count other
 // things by it.
 func (e *Engine) ChatsAtOnce(ctx context.Context, account string) (int64, error) {
@@ -248,6 +258,7 @@ func (e *Engine) askShared(ctx context.Context, c *chat, limits Limits) (rejecti
 // expires.
 func (e *Engine) end(c *chat) {
 	e.slots.release(c.account)
+	e.tallies.ended(c.account)
 	e.book.end(c)
 }
 

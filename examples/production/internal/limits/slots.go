@@ -25,15 +25,30 @@ func newSlots(limit, perAccount int64) *slots {
 func (p *slots) reserve(account string) (here int64, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.max > 0 && p.chats >= p.max {
-		return 0, &botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "Too many chats in progress", RetryAfter: soon}
-	}
-	if p.maxPerAccount > 0 && p.accounts[account] >= p.maxPerAccount {
-		return 0, rejection{"places", soon}.err()
+	if err := p.rejects(account); err != nil {
+		return 0, err
 	}
 	p.chats++
 	p.accounts[account]++
 	return p.accounts[account], nil
+}
+
+// full returns the error that reserve would return.
+func (p *slots) full(account string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.rejects(account)
+}
+
+// rejects is called with the lock held.
+func (p *slots) rejects(account string) error {
+	if p.max > 0 && p.chats >= p.max {
+		return &botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "Too many chats in progress", RetryAfter: soon}
+	}
+	if p.maxPerAccount > 0 && p.accounts[account] >= p.maxPerAccount {
+		return rejection{"places", soon}.err()
+	}
+	return nil
 }
 
 // release undoes reserve.

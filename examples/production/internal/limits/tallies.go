@@ -14,9 +14,9 @@ type tally struct {
 
 	minute *rate.Limiter // nil unless Redis is away
 
-	rejected rejection // by Redis, for a lasting reason
-	until    time.Time // how long that reason lasts
-	askAt    time.Time // when Redis is asked again
+	rejection rejection // by Redis, the last
+	until     time.Time // how long its reason lasts
+	askAt     time.Time // when Redis is asked again
 }
 
 // tallies are those of all accounts that were active on a day.
@@ -55,8 +55,8 @@ func (t *tallies) note(entries []entry) {
 	}
 }
 
-// mostRejected is how long an account that was rejected for a lasting reason is
-// rejected without asking Redis.
+// mostRejected is how long an account that was rejected is rejected without
+// asking Redis: for a lasting reason, or if a key would have to be claimed, too.
 const mostRejected = time.Second
 
 // saw notes the response of Redis.
@@ -65,21 +65,38 @@ func (t *tallies) saw(account string, used int64, why rejection) {
 	defer t.mu.Unlock()
 	one := t.of(account)
 	one.seen, one.minute = max(one.seen, used), nil
-	if why.reason != "" && !why.passes() {
-		one.rejected, one.until = why, time.Now().Add(why.wait)
+	if why.reason != "" {
+		one.rejection, one.until = why, time.Now().Add(why.wait)
 		one.askAt = time.Now().Add(min(why.wait, mostRejected))
 	}
 }
 
-// rejected returns a recent rejection that still applies.
-func (t *tallies) rejected(account string) rejection {
+// recent returns a recent rejection.
+func (t *tallies) recent(account string) rejection {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	one := t.of(account)
 	if time.Until(one.askAt) <= 0 {
 		return rejection{}
 	}
-	return rejection{one.rejected.reason, time.Until(one.until)}
+	return rejection{one.rejection.reason, time.Until(one.until)}
+}
+
+// rejected returns a recent rejection that still applies.
+func (t *tallies) rejected(account string) rejection {
+	if why := t.recent(account); !why.passes() {
+		return why
+	}
+	return rejection{}
+}
+
+// ended notes the end of a chat, after which there may be room for another.
+func (t *tallies) ended(account string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if one := t.of(account); one.rejection.passes() {
+		one.askAt = time.Time{}
+	}
 }
 
 // settled notes what Redis has counted: the totals of the accounts of the first

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"example.com/botapi"
-	"example.com/botapi/examples/production/internal/resume"
+	"example.com/botapi/examples/resume"
 )
 
 // notes are the log lines of a request that is still being answered. They wait
@@ -96,7 +96,28 @@ func (r *replica) onChat(ctx context.Context, report botapi.ChatReport) {
 		return
 	}
 	r.logger.LogAttrs(ctx, level, "chat", attributes...)
-	resume.WhenOver(ctx, func() { r.usage.OnChat(ctx, report) }) // tokens are counted when the model has ended
+	if resume.OutcomeFrom(ctx) != resume.Kept {
+		r.usage.OnChat(ctx, report)
+		return
+	}
+	t.report = report
+	r.bill(ctx, t)
+}
+
+// onAnswer is called when a model has returned.
+func (r *replica) onAnswer(ctx context.Context, report resume.Report) {
+	if report.Outcome == resume.Kept {
+		r.bill(ctx, turnOf(ctx))
+	}
+}
+
+// bill records the usage of a chat whose answer is kept when it is called the
+// second time: its client's answer has ended, and its model, whose tokens are
+// counted only then.
+func (r *replica) bill(ctx context.Context, t *turn) {
+	if t.ended.Add(1) == 2 {
+		r.usage.OnChat(ctx, t.report)
+	}
 }
 
 // details returns the notes as attributes, without the error that the line has

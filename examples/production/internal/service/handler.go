@@ -3,12 +3,10 @@ package service
 import (
 	"log/slog"
 	"net/http"
-	"net/url"
 	"strings"
 
 	"example.com/botapi"
 	"example.com/botapi/examples/openai"
-	"example.com/botapi/examples/production/internal/resume"
 	"example.com/botapi/examples/production/internal/usage"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
 	"go.opentelemetry.io/otel/attribute"
@@ -81,30 +79,19 @@ func (r *replica) observed(next http.Handler) http.Handler {
 		otelhttp.WithPublicEndpointFn(func(*http.Request) bool { return true }))
 	return http.HandlerFunc(func(client http.ResponseWriter, asked *http.Request) {
 		var aborted any
+		asked.Pattern = route(asked)
 		observe(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			req.URL = asked.URL
 			defer func() {
 				if aborted = recover(); aborted != nil {
 					markAborted(req)
 				}
 			}()
 			next.ServeHTTP(&headObserver{client, w}, req)
-		})).ServeHTTP(client, traceable(asked))
+		})).ServeHTTP(client, asked)
 		if aborted != nil {
 			panic(aborted)
 		}
 	})
-}
-
-// traceable returns a request as traces may show it: with its route, and without
-// the Idempotency-Key in its path, by which its answer can be stopped.
-func traceable(r *http.Request) *http.Request {
-	r.Pattern = route(r)
-	if r.Pattern == resume.Path {
-		r = r.WithContext(r.Context()) // a copy, since the request is the caller's
-		r.URL = &url.URL{Path: resume.Path}
-	}
-	return r
 }
 
 // A headObserver passes only the status to the observing writer. The body goes
@@ -122,11 +109,11 @@ func (w *headObserver) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 // does not create a time series for each path that it tries.
 func route(r *http.Request) string {
 	switch r.URL.Path {
-	case "/v1/bots", "/bots", "/v1/chat", "/chat", // and of the OpenAI-compatible API:
+	case "/v1/bots", "/bots", "/v1/chat", "/chat", "/v1/answers", "/answers", // and of the OpenAI-compatible API:
 		"/v1/models", "/models", "/v1/chat/completions", "/chat/completions":
 		return r.URL.Path
 	}
-	for _, below := range []string{resume.Path, "/v1/models/", "/models/"} {
+	for _, below := range []string{"/v1/models/", "/models/"} {
 		if strings.HasPrefix(r.URL.Path, below) {
 			return below
 		}

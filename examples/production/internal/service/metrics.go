@@ -5,6 +5,8 @@ import (
 	"errors"
 
 	"example.com/botapi/examples/production/internal/usage"
+	"example.com/botapi/examples/resume"
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 )
 
@@ -60,4 +62,18 @@ func (r *replica) measureUsage(meter metric.Meter) error {
 		return nil
 	}, records, size, most, notStored)
 	return errors.Join(err1, err2, err3, err4, err5)
+}
+
+// measureAnswers creates the metric of answers in progress; their store has the
+// others.
+func (r *replica) measureAnswers(engine *resume.Engine) error {
+	_, err := r.telemetry.Metrics.Meter(scope).Int64ObservableGauge("botapi.answers.in_progress",
+		metric.WithDescription("Answers with an Idempotency-Key in progress in this replica, and whether they have the client that started them."),
+		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			all, alone := engine.InProgress()
+			o.Observe(int64(all-alone), metric.WithAttributes(attribute.Bool("client", true)))
+			o.Observe(int64(alone), metric.WithAttributes(attribute.Bool("client", false)))
+			return nil
+		}))
+	return err
 }

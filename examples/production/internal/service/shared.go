@@ -7,17 +7,18 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/production/internal/answers"
 	"example.com/botapi/examples/production/internal/limits"
 	"example.com/botapi/examples/production/internal/redisclient"
-	"example.com/botapi/examples/production/internal/resume"
 	"example.com/botapi/examples/production/internal/runtimes"
 	"example.com/botapi/examples/production/internal/usage"
+	"example.com/botapi/examples/resume"
 )
 
 // Shared is what a replica shares with the others in Redis.
@@ -34,13 +35,19 @@ type Shared struct {
 // goes through resume, which may have its answer already, and then through
 // limits, which counts an answer for as long as its model works.
 type shared struct {
-	redis  *redisclient.Client
-	limits *limits.Engine
-	resume *resume.Engine
+	redis   *redisclient.Client
+	answers *answers.Store
+	limits  *limits.Engine
+	resume  *resume.Engine
 
 	stop     context.CancelFunc // ends watching
 	watching sync.WaitGroup
 }
+
+// unlimited is a limit of answers that this service does not use: package limits
+// counts the models that run, and an account without a limit of concurrent chats
+// has none of concurrent readers either.
+const unlimited = math.MaxInt32
 
 var errStarting = &botapi.StatusError{
 	Status:     http.StatusServiceUnavailable,
@@ -57,7 +64,14 @@ func (r *replica) chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[s
 	case s == nil:
 		return func(yield func(string, error) bool) { yield("", errStarting) }
 	}
-	return s.resume.Chat(redisclient.WithWait(ctx), req)
+	return func(yield func(string, error) bool) {
+		s.resume.Chat(redisclient.WithWait(ctx), req)(func(text string, err error) bool {
+			if err != nil && resume.OutcomeFrom(ctx) == resume.Joined { // a model may have been asked for another request
+				turnOf(ctx).outcome.CompareAndSwap(open, asked)
+			}
+			return yield(text, err)
+		})
+	}
 }
 
 // share wraps the model with limits and resumable answers, once, if this replica
@@ -117,20 +131,30 @@ func (r *replica) newShared(client *redisclient.Client) (*shared, error) {
 		MaxChatsPerAccount: r.config.MaxChatsPerAccount,
 		Logger:             r.logger,
 	})
+	settings := r.config.Shared.Answers
+	settings.Running, settings.RunningPerOwner, settings.ReadersPerOwner = unlimited, unlimited, unlimited
 	var err error
-	s.resume, err = resume.New(resume.Options{
-		Engine:        s.limits,
-		Redis:         client,
-		Settings:      r.config.Shared.Answers,
-		ChatTimeout:   r.config.ChatTimeout,
-		StallTimeout:  r.config.StallTimeout,
-		ChatsAtOnce:   s.limits.ChatsAtOnce,
-		Asked:         func(ctx context.Context) bool { return turnOf(ctx).outcome.Load() == asked },
-		Ask:           func(ctx context.Context) { turnOf(ctx).outcome.CompareAndSwap(open, asked) },
-		MeterProvider: r.telemetry.Metrics,
-		Logger:        r.notedLogger(),
-	})
+	s.answers, err = answers.New(client, settings, r.telemetry.Metrics.Meter(scope))
 	if err != nil {
+		s.limits.Close()
+		return nil, errors.Join(err, client.Close())
+	}
+	s.resume = resume.New(resume.Options{
+		Engine:       s.limits,
+		Store:        s.answers,
+		ValidKey:     answers.ValidKey,
+		ChatTimeout:  r.config.ChatTimeout,
+		StallTimeout: r.config.StallTimeout,
+		Admit:        r.admit(s.limits),
+		Limits: func(ctx context.Context, account string) (resume.Limits, error) {
+			atOnce, err := s.limits.ChatsAtOnce(ctx, account)
+			return resume.Limits{Readers: atOnce}, err
+		},
+		OnAnswer: r.onAnswer,
+		Logger:   r.notedLogger(),
+	})
+	if err := r.measureAnswers(s.resume); err != nil {
+		s.answers.Close()
 		s.limits.Close()
 		return nil, errors.Join(err, client.Close())
 	}
@@ -145,7 +169,19 @@ func (r *replica) unshare() {
 	if s := r.shared.Load(); s != nil {
 		s.stop()
 		s.watching.Wait()
+		s.answers.Close()
 		s.redis.Close()
+	}
+}
+
+// admit returns why this replica would reject a chat, as far as it knows without
+// Redis: then an Idempotency-Key can only join an answer.
+func (r *replica) admit(limited *limits.Engine) func(context.Context, *botapi.ChatRequest) error {
+	return func(ctx context.Context, req *botapi.ChatRequest) error {
+		if name := turnOf(ctx).settings.Runtime; name != "" && !r.hasRuntime(name) {
+			return noSuchRuntime(req.Bot.UID, name)
+		}
+		return limited.Rejected(botapi.AccountFrom(ctx))
 	}
 }
 
@@ -163,14 +199,16 @@ func (r *replica) resumable(api http.Handler, keys botapi.KeyVerifier) http.Hand
 	if r.config.Shared == nil {
 		return api
 	}
-	chats := resume.Keyed(api)
+	var once sync.Once
+	var resuming http.Handler
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		s := r.shared.Load()
-		if s == nil || !strings.HasPrefix(req.URL.Path, resume.Path) {
-			chats.ServeHTTP(w, req)
+		if s == nil { // a chat is rejected with errStarting
+			api.ServeHTTP(w, req)
 			return
 		}
-		s.resume.Answers(keys).ServeHTTP(w, req)
+		once.Do(func() { resuming = s.resume.Handler(api, keys) })
+		resuming.ServeHTTP(w, req)
 	})
 }
 

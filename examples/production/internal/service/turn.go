@@ -21,6 +21,9 @@ type turn struct {
 	outcome  atomic.Int32 // open, asked or handedBack; it changes once
 	notes    notes
 	settings postgres.Settings // of the bot that was looked up
+
+	report botapi.ChatReport // of a chat whose answer is kept
+	ended  atomic.Int32      // see bill
 }
 
 const (
