@@ -77,7 +77,9 @@ func serveReplica(s replicaSettings) error {
 	}
 	engine := resume.New(resume.Options{
 		Engine: limited, Store: store, ValidKey: answers.ValidKey, Logger: logger,
-		Admit: func(ctx context.Context, _ *botapi.ChatRequest) error { return limited.Rejected(botapi.AccountFrom(ctx)) },
+		Admit: func(ctx context.Context, _ *botapi.ChatRequest) error {
+			return limited.Rejected(botapi.AccountFrom(ctx))
+		},
 	})
 	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
 	if err != nil {
