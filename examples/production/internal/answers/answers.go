@@ -130,8 +130,12 @@ func (s *Store) send(ctx context.Context, method string, r resume.Ref, arguments
 
 // run runs a method of the script, and returns when ctx ends.
 func (s *Store) run(ctx context.Context, method string, r resume.Ref, arguments ...any) (reply, error) {
+	return wait(ctx, method, s.send(ctx, method, r, arguments...))
+}
+
+func wait(ctx context.Context, method string, replies <-chan reply) (reply, error) {
 	select {
-	case got := <-s.send(ctx, method, r, arguments...):
+	case got := <-replies:
 		if got.err != nil {
 			return reply{}, fmt.Errorf("answers in redis: %s: %w", method, got.err)
 		}
@@ -143,8 +147,12 @@ func (s *Store) run(ctx context.Context, method string, r resume.Ref, arguments 
 
 // Claim implements resume.Store.
 func (s *Store) Claim(ctx context.Context, c resume.Claim) (resume.Claimed, error) {
-	got, err := s.run(ctx, "claim", c.Ref, c.Body, c.Reader, c.Join,
+	replies := s.send(ctx, "claim", c.Ref, c.Body, c.Reader, c.Join,
 		cmp.Or(c.Limits.Running, s.settings.RunningPerOwner), cmp.Or(c.Limits.Readers, s.settings.ReadersPerOwner), s.redis.Full())
+	got, err := wait(ctx, "claim", replies)
+	if ctx.Err() != nil {
+		go s.takeBack(c.Ref, replies)
+	}
 	if err != nil {
 		s.measured.claimed(ctx, "", "redis is away", 0)
 		return resume.Claimed{}, err
@@ -157,6 +165,15 @@ func (s *Store) Claim(ctx context.Context, c resume.Claim) (resume.Claimed, erro
 	claimed.ID = got.text(1)
 	s.measured.claimed(ctx, claimed.State, "", got.number(2))
 	return claimed, nil
+}
+
+// takeBack ends an answer that a claim starts after its caller has given up. The
+// engine ends it, too, but that may have come first.
+func (s *Store) takeBack(r resume.Ref, replies <-chan reply) {
+	if got := <-replies; got.text(0) == string(resume.Started) {
+		_ = s.End(context.Background(), r, -1, resume.Ending{}) // otherwise its lease expires
+		_ = s.Leave(context.Background(), r, r.ID)
+	}
 }
 
 // Add implements resume.Store.

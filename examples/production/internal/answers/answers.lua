@@ -160,7 +160,6 @@ function methods.add(from, attended, ...)
   local a = find()
   if not a then return {'lost', 0, 0} end
   if not a.goesOn then return {a.state, 0, 0} end
-  expire(a, rules.lease)
   local readers, have = live(a.readers), redis.call('LLEN', a.fragments) -- fewer than before if Redis has failed over
   local texts = {select(math.max(0, have - from) + 1, ...)}
   if a.state == 'running' and from <= have and #texts > 0 then
@@ -168,6 +167,7 @@ function methods.add(from, attended, ...)
     have = redis.call('LLEN', a.fragments)
     if readers > 0 then publish(a, 'changed') end
   end
+  expire(a, rules.lease)
   local alone = tonumber(a.alone)
   if attended == '1' or readers > 0 then
     if alone then redis.call('HDEL', a.at, 'alone') end

@@ -91,9 +91,9 @@ func commandsUsed(key string) [][]any {
 		{"EVAL", "return 1", 0}, {"EVALSHA", strings.Repeat("0", 40), 0},
 		{"SET", key, "", "PX", 1000}, {"GET", key}, {"TTL", key}, {"PTTL", key}, {"EXISTS", key},
 		{"EXPIREAT", key, 0}, {"PEXPIRE", key, 1000}, {"INCRBY", key, 1}, {"DECRBY", key, 1}, {"DEL", key},
-		{"LINDEX", key, 0}, {"LRANGE", key, 0, 0}, {"LTRIM", key, 0, 0}, {"LLEN", key}, {"RPUSH", key, ""}, {"LPOP", key}, {"DEL", key},
+		{"LINDEX", key, 0}, {"LRANGE", key, 0, 0}, {"LTRIM", key, 0, 0}, {"LLEN", key}, {"RPUSH", key, ""}, {"RENAME", key, key}, {"DEL", key},
 		{"HGET", key, ""}, {"HMGET", key, ""}, {"HDEL", key, ""}, {"HSET", key, "", 0}, {"HINCRBY", key, "", 1}, {"HLEN", key}, {"DEL", key},
-		{"ZREM", key, ""}, {"ZCARD", key}, {"ZRANK", key, ""}, {"ZSCORE", key, ""}, {"ZRANGEBYSCORE", key, 0, 0}, {"ZREMRANGEBYSCORE", key, 0, 0},
+		{"ZREM", key, ""}, {"ZCARD", key}, {"ZRANGEBYSCORE", key, 0, 0}, {"ZREMRANGEBYSCORE", key, 0, 0},
 		{"ZADD", key, 0, ""}, {"DEL", key},
 	}
 }

@@ -1,0 +1,325 @@
+package answers_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"iter"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/production/internal/answers"
+	"example.com/botapi/examples/production/internal/limits"
+	"example.com/botapi/examples/production/internal/redisclient"
+	"example.com/botapi/examples/production/internal/redistest"
+	"example.com/botapi/examples/resume"
+	"github.com/matryer/is"
+	"go.opentelemetry.io/otel/metric/noop"
+)
+
+// A model answers as the test says, word by word. Each answer has its own
+// channel of words, which the test closes.
+type model chan chan string
+
+func (m model) Chat(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		words := make(chan string)
+		m <- words
+		for {
+			select {
+			case word, more := <-words:
+				if !more || !yield(word, nil) {
+					return
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+// A replica is a service with answers in Redis, behind limits of its accounts,
+// whose names are its API keys.
+type replica string
+
+func serve(t *testing.T, client *redisclient.Client, engine botapi.ChatEngine, s resume.Settings, l limits.Limits) replica {
+	t.Helper()
+	logger := slog.New(slog.NewTextHandler(t.Output(), nil))
+	store, err := answers.New(client, s, noop.Meter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limited := limits.New(limits.Options{Engine: engine, Store: limitsOfAll(l), Redis: client, Logger: logger})
+	resuming := resume.New(resume.Options{Engine: limited, Store: store, Logger: logger, ValidKey: answers.ValidKey,
+		Admit: func(ctx context.Context, _ *botapi.ChatRequest) error {
+			return limited.Rejected(botapi.AccountFrom(ctx))
+		}})
+	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) { return key, nil })
+	api := botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: resuming, Logger: logger})
+	server := httptest.NewServer(resuming.Handler(api, keys))
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := resuming.Close(ctx); err != nil {
+			t.Error(err)
+		}
+		limited.Close()
+		store.Close()
+	})
+	return replica(server.URL)
+}
+
+type limitsOfAll limits.Limits
+
+func (l limitsOfAll) Limits(context.Context, string) (limits.Limits, error) {
+	return limits.Limits(l), nil
+}
+
+// A client reads a stream event by event.
+type client struct {
+	*http.Response
+	lines      *bufio.Scanner
+	disconnect context.CancelFunc
+}
+
+// connect sends a chat, and returns when its answer begins.
+func (r replica) connect(t *testing.T, key string) client {
+	t.Helper()
+	ctx, disconnect := context.WithTimeout(t.Context(), 20*time.Second)
+	t.Cleanup(disconnect)
+	response, err := r.send(ctx, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { response.Body.Close() })
+	return client{response, bufio.NewScanner(response.Body), disconnect}
+}
+
+func (r replica) send(ctx context.Context, key string) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, "POST", string(r)+"/v1/chat", strings.NewReader(`{"bot_slug":"helper","prompt":"Hi","stream":true}`))
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Authorization", "Bearer acme")
+	request.Header.Set(resume.Header, key)
+	return http.DefaultClient.Do(request)
+}
+
+func (c client) outcome() string { return c.Header.Get(resume.OutcomeHeader) }
+
+// next returns the text of the next event, or how the stream ends.
+func (c client) next() string {
+	for c.lines.Scan() {
+		data, isData := strings.CutPrefix(c.lines.Text(), "data: ")
+		if !isData {
+			continue
+		}
+		var event struct{ Content, Detail string }
+		if json.Unmarshal([]byte(data), &event) != nil {
+			return data // [DONE]
+		}
+		return event.Content + event.Detail
+	}
+	return "aborted"
+}
+
+func (c client) rest() (texts []string) {
+	for {
+		text := c.next()
+		texts = append(texts, text)
+		if text == "[DONE]" || text == "aborted" {
+			return texts
+		}
+	}
+}
+
+// says has the next answer of a model begin with a word.
+func (m model) says(word string) <-chan chan string {
+	said := make(chan chan string, 1)
+	go func() {
+		words := <-m
+		words <- word
+		said <- words
+	}()
+	return said
+}
+
+// TestReplicaThatDies disconnects a replica from Redis: for the others it is
+// dead.
+func TestReplicaThatDies(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	models, settings := make(model), resume.Settings{Lease: 300 * time.Millisecond}
+	connection := server.Client(t)
+	dying := serve(t, connection, models, settings, limits.Limits{})
+	living := serve(t, server.Client(t), models, settings, limits.Limits{})
+	said := models.says("one")
+	here, elsewhere := dying.connect(t, "k1"), living.connect(t, "k1")
+	words := <-said
+	is.Equal(elsewhere.next(), "one")
+	connection.Close()
+	is.Equal(elsewhere.next(), "The answer broke off")
+
+	said = models.says("two")
+	again := living.connect(t, "k1")
+	close(<-said)
+	is.Equal(again.outcome(), "kept")
+	is.Equal(again.rest(), []string{"two", "[DONE]"})
+
+	words <- "three" // its own client still has the answer
+	is.Equal(here.next(), "one")
+	is.Equal(here.next(), "three")
+	here.disconnect()
+	ended := func() bool {
+		select {
+		case words <- "":
+			return false
+		default:
+			return true
+		}
+	}
+	eventually(t, "the model stops as without a key", func() bool {
+		time.Sleep(50 * time.Millisecond)
+		return ended()
+	})
+}
+
+// TestDeathBeforeTheFirstFragment has a client join an answer whose process dies
+// before it says anything. The client gets another.
+func TestDeathBeforeTheFirstFragment(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	models, settings := make(model), resume.Settings{Lease: time.Second}
+	connection, operator := server.Client(t), server.Client(t)
+	dying := serve(t, connection, models, settings, limits.Limits{})
+	living := serve(t, server.Client(t), models, settings, limits.Limits{})
+	responses := make(chan *http.Response, 2)
+	send := func(r replica) {
+		if response, err := r.send(t.Context(), "k1"); err == nil {
+			responses <- response
+		}
+	}
+	go send(dying)
+	silent := <-models
+	go send(living)
+	eventually(t, "it has joined", func() bool { return len(operator.Keys(t.Context(), "botapi:answers:readers:*").Val()) == 1 })
+	connection.Close()
+	said := models.says("two")
+	response := <-responses
+	defer response.Body.Close()
+	close(<-said)
+	c := client{response, bufio.NewScanner(response.Body), nil}
+	is.Equal(c.outcome(), "not-kept")
+	is.Equal(c.rest(), []string{"two", "[DONE]"})
+	close(silent)
+}
+
+// TestRedisStopsAndRestarts stops Redis and starts it again, empty.
+func TestRedisStopsAndRestarts(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	models := make(model)
+	r := serve(t, server.Client(t), models, resume.Settings{Lease: 300 * time.Millisecond}, limits.Limits{})
+	said := models.says("one")
+	begun, joined := r.connect(t, "k1"), r.connect(t, "k1")
+	words := <-said
+	is.Equal(joined.outcome(), "joined")
+	is.Equal(joined.next(), "one")
+	server.Stop(t)
+	words <- "two"
+	close(words)
+	is.Equal(begun.rest(), []string{"one", "two", "[DONE]"})
+	is.Equal(joined.rest(), []string{"two", "[DONE]"})
+
+	said = models.says("three")
+	unkept := r.connect(t, "k1")
+	close(<-said)
+	is.Equal(unkept.outcome(), "not-kept")
+	is.Equal(unkept.rest(), []string{"three", "[DONE]"})
+
+	server.Start(t)
+	eventually(t, "answers are kept again", func() bool {
+		said := models.says("four")
+		c := r.connect(t, "k2")
+		if c.outcome() != "joined" {
+			close(<-said)
+		}
+		c.rest()
+		return c.outcome() != "not-kept"
+	})
+}
+
+// TestRejectedChatsCostLittle has an account with a limit of one concurrent chat
+// send 100 more, each with a new key.
+func TestRejectedChatsCostLittle(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	models, operator := make(model), server.Client(t)
+	r := serve(t, server.Client(t), models, resume.Settings{Lease: time.Hour}, limits.Limits{ChatsAtOnce: 1})
+	said := models.says("one")
+	first := r.connect(t, "k1")
+	words := <-said
+	is.Equal(first.next(), "one")
+	rejected := func(key string) {
+		response, err := r.send(t.Context(), key)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer response.Body.Close()
+		_, _ = io.Copy(io.Discard, response.Body)
+		if response.StatusCode != http.StatusTooManyRequests || response.Header.Get("Retry-After") != "1" {
+			t.Errorf("status %d", response.StatusCode)
+		}
+	}
+	rejected("k2") // claims its key: now the replica knows
+	before := commands(t, operator)
+	var all sync.WaitGroup
+	for i := range 100 {
+		all.Go(func() { rejected(fmt.Sprint("new-", i)) })
+	}
+	all.Wait()
+	cost := commands(t, operator) - before
+	t.Logf("%d commands", cost)
+	is.True(cost <= 3*100+100) // a chat may have asked anew, after a second
+	joined := r.connect(t, "k1")
+	is.Equal(joined.outcome(), "joined") // which is still allowed
+
+	close(words)
+	is.Equal(joined.rest(), []string{"one", "[DONE]"})
+	said = models.says("two") // as soon as there is room
+	is.Equal(r.connect(t, "k3").outcome(), "kept")
+	close(<-said)
+}
+
+// commands is how many commands Redis has executed, in scripts, too.
+func commands(t *testing.T, operator *redisclient.Client) (calls int) {
+	t.Helper()
+	info, err := operator.Info(t.Context(), "commandstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(info) {
+		_, counted, isCommand := strings.Cut(line, ":calls=")
+		number, _, _ := strings.Cut(counted, ",")
+		if n, err := strconv.Atoi(number); isCommand && err == nil && !strings.HasPrefix(line, "cmdstat_info") {
+			calls += n
+		}
+	}
+	return calls
+}
