@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -285,6 +286,55 @@ func TestSlowRedis(t *testing.T) {
 	is.True(strings.Contains(scrape(t, p), `db_client_operation_duration_seconds_count{db_operation_name="evalsha",db_system_name="redis",error_type="timeout"`))
 	delay.Store(0)
 	eventually(t, "it is back", func() bool { return len(p.logged(t, "redis is back")) > 0 })
+}
+
+// TestRedisThatTakesASecond has a Redis that takes more than a second for each
+// response, and is not down. A chat with a key is answered after one wait for its
+// answer and one for its limits, is not handed back to the proxy, and leaves
+// nothing that a later one could join.
+func TestRedisThatTakesASecond(t *testing.T) {
+	is := is.New(t)
+	const connected = 10
+	server := redistest.NewServer(t)
+	var delay atomic.Int64
+	way := slowly(t, strings.TrimSuffix(strings.TrimPrefix(server.URL, "redis://"), "/0"), &delay)
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("one") })
+	env, key := withOneBot(t)
+	is.Equal(command(t, "", env, "limits", "set", "--chats-at-once", "50").code, 0)
+	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", "redis://"+way+"/0")
+	p.ready(t)
+	s := sharing{key: key}
+	proxy := startProxy(t, []*process{p, p, p})
+	chat := func(idempotency string) (outcome string, waited time.Duration) {
+		began := time.Now()
+		response, err := s.sendTo(t.Context(), proxy.url, idempotency, "Hi")
+		is.NoErr(err)
+		defer response.Body.Close()
+		events := stream{bufio.NewScanner(response.Body), response.Body}
+		is.Equal(response.StatusCode, http.StatusOK)
+		is.Equal(events.next(), `{"content":"one"}`)
+		waited = time.Since(began)
+		is.Equal(events.next(), "[DONE]")
+		return response.Header.Get("X-Botapi-Answer"), waited
+	}
+	delay.Store(int64(50 * time.Millisecond))
+	var all sync.WaitGroup
+	for i := range connected {
+		all.Go(func() { chat(fmt.Sprint("before-", i)) }) // so that the replica has connections
+	}
+	all.Wait()
+	delay.Store(int64(1300 * time.Millisecond))
+	for _, idempotency := range []string{"k1", "k1", "k2"} {
+		outcome, waited := chat(idempotency)
+		is.Equal(outcome, "not-kept")
+		t.Log(waited)
+		is.True(waited < 5*time.Second)
+	}
+	delay.Store(0)
+	_, waited := chat("k1")
+	is.True(waited < 5*time.Second) // it does not wait for the end of what was claimed too late
+	is.Equal(len(runtime.Requests()), connected+4)
+	is.Equal(len(p.logged(t, "chat handed back to the proxy")), 0)
 }
 
 // TestRedisWhoseScriptIsBusy checks that chats are answered, and that the log

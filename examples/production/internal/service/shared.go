@@ -66,13 +66,18 @@ func (r *replica) chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[s
 	}
 	return func(yield func(string, error) bool) {
 		s.resume.Chat(redisclient.WithWait(ctx), req)(func(text string, err error) bool {
-			if err != nil && resume.OutcomeFrom(ctx) == resume.Joined { // a model may have been asked for another request
+			if err != nil && !mayBeHandedBack(resume.OutcomeFrom(ctx)) {
 				turnOf(ctx).outcome.CompareAndSwap(open, asked)
 			}
 			return yield(text, err)
 		})
 	}
 }
+
+// mayBeHandedBack reports whether a chat may be tried on another replica. A model
+// may have been asked for one that has joined an answer. One that is not kept has
+// waited for Redis, and would do so again.
+func mayBeHandedBack(o resume.Outcome) bool { return o != resume.Joined && o != resume.NotKept }
 
 // share wraps the model with limits and resumable answers, once, if this replica
 // shares a Redis. A Redis that rejects the replica ends it; one that is down is
