@@ -615,6 +615,34 @@ func TestRejectedAccountDoesNotLoadRedis(t *testing.T) {
 	is.Equal(r.chat(t, "other"), answered)
 }
 
+// TestRejectedAsFarAsIsKnown asks a replica what it knows without Redis: what that
+// has just said, until a chat of the account ends, and the replica's own limits.
+func TestRejectedAsFarAsIsKnown(t *testing.T) {
+	is := is.New(t)
+	engine := &holding{done: make(chan struct{})}
+	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Engine: engine, MaxChats: 2, Store: table(func(account string) (limits.Limits, error) {
+		return map[string]limits.Limits{"one": {ChatsAtOnce: 1}}[account], nil
+	})})
+	var all sync.WaitGroup
+	defer all.Wait()
+	all.Go(func() { _, _ = r.ask(t.Context(), "one") })
+	eventually(t, "it has begun", func() bool { return engine.begun.Load() == 1 })
+	is.NoErr(r.Rejected("one")) // nobody has asked yet
+	is.Equal(r.chat(t, "one").status, http.StatusTooManyRequests)
+	response, ok := errors.AsType[*botapi.StatusError](r.Rejected("one"))
+	is.True(ok)
+	is.Equal(response.Status, http.StatusTooManyRequests)
+	is.NoErr(r.Rejected("other"))
+	all.Go(func() { _, _ = r.ask(t.Context(), "other") })
+	eventually(t, "it has begun", func() bool { return engine.begun.Load() == 2 })
+	response, ok = errors.AsType[*botapi.StatusError](r.Rejected("another"))
+	is.True(ok)
+	is.Equal(response.Status, http.StatusServiceUnavailable)
+	close(engine.done)
+	all.Wait()
+	is.NoErr(r.Rejected("one"))
+}
+
 // TestCostOfAChatForRedis counts commands: one to begin a chat, and one to end
 // it.
 func TestCostOfAChatForRedis(t *testing.T) {
