@@ -42,7 +42,7 @@ type serveCommand struct {
 
 	Redis        string        `env:"BOTAPI_REDIS" placeholder:"URL" help:"The Redis that the replicas share, for instance redis://127.0.0.1:6379/0. With it, the limits of accounts apply over all replicas, and clients can return for their answers."`
 	RedisPrefix  string        `env:"BOTAPI_REDIS_PREFIX" placeholder:"PREFIX" help:"With --redis: the beginning of all names of keys and channels. By default it is derived from the database's own identity, so that replicas of one database share it."`
-	RedisTimeout time.Duration `env:"BOTAPI_REDIS_TIMEOUT" default:"${redis_timeout}" help:"With --redis: how long a chat waits for it in all. After that, its replica decides by what it knows (${default})."`
+	RedisTimeout time.Duration `env:"BOTAPI_REDIS_TIMEOUT" default:"${redis_timeout}" help:"With --redis: how long a chat waits for it in all, and one with an Idempotency-Key a second longer. After that, its replica decides by what it knows (${default})."`
 
 	AnswerTokens int64 `env:"BOTAPI_ANSWER_TOKENS" default:"4096" placeholder:"N" help:"With --redis: the tokens reserved for an answer that has no maximum, if its account has --tokens-per-day (${default})."`
 
