@@ -30,7 +30,7 @@
 //     ([Options].Owner; by default the account).
 //   - The response header X-Botapi-Answer is kept, joined or not-kept. An answer is
 //     not kept, and answered as one without a key, if there is no room for it or the
-//     store does not answer within a second. One that outgrows its room goes on for
+//     store does not answer within Wait (1 second). One that outgrows its room goes on for
 //     those who follow it in its process; who comes later starts anew.
 //   - A running answer counts against Running and RunningPerOwner until its model has
 //     returned, with or without readers. Too many of them, too many readers and

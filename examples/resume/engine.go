@@ -236,11 +236,8 @@ func errUnavailable(cause error) error {
 	return &botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "The service is unavailable for the moment", RetryAfter: time.Second, Err: cause}
 }
 
-// storeTimeout bounds the wait of a chat for the store.
-const storeTimeout = time.Second
-
 func (e *Engine) claim(ctx context.Context, c Claim) (Claimed, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.rules.Wait)
 	defer cancel()
 	return e.store.Claim(ctx, c)
 }
@@ -444,7 +441,7 @@ func (e *Engine) Stop(ctx context.Context, key string) error {
 		return errStops
 	}
 	defer e.releaseStop(owner)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*storeTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*e.rules.Wait)
 	defer cancel()
 	found, err := e.store.Stop(ctx, owner, key)
 	switch {

@@ -155,7 +155,7 @@ func (r *reader) leave() {
 		a.mu.Unlock()
 	}
 	if r.name != "" {
-		ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+		ctx, cancel := context.WithTimeout(context.Background(), r.engine.rules.Wait)
 		defer cancel()
 		_ = r.engine.store.Leave(ctx, r.Ref, r.name) // otherwise its lease expires
 	}

@@ -33,6 +33,10 @@ type Settings struct {
 	// Lease is how long a running answer, or a reader, is believed in without news
 	// from its process; 9 seconds.
 	Lease time.Duration
+
+	// Wait is how long a chat waits for the store; then it is answered as without a
+	// key. 1 second.
+	Wait time.Duration
 }
 
 // Completed returns the settings with defaults in place of zeros.
@@ -48,6 +52,7 @@ func (s Settings) Completed() Settings {
 		OwnerBytes:      cmp.Or(s.OwnerBytes, 32<<20),
 		AllBytes:        cmp.Or(s.AllBytes, 256<<20),
 		Lease:           cmp.Or(s.Lease, 9*time.Second),
+		Wait:            cmp.Or(s.Wait, time.Second),
 	}
 }
 

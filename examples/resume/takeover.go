@@ -67,7 +67,7 @@ func (t *takeover) endOlder(r *http.Request, chat *request) bool {
 	older.cancel(context.Canceled) // as if its client had disconnected
 	select {
 	case <-older.done:
-	case <-time.After(storeTimeout):
+	case <-time.After(t.engine.rules.Wait):
 	case <-r.Context().Done():
 	}
 	return true

@@ -57,10 +57,16 @@ func Run(t *testing.T, backend Backend) {
 	}
 }
 
+// patient waits for the store however busy the machine is.
+func patient(s resume.Settings) resume.Settings {
+	s.Wait = patience
+	return s
+}
+
 // three are three replicas of one backend.
 func three(t *testing.T, backend Backend, s resume.Settings, o resume.Options) (all [3]replica) {
 	t.Helper()
-	open := backend(t, s)
+	open := backend(t, patient(s))
 	for i := range all {
 		o.Store = open()
 		all[i] = serve(t, o)
@@ -70,7 +76,7 @@ func three(t *testing.T, backend Backend, s resume.Settings, o resume.Options) (
 
 func one(t *testing.T, backend Backend, s resume.Settings, o resume.Options, change ...func(*botapi.Options)) replica {
 	t.Helper()
-	o.Store = backend(t, s)()
+	o.Store = backend(t, patient(s))()
 	return serve(t, o, change...)
 }
 
@@ -105,7 +111,7 @@ func testJoin(t *testing.T, backend Backend) {
 func testJoinByKey(t *testing.T, backend Backend) {
 	is := is.New(t)
 	model := newModel()
-	open := backend(t, resume.Settings{})
+	open := backend(t, patient(resume.Settings{}))
 	var owner atomic.Value
 	owner.Store("ann")
 	o := resume.Options{Engine: model, Owner: func(context.Context) string { return owner.Load().(string) }}
