@@ -127,7 +127,7 @@ func (a *answer) add(ctx context.Context, text string) (more bool) {
 	a.mu.Lock()
 	if !a.over {
 		a.texts = append(a.texts, text)
-		a.size += int64(len(text)) + FragmentOverhead
+		a.size += int64(len(text)) + a.engine.rules.FragmentBytes
 		a.notify()
 	}
 	for !a.over && a.size > window && ctx.Err() == nil {
@@ -154,7 +154,7 @@ func (a *answer) trim(stored int) {
 		}
 	}
 	for ; a.first < needed && len(a.texts) > 0; a.first++ {
-		a.size -= int64(len(a.texts[0])) + FragmentOverhead
+		a.size -= int64(len(a.texts[0])) + a.engine.rules.FragmentBytes
 		a.texts = a.texts[1:] // the fragment stays in the array: a reader may be yielding it
 	}
 	if len(a.texts) == 0 {
@@ -319,6 +319,9 @@ func (k *keeper) step(ctx context.Context, l load) error {
 		now.State = Lost
 	}
 	switch {
+	case now.State == Stopped && !k.ended:
+		k.gone = true
+		k.cancel(ErrStopped)
 	case k.gone, k.ended:
 		k.abandon(l)
 	case now.State == Running && k.stored(now.Have):
@@ -327,10 +330,6 @@ func (k *keeper) step(ctx context.Context, l load) error {
 			k.ended = err == nil
 			return err
 		}
-	case now.State == Stopped:
-		k.gone = true
-		k.cancel(ErrStopped)
-		k.keepNoLonger()
 	default: // outgrown, abandoned, or lost by the store
 		k.gone = true
 		k.keepNoLonger()

@@ -35,9 +35,12 @@
 //   - A running answer counts against Running and RunningPerOwner until its model has
 //     returned, with or without readers. Too many of them, too many readers and
 //     readers that come back too often are a 429 with Retry-After. A client that
-//     comes back takes the slot that botapi still counts for its lost request.
+//     comes back takes the slot that botapi still counts for its lost request, if
+//     MaxChatsPerAccount is reached: with 1, a second tab disconnects the first. Set
+//     RunningPerOwner where you set MaxChatsPerAccount: an answer without readers
+//     has no slot of botapi's.
 //   - ChatTimeout and StallTimeout of [Options] bound the model's work, those of
-//     botapi.Options each reader.
+//     botapi.Options each reader, and an answer that is not kept.
 //   - OnAnswer is called once for each call of the model, when it has returned; bill
 //     there, and not in OnChat, which is called for each reader.
 //   - A key of the API that is revoked does not end the answers that were started

@@ -115,7 +115,7 @@ type Engine struct {
 	models  map[string]int64      // how many run for chats with a key, by owner
 	all     int64                 // the sum of models
 	stops   map[string]int        // how many requests to stop an answer are being served, by owner
-	chats   map[string][]*request // those with a key that are being served, by key, oldest first
+	chats   map[string][]*request // those with a key that are being served, by credentials, oldest first
 	closed  bool
 	running sync.WaitGroup // answers and their keepers
 }

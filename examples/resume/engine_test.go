@@ -104,6 +104,55 @@ func TestSlowStore(t *testing.T) {
 	})
 }
 
+// TestOthersLearnNothing sends the key of an answer of somebody else, with a valid
+// and with an invalid API key: nothing more is done with it than with any key.
+func TestOthersLearnNothing(t *testing.T) {
+	is := is.New(t)
+	calls := make(chan string, 10)
+	keys := botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
+		calls <- key
+		if key == "invalid" {
+			return "", botapi.ErrInvalidKey
+		}
+		return key, nil
+	})
+	begun, goOn := make(chan struct{}, 1), make(chan struct{})
+	engine := resume.New(resume.Options{Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(func(string, error) bool) {
+			begun <- struct{}{}
+			<-goOn
+		}
+	})})
+	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
+	is.NoErr(err)
+	h := engine.Handler(botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: engine, MaxConcurrentChats: 1, Logger: slog.New(slog.DiscardHandler)}), keys)
+	send := func(apiKey, key string) int {
+		r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/chat", strings.NewReader(`{"bot_slug":"helper","prompt":"Hi","stream":false}`))
+		r.Header.Set("Authorization", "Bearer "+apiKey)
+		r.Header.Set(resume.Header, key)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w.Code
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		send("alice", key)
+	}()
+	is.Equal(<-calls, "alice")
+	<-begun
+	for _, other := range []string{key, "another-0123456789"} {
+		is.Equal(send("bob", other), http.StatusServiceUnavailable)
+		is.Equal(send("invalid", other), http.StatusUnauthorized)
+		is.Equal(<-calls, "bob")
+		is.Equal(<-calls, "invalid")
+		is.Equal(len(calls), 0)
+	}
+	close(goOn)
+	<-done
+	is.NoErr(engine.Close(t.Context()))
+}
+
 // TestStoreThatFails answers as without a key.
 func TestStoreThatFails(t *testing.T) {
 	is := is.New(t)

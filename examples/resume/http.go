@@ -28,14 +28,16 @@ const (
 // A request is what the handler and the Engine tell each other about a request
 // with a key.
 type request struct {
-	keys   []string // as received
-	cancel context.CancelCauseFunc
-	done   chan struct{} // closed when it has been served
+	keys        []string // as received
+	credentials string   // the key of the API and the Idempotency-Key
+	cancel      context.CancelCauseFunc
+	done        chan struct{} // closed when it has been served
 
-	mu      sync.Mutex
-	reached bool // the Engine
-	owner   string
-	outcome Outcome
+	mu         sync.Mutex
+	reached    bool // the Engine
+	identified bool // owner is known
+	owner      string
+	outcome    Outcome
 }
 
 type requestKey struct{}
@@ -70,7 +72,7 @@ func tell(ctx context.Context, o Outcome) {
 func (r *request) reach(owner string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.reached, r.owner = true, owner
+	r.reached, r.identified, r.owner = true, true, owner
 }
 
 // Handler returns a handler around api, which is the handler of botapi.New or one

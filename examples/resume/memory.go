@@ -99,16 +99,16 @@ func (m *Memory) Claim(_ context.Context, c Claim) (Claimed, error) {
 	defer m.enter(&now)()
 	a := m.names[name{c.Owner, c.Key}]
 	switch {
-	case a == nil && c.Join:
-		return Claimed{State: Nothing}, nil
-	case a == nil:
-		return m.start(c, now), nil
-	case c.Body != "" && c.Body != a.body:
+	case a != nil && c.Body != "" && c.Body != a.body:
 		return Claimed{State: Other}, nil
-	case a.state == Stopped:
+	case a != nil && a.state == Stopped:
 		return Claimed{State: Stopped}, nil
+	case a != nil && a.state != Outgrown:
+		return m.join(a, c, now), nil
+	case c.Join:
+		return Claimed{State: Nothing}, nil
 	}
-	return m.join(a, c, now), nil
+	return m.start(c, now), nil
 }
 
 func (m *Memory) start(c Claim, now time.Time) Claimed {
@@ -194,13 +194,12 @@ func (m *Memory) Add(_ context.Context, r Ref, from int, texts []string, attende
 func (m *Memory) append(a *kept, texts []string) {
 	held := a.held
 	for _, text := range texts {
-		held += int64(len(text)) + FragmentOverhead
+		held += int64(len(text)) + m.settings.FragmentBytes
 	}
 	size := max(AnswerOverhead+held, LeastRunning)
 	more := size - a.counted
 	if size > m.settings.AnswerBytes || more > 0 && (m.owner(a.Owner).bytes+more > m.settings.OwnerBytes || m.bytes+more > m.settings.AllBytes) {
 		a.state = Outgrown
-		delete(m.names, name{a.Owner, a.Key})
 		return
 	}
 	a.texts, a.held = append(a.texts, texts...), held
@@ -223,7 +222,7 @@ func (m *Memory) End(_ context.Context, r Ref, fragments int, e Ending) error {
 		m.drop(a)
 		return nil
 	default:
-		delete(m.names, name{a.Owner, a.Key})
+		m.free(a)
 		a.state, a.ending, keep = Failed, e, m.settings.Lease
 	}
 	m.count(a, AnswerOverhead+a.held)
@@ -260,7 +259,7 @@ func (m *Memory) Read(_ context.Context, r Ref, reader string, from int) (Part, 
 	if reader != "" {
 		m.attend(a, reader, now)
 	}
-	if a.state == Complete && a.until.Sub(now) < m.settings.Lease { // it is kept while it is read
+	if (a.state == Complete || a.state == Failed) && a.until.Sub(now) < m.settings.Lease { // it is kept while it is read
 		m.expire(a, now.Add(m.settings.Lease))
 	}
 	texts := a.texts[min(from, len(a.texts)):]
@@ -313,9 +312,7 @@ func (m *Memory) count(a *kept, bytes int64) {
 
 // drop forgets an answer.
 func (m *Memory) drop(a *kept) {
-	if m.names[name{a.Owner, a.Key}] == a {
-		delete(m.names, name{a.Owner, a.Key})
-	}
+	m.free(a)
 	delete(m.ids, a.ID)
 	heap.Remove(&m.forget, a.index)
 	m.count(a, 0)
@@ -324,6 +321,13 @@ func (m *Memory) drop(a *kept) {
 	}
 	m.dropOwner(a.Owner)
 	m.Tell(a.ID, false)
+}
+
+// free has the key of an answer lead to it no longer.
+func (m *Memory) free(a *kept) {
+	if key := (name{a.Owner, a.Key}); m.names[key] == a {
+		delete(m.names, key)
+	}
 }
 
 // expire sets when an answer is forgotten.

@@ -3,6 +3,8 @@ package resume
 import (
 	"context"
 	"errors"
+	"math"
+	"sync"
 	"time"
 )
 
@@ -19,6 +21,10 @@ type reader struct {
 	name   string  // of its slot; empty if it started the answer
 	local  *answer // nil if another process runs it
 	next   int     // number of the next fragment; guarded by local.mu, if that is set
+
+	mu      sync.Mutex // held while the lease of the slot is renewed
+	renewal *time.Timer
+	left    bool
 }
 
 var errDied = errors.New("resume: the process that gave the answer has died, or its store has lost it")
@@ -30,6 +36,7 @@ func (r *reader) follow(ctx context.Context, yield func(string, error) bool) (di
 	changed, _, unwatch := r.engine.store.Watch(r.ID)
 	defer unwatch()
 	defer r.leave()
+	r.renewLater()
 	for healthy := time.Now(); ctx.Err() == nil; {
 		p, err := r.read(ctx)
 		switch {
@@ -144,6 +151,26 @@ func (r *reader) advance(texts int) {
 	}
 }
 
+// renewLater renews the lease of a reader's slot: its client may not read for long.
+func (r *reader) renewLater() {
+	if r.name == "" {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.renewal = time.AfterFunc(r.engine.rules.Lease/3, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.left {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), r.engine.rules.Wait)
+		defer cancel()
+		_, _ = r.engine.store.Read(ctx, r.Ref, r.name, math.MaxInt32) // otherwise the next time
+		r.renewal.Reset(r.engine.rules.Lease / 3)
+	})
+}
+
 func (r *reader) leave() {
 	if a := r.local; a != nil {
 		a.mu.Lock()
@@ -155,6 +182,10 @@ func (r *reader) leave() {
 		a.mu.Unlock()
 	}
 	if r.name != "" {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.left = true
+		r.renewal.Stop()
 		ctx, cancel := context.WithTimeout(context.Background(), r.engine.rules.Wait)
 		defer cancel()
 		_ = r.engine.store.Leave(ctx, r.Ref, r.name) // otherwise its lease expires

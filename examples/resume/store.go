@@ -30,6 +30,9 @@ type Settings struct {
 	// bytes besides its text, a running one as at least 16 KiB.
 	AnswerBytes, OwnerBytes, AllBytes int64
 
+	// FragmentBytes is what a fragment counts as besides its text: 24, as in memory.
+	FragmentBytes int64
+
 	// Lease is how long a running answer, or a reader, is believed in without news
 	// from its process; 9 seconds.
 	Lease time.Duration
@@ -51,6 +54,7 @@ func (s Settings) Completed() Settings {
 		AnswerBytes:     cmp.Or(s.AnswerBytes, 1<<20),
 		OwnerBytes:      cmp.Or(s.OwnerBytes, 32<<20),
 		AllBytes:        cmp.Or(s.AllBytes, 256<<20),
+		FragmentBytes:   cmp.Or(s.FragmentBytes, 24),
 		Lease:           cmp.Or(s.Lease, 9*time.Second),
 		Wait:            cmp.Or(s.Wait, time.Second),
 	}
@@ -124,7 +128,8 @@ type Claimed struct {
 type State string
 
 // States of answers. A key leads to an answer that is Running, Complete or
-// Stopped; to the others, only those who follow them already.
+// Stopped; to the others, only those who follow them already. One that is
+// Outgrown can still be stopped by its key, until the key has another answer.
 const (
 	Running  State = "running"
 	Outgrown State = "outgrown" // running, with more text than there is room for: what did fit is kept for its readers
@@ -165,9 +170,9 @@ const (
 	// PartFragments bounds the fragments of a Part.
 	PartFragments = 128
 
-	// AnswerOverhead is what an answer counts as besides its text, FragmentOverhead
-	// each of its fragments, LeastRunning the least that a running one counts as.
-	AnswerOverhead, FragmentOverhead, LeastRunning = 1000, 4, 16 << 10
+	// AnswerOverhead is what an answer counts as besides its fragments, LeastRunning
+	// the least that a running one counts as.
+	AnswerOverhead, LeastRunning = 1000, 16 << 10
 
 	// JoinBurst is how often an answer may be joined at first; after that, once a
 	// second.

@@ -25,85 +25,96 @@ type takeover struct {
 func (t *takeover) serve(w http.ResponseWriter, r *http.Request, keys []string) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
-	chat := &request{keys: keys, cancel: cancel, done: make(chan struct{})}
+	chat := &request{keys: keys, credentials: r.Header.Get("Authorization") + "\n" + keys[0], cancel: cancel, done: make(chan struct{})}
 	defer close(chat.done)
 	isOnly := t.engine.enter(chat)
 	defer t.engine.exit(chat)
 	r = withRequest(r.WithContext(ctx), chat)
-	if isOnly {
+	if isOnly || !t.hasOlder(r, chat) {
 		t.api.ServeHTTP(tellingClient(w, chat), r)
 		return
 	}
-
 	body := &recordedBody{ReadCloser: r.Body}
 	r.Body = body
-	held := &heldWriter{ResponseWriter: w, header: w.Header().Clone(), chat: chat}
-	t.api.ServeHTTP(tellingClient(held, chat), r)
-	switch {
-	case held.status == 0:
-		return
-	case body.isComplete() && held.isLimit() && t.endOlder(r, chat):
+	for {
+		held := &heldWriter{ResponseWriter: w, header: w.Header().Clone(), chat: chat}
+		t.api.ServeHTTP(tellingClient(held, chat), r)
+		if held.status == 0 {
+			return
+		}
+		if !body.isComplete() || !held.isLimit() || ctx.Err() != nil || !t.endOlder(ctx, chat) {
+			held.send()
+			return
+		}
+		r = r.Clone(r.Context())
 		r.Body = io.NopCloser(bytes.NewReader(body.read))
-		t.api.ServeHTTP(tellingClient(w, chat), r)
-	default:
-		held.send()
 	}
+}
+
+// hasOlder reports whether an older request has the same owner and key. Without
+// an API key, or with that of somebody else, there is none.
+func (t *takeover) hasOlder(r *http.Request, chat *request) bool {
+	asking := new(request)
+	list := asList(withRequest(r, asking), http.MethodGet)
+	list.Body, list.ContentLength = http.NoBody, 0
+	t.owners.ServeHTTP(&heldWriter{header: make(http.Header), chat: asking, holdsAll: true}, list)
+	if !asking.reached {
+		return false
+	}
+	chat.mu.Lock()
+	chat.identified, chat.owner = true, asking.owner
+	chat.mu.Unlock()
+	return t.engine.olderThan(chat) != nil
 }
 
 // endOlder ends the oldest other request of the same owner and key, and reports
 // whether there was one.
-func (t *takeover) endOlder(r *http.Request, chat *request) bool {
-	asking := &request{}
-	list := asList(r, http.MethodGet)
-	list.Body, list.ContentLength = http.NoBody, 0
-	t.owners.ServeHTTP(&heldWriter{header: make(http.Header), chat: asking, holdsAll: true}, withRequest(list, asking))
-	if !asking.reached {
-		return false
-	}
-	older := t.engine.olderThan(chat, asking.owner)
+func (t *takeover) endOlder(ctx context.Context, chat *request) bool {
+	older := t.engine.olderThan(chat)
 	if older == nil {
 		return false
 	}
 	older.cancel(context.Canceled) // as if its client had disconnected
 	select {
 	case <-older.done:
+		return true
 	case <-time.After(t.engine.rules.Wait):
-	case <-r.Context().Done():
+	case <-ctx.Done():
 	}
-	return true
+	return false
 }
 
 // enter notes that a chat is being served. It reports whether it is the only one
-// of its key.
+// with its API key and Idempotency-Key.
 func (e *Engine) enter(chat *request) (isOnly bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	key := chat.keys[0]
-	e.chats[key] = append(e.chats[key], chat)
-	return len(e.chats[key]) == 1
+	e.chats[chat.credentials] = append(e.chats[chat.credentials], chat)
+	return len(e.chats[chat.credentials]) == 1
 }
 
 func (e *Engine) exit(chat *request) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	key := chat.keys[0]
-	e.chats[key] = slices.DeleteFunc(e.chats[key], func(other *request) bool { return other == chat })
-	if len(e.chats[key]) == 0 {
-		delete(e.chats, key)
+	left := slices.DeleteFunc(e.chats[chat.credentials], func(other *request) bool { return other == chat })
+	if e.chats[chat.credentials] = left; len(left) == 0 {
+		delete(e.chats, chat.credentials)
 	}
 }
 
-func (e *Engine) olderThan(chat *request, owner string) *request {
+// olderThan returns the oldest request before a chat that has the same owner and
+// key, or nil.
+func (e *Engine) olderThan(chat *request) *request {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, other := range e.chats[chat.keys[0]] {
+	for _, other := range e.chats[chat.credentials] {
+		if other == chat {
+			break
+		}
 		other.mu.Lock()
-		isSame := other.reached && other.owner == owner
+		isSame := other.identified && other.owner == chat.owner
 		other.mu.Unlock()
-		switch {
-		case other == chat:
-			return nil
-		case isSame:
+		if isSame {
 			return other
 		}
 	}

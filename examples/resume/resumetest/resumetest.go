@@ -45,6 +45,8 @@ func Run(t *testing.T, backend Backend) {
 		"EngineThatStays": testEngineThatStays,
 		"NoRoom":          testNoRoom,
 		"Outgrown":        testOutgrown,
+		"StopOutgrown":    testStopOutgrown,
+		"StalledReader":   testStalledReader,
 		"Readers":         testReaders,
 		"JoinedTooOften":  testJoinedTooOften,
 		"SlowReader":      testSlowReader,
@@ -614,6 +616,41 @@ func testOutgrown(t *testing.T, backend Backend) {
 	text, end := c.rest()
 	is.Equal(len(text), len("one")+20*len(long))
 	is.Equal(end, "[DONE]")
+}
+
+// testStopOutgrown stops an answer that has outgrown its room.
+func testStopOutgrown(t *testing.T, backend Backend) {
+	is := is.New(t)
+	model := newModel()
+	r := one(t, backend, resume.Settings{AnswerBytes: 20_000}, resume.Options{Engine: model})
+	said := model.begins("one")
+	c := r.connect(t, hi("k1"))
+	turn := receive(t, said)
+	for range 10 {
+		turn.say(t, strings.Repeat("x", 3000))
+	}
+	time.Sleep(100 * time.Millisecond) // it has outgrown its room, or will soon
+	is.Equal(r.call(t, "DELETE", "acme", long("k1")).status, http.StatusNoContent)
+	turn.isOver(t)
+	_, end := c.rest()
+	is.Equal(end, "The answer was stopped")
+}
+
+// testStalledReader has a reader that does not read keep its slot for longer than
+// a lease.
+func testStalledReader(t *testing.T, backend Backend) {
+	is := is.New(t)
+	model := newModel()
+	replicas := three(t, backend, resume.Settings{Readers: 1, AnswerBytes: 20 << 20, Lease: 600 * time.Millisecond}, resume.Options{Engine: model})
+	said := model.begins("one")
+	replicas[0].connect(t, hi("k1"))
+	turn := receive(t, said)
+	is.Equal(replicas[1].connect(t, hi("k1")).outcome(), "joined")
+	for range 160 { // more than all buffers hold
+		turn.say(t, strings.Repeat("x", 64<<10))
+	}
+	time.Sleep(1500 * time.Millisecond)
+	is.Equal(replicas[2].reply(t.Context(), hi("k1")), rejectedWith(http.StatusTooManyRequests, "Too many clients follow this answer"))
 }
 
 // testReaders has an owner follow answers as often as it may.

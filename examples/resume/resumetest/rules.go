@@ -16,7 +16,7 @@ func testRules(t *testing.T, backend Backend) {
 	const rounds, calls = 40, 200
 	settings := resume.Settings{
 		Running: 4, RunningPerOwner: 3, Readers: 2, ReadersPerOwner: 4,
-		AnswerBytes: 17_000, OwnerBytes: 3 * resume.LeastRunning, AllBytes: 5 * resume.LeastRunning,
+		AnswerBytes: 17_000, FragmentBytes: 4, OwnerBytes: 3 * resume.LeastRunning, AllBytes: 5 * resume.LeastRunning,
 		Lease: time.Hour, Alone: time.Hour, Keep: time.Hour,
 	}
 	for round := range rounds {

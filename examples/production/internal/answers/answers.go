@@ -32,8 +32,8 @@ type Store struct {
 	rules    []byte // the settings, for the script
 	measured *measured
 
-	news      *redis.PubSub
-	listening sync.WaitGroup
+	news    *redis.PubSub
+	running sync.WaitGroup // calls of the script, and listen
 }
 
 var _ resume.Store = (*Store)(nil)
@@ -43,14 +43,18 @@ var source string
 
 var script = redis.NewScript(source)
 
+// fragmentBytes is the memory of a fragment in a list of Redis besides its text.
+const fragmentBytes = 4
+
 // New returns a store, which works until it is closed. The caller closes the
 // client, after the store.
 func New(client *redisclient.Client, settings resume.Settings, meter metric.Meter) (*Store, error) {
+	settings.FragmentBytes = cmp.Or(settings.FragmentBytes, fragmentBytes)
 	settings = settings.Completed()
 	rules, err := json.Marshal(map[string]int64{
 		"alone": settings.Alone.Milliseconds(), "keep": settings.Keep.Milliseconds(), "lease": settings.Lease.Milliseconds(),
 		"running": settings.Running, "readers": settings.Readers,
-		"answer_bytes": settings.AnswerBytes, "owner_bytes": settings.OwnerBytes, "all_bytes": settings.AllBytes,
+		"answer_bytes": settings.AnswerBytes, "owner_bytes": settings.OwnerBytes, "all_bytes": settings.AllBytes, "fragment_bytes": settings.FragmentBytes,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("preparing the rules of answers: %w", err)
@@ -60,14 +64,14 @@ func New(client *redisclient.Client, settings resume.Settings, meter metric.Mete
 		return nil, fmt.Errorf("preparing the metrics of answers: %w", err)
 	}
 	s.news = client.Subscribe(context.Background(), s.prefix()+"news")
-	s.listening.Go(s.listen)
+	s.running.Go(s.listen)
 	return s, nil
 }
 
 // Close ends the store, after the engine that uses it.
 func (s *Store) Close() {
 	_ = s.news.Close() // the connection may be broken already
-	s.listening.Wait()
+	s.running.Wait()
 }
 
 // listen wakes those who watch an answer, as the script publishes.
@@ -121,10 +125,10 @@ func (s *Store) send(ctx context.Context, method string, r resume.Ref, arguments
 	keys := []string{s.prefix() + "name:" + hex.EncodeToString(name[:])}
 	arguments = append([]any{method, s.prefix(), hex.EncodeToString(owner[:16]), r.ID, s.rules}, arguments...)
 	replies := make(chan reply, 1)
-	go func() {
+	s.running.Go(func() {
 		values, err := script.Run(context.WithoutCancel(ctx), s.redis, keys, arguments...).Slice()
 		replies <- reply{values, err}
-	}()
+	})
 	return replies
 }
 
@@ -151,7 +155,7 @@ func (s *Store) Claim(ctx context.Context, c resume.Claim) (resume.Claimed, erro
 		cmp.Or(c.Limits.Running, s.settings.RunningPerOwner), cmp.Or(c.Limits.Readers, s.settings.ReadersPerOwner), s.redis.Full())
 	got, err := wait(ctx, "claim", replies)
 	if ctx.Err() != nil {
-		go s.takeBack(c.Ref, replies)
+		s.running.Go(func() { s.takeBack(c.Ref, replies) })
 	}
 	if err != nil {
 		s.measured.claimed(ctx, "", "redis is away", 0)

@@ -6,9 +6,9 @@ local apart = prefix .. 'apart:' .. id -- what only the readers of an answer fin
 local following, running, all = prefix .. 'following:' .. owner, prefix .. 'running:' .. owner, prefix .. 'running'
 local sizes, bytes, kept = prefix .. 'sizes', prefix .. 'bytes', prefix .. 'kept'
 
--- What an answer counts as besides its text, each of its fragments, and at least
--- while it runs. How often it may be joined at first.
-local overhead, perFragment, least, burst = 1000, 4, 16384, 20
+-- What an answer counts as besides its fragments, and at least while it runs. How
+-- often it may be joined at first.
+local overhead, least, burst = 1000, 16384, 20
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -90,9 +90,9 @@ end
 
 -- free has the key of an answer lead to it no longer.
 local function free(a)
-  if a.at == apart then return end
-  redis.call('RENAME', a.at, apart)
-  a.at = apart
+  if a.at ~= answer then return end
+  a.at = prefix .. 'apart:' .. a.id
+  redis.call('RENAME', answer, a.at)
 end
 
 -- drop forgets an answer.
@@ -107,13 +107,13 @@ end
 -- append adds fragments, unless the answer outgrows its room by them.
 local function append(a, texts)
   local held = a.held
-  for _, text in ipairs(texts) do held = held + #text + perFragment end
+  for _, text in ipairs(texts) do held = held + #text + rules.fragment_bytes end
   local size = math.max(overhead + held, least)
   local more = size - math.max(overhead + a.held, least)
   if size > rules.answer_bytes or more > 0 and full(more) then
     a.state = 'outgrown'
     redis.call('HSET', a.at, 'state', a.state)
-    return free(a)
+    return
   end
   redis.call('RPUSH', a.fragments, unpack(texts))
   redis.call('HSET', a.at, 'held', held)
@@ -122,10 +122,11 @@ end
 
 local methods = {}
 
-local function start(body, most, isFull)
+local function start(old, body, most, isFull)
   if live(running) >= most or live(all) >= rules.running then return {'busy'} end
   local why = isFull and 'all are full' or full(least)
   if why then return {'no room', why} end
+  if old then free(old) end
   redis.call('HSET', answer, 'id', id, 'body', body, 'state', 'running', 'born', now, 'joins', 0, 'held', 0)
   expire(load(answer), rules.lease)
   count(id, least)
@@ -144,11 +145,11 @@ end
 
 function methods.claim(body, reader, only, mostRunning, mostReaders, isFull)
   local a = load(answer)
-  if not a and only == '1' then return {'nothing'} end
-  if not a then return start(body, tonumber(mostRunning), isFull == '1') end
-  if body ~= '' and body ~= a.body then return {'other'} end
-  if a.state == 'stopped' then return {'stopped'} end
-  return join(a, reader, tonumber(mostReaders))
+  if a and body ~= '' and body ~= a.body then return {'other'} end
+  if a and a.state == 'stopped' then return {'stopped'} end
+  if a and a.state ~= 'outgrown' then return join(a, reader, tonumber(mostReaders)) end
+  if only == '1' then return {'nothing'} end
+  return start(a, body, tonumber(mostRunning), isFull == '1')
 end
 
 function methods.add(from, attended, ...)
@@ -222,7 +223,8 @@ function methods.read(reader, from, most)
   end
   if reader ~= '' then attend(a, reader) end
   local left = redis.call('PTTL', a.at)
-  if a.state == 'complete' and left < rules.lease or a.goesOn and left > rules.lease then -- it is read, or the clock was set back
+  local isOver = a.state == 'complete' or a.state == 'failed'
+  if isOver and left < rules.lease or a.goesOn and left > rules.lease then -- it is read, or the clock was set back
     expire(a, rules.lease)
   end
   return {a.state, a.ending or '', unpack(redis.call('LRANGE', a.fragments, from, from + most))}
