@@ -124,7 +124,7 @@ func TestReloadDropsNoRequest(t *testing.T) {
 	small, large := writeBots(t, "["+ivy+"]"), writeBots(t, "["+oak+","+ivy+"]")
 	store := new(botapi.MemoryStore)
 	is.NoErr(settings{botsFile: small}.loadBots(store))
-	server := httptest.NewServer(settings{key: "k"}.routes(store, slog.New(slog.DiscardHandler)))
+	server := httptest.NewServer(settings{key: "k"}.handler(store, slog.New(slog.DiscardHandler)))
 	defer server.Close()
 
 	reloading, stop := context.WithCancel(context.Background())

@@ -2,7 +2,8 @@
 // model, database or network: run it, and paste the commands that it prints.
 //
 // It also shows what an application sets up around the handler: its own routes,
-// server timeouts, logs, keys, and a shutdown that lets running answers finish.
+// server timeouts, logs, keys, answers that outlive their connections, and a
+// shutdown that lets running answers finish.
 package main
 
 import (
@@ -125,13 +126,24 @@ func (s settings) serve(stdout, stderr io.Writer) error {
 	if err := s.announce(stdout, listener.Addr(), store); err != nil {
 		return err
 	}
-	return serveUntil(stop, newServer(s.routes(store, logger), logger), listener, logger)
+	answers := resume.New(resume.Options{Engine: s.engines(), Logger: logger})
+	defer stopAll(answers, logger)
+	return serveUntil(stop, newServer(s.routes(store, answers, logger), logger), listener, logger)
+}
+
+// stopAll stops the answers that continue without a reader. They are kept in
+// memory, and the server has been shut down: nobody can come back for them.
+func stopAll(answers *resume.Engine, logger *slog.Logger) {
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := answers.Close(now); err != nil {
+		logger.Warn(err.Error())
+	}
 }
 
 // routes mounts the handler beside the program's own routes and the pages.
-func (s settings) routes(store botapi.BotStore, logger *slog.Logger) http.Handler {
+func (s settings) routes(store botapi.BotStore, answers *resume.Engine, logger *slog.Logger) http.Handler {
 	keys := botapi.StaticKeys(map[string]string{s.key: "quickstart"})
-	answers := resume.New(resume.Options{Engine: s.engines(), Logger: logger})
 	api := answers.Handler(botapi.New(botapi.Options{
 		Bots:   store,
 		Keys:   keys,

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/resume"
 	"github.com/matryer/is"
 )
 
@@ -312,9 +313,13 @@ func serveBuiltIn(t *testing.T, key string, log io.Writer) *httptest.Server {
 		t.Fatal(err)
 	}
 	s := settings{key: key}
-	server := httptest.NewServer(s.routes(store, slog.New(slog.NewTextHandler(log, nil))))
+	server := httptest.NewServer(s.handler(store, slog.New(slog.NewTextHandler(log, nil))))
 	t.Cleanup(server.Close)
 	return server
+}
+
+func (s settings) handler(store botapi.BotStore, logger *slog.Logger) http.Handler {
+	return s.routes(store, resume.New(resume.Options{Engine: s.engines(), Logger: logger}), logger)
 }
 
 func ask(t *testing.T, method, url, key, body string) (status int, answer string) {

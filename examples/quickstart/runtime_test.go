@@ -29,7 +29,7 @@ func TestRealModel(t *testing.T) {
 	s := settings{key: "the-key", runtime: runtimeAt(t, ollama.URL)}
 	store := new(botapi.MemoryStore)
 	is.NoErr(s.loadBots(store))
-	server := httptest.NewServer(s.routes(store, slog.New(slog.DiscardHandler)))
+	server := httptest.NewServer(s.handler(store, slog.New(slog.DiscardHandler)))
 	defer server.Close()
 
 	_, bots := ask(t, "GET", server.URL+"/v1/bots", "the-key", "")
@@ -69,7 +69,7 @@ func TestRealModelFails(t *testing.T) {
 			s := settings{key: "the-key", runtime: runtimeAt(t, ollama.URL)}
 			store := new(botapi.MemoryStore)
 			is.NoErr(s.loadBots(store))
-			server := httptest.NewServer(s.routes(store, slog.New(slog.DiscardHandler)))
+			server := httptest.NewServer(s.handler(store, slog.New(slog.DiscardHandler)))
 			defer server.Close()
 			status, body := ask(t, "POST", server.URL+"/v1/chat", "the-key", chatBody("model", "Hello", false))
 			is.Equal(status, c.status)
