@@ -159,6 +159,7 @@ func (s settings) routes(store botapi.BotStore, answers *resume.Engine, logger *
 	mux.Handle("/", page.Handler(page.Options{
 		Bots:      store,
 		Questions: questions,
+		Resume:    true,
 		KeyHint:   "The quickstart printed it, and a link that contains it, in the terminal where you started it.",
 	}))
 	return mux

@@ -164,11 +164,13 @@ func TestPartialMarkdown(t *testing.T) {
 	is.Equal(tab.texts(".text strong"), []string{"bold"})
 }
 
-// TestReloadInMidstream checks that after a reload the page shows the text that had
-// arrived, and says that it is incomplete.
-func TestReloadInMidstream(t *testing.T) {
+// TestReloadWhereNothingIsKept checks that after a reload the page shows the text
+// that had arrived, and says that it is incomplete, if the service does not keep
+// answers.
+func TestReloadWhereNothingIsKept(t *testing.T) {
 	is := is.New(t)
-	_, tab := talkToMoody(t, botapi.Options{})
+	tab := newTab(t)
+	tab.open(startService(t, botapi.Options{}, stream("data: {\"content\":\"Well,\"}\n\n", true)).URL + "/#key=" + key)
 	tab.say("wait")
 	tab.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
 	tab.do(chromedp.Reload())

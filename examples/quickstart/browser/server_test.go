@@ -20,6 +20,7 @@ import (
 	"testing"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/resume"
 	"github.com/matryer/is"
 )
 
@@ -141,9 +142,11 @@ func startService(t *testing.T, o botapi.Options, answer http.HandlerFunc) *serv
 		o.Engine = botapi.ChatEngineFunc(echo)
 	}
 	o.Logger = slog.New(slog.DiscardHandler)
+	answers := resume.New(resume.Options{Engine: o.Engine, Logger: o.Logger})
+	o.Engine = answers
 	mux := http.NewServeMux()
 	mux.Handle("/", httputil.NewSingleHostReverseProxy(pages))
-	mux.Handle("/v1/", botapi.New(o))
+	mux.Handle("/v1/", answers.Handler(botapi.New(o), o.Keys))
 	if answer != nil {
 		mux.Handle("POST /v1/chat", answer)
 	}
@@ -153,6 +156,9 @@ func startService(t *testing.T, o botapi.Options, answer http.HandlerFunc) *serv
 	t.Cleanup(func() {
 		server.CloseClientConnections()
 		server.Close()
+		now, cancel := context.WithCancel(context.Background())
+		cancel()
+		is.NoErr(answers.Close(now))
 	})
 	return &service{server, bots}
 }

@@ -134,6 +134,15 @@ async function start() {
   }
   noteOnBots();
   showFromAddress();
+  resumeAll();
+}
+
+// resumeAll continues the answers that were in progress when the page was closed.
+function resumeAll() {
+  for (const { id, bot, pending } of store.conversations()) {
+    const known = bots.find(({ uid }) => uid === bot);
+    if (known && pending) chatWith(known, id).conversation.resume();
+  }
 }
 
 // refetch lists the bots again: every minute, and when they may have changed. If
@@ -283,6 +292,7 @@ function show(bot, id) {
   compose(chat.editing ? chat.editing.draft : store.draft(draftName()));
   $("editing").hidden = !chat.editing;
   scroller.show(chat.view.element, chat.position);
+  chat.conversation.resume();
   showProgress();
   focusChat();
 }
@@ -308,7 +318,10 @@ function chatWith(bot, id) {
 }
 
 function newChat(bot, id) {
-  const conversation = new Conversation(bot, id, (request, options) => client.chat(request, options));
+  const conversation = new Conversation(bot, id, {
+    chat: (request, options) => client.chat(request, options),
+    stop: setting("resume") === "true" && ((key) => client.stop(key)),
+  });
   conversation.addEventListener("change", drawList);
   conversation.addEventListener("start", () => announce(`${conversation.bot.name} is answering.`));
   conversation.addEventListener("end", ({ detail }) => ended(conversation, detail));
@@ -501,11 +514,16 @@ addEventListener("pagehide", () => {
 });
 
 addEventListener("pageshow", ({ persisted }) => {
-  if (persisted) chats.forEach(({ conversation }) => conversation.refresh()); // the browser's back-forward cache restores an old state
+  if (!persisted) return;
+  chats.forEach(({ conversation }) => conversation.refresh()); // the browser's back-forward cache restores an old state
+  chat?.conversation.resume();
 });
 
 document.addEventListener("visibilitychange", () => {
-  if (chat && !document.hidden) chat.unseen = false;
+  if (chat && !document.hidden) {
+    chat.unseen = false;
+    chat.conversation.resume();
+  }
   if (!$("app").hidden) drawList();
   refetch();
 });
@@ -515,6 +533,7 @@ setInterval(refetch, 60_000);
 store.watch((id) => {
   if (id) chats.get(id)?.conversation.refresh();
   else chats.forEach(({ conversation }) => conversation.refresh());
+  if (!document.hidden && chat?.conversation.turns.at(-1)?.pending?.kept) chat.conversation.resume(); // it is being answered in that tab
   if (!$("app").hidden) drawList();
 });
 

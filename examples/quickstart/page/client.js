@@ -24,15 +24,19 @@ export class BotClient {
 
   // chat yields the fragments of the answer as they arrive. It returns normally
   // only if the answer is complete. Leaving the loop, or aborting the signal,
-  // closes the connection and stops the bot. chat calls heard whenever something
-  // arrives, including a keep-alive comment.
-  async *chat(request, { signal, heard = () => {} } = {}) {
+  // closes the connection. Without a key, that stops the bot. With one, a service
+  // that keeps answers goes on for a while: the same request with the same key
+  // gets the answer again, from its first fragment, and stop stops the bot. chat
+  // calls begun when the response begins, with whether the service keeps the
+  // answer, and heard whenever something arrives, including a keep-alive comment.
+  async *chat(request, { key, signal, begun = () => {}, heard = () => {} } = {}) {
     const response = await this.#fetch("v1/chat", {
       method: "POST",
-      headers: { "Content-Type": "application/json" },
+      headers: { "Content-Type": "application/json", ...(key && { "Idempotency-Key": key }) },
       body: JSON.stringify({ ...request, stream: true }),
       signal,
     });
+    begun(["kept", "joined"].includes(response.headers.get("X-Botapi-Answer")));
     heard();
     const requestID = response.headers.get("X-Request-Id") ?? "";
     try {
@@ -49,6 +53,12 @@ export class BotClient {
       throw new BotError("incomplete", { requestID, cause: error });
     }
     throw new BotError("incomplete", { requestID });
+  }
+
+  // stop stops the bot that gives the answer with a key, even if the page is closed
+  // meanwhile.
+  async stop(key) {
+    await this.#fetch("v1/answers", { method: "DELETE", headers: { "Idempotency-Key": key }, keepalive: true });
   }
 
   async #fetch(path, init) {

@@ -3,6 +3,7 @@
 
 import { store } from "./store.js";
 import { explain } from "./words.js";
+import { isFresh, isPassing, mayContinue, newKey, pause, stop } from "./resuming.js";
 
 // A fast stream could keep the page busy all the time. After this many
 // milliseconds, the browser gets a turn, to draw and to handle input.
@@ -26,20 +27,20 @@ function breathe() {
 
 export class Conversation extends EventTarget {
   turns;
-  attempt = null; // the answer in progress: {turn, text, since, heard, controller}
+  attempt = null; // the answer in progress: {turn, text, since, heard, controller, kept, lost, breaks, isResumed}
   #past = []; // the states that undo restores, the latest last: {turns, done, turn}
   #fate = "kept"; // the result of storing the current answer, see store.keep
   arrived = () => {}; // called for each fragment; an event would cost more than the fragment
-  #chat; // BotClient.chat
+  #service; // {chat, stop}: the functions of BotClient; stop is missing if the service does not keep answers
   #ticking;
 
   // Events: "change" when turns have changed, "start" and "end" of an answer (the
   // latter with its outcome), and "tick" each second in between.
-  constructor(bot, id, chat) {
+  constructor(bot, id, service) {
     super();
     this.bot = bot;
     this.id = id;
-    this.#chat = chat;
+    this.#service = service;
     this.turns = store.turns(id);
   }
 
@@ -54,7 +55,7 @@ export class Conversation extends EventTarget {
   // say adds a message of the user and asks for the bot's answer. With inPlaceOf,
   // it replaces that turn and all after it; undo restores them.
   say(question, inPlaceOf) {
-    const turn = { id: newID(), question, answer: "", state: "none", stopped: false, failure: null };
+    const turn = { id: newID(), question, answer: "", state: "none", stopped: false, failure: null, pending: null };
     const at = this.turns.findIndex(({ id }) => id === inPlaceOf?.id);
     if (at >= 0) this.#remember("edited", turn);
     else this.#past = [];
@@ -71,12 +72,30 @@ export class Conversation extends EventTarget {
     return this.ask(turn);
   }
 
+  // again asks again after a failure, for the same answer if the service may have it.
+  again(turn) {
+    if (this.attempt?.kept) return this.attempt.controller.abort(); // of a silent connection
+    return turn.pending && !this.attempt ? this.ask(turn, turn.pending) : this.regenerate(turn);
+  }
+
+  // resume continues the last answer if it was in progress when this page was
+  // loaded, or is in progress in another tab.
+  resume() {
+    const turn = this.turns.at(-1);
+    if (!this.attempt && this.#service.stop && turn?.pending && !turn.failure && isFresh(turn.pending)) this.ask(turn, turn.pending);
+  }
+
   // ask asks the bot to answer a turn, for the first time or again. An earlier
-  // answer stays until there is a better one.
-  async ask(turn) {
+  // answer stays until there is a better one. pending is the answer to continue.
+  async ask(turn, pending) {
     this.stop();
-    const attempt = { turn, text: "", since: Date.now(), heard: Date.now(), controller: new AbortController() };
+    const now = Date.now();
+    turn.pending = this.#service.stop ? { key: pending?.key ?? newKey(), heard: now } : null;
+    turn.failure = null;
+    const text = pending && turn.state === "partial" ? turn.answer : "";
+    const attempt = { turn, text, since: now, heard: now, controller: new AbortController(), kept: pending && true, lost: 0, breaks: 0, isResumed: pending !== undefined };
     this.attempt = attempt;
+    if (turn.pending) this.#fate = worst(this.#fate, store.keepTurn(this, turn));
     this.#ticking = setInterval(() => this.#tick(), 1000);
     this.#emit("change");
     this.#emit("start");
@@ -87,21 +106,55 @@ export class Conversation extends EventTarget {
     } catch (failure) {
       error = failure;
     }
-    if (this.attempt === attempt) this.#conclude(error);
+    if (this.attempt !== attempt) return;
+    if (error?.status === 410 || error?.detail === "The answer was stopped") this.#conclude(null, true, true);
+    else this.#conclude(error);
   }
 
+  // receive receives the answer, over as many connections as it takes.
   async #receive(attempt) {
-    const request = { bot_uid: this.bot.uid, messages: this.#messages(attempt.turn) };
-    const heard = () => { attempt.heard = Date.now(); };
-    let breath = performance.now();
-    for await (const fragment of this.#chat(request, { signal: attempt.controller.signal, heard })) {
+    for (let tries = 0; this.attempt === attempt; tries++) {
+      const before = attempt.text.length;
+      let error;
+      try {
+        return await this.#follow(attempt);
+      } catch (failure) {
+        error = failure.name === "AbortError" ? { kind: "unreachable" } : failure;
+      }
       if (this.attempt !== attempt) return;
-      attempt.text += fragment;
+      if (attempt.text.length > before) tries = attempt.breaks = 0;
+      attempt.breaks += error.kind === "failed" || error.kind === "incomplete";
+      attempt.lost ||= Date.now();
+      if (!mayContinue(attempt, error)) throw error;
+      this.#emit("tick");
+      await pause(tries, error);
+    }
+  }
+
+  // follow receives the answer from its first fragment. Text that has arrived
+  // before stays until there is more.
+  async #follow(attempt) {
+    attempt.controller = new AbortController();
+    const { key } = attempt.turn.pending ?? {};
+    const request = { bot_uid: this.bot.uid, messages: this.#messages(attempt.turn) };
+    const begun = (kept) => { attempt.kept = kept; };
+    const heard = () => {
+      attempt.heard = Date.now();
+      attempt.lost = 0;
+    };
+    let text = "";
+    let breath = performance.now();
+    for await (const fragment of this.#service.chat(request, { key, signal: attempt.controller.signal, begun, heard })) {
+      if (this.attempt !== attempt) return;
+      text += fragment;
+      if (text.length < attempt.text.length) continue;
+      attempt.text = text;
       this.arrived();
       if (performance.now() - breath < patience) continue;
       await breathe();
       breath = performance.now();
     }
+    attempt.text = text;
   }
 
   // messages returns the messages up to the question of a turn. Turns without an
@@ -117,17 +170,26 @@ export class Conversation extends EventTarget {
   // stop cancels the answer in progress. The text that has arrived stays.
   stop() {
     if (!this.attempt) return;
-    this.attempt.controller.abort();
+    this.#stopModel();
     this.#conclude(null, true);
   }
 
-  #conclude(error, stopped = false) {
-    const { turn, text } = this.attempt;
+  #stopModel() {
+    const { turn, kept, controller } = this.attempt;
+    controller.abort();
+    if (turn.pending && kept !== false) stop(this.#service, turn.pending.key);
+  }
+
+  // conclude keeps the key of an answer that the service may still have. It stores
+  // nothing if another tab has stopped the answer: that tab may have removed it.
+  #conclude(error, stopped = false, elsewhere = false) {
+    const { turn, text, kept } = this.attempt;
     this.attempt = null;
     clearInterval(this.#ticking);
     Object.assign(turn, outcome(turn, text, error, stopped));
+    if (!error || kept === false || !isPassing(error)) turn.pending = null;
     if (this.#isSameAsBefore(turn)) this.#past.pop();
-    this.#fate = worst(this.#fate, store.keepTurn(this, turn));
+    if (!elsewhere) this.#fate = worst(this.#fate, store.keepTurn(this, turn));
     this.#emit("change");
     this.#emit("end", { turn, error, stopped, fate: this.#fate });
     this.#fate = "kept";
@@ -139,16 +201,20 @@ export class Conversation extends EventTarget {
   }
 
   // keep stores the text that has arrived so far, in case the page is closed.
-  keep() {
-    const { turn, text } = this.attempt ?? {};
-    if (turn && text.length > turn.answer.length && turn.state !== "whole") {
-      store.keepTurn(this, { ...turn, answer: text, state: "partial", stopped: false, failure: null });
-    }
+  keep(mustKeep = false) {
+    if (!this.attempt) return;
+    const { turn, text, heard, kept } = this.attempt;
+    const pending = turn.pending && kept !== false ? { ...turn.pending, heard, kept } : null;
+    const hasMore = text.length > turn.answer.length && turn.state !== "whole";
+    const isNews = pending?.kept !== turn.pending?.kept || pending?.heard > turn.pending?.heard + 10_000;
+    if (!mustKeep && !hasMore && !isNews) return;
+    turn.pending = pending;
+    store.keepTurn(this, hasMore ? { ...turn, answer: text, state: "partial", stopped: false } : turn);
   }
 
   // leave is called on pagehide. It stores the text that has arrived.
   leave() {
-    this.keep();
+    this.keep(true);
     this.#abandon();
   }
 
@@ -196,6 +262,7 @@ export class Conversation extends EventTarget {
   // forget cancels the answer in progress and removes all turns, without storing
   // anything.
   forget() {
+    if (this.attempt) this.#stopModel();
     this.#abandon();
     this.turns = [];
     this.#past = [];
@@ -218,7 +285,10 @@ export class Conversation extends EventTarget {
     const own = this.attempt?.turn;
     const before = this.turns;
     this.turns = store.turns(this.id).map((turn) => (turn.id === own?.id ? own : turn));
-    if (own && !this.turns.includes(own)) this.turns.push(own);
+    if (own && !this.turns.includes(own)) {
+      if (this.attempt.isResumed) this.#abandon(); // another tab has removed the turn
+      else this.turns.push(own);
+    }
     if (this.turns.length !== before.length || this.turns.some(({ id }, i) => id !== before[i].id)) this.#past = [];
     this.#emit("change");
   }

@@ -55,6 +55,11 @@ type Options struct {
 	// a byte, the page says that the connection may be lost. Zero means
 	// botapi.DefaultKeepAlive; negative means never.
 	KeepAlive time.Duration
+	// Resume says that the API keeps answers when their connection is lost, as that
+	// of examples/resume does. The page then sends an Idempotency-Key with each chat
+	// and continues its answer after a reload, after a lost connection and in
+	// another tab. Stop stops the model with DELETE /v1/answers.
+	Resume bool
 }
 
 //go:embed *.html *.js *.css *.svg
@@ -116,12 +121,14 @@ func (o Options) page(name, base string) document {
 	err := pages.ExecuteTemplate(&text, name, struct {
 		Title, API, Questions, KeyHint string
 		KeepAlive                      float64
+		Resume                         bool
 	}{
 		Title:     cmp.Or(o.Title, "Bots"),
 		API:       relative(base, o.APIPath),
 		Questions: string(questions),
 		KeyHint:   o.KeyHint,
 		KeepAlive: o.keepAlive().Seconds(),
+		Resume:    o.Resume,
 	})
 	if err != nil {
 		panic(err) // impossible: the templates are embedded, and their data has one type

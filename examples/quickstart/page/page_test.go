@@ -91,6 +91,8 @@ func TestOptionsReachThePage(t *testing.T) {
 		{Options{Title: `Tom & "Jerry"`}, "/", `<title>Tom &amp; &#34;Jerry&#34;</title>`},
 		{Options{}, "/", `<meta name="keep-alive" content="15">`},
 		{Options{KeepAlive: 1500 * time.Millisecond}, "/", `<meta name="keep-alive" content="1.5">`},
+		{Options{}, "/", `<meta name="resume" content="false">`},
+		{Options{Resume: true}, "/", `<meta name="resume" content="true">`},
 		{Options{Questions: map[string][]string{"": {"Why?"}}}, "/", `<meta name="questions" content="{&#34;&#34;:[&#34;Why?&#34;]}">`},
 		{Options{KeyHint: "Ask <Tom>."}, "/", `sent to this server only. Ask &lt;Tom&gt;.`},
 		{Options{KeyHint: "Ask <Tom>."}, "/docs", `<meta name="key-hint" content="Ask &lt;Tom&gt;.">`},

@@ -6,11 +6,14 @@
 // A conversation is {id, bot, changed, turns}, with the bot's uid. A turn is a
 // question of the user and its answer:
 //
-//   {id, question, answer, state: "none" | "partial" | "whole", stopped, failure}
+//   {id, question, answer, state: "none" | "partial" | "whole", stopped, failure, pending}
 //
 // The state is "none" without an answer, "whole" for a complete one. The failure
 // is null or {title, advice, requestID, retryAfter, until}: the seconds to wait
-// before another attempt, and the time when they have passed.
+// before another attempt, and the time when they have passed. While the answer is
+// in progress, or if it may be continued after a failure, pending is {key, heard,
+// kept}: its Idempotency-Key, the time when something last arrived, and whether the
+// service has said that it keeps the answer. Otherwise it is null.
 
 const passing = "sessionStorage";
 const permanent = "localStorage";
@@ -44,8 +47,8 @@ export const store = {
     write(permanent, keyName, "");
   },
 
-  // conversations lists all conversations, the last changed first, with titles
-  // instead of turns.
+  // conversations lists all conversations, the last changed first, with titles and
+  // the last turn's pending instead of turns.
   conversations() {
     const names = chatNames();
     [...summaries.keys()].filter((name) => !names.includes(name)).forEach((name) => summaries.delete(name));
@@ -118,7 +121,7 @@ function summary(name) {
 
 function summaryOf(id, text) {
   const conversation = conversationOf(text);
-  return conversation && { id, bot: conversation.bot, changed: conversation.changed, title: titleOf(conversation.turns) };
+  return conversation && { id, bot: conversation.bot, changed: conversation.changed, title: titleOf(conversation.turns), pending: conversation.turns.at(-1).pending };
 }
 
 // conversationOf parses a stored conversation. It returns null if the text is not

@@ -163,11 +163,11 @@ class TurnView {
       copyButton(() => this.#turn.answer),
       button("Regenerate", "regenerate", () => this.#ask()));
     this.#find(".replaced button").addEventListener("click", undo);
-    this.#find(".silence button").addEventListener("click", () => this.#ask());
+    this.#find(".silence button").addEventListener("click", () => this.#ask("again"));
   }
 
-  #ask() {
-    this.#conversation.regenerate(this.#turn);
+  #ask(how = "regenerate") {
+    this.#conversation[how](this.#turn);
     this.#page.focusComposer();
   }
 
@@ -192,7 +192,7 @@ class TurnView {
     this.#find(".replaced").hidden = !replaced;
     this.#find(".replaced-what").textContent = replaced === "edited" ? "Your edit replaced what was here." : "The earlier answer was replaced.";
     this.#find(".progress").hidden = attempt === null;
-    this.#find(".silence").hidden = true;
+    this.#find(".lost").hidden = this.#find(".silence").hidden = true;
     this.#find(".elapsed").textContent = "";
     this.#question.querySelector(".edit").disabled = attempt !== null;
     this.#question.querySelector(".edit").hidden = trouble !== null && turn.answer === ""; // the failure has its own button
@@ -231,12 +231,14 @@ class TurnView {
     return this.#soFar.length - before;
   }
 
-  tick({ since, heard }) {
+  tick({ since, heard, lost }) {
     const seconds = (time) => Math.round((Date.now() - time) / 1000);
     this.#find(".elapsed").textContent = seconds(since) >= 2 ? duration(seconds(since)) : "";
+    if (lost && this.#find(".lost").hidden) this.#page.announce(this.#find(".lost").textContent);
+    this.#find(".lost").hidden = !lost;
     const silence = this.#find(".silence");
     const wasHidden = silence.hidden;
-    silence.hidden = seconds(heard) < 2 * keepAlive;
+    silence.hidden = lost > 0 || seconds(heard) < 2 * keepAlive;
     this.#find(".silent-for").textContent = duration(seconds(heard));
     if (wasHidden && !silence.hidden) this.#page.announce("Nothing has arrived for a while. The connection may be lost.");
   }
@@ -257,7 +259,7 @@ class TurnView {
     const failure = template("failure");
     failure.querySelector(".failure-title").textContent = title;
     failure.querySelector(".request-id").textContent = requestID && `Request ${requestID}`;
-    failure.querySelector(".again").addEventListener("click", () => this.#ask());
+    failure.querySelector(".again").addEventListener("click", () => this.#ask("again"));
     const change = failure.querySelector(".change");
     change.hidden = this.#turn.answer !== "";
     change.addEventListener("click", () => this.#page.edit(this.#turn));

@@ -65,6 +65,14 @@ const known = new Map(Object.entries({
     title: "This is too long for the server.",
     advice: "Edit the message to make it shorter, or start over.",
   },
+  "Another chat has this Idempotency-Key": {
+    title: "This answer cannot be continued.",
+    advice: "The conversation has changed. Try again.",
+  },
+  "Answer not found": {
+    title: "The server does not have this answer any more.",
+    advice: "Try again.",
+  },
   "Too many chats in progress": {
     title: "The server is busy with other conversations.",
   },
