@@ -107,7 +107,7 @@ export class Conversation extends EventTarget {
       error = failure;
     }
     if (this.attempt !== attempt) return;
-    if (error?.status === 410 || error?.detail === "The answer was stopped") this.#conclude(null, true, true);
+    if (error?.status === 410) this.#conclude(null, true, true);
     else this.#conclude(error);
   }
 
