@@ -61,6 +61,24 @@ func newCluster(t testing.TB) *cluster {
 	return c
 }
 
+// newProcess is a cluster of one process, which keeps its answers in memory and is
+// all three replicas. It has no limits.
+func newProcess(t testing.TB) *cluster {
+	t.Helper()
+	c := &cluster{runtime: newRuntime(t)}
+	address := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
+	settings, err := json.Marshal(replicaSettings{Address: address, Runtime: c.runtime.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &replica{url: "http://" + address, env: replicaVariable + "=" + string(settings)}
+	r.start(t)
+	t.Cleanup(r.kill)
+	c.replicas = [3]*replica{r, r, r}
+	c.settle(t)
+	return c
+}
+
 // redisFor starts a Redis, with a clock that can be moved if possible.
 func redisFor(t testing.TB) *redistest.Server {
 	t.Helper()

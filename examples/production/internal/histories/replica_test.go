@@ -36,6 +36,7 @@ const (
 	timeout = 2 * time.Second
 )
 
+// Without a Redis, answers are kept in memory, and there are no limits.
 type replicaSettings struct{ Address, Redis, Runtime string }
 
 // TestMain runs a replica in the processes that the tests start, so that they
@@ -55,32 +56,24 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// serveReplica serves the relevant parts of a replica: resume wraps limits,
-// which wraps the runtime. Its API keys are the accounts' names.
+// serveReplica serves the relevant parts of a replica. Its API keys are the
+// accounts' names.
 func serveReplica(s replicaSettings) error {
 	logger := slog.New(slog.DiscardHandler)
 	if os.Getenv("HISTORIES_LOG") != "" {
 		logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	}
-	client, err := redisclient.Open(redisclient.Options{URL: s.Redis, Timeout: timeout, Logger: logger})
-	if err != nil {
-		return err
+	o := resume.Options{Engine: runtimeAt(s.Runtime), ValidKey: answers.ValidKey, Logger: logger}
+	o.Store = resume.NewMemory(resume.Settings{Lease: lease, Readers: 100})
+	away := func() bool { return false }
+	if s.Redis != "" {
+		client, err := share(s, &o)
+		if err != nil {
+			return err
+		}
+		away = client.Away
 	}
-	go client.Watch(context.Background())
-	limited := limits.New(limits.Options{
-		Engine: runtimeAt(s.Runtime), Store: limitsByName{}, Redis: client, Lease: lease, Logger: logger,
-		Reserve: reserve, Used: func(ctx context.Context) int64 { return wordsOf(ctx).Load() },
-	})
-	store, err := answers.New(client, resume.Settings{Lease: lease, Readers: 100}, noop.Meter{})
-	if err != nil {
-		return err
-	}
-	engine := resume.New(resume.Options{
-		Engine: limited, Store: store, ValidKey: answers.ValidKey, Logger: logger,
-		Admit: func(ctx context.Context, _ *botapi.ChatRequest) error {
-			return limited.Rejected(botapi.AccountFrom(ctx))
-		},
-	})
+	engine := resume.New(o)
 	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
 	if err != nil {
 		return err
@@ -92,12 +85,32 @@ func serveReplica(s replicaSettings) error {
 		ctx := context.WithValue(redisclient.WithWait(r.Context()), wordsKey{}, new(atomic.Int64))
 		api.ServeHTTP(w, r.WithContext(ctx))
 	})
-	routes.HandleFunc("/away", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, client.Away()) })
+	routes.HandleFunc("/away", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, away()) })
 	listener, err := net.Listen("tcp", s.Address)
 	if err != nil {
 		return err
 	}
 	return http.Serve(listener, routes)
+}
+
+// share has a replica share its answers and limits in Redis: resume wraps limits,
+// which wraps the runtime.
+func share(s replicaSettings, o *resume.Options) (*redisclient.Client, error) {
+	client, err := redisclient.Open(redisclient.Options{URL: s.Redis, Timeout: timeout, Logger: o.Logger})
+	if err != nil {
+		return nil, err
+	}
+	go client.Watch(context.Background())
+	limited := limits.New(limits.Options{
+		Engine: o.Engine, Store: limitsByName{}, Redis: client, Lease: lease, Logger: o.Logger,
+		Reserve: reserve, Used: func(ctx context.Context) int64 { return wordsOf(ctx).Load() },
+	})
+	o.Engine = limited
+	o.Store, err = answers.New(client, o.Store.Settings(), noop.Meter{})
+	o.Admit = func(ctx context.Context, _ *botapi.ChatRequest) error {
+		return limited.Rejected(botapi.AccountFrom(ctx))
+	}
+	return client, err
 }
 
 // A token is a word here. A chat reserves spare tokens more than it uses.
