@@ -305,17 +305,15 @@ func TestRedisThatTakesASecond(t *testing.T) {
 	p.ready(t)
 	s := sharing{key: key}
 	proxy := startProxy(t, []*process{p, p, p})
-	chat := func(idempotency string) (outcome string, waited time.Duration) {
-		began := time.Now()
+	chat := func(idempotency string) (outcome string) {
 		response, err := s.sendTo(t.Context(), proxy.url, idempotency, "Hi")
 		is.NoErr(err)
 		defer response.Body.Close()
 		events := stream{bufio.NewScanner(response.Body), response.Body}
 		is.Equal(response.StatusCode, http.StatusOK)
 		is.Equal(events.next(), `{"content":"one"}`)
-		waited = time.Since(began)
 		is.Equal(events.next(), "[DONE]")
-		return response.Header.Get("X-Botapi-Answer"), waited
+		return response.Header.Get("X-Botapi-Answer")
 	}
 	delay.Store(int64(50 * time.Millisecond))
 	var all sync.WaitGroup
@@ -325,14 +323,10 @@ func TestRedisThatTakesASecond(t *testing.T) {
 	all.Wait()
 	delay.Store(int64(1300 * time.Millisecond))
 	for _, idempotency := range []string{"k1", "k1", "k2"} {
-		outcome, waited := chat(idempotency)
-		is.Equal(outcome, "not-kept")
-		t.Log(waited)
-		is.True(waited < 5*time.Second)
+		is.Equal(chat(idempotency), "not-kept")
 	}
 	delay.Store(0)
-	_, waited := chat("k1")
-	is.True(waited < 5*time.Second) // it does not wait for the end of what was claimed too late
+	chat("k1") // does not fail because of what was claimed too late
 	is.Equal(len(runtime.Requests()), connected+4)
 	is.Equal(len(p.logged(t, "chat handed back to the proxy")), 0)
 }
