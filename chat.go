@@ -122,7 +122,7 @@ type answer interface {
 	// perhaps after a complete that has failed.
 	sendError(errorData []byte, deadline time.Duration) (sent bool)
 
-	// figures is what was handed to the connection, drop frees what was not.
+	// figures is what was handed to the connection; drop lets go of the rest.
 	figures() (fragments int, bytes int64)
 	drop()
 }
@@ -233,8 +233,7 @@ func (c *chat) finish() {
 	}
 }
 
-// abort has the connection aborted even after an error event, which most clients do not
-// know.
+// abort has the connection aborted, even after an error event: most clients know none.
 func (c *chat) abort(deadline time.Duration) {
 	c.exchange.abortOnReturn(c.ending)
 	switch {
@@ -324,9 +323,8 @@ func (c *chat) orTimedOut(failure *ending) *ending {
 	return failure
 }
 
-// engineReturned releases the engine's share of the slot before it wakes the handler, and
-// before it calls application code (the Logger). So when a client has read the end of a
-// complete answer, only the handler's share is missing until its next chat is accepted.
+// engineReturned releases the engine's share of the slot first: before it wakes the handler
+// and before it calls the Logger. The slot is free once run has released the handler's.
 func (c *chat) engineReturned(failure *ending) {
 	c.slot.release()
 	if !c.stop(c.orTimedOut(failure)) && failure != nil && failure.stack != nil {
@@ -361,8 +359,7 @@ var errAnswerTooLarge = errors.New("the engine's answer is too large for a JSON 
 const (
 	jsonStart = `{"content":"`
 	jsonEnd   = `"}`
-	// chunkText leaves room in a chunk for jsonEnd, and for the rest of a character that
-	// an engine has split.
+	// chunkText leaves room in a chunk for jsonEnd, and to complete a split character.
 	chunkText = maxChunk - 32
 )
 
@@ -380,10 +377,12 @@ func (j *jsonResponse) fragment(text string) (more bool) {
 	}
 	j.fragments++
 	for {
-		last, left := &j.chunks[len(j.chunks)-1], maxJSONResponse-j.full // for the last chunk and those after it
+		last, left := &j.chunks[len(j.chunks)-1], maxJSONResponse-j.full // left of the answer's limit, for the last chunk
 		*last, text = j.text.Append(*last, text, min(left, chunkText))
+		exceeds := len(*last) > left                         // by a character that was completed
+		exceeds = exceeds || text != "" && left <= chunkText // or by the rest of the text, for which no chunk is left
 		switch {
-		case len(*last) > left, text != "" && left <= chunkText: // too long: a character that is completed may exceed left
+		case exceeds:
 			j.closed = true
 			j.chat.stop(answerTooLarge)
 			return false
@@ -575,16 +574,16 @@ type field struct {
 	rules []validation.Rule
 }
 
-// The rules of a body: this table, and nothing else, says what a chat request must look
-// like. Codes and messages are the API's types and texts.
+// The rules of a body: this table, and nothing else, says when a chat request is a 422.
+// Codes and messages are the API's types and texts.
 var (
 	bodyRules = [bodyFields]field{
-		fieldBotUID:   {"bot_uid", []validation.Rule{isIdentifierOrNull}},
-		fieldBotSlug:  {"bot_slug", []validation.Rule{isIdentifierOrNull}},
+		fieldBotUID:   {"bot_uid", []validation.Rule{isNameOrNull}},
+		fieldBotSlug:  {"bot_slug", []validation.Rule{isNameOrNull}},
 		fieldPrompt:   {"prompt", []validation.Rule{isTextOrNull}},
 		fieldMessages: {"messages", []validation.Rule{isListOrNull}},
 		fieldStream:   {"stream", []validation.Rule{isPresent, isNotNull, isBoolean}},
-		fieldUserID:   {"user_id", []validation.Rule{isIdentifierOrNull}},
+		fieldUserID:   {"user_id", []validation.Rule{isNameOrNull}},
 	}
 	messageRules = [messageFields]field{
 		fieldRole:    {"role", []validation.Rule{isPresent, isNotNull, isRole}},
@@ -596,15 +595,15 @@ var (
 
 // The rules for a *jsonscan.Value.
 var (
-	isPresent          = rule(errMissing, func(v *jsonscan.Value) bool { return v.Kind != jsonscan.Absent })
-	isNotNull          = rule(errNull, func(v *jsonscan.Value) bool { return v.Kind != jsonscan.Null })
-	isBoolean          = ruleOfKinds(errNotBoolean, jsonscan.Boolean)
-	isText             = ruleOfKinds(errNotText, jsonscan.Text)
-	isTextOrNull       = ruleOfKinds(errNotText, jsonscan.Absent, jsonscan.Null, jsonscan.Text)
-	isIdentifierOrNull = ruleOfKinds(errNotText, jsonscan.Absent, jsonscan.Null, jsonscan.Text, jsonscan.Integer)
-	isListOrNull       = ruleOfKinds(errNotList, jsonscan.Absent, jsonscan.Null, jsonscan.List)
-	isObject           = ruleOfKinds(errNotObject, jsonscan.Object)
-	isRole             = rule(errNotRole, func(v *jsonscan.Value) bool {
+	isPresent    = rule(errMissing, func(v *jsonscan.Value) bool { return v.Kind != jsonscan.Absent })
+	isNotNull    = rule(errNull, func(v *jsonscan.Value) bool { return v.Kind != jsonscan.Null })
+	isBoolean    = ruleOfKinds(errNotBoolean, jsonscan.Boolean)
+	isText       = ruleOfKinds(errNotText, jsonscan.Text)
+	isTextOrNull = ruleOfKinds(errNotText, jsonscan.Absent, jsonscan.Null, jsonscan.Text)
+	isNameOrNull = ruleOfKinds(errNotText, jsonscan.Absent, jsonscan.Null, jsonscan.Text, jsonscan.Integer)
+	isListOrNull = ruleOfKinds(errNotList, jsonscan.Absent, jsonscan.Null, jsonscan.List)
+	isObject     = ruleOfKinds(errNotObject, jsonscan.Object)
+	isRole       = rule(errNotRole, func(v *jsonscan.Value) bool {
 		return v.Kind == jsonscan.Text && slices.Contains(roles[:], Role(v.Text))
 	})
 )
@@ -701,7 +700,7 @@ func (d *decoder) decodeBody() {
 	p := &d.parser
 	p.Enter()
 	for first := true; p.Next('}', first); first = false {
-		start := p.Offset()
+		field := p.Offset()
 		known := fieldNamed(bodyRules[:], p.Name())
 		switch {
 		case known == fieldMessages && p.Peek() == '[':
@@ -711,12 +710,12 @@ func (d *decoder) decodeBody() {
 			d.fields[known] = p.Value()
 		default:
 			if d.unknown.end == 0 {
-				d.unknown.start = start
+				d.unknown.start = field
 			}
-			start = p.Offset()
+			value := p.Offset()
 			p.Value()
 			d.unknown.end = p.Offset()
-			d.unknown.size += p.Offset() - start
+			d.unknown.size += p.Offset() - value
 		}
 	}
 }

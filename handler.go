@@ -347,7 +347,9 @@ func (x *exchange) realEnding(end *ending) *ending {
 	}
 	cancelled := x.cancellation()
 	switch {
-	case cancelled != nil && !cancelled.isOfClient(), cancelled != nil && end.mayBeSymptom:
+	case cancelled != nil && !cancelled.isOfClient(): // by the application
+		return cancelled
+	case cancelled != nil && end.mayBeSymptom:
 		return cancelled
 	case end.kind == kindClientDisconnected && x.conn.stalled():
 		return clientStalled
@@ -355,8 +357,7 @@ func (x *exchange) realEnding(end *ending) *ending {
 	return end
 }
 
-// A connection writes to one client. Its times are durations since the start of the
-// request.
+// A connection writes to one client. Its times are durations since the request's start.
 type connection struct {
 	// Set by newExchange.
 	w       http.ResponseWriter
@@ -369,7 +370,7 @@ type connection struct {
 	writeDeadline time.Duration // the last one set; 0 if there is none
 	cannotFlush   bool          // the writer has no Flush for a stream, which is sent when the handler returns
 	flushed       bool          // the last flush worked: nothing is left in the writer's buffer
-	headSent      bool          // of a response that is not a stream; a guess if the flush fails
+	headSent      bool          // of a response that is not a stream: a chunk was written and, on HTTP/1, flushed
 	failed        *ending       // why a write has failed: nothing more is written
 
 	// Safe for concurrent use, as are stalled and interrupt.
@@ -407,7 +408,7 @@ func (c *connection) write(now, deadline time.Duration, call func() error) *endi
 func (c *connection) writeChunk(now time.Duration, chunk []byte, last bool) *ending {
 	failed := c.write(now, 0, func() error {
 		_, err := c.w.Write(chunk)
-		c.headSent = c.headSent || err == nil && c.http2 // where net/http sends the head before the body
+		c.headSent = c.headSent || err == nil && c.http2
 		if err != nil || !last {
 			return err
 		}
@@ -610,7 +611,7 @@ var outcomes = [...]struct {
 	err      error       // what OnChat and context.Cause get, if it is not the application's error
 }{
 	kindRejected:           {name: "rejected", tells: true},
-	kindInvalid:            {name: "invalid", tells: true, response: StatusError{Status: http.StatusUnprocessableEntity, Detail: errInternal.Detail}}, // an event has no room for the list
+	kindInvalid:            {name: "invalid", tells: true, response: StatusError{Status: http.StatusUnprocessableEntity, Detail: errInternal.Detail}}, // the detail of an event, which has no room for the list
 	kindFailed:             {name: "failed", tells: true},
 	kindAborted:            {name: "aborted"},
 	kindClientDisconnected: {name: "client disconnected", err: ErrClientLeft},
@@ -723,9 +724,10 @@ func (e *ending) cause() error {
 	return e.err
 }
 
-// level says whether and how an ending is logged. A limit that was reached (a response with
-// RetryAfter and no cause, or the 413) is Info; otherwise a 5xx, or any ending after the
-// commit, is Error, and a 4xx with a cause that the client does not see is Info.
+// level says whether and how an ending is logged of which the client is told: a limit that
+// was reached (a response with RetryAfter and no cause, or the 413) at Info; otherwise a 5xx
+// and any after the commit at Error, and a 4xx with a cause that the client does not see at
+// Info.
 func (e *ending) level(committed bool) (level slog.Level, logged bool) {
 	r := &e.response
 	switch {

@@ -153,8 +153,7 @@ func (s *stream) writeFirst() {
 	}
 }
 
-// writeQueue is called by the holder of the token, which it returns in any case. (What the
-// client gets if the ResponseWriter ends this goroutine is not defined.)
+// writeQueue is called by the holder of the token. It gives the token back in any case.
 func (s *stream) writeQueue(now time.Duration) {
 	defer func() {
 		s.writing = false
@@ -177,8 +176,7 @@ func (s *stream) writeBatch(now time.Duration) {
 	}
 }
 
-// writeUnlocked releases mu during the write. It holds mu again when it returns, in any
-// case.
+// writeUnlocked releases mu during the write, and holds it again when it returns.
 func (s *stream) writeUnlocked(b *batch, now time.Duration) *ending {
 	s.mu.Unlock()
 	defer s.mu.Lock()

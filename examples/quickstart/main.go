@@ -155,6 +155,7 @@ func (s settings) routes(store botapi.BotStore, answers *resume.Engine, logger *
 	mux.Handle("/v1/", api)
 	mux.Handle("/bots", api)
 	mux.Handle("/chat", api)
+	mux.Handle("/answers", api)
 	mux.HandleFunc("GET /health-check", checkHealth)
 	mux.Handle("/", page.Handler(page.Options{
 		Bots:      store,

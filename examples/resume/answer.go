@@ -60,18 +60,18 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 		model, done = context.WithTimeoutCause(ctx, timeout, botapi.ErrChatTimeout)
 		defer done()
 	}
-	defer context.AfterFunc(model, func() { a.end(answerTo(context.Cause(model))) })()
+	stop := context.AfterFunc(model, func() { a.fail(ctx, context.Cause(model)) })
+	defer stop()
 	defer func() {
 		if v := recover(); v != nil {
 			call.Err = fmt.Errorf("panic while running the engine: %v\n%s", v, debug.Stack())
 		}
 		call.Err = cmp.Or(context.Cause(model), call.Err)
-		if a.end(answerTo(call.Err)) {
-			a.engine.logger.WarnContext(ctx, "an answer without readers failed", slog.Any("error", call.Err))
-		}
+		a.fail(ctx, call.Err)
 	}()
 	for text, err := range a.engine.options.Engine.Chat(model, req) {
-		if stall.Stop(); err != nil {
+		stall.Stop()
+		if err != nil {
 			call.Err = err
 			return
 		}
@@ -82,6 +82,14 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 		stall.Reset()
 	}
 	call.Err = nil
+}
+
+// fail ends the answer, with an error unless that is nil. If no reader here sees
+// the error, the log has it.
+func (a *answer) fail(ctx context.Context, err error) {
+	if a.end(answerTo(err)) && !errors.Is(err, ErrAbandoned) && !errors.Is(err, ErrStopped) {
+		a.engine.logger.WarnContext(ctx, "an answer without readers failed", slog.Any("error", err))
+	}
 }
 
 // A stallTimer cancels the model when it stalls.
@@ -261,8 +269,8 @@ type keeper struct {
 	*answer
 	heard time.Time // when the store last answered
 	alone time.Duration
-	gone  bool // the store does not keep it any longer
-	ended bool // the store knows its end
+	gone  bool // the store does not keep it any longer: it was stopped, abandoned, lost, or has outgrown its room
+	ended bool // the store knows its end, and the engine may still run
 }
 
 // keep copies the answer to the store as it arrives, renews its lease and that of
@@ -334,7 +342,9 @@ func (k *keeper) step(ctx context.Context, l load) error {
 		k.gone = true
 		k.keepNoLonger()
 		k.abandon(l)
-		k.engine.logger.InfoContext(ctx, "an answer is no longer kept", slog.String("state", string(now.State)), slog.Any("error", err))
+		if l.attended {
+			k.engine.logger.InfoContext(ctx, "an answer is no longer kept", slog.String("state", string(now.State)), slog.Any("error", err))
+		}
 	}
 	return nil
 }

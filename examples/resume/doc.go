@@ -7,7 +7,7 @@
 //	http.Handle("/", answers.Handler(api, keys))
 //	...
 //	server.Shutdown(ctx)
-//	answers.Close(ctx)
+//	answers.Close(ctx) // with a store in memory, a context that has ended
 //
 // # Contract
 //

@@ -137,9 +137,6 @@ func New(o Options) *Engine {
 	if o.ValidKey == nil {
 		o.ValidKey, badKey = validKey, errBadKey
 	}
-	if o.Admit == nil {
-		o.Admit = func(context.Context, *botapi.ChatRequest) error { return nil }
-	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
@@ -169,7 +166,7 @@ func validKey(key string) bool {
 // Chat joins the answer under the key of the chat, or starts it.
 func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	r, hasKey := requestFrom(ctx)
-	if !hasKey && e.options.OnAnswer == nil {
+	if !hasKey && e.options.OnAnswer == nil { // nothing to report, and nothing to pay for
 		return e.options.Engine.Chat(ctx, req)
 	}
 	return func(yield func(string, error) bool) {
@@ -287,7 +284,8 @@ func (e *Engine) chat(ctx context.Context, r *request, req *botapi.ChatRequest, 
 	}
 }
 
-// takeBack ends an answer that was not started.
+// takeBack ends an answer that was not started: the store drops a complete answer
+// of which it has another number of fragments.
 func (e *Engine) takeBack(c Claim) {
 	ctx, cancel := context.WithTimeout(context.Background(), e.rules.Lease)
 	defer cancel()
@@ -481,6 +479,7 @@ const closeGrace = 5 * time.Second
 // Close waits for answers that continue without a reader until ctx ends, then
 // stops them, and returns when their engines have returned, or ErrHanging after
 // 5 more seconds. Call it after http.Server.Shutdown: later chats are not kept.
+// Nobody can come back to a store in memory then: give it a context that has ended.
 func (e *Engine) Close(ctx context.Context) error {
 	e.mu.Lock()
 	e.closed = true
@@ -514,7 +513,7 @@ func (e *Engine) endAll() {
 }
 
 // InProgress counts the answers with a key whose model runs in this process, and
-// those of them that the request which started them does not follow any longer.
+// those of them that no request in this process follows.
 func (e *Engine) InProgress() (all, alone int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -323,7 +323,7 @@ func (m *Memory) drop(a *kept) {
 	m.Tell(a.ID, false)
 }
 
-// free has the key of an answer lead to it no longer.
+// free takes the key from an answer: the next Claim does not find it.
 func (m *Memory) free(a *kept) {
 	if key := (name{a.Owner, a.Key}); m.names[key] == a {
 		delete(m.names, key)

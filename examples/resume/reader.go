@@ -96,7 +96,7 @@ func (r *reader) read(ctx context.Context) (progress, error) {
 		}
 	}
 	p, err := r.readStore(ctx)
-	if err != nil && !errors.Is(err, context.Canceled) {
+	if err != nil && ctx.Err() == nil {
 		if here, ok := r.readHere(); ok {
 			return here, nil
 		}
@@ -166,7 +166,7 @@ func (r *reader) renewLater() {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), r.engine.rules.Wait)
 		defer cancel()
-		_, _ = r.engine.store.Read(ctx, r.Ref, r.name, math.MaxInt32) // otherwise the next time
+		_, _ = r.engine.store.Read(ctx, r.Ref, r.name, math.MaxInt32) // of no fragment: it renews the lease, or else the next call does
 		r.renewal.Reset(r.engine.rules.Lease / 3)
 	})
 }

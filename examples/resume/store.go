@@ -30,11 +30,12 @@ type Settings struct {
 	// bytes besides its text, a running one as at least 16 KiB.
 	AnswerBytes, OwnerBytes, AllBytes int64
 
-	// FragmentBytes is what a fragment counts as besides its text: 24, as in memory.
+	// FragmentBytes is how many bytes a fragment counts besides its text: 24, as in
+	// memory.
 	FragmentBytes int64
 
-	// Lease is how long a running answer, or a reader, is believed in without news
-	// from its process; 9 seconds.
+	// Lease is how long a running answer, or a reader, counts without news from its
+	// process; 9 seconds.
 	Lease time.Duration
 
 	// Wait is how long a chat waits for the store; then it is answered as without a
@@ -139,7 +140,7 @@ const (
 	Lost     State = "lost" // forgotten, abandoned, or its process has died
 )
 
-// Results of a Claim, which otherwise is Stopped.
+// Results of a Claim, besides Stopped.
 const (
 	Started State = "started" // the model has a slot, which Leave releases
 	Found   State = "found"   // joined: the reader has a slot, which Leave releases

@@ -88,7 +88,7 @@ local function attend(a, reader)
   if a.alone then redis.call('HDEL', a.at, 'alone') end
 end
 
--- free has the key of an answer lead to it no longer.
+-- free takes the key from an answer: the next claim does not find it.
 local function free(a)
   if a.at ~= answer then return end
   a.at = prefix .. 'apart:' .. a.id
