@@ -33,7 +33,7 @@ type KeyVerifier interface {
 	//   - a [StatusError]: its own status and detail, for instance 429 for an
 	//     account that has used up its quota;
 	//   - [ErrInvalidKey]: 401 "Invalid API key";
-	//   - any other, and a panic: 500. It is logged with the request id and not shown.
+	//   - any other, and a panic: as under Errors in the package's documentation.
 	//
 	// The first two may be wrapped. If the text of the error contains the key, as it
 	// is or query-escaped, the text is not logged.

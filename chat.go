@@ -377,12 +377,11 @@ func (j *jsonResponse) fragment(text string) (more bool) {
 	}
 	j.fragments++
 	for {
-		last, left := &j.chunks[len(j.chunks)-1], maxJSONResponse-j.full // left of the answer's limit, for the last chunk
-		*last, text = j.text.Append(*last, text, min(left, chunkText))
-		exceeds := len(*last) > left                         // by a character that was completed
-		exceeds = exceeds || text != "" && left <= chunkText // or by the rest of the text, for which no chunk is left
+		last, longest := &j.chunks[len(j.chunks)-1], min(chunkText, maxJSONResponse-j.full)
+		*last, text = j.text.Append(*last, text, longest)
+		mayFollow := j.full+chunkText < maxJSONResponse // another chunk
 		switch {
-		case exceeds:
+		case text != "" && !mayFollow, j.full+len(*last) > maxJSONResponse: // completing a character may exceed it
 			j.closed = true
 			j.chat.stop(answerTooLarge)
 			return false

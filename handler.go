@@ -118,8 +118,8 @@ type Options struct {
 	// OnChat, if not nil, is called once for each chat that reached the engine, when
 	// the answer has ended and before the handler returns: the request is not over
 	// while OnChat runs. (Behind a ResponseWriter that cannot flush, the answer is sent
-	// only when OnChat has returned. A stream is flushed behind Unwrap, too; a JSON
-	// response is not, since a writer that buffers may have a reason to.) It must be safe
+	// only when OnChat has returned. A stream is flushed even if only a writer behind
+	// Unwrap can; a JSON response is not, since the outer one may need to buffer.) It must be safe
 	// for concurrent use. The context has the request's values and is not cancelled. A
 	// panic is logged.
 	OnChat func(context.Context, ChatReport)
@@ -258,7 +258,7 @@ func (x *exchange) serve() (end *ending) {
 		}
 	}()
 	if x.conn.http2 {
-		x.conn.setWriteDeadline(0) // the server's would end the stream while application code runs
+		x.conn.setWriteDeadline(0) // the server's WriteTimeout would reset an HTTP/2 stream while application code runs
 	}
 	x.conn.w.Header().Set("X-Request-Id", x.ctx.requestID)
 	operation, end := x.route()
@@ -370,7 +370,7 @@ type connection struct {
 	writeDeadline time.Duration // the last one set; 0 if there is none
 	cannotFlush   bool          // the writer has no Flush for a stream, which is sent when the handler returns
 	flushed       bool          // the last flush worked: nothing is left in the writer's buffer
-	headSent      bool          // of a response that is not a stream: a chunk was written and, on HTTP/1, flushed
+	headSent      bool          // of a response that is not a stream
 	failed        *ending       // why a write has failed: nothing more is written
 
 	// Safe for concurrent use, as are stalled and interrupt.
@@ -406,9 +406,10 @@ func (c *connection) write(now, deadline time.Duration, call func() error) *endi
 }
 
 func (c *connection) writeChunk(now time.Duration, chunk []byte, last bool) *ending {
+	var written bool
 	failed := c.write(now, 0, func() error {
 		_, err := c.w.Write(chunk)
-		c.headSent = c.headSent || err == nil && c.http2
+		written = err == nil
 		if err != nil || !last {
 			return err
 		}
@@ -417,7 +418,7 @@ func (c *connection) writeChunk(now time.Duration, chunk []byte, last bool) *end
 		}
 		return err
 	})
-	c.headSent = c.headSent || failed == nil
+	c.headSent = c.headSent || failed == nil || written && c.http2 // which sends the head even if the flush then fails
 	return failed
 }
 

@@ -82,8 +82,8 @@ func isAbsoluteURL(s string) bool {
 //   - a [StatusError]: its own status and detail, for instance 503 while a
 //     database is down;
 //   - [ErrBotNotFound]: 404 "Bot not found";
-//   - any other error, and a panic: 500. It is logged with the request id and
-//     not shown to the client.
+//   - any other, and a panic: as under Errors in the package's documentation, mostly
+//     a 500. It is logged with the request id and not shown to the client.
 //
 // The first two may be wrapped.
 type BotStore interface {
