@@ -377,15 +377,14 @@ func (j *jsonResponse) fragment(text string) (more bool) {
 	}
 	j.fragments++
 	for {
-		last, longest := &j.chunks[len(j.chunks)-1], min(chunkText, maxJSONResponse-j.full)
-		*last, text = j.text.Append(*last, text, longest)
-		mayFollow := j.full+chunkText < maxJSONResponse // another chunk
-		switch {
-		case text != "" && !mayFollow, j.full+len(*last) > maxJSONResponse: // completing a character may exceed it
+		last := &j.chunks[len(j.chunks)-1]
+		*last, text = j.text.Append(*last, text, chunkText)
+		if j.full+len(*last) > maxJSONResponse {
 			j.closed = true
 			j.chat.stop(answerTooLarge)
 			return false
-		case text == "" && len(*last) < chunkText:
+		}
+		if text == "" && len(*last) < chunkText {
 			return true
 		}
 		j.full += len(*last)
@@ -699,7 +698,7 @@ func (d *decoder) decodeBody() {
 	p := &d.parser
 	p.Enter()
 	for first := true; p.Next('}', first); first = false {
-		field := p.Offset()
+		beforeName := p.Offset()
 		known := fieldNamed(bodyRules[:], p.Name())
 		switch {
 		case known == fieldMessages && p.Peek() == '[':
@@ -709,7 +708,7 @@ func (d *decoder) decodeBody() {
 			d.fields[known] = p.Value()
 		default:
 			if d.unknown.end == 0 {
-				d.unknown.start = field
+				d.unknown.start = beforeName
 			}
 			value := p.Offset()
 			p.Value()

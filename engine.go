@@ -237,8 +237,8 @@ var (
 	ErrEngineStalled = fmt.Errorf("botapi: the engine yielded nothing for StallTimeout: %w", context.DeadlineExceeded)
 )
 
-// hideReasons hides that an error of application code matches one of the four reasons: it
-// comes from another chat, as of an engine that shares answers. This one has its own.
+// hideReasons hides that an error of application code matches one of the four reasons: such
+// an error comes from another chat, for example from an engine that shares answers.
 func hideReasons(err error) error {
 	if slices.ContainsFunc(reasons, func(reason error) bool { return errors.Is(err, reason) }) {
 		return errorOfAnotherChat{err}

@@ -370,7 +370,7 @@ type connection struct {
 	writeDeadline time.Duration // the last one set; 0 if there is none
 	cannotFlush   bool          // the writer has no Flush for a stream, which is sent when the handler returns
 	flushed       bool          // the last flush worked: nothing is left in the writer's buffer
-	headSent      bool          // of a response that is not a stream
+	headSent      bool          // the status of a response with a body, other than a stream, was sent
 	failed        *ending       // why a write has failed: nothing more is written
 
 	// Safe for concurrent use, as are stalled and interrupt.
@@ -418,7 +418,8 @@ func (c *connection) writeChunk(now time.Duration, chunk []byte, last bool) *end
 		}
 		return err
 	})
-	c.headSent = c.headSent || failed == nil || written && c.http2 // which sends the head even if the flush then fails
+	// If only the flush has failed, HTTP/1 has kept the head in its buffer; HTTP/2 has sent it.
+	c.headSent = c.headSent || failed == nil || written && c.http2
 	return failed
 }
 
@@ -612,7 +613,7 @@ var outcomes = [...]struct {
 	err      error       // what OnChat and context.Cause get, if it is not the application's error
 }{
 	kindRejected:           {name: "rejected", tells: true},
-	kindInvalid:            {name: "invalid", tells: true, response: StatusError{Status: http.StatusUnprocessableEntity, Detail: errInternal.Detail}}, // the detail of an event, which has no room for the list
+	kindInvalid:            {name: "invalid", tells: true, response: StatusError{Status: http.StatusUnprocessableEntity, Detail: errInternal.Detail}}, // an event says this in place of the list
 	kindFailed:             {name: "failed", tells: true},
 	kindAborted:            {name: "aborted"},
 	kindClientDisconnected: {name: "client disconnected", err: ErrClientLeft},
@@ -725,10 +726,9 @@ func (e *ending) cause() error {
 	return e.err
 }
 
-// level says whether and how an ending is logged of which the client is told: a limit that
-// was reached (a response with RetryAfter and no cause, or the 413) at Info; otherwise a 5xx
-// and any after the commit at Error, and a 4xx with a cause that the client does not see at
-// Info.
+// level says how an ending is logged of which the client is told: a limit that was reached (a
+// response with RetryAfter and no cause, or the 413) at Info; otherwise a 5xx and any after the
+// commit at Error, and a 4xx with a cause that the client does not see at Info.
 func (e *ending) level(committed bool) (level slog.Level, logged bool) {
 	r := &e.response
 	switch {

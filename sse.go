@@ -36,7 +36,7 @@ const (
 // that yields it: waking another goroutine for each fragment costs more than the write.
 // After several writes in a row, each immediately after the previous one, a goroutine is
 // started that writes until the queue is empty (a burst), so that fragments that are ready
-// together are written together. A burst also makes the first write (writeFirst).
+// together are written together. A burst also makes a fragment's first write (writeFirst).
 //
 // The right to write is a token. While writing is true, one goroutine holds it, and may
 // write without mu: the goroutine that yields, the keep-alive timer's, or a burst. The
