@@ -63,6 +63,7 @@ func (s answerState) step(a act, its bool) (next []any) {
 	case "end failed":
 		may(begun && its, nothing)
 		may(s.call != a.call || a.fails, s) // it has failed before
+		may(a.own && its && s.phase == "stopped", s) // it failed before its replica knew that it was stopped
 	case "end broken": // although its model has not failed
 		may(a.fails && begun && its, nothing)
 		may(a.fails, s)
