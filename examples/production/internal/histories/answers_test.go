@@ -62,7 +62,7 @@ func (s answerState) step(a act, its bool) (next []any) {
 		may(s.phase == "stopped" && its, s)
 	case "end failed":
 		may(begun && its, nothing)
-		may(s.call != a.call || a.fails, s) // it has failed before
+		may(s.call != a.call || a.fails, s)          // it has failed before
 		may(a.own && its && s.phase == "stopped", s) // it failed before its replica knew that it was stopped
 	case "end broken": // although its model has not failed
 		may(a.fails && begun && its, nothing)
