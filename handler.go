@@ -119,9 +119,9 @@ type Options struct {
 	// the answer has ended and before the handler returns: the request is not over
 	// while OnChat runs. (Behind a ResponseWriter that cannot flush, the answer is sent
 	// only when OnChat has returned. A stream is flushed even if only a writer behind
-	// Unwrap can; a JSON response is not, since the outer one may need to buffer.) It must be safe
-	// for concurrent use. The context has the request's values and is not cancelled. A
-	// panic is logged.
+	// Unwrap can; a JSON response only if the outermost writer can, which may need to
+	// buffer it.) It must be safe for concurrent use. The context has the request's values
+	// and is not cancelled. A panic is logged.
 	OnChat func(context.Context, ChatReport)
 }
 
