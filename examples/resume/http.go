@@ -55,6 +55,10 @@ func OutcomeFrom(ctx context.Context) Outcome {
 	if !ok {
 		return ""
 	}
+	return r.told()
+}
+
+func (r *request) told() Outcome {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.outcome
@@ -123,9 +127,7 @@ type outcomeWriter struct {
 }
 
 func (w *outcomeWriter) WriteHeader(status int) {
-	w.request.mu.Lock()
-	outcome := w.request.outcome
-	w.request.mu.Unlock()
+	outcome := w.request.told()
 	if outcome != "" && status < http.StatusBadRequest { // a rejected request is neither kept nor joined
 		w.Header().Set(OutcomeHeader, string(outcome))
 	}
