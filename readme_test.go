@@ -191,7 +191,7 @@ func TestREADMEIsShort(t *testing.T) {
 // of the last commit, in an empty folder.
 func TestDocumentedCommands(t *testing.T) {
 	t.Parallel() // it waits for other programs
-	for _, program := range []string{"git", "curl", "perl"} {
+	for _, program := range []string{"git", "curl"} {
 		if _, err := exec.LookPath(program); err != nil {
 			t.Skipf("%s is not installed, which the commands of the documents need", program)
 		}
@@ -236,7 +236,7 @@ func (n *newcomer) follow(t *testing.T, b block) {
 		n.startParrot(t, app, b)
 	case strings.Contains(b.text, "third_party"):
 		runIn(t, app, "mkdir third_party && cp -r ../botapi third_party\n"+b.text+"go build . && go mod vendor && go build .")
-	case strings.HasPrefix(b.text, "git grep "):
+	case strings.HasPrefix(b.text, "go run ./examples/rename "):
 		runIn(t, n.dir, "git clone -q botapi renamed && cd renamed\n"+b.text+"go build ./... && grep -q git.example.org/you/botapi README.md")
 	default:
 		t.Fatal("add these commands to runElsewhere, or a case here that runs them")

@@ -272,7 +272,7 @@ const file_model_proto_rawDesc = "" +
 	"\rprompt_tokens\x18\x04 \x01(\x03R\fpromptTokens\x12+\n" +
 	"\x11completion_tokens\x18\x05 \x01(\x03R\x10completionTokens2L\n" +
 	"\x05Model\x12C\n" +
-	"\bGenerate\x12\x19.model.v1.GenerateRequest\x1a\x1a.model.v1.GenerateResponse0\x01B-Z+example.com/botapi/examples/engines/modelpbb\x06proto3"
+	"\bGenerate\x12\x19.model.v1.GenerateRequest\x1a\x1a.model.v1.GenerateResponse0\x01B\vZ\t./modelpbb\x06proto3"
 
 var (
 	file_model_proto_rawDescOnce sync.Once

@@ -1,0 +1,92 @@
+// Command rename gives this repository a module path of its own, in the Go files, the nested
+// modules and the documents. Run it at the top of a clone:
+//
+//	go run ./examples/rename git.example.org/you/botapi
+//
+// It changes files and nothing else: look at the result with git diff, and commit it.
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"go/format"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"unicode/utf8"
+)
+
+func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: go run ./examples/rename MODULE-PATH")
+		os.Exit(2)
+	}
+	if err := rename(os.Args[1]); err != nil {
+		fmt.Fprintln(os.Stderr, "rename:", err)
+		os.Exit(1)
+	}
+}
+
+func rename(path string) error {
+	old, err := modulePath()
+	if err != nil {
+		return err
+	}
+	// The go command knows which paths are valid. It comes first: nothing has changed if it
+	// rejects the path.
+	if output, err := exec.Command("go", "mod", "edit", "-module", path).CombinedOutput(); err != nil {
+		return fmt.Errorf("change the path of the module: %w: %s", err, bytes.TrimSpace(output))
+	}
+	occurrence := regexp.MustCompile(`(^|[^\w.-])` + regexp.QuoteMeta(old) + `\b`)
+	replacement := []byte("${1}" + strings.ReplaceAll(path, "$", "$$"))
+	return filepath.WalkDir(".", func(name string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && (entry.Name() == ".git" || entry.Name() == "node_modules"):
+			return filepath.SkipDir
+		case !entry.Type().IsRegular():
+			return nil
+		}
+		return renameIn(name, occurrence, replacement)
+	})
+}
+
+// modulePath returns the path in the go.mod of the current folder.
+func modulePath() (string, error) {
+	text, err := os.ReadFile("go.mod")
+	if err != nil {
+		return "", fmt.Errorf("run this at the top of the repository: %w", err)
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	path, found := strings.CutPrefix(line, "module ")
+	if !found {
+		return "", fmt.Errorf("go.mod begins with %q, and not with its module", line)
+	}
+	return strings.TrimSpace(path), nil
+}
+
+// renameIn replaces the path in a text file. Go files are formatted again, since the order
+// of their imports depends on the path.
+func renameIn(name string, occurrence *regexp.Regexp, replacement []byte) error {
+	before, err := os.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	if !utf8.Valid(before) {
+		return nil
+	}
+	after := occurrence.ReplaceAll(before, replacement)
+	if bytes.Equal(before, after) {
+		return nil
+	}
+	if filepath.Ext(name) == ".go" {
+		if after, err = format.Source(after); err != nil {
+			return fmt.Errorf("format %s: %w", name, err)
+		}
+	}
+	return os.WriteFile(name, after, 0o644) // the mode of a file that exists stays
+}
