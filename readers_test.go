@@ -15,7 +15,7 @@ import (
 )
 
 // TestDocumentedReaders makes each reader of docs/wire.md read real streams: a complete one
-// with a keep-alive, and an incomplete one.
+// with a keep-alive, an incomplete one, and an error response.
 func TestDocumentedReaders(t *testing.T) {
 	t.Parallel() // it waits for other programs
 	programs := map[string]struct {
@@ -45,6 +45,10 @@ func main() {
 	req, _ := http.NewRequest("POST", os.Args[1] + "/v1/chat", strings.NewReader(` + "`" + `{"bot_slug": "` + echoBot.Slug + `", "prompt": "Hello", "stream": true}` + "`" + `))
 	req.Header.Set("Authorization", "Bearer ` + testKey + `")
 	resp, err := http.DefaultClient.Do(req)
+	if err == nil && resp.StatusCode != 200 { // readStream reads the body of a 200
+		_, _ = io.Copy(os.Stderr, resp.Body)
+		os.Exit(1)
+	}
 	if err == nil {
 		err = readStream(resp.Body, func(fragment string) { fmt.Print(fragment) })
 	}
@@ -70,6 +74,9 @@ func main() {
 		"failed": {engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
 			_ = yield("Good ", nil) && yield("", StatusError{Status: 503, Detail: "It fell asleep", RetryAfter: 2 * time.Second, Err: errors.New("a bug")})
 		}), "Good ", "It fell asleep, 503, 2"},
+		"rejected": {engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			_ = yield("", StatusError{Status: 429, Detail: "It is tired", RetryAfter: 2 * time.Second})
+		}), "", "It is tired"},
 	}
 	for _, block := range blocksOf(readDocument(t, "docs/wire.md")) {
 		program, isReader := programs[block.language]
