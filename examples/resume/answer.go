@@ -38,83 +38,52 @@ type answer struct {
 // slowest reader of an answer that is not kept.
 const window = 64 << 10
 
-// newAnswer returns an answer with the reader that starts it.
-func newAnswer(e *Engine, r Ref, cancel context.CancelCauseFunc) (*answer, *reader) {
-	a := &answer{Ref: r, engine: e, cancel: cancel, kept: true, changed: make(chan struct{}), readers: make(map[*reader]struct{})}
-	first := &reader{Ref: r, engine: e}
-	first.attend(a)
-	return a, first
-}
-
 // run calls the engine. The answer is over when the engine has returned or its
 // context has ended, whichever comes first.
 func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
-	call := a.engine.call(req, Kept)
+	r, o := Report{Request: req, Outcome: Kept}, a.engine.options
 	defer a.engineReturned()
-	defer call.report(ctx)
+	defer a.engine.report(ctx, &r)
 	defer a.cancel(nil)
-	model, stall := ctx, a.stallTimer()
+	stall := time.AfterFunc(o.StallTimeout, func() { a.cancel(botapi.ErrEngineStalled) })
 	defer stall.Stop()
-	if timeout := a.engine.options.ChatTimeout; timeout > 0 {
+	model := ctx
+	if o.ChatTimeout > 0 {
 		var done context.CancelFunc
-		model, done = context.WithTimeoutCause(ctx, timeout, botapi.ErrChatTimeout)
+		model, done = context.WithTimeoutCause(ctx, o.ChatTimeout, botapi.ErrChatTimeout)
 		defer done()
 	}
-	stop := context.AfterFunc(model, func() { a.fail(ctx, context.Cause(model)) })
+	stop := context.AfterFunc(model, func() { a.end(ctx, context.Cause(model)) })
 	defer stop()
 	defer func() {
 		if v := recover(); v != nil {
-			call.Err = fmt.Errorf("panic while running the engine: %v\n%s", v, debug.Stack())
+			r.Err = fmt.Errorf("panic while running the engine: %v\n%s", v, debug.Stack())
 		}
-		call.Err = cmp.Or(context.Cause(model), call.Err)
-		a.fail(ctx, call.Err)
+		r.Err = cmp.Or(context.Cause(model), r.Err)
+		a.end(ctx, r.Err)
 	}()
-	for text, err := range a.engine.options.Engine.Chat(model, req) {
+	a.engine.play(model, &r, func(text string, err error) bool {
 		stall.Stop()
-		if err != nil {
-			call.Err = err
-			return
+		more := err == nil && a.add(model, text)
+		if more {
+			stall.Reset(o.StallTimeout)
 		}
-		call.add(text, nil)
-		if !a.add(model, text) {
-			return
-		}
-		stall.Reset()
+		return more
+	})
+}
+
+// end ends the answer, with an error unless that is nil; the first call counts. If
+// no reader here sees the error, the log has it.
+func (a *answer) end(ctx context.Context, err error) {
+	a.mu.Lock()
+	isFirst, isSeen := !a.over, len(a.readers) > 0
+	if isFirst {
+		a.over, a.err = true, answerTo(err)
+		a.notify()
 	}
-	call.Err = nil
-}
-
-// fail ends the answer, with an error unless that is nil. If no reader here sees
-// the error, the log has it.
-func (a *answer) fail(ctx context.Context, err error) {
-	if a.end(answerTo(err)) && !errors.Is(err, ErrAbandoned) && !errors.Is(err, ErrStopped) {
-		a.engine.logger.WarnContext(ctx, "an answer without readers failed", slog.Any("error", err))
-	}
-}
-
-// A stallTimer cancels the model when it stalls.
-type stallTimer struct {
-	*time.Timer // nil if there is no limit
-	timeout     time.Duration
-}
-
-func (a *answer) stallTimer() stallTimer {
-	timeout := a.engine.options.StallTimeout
-	if timeout <= 0 {
-		return stallTimer{}
-	}
-	return stallTimer{time.AfterFunc(timeout, func() { a.cancel(botapi.ErrEngineStalled) }), timeout}
-}
-
-func (t stallTimer) Stop() {
-	if t.Timer != nil {
-		t.Timer.Stop()
-	}
-}
-
-func (t stallTimer) Reset() {
-	if t.Timer != nil {
-		t.Timer.Reset(t.timeout)
+	a.mu.Unlock()
+	if isFirst && !isSeen && err != nil && !errors.Is(err, ErrAbandoned) && !errors.Is(err, ErrStopped) {
+		a.engine.log(ctx, slog.LevelWarn, "an answer without readers failed", slog.Any("error", err))
 	}
 }
 
@@ -177,40 +146,20 @@ func (a *answer) notify() {
 	a.changed = make(chan struct{})
 }
 
-// end ends the answer; the first call counts. It reports whether this was the
-// first, with an error that no reader here sees.
-func (a *answer) end(err error) (unseen bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.over {
-		return false
-	}
-	a.over, a.err = true, err
-	a.notify()
-	return err != nil && len(a.readers) == 0
-}
-
 func (a *answer) engineReturned() {
 	a.mu.Lock()
 	a.returned = true
 	a.notify()
 	a.mu.Unlock()
-	a.engine.release(a.Owner)
-}
-
-func (a *answer) isAttended() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return len(a.readers) > 0
+	a.engine.models.release(a.Owner)
 }
 
 // A load is what keep sends to the store in one step.
 type load struct {
-	from           int // number of texts[0]
-	texts          []string
-	attended, over bool
-	returned       bool
-	err            error
+	from                     int // number of texts[0]
+	texts                    []string
+	attended, over, returned bool
+	err                      error
 }
 
 // loadSize bounds the fragments of one Add.
@@ -242,13 +191,10 @@ func (a *answer) changedSince(l load) <-chan struct{} {
 func (a *answer) stored(have int) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if have < a.first {
-		return false
-	}
 	if have > a.first {
 		a.trim(have)
 	}
-	return true
+	return have >= a.first
 }
 
 // keepNoLonger has the answer continue for the readers that it has here.
@@ -343,7 +289,7 @@ func (k *keeper) step(ctx context.Context, l load) error {
 		k.keepNoLonger()
 		k.abandon(l)
 		if l.attended {
-			k.engine.logger.InfoContext(ctx, "an answer is no longer kept", slog.String("state", string(now.State)), slog.Any("error", err))
+			k.engine.log(ctx, slog.LevelInfo, "an answer is no longer kept", slog.String("state", string(now.State)), slog.Any("error", err))
 		}
 	}
 	return nil

@@ -5,12 +5,13 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
 	"log/slog"
+	"math"
 	"net/http"
+	"regexp"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -93,8 +94,15 @@ var (
 	errStops    = tooMany("Too many answers are being stopped")
 )
 
+// rejections are the responses to a Claim that gives no answer.
+var rejections = map[State]error{Stopped: ErrStopped, Other: errOther, Busy: errBusy, Crowded: errCrowded, Hurried: errHurried}
+
 func tooMany(detail string) *botapi.StatusError {
 	return &botapi.StatusError{Status: http.StatusTooManyRequests, Detail: detail, RetryAfter: time.Second}
+}
+
+func errUnavailable(cause error) error {
+	return &botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "The service is unavailable for the moment", RetryAfter: time.Second, Err: cause}
 }
 
 func errBroken(cause error) error {
@@ -108,19 +116,19 @@ type Engine struct {
 	store   Store
 	rules   Settings
 	badKey  error
-	logger  *slog.Logger
+	models  counter // that run for chats with a key
+	stops   counter // requests to stop an answer
 
 	mu      sync.Mutex
 	answers map[string]*answer    // those in progress in this process, by id
-	models  map[string]int64      // how many run for chats with a key, by owner
-	all     int64                 // the sum of models
-	stops   map[string]int        // how many requests to stop an answer are being served, by owner
 	chats   map[string][]*request // those with a key that are being served, by credentials, oldest first
 	closed  bool
 	running sync.WaitGroup // answers and their keepers
 }
 
 var _ botapi.ChatEngine = (*Engine)(nil)
+
+var validKey = regexp.MustCompile(`^[A-Za-z0-9_-]{16,255}$`)
 
 // New returns an engine. It panics if o.Engine is nil.
 func New(o Options) *Engine {
@@ -135,50 +143,55 @@ func New(o Options) *Engine {
 	}
 	badKey := errOwnKey
 	if o.ValidKey == nil {
-		o.ValidKey, badKey = validKey, errBadKey
+		o.ValidKey, badKey = validKey.MatchString, errBadKey
+	}
+	if o.StallTimeout <= 0 {
+		o.StallTimeout = math.MaxInt64
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
+	rules := o.Store.Settings()
 	return &Engine{
 		options: o,
 		store:   o.Store,
-		rules:   o.Store.Settings(),
+		rules:   rules,
 		badKey:  badKey,
-		logger:  o.Logger,
+		models:  counter{most: rules.Running, counts: make(map[string]int64)},
+		stops:   counter{most: math.MaxInt64, counts: make(map[string]int64)},
 		answers: make(map[string]*answer),
-		models:  make(map[string]int64),
-		stops:   make(map[string]int),
 		chats:   make(map[string][]*request),
 	}
 }
 
-func validKey(key string) bool {
-	for _, c := range []byte(key) {
-		letter := c|0x20 >= 'a' && c|0x20 <= 'z'
-		if !letter && (c < '0' || c > '9') && c != '-' && c != '_' {
-			return false
-		}
-	}
-	return len(key) >= 16 && len(key) <= 255
+// log adds the request id, as botapi does.
+func (e *Engine) log(ctx context.Context, level slog.Level, message string, attributes ...slog.Attr) {
+	id := slog.String("request_id", botapi.RequestIDFrom(ctx))
+	e.options.Logger.LogAttrs(ctx, level, message, append([]slog.Attr{id}, attributes...)...)
 }
 
 // Chat joins the answer under the key of the chat, or starts it.
 func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
-	r, hasKey := requestFrom(ctx)
-	if !hasKey && e.options.OnAnswer == nil { // nothing to report, and nothing to pay for
+	r := requestFrom(ctx)
+	if r == nil && e.options.OnAnswer == nil { // nothing to report, and nothing to pay for
 		return e.options.Engine.Chat(ctx, req)
 	}
 	return func(yield func(string, error) bool) {
-		switch {
-		case !hasKey:
-			e.pass(ctx, req, "", yield)
-		case len(r.keys) != 1 || !e.options.ValidKey(r.keys[0]):
-			yield("", e.badKey)
-		default:
-			r.reach(e.options.Owner(ctx))
-			e.chat(ctx, r, req, yield)
+		if r == nil {
+			e.ask(ctx, req, "", yield)
+			return
 		}
+		r.reached.Store(true)
+		if len(r.keys) != 1 || !e.options.ValidKey(r.keys[0]) {
+			yield("", e.badKey)
+			return
+		}
+		var rejected error
+		if e.options.Admit != nil {
+			rejected = e.options.Admit(ctx, req)
+		}
+		id := Ref{e.options.Owner(ctx), r.keys[0], rand.Text()}
+		e.answer(ctx, Claim{Ref: id, Body: fingerprint(req), Join: rejected != nil}, req, rejected, yield)
 	}
 }
 
@@ -191,223 +204,69 @@ func (e *Engine) Join(ctx context.Context, key string) iter.Seq2[string, error] 
 			yield("", errNotFound)
 			return
 		}
-		c := Claim{Ref: Ref{Owner: e.options.Owner(ctx), Key: key}, Reader: rand.Text(), Join: true}
-		if err := e.limit(ctx, &c); err != nil {
+		c := Claim{Ref: Ref{Owner: e.options.Owner(ctx), Key: key}, Join: true}
+		e.answer(ctx, c, nil, errNotFound, yield)
+	}
+}
+
+// answer joins an answer or starts it. A claim that may only join has no request,
+// or an error that is its response if there is no answer.
+func (e *Engine) answer(ctx context.Context, c Claim, req *botapi.ChatRequest, rejected error, yield func(string, error) bool) {
+	if e.options.Limits != nil {
+		var err error
+		if c.Limits, err = e.options.Limits(ctx, c.Owner); err != nil {
 			yield("", err)
 			return
 		}
-		found, err := e.claim(ctx, c)
-		switch {
-		case err != nil:
-			yield("", errUnavailable(err))
-		case found.State != Found:
-			yield("", rejection(found.State, errNotFound))
-		default:
-			tell(ctx, Joined)
-			c.ID = found.ID
-			if died := e.join(ctx, c, yield); died {
-				yield("", errNotFound)
-			}
-		}
 	}
-}
-
-// rejection is the response to a Claim that gives no answer.
-func rejection(found State, nothing error) error {
-	switch found {
-	case Stopped:
-		return ErrStopped
-	case Other:
-		return errOther
-	case Busy:
-		return errBusy
-	case Crowded:
-		return errCrowded
-	case Hurried:
-		return errHurried
-	}
-	return nothing
-}
-
-func errUnavailable(cause error) error {
-	return &botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "The service is unavailable for the moment", RetryAfter: time.Second, Err: cause}
-}
-
-func (e *Engine) claim(ctx context.Context, c Claim) (Claimed, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.rules.Wait)
-	defer cancel()
-	return e.store.Claim(ctx, c)
-}
-
-func (e *Engine) limit(ctx context.Context, c *Claim) (err error) {
-	if e.options.Limits != nil {
-		c.Limits, err = e.options.Limits(ctx, c.Owner)
-	}
-	return err
-}
-
-// chat answers a chat with a key.
-func (e *Engine) chat(ctx context.Context, r *request, req *botapi.ChatRequest, yield func(string, error) bool) {
-	c := Claim{Ref: Ref{r.owner, r.keys[0], rand.Text()}, Reader: rand.Text(), Body: fingerprint(req)}
-	if err := e.limit(ctx, &c); err != nil {
-		yield("", err)
-		return
-	}
-	var rejected error
-	if e.options.Admit != nil {
-		rejected = e.options.Admit(ctx, req)
-		c.Join = rejected != nil
-	}
-	found, err := e.claim(ctx, c)
+	c.Reader = rand.Text()
+	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.rules.Wait)
+	found, err := e.store.Claim(claiming, c)
+	cancel()
 	switch {
+	case err != nil && req == nil:
+		yield("", errUnavailable(err))
 	case err != nil && rejected != nil:
 		yield("", rejected)
 	case err != nil:
-		e.logger.WarnContext(ctx, "an answer cannot be kept", slog.Any("error", err))
-		undo := func() { e.takeBack(c) } // the claim may have succeeded
-		if !e.begin(undo) {
+		e.log(ctx, slog.LevelWarn, "an answer cannot be kept", slog.Any("error", err))
+		undo := func() { e.takeBack(c.Ref) } // the claim may have succeeded
+		if !e.begin(nil, undo) {
 			undo()
 		}
 		e.unkept(ctx, c, req, yield)
 	case found.State == Started:
 		e.start(ctx, c, req, yield)
 	case found.State == Found:
-		tell(ctx, Joined)
 		c.ID = found.ID
-		if died := e.join(ctx, c, yield); died {
+		died := e.join(ctx, c, yield)
+		if died && rejected != nil {
+			yield("", rejected)
+		} else if died {
 			e.unkept(ctx, c, req, yield)
 		}
 	case found.State == NoRoom:
 		e.unkept(ctx, c, req, yield)
 	default:
-		yield("", rejection(found.State, rejected))
-	}
-}
-
-// takeBack ends an answer that was not started: the store drops a complete answer
-// of which it has another number of fragments.
-func (e *Engine) takeBack(c Claim) {
-	ctx, cancel := context.WithTimeout(context.Background(), e.rules.Lease)
-	defer cancel()
-	_ = e.store.End(ctx, c.Ref, -1, Ending{}) // otherwise its lease expires
-	_ = e.store.Leave(ctx, c.Ref, c.ID)
-}
-
-// begin starts goroutines that Close waits for, unless Close has been called.
-func (e *Engine) begin(goroutines ...func()) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		return false
-	}
-	for _, f := range goroutines {
-		e.running.Go(f)
-	}
-	return true
-}
-
-// unkept answers a chat with a key as one without. Its model counts among those
-// of this process.
-func (e *Engine) unkept(ctx context.Context, c Claim, req *botapi.ChatRequest, yield func(string, error) bool) {
-	if !e.hold(c) {
-		yield("", errBusy)
-		return
-	}
-	defer e.release(c.Owner)
-	tell(ctx, NotKept)
-	e.pass(ctx, req, NotKept, yield)
-}
-
-// pass calls the engine on the goroutine of the chat.
-func (e *Engine) pass(ctx context.Context, req *botapi.ChatRequest, o Outcome, yield func(string, error) bool) {
-	call := e.call(req, o)
-	defer call.report(ctx)
-	for text, err := range e.options.Engine.Chat(ctx, req) {
-		call.add(text, err)
-		if !yield(text, err) || err != nil {
-			call.Err = cmp.Or(err, context.Cause(ctx), errNotRead)
-			return
-		}
-	}
-	call.Err = context.Cause(ctx)
-}
-
-// A call is one call of the engine.
-type call struct {
-	Report
-	engine *Engine
-	began  time.Time
-}
-
-var (
-	errExited  = errors.New("resume: the engine panicked, or ended its goroutine")
-	errNotRead = errors.New("resume: the answer was not read to its end")
-)
-
-func (e *Engine) call(req *botapi.ChatRequest, o Outcome) *call {
-	return &call{Report{Request: req, Outcome: o, Err: errExited}, e, time.Now()}
-}
-
-func (c *call) add(text string, err error) {
-	if err == nil {
-		c.Fragments++
-		c.Bytes += int64(len(text))
-	}
-}
-
-// report calls OnAnswer. A panic there is logged.
-func (c *call) report(ctx context.Context) {
-	if c.engine.options.OnAnswer == nil {
-		return
-	}
-	defer func() {
-		if v := recover(); v != nil {
-			c.engine.logger.ErrorContext(ctx, "OnAnswer panicked", slog.Any("panic", v), slog.String("stack", string(debug.Stack())))
-		}
-	}()
-	c.Duration = time.Since(c.began)
-	c.engine.options.OnAnswer(ctx, c.Report)
-}
-
-// hold counts a model that is about to be asked, unless as many are running as
-// may.
-func (e *Engine) hold(c Claim) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.all >= e.rules.Running || e.models[c.Owner] >= cmp.Or(c.Limits.Running, e.rules.RunningPerOwner) {
-		return false
-	}
-	e.all++
-	e.models[c.Owner]++
-	return true
-}
-
-func (e *Engine) release(owner string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.all--
-	if e.models[owner]--; e.models[owner] == 0 {
-		delete(e.models, owner)
+		yield("", cmp.Or(rejections[found.State], rejected))
 	}
 }
 
 // start starts an answer of this process, and follows it.
 func (e *Engine) start(ctx context.Context, c Claim, req *botapi.ChatRequest, yield func(string, error) bool) {
 	if !e.hold(c) {
-		e.takeBack(c)
+		e.takeBack(c.Ref)
 		yield("", errBusy)
 		return
 	}
 	model, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	a, first := newAnswer(e, c.Ref, cancel)
-	e.mu.Lock()
-	e.answers[c.ID] = a
-	e.mu.Unlock()
-	if !e.begin(func() { a.keep(model) }, func() { a.run(model, req) }) {
+	a := &answer{Ref: c.Ref, engine: e, cancel: cancel, kept: true, changed: make(chan struct{}), readers: make(map[*reader]struct{})}
+	first := &reader{Ref: c.Ref, engine: e}
+	first.attend(a)
+	if !e.begin(a, func() { a.keep(model) }, func() { a.run(model, req) }) {
 		cancel(nil)
-		e.forget(a)
-		e.release(c.Owner)
-		e.takeBack(c)
+		e.models.release(c.Owner)
+		e.takeBack(c.Ref)
 		e.unkept(ctx, c, req, yield)
 		return
 	}
@@ -415,9 +274,36 @@ func (e *Engine) start(ctx context.Context, c Claim, req *botapi.ChatRequest, yi
 	first.follow(ctx, yield)
 }
 
+// begin starts goroutines that Close waits for, of an answer or not, unless Close
+// has been called.
+func (e *Engine) begin(a *answer, goroutines ...func()) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return false
+	}
+	if a != nil {
+		e.answers[a.ID] = a
+	}
+	for _, f := range goroutines {
+		e.running.Go(f)
+	}
+	return true
+}
+
+// takeBack ends an answer that was not started: the store drops a complete answer
+// of which it has another number of fragments.
+func (e *Engine) takeBack(r Ref) {
+	ctx, cancel := context.WithTimeout(context.Background(), e.rules.Lease)
+	defer cancel()
+	_ = e.store.End(ctx, r, -1, Ending{}) // otherwise its lease expires
+	_ = e.store.Leave(ctx, r, r.ID)
+}
+
 // join follows an answer that another request has started. It returns true, and
 // has yielded nothing, if the answer died before it said anything.
 func (e *Engine) join(ctx context.Context, c Claim, yield func(string, error) bool) (died bool) {
+	tell(ctx, Joined)
 	e.mu.Lock()
 	local := e.answers[c.ID]
 	e.mu.Unlock()
@@ -428,6 +314,97 @@ func (e *Engine) join(ctx context.Context, c Claim, yield func(string, error) bo
 	return r.follow(ctx, yield)
 }
 
+// unkept answers a chat with a key as one without. Its model counts among those
+// of this process.
+func (e *Engine) unkept(ctx context.Context, c Claim, req *botapi.ChatRequest, yield func(string, error) bool) {
+	if !e.hold(c) {
+		yield("", errBusy)
+		return
+	}
+	defer e.models.release(c.Owner)
+	tell(ctx, NotKept)
+	e.ask(ctx, req, NotKept, yield)
+}
+
+// hold counts a model that is about to be asked, unless as many are running as
+// may.
+func (e *Engine) hold(c Claim) bool {
+	return e.models.take(c.Owner, cmp.Or(c.Limits.Running, e.rules.RunningPerOwner))
+}
+
+// A counter counts what is in progress for each owner.
+type counter struct {
+	most int64 // of all owners
+
+	mu     sync.Mutex
+	all    int64
+	counts map[string]int64
+}
+
+// take counts one more, unless the owner has so many or all have the most.
+func (c *counter) take(owner string, limit int64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.all >= c.most || c.counts[owner] >= limit {
+		return false
+	}
+	c.all++
+	c.counts[owner]++
+	return true
+}
+
+func (c *counter) release(owner string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all--
+	if c.counts[owner]--; c.counts[owner] == 0 {
+		delete(c.counts, owner)
+	}
+}
+
+var (
+	errExited  = errors.New("resume: the engine panicked, or ended its goroutine")
+	errNotRead = errors.New("resume: the answer was not read to its end")
+)
+
+// ask calls the engine once, on the goroutine of the chat.
+func (e *Engine) ask(ctx context.Context, req *botapi.ChatRequest, o Outcome, yield func(string, error) bool) {
+	r := Report{Request: req, Outcome: o}
+	defer e.report(ctx, &r)
+	e.play(ctx, &r, yield)
+}
+
+// play yields an answer of the engine, and notes what has become of it.
+func (e *Engine) play(ctx context.Context, r *Report, yield func(string, error) bool) {
+	began := time.Now()
+	defer func() { r.Duration = time.Since(began) }()
+	r.Err = errExited
+	for text, err := range e.options.Engine.Chat(ctx, r.Request) {
+		if err == nil {
+			r.Fragments++
+			r.Bytes += int64(len(text))
+		}
+		if !yield(text, err) || err != nil {
+			r.Err = cmp.Or(err, context.Cause(ctx), errNotRead)
+			return
+		}
+	}
+	r.Err = context.Cause(ctx)
+}
+
+// report calls OnAnswer. A panic there is logged.
+func (e *Engine) report(ctx context.Context, r *Report) {
+	if e.options.OnAnswer == nil {
+		return
+	}
+	defer func() {
+		if v := recover(); v != nil {
+			e.log(ctx, slog.LevelError, "OnAnswer panicked", slog.Any("panic", v), slog.String("stack", string(debug.Stack())))
+		}
+	}()
+	e.options.OnAnswer(ctx, *r)
+}
+
 // Stop stops the answer under a key of the Owner of a context, in any process.
 // Its errors are botapi.StatusErrors.
 func (e *Engine) Stop(ctx context.Context, key string) error {
@@ -435,10 +412,10 @@ func (e *Engine) Stop(ctx context.Context, key string) error {
 		return e.badKey
 	}
 	owner := e.options.Owner(ctx)
-	if !e.holdStop(owner) {
+	if !e.stops.take(owner, maxStops) {
 		return errStops
 	}
-	defer e.releaseStop(owner)
+	defer e.stops.release(owner)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*e.rules.Wait)
 	defer cancel()
 	found, err := e.store.Stop(ctx, owner, key)
@@ -455,24 +432,6 @@ func (e *Engine) Stop(ctx context.Context, key string) error {
 // serves concurrently.
 const maxStops = 8
 
-func (e *Engine) holdStop(owner string) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.stops[owner] >= maxStops {
-		return false
-	}
-	e.stops[owner]++
-	return true
-}
-
-func (e *Engine) releaseStop(owner string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.stops[owner]--; e.stops[owner] == 0 {
-		delete(e.stops, owner)
-	}
-}
-
 // closeGrace is how long answers may take to end once they are cancelled.
 const closeGrace = 5 * time.Second
 
@@ -484,8 +443,6 @@ func (e *Engine) Close(ctx context.Context) error {
 	e.mu.Lock()
 	e.closed = true
 	e.mu.Unlock()
-	stop := context.AfterFunc(ctx, e.endAll)
-	defer stop()
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -496,19 +453,16 @@ func (e *Engine) Close(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 	}
+	e.mu.Lock()
+	for _, a := range e.answers {
+		a.cancel(errEnding)
+	}
+	e.mu.Unlock()
 	select {
 	case <-ended:
 		return nil
 	case <-time.After(closeGrace):
 		return ErrHanging
-	}
-}
-
-func (e *Engine) endAll() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, a := range e.answers {
-		a.cancel(errEnding)
 	}
 }
 
@@ -518,7 +472,7 @@ func (e *Engine) InProgress() (all, alone int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, a := range e.answers {
-		if !a.isAttended() {
+		if !a.load().attended {
 			alone++
 		}
 	}
@@ -527,16 +481,6 @@ func (e *Engine) InProgress() (all, alone int) {
 
 // fingerprint distinguishes chats by what they ask for.
 func fingerprint(req *botapi.ChatRequest) string {
-	text, err := json.Marshal(struct {
-		Bot      string
-		Messages []botapi.ChatMessage
-		UserID   string
-		Stream   bool
-		Extra    map[string]json.RawMessage
-	}{req.Bot.UID, req.Messages, req.UserID, req.Stream, req.Extra})
-	if err != nil { // only values of Extra that botapi has not read can have one
-		text = fmt.Append(nil, req.Bot.UID, req.Messages, req.UserID, req.Stream, req.Extra)
-	}
-	sum := sha256.Sum256(text)
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %t %q", req.Bot.UID, req.Messages, req.UserID, req.Stream, req.Extra))
 	return string(sum[:])
 }

@@ -1,10 +1,14 @@
 package resume
 
 import (
+	"bytes"
 	"context"
-	"log/slog"
+	"io"
+	"maps"
 	"net/http"
-	"sync"
+	"slices"
+	"sync/atomic"
+	"time"
 
 	"example.com/botapi"
 )
@@ -25,58 +29,41 @@ const (
 	NotKept Outcome = "not-kept" // answered as without a key
 )
 
-// A request is what the handler and the Engine tell each other about a request
-// with a key.
+// A request is a chat with a key: what the handler and the Engine tell each other
+// about it.
 type request struct {
-	keys        []string // as received
-	credentials string   // the key of the API and the Idempotency-Key
-	cancel      context.CancelCauseFunc
-	done        chan struct{} // closed when it has been served
-
-	mu         sync.Mutex
-	reached    bool // the Engine
-	identified bool // owner is known
-	owner      string
-	outcome    Outcome
+	keys        []string        // as received
+	credentials string          // the key of the API and the Idempotency-Key
+	ctx         context.Context // before its API key is verified
+	cancel      context.CancelFunc
+	served      chan struct{} // closed when it has been served
+	reached     atomic.Bool   // the Engine
+	outcome     atomic.Value  // an Outcome, once it is known
 }
 
 type requestKey struct{}
 
-func requestFrom(ctx context.Context) (r *request, ok bool) {
-	r, ok = ctx.Value(requestKey{}).(*request)
-	return r, ok
+// requestFrom returns nil for a request without a key.
+func requestFrom(ctx context.Context) *request {
+	r, _ := ctx.Value(requestKey{}).(*request)
+	return r
 }
 
 // OutcomeFrom returns what happened to the key of a request, for OnChat: whoever
 // bills there must not bill a Joined answer again. It is empty without a key, and
 // for a request that was rejected.
-func OutcomeFrom(ctx context.Context) Outcome {
-	r, ok := requestFrom(ctx)
-	if !ok {
-		return ""
+func OutcomeFrom(ctx context.Context) (o Outcome) {
+	if r := requestFrom(ctx); r != nil {
+		o, _ = r.outcome.Load().(Outcome)
 	}
-	return r.told()
-}
-
-func (r *request) told() Outcome {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.outcome
+	return o
 }
 
 // tell notes what happened to the key of a request.
 func tell(ctx context.Context, o Outcome) {
-	if r, ok := requestFrom(ctx); ok {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.outcome = o
+	if r := requestFrom(ctx); r != nil { // Join may be called for any request
+		r.outcome.Store(o)
 	}
-}
-
-func (r *request) reach(owner string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.reached, r.identified, r.owner = true, true, owner
 }
 
 // Handler returns a handler around api, which is the handler of botapi.New or one
@@ -84,127 +71,250 @@ func (r *request) reach(owner string) {
 // and serves DELETE /v1/answers, which stops the answer under the key of the
 // request. keys is the KeyVerifier of api.
 func (e *Engine) Handler(api http.Handler, keys botapi.KeyVerifier) http.Handler {
-	stop := e.listHandler(keys, func(ctx context.Context, r *request) error {
-		if len(r.keys) != 1 {
-			return e.badKey
-		}
-		return e.Stop(ctx, r.keys[0])
-	}, e.logger)
-	t := &takeover{engine: e, api: api, owners: e.listHandler(keys, func(ctx context.Context, r *request) error {
-		r.reach(e.options.Owner(ctx))
-		return nil
-	}, slog.New(slog.DiscardHandler))}
+	h := &handler{e, api, botapi.New(botapi.Options{Bots: calls{}, Keys: keys, Engine: e, Logger: e.options.Logger})}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		keys := r.Header.Values(Header)
 		switch {
 		case r.URL.Path == "/v1/answers" || r.URL.Path == "/answers":
-			serveStop(stop, w, withRequest(r, &request{keys: keys}))
-		case len(keys) > 0:
-			t.serve(w, r, keys)
+			h.stop(w, r)
+		case len(r.Header[Header]) > 0:
+			h.chat(w, r)
 		default:
 			api.ServeHTTP(w, r)
 		}
 	})
 }
 
-func withRequest(r *http.Request, keyed *request) *http.Request {
-	return r.WithContext(context.WithValue(r.Context(), requestKey{}, keyed))
+type handler struct {
+	engine *Engine
+	api    http.Handler
+	list   http.Handler // calls a function for a request with a valid API key
 }
 
-// tellingClient has the response say what happened to the key.
-func tellingClient(w http.ResponseWriter, r *request) http.ResponseWriter {
-	telling := &outcomeWriter{w, r}
-	switch w.(type) {
-	case http.Flusher, interface{ FlushError() error }:
-		return flushingWriter{telling}
-	}
-	return telling // botapi flushes the outermost writer only, since one that buffers may have a reason to
-}
-
-type outcomeWriter struct {
-	http.ResponseWriter
-	request *request
-}
-
-func (w *outcomeWriter) WriteHeader(status int) {
-	outcome := w.request.told()
-	if outcome != "" && status < http.StatusBadRequest { // a rejected request is neither kept nor joined
-		w.Header().Set(OutcomeHeader, string(outcome))
-	}
-	w.ResponseWriter.WriteHeader(status)
-}
-
-func (w *outcomeWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-type flushingWriter struct{ *outcomeWriter }
-
-func (w flushingWriter) FlushError() error {
-	return http.NewResponseController(w.ResponseWriter).Flush()
-}
-
-// listHandler calls f for each request that has a valid API key, as a list of
-// bots: botapi authenticates the request, responds to its errors and logs them.
-func (e *Engine) listHandler(keys botapi.KeyVerifier, f func(context.Context, *request) error, logger *slog.Logger) http.Handler {
-	return botapi.New(botapi.Options{Bots: listing(f), Keys: keys, Engine: e, Logger: logger})
-}
-
-// listing is a BotStore whose list is a call.
-type listing func(context.Context, *request) error
-
-func (l listing) Bots(ctx context.Context) ([]botapi.Bot, error) {
-	r, _ := requestFrom(ctx)
-	return nil, l(ctx, r)
-}
-
-func (listing) BotByUID(context.Context, string) (botapi.Bot, error) {
-	return botapi.Bot{}, botapi.ErrBotNotFound
-}
-
-func (listing) BotBySlug(context.Context, string) (botapi.Bot, error) {
-	return botapi.Bot{}, botapi.ErrBotNotFound
-}
-
-// asList is a request for the list with the credentials of another request.
-func asList(r *http.Request, method string) *http.Request {
-	list := r.Clone(r.Context())
+// call calls f for a request that has a valid API key, as a list of bots: botapi
+// authenticates the request, responds to its errors and logs them.
+func (h *handler) call(w http.ResponseWriter, r *http.Request, method string, f func(context.Context) error) {
+	list := r.Clone(context.WithValue(r.Context(), callKey{}, f))
 	list.Method, list.URL.Path, list.URL.RawPath = method, "/v1/bots", ""
 	list.Header.Del("If-None-Match")
-	return list
+	h.list.ServeHTTP(w, list)
 }
 
-func serveStop(list http.Handler, w http.ResponseWriter, r *http.Request) {
+// calls is a BotStore whose list is a call. It is asked for nothing else.
+type calls struct{ botapi.BotStore }
+
+type callKey struct{}
+
+func (calls) Bots(ctx context.Context) ([]botapi.Bot, error) {
+	return nil, ctx.Value(callKey{}).(func(context.Context) error)(ctx)
+}
+
+func (h *handler) stop(w http.ResponseWriter, r *http.Request) {
 	method := http.MethodGet
 	if r.Method != http.MethodDelete {
 		method = http.MethodPut // which the list rejects, too
 	}
-	list.ServeHTTP(&stopWriter{ResponseWriter: w}, asList(r, method))
-}
-
-// A stopWriter turns the response of a list into that of a DELETE.
-type stopWriter struct {
-	http.ResponseWriter
-	stopped bool // there is no body
-}
-
-func (w *stopWriter) WriteHeader(status int) {
-	header := w.Header()
-	switch status {
+	held := &response{ResponseWriter: w, holds: func(int) bool { return true }}
+	h.call(held, r, method, func(ctx context.Context) error {
+		if keys := r.Header[Header]; len(keys) == 1 {
+			return h.engine.Stop(ctx, keys[0])
+		}
+		return h.engine.badKey
+	})
+	switch held.status {
 	case http.StatusOK:
-		w.stopped, status = true, http.StatusNoContent
+		held.status = http.StatusNoContent
+		held.body.Reset()
 		for _, name := range []string{"Content-Type", "Content-Length", "Etag", "Cache-Control"} {
-			header.Del(name)
+			w.Header().Del(name)
 		}
 	case http.StatusMethodNotAllowed:
-		header.Set("Allow", http.MethodDelete)
+		w.Header().Set("Allow", http.MethodDelete)
+	}
+	held.send()
+}
+
+// chat serves a chat with a key. A client that comes back may find that the limits
+// of botapi still count the request that it has lost, perhaps for as long as the
+// answer runs: a phone without a network does not say goodbye. Then the new request
+// takes the slot of the lost one, if both have the same owner and key.
+func (h *handler) chat(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	keys := r.Header[Header]
+	chat := &request{keys: keys, credentials: r.Header.Get("Authorization") + "\n" + keys[0], ctx: ctx, cancel: cancel, served: make(chan struct{})}
+	defer close(chat.served)
+	isOnly := h.engine.enter(chat)
+	defer h.engine.exit(chat)
+	r = r.WithContext(context.WithValue(ctx, requestKey{}, chat))
+	if isOnly {
+		h.api.ServeHTTP(flushing(&response{ResponseWriter: w, request: chat}), r)
+		return
+	}
+	header, body := w.Header().Clone(), new(bytes.Buffer)
+	r.Body = io.NopCloser(io.TeeReader(r.Body, body))
+	for {
+		held := &response{ResponseWriter: w, request: chat, holds: func(status int) bool {
+			return limits[status] != "" && !chat.reached.Load()
+		}}
+		h.api.ServeHTTP(flushing(held), r)
+		if held.status == 0 {
+			return
+		}
+		if !held.isLimit() || !h.takeSlot(r, chat) {
+			held.send()
+			return
+		}
+		clear(w.Header())
+		maps.Copy(w.Header(), header)
+		r = r.WithContext(r.Context())
+		r.Body = io.NopCloser(bytes.NewReader(body.Bytes())) // all of it: the limits come after the body
+	}
+}
+
+// noticeTime is how long net/http may take to notice that a client has
+// disconnected: one that reloads twice in a row has two lost requests.
+const noticeTime = 20 * time.Millisecond
+
+// takeSlot ends the oldest other request with the same owner and key, and reports
+// whether there was one. If that is newer than the chat, it only waits for its end:
+// two requests of one client may arrive in the other order.
+func (h *handler) takeSlot(r *http.Request, chat *request) bool {
+	select {
+	case <-chat.ctx.Done():
+		return false
+	case <-time.After(noticeTime):
+	}
+	others, older := h.engine.others(chat)
+	i := slices.IndexFunc(others, func(other *request) bool { return h.haveSameOwner(r, chat, other) })
+	if i < 0 {
+		return false
+	}
+	if i < older {
+		others[i].cancel() // as if its client had disconnected
+	}
+	select {
+	case <-others[i].served:
+		return true
+	case <-chat.ctx.Done():
+	case <-time.After(h.engine.rules.Wait):
+	}
+	return false
+}
+
+// haveSameOwner asks for the owners of two requests that have the API key of r.
+func (h *handler) haveSameOwner(r *http.Request, chats ...*request) bool {
+	owners := make(map[string]bool)
+	for _, chat := range chats {
+		r := r.WithContext(context.WithoutCancel(chat.ctx))
+		r.Body, r.ContentLength = http.NoBody, 0
+		isKnown := false
+		h.call(nowhere{}, r, http.MethodGet, func(ctx context.Context) error {
+			owners[h.engine.options.Owner(ctx)], isKnown = true, true
+			return nil
+		})
+		if !isKnown { // the API key is no longer valid
+			return false
+		}
+	}
+	return len(owners) == 1
+}
+
+// enter notes that a chat is being served. It reports whether it is the only one
+// with its credentials.
+func (e *Engine) enter(chat *request) (isOnly bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.chats[chat.credentials] = append(e.chats[chat.credentials], chat)
+	return len(e.chats[chat.credentials]) == 1
+}
+
+func (e *Engine) exit(chat *request) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	left := slices.DeleteFunc(e.chats[chat.credentials], func(other *request) bool { return other == chat })
+	if e.chats[chat.credentials] = left; len(left) == 0 {
+		delete(e.chats, chat.credentials)
+	}
+}
+
+// others returns the other requests with the same credentials, oldest first, and
+// how many of them are older.
+func (e *Engine) others(chat *request) (others []*request, older int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	all := e.chats[chat.credentials]
+	older = slices.Index(all, chat)
+	return slices.Concat(all[:older], all[older+1:]), older
+}
+
+// limits are what botapi says when a limit has rejected a chat, as a JSON string:
+// a handler between may have put it into another object.
+var limits = map[int]string{
+	http.StatusTooManyRequests:    `"Too many chats in progress for this key"`,
+	http.StatusServiceUnavailable: `"Too many chats in progress"`,
+}
+
+// A response says what happened to the key, and may be held back.
+type response struct {
+	http.ResponseWriter
+	request *request              // nil if it has nothing to say
+	holds   func(status int) bool // nil if nothing is held back
+	status  int                   // of what is held back; 0 if nothing is
+	body    bytes.Buffer
+}
+
+func (w *response) WriteHeader(status int) {
+	if w.holds != nil && w.holds(status) {
+		w.status = status
+		return
+	}
+	if w.request != nil && status < http.StatusBadRequest { // a rejected request is neither kept nor joined
+		if outcome, isKnown := w.request.outcome.Load().(Outcome); isKnown {
+			w.Header().Set(OutcomeHeader, string(outcome))
+		}
 	}
 	w.ResponseWriter.WriteHeader(status)
 }
 
-func (w *stopWriter) Write(body []byte) (int, error) {
-	if w.stopped {
-		return len(body), nil
+func (w *response) Write(body []byte) (int, error) {
+	if w.status != 0 {
+		return w.body.Write(body)
 	}
 	return w.ResponseWriter.Write(body)
 }
 
-func (w *stopWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *response) isLimit() bool { return bytes.Contains(w.body.Bytes(), []byte(limits[w.status])) }
+
+// send sends what is held back.
+func (w *response) send() {
+	w.ResponseWriter.WriteHeader(w.status)
+	_, _ = w.ResponseWriter.Write(w.body.Bytes()) // a disconnected client needs no response
+}
+
+// flushing has a Flush if the writer of w has one: botapi flushes the outermost
+// writer only, since one that buffers may have a reason to.
+func flushing(w *response) http.ResponseWriter {
+	switch w.ResponseWriter.(type) {
+	case http.Flusher, interface{ FlushError() error }:
+		return flushingResponse{w}
+	}
+	return w
+}
+
+type flushingResponse struct{ *response }
+
+func (w flushingResponse) FlushError() error {
+	if w.status != 0 {
+		return nil
+	}
+	return http.NewResponseController(w.ResponseWriter).Flush()
+}
+
+// nowhere is a ResponseWriter of which nobody reads.
+type nowhere struct{}
+
+func (nowhere) Header() http.Header            { return http.Header{} }
+func (nowhere) Write(body []byte) (int, error) { return len(body), nil }
+func (nowhere) WriteHeader(int)                {}

@@ -2,7 +2,6 @@ package resume
 
 import (
 	"cmp"
-	"container/heap"
 	"context"
 	"sync"
 	"time"
@@ -20,8 +19,6 @@ type Memory struct {
 	owners  map[string]*owner
 	running leases // of all owners, by answer
 	bytes   int64  // of all owners
-	forget  expiries
-	timer   *time.Timer // for the first of forget
 }
 
 type name struct{ owner, key string }
@@ -40,7 +37,7 @@ type kept struct {
 	readers leases
 	alone   time.Time // when its last reader left; zero if it has readers
 	until   time.Time // when it is forgotten
-	index   int       // in expiries
+	timer   *time.Timer
 }
 
 // An owner has the counts of an owner.
@@ -52,9 +49,9 @@ type owner struct {
 // leases says until when each holder is believed in.
 type leases map[string]time.Time
 
-func (l leases) live(now time.Time) int64 {
+func (l leases) live() int64 {
 	for holder, until := range l {
-		if !until.After(now) {
+		if time.Until(until) <= 0 {
 			delete(l, holder)
 		}
 	}
@@ -63,30 +60,12 @@ func (l leases) live(now time.Time) int64 {
 
 // NewMemory returns an empty store.
 func NewMemory(s Settings) *Memory {
-	m := &Memory{
+	return &Memory{
 		settings: s.Completed(),
 		names:    make(map[name]*kept),
 		ids:      make(map[string]*kept),
 		owners:   make(map[string]*owner),
 		running:  make(leases),
-	}
-	m.timer = time.AfterFunc(m.settings.Keep, func() { defer m.enter(new(time.Time))() })
-	m.timer.Stop()
-	return m
-}
-
-// enter locks the store and forgets what has expired. The result unlocks it.
-func (m *Memory) enter(now *time.Time) func() {
-	m.mu.Lock()
-	*now = time.Now()
-	for len(m.forget) > 0 && !m.forget[0].until.After(*now) {
-		m.drop(m.forget[0])
-	}
-	return func() {
-		if len(m.forget) > 0 {
-			m.timer.Reset(m.forget[0].until.Sub(*now))
-		}
-		m.mu.Unlock()
 	}
 }
 
@@ -95,8 +74,8 @@ func (m *Memory) Settings() Settings { return m.settings }
 
 // Claim implements Store.
 func (m *Memory) Claim(_ context.Context, c Claim) (Claimed, error) {
-	var now time.Time
-	defer m.enter(&now)()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	a := m.names[name{c.Owner, c.Key}]
 	switch {
 	case a != nil && c.Body != "" && c.Body != a.body:
@@ -104,64 +83,64 @@ func (m *Memory) Claim(_ context.Context, c Claim) (Claimed, error) {
 	case a != nil && a.state == Stopped:
 		return Claimed{State: Stopped}, nil
 	case a != nil && a.state != Outgrown:
-		return m.join(a, c, now), nil
+		return m.join(a, c), nil
 	case c.Join:
 		return Claimed{State: Nothing}, nil
 	}
-	return m.start(c, now), nil
+	return m.start(c), nil
 }
 
-func (m *Memory) start(c Claim, now time.Time) Claimed {
+func (m *Memory) start(c Claim) Claimed {
 	o := m.owner(c.Owner)
 	defer m.dropOwner(c.Owner)
 	switch {
-	case o.running.live(now) >= cmp.Or(c.Limits.Running, m.settings.RunningPerOwner), m.running.live(now) >= m.settings.Running:
+	case o.running.live() >= cmp.Or(c.Limits.Running, m.settings.RunningPerOwner), m.running.live() >= m.settings.Running:
 		return Claimed{State: Busy}
 	case o.bytes+LeastRunning > m.settings.OwnerBytes, m.bytes+LeastRunning > m.settings.AllBytes:
 		return Claimed{State: NoRoom}
 	}
-	a := &kept{Ref: c.Ref, body: c.Body, state: Running, born: now, readers: make(leases), until: now.Add(m.settings.Lease)}
+	a := &kept{Ref: c.Ref, body: c.Body, state: Running, born: time.Now(), readers: make(leases)}
 	m.names[name{a.Owner, a.Key}], m.ids[a.ID] = a, a
-	heap.Push(&m.forget, a)
+	m.expire(a, m.settings.Lease)
 	m.count(a, LeastRunning)
-	m.renew(a.Ref, now, true)
+	m.renew(a.Ref, true)
 	return Claimed{Started, a.ID}
 }
 
-func (m *Memory) join(a *kept, c Claim, now time.Time) Claimed {
+func (m *Memory) join(a *kept, c Claim) Claimed {
 	o := m.owner(a.Owner)
 	switch {
-	case a.joins >= JoinBurst+int64(now.Sub(a.born)/time.Second):
+	case a.joins >= JoinBurst+int64(time.Since(a.born)/time.Second):
 		return Claimed{State: Hurried}
-	case a.readers.live(now) >= m.settings.Readers, o.readers.live(now) >= cmp.Or(c.Limits.Readers, m.settings.ReadersPerOwner):
+	case a.readers.live() >= m.settings.Readers, o.readers.live() >= cmp.Or(c.Limits.Readers, m.settings.ReadersPerOwner):
 		return Claimed{State: Crowded}
 	}
 	a.joins++
-	m.attend(a, c.Reader, now)
+	m.attend(a, c.Reader)
 	return Claimed{Found, a.ID}
 }
 
 // attend gives a reader its slot, or renews that.
-func (m *Memory) attend(a *kept, reader string, now time.Time) {
-	a.readers[reader] = now.Add(m.settings.Lease)
-	m.owner(a.Owner).readers[reader] = now.Add(m.settings.Lease)
+func (m *Memory) attend(a *kept, reader string) {
+	until := time.Now().Add(m.settings.Lease)
+	a.readers[reader], m.owner(a.Owner).readers[reader] = until, until
 	a.alone = time.Time{}
 }
 
 // renew gives a model its slot if it is new, and otherwise renews the one that
 // it has.
-func (m *Memory) renew(a Ref, now time.Time, isNew bool) {
+func (m *Memory) renew(a Ref, isNew bool) {
 	if _, runs := m.running[a.ID]; runs || isNew {
-		m.running[a.ID] = now.Add(m.settings.Lease)
-		m.owner(a.Owner).running[a.ID] = now.Add(m.settings.Lease)
+		until := time.Now().Add(m.settings.Lease)
+		m.running[a.ID], m.owner(a.Owner).running[a.ID] = until, until
 	}
 }
 
 // Add implements Store.
 func (m *Memory) Add(_ context.Context, r Ref, from int, texts []string, attended bool) (Added, error) {
-	var now time.Time
-	defer m.enter(&now)()
-	m.renew(r, now, false)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.renew(r, false)
 	a := m.ids[r.ID]
 	switch {
 	case a == nil:
@@ -169,19 +148,19 @@ func (m *Memory) Add(_ context.Context, r Ref, from int, texts []string, attende
 	case a.state != Running && a.state != Outgrown:
 		return Added{State: a.state}, nil
 	}
-	m.expire(a, now.Add(m.settings.Lease))
+	m.expire(a, m.settings.Lease)
 	if have := len(a.texts); a.state == Running && from <= have && from+len(texts) > have {
 		m.append(a, texts[have-from:])
 		m.Tell(a.ID, false)
 	}
-	if attended || a.readers.live(now) > 0 {
+	if attended || a.readers.live() > 0 {
 		a.alone = time.Time{}
 	} else if a.alone.IsZero() {
-		a.alone = now
+		a.alone = time.Now()
 	}
 	added := Added{State: a.state, Have: len(a.texts)}
 	if !a.alone.IsZero() {
-		added.Alone = now.Sub(a.alone)
+		added.Alone = time.Since(a.alone)
 		if added.Alone >= m.settings.Alone {
 			m.drop(a)
 			added.State = Lost
@@ -208,8 +187,8 @@ func (m *Memory) append(a *kept, texts []string) {
 
 // End implements Store.
 func (m *Memory) End(_ context.Context, r Ref, fragments int, e Ending) error {
-	var now time.Time
-	defer m.enter(&now)()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	a := m.ids[r.ID]
 	if a == nil || a.state != Running && a.state != Outgrown {
 		return nil
@@ -226,15 +205,15 @@ func (m *Memory) End(_ context.Context, r Ref, fragments int, e Ending) error {
 		a.state, a.ending, keep = Failed, e, m.settings.Lease
 	}
 	m.count(a, AnswerOverhead+a.held)
-	m.expire(a, now.Add(keep))
+	m.expire(a, keep)
 	m.Tell(a.ID, false)
 	return nil
 }
 
 // Stop implements Store.
 func (m *Memory) Stop(_ context.Context, owner, key string) (found bool, err error) {
-	var now time.Time
-	defer m.enter(&now)()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	a := m.names[name{owner, key}]
 	if a == nil {
 		return false, nil
@@ -242,7 +221,7 @@ func (m *Memory) Stop(_ context.Context, owner, key string) (found bool, err err
 	if a.state == Running || a.state == Outgrown {
 		a.state, a.texts = Stopped, nil
 		m.count(a, AnswerOverhead)
-		m.expire(a, now.Add(m.settings.Keep))
+		m.expire(a, m.settings.Keep)
 		m.Tell(a.ID, true)
 	}
 	return true, nil
@@ -250,17 +229,17 @@ func (m *Memory) Stop(_ context.Context, owner, key string) (found bool, err err
 
 // Read implements Store.
 func (m *Memory) Read(_ context.Context, r Ref, reader string, from int) (Part, error) {
-	var now time.Time
-	defer m.enter(&now)()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	a := m.ids[r.ID]
 	if a == nil {
 		return Part{State: Lost}, nil
 	}
 	if reader != "" {
-		m.attend(a, reader, now)
+		m.attend(a, reader)
 	}
-	if (a.state == Complete || a.state == Failed) && a.until.Sub(now) < m.settings.Lease { // it is kept while it is read
-		m.expire(a, now.Add(m.settings.Lease))
+	if (a.state == Complete || a.state == Failed) && time.Until(a.until) < m.settings.Lease { // it is kept while it is read
+		m.expire(a, m.settings.Lease)
 	}
 	texts := a.texts[min(from, len(a.texts)):]
 	if len(texts) > PartFragments {
@@ -271,8 +250,8 @@ func (m *Memory) Read(_ context.Context, r Ref, reader string, from int) (Part, 
 
 // Leave implements Store.
 func (m *Memory) Leave(_ context.Context, r Ref, holder string) error {
-	var now time.Time
-	defer m.enter(&now)()
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	o := m.owner(r.Owner)
 	if holder == r.ID {
 		delete(m.running, holder)
@@ -314,7 +293,7 @@ func (m *Memory) count(a *kept, bytes int64) {
 func (m *Memory) drop(a *kept) {
 	m.free(a)
 	delete(m.ids, a.ID)
-	heap.Remove(&m.forget, a.index)
+	a.timer.Stop()
 	m.count(a, 0)
 	for reader := range a.readers {
 		delete(m.owner(a.Owner).readers, reader)
@@ -331,30 +310,17 @@ func (m *Memory) free(a *kept) {
 }
 
 // expire sets when an answer is forgotten.
-func (m *Memory) expire(a *kept, until time.Time) {
-	a.until = until
-	heap.Fix(&m.forget, a.index)
-}
-
-// expiries is a heap of answers, the first to be forgotten first.
-type expiries []*kept
-
-func (e expiries) Len() int           { return len(e) }
-func (e expiries) Less(i, j int) bool { return e[i].until.Before(e[j].until) }
-func (e expiries) Swap(i, j int) {
-	e[i], e[j] = e[j], e[i]
-	e[i].index, e[j].index = i, j
-}
-
-func (e *expiries) Push(a any) {
-	added := a.(*kept)
-	added.index = len(*e)
-	*e = append(*e, added)
-}
-
-func (e *expiries) Pop() any {
-	last := (*e)[len(*e)-1]
-	(*e)[len(*e)-1] = nil
-	*e = (*e)[:len(*e)-1]
-	return last
+func (m *Memory) expire(a *kept, after time.Duration) {
+	a.until = time.Now().Add(after)
+	if a.timer != nil {
+		a.timer.Reset(after)
+		return
+	}
+	a.timer = time.AfterFunc(after, func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.ids[a.ID] == a && time.Until(a.until) <= 0 {
+			m.drop(a)
+		}
+	})
 }

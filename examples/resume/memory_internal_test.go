@@ -46,7 +46,7 @@ func TestMemoryIsGivenBack(t *testing.T) {
 		time.Sleep(m.settings.Keep + time.Second)
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		is.Equal(len(m.names)+len(m.ids)+len(m.owners)+len(m.running)+len(m.forget), 0)
+		is.Equal(len(m.names)+len(m.ids)+len(m.owners)+len(m.running), 0)
 		is.Equal(m.bytes, int64(0))
 	})
 }

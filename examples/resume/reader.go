@@ -151,11 +151,9 @@ func (r *reader) advance(texts int) {
 	}
 }
 
-// renewLater renews the lease of a reader's slot: its client may not read for long.
+// renewLater renews what the store holds for a reader, whose client may not read
+// for long: its slot, and an answer that is over.
 func (r *reader) renewLater() {
-	if r.name == "" {
-		return
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.renewal = time.AfterFunc(r.engine.rules.Lease/3, func() {
@@ -164,9 +162,11 @@ func (r *reader) renewLater() {
 		if r.left {
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), r.engine.rules.Wait)
-		defer cancel()
-		_, _ = r.engine.store.Read(ctx, r.Ref, r.name, math.MaxInt32) // of no fragment: it renews the lease, or else the next call does
+		if r.name != "" || r.local.load().over {
+			ctx, cancel := context.WithTimeout(context.Background(), r.engine.rules.Wait)
+			defer cancel()
+			_, _ = r.engine.store.Read(ctx, r.Ref, r.name, math.MaxInt32) // of no fragment: it renews, or else the next call does
+		}
 		r.renewal.Reset(r.engine.rules.Lease / 3)
 	})
 }
@@ -175,17 +175,14 @@ func (r *reader) leave() {
 	if a := r.local; a != nil {
 		a.mu.Lock()
 		delete(a.readers, r)
-		if !a.kept {
-			a.trim(0)
-		}
-		a.notify()
+		a.trim(0)
 		a.mu.Unlock()
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.left = true
+	r.renewal.Stop()
 	if r.name != "" {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.left = true
-		r.renewal.Stop()
 		ctx, cancel := context.WithTimeout(context.Background(), r.engine.rules.Wait)
 		defer cancel()
 		_ = r.engine.store.Leave(ctx, r.Ref, r.name) // otherwise its lease expires
