@@ -3,12 +3,14 @@ package resume_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"iter"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -49,7 +51,9 @@ func words(words ...string) botapi.ChatEngineFunc {
 
 func handler(t *testing.T, o resume.Options) (*resume.Engine, http.Handler) {
 	t.Helper()
-	o.Logger = slog.New(slog.DiscardHandler)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
 	engine := resume.New(o)
 	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
 	if err != nil {
@@ -59,13 +63,18 @@ func handler(t *testing.T, o resume.Options) (*resume.Engine, http.Handler) {
 	return engine, engine.Handler(botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: engine, Logger: o.Logger}), keys)
 }
 
+func request(ctx context.Context, apiKey, key string, stream bool) *http.Request {
+	body := fmt.Sprintf(`{"bot_slug":"helper","prompt":"Hi","stream":%t}`, stream)
+	r := httptest.NewRequestWithContext(ctx, "POST", "/v1/chat", strings.NewReader(body))
+	r.Header.Set("Authorization", "Bearer "+apiKey)
+	r.Header.Set(resume.Header, key)
+	return r
+}
+
 func post(t *testing.T, h http.Handler, key string) *http.Response {
 	t.Helper()
-	r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/chat", strings.NewReader(`{"bot_slug":"helper","prompt":"Hi","stream":false}`))
-	r.Header.Set("Authorization", "Bearer key")
-	r.Header.Set(resume.Header, key)
 	w := httptest.NewRecorder()
-	h.ServeHTTP(w, r)
+	h.ServeHTTP(w, request(t.Context(), "key", key, false))
 	return w.Result()
 }
 
@@ -127,11 +136,8 @@ func TestOthersLearnNothing(t *testing.T) {
 	is.NoErr(err)
 	h := engine.Handler(botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: engine, MaxConcurrentChats: 1, Logger: slog.New(slog.DiscardHandler)}), keys)
 	send := func(apiKey, key string) int {
-		r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/chat", strings.NewReader(`{"bot_slug":"helper","prompt":"Hi","stream":false}`))
-		r.Header.Set("Authorization", "Bearer "+apiKey)
-		r.Header.Set(resume.Header, key)
 		w := httptest.NewRecorder()
-		h.ServeHTTP(w, r)
+		h.ServeHTTP(w, request(t.Context(), apiKey, key, false))
 		return w.Code
 	}
 	done := make(chan struct{})
@@ -193,4 +199,131 @@ func TestOnAnswerPanics(t *testing.T) {
 func TestNewWithoutEngine(t *testing.T) {
 	defer func() { is.New(t).Equal(recover(), "resume: Options.Engine is nil") }()
 	resume.New(resume.Options{})
+}
+
+// A slowWriter writes nothing before its client reads.
+type slowWriter struct {
+	*httptest.ResponseRecorder
+	reads chan struct{} // closed when the client reads
+}
+
+func (w *slowWriter) Write(text []byte) (int, error) {
+	<-w.reads
+	return w.ResponseRecorder.Write(text)
+}
+
+// TestSlowReadersOfFailure has clients that read an answer only long after it has
+// failed: the one that started it, and those that joined it. They get all of its text
+// and its error.
+func TestSlowReadersOfFailure(t *testing.T) {
+	for _, clients := range []int{1, 3} {
+		t.Run(fmt.Sprint(clients), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { slowReadersOfFailure(t, make([]slowWriter, clients)) })
+		})
+	}
+}
+
+func slowReadersOfFailure(t *testing.T, readers []slowWriter) {
+	is := is.New(t)
+	asked, fails := 0, make(chan struct{})
+	engine, h := handler(t, resume.Options{Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			asked++
+			for range 500 {
+				if !yield(strings.Repeat("x", 1000), nil) {
+					return
+				}
+			}
+			<-fails
+			yield("", &botapi.StatusError{Status: http.StatusTooManyRequests, Detail: "Later", RetryAfter: time.Second})
+		}
+	})})
+	var all sync.WaitGroup
+	for i := range readers {
+		readers[i] = slowWriter{httptest.NewRecorder(), make(chan struct{})}
+		all.Go(func() {
+			defer func() { _ = recover() }() // http.ErrAbortHandler
+			h.ServeHTTP(&readers[i], request(t.Context(), "key", key, true))
+		})
+		synctest.Wait()
+	}
+	close(fails)
+	time.Sleep(5 * time.Minute)
+	for _, reader := range readers {
+		close(reader.reads)
+	}
+	all.Wait()
+	for _, reader := range readers {
+		body := reader.Body.String()
+		is.Equal(strings.Count(body, "x"), 500_000)
+		is.True(strings.HasSuffix(body, "event: error\ndata: {\"detail\":\"Later\",\"status\":429,\"retry_after\":1}\n\n"))
+	}
+	is.Equal(asked, 1)
+	is.NoErr(engine.Close(t.Context()))
+}
+
+// A logged line is its level, message and error.
+type logged chan string
+
+func (logged) Enabled(context.Context, slog.Level) bool { return true }
+func (l logged) WithAttrs([]slog.Attr) slog.Handler     { return l }
+func (l logged) WithGroup(string) slog.Handler          { return l }
+func (l logged) Handle(_ context.Context, r slog.Record) error {
+	attributes := make(map[string]string)
+	r.Attrs(func(a slog.Attr) bool {
+		attributes[a.Key] = a.Value.String()
+		return true
+	})
+	l <- fmt.Sprint(r.Level, " ", r.Message, ": ", attributes["error"], " ", attributes["request_id"])
+	return nil
+}
+
+// TestTimeoutsAreLogged has a model time out: botapi logs it for a client that waits,
+// the package for one that has disconnected.
+func TestTimeoutsAreLogged(t *testing.T) {
+	for name, c := range map[string]struct {
+		options resume.Options
+		err     error
+	}{
+		"chat":  {resume.Options{ChatTimeout: 30 * time.Second}, botapi.ErrChatTimeout},
+		"stall": {resume.Options{StallTimeout: 30 * time.Second}, botapi.ErrEngineStalled},
+	} {
+		for client, want := range map[string]string{
+			"waits":        "ERROR request failed: 504 The answer took too long: %v the-request",
+			"disconnected": "WARN an answer without readers failed: %v the-request",
+		} {
+			t.Run(name+", client "+client, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					is := is.New(t)
+					lines := make(logged, 10)
+					o := c.options
+					o.Logger = slog.New(lines)
+					o.Engine = botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+						return func(func(string, error) bool) { <-ctx.Done() }
+					})
+					engine, h := handler(t, o)
+					ctx, disconnect := context.WithCancel(t.Context())
+					defer disconnect()
+					r := request(ctx, "key", key, false)
+					r.Header.Set("X-Request-Id", "the-request")
+					if client == "disconnected" {
+						time.AfterFunc(time.Second, disconnect)
+					}
+					func() {
+						defer func() { _ = recover() }() // http.ErrAbortHandler, if the client has disconnected
+						h.ServeHTTP(httptest.NewRecorder(), r)
+					}()
+					time.Sleep(time.Minute)
+					is.NoErr(engine.Close(t.Context()))
+					synctest.Wait()
+					close(lines)
+					var got []string
+					for line := range lines {
+						got = append(got, line)
+					}
+					is.Equal(got, []string{fmt.Sprintf(want, c.err)})
+				})
+			})
+		}
+	}
 }

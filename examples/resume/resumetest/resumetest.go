@@ -724,26 +724,39 @@ func testSlowReader(t *testing.T, backend Backend) {
 	is.Equal(len(text), len("one")+fragment*fragments)
 }
 
-// testTakeover has a client come back whose lost request still has the only slot
-// of its account.
+// testTakeover has a client come back whose lost request still has the only slot,
+// of its account or of all. Then it stops the answer.
 func testTakeover(t *testing.T, backend Backend) {
-	is := is.New(t)
-	model := newModel()
-	r := one(t, backend, resume.Settings{}, resume.Options{Engine: model}, func(o *botapi.Options) { o.MaxChatsPerAccount = 1 })
-	said := model.begins("one")
-	lost := r.connect(t, hi("k1"))
-	turn := receive(t, said)
-	is.Equal(r.reply(t.Context(), hi("k2")), rejectedWith(http.StatusTooManyRequests, "Too many chats in progress for this key")) // another key does not take it
-	back := r.connect(t, hi("k1"))
-	is.Equal(back.outcome(), "joined")
-	_, end := lost.rest()
-	is.Equal(end, "aborted")
-	turn.say(t, "two")
-	close(turn.words)
-	text, end := back.rest()
-	is.Equal(text, "onetwo")
-	is.Equal(end, "[DONE]")
-	is.Equal(model.asked(), 1)
+	for name, c := range map[string]struct {
+		limit    func(*botapi.Options)
+		rejected reply
+	}{
+		"of an account": {func(o *botapi.Options) { o.MaxChatsPerAccount = 1 }, rejectedWith(http.StatusTooManyRequests, "Too many chats in progress for this key")},
+		"of all":        {func(o *botapi.Options) { o.MaxConcurrentChats = 1 }, rejectedWith(http.StatusServiceUnavailable, "Too many chats in progress")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			model := newModel()
+			r := one(t, backend, resume.Settings{}, resume.Options{Engine: model}, c.limit)
+			said := model.begins("one")
+			lost := r.connect(t, hi("k1"))
+			turn := receive(t, said)
+			is.Equal(r.reply(t.Context(), hi("k2")), c.rejected) // another key does not take it
+			back := r.connect(t, hi("k1"))
+			is.Equal(back.outcome(), "joined")
+			_, end := lost.rest()
+			is.Equal(end, "aborted")
+			turn.say(t, "two")
+			for _, word := range []string{"one", "two"} {
+				is.Equal(first(back.next()), word)
+			}
+			is.Equal(r.call(t, "DELETE", "acme", long("k1")).status, http.StatusNoContent)
+			_, end = back.rest()
+			is.Equal(end, "The answer was stopped")
+			turn.isOver(t)
+			is.Equal(model.asked(), 1)
+		})
+	}
 }
 
 // testAdmit has a chat rejected that could start an answer: it can still join

@@ -19,7 +19,7 @@ import (
 	"example.com/botapi/examples/resume"
 )
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // A model answers each prompt as the test says, word by word.
 type model struct {
