@@ -31,6 +31,22 @@ func newModel() *model {
 	return &model{fragments: make(chan string, 10), ended: make(chan error, 10)}
 }
 
+// startModel starts a service with a model, and returns the address of its page.
+func startModel(t *testing.T) (m *model, address string) {
+	t.Helper()
+	m = newModel()
+	return m, startService(t, botapi.Options{Engine: m}, nil).URL + "/#key=" + key
+}
+
+// sayHello opens a page in a tab, and asks for an answer.
+func sayHello(t *testing.T, address string) *tab {
+	t.Helper()
+	tab := newTab(t)
+	tab.open(address)
+	tab.say("Hello")
+	return tab
+}
+
 func (m *model) Chat(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
 	m.mu.Lock()
 	m.calls++
@@ -127,10 +143,8 @@ func (tab *tab) sent() (post, del []string) {
 // first fragment.
 func TestResumeAfterReload(t *testing.T) {
 	is := is.New(t)
-	m := newModel()
-	tab := newTab(t)
-	tab.open(startService(t, botapi.Options{Engine: m}, nil).URL + "/#key=" + key)
-	tab.say("Hello")
+	m, address := startModel(t)
+	tab := sayHello(t, address)
 	tab.see(".arriving")
 	tab.wait(`Object.values(localStorage).some((text) => text.includes("pending"))`)
 	is.True(!evaluate[bool](tab, `JSON.stringify(localStorage).includes("`+key+`")`)) // the API key
@@ -166,10 +180,8 @@ func TestResumeAfterReload(t *testing.T) {
 // TestResumeInBackground reloads the page while it shows another conversation.
 func TestResumeInBackground(t *testing.T) {
 	is := is.New(t)
-	m := newModel()
-	tab := newTab(t)
-	tab.open(startService(t, botapi.Options{Engine: m}, nil).URL + "/#key=" + key)
-	tab.say("Hello")
+	m, address := startModel(t)
+	tab := sayHello(t, address)
 	m.fragments <- "One, "
 	tab.seeAnswer("One, ")
 	tab.click(`.bot[href="#bot=bo"]`)
@@ -189,18 +201,19 @@ func TestResumeInBackground(t *testing.T) {
 // A lossyNetwork is a proxy between the page and a service whose connections a test can
 // cut.
 type lossyNetwork struct {
-	address  string
+	address  string // of the page
 	listener net.Listener
 	mu       sync.Mutex
 	down     bool
 	open     map[net.Conn]bool
 }
 
-func startNetwork(t *testing.T, service string) *lossyNetwork {
+func startNetwork(t *testing.T, page string) *lossyNetwork {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	is.New(t).NoErr(err)
-	n := &lossyNetwork{address: "http://" + listener.Addr().String(), listener: listener, open: map[net.Conn]bool{}}
+	service, path, _ := strings.Cut(strings.TrimPrefix(page, "http://"), "/")
+	n := &lossyNetwork{address: "http://" + listener.Addr().String() + "/" + path, listener: listener, open: map[net.Conn]bool{}}
 	t.Cleanup(func() {
 		listener.Close()
 		n.cut(true)
@@ -211,7 +224,7 @@ func startNetwork(t *testing.T, service string) *lossyNetwork {
 			if err != nil {
 				return
 			}
-			go n.serve(client, strings.TrimPrefix(service, "http://"))
+			go n.serve(client, service)
 		}
 	}()
 	return n
@@ -255,11 +268,9 @@ func (n *lossyNetwork) cut(down bool) {
 // goes on.
 func TestConnectionLost(t *testing.T) {
 	is := is.New(t)
-	m := newModel()
-	n := startNetwork(t, startService(t, botapi.Options{Engine: m}, nil).URL)
-	tab := newTab(t)
-	tab.open(n.address + "/#key=" + key)
-	tab.say("Hello")
+	m, address := startModel(t)
+	n := startNetwork(t, address)
+	tab := sayHello(t, n.address)
 	m.fragments <- "One, "
 	m.fragments <- "two, "
 	tab.seeAnswer("One, two, ")
@@ -289,11 +300,9 @@ func TestConnectionLost(t *testing.T) {
 // "Try again" gets the answer that the service has kept.
 func TestConnectionLostForGood(t *testing.T) {
 	is := is.New(t)
-	m := newModel()
-	n := startNetwork(t, startService(t, botapi.Options{Engine: m}, nil).URL)
-	tab := newTab(t)
-	tab.open(n.address + "/#key=" + key)
-	tab.say("Hello")
+	m, address := startModel(t)
+	n := startNetwork(t, address)
+	tab := sayHello(t, n.address)
 	m.fragments <- "One, "
 	tab.seeAnswer("One, ")
 	n.cut(true)
@@ -320,11 +329,8 @@ func TestResumeInSecondTab(t *testing.T) {
 	for _, isStopped := range []bool{false, true} {
 		t.Run(fmt.Sprintf("stopped %t", isStopped), func(t *testing.T) {
 			is := is.New(t)
-			m := newModel()
-			address := startService(t, botapi.Options{Engine: m}, nil).URL + "/#key=" + key
-			first := newTab(t)
-			first.open(address)
-			first.say("Hello")
+			m, address := startModel(t)
+			first := sayHello(t, address)
 			m.fragments <- "One, "
 			first.seeAnswer("One, ")
 
@@ -359,11 +365,8 @@ func TestResumeInSecondTab(t *testing.T) {
 // back what another one has removed.
 func TestStartOverInAnotherTab(t *testing.T) {
 	is := is.New(t)
-	m := newModel()
-	address := startService(t, botapi.Options{Engine: m}, nil).URL + "/#key=" + key
-	first := newTab(t)
-	first.open(address)
-	first.say("Hello")
+	m, address := startModel(t)
+	first := sayHello(t, address)
 	m.fragments <- "One, "
 	first.seeAnswer("One, ")
 	second := first.another()
@@ -388,10 +391,8 @@ func TestStopStopsTheModel(t *testing.T) {
 	}
 	for way, stop := range ways {
 		t.Run(way, func(t *testing.T) {
-			m := newModel()
-			tab := newTab(t)
-			tab.open(startService(t, botapi.Options{Engine: m}, nil).URL + "/#key=" + key)
-			tab.say("Hello")
+			m, address := startModel(t)
+			tab := sayHello(t, address)
 			if way == "first of all" {
 				tab.see(".arriving")
 			} else {
@@ -408,9 +409,9 @@ func TestStopStopsTheModel(t *testing.T) {
 
 func TestRegenerateAfterStop(t *testing.T) {
 	is := is.New(t)
-	m := newModel()
+	m, address := startModel(t)
 	tab := newTab(t)
-	tab.open(startService(t, botapi.Options{Engine: m}, nil).URL + "/#key=" + key)
+	tab.open(address)
 	tab.see(".bot")
 	tab.recordKeys()
 	tab.say("Hello")
