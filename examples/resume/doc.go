@@ -1,6 +1,7 @@
 // Package resume lets answers outlive their connections. A client that loses its
-// connection comes back for its answer, on any replica, and no model is asked
-// twice; one that has seen enough stops the model.
+// connection comes back for its answer, on any replica, and the model is not asked
+// again while that answer runs or is kept; a client that has seen enough stops the
+// model.
 //
 //	answers := resume.New(resume.Options{Engine: engine})
 //	api := botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: answers})
@@ -19,8 +20,9 @@
 //     the same request, on any process that shares the [Store]. It gets the answer
 //     from its first fragment, complete or still running: it replaces what it had,
 //     and does not append. An answer that nobody follows for that long is stopped.
-//   - A complete answer is kept for Keep (2 minutes). A failed one is not: the next
-//     request with its key asks the model again.
+//   - A complete answer is kept for Keep (2 minutes). One that has failed, or that
+//     nobody came back for in time, is not: the next request with its key asks the
+//     model again. Those who follow it when it fails get all of its text and its error.
 //   - DELETE /v1/answers with the Idempotency-Key stops the model immediately; then
 //     the key is a 410 for Keep. It does not change an answer that is complete.
 //     "Regenerate", and another try after a stop, use a new key.
