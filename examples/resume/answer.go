@@ -42,8 +42,8 @@ const window = 64 << 10
 // context has ended, whichever comes first.
 func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 	r, o := Report{Request: req, Outcome: Kept}, a.engine.options
-	defer a.engineReturned()
 	defer a.engine.report(ctx, &r)
+	defer a.engineReturned()
 	defer a.cancel(nil)
 	stall := time.AfterFunc(o.StallTimeout, func() { a.cancel(botapi.ErrEngineStalled) })
 	defer stall.Stop()

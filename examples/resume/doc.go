@@ -20,7 +20,8 @@
 //     the same request, on any process that shares the [Store]. It gets the answer
 //     from its first fragment, complete or still running: it replaces what it had,
 //     and does not append. An answer that nobody follows for that long is stopped.
-//   - A complete answer is kept for Keep (2 minutes). One that has failed, or that
+//   - A complete answer is kept for Keep (2 minutes), or longer while clients
+//     fetch it. One that has failed, or that
 //     nobody came back for in time, is not: the next request with its key asks the
 //     model again. Those who follow it when it fails get all of its text and its error.
 //   - DELETE /v1/answers with the Idempotency-Key stops the model immediately; then

@@ -52,9 +52,10 @@ type Options struct {
 	Limits func(ctx context.Context, owner string) (Limits, error)
 
 	// OnAnswer is called once for each call of Engine, after it has returned, which
-	// may be after the request; Close waits for it. Its context has the values of
-	// the request that started the answer. It may be nil, and is called
-	// concurrently.
+	// may be after the request; Close waits for it. An answer without a key, or that
+	// is not kept, does not end before it returns. Its context has the values of the
+	// request that started the answer, and is not cancelled. It may be nil, and is
+	// called concurrently.
 	OnAnswer func(ctx context.Context, r Report)
 
 	Logger *slog.Logger // nil means slog.Default()
@@ -178,7 +179,7 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 	}
 	return func(yield func(string, error) bool) {
 		if r == nil {
-			e.ask(ctx, req, "", yield)
+			e.ask(ctx, req, "", func() {}, yield)
 			return
 		}
 		r.reached.Store(true)
@@ -321,9 +322,8 @@ func (e *Engine) unkept(ctx context.Context, c Claim, req *botapi.ChatRequest, y
 		yield("", errBusy)
 		return
 	}
-	defer e.models.release(c.Owner)
 	tell(ctx, NotKept)
-	e.ask(ctx, req, NotKept, yield)
+	e.ask(ctx, req, NotKept, func() { e.models.release(c.Owner) }, yield)
 }
 
 // hold counts a model that is about to be asked, unless as many are running as
@@ -367,10 +367,12 @@ var (
 	errNotRead = errors.New("resume: the answer was not read to its end")
 )
 
-// ask calls the engine once, on the goroutine of the chat.
-func (e *Engine) ask(ctx context.Context, req *botapi.ChatRequest, o Outcome, yield func(string, error) bool) {
+// ask calls the engine once, on the goroutine of the chat, and returned when it has
+// returned.
+func (e *Engine) ask(ctx context.Context, req *botapi.ChatRequest, o Outcome, returned func(), yield func(string, error) bool) {
 	r := Report{Request: req, Outcome: o}
 	defer e.report(ctx, &r)
+	defer returned()
 	e.play(ctx, &r, yield)
 }
 
@@ -402,7 +404,7 @@ func (e *Engine) report(ctx context.Context, r *Report) {
 			e.log(ctx, slog.LevelError, "OnAnswer panicked", slog.Any("panic", v), slog.String("stack", string(debug.Stack())))
 		}
 	}()
-	e.options.OnAnswer(ctx, *r)
+	e.options.OnAnswer(context.WithoutCancel(ctx), *r)
 }
 
 // Stop stops the answer under a key of the Owner of a context, in any process.

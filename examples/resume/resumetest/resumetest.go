@@ -790,9 +790,10 @@ func testOnAnswer(t *testing.T, backend Backend) {
 		outcome   resume.Outcome
 		fragments int
 	}
-	answers, chats := make(chan told, 10), make(chan told, 10)
-	r := one(t, backend, resume.Settings{}, resume.Options{Engine: model, OnAnswer: func(ctx context.Context, r resume.Report) {
+	answers, chats := make(chan told), make(chan told, 10)
+	r := one(t, backend, resume.Settings{RunningPerOwner: 1}, resume.Options{Engine: model, OnAnswer: func(ctx context.Context, r resume.Report) {
 		answers <- told{botapi.AccountFrom(ctx), r.Outcome, r.Fragments}
+		is.NoErr(ctx.Err())
 	}}, func(o *botapi.Options) {
 		o.OnChat = func(ctx context.Context, r botapi.ChatReport) {
 			chats <- told{r.Account, resume.OutcomeFrom(ctx), 0}
@@ -806,12 +807,22 @@ func testOnAnswer(t *testing.T, backend Backend) {
 	c.disconnect()
 	is.Equal(receive(t, chats), told{"acme", resume.Kept, 0})
 	turn.say(t, "two")
-	is.Equal(len(answers), 0)
+	select {
+	case <-answers:
+		t.Fatal("reported before the model has returned")
+	default:
+	}
 	close(turn.words)
-	is.Equal(receive(t, answers), told{"acme", resume.Kept, 2})
 	is.Equal(receive(t, r.inBackground(t, hi("k1"))).status, http.StatusOK) // joins an answer that is over
 	is.Equal(receive(t, chats), told{"acme", resume.Joined, 0})
-	is.Equal(len(answers), 0)
+
+	said = model.begins("next")
+	go func() { close((<-said).words) }()
+	eventually(t, "the slot is free, although OnAnswer has not returned", func() bool {
+		return r.reply(t.Context(), hi("k2")).status == http.StatusOK
+	})
+	is.Equal(receive(t, answers).outcome, resume.Kept)
+	is.Equal(receive(t, answers).outcome, resume.Kept)
 }
 
 // testClose waits for an answer without a client, but no longer than its context.
