@@ -2,23 +2,23 @@ package limits
 
 import (
 	"context"
-	"sync"
 	"time"
 
+	lru "github.com/hashicorp/golang-lru/v2"
 	"golang.org/x/sync/singleflight"
 )
 
 // cachedAccounts bounds a cache.
 const cachedAccounts = 10_000
 
-// cache caches limits. Concurrent chats of an account share one lookup.
+// cache caches limits. Concurrent chats of an account share one lookup. It
+// compares the times itself: the goroutine of golang-lru's expirable cache never
+// ends.
 type cache struct {
 	store   Store
 	ttl     time.Duration
+	known   *lru.Cache[string, knownLimits]
 	lookups singleflight.Group
-
-	mu    sync.Mutex
-	known map[string]knownLimits
 }
 
 type knownLimits struct {
@@ -27,19 +27,23 @@ type knownLimits struct {
 }
 
 func newCache(store Store, ttl time.Duration) *cache {
-	return &cache{store: store, ttl: ttl, known: make(map[string]knownLimits)}
+	known, err := lru.New[string, knownLimits](cachedAccounts)
+	if err != nil {
+		panic(err) // the size is wrong
+	}
+	return &cache{store: store, ttl: ttl, known: known}
 }
 
 func (c *cache) limits(ctx context.Context, account string) (Limits, error) {
-	if limits, ok := c.recall(account); ok {
-		return limits, nil
+	if known, ok := c.known.Get(account); ok && time.Now().Before(known.expires) {
+		return known.Limits, nil
 	}
 	// A client that disconnects must not fail the others that wait for this
 	// lookup.
 	lookup := c.lookups.DoChan(account, func() (any, error) {
 		limits, err := c.store.Limits(context.WithoutCancel(ctx), account)
 		if err == nil {
-			c.remember(account, limits)
+			c.known.Add(account, knownLimits{limits, time.Now().Add(c.ttl)})
 		}
 		return limits, err
 	})
@@ -50,20 +54,4 @@ func (c *cache) limits(ctx context.Context, account string) (Limits, error) {
 		limits, _ := found.Val.(Limits)
 		return limits, found.Err
 	}
-}
-
-func (c *cache) recall(account string) (Limits, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	known, ok := c.known[account]
-	return known.Limits, ok && time.Now().Before(known.expires)
-}
-
-func (c *cache) remember(account string, limits Limits) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.known) >= cachedAccounts {
-		clear(c.known) // each account costs one lookup, at most once per ttl
-	}
-	c.known[account] = knownLimits{limits, time.Now().Add(c.ttl)}
 }
