@@ -17,21 +17,32 @@ import (
 	"github.com/invopop/validation"
 )
 
-type migrateCommand struct{}
+type migrateCommand struct {
+	DryRun bool `help:"Only say which version the schema has, and show the SQL that would be run."`
+}
 
 func (c *migrateCommand) Run(ctx context.Context, p *program) error {
 	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		applied, err := d.Migrate(ctx)
+		version, pending, err := d.Schema(ctx)
 		if err != nil {
 			return err
 		}
+		fmt.Println("the schema has version", version)
+		if len(pending) == 0 {
+			fmt.Println("nothing to do")
+			return nil
+		}
+		if c.DryRun {
+			for _, migration := range pending {
+				fmt.Printf("would apply %s:\n%s", migration.Name, migration.SQL)
+			}
+			return nil
+		}
+		applied, err := d.Migrate(ctx)
 		for _, name := range applied {
 			fmt.Println("applied", name)
 		}
-		if len(applied) == 0 {
-			fmt.Println("nothing to do")
-		}
-		return nil
+		return err
 	})
 }
 

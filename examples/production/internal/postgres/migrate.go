@@ -26,10 +26,45 @@ var ErrSchema = errors.New("the database schema is not up to date: run the migra
 // migrateTimeout bounds all migrations together, which may rewrite tables.
 const migrateTimeout = 10 * time.Minute
 
+// A Migration is one step of the schema.
+type Migration struct {
+	Name string // such as 00001_bots.sql; it begins with the version
+	SQL  string
+}
+
+// Schema returns the version of the schema, 0 for a database that has none, and
+// the migrations that Migrate would apply now. It changes nothing.
+func (d *Database) Schema(ctx context.Context) (version int64, pending []Migration, err error) {
+	err = d.run(ctx, "checking the schema version", func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, `SELECT coalesce(max(version_id), 0) FROM goose_db_version WHERE is_applied`).Scan(&version)
+	})
+	if err != nil && !isUndefinedTable(err) {
+		return 0, nil, err
+	}
+	return version, migrationsAfter(version), nil
+}
+
+func isUndefinedTable(err error) bool {
+	failure, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && failure.Code == "42P01"
+}
+
+// migrationsAfter returns the embedded migrations after a version, in order.
+func migrationsAfter(version int64) (after []Migration) {
+	files, _ := fs.Glob(migrationFiles, "migrations/*.sql")
+	for _, file := range files {
+		if number, err := goose.NumericComponent(file); err == nil && number > version {
+			text, _ := migrationFiles.ReadFile(file)
+			after = append(after, Migration{path.Base(file), string(text)})
+		}
+	}
+	return after
+}
+
 // Migrate brings the schema up to date and returns the names of the migrations
-// that it applied: none if there was nothing to do. Many processes may call it
-// concurrently. One of them works; the others wait for it, up to a minute, and
-// find nothing left to do.
+// that it applied, even if a later one failed: none if there was nothing to do.
+// Many processes may call it concurrently. One of them works; the others wait
+// for it, up to a minute, and find nothing left to do.
 //
 // The lock belongs to a database session, so the URL must lead to PostgreSQL
 // itself and not to a pooler in transaction mode.
@@ -52,11 +87,15 @@ func (d *Database) Migrate(ctx context.Context) (applied []string, err error) {
 		return nil, fmt.Errorf("reading the migrations: %w", err)
 	}
 	results, err := provider.Up(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("migrating: %w", err)
+	if partial, ok := errors.AsType[*goose.PartialError](err); ok {
+		results = partial.Applied
+		err = fmt.Errorf("%s: %w", path.Base(partial.Failed.Source.Path), partial.Err)
 	}
 	for _, result := range results {
 		applied = append(applied, path.Base(result.Source.Path))
+	}
+	if err != nil {
+		return applied, fmt.Errorf("migrating: %w", err)
 	}
 	return applied, nil
 }
@@ -65,31 +104,9 @@ func (d *Database) Migrate(ctx context.Context) (applied []string, err error) {
 // ErrSchema, or a failure to reach it. A newer schema is fine, so that old
 // replicas keep working while new ones are rolled out.
 func (d *Database) SchemaReady(ctx context.Context) error {
-	var version int64
-	err := d.run(ctx, "checking the schema version", func(ctx context.Context, conn *pgxpool.Conn) error {
-		return conn.QueryRow(ctx, `SELECT coalesce(max(version_id), 0) FROM goose_db_version WHERE is_applied`).Scan(&version)
-	})
-	if isUndefinedTable(err) {
-		return fmt.Errorf("checking the schema version: %w", ErrSchema)
-	}
-	if err == nil && version < latestMigration() {
+	version, pending, err := d.Schema(ctx)
+	if err == nil && len(pending) > 0 {
 		return fmt.Errorf("schema version %d: %w", version, ErrSchema)
 	}
 	return err
-}
-
-func isUndefinedTable(err error) bool {
-	failure, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && failure.Code == "42P01"
-}
-
-// latestMigration is the number of the last embedded migration.
-func latestMigration() (latest int64) {
-	files, _ := fs.Glob(migrationFiles, "migrations/*.sql")
-	for _, file := range files {
-		if number, err := goose.NumericComponent(file); err == nil {
-			latest = max(latest, number)
-		}
-	}
-	return latest
 }

@@ -3,6 +3,7 @@ package postgres_test
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"example.com/botapi/examples/production/internal/postgres"
@@ -26,6 +27,43 @@ func TestMigrateFromManyReplicasConcurrently(t *testing.T) {
 	}
 	is.NoErr(replicas.Wait())
 	is.Equal(slices.Concat(applied...), []string{"00001_bots.sql", "00002_api_keys.sql", "00003_usage.sql", "00004_tokens.sql", "00005_account_limits.sql", "00006_estimates.sql"}) // each one once
+}
+
+func TestSchemaChangesNothing(t *testing.T) {
+	is := is.New(t)
+	url := postgrestest.Database(t)
+	d := openWith(t, url, postgres.Options{})
+	version, pending, err := d.Schema(t.Context())
+	is.NoErr(err)
+	is.Equal(version, int64(0))
+	var tables int
+	is.NoErr(connect(t, url).QueryRow(t.Context(), `SELECT count(*) FROM pg_tables WHERE schemaname = 'public'`).Scan(&tables))
+	is.Equal(tables, 0)
+
+	applied, err := d.Migrate(t.Context())
+	is.NoErr(err)
+	var names []string
+	for _, migration := range pending {
+		names = append(names, migration.Name)
+	}
+	is.Equal(applied, names) // it does what Schema has said
+}
+
+// TestMigrateReturnsWhatItDid has a table in the way of the second migration.
+func TestMigrateReturnsWhatItDid(t *testing.T) {
+	is := is.New(t)
+	url := postgrestest.Database(t)
+	d := openWith(t, url, postgres.Options{})
+	_, err := connect(t, url).Exec(t.Context(), `CREATE TABLE api_keys ()`)
+	is.NoErr(err)
+
+	applied, err := d.Migrate(t.Context())
+	is.Equal(applied, []string{"00001_bots.sql"})
+	is.True(strings.HasPrefix(err.Error(), "migrating: 00002_api_keys.sql: "))
+	version, pending, err := d.Schema(t.Context())
+	is.NoErr(err)
+	is.Equal(version, int64(1))
+	is.Equal(pending[0].Name, "00002_api_keys.sql")
 }
 
 func TestMigrateTwice(t *testing.T) {
