@@ -36,8 +36,9 @@ const (
 // Retry-After; nothing needs a restart when it is back.
 type Database struct {
 	pool         *pgxpool.Pool
-	gate         *gate          // limits lookups of keys
-	untouched    rate.Sometimes // logs keys whose last use was not stored
+	gate         *gate // limits lookups of keys
+	uses         keyUses
+	unstored     rate.Sometimes // logs that uses of keys were not stored
 	queryTimeout time.Duration
 	logger       *slog.Logger
 }
@@ -66,7 +67,13 @@ func Open(url string, o Options) (*Database, error) {
 	if err != nil {
 		return nil, fmt.Errorf("preparing the database pool: %w", err)
 	}
-	d := &Database{pool: pool, untouched: rate.Sometimes{Interval: telemetry.LogPeriod}, queryTimeout: o.QueryTimeout, logger: o.Logger}
+	d := &Database{
+		pool:         pool,
+		uses:         keyUses{last: make(map[int64]time.Time)},
+		unstored:     rate.Sometimes{Interval: telemetry.LogPeriod},
+		queryTimeout: o.QueryTimeout,
+		logger:       o.Logger,
+	}
 	if d.queryTimeout == 0 {
 		d.queryTimeout = DefaultQueryTimeout
 	}

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"log/slog"
 	"strings"
 	"time"
 	"unicode"
@@ -18,17 +17,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// lastUsedPrecision is the precision of a key's last use: a busy key costs one
-// write in this time, not one for each request.
-const lastUsedPrecision = 5 * time.Minute
-
 // Key is an API key as it is stored, without the key itself.
 type Key struct {
 	ID         int64
 	Account    string
 	Label      string
 	CreatedAt  time.Time
-	LastUsedAt *time.Time // nil for a key that was never used; up to five minutes old
+	LastUsedAt *time.Time // nil for a key that was never used; up to an hour before its last use
 	RevokedAt  *time.Time // nil for a key that works
 }
 
@@ -40,7 +35,7 @@ var _ botapi.KeyVerifier = (*Database)(nil)
 // VerifyKey returns the account of a key that exists and is not revoked, or
 // botapi.ErrInvalidKey. It queries the database for each call with a valid key,
 // so wrap it in botapi.CacheKeys. What invalid keys may cost is bounded: see
-// gate.
+// gate. When a key was used is stored later, by StoreKeyUses.
 func (d *Database) VerifyKey(ctx context.Context, key string) (account string, err error) {
 	sum := sha256.Sum256([]byte(key))
 	if !isKey(key) || d.gate.remembers(sum) {
@@ -58,15 +53,17 @@ func (d *Database) VerifyKey(ctx context.Context, key string) (account string, e
 	}
 	d.gate.wasGood(sum)
 	if found.stale {
-		d.touchKey(ctx, found.id)
+		d.uses.add(found.id, found.at)
 	}
 	return found.account, nil
 }
 
-// A foundKey is a valid key; stale is whether its last use is to be stored.
+// A foundKey is a valid key, and when the database has found it. It is stale if
+// its stored last use is older than lastUsedPrecision.
 type foundKey struct {
 	id      int64
 	account string
+	at      time.Time
 	stale   bool
 }
 
@@ -78,26 +75,11 @@ func (d *Database) lookUpKey(ctx context.Context, sum digest) (key foundKey, err
 	defer leave()
 	err = d.run(ctx, "verifying a key", func(ctx context.Context, conn *pgxpool.Conn) error {
 		return conn.QueryRow(ctx, `
-			SELECT id, account, coalesce(last_used_at < now() - $2::interval, true)
+			SELECT id, account, now(), coalesce(last_used_at < now() - $2::interval, true)
 			FROM api_keys WHERE digest = $1 AND revoked_at IS NULL`, sum[:], lastUsedPrecision).
-			Scan(&key.id, &key.account, &key.stale)
+			Scan(&key.id, &key.account, &key.at, &key.stale)
 	})
 	return key, err
-}
-
-// touchKey stores that a key was used. If that fails, for instance because the
-// database is read-only for a while, the key is still valid. Such failures are
-// logged at a bounded rate.
-func (d *Database) touchKey(ctx context.Context, id int64) {
-	err := d.run(ctx, "storing a key's last use", func(ctx context.Context, conn *pgxpool.Conn) error {
-		_, err := conn.Exec(ctx, `UPDATE api_keys SET last_used_at = now() WHERE id = $1`, id)
-		return err
-	})
-	if err != nil {
-		d.untouched.Do(func() {
-			d.logger.WarnContext(ctx, "the last use of a key was not stored", slog.Int64("key_id", id), slog.Any("error", err))
-		})
-	}
 }
 
 // CreateKey creates a key for an account. It returns the key only now; the

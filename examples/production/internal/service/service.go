@@ -203,12 +203,13 @@ func (r *replica) server(handler http.Handler) *http.Server {
 	}
 }
 
-// watch checks the readiness of the replica in a goroutine. The function that it
-// returns stops that.
+// watch checks the readiness of the replica, and stores when keys were used, in
+// goroutines. The function that it returns ends them.
 func (r *replica) watch(ctx context.Context) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
 	watching.Go(func() { r.readiness.watch(ctx, r.schemaReady, r.logger) })
+	watching.Go(func() { r.database.KeepKeyUses(ctx) })
 	return func() {
 		cancel()
 		watching.Wait()
@@ -243,11 +244,12 @@ func (r *replica) drain(server *http.Server, endChats context.CancelCauseFunc) {
 	}
 }
 
-// flush stores the usage and traces that are still in memory.
+// flush stores the usage, uses of keys, and traces that are still in memory.
 func (r *replica) flush() {
 	ctx, cancel := context.WithTimeout(context.Background(), flush)
 	defer cancel()
 	r.usage.Close(ctx)
+	r.database.StoreKeyUses(ctx)
 	r.requestLog.end()
 	if err := r.telemetry.Close(ctx); err != nil {
 		r.logger.Warn("some traces were not sent", slog.Any("error", err))
