@@ -53,3 +53,31 @@ func TestLastUseIsListed(t *testing.T) {
 	p.wait(t)
 	is.True(cellOf(t, env, "phone", "LAST USED") != "-")
 }
+
+// TestKeyCommands rotates and ends keys while a replica without a cache of keys
+// runs: each command takes effect with the next request.
+func TestKeyCommands(t *testing.T) {
+	is := is.New(t)
+	env := migrated(t)
+	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1", "--key-cache", "0s")
+	p.ready(t)
+	status := func(key string) int {
+		status, _ := ask(t, key, "GET", p.url+"/v1/bots", "")
+		return status
+	}
+	first := createLabelled(t, env, "laptop", "--expires-after", "2160h")
+	is.Equal(status(first), http.StatusOK)
+
+	r := command(t, "", env, "keys", "rotate", "1", "--after", "24h")
+	is.Equal(r.code, 0)
+	second := strings.TrimSpace(r.stdout) // nothing else, for KEY=$(botapi keys rotate ...)
+	is.Equal(r.stderr, "key 1 of acme (laptop) expires at "+cellOf(t, env, "laptop", "EXPIRES")+" UTC; it is replaced by key 2, which is not shown again:\n")
+	is.Equal(status(first), http.StatusOK)
+	is.Equal(status(second), http.StatusOK)
+
+	r = command(t, "", env, "keys", "expire", "1", "--after", "0s")
+	is.Equal(r, result{stdout: "key 1 of acme (laptop) expires at " + cellOf(t, env, "laptop", "EXPIRES") + " UTC\n"})
+	is.Equal(status(first), http.StatusUnauthorized)
+	is.Equal(status(second), http.StatusOK)
+	is.Equal(command(t, "", env, "keys", "rotate", "1").code, 2) // it has ended
+}

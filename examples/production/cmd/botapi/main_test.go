@@ -131,9 +131,9 @@ func TestFirstSteps(t *testing.T) {
 	is.Equal(r.code, 0)
 	is.True(strings.HasPrefix(r.stdout, "the schema has version 0\nwould apply 00001_bots.sql:\n-- +goose Up\nCREATE TABLE bots ("))
 	r = command(t, "", env, "migrate")
-	is.Equal(r, result{stdout: "the schema has version 0\napplied 00001_bots.sql\napplied 00002_api_keys.sql\napplied 00003_usage.sql\napplied 00004_tokens.sql\napplied 00005_account_limits.sql\napplied 00006_estimates.sql\n"})
-	is.Equal(command(t, "", nil, "--database", url, "migrate"), result{stdout: "the schema has version 6\nnothing to do\n"}) // a flag works, too
-	is.Equal(command(t, "", env, "migrate", "--dry-run"), result{stdout: "the schema has version 6\nnothing to do\n"})
+	is.Equal(r, result{stdout: "the schema has version 0\napplied 00001_bots.sql\napplied 00002_api_keys.sql\napplied 00003_usage.sql\napplied 00004_tokens.sql\napplied 00005_account_limits.sql\napplied 00006_estimates.sql\napplied 00007_key_expiry.sql\n"})
+	is.Equal(command(t, "", nil, "--database", url, "migrate"), result{stdout: "the schema has version 7\nnothing to do\n"}) // a flag works, too
+	is.Equal(command(t, "", env, "migrate", "--dry-run"), result{stdout: "the schema has version 7\nnothing to do\n"})
 
 	file := filepath.Join(t.TempDir(), "bots.json")
 	is.NoErr(os.WriteFile(file, []byte(oneBot), 0o600))
@@ -159,7 +159,7 @@ func TestFirstSteps(t *testing.T) {
 	is.Equal(command(t, "", env, "keys", "revoke", "1"), result{
 		stdout: "key 1 of acme (laptop) had already been revoked, at " + strings.Join(ended[len(ended)-2:], " ") + " UTC\n",
 	})
-	is.Equal(command(t, "", env, "keys", "list", "--account", "other").stdout, "ID  ACCOUNT  LABEL  CREATED  LAST USED  REVOKED\n")
+	is.Equal(command(t, "", env, "keys", "list", "--account", "other").stdout, "ID  ACCOUNT  LABEL  CREATED  LAST USED  EXPIRES  REVOKED\n")
 }
 
 func TestMistakes(t *testing.T) {
@@ -216,6 +216,13 @@ func TestMistakes(t *testing.T) {
 		"no limits of no account":   {env, "limits remove --account=", "", "--account is empty: omit it for everybody else"},
 		"an invisible limit":        {env, "limits set --account=a\x1b[2Jb --chats-at-once 1", "", "setting limits: account: must be one line of printable text"},
 		"an unknown key":            {env, "keys revoke 7", "", "no key has the number 7"},
+		"no key to rotate":          {env, "keys rotate 7", "", "no valid key has the number 7"},
+		"no key to expire":          {env, "keys expire 7 --after 1h", "", "no valid key has the number 7"},
+		"a key that has expired":    {env, "keys create --account acme --expires-after=-1h", "", "--expires-after is too small"},
+		"a rotation in the past":    {env, "keys rotate 7 --after=-1h", "", "--after is too small"},
+		"a new key of the past":     {env, "keys rotate 7 --expires-after=-1h", "", "--expires-after is too small"},
+		"an end in the past":        {env, "keys expire 7 --after=-1h", "", "--after is too small"},
+		"no end":                    {env, "keys expire 7", "", "missing flags: --after=DURATION"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)

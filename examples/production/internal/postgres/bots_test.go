@@ -34,7 +34,7 @@ func published(uid, slug string) postgres.ImportedBot {
 func TestListingShowsPublishedBotsWithoutInternals(t *testing.T) {
 	is := is.New(t)
 	d := open(t, postgrestest.Database(t))
-	key, _, err := d.CreateKey(t.Context(), "acme", "")
+	key, _, err := d.CreateKey(t.Context(), "acme", "", 0)
 	is.NoErr(err)
 
 	zebra := published("u1", "zebra")
@@ -68,7 +68,7 @@ func TestUnknownBots(t *testing.T) {
 	if err := d.ImportBots(t.Context(), []postgres.ImportedBot{published("u1", "helper"), draft}); err != nil {
 		t.Fatal(err)
 	}
-	key, _, err := d.CreateKey(t.Context(), "acme", "")
+	key, _, err := d.CreateKey(t.Context(), "acme", "", 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -80,7 +80,7 @@ func TestDatabaseDown(t *testing.T) {
 	server := postgrestest.NewServer(t)
 	d := open(t, server.URL)
 	is.NoErr(d.ImportBots(t.Context(), []postgres.ImportedBot{published("u1", "helper")}))
-	key, _, err := d.CreateKey(t.Context(), "acme", "")
+	key, _, err := d.CreateKey(t.Context(), "acme", "", 0)
 	is.NoErr(err)
 	h := serve(t, d)
 
@@ -169,7 +169,7 @@ func TestWithoutPreparedStatements(t *testing.T) {
 	is.NoErr(err)
 	is.Equal(len(all), 2)
 
-	key, id, err := d.CreateKey(t.Context(), "acme", "")
+	key, id, err := d.CreateKey(t.Context(), "acme", "", 0)
 	is.NoErr(err)
 	status, _, body := send(t, serve(t, d), key, "POST", "/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":false}`)
 	is.Equal(status, http.StatusOK)

@@ -17,7 +17,7 @@ const (
 	// keysRemembered bounds each cache of the gate: about 2 MB.
 	keysRemembered = 10_000
 	// rejectedFor is how long a rejected key is rejected without another lookup.
-	// It could be forever: keys are random, and revoking is permanent.
+	// It could be forever: keys are random, and one that has ended stays so.
 	rejectedFor = 10 * time.Second
 	// unknownWaiting bounds the keys that wait for a lookup or are being looked
 	// up, and are not known to be valid. In a replica that has just started,

@@ -24,15 +24,21 @@ type Key struct {
 	Label      string
 	CreatedAt  time.Time
 	LastUsedAt *time.Time // nil for a key that was never used; up to an hour before its last use
-	RevokedAt  *time.Time // nil for a key that works
+	ExpiresAt  *time.Time // nil for a key that does not expire
+	RevokedAt  *time.Time // nil for a key that was not revoked
 }
 
-// ErrKeyNotFound is what RevokeKey returns for an id that no key has.
+// ErrKeyNotFound is what RevokeKey returns for an id that no key has, and
+// RotateKey and ExpireKey for an id that no valid key has.
 var ErrKeyNotFound = errors.New("no such key")
 
 var _ botapi.KeyVerifier = (*Database)(nil)
 
-// VerifyKey returns the account of a key that exists and is not revoked, or
+// isValid is true of keys that work: a key that is not valid never becomes valid
+// again.
+const isValid = `(revoked_at IS NULL AND coalesce(expires_at > now(), true))`
+
+// VerifyKey returns the account of a key that is neither revoked nor expired, or
 // botapi.ErrInvalidKey. It queries the database for each call with a valid key,
 // so wrap it in botapi.CacheKeys. What invalid keys may cost is bounded: see
 // gate. When a key was used is stored later, by StoreKeyUses.
@@ -76,32 +82,88 @@ func (d *Database) lookUpKey(ctx context.Context, sum digest) (key foundKey, err
 	err = d.run(ctx, "verifying a key", func(ctx context.Context, conn *pgxpool.Conn) error {
 		return conn.QueryRow(ctx, `
 			SELECT id, account, now(), coalesce(last_used_at < now() - $2::interval, true)
-			FROM api_keys WHERE digest = $1 AND revoked_at IS NULL`, sum[:], lastUsedPrecision).
+			FROM api_keys WHERE digest = $1 AND `+isValid, sum[:], lastUsedPrecision).
 			Scan(&key.id, &key.account, &key.at, &key.stale)
 	})
 	return key, err
 }
 
-// CreateKey creates a key for an account. It returns the key only now; the
-// database keeps its digest. An account or a label that is not one short line is
-// a validation.Errors.
-func (d *Database) CreateKey(ctx context.Context, account, label string) (key string, id int64, err error) {
+// CreateKey creates a key for an account, which expires after some time, or never
+// if that is 0. It returns the key only now; the database keeps its digest. An
+// account or a label that is not one short line is a validation.Errors.
+func (d *Database) CreateKey(ctx context.Context, account, label string, expires time.Duration) (key string, id int64, err error) {
 	if err := (validation.Errors{
 		"account": validation.Validate(account, validation.Required, oneLine, validation.Length(0, maxName)),
 		"label":   validation.Validate(label, oneLine, validation.Length(0, maxName)),
 	}).Filter(); err != nil {
 		return "", 0, fmt.Errorf("creating a key: %w", err)
 	}
-	key = keyPrefix + rand.Text()
-	sum := sha256.Sum256([]byte(key))
+	key, sum := newKey()
 	err = d.run(ctx, "creating a key", func(ctx context.Context, conn *pgxpool.Conn) error {
-		return conn.QueryRow(ctx, `INSERT INTO api_keys (digest, account, label) VALUES ($1, $2, $3) RETURNING id`,
-			sum[:], account, label).Scan(&id)
+		return conn.QueryRow(ctx, `
+			INSERT INTO api_keys (digest, account, label, expires_at) VALUES ($1, $2, $3, now() + $4::interval) RETURNING id`,
+			sum[:], account, label, unlessZero(expires)).Scan(&id)
 	})
 	if err != nil {
 		return "", 0, err
 	}
 	return key, id, nil
+}
+
+// RotateKey creates a key that replaces a valid one: it has the same account and
+// label, and expires as CreateKey says. The old key, which is returned as well,
+// works for the time after, or until it expires anyway.
+func (d *Database) RotateKey(ctx context.Context, id int64, after, expires time.Duration) (key string, created int64, old Key, err error) {
+	type rotated struct {
+		Created int64
+		Key
+	}
+	var found rotated
+	key, sum := newKey()
+	err = d.run(ctx, "rotating a key", func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, `
+			WITH old AS (
+				UPDATE api_keys SET expires_at = least(expires_at, now() + $2::interval) WHERE id = $1 AND `+isValid+`
+				RETURNING `+keyColumns+`),
+			created AS (
+				INSERT INTO api_keys (digest, account, label, expires_at)
+				SELECT $3, account, label, now() + $4::interval FROM old RETURNING id)
+			SELECT created.id, old.* FROM created, old`, id, after, sum[:], unlessZero(expires))
+		found, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[rotated])
+		return err
+	})
+	if err != nil {
+		return "", 0, Key{}, orKeyNotFound(err)
+	}
+	return key, found.Created, found.Key, nil
+}
+
+// ExpireKey has a valid key expire after some time, which may be sooner or later
+// than it would have expired before.
+func (d *Database) ExpireKey(ctx context.Context, id int64, after time.Duration) (key Key, err error) {
+	err = d.run(ctx, "setting when a key expires", func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, `
+			UPDATE api_keys SET expires_at = now() + $2::interval WHERE id = $1 AND `+isValid+` RETURNING `+keyColumns, id, after)
+		key, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Key])
+		return err
+	})
+	return key, orKeyNotFound(err)
+}
+
+// unlessZero is SQL's NULL for 0.
+func unlessZero(d time.Duration) *time.Duration {
+	if d == 0 {
+		return nil
+	}
+	return &d
+}
+
+// orKeyNotFound is ErrKeyNotFound if a statement has found no key, or err itself.
+func orKeyNotFound(err error) error {
+	if errors.Is(err, pgx.ErrNoRows) {
+		return ErrKeyNotFound
+	}
+	return err
 }
 
 // oneLine keeps tables and logs readable, and accounts distinguishable.
@@ -113,7 +175,7 @@ func isOneLine(s string) bool {
 }
 
 // keyColumns are the fields of a Key, in their order.
-const keyColumns = `id, account, label, created_at, last_used_at, revoked_at`
+const keyColumns = `id, account, label, created_at, last_used_at, expires_at, revoked_at`
 
 // Keys returns all keys, or those of one account when it is not empty, oldest
 // first.
@@ -143,10 +205,7 @@ func (d *Database) RevokeKey(ctx context.Context, id int64) (key Key, before boo
 		found, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[revoked])
 		return err
 	})
-	if errors.Is(err, pgx.ErrNoRows) {
-		err = ErrKeyNotFound
-	}
-	return found.Key, found.Before, err
+	return found.Key, found.Before, orKeyNotFound(err)
 }
 
 // digest is all that is stored of a key. A key has at least 128 random bits, so
@@ -158,6 +217,12 @@ const (
 	keyPrefix   = "bot_"
 	keyAlphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 )
+
+// newKey returns a new key and its digest.
+func newKey() (key string, sum digest) {
+	key = keyPrefix + rand.Text()
+	return key, sha256.Sum256([]byte(key))
+}
 
 // isKey reports whether a text has the form of a key.
 func isKey(text string) bool {

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"example.com/botapi"
 	"example.com/botapi/examples/production/internal/postgres"
@@ -18,9 +19,9 @@ import (
 func TestKeyLife(t *testing.T) {
 	is := is.New(t)
 	d := open(t, postgrestest.Database(t))
-	key, id, err := d.CreateKey(t.Context(), "acme", "laptop")
+	key, id, err := d.CreateKey(t.Context(), "acme", "laptop", 0)
 	is.NoErr(err)
-	_, _, err = d.CreateKey(t.Context(), "other", "")
+	_, _, err = d.CreateKey(t.Context(), "other", "", 0)
 	is.NoErr(err)
 
 	account, err := d.VerifyKey(t.Context(), key)
@@ -58,11 +59,86 @@ func TestKeyLife(t *testing.T) {
 	is.Equal(len(everyone), 2)
 }
 
+func TestKeysExpire(t *testing.T) {
+	is := is.New(t)
+	d := open(t, postgrestest.Database(t))
+	valid := func(key string) bool {
+		account, err := d.VerifyKey(t.Context(), key)
+		is.True(err == nil && account == "acme" || errors.Is(err, botapi.ErrInvalidKey))
+		return err == nil
+	}
+	expired, id, err := d.CreateKey(t.Context(), "acme", "", time.Microsecond)
+	is.NoErr(err)
+	is.True(!valid(expired))
+	_, err = d.ExpireKey(t.Context(), id, time.Hour)
+	is.True(errors.Is(err, postgres.ErrKeyNotFound)) // it stays so
+	_, _, _, err = d.RotateKey(t.Context(), id, time.Hour, 0)
+	is.True(errors.Is(err, postgres.ErrKeyNotFound))
+
+	key, id, err := d.CreateKey(t.Context(), "acme", "", time.Hour)
+	is.NoErr(err)
+	is.True(valid(key))
+	later, err := d.ExpireKey(t.Context(), id, 2*time.Hour)
+	is.NoErr(err)
+	is.True(later.ExpiresAt.After(later.CreatedAt.Add(90 * time.Minute)))
+	is.True(valid(key))
+	_, err = d.ExpireKey(t.Context(), id, 0)
+	is.NoErr(err)
+	is.True(!valid(key))
+
+	revoked, id, err := d.CreateKey(t.Context(), "acme", "", time.Hour)
+	is.NoErr(err)
+	_, _, err = d.RevokeKey(t.Context(), id)
+	is.NoErr(err)
+	_, err = d.ExpireKey(t.Context(), id, time.Hour)
+	is.True(errors.Is(err, postgres.ErrKeyNotFound))
+	is.True(!valid(revoked))
+}
+
+func TestRotation(t *testing.T) {
+	is := is.New(t)
+	d := open(t, postgrestest.Database(t))
+	first, firstID, err := d.CreateKey(t.Context(), "acme", "laptop", 0)
+	is.NoErr(err)
+	second, secondID, old, err := d.RotateKey(t.Context(), firstID, time.Hour, 48*time.Hour)
+	is.NoErr(err)
+	is.Equal(old.ID, firstID)
+	_, _, again, err := d.RotateKey(t.Context(), firstID, 24*time.Hour, 0)
+	is.NoErr(err)
+	is.True(again.ExpiresAt.Equal(*old.ExpiresAt)) // no rotation gives a key more time
+
+	for _, key := range []string{first, second} { // both work
+		account, err := d.VerifyKey(t.Context(), key)
+		is.NoErr(err)
+		is.Equal(account, "acme")
+	}
+	keys, err := d.Keys(t.Context(), "acme")
+	is.NoErr(err)
+	is.Equal(len(keys), 3)
+	is.Equal(keys[1].ID, secondID)
+	is.Equal(keys[1].Label, "laptop")
+	is.True(keys[1].ExpiresAt.After(keys[1].CreatedAt.Add(47 * time.Hour)))
+	is.Equal(keys[2].ExpiresAt, nil)
+
+	third, _, _, err := d.RotateKey(t.Context(), secondID, 0, 0)
+	is.NoErr(err)
+	_, err = d.VerifyKey(t.Context(), second)
+	is.True(errors.Is(err, botapi.ErrInvalidKey)) // immediately
+	_, err = d.VerifyKey(t.Context(), third)
+	is.NoErr(err)
+
+	_, _, _, err = d.RotateKey(t.Context(), secondID, 0, 0)
+	is.True(errors.Is(err, postgres.ErrKeyNotFound))
+	keys, err = d.Keys(t.Context(), "")
+	is.NoErr(err)
+	is.Equal(len(keys), 4) // an ended key gets no successor
+}
+
 func TestKeyIsStoredOnlyAsDigest(t *testing.T) {
 	is := is.New(t)
 	url := postgrestest.Database(t)
 	d := open(t, url)
-	key, _, err := d.CreateKey(t.Context(), "acme", "laptop")
+	key, _, err := d.CreateKey(t.Context(), "acme", "laptop", 0)
 	is.NoErr(err)
 
 	var row string
@@ -80,7 +156,7 @@ func TestLastUseIsStoredOnceAnHour(t *testing.T) {
 	conn := connect(t, url)
 	var keys []string
 	for range 2 {
-		key, _, err := d.CreateKey(t.Context(), "acme", "")
+		key, _, err := d.CreateKey(t.Context(), "acme", "", 0)
 		is.NoErr(err)
 		keys = append(keys, key)
 	}
@@ -130,7 +206,7 @@ func TestLastUseOutlivesAnOutage(t *testing.T) {
 	is := is.New(t)
 	server := postgrestest.NewServer(t)
 	d := open(t, server.URL)
-	key, _, err := d.CreateKey(t.Context(), "acme", "")
+	key, _, err := d.CreateKey(t.Context(), "acme", "", 0)
 	is.NoErr(err)
 	_, err = d.VerifyKey(t.Context(), key)
 	is.NoErr(err)
@@ -150,7 +226,7 @@ func TestLastUseDoesNotWaitForLocks(t *testing.T) {
 	url := postgrestest.Database(t)
 	d := open(t, url)
 	for range 2 {
-		key, _, err := d.CreateKey(t.Context(), "acme", "")
+		key, _, err := d.CreateKey(t.Context(), "acme", "", 0)
 		is.NoErr(err)
 		_, err = d.VerifyKey(t.Context(), key)
 		is.NoErr(err)
@@ -172,7 +248,7 @@ func TestKeysWorkWhileTheDatabaseIsReadOnly(t *testing.T) {
 	is := is.New(t)
 	url := postgrestest.Database(t)
 	d := open(t, url)
-	key, _, err := d.CreateKey(t.Context(), "acme", "")
+	key, _, err := d.CreateKey(t.Context(), "acme", "", 0)
 	is.NoErr(err)
 
 	_, err = connect(t, url).Exec(t.Context(), `DO $$ BEGIN
@@ -210,7 +286,7 @@ func TestAccountsAndLabelsAreOneLine(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
-			_, _, err := d.CreateKey(t.Context(), c.account, c.label)
+			_, _, err := d.CreateKey(t.Context(), c.account, c.label, 0)
 			faults, rejected := errors.AsType[validation.Errors](err)
 			is.Equal(rejected, c.fault != "")
 			if rejected {

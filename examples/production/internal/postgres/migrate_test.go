@@ -1,13 +1,18 @@
 package postgres_test
 
 import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
 	"errors"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"example.com/botapi/examples/production/internal/postgres"
 	"example.com/botapi/examples/production/internal/postgrestest"
+	"github.com/jackc/pgx/v5"
 	"github.com/matryer/is"
 	"golang.org/x/sync/errgroup"
 )
@@ -26,7 +31,7 @@ func TestMigrateFromManyReplicasConcurrently(t *testing.T) {
 		})
 	}
 	is.NoErr(replicas.Wait())
-	is.Equal(slices.Concat(applied...), []string{"00001_bots.sql", "00002_api_keys.sql", "00003_usage.sql", "00004_tokens.sql", "00005_account_limits.sql", "00006_estimates.sql"}) // each one once
+	is.Equal(slices.Concat(applied...), []string{"00001_bots.sql", "00002_api_keys.sql", "00003_usage.sql", "00004_tokens.sql", "00005_account_limits.sql", "00006_estimates.sql", "00007_key_expiry.sql"}) // each one once
 }
 
 func TestSchemaChangesNothing(t *testing.T) {
@@ -77,6 +82,77 @@ func TestMigrateTwice(t *testing.T) {
 	bots, err := d.Bots(t.Context())
 	is.NoErr(err)
 	is.Equal(len(bots), 1)
+}
+
+// TestMigrateBesideThePreviousVersion runs the statements of the version before
+// keys could expire while the schema is migrated: first while somebody reads the
+// table for long, as a backup does, and then without.
+func TestMigrateBesideThePreviousVersion(t *testing.T) {
+	is := is.New(t)
+	url := postgrestest.Database(t)
+	d := open(t, url)
+	conn := connect(t, url)
+	_, err := conn.Exec(t.Context(), `ALTER TABLE api_keys DROP COLUMN expires_at; DELETE FROM goose_db_version WHERE version_id = 7`)
+	is.NoErr(err)
+
+	backup, err := conn.Begin(t.Context())
+	is.NoErr(err)
+	_, err = backup.Exec(t.Context(), `LOCK TABLE api_keys IN ACCESS SHARE MODE`)
+	is.NoErr(err)
+	old := connect(t, url)
+	applied, err := migrateBeside(t, d, old)
+	is.Equal(len(applied), 0)
+	is.True(strings.Contains(err.Error(), "00007_key_expiry.sql: ")) // run it again
+	is.True(strings.Contains(err.Error(), "lock timeout"))
+
+	is.NoErr(backup.Commit(t.Context()))
+	applied, err = migrateBeside(t, d, old)
+	is.NoErr(err)
+	is.Equal(applied, []string{"00007_key_expiry.sql"})
+	useAsBefore(t, old)
+}
+
+// migrateBeside migrates while an old replica uses the database.
+func migrateBeside(t *testing.T, d *postgres.Database, old *pgx.Conn) (applied []string, err error) {
+	t.Helper()
+	migrated := make(chan struct{})
+	go func() {
+		defer close(migrated)
+		applied, err = d.Migrate(t.Context())
+	}()
+	for {
+		useAsBefore(t, old)
+		select {
+		case <-migrated:
+			return applied, err
+		default:
+		}
+	}
+}
+
+// useAsBefore does what the version before keys could expire does with a key.
+func useAsBefore(t *testing.T, conn *pgx.Conn) {
+	t.Helper()
+	is := is.New(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	sum := sha256.Sum256([]byte(rand.Text()))
+	var id int64
+	is.NoErr(conn.QueryRow(ctx, `INSERT INTO api_keys (digest, account, label) VALUES ($1, $2, $3) RETURNING id`, sum[:], "acme", "").Scan(&id))
+	var account string
+	var stale bool
+	is.NoErr(conn.QueryRow(ctx, `
+		SELECT id, account, coalesce(last_used_at < now() - $2::interval, true)
+		FROM api_keys WHERE digest = $1 AND revoked_at IS NULL`, sum[:], 5*time.Minute).Scan(&id, &account, &stale))
+	is.Equal(account, "acme")
+	_, err := conn.Exec(ctx, `UPDATE api_keys SET last_used_at = now() WHERE id = $1`, id)
+	is.NoErr(err)
+	_, err = conn.Exec(ctx, `UPDATE api_keys SET revoked_at = coalesce(revoked_at, now()) WHERE id = $1`, id)
+	is.NoErr(err)
+	rows, _ := conn.Query(ctx, `SELECT id, account, label, created_at, last_used_at, revoked_at FROM api_keys WHERE id = $1`, id)
+	listed, err := pgx.CollectRows(rows, pgx.RowToMap)
+	is.NoErr(err)
+	is.Equal(len(listed), 1)
 }
 
 func TestSchemaReady(t *testing.T) {

@@ -209,7 +209,7 @@ func newChatting(t *testing.T, d *postgres.Database) *chatting {
 	if err := d.ImportBots(t.Context(), []postgres.ImportedBot{published("u1", "helper")}); err != nil {
 		t.Fatal(err)
 	}
-	key, _, err := d.CreateKey(t.Context(), "acme", "")
+	key, _, err := d.CreateKey(t.Context(), "acme", "", 0)
 	if err != nil {
 		t.Fatal(err)
 	}

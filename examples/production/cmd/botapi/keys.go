@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"example.com/botapi/examples/production/internal/postgres"
+	"github.com/invopop/validation"
+)
+
+type keysCommands struct {
+	Create createKeyCommand `cmd:"" help:"Create a key for an account and print it. It is not shown again."`
+	Rotate rotateKeyCommand `cmd:"" help:"Create a key that replaces another, and print it. The other key works for a while."`
+	Expire expireKeyCommand `cmd:"" help:"Have a key expire after some time, sooner or later than it would have."`
+	List   listKeysCommand  `cmd:"" help:"List the keys, without their secrets."`
+	Revoke revokeKeyCommand `cmd:"" help:"Revoke a key. Replicas that have it in their cache accept it for a few more seconds: see serve --key-cache."`
+}
+
+type createKeyCommand struct {
+	Account string `required:"" placeholder:"ACCOUNT" help:"The account of the key; usage is counted under this name."`
+	Label   string `placeholder:"TEXT" help:"What the key is for."`
+	expiresAfter
+}
+
+// expiresAfter is when a new key expires.
+type expiresAfter struct {
+	ExpiresAfter time.Duration `placeholder:"DURATION" help:"How long the new key works, for instance 2160h for 90 days; by default until it is revoked."`
+}
+
+// Validate finds values that parse but are invalid.
+func (e *expiresAfter) Validate() error {
+	if e.ExpiresAfter < 0 {
+		return fmt.Errorf("--expires-after is too small")
+	}
+	return nil
+}
+
+func (c *createKeyCommand) Run(ctx context.Context, p *program) error {
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
+		key, id, err := d.CreateKey(ctx, c.Account, c.Label, c.ExpiresAfter)
+		if _, invalid := errors.AsType[validation.Errors](err); invalid {
+			return mistake{err}
+		}
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(os.Stderr, "key %d for %s; it is not shown again:\n", id, c.Account)
+		fmt.Println(key)
+		return nil
+	})
+}
+
+type rotateKeyCommand struct {
+	ID    int64         `arg:"" help:"The number of the old key in keys list."`
+	After time.Duration `default:"24h" help:"How long the old key still works (${default}). 0s ends it immediately."`
+	expiresAfter
+}
+
+func (c *rotateKeyCommand) Help() string {
+	return `The new key has the account and the label of the old one. Give it to those who use
+the old one: both work until the old one expires.`
+}
+
+// Validate finds values that parse but are invalid.
+func (c *rotateKeyCommand) Validate() error {
+	if c.After < 0 {
+		return fmt.Errorf("--after is too small")
+	}
+	return c.expiresAfter.Validate()
+}
+
+func (c *rotateKeyCommand) Run(ctx context.Context, p *program) error {
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
+		key, id, old, err := d.RotateKey(ctx, c.ID, c.After, c.ExpiresAfter)
+		if err != nil {
+			return orNotValid(err, c.ID)
+		}
+		fmt.Fprintf(os.Stderr, "%s expires at %s UTC; it is replaced by key %d, which is not shown again:\n", nameOf(old), when(old.ExpiresAt), id)
+		fmt.Println(key)
+		return nil
+	})
+}
+
+type expireKeyCommand struct {
+	ID    int64         `arg:"" help:"The number of the key in keys list."`
+	After time.Duration `required:"" placeholder:"DURATION" help:"How long the key still works, for instance 24h."`
+}
+
+// Validate finds values that parse but are invalid.
+func (c *expireKeyCommand) Validate() error {
+	if c.After < 0 {
+		return fmt.Errorf("--after is too small")
+	}
+	return nil
+}
+
+func (c *expireKeyCommand) Run(ctx context.Context, p *program) error {
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
+		key, err := d.ExpireKey(ctx, c.ID, c.After)
+		if err != nil {
+			return orNotValid(err, c.ID)
+		}
+		fmt.Printf("%s expires at %s UTC\n", nameOf(key), when(key.ExpiresAt))
+		return nil
+	})
+}
+
+// orNotValid is err, or a mistake for a key that is not there or has ended.
+func orNotValid(err error, id int64) error {
+	if errors.Is(err, postgres.ErrKeyNotFound) {
+		return mistakef("no valid key has the number %d", id)
+	}
+	return err
+}
+
+// nameOf is how messages name a key.
+func nameOf(k postgres.Key) string {
+	return fmt.Sprintf("key %d of %s (%s)", k.ID, oneLine(k.Account), oneLine(k.Label))
+}
+
+type listKeysCommand struct {
+	Account string `placeholder:"ACCOUNT" help:"Only the keys of this account."`
+}
+
+func (c *listKeysCommand) Run(ctx context.Context, p *program) error {
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
+		keys, err := d.Keys(ctx, c.Account)
+		if err != nil {
+			return err
+		}
+		return table(func(line func(cells ...any)) {
+			line("ID", "ACCOUNT", "LABEL", "CREATED", "LAST USED", "EXPIRES", "REVOKED")
+			for _, k := range keys {
+				line(k.ID, k.Account, k.Label, when(&k.CreatedAt), when(k.LastUsedAt), when(k.ExpiresAt), when(k.RevokedAt))
+			}
+		})
+	})
+}
+
+type revokeKeyCommand struct {
+	ID int64 `arg:"" help:"The number of the key in keys list."`
+}
+
+func (c *revokeKeyCommand) Run(ctx context.Context, p *program) error {
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
+		key, before, err := d.RevokeKey(ctx, c.ID)
+		if errors.Is(err, postgres.ErrKeyNotFound) {
+			return mistakef("no key has the number %d", c.ID)
+		}
+		if err != nil {
+			return err
+		}
+		revoked := "has been revoked"
+		if before {
+			revoked = "had already been revoked, at " + when(key.RevokedAt) + " UTC"
+		}
+		fmt.Printf("%s %s\n", nameOf(key), revoked)
+		return nil
+	})
+}
