@@ -16,7 +16,7 @@ type keysCommands struct {
 	Rotate rotateKeyCommand `cmd:"" help:"Create a key that replaces another, and print it. The other key works for a while."`
 	Expire expireKeyCommand `cmd:"" help:"Have a key expire after some time, sooner or later than it would have."`
 	List   listKeysCommand  `cmd:"" help:"List the keys, without their secrets."`
-	Revoke revokeKeyCommand `cmd:"" help:"Revoke a key. Replicas that have it in their cache accept it for a few more seconds: see serve --key-cache."`
+	Revoke revokeKeyCommand `cmd:"" help:"Revoke a key, or all keys of an account."`
 }
 
 type createKeyCommand struct {
@@ -122,12 +122,28 @@ func nameOf(k postgres.Key) string {
 }
 
 type listKeysCommand struct {
-	Account string `placeholder:"ACCOUNT" help:"Only the keys of this account."`
+	Account     string    `placeholder:"ACCOUNT" help:"Only the keys of this account."`
+	UnusedSince time.Time `format:"2006-01-02" placeholder:"DAY" help:"Only valid keys that nobody has used since the beginning of this day, as 2026-01-31 in UTC. Keys that were created later are omitted."`
+}
+
+// Validate finds values that parse but are invalid.
+func (c *listKeysCommand) Validate() error {
+	if c.UnusedSince.After(time.Now()) {
+		return fmt.Errorf("--unused-since is in the future")
+	}
+	return nil
+}
+
+func (c *listKeysCommand) keys(ctx context.Context, d *postgres.Database) ([]postgres.Key, error) {
+	if c.UnusedSince.IsZero() {
+		return d.Keys(ctx, c.Account)
+	}
+	return d.UnusedKeys(ctx, c.Account, c.UnusedSince)
 }
 
 func (c *listKeysCommand) Run(ctx context.Context, p *program) error {
 	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		keys, err := d.Keys(ctx, c.Account)
+		keys, err := c.keys(ctx, d)
 		if err != nil {
 			return err
 		}
@@ -141,23 +157,64 @@ func (c *listKeysCommand) Run(ctx context.Context, p *program) error {
 }
 
 type revokeKeyCommand struct {
-	ID int64 `arg:"" help:"The number of the key in keys list."`
+	ID      int64  `arg:"" optional:"" help:"The number of the key in keys list."`
+	Account string `placeholder:"ACCOUNT" help:"Revoke all keys of this account, for instance after a leak."`
+}
+
+func (c *revokeKeyCommand) Help() string {
+	return `A revoked key never works again. Each replica rejects it within its --key-cache
+(see serve) at the latest, 10 seconds by default. Chats that have begun go on.`
+}
+
+// Validate finds values that parse but are invalid.
+func (c *revokeKeyCommand) Validate() error {
+	if (c.ID == 0) == (c.Account == "") {
+		return fmt.Errorf("either the number of a key or --account is needed")
+	}
+	return nil
 }
 
 func (c *revokeKeyCommand) Run(ctx context.Context, p *program) error {
 	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		key, before, err := d.RevokeKey(ctx, c.ID)
-		if errors.Is(err, postgres.ErrKeyNotFound) {
-			return mistakef("no key has the number %d", c.ID)
+		if c.Account != "" {
+			return revokeAccount(ctx, d, c.Account)
 		}
+		return revokeKey(ctx, d, c.ID)
+	})
+}
+
+func revokeKey(ctx context.Context, d *postgres.Database, id int64) error {
+	key, before, err := d.RevokeKey(ctx, id)
+	if errors.Is(err, postgres.ErrKeyNotFound) {
+		return mistakef("no key has the number %d", id)
+	}
+	if err != nil {
+		return err
+	}
+	revoked := "has been revoked"
+	if before {
+		revoked = "had already been revoked, at " + when(key.RevokedAt) + " UTC"
+	}
+	fmt.Printf("%s %s\n", nameOf(key), revoked)
+	return nil
+}
+
+// revokeAccount revokes all keys of an account. An account that never had a key
+// is a mistake: somebody in a hurry has misspelt its name.
+func revokeAccount(ctx context.Context, d *postgres.Database, account string) error {
+	revoked, err := d.RevokeKeys(ctx, account)
+	if err != nil {
+		return err
+	}
+	if revoked == 0 {
+		keys, err := d.Keys(ctx, account)
 		if err != nil {
 			return err
 		}
-		revoked := "has been revoked"
-		if before {
-			revoked = "had already been revoked, at " + when(key.RevokedAt) + " UTC"
+		if len(keys) == 0 {
+			return mistakef("the account %q has no keys", account)
 		}
-		fmt.Printf("%s %s\n", nameOf(key), revoked)
-		return nil
-	})
+	}
+	fmt.Printf("revoked %d keys of %s\n", revoked, oneLine(account))
+	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/matryer/is"
 )
 
@@ -80,4 +81,33 @@ func TestKeyCommands(t *testing.T) {
 	is.Equal(status(first), http.StatusUnauthorized)
 	is.Equal(status(second), http.StatusOK)
 	is.Equal(command(t, "", env, "keys", "rotate", "1").code, 2) // it has ended
+
+	other := createKeyOf(t, env, "other")
+	is.Equal(command(t, "", env, "keys", "revoke", "--account", "acme"), result{stdout: "revoked 2 keys of acme\n"})
+	is.Equal(status(second), http.StatusUnauthorized)
+	is.Equal(status(other), http.StatusOK)
+	is.Equal(command(t, "", env, "keys", "revoke", "--account", "acme"), result{stdout: "revoked 0 keys of acme\n"})
+}
+
+func TestUnusedKeysAreListed(t *testing.T) {
+	is := is.New(t)
+	env := migrated(t)
+	createLabelled(t, env, "old")
+	createLabelled(t, env, "new")
+	createKeyOf(t, env, "other")
+	conn, err := pgx.Connect(t.Context(), strings.TrimPrefix(env[0], "DATABASE_URL="))
+	is.NoErr(err)
+	defer conn.Close(t.Context())
+	_, err = conn.Exec(t.Context(), `UPDATE api_keys SET created_at = '2026-01-31T12:00:00Z' WHERE label <> 'new'`)
+	is.NoErr(err)
+
+	unused := func(flags ...string) (keys int) {
+		r := command(t, "", env, append([]string{"keys", "list"}, flags...)...)
+		is.Equal(r.code, 0)
+		return strings.Count(r.stdout, "\n") - 1
+	}
+	is.Equal(unused(), 3)
+	is.Equal(unused("--unused-since", "2026-02-01"), 2)
+	is.Equal(unused("--unused-since", "2026-02-01", "--account", "acme"), 1)
+	is.Equal(unused("--unused-since", "2026-01-31"), 0)
 }

@@ -150,6 +150,17 @@ func (d *Database) ExpireKey(ctx context.Context, id int64, after time.Duration)
 	return key, orKeyNotFound(err)
 }
 
+// RevokeKeys revokes all keys of an account permanently, and returns how many
+// were not revoked before. RevokeKey says when that takes effect.
+func (d *Database) RevokeKeys(ctx context.Context, account string) (revoked int64, err error) {
+	err = d.run(ctx, "revoking the keys of an account", func(ctx context.Context, conn *pgxpool.Conn) error {
+		tag, err := conn.Exec(ctx, `UPDATE api_keys SET revoked_at = now() WHERE account = $1 AND revoked_at IS NULL`, account)
+		revoked = tag.RowsAffected()
+		return err
+	})
+	return revoked, err
+}
+
 // unlessZero is SQL's NULL for 0.
 func unlessZero(d time.Duration) *time.Duration {
 	if d == 0 {
@@ -182,6 +193,21 @@ const keyColumns = `id, account, label, created_at, last_used_at, expires_at, re
 func (d *Database) Keys(ctx context.Context, account string) (keys []Key, err error) {
 	err = d.run(ctx, "listing keys", func(ctx context.Context, conn *pgxpool.Conn) error {
 		rows, _ := conn.Query(ctx, `SELECT `+keyColumns+` FROM api_keys WHERE $1 = '' OR account = $1 ORDER BY id`, account)
+		keys, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Key])
+		return err
+	})
+	return keys, err
+}
+
+// UnusedKeys returns the valid keys that were created before a time and not used
+// since, oldest first. If an account is given, only its keys. A key whose last use
+// is not stored exactly enough counts as used.
+func (d *Database) UnusedKeys(ctx context.Context, account string, since time.Time) (keys []Key, err error) {
+	err = d.run(ctx, "listing unused keys", func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, `
+			SELECT `+keyColumns+` FROM api_keys
+			WHERE ($1 = '' OR account = $1) AND `+isValid+` AND greatest(created_at, last_used_at + $3::interval) < $2
+			ORDER BY id`, account, since, lastUsedPrecision)
 		keys, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Key])
 		return err
 	})

@@ -134,6 +134,42 @@ func TestRotation(t *testing.T) {
 	is.Equal(len(keys), 4) // an ended key gets no successor
 }
 
+func TestUnusedKeys(t *testing.T) {
+	url := postgrestest.Database(t)
+	d := open(t, url)
+	conn := connect(t, url)
+	day := time.Date(2026, 1, 31, 0, 0, 0, 0, time.UTC)
+	before, after := day.Add(-3*time.Hour), day.Add(time.Minute)
+	for name, c := range map[string]struct {
+		created                time.Time
+		used, expires, revoked *time.Time
+		want                   int
+	}{
+		"never used":         {created: before, want: 1},
+		"used before":        {created: before, used: new(day.Add(-2 * time.Hour)), want: 1},
+		"perhaps used since": {created: before, used: new(day.Add(-30 * time.Minute)), want: 0},
+		"used since":         {created: before, used: &after, want: 0},
+		"created since":      {created: after, want: 0},
+		"has expired":        {created: before, expires: &after, want: 0},
+		"expires later":      {created: before, expires: new(time.Now().Add(time.Hour)), want: 1},
+		"was revoked":        {created: before, revoked: &after, want: 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			_, err := conn.Exec(t.Context(), `DELETE FROM api_keys`)
+			is.NoErr(err)
+			_, _, err = d.CreateKey(t.Context(), "acme", "", 0)
+			is.NoErr(err)
+			_, err = conn.Exec(t.Context(), `UPDATE api_keys SET created_at = $1, last_used_at = $2, expires_at = $3, revoked_at = $4`,
+				c.created, c.used, c.expires, c.revoked)
+			is.NoErr(err)
+			keys, err := d.UnusedKeys(t.Context(), "", day)
+			is.NoErr(err)
+			is.Equal(len(keys), c.want)
+		})
+	}
+}
+
 func TestKeyIsStoredOnlyAsDigest(t *testing.T) {
 	is := is.New(t)
 	url := postgrestest.Database(t)
