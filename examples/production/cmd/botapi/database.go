@@ -105,31 +105,6 @@ listed in its order: in the positions that the existing ones had, and then at th
 end.`
 }
 
-// botFile is a bot in the form of the file.
-type botFile struct {
-	UID            string   `json:"uid"`
-	Slug           string   `json:"slug"`
-	Name           string   `json:"name"`
-	Description    string   `json:"description"`
-	WelcomeMessage string   `json:"welcome_message"`
-	Model          string   `json:"model"`
-	AvatarURL      string   `json:"avatar_url"`
-	Published      *bool    `json:"published"`
-	Instructions   string   `json:"instructions"`
-	Runtime        string   `json:"runtime"`
-	Temperature    *float64 `json:"temperature"`
-	MaxTokens      *int64   `json:"max_tokens"`
-}
-
-func (f botFile) bot() postgres.ImportedBot {
-	return postgres.ImportedBot{
-		Bot: botapi.Bot{UID: f.UID, Slug: f.Slug, Name: f.Name, Description: f.Description,
-			WelcomeMessage: f.WelcomeMessage, Model: f.Model, AvatarURL: f.AvatarURL},
-		Settings:  postgres.Settings{Instructions: f.Instructions, Runtime: f.Runtime, Temperature: f.Temperature, MaxTokens: f.MaxTokens},
-		Published: f.Published,
-	}
-}
-
 func (c *importCommand) Run(ctx context.Context, p *program) error {
 	bots, err := readBots(c.File)
 	if err != nil {
@@ -162,18 +137,14 @@ func readBots(name string) ([]postgres.ImportedBot, error) {
 		}
 		defer file.Close()
 	}
-	var files []botFile
+	var bots []postgres.ImportedBot
 	decoder := json.NewDecoder(file)
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&files); err != nil {
+	if err := decoder.Decode(&bots); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("%s: there is data after the array of bots", name)
-	}
-	var bots []postgres.ImportedBot
-	for _, f := range files {
-		bots = append(bots, f.bot())
 	}
 	return bots, nil
 }

@@ -24,16 +24,15 @@ type Bot struct {
 
 // Settings is how a bot answers. Only engines see it.
 type Settings struct {
-	Instructions string   // the system prompt
-	Runtime      string   // which runtime has the model; empty for the first one
-	Temperature  *float64 // nil for the runtime's own
-	MaxTokens    *int64   // of an answer; nil for no limit
+	Instructions string   `json:"instructions"` // the system prompt
+	Runtime      string   `json:"runtime"`      // which runtime has the model; empty for the first one
+	Temperature  *float64 `json:"temperature"`  // nil for the runtime's own
+	MaxTokens    *int64   `json:"max_tokens"`   // of an answer; nil for no limit
 }
 
 var _ botapi.BotStore = (*Database)(nil)
 
-// The columns of a botapi.Bot and of a Bot, in the order in which scanWireBot and
-// scanBot read them.
+// The columns of a botapi.Bot and of a Bot.
 const (
 	wireColumns = `uid, slug, name, description, welcome_message, model, avatar_url`
 	columns     = wireColumns + `, published, instructions, runtime, temperature, max_tokens`
@@ -43,7 +42,7 @@ const (
 func (d *Database) Bots(ctx context.Context) (bots []botapi.Bot, err error) {
 	err = d.run(ctx, "listing the bots", func(ctx context.Context, conn *pgxpool.Conn) error {
 		rows, _ := conn.Query(ctx, `SELECT `+wireColumns+` FROM bots WHERE published ORDER BY position, slug`)
-		bots, err = pgx.CollectRows(rows, scanWireBot)
+		bots, err = pgx.CollectRows(rows, pgx.RowToStructByName[botapi.Bot])
 		return err
 	})
 	return bots, err
@@ -77,7 +76,7 @@ func (d *Database) publishedBot(ctx context.Context, sql, name string) (bot Bot,
 	}
 	err = d.run(ctx, "looking up a bot", func(ctx context.Context, conn *pgxpool.Conn) error {
 		rows, _ := conn.Query(ctx, sql, name)
-		bot, err = pgx.CollectExactlyOneRow(rows, scanBot)
+		bot, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[Bot])
 		return err
 	})
 	return bot, orNotFound(err)
@@ -91,33 +90,22 @@ func orNotFound(err error) error {
 	return err
 }
 
-func scanWireBot(row pgx.CollectableRow) (bot botapi.Bot, err error) {
-	err = row.Scan(&bot.UID, &bot.Slug, &bot.Name, &bot.Description, &bot.WelcomeMessage, &bot.Model, &bot.AvatarURL)
-	return bot, err
-}
-
 // AllBots returns every bot, published or not, in listing order.
 func (d *Database) AllBots(ctx context.Context) (bots []Bot, err error) {
 	err = d.run(ctx, "listing all bots", func(ctx context.Context, conn *pgxpool.Conn) error {
 		rows, _ := conn.Query(ctx, `SELECT `+columns+` FROM bots ORDER BY position, slug`)
-		bots, err = pgx.CollectRows(rows, scanBot)
+		bots, err = pgx.CollectRows(rows, pgx.RowToStructByName[Bot])
 		return err
 	})
 	return bots, err
 }
 
-func scanBot(row pgx.CollectableRow) (bot Bot, err error) {
-	err = row.Scan(&bot.UID, &bot.Slug, &bot.Name, &bot.Description, &bot.WelcomeMessage, &bot.Model, &bot.AvatarURL,
-		&bot.Published, &bot.Instructions, &bot.Runtime, &bot.Temperature, &bot.MaxTokens)
-	return bot, err
-}
-
-// ImportedBot is one bot of an import. If Published is nil, an existing bot
-// keeps its state and a new one is not published.
+// ImportedBot is one bot of an import, which is read from JSON. If Published is
+// nil, an existing bot keeps its state and a new one is not published.
 type ImportedBot struct {
 	botapi.Bot
 	Settings
-	Published *bool
+	Published *bool `json:"published"`
 }
 
 // ErrSlugTaken is what ImportBots returns, wrapped, when two bots would have the
