@@ -217,9 +217,7 @@ func (a *anthropicAnswer) read(event anthropic.MessageStreamEventUnion) (text st
 		text = event.Delta.Text // only a text_delta has one
 	case "message_delta":
 		a.count(a.tokens.Prompt, event.Usage.OutputTokens)
-		if a.usage != nil {
-			a.usage.Finish(anthropicFinish(event.Delta.StopReason))
-		}
+		a.usage.Finish(anthropicFinish(event.Delta.StopReason))
 	case "message_stop":
 		a.complete = true
 	}
@@ -242,9 +240,7 @@ func anthropicPrompt(counts ...int64) (sum int64) {
 // count reports the tokens so far, so that an incomplete answer has a count, too.
 func (a *anthropicAnswer) count(prompt, completion int64) {
 	a.tokens = openai.Tokens{Prompt: prompt, Completion: completion}
-	if a.usage != nil {
-		a.usage.Report(a.tokens)
-	}
+	a.usage.Report(a.tokens)
 }
 
 // anthropicFinish translates the reason for openai.Usage.

@@ -31,7 +31,7 @@ func (f Fallback) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[s
 		failed := errors.New("there is no engine to fall back to")
 		usage := openai.UsageFrom(ctx)
 		for i, engine := range f {
-			if i > 0 && usage != nil {
+			if i > 0 {
 				usage.Reset() // the engine that failed may have reported tokens
 			}
 			err := tryEngine(ctx, engine, req, yield)

@@ -105,9 +105,6 @@ type grpcAnswer struct {
 func (a *grpcAnswer) note(r *modelpb.GenerateResponse) {
 	a.begun = a.begun || len(r.GetText()) > 0
 	a.finished = a.finished || r.GetFinishReason() != ""
-	if a.usage == nil {
-		return
-	}
 	if r.GetPromptTokens() > 0 || r.GetCompletionTokens() > 0 {
 		a.usage.Report(openai.Tokens{Prompt: r.GetPromptTokens(), Completion: r.GetCompletionTokens()})
 	}

@@ -89,7 +89,7 @@ func (a *localAnswer) run(m Model, messages []botapi.ChatMessage, s openai.Setti
 		}
 		text, err := m.Next()
 		if err == io.EOF {
-			a.finish("stop")
+			a.usage.Finish("stop")
 			return nil
 		}
 		if err != nil {
@@ -102,21 +102,13 @@ func (a *localAnswer) run(m Model, messages []botapi.ChatMessage, s openai.Setti
 			return nil
 		}
 	}
-	a.finish("length")
+	a.usage.Finish("length")
 	return nil
 }
 
 // count reports each token immediately, so that an incomplete answer has a count, too.
 func (a *localAnswer) count() {
-	if a.usage != nil {
-		a.usage.Report(a.tokens)
-	}
-}
-
-func (a *localAnswer) finish(reason string) {
-	if a.usage != nil {
-		a.usage.Finish(reason)
-	}
+	a.usage.Report(a.tokens)
 }
 
 func (a *localAnswer) failed(err error) error {

@@ -154,7 +154,7 @@ type ollamaAnswer struct {
 func (a *ollamaAnswer) note(r api.ChatResponse) {
 	a.begun = a.begun || r.Message.Content != ""
 	a.complete = a.complete || r.Done
-	if r.Done && a.usage != nil {
+	if r.Done {
 		a.usage.Report(openai.Tokens{Prompt: int64(r.PromptEvalCount), Completion: int64(r.EvalCount)})
 		a.usage.Finish(r.DoneReason)
 	}

@@ -195,8 +195,8 @@ func (e *Engine) Chunks(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[
 
 // An answer is one request to the runtime and the state of its response.
 type answer struct {
-	ctx      context.Context // the chat's
-	usage    *Usage
+	ctx      context.Context    // the chat's
+	usage    *Usage             // may be nil
 	cancel   context.CancelFunc // cancels the request, not the chat
 	response *http.Response     // nil until it arrives
 	begun    bool               // text was received
@@ -246,9 +246,7 @@ func (a *answer) read(events *events, yield func(Chunk) bool) error {
 func (a *answer) note(c Chunk) {
 	a.begun = a.begun || len(c.Text) > 0
 	a.complete = a.complete || len(c.Finish) > 0
-	if a.usage != nil {
-		a.usage.note(c)
-	}
+	a.usage.note(c)
 }
 
 // unlessComplete drops an error after the finish_reason: at most the token count is

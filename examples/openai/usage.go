@@ -18,7 +18,8 @@ func (t Tokens) credible() bool {
 }
 
 // Usage is what a runtime has reported of one chat besides the text. It is safe for
-// concurrent use, so it can be read while the answer is streamed.
+// concurrent use, so it can be read while the answer is streamed. A nil *Usage records
+// nothing: without [CountTokens], nothing is reported.
 type Usage struct {
 	mu       sync.Mutex
 	tokens   Tokens
@@ -57,6 +58,9 @@ func UsageFrom(ctx context.Context) *Usage {
 // Tokens returns the last count. reported is false until the runtime has reported one:
 // see [Count] for when it does.
 func (u *Usage) Tokens() (t Tokens, reported bool) {
+	if u == nil {
+		return Tokens{}, false
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.tokens, u.reported
@@ -65,6 +69,9 @@ func (u *Usage) Tokens() (t Tokens, reported bool) {
 // Absurd reports whether the last reported count was impossible. Tokens does not return
 // such a count.
 func (u *Usage) Absurd() bool {
+	if u == nil {
+		return false
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.absurd
@@ -74,6 +81,9 @@ func (u *Usage) Absurd() bool {
 // "stop", or "length" if it reached a limit. It is empty while the answer is being
 // streamed, and if the answer is incomplete.
 func (u *Usage) FinishReason() string {
+	if u == nil {
+		return ""
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.finish
@@ -82,6 +92,9 @@ func (u *Usage) FinishReason() string {
 // Report replaces the count. It ignores an impossible count: below zero, or above
 // 1<<40. It is for engines of other protocols.
 func (u *Usage) Report(t Tokens) {
+	if u == nil {
+		return
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.absurd = !t.credible(); u.absurd {
@@ -93,6 +106,9 @@ func (u *Usage) Report(t Tokens) {
 // Finish records why the model ended its answer, such as "stop" or "length". It is for
 // engines of other protocols.
 func (u *Usage) Finish(reason string) {
+	if u == nil {
+		return
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.finish = reason
@@ -101,6 +117,9 @@ func (u *Usage) Finish(reason string) {
 // Reset forgets the count and the reason. It is for an engine that calls another
 // engine after one has failed.
 func (u *Usage) Reset() {
+	if u == nil {
+		return
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.tokens, u.reported, u.absurd, u.finish = Tokens{}, false, false, ""

@@ -87,6 +87,20 @@ func TestTokensDuringTheStream(t *testing.T) {
 	}
 }
 
+// A service whose middleware was forgotten reports nothing, and OnChat does not panic.
+func TestNoUsage(t *testing.T) {
+	is := is.New(t)
+	usage := openai.UsageFrom(t.Context())
+	usage.Report(openai.Tokens{Prompt: 9, Completion: 7})
+	usage.Finish("stop")
+	usage.Reset()
+	tokens, reported := usage.Tokens()
+	is.Equal(tokens, openai.Tokens{})
+	is.True(!reported)
+	is.True(!usage.Absurd())
+	is.Equal(usage.FinishReason(), "")
+}
+
 func TestImpossibleTokens(t *testing.T) {
 	is := is.New(t)
 	_, usage := openai.CountTokens(t.Context())
