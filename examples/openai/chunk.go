@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"bytes"
 	"errors"
 	"slices"
 )
@@ -11,13 +12,15 @@ import (
 // until the next event is read.
 type Chunk struct {
 	ID, Model []byte // the runtime's names for the answer and for its model
-	Text      []byte // content and refusal of all choices, unchanged
+	Text      []byte // content and refusal of all choices, unchanged, without reasoning
 	Finish    []byte // the finish_reason; empty until there is one
 	Tokens    Tokens
 	Counted   bool // the chunk has a token count
 	Absurd    bool // the chunk has an impossible token count
 
-	failed bool // the event is an error and not a chunk
+	failed     bool // the event is an error and not a chunk
+	isMessage  bool // Text is in messages, not in deltas
+	unreadable bool // there is content other than text, such as tool calls
 }
 
 var errNoChunk = errors.New("an event of the stream is not a JSON object")
@@ -36,6 +39,10 @@ func readEvent(e *events) (Chunk, error) {
 // Invalid UTF-8 is kept as it is, since a runtime may split a character between two
 // chunks. Field names match exactly; the last of a repeated field counts; a field of
 // an unexpected type counts as absent.
+//
+// Some runtimes send "message", or "text" as for OpenAI's older completions, in place of
+// "delta". Others repeat the answer so far in "message" next to "delta", so delta has
+// precedence.
 func readChunk(event []byte) (Chunk, error) {
 	var c Chunk
 	var failed, isError bool
@@ -67,7 +74,7 @@ func readChunk(event []byte) (Chunk, error) {
 }
 
 func (c *Chunk) readChoices(s *scanner) {
-	c.Text, c.Finish = nil, nil
+	c.Text, c.Finish, c.isMessage, c.unreadable = nil, nil, false, false
 	if s.peek() != '[' {
 		s.skip()
 		return
@@ -84,24 +91,40 @@ func (c *Chunk) readChoice(s *scanner, texts *joined) {
 		s.skip()
 		return
 	}
-	var text, finish []byte
+	var delta, message, text, finish []byte
+	var hasDelta bool
 	for s.open('{'); s.more('}'); {
 		switch string(s.name()) {
 		case "delta":
-			text = readDelta(s)
+			hasDelta = s.peek() == '{'
+			delta = c.readMessage(s)
+		case "message":
+			message = c.readMessage(s)
+		case "text":
+			text = s.text()
 		case "finish_reason":
 			finish = s.text()
 		default:
 			s.skip()
 		}
 	}
-	texts.add(text)
+	if len(message) == 0 {
+		message = text
+	}
+	switch {
+	case hasDelta:
+		texts.add(delta)
+	case len(message) > 0:
+		texts.add(message)
+		c.isMessage = true
+	}
 	if len(finish) > 0 {
 		c.Finish = finish
 	}
 }
 
-func readDelta(s *scanner) []byte {
+// readMessage reads a delta or a message.
+func (c *Chunk) readMessage(s *scanner) []byte {
 	if s.peek() != '{' {
 		s.skip()
 		return nil
@@ -110,9 +133,11 @@ func readDelta(s *scanner) []byte {
 	for s.open('{'); s.more('}'); {
 		switch string(s.name()) {
 		case "content":
-			content = s.text()
+			content = c.readContent(s)
 		case "refusal":
 			refusal = s.text()
+		case "tool_calls", "function_call", "audio", "images":
+			c.cannotRead(s)
 		default:
 			s.skip()
 		}
@@ -121,6 +146,56 @@ func readDelta(s *scanner) []byte {
 	texts.add(content)
 	texts.add(refusal)
 	return texts.all
+}
+
+// readContent reads a text or a list of parts.
+func (c *Chunk) readContent(s *scanner) []byte {
+	switch s.peek() {
+	case '"':
+		return s.text()
+	case '[':
+		var texts joined
+		for s.open('['); s.more(']'); {
+			texts.add(c.readPart(s))
+		}
+		return texts.all
+	}
+	c.cannotRead(s)
+	return nil
+}
+
+func (c *Chunk) readPart(s *scanner) []byte {
+	if s.peek() != '{' {
+		return s.text()
+	}
+	var kind, text []byte
+	for s.open('{'); s.more('}'); {
+		switch string(s.name()) {
+		case "type":
+			kind = s.text()
+		case "text":
+			text = s.text()
+		default:
+			s.skip()
+		}
+	}
+	switch string(kind) {
+	case "", "text":
+		return text
+	case "thinking", "reasoning":
+		return nil
+	}
+	c.unreadable = true
+	return nil
+}
+
+// cannotRead skips a value, and notes it unless it is null or empty.
+func (c *Chunk) cannotRead(s *scanner) {
+	s.peek()
+	start := s.at
+	s.skip()
+	value := bytes.Trim(s.data[start:s.at], "[]{}\" \t\r\n")
+	c.unreadable = c.unreadable || len(value) > 0 && string(value) != "null"
 }
 
 // joined concatenates texts. It copies only if there is more than one, which is rare.

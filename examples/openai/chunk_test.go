@@ -16,19 +16,24 @@ func TestReadChunk(t *testing.T) {
 	const invalid = "no JSON object"
 	for event, want := range map[string]string{
 		`{}`: "",
-		` {"choices" : [ {"delta" : {"content" : "a b"} , "index":0 } ] } ` + "\n":         "a b",
-		`{"choices":[{"delta":{"role":"assistant","content":null}}]}`:                      "",
-		`{"choices":[{"delta":{"refusal":"no"}},{"delta":{"content":"y","refusal":"z"}}]}`: "noyz",
-		`{"choices":[{"delta":{"content":"\u00fc\ud83d\udc4b\"\\\/\b\f\n\r\t"}}]}`:         "ü👋\"\\/\b\f\n\r\t",
-		`{"choices":[{"delta":{"content":"\ud83d|\udc4b\ud83d\u0041"}}]}`:                  "\ufffd|\ufffd\ufffdA",
-		"{\"choices\":[{\"delta\":{\"content\":\"caf\xc3\"}}]}":                            "caf\xc3", // split inside a character
-		"{\"choices\":[{\"delta\":{\"content\":\"\xa9\\n\"}}]}":                            "\xa9\n",
-		`{"choices":[{"delta":{"content":"a","content":"b"}}]}`:                            "b",
-		`{"choices":[{"delta":{"content":"a"}}],"choices":[]}`:                             "",
-		`{"choices":[{"delta":{"Content":"a"}}],"Choices":7}`:                              "",
-		`{"choices":[{"\u0064elta":{"content":"a"}}]}`:                                     "a",
-		`{"choices":[7,null,{"delta":"a"},{"delta":{"content":{"content":"a"}}}]}`:         "",
-		`{"x":[0,-1.5e+3,true,false,null,{"y":[[],{}]}],"choices":{"delta":1}}`:            "",
+		` {"choices" : [ {"delta" : {"content" : "a b"} , "index":0 } ] } ` + "\n":                                                                       "a b",
+		`{"choices":[{"delta":{"role":"assistant","content":null}}]}`:                                                                                    "",
+		`{"choices":[{"delta":{"refusal":"no"}},{"delta":{"content":"y","refusal":"z"}}]}`:                                                               "noyz",
+		`{"choices":[{"delta":{"content":"\u00fc\ud83d\udc4b\"\\\/\b\f\n\r\t"}}]}`:                                                                       "ü👋\"\\/\b\f\n\r\t",
+		`{"choices":[{"delta":{"content":"\ud83d|\udc4b\ud83d\u0041"}}]}`:                                                                                "\ufffd|\ufffd\ufffdA",
+		"{\"choices\":[{\"delta\":{\"content\":\"caf\xc3\"}}]}":                                                                                          "caf\xc3", // split inside a character
+		"{\"choices\":[{\"delta\":{\"content\":\"\xa9\\n\"}}]}":                                                                                          "\xa9\n",
+		`{"choices":[{"delta":{"content":"a","content":"b"}}]}`:                                                                                          "b",
+		`{"choices":[{"delta":{"content":"a"}}],"choices":[]}`:                                                                                           "",
+		`{"choices":[{"delta":{"Content":"a"}}],"Choices":7}`:                                                                                            "",
+		`{"choices":[{"\u0064elta":{"content":"a"}}]}`:                                                                                                   "a",
+		`{"choices":[7,null,{"delta":"a"},{"delta":{"content":{"content":"a"}}}]}`:                                                                       "",
+		`{"x":[0,-1.5e+3,true,false,null,{"y":[[],{}]}],"choices":{"delta":1}}`:                                                                          "",
+		`{"choices":[{"delta":{"content":[{"type":"thinking","thinking":[{"type":"text","text":"hm"}]},{"type":"text","text":"a"},{"text":"b"},"c"]}}]}`: "abc",
+		`{"choices":[{"delta":{"content":[{"text":"a","type":"reasoning"},{"type":"image_url"},null,7,[]],"refusal":"r"}}]}`:                             "r",
+		`{"choices":[{"message":{"content":"a"}},{"message":{"content":[{"type":"text","text":"\u0062"}]}},{"text":"c"}]}`:                               "abc",
+		`{"choices":[{"delta":null,"message":{"content":"a"},"text":"b"},{"delta":[],"message":{"content":""},"text":"c"}]}`:                             "ac",
+		`{"choices":[{"message":{"content":"so far"},"delta":{"content":"a"}},{"delta":{},"message":{"content":"so far"},"text":"b"}]}`:                  "a",
 		``:                                   invalid,
 		`oops`:                               invalid,
 		`null`:                               invalid,
@@ -94,6 +99,24 @@ func TestReadChunkOtherFields(t *testing.T) {
 		is.True(!c.Counted)
 		is.Equal(c.Absurd, absurd)
 	}
+	for message, unreadable := range map[string]bool{
+		`{}`:                                    false,
+		`{"content":"","tool_calls":null}`:      false,
+		`{"tool_calls":[ ],"function_call":{}}`: false,
+		`{"content":null,"audio":null}`:         false,
+		`{"content":[]}`:                        false,
+		`{"content":[{"type":"thinking"}]}`:     false,
+		`{"tool_calls":[{"index":0}]}`:          true,
+		`{"function_call":{"name":"f"}}`:        true,
+		`{"content":{"text":"a"}}`:              true,
+		`{"content":[{"type":"image_url"}]}`:    true,
+	} {
+		for _, name := range []string{"delta", "message"} {
+			c, err := readChunk([]byte(`{"choices":[{"` + name + `":` + message + `}]}`))
+			is.NoErr(err)
+			is.Equal(c.unreadable, unreadable)
+		}
+	}
 	for _, failure := range []string{`{"error":{"message":"m"}}`, `{"error":"m"}`, `{"choices":[],"error":{}}`, `{"object":"error","message":"m"}`} {
 		c, err := readChunk([]byte(failure))
 		is.NoErr(err)
@@ -138,6 +161,8 @@ func FuzzReadChunk(f *testing.F) {
 		`{"choices":[{"delta":{"content":1}},{"delta":[]},null],"x":[-0.5E-2,true,false,null,{"a":{}}]}`,
 		`{"usage":{"prompt_tokens":9,"completion_tokens":7},"usage":null,"error":{"message":"m"}}`,
 		"{\"choices\":[{\"delta\":{\"content\":\"caf\xc3\",\"refusal\":\"r\"}}]}",
+		`{"choices":[{"delta":{"content":[{"type":"thinking","thinking":[{"type":"text","text":"hm"}]},{"type":"text","text":"a"},"b",7]}}]}`,
+		`{"choices":[{"message":{"content":"a","tool_calls":[{}]},"text":"b"},{"text":"c","delta":null}]}`,
 	} {
 		f.Add([]byte(event))
 	}
@@ -169,13 +194,34 @@ func textOf(chunk map[string]any) (text, finish string) {
 	choices, _ := chunk["choices"].([]any)
 	for _, choice := range choices {
 		fields, _ := choice.(map[string]any)
-		delta, _ := fields["delta"].(map[string]any)
-		content, _ := delta["content"].(string)
-		refusal, _ := delta["refusal"].(string)
-		text += content + refusal
+		if delta, ok := fields["delta"].(map[string]any); ok {
+			text += textOfMessage(delta)
+		} else if message := textOfMessage(fields["message"]); message != "" {
+			text += message
+		} else {
+			old, _ := fields["text"].(string)
+			text += old
+		}
 		if reason, _ := fields["finish_reason"].(string); reason != "" {
 			finish = reason
 		}
 	}
 	return text, finish
+}
+
+func textOfMessage(v any) (text string) {
+	message, _ := v.(map[string]any)
+	text, _ = message["content"].(string)
+	parts, _ := message["content"].([]any)
+	for _, part := range parts {
+		fields, _ := part.(map[string]any)
+		if kind, _ := fields["type"].(string); kind != "" && kind != "text" {
+			continue
+		}
+		old, _ := part.(string)
+		said, _ := fields["text"].(string)
+		text += old + said
+	}
+	refusal, _ := message["refusal"].(string)
+	return text + refusal
 }

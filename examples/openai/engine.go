@@ -155,8 +155,11 @@ func NewTransport() *http.Transport {
 // (429, 502, 503, 504, 529) is a StatusError 503 with RetryAfter; all other failures
 // are a 502. So is a key that the runtime rejects, since it is not the client's key.
 //
-// An answer is complete only if the runtime sends a finish_reason. After that, Chat
-// waits at most 1 second for the rest of the stream, such as the token count.
+// An answer is complete only if the runtime sends a finish_reason, and none of those
+// that mean the opposite (abort, error, insufficient_system_resource). After that, Chat
+// waits at most 1 second for the rest of the stream, such as the token count. A complete
+// answer may be the empty text; one of tool calls alone, or of other content that is not
+// text, is a 502.
 func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		for chunk, err := range e.Chunks(ctx, req) {
@@ -200,7 +203,9 @@ type answer struct {
 	cancel   context.CancelFunc // cancels the request, not the chat
 	response *http.Response     // nil until it arrives
 	begun    bool               // text was received
-	complete bool               // a finish_reason was received
+	deltas   bool               // text was received in a delta
+	noText   bool               // content other than text was received
+	complete bool               // a finish_reason was received, and the answer can be read
 }
 
 // run yields the chunks of one answer. It returns nil if the answer is complete or
@@ -228,10 +233,12 @@ func (a *answer) read(events *events, yield func(Chunk) bool) error {
 			break
 		}
 		chunk, err := readEvent(events)
+		if err == nil {
+			err = a.note(&chunk)
+		}
 		if err != nil {
 			return a.unlessComplete(err)
 		}
-		a.note(chunk)
 		if !yield(chunk) {
 			return nil
 		}
@@ -243,11 +250,40 @@ func (a *answer) read(events *events, yield func(Chunk) bool) error {
 	return a.unlessComplete(events.end())
 }
 
-func (a *answer) note(c Chunk) {
+// note drops a message that repeats the deltas before it. It returns an error if the
+// chunk ends the answer, and the answer is not complete or has only content that is not
+// text.
+func (a *answer) note(c *Chunk) error {
+	a.usage.note(*c)
+	if c.isMessage && a.deltas {
+		c.Text = nil
+	}
+	a.deltas = a.deltas || len(c.Text) > 0 && !c.isMessage
 	a.begun = a.begun || len(c.Text) > 0
-	a.complete = a.complete || len(c.Finish) > 0
-	a.usage.note(c)
+	a.noText = a.noText || c.unreadable
+	switch finish := string(c.Finish); {
+	case finish == "" || a.complete:
+		return nil
+	case aborted[finish]:
+		return fmt.Errorf("the runtime aborted the answer with the finish_reason %q", finish)
+	case !a.begun && (a.noText || finish == "tool_calls"):
+		return errNoText
+	default:
+		a.complete = true
+		a.usage.Finish(finish)
+		return nil
+	}
 }
+
+// aborted are the finish_reasons of an answer that the runtime has not completed. After
+// any other, known or not, an answer is complete.
+var aborted = map[string]bool{
+	"abort":                        true, // vLLM and SGLang
+	"error":                        true, // vLLM and hosted services
+	"insufficient_system_resource": true, // DeepSeek
+}
+
+var errNoText = errors.New("the answer has no text, only tool calls or other content that cannot be read")
 
 // unlessComplete drops an error after the finish_reason: at most the token count is
 // missing then.

@@ -142,6 +142,39 @@ func TestCompleteStreams(t *testing.T) {
 			s.Stop()
 			s.Done()
 		}, "complete"},
+		"parts": {func(s *runtimetest.Stream) {
+			s.Raw(`data: {"choices":[{"delta":{"content":[{"type":"thinking","thinking":[{"type":"text","text":"hm"}]}]}}]}` + "\n\n")
+			s.Raw(`data: {"choices":[{"delta":{"content":[{"type":"text","text":"com"},{"type":"text","text":"plete"}]}}]}` + "\n\n")
+			s.Stop()
+			s.Done()
+		}, "complete"},
+		"messages": {func(s *runtimetest.Stream) {
+			s.Raw(`data: {"choices":[{"message":{"role":"assistant","content":"com"}}]}` + "\n\n")
+			s.Raw(`data: {"choices":[{"message":{"content":"plete"},"finish_reason":"stop"}]}` + "\n\n")
+		}, "complete"},
+		"a message that repeats the deltas": {func(s *runtimetest.Stream) {
+			s.Raw(`data: {"choices":[{"delta":{"content":"com"},"message":{"content":"com"}}]}` + "\n\n")
+			s.Raw(`data: {"choices":[{"delta":{"content":"plete"},"message":{"content":"complete"}}]}` + "\n\n")
+			s.Raw(`data: {"object":"chat.completion.done","choices":[{"message":{"content":"complete"},"finish_reason":"stop"}]}` + "\n\n")
+		}, "complete"},
+		"the older completions": {func(s *runtimetest.Stream) {
+			s.Raw(`data: {"object":"text_completion","choices":[{"text":"com","finish_reason":null}]}` + "\n\n")
+			s.Raw(`data: {"object":"text_completion","choices":[{"text":"plete","finish_reason":"stop"}]}` + "\n\n")
+		}, "complete"},
+		"text and tool calls": {func(s *runtimetest.Stream) {
+			s.Text("complete")
+			s.Raw(`data: {"choices":[{"delta":{"tool_calls":[{"index":0}]},"finish_reason":"tool_calls"}]}` + "\n\n")
+		}, "complete"},
+		"reasoning alone": {func(s *runtimetest.Stream) {
+			s.Raw(`data: {"choices":[{"delta":{"reasoning_content":"hm","content":"","tool_calls":null},"finish_reason":"length"}]}` + "\n\n")
+		}, ""},
+		"an unknown finish_reason": {func(s *runtimetest.Stream) {
+			s.Raw(`data: {"choices":[{"delta":{"content":"complete"},"finish_reason":"eos"}]}` + "\n\n")
+		}, "complete"},
+		"a byte order mark and CR": {func(s *runtimetest.Stream) {
+			s.Raw("\ufeffdata: {\"choices\":[{\"delta\":{\"content\":\"com\"}}]}\r\r")
+			s.Raw("data: {\"choices\":[{\"delta\":{\"content\":\"plete\"},\"finish_reason\":\"stop\"}]}\r\r")
+		}, "complete"},
 		"text that looks like the end": {func(s *runtimetest.Stream) {
 			s.Text("data: [DONE]\n\n\x00\u2028")
 			s.Stop()
@@ -339,6 +372,19 @@ var incomplete = map[string]struct {
 		s.Raw(`data: {"error":{"message":"CUDA out of memory","type":"InternalServerError","code":500}}` + "\n\n")
 		s.Done()
 	}, `an error in the stream, of type "InternalServerError" and code "500"`},
+	"aborted by vLLM": {func(s *runtimetest.Stream) {
+		s.Raw(`data: {"choices":[{"index":0,"delta":{"content":""},"finish_reason":"abort"}]}` + "\n\n")
+		s.Usage(9, 2)
+		s.Done()
+	}, `with the finish_reason "abort"`},
+	"a failed model": {func(s *runtimetest.Stream) {
+		s.Raw(`data: {"choices":[{"index":0,"delta":{},"finish_reason":"error"}]}` + "\n\n")
+		s.Done()
+	}, `with the finish_reason "error"`},
+	"no resources": {func(s *runtimetest.Stream) {
+		s.Raw(`data: {"choices":[{"index":0,"delta":{},"finish_reason":"insufficient_system_resource"}]}` + "\n\n")
+		s.Done()
+	}, `with the finish_reason "insufficient_system_resource"`},
 	"connection aborted":       {func(s *runtimetest.Stream) { s.Break() }, "unexpected EOF"},
 	"no finish_reason":         {func(*runtimetest.Stream) {}, "the stream ended before the answer did"},
 	"[DONE] alone":             {func(s *runtimetest.Stream) { s.Done() }, "the stream ended before the answer did"},
@@ -386,6 +432,45 @@ func TestIncompleteStreams(t *testing.T) {
 			response, answer = chat(t, begun, noStream)
 			is.Equal(response.StatusCode, http.StatusBadGateway)
 			is.Equal(answer, `{"detail":"The model's answer broke off"}`)
+		})
+	}
+}
+
+// An answer of other content than text is never an empty success.
+func TestAnswersWithoutText(t *testing.T) {
+	for name, events := range map[string][]string{
+		"tool calls": {
+			`{"choices":[{"delta":{"content":null,"tool_calls":[{"index":0,"id":"c1","type":"function","function":{"name":"SECRET","arguments":"{}"}}]}}]}`,
+			`{"choices":[{"delta":{},"finish_reason":"tool_calls"}]}`,
+		},
+		"a function call":       {`{"choices":[{"message":{"function_call":{"name":"SECRET"}},"finish_reason":"stop"}]}`},
+		"tool calls by name":    {`{"choices":[{"delta":{"content":""},"finish_reason":"tool_calls"}]}`},
+		"parts of another kind": {`{"choices":[{"delta":{"content":[{"type":"image_url","image_url":"SECRET"}]},"finish_reason":"stop"}]}`},
+		"an object":             {`{"choices":[{"delta":{"content":{"SECRET":"a"}},"finish_reason":"stop"}]}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, body := range []string{stream, noStream} {
+				is := is.New(t)
+				runtime := runtimeSays(t, func(s *runtimetest.Stream) {
+					for _, event := range events {
+						s.Raw("data: " + event + "\n\n")
+					}
+					s.Usage(9, 2)
+					s.Done()
+				})
+				var log bytes.Buffer
+				reports := make(chan error, 1)
+				response, answer := chat(t, serve(t, openai.Config{BaseURL: runtime.URL}, reportsTo(reports), func(o *botapi.Options) {
+					o.Logger = slog.New(slog.NewTextHandler(&log, nil))
+				}), body)
+				is.Equal(response.StatusCode, http.StatusBadGateway)
+				is.Equal(answer, `{"detail":"The model's answer has no text"}`)
+				failure, ok := errors.AsType[*openai.Failure](<-reports)
+				is.True(ok)
+				is.True(failure.NoText && failure.Streamed && !failure.Begun)
+				is.True(strings.Contains(log.String(), "the answer has no text, only tool calls or other content"))
+				is.True(!strings.Contains(log.String(), "SECRET"))
+			}
 		})
 	}
 }

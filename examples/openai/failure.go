@@ -24,6 +24,7 @@ type Failure struct {
 	Streamed   bool          // the response was a stream, which failed later
 	Begun      bool          // text was received before the failure
 	TooLong    bool          // the conversation is too long for the model
+	NoText     bool          // the answer is complete, but has only tool calls or other content that is not text
 	RetryAfter time.Duration // from the runtime; 0 if it sent none. Clients get 1 s to 1 h
 	Err        error         // what happened
 }
@@ -39,7 +40,7 @@ func (a *answer) failed(err error) error {
 	if cause := context.Cause(a.ctx); cause != nil {
 		return cause // the chat is over
 	}
-	f := &Failure{Begun: a.begun, Err: err}
+	f := &Failure{Begun: a.begun, NoText: err == errNoText, Err: err}
 	if a.response != nil {
 		f.Status, f.RetryAfter = a.response.StatusCode, RetryAfter(a.response.Header)
 		f.Streamed = f.Status == http.StatusOK
@@ -61,6 +62,8 @@ func (f *Failure) Answer() error {
 		return fmt.Errorf("%w: %w", tooLong, f)
 	case f.Begun:
 		return f.badGateway("The model's answer broke off")
+	case f.NoText:
+		return f.badGateway("The model's answer has no text")
 	}
 	switch f.Status {
 	case 0, http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable,

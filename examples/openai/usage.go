@@ -129,7 +129,4 @@ func (u *Usage) note(c Chunk) {
 	if c.Counted || c.Absurd {
 		u.Report(c.Tokens)
 	}
-	if len(c.Finish) > 0 {
-		u.Finish(string(c.Finish))
-	}
 }
