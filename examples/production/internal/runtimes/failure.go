@@ -42,7 +42,7 @@ func (a *answer) classify(err error) *failure {
 	case errors.Is(cause, botapi.ErrEngineStalled):
 		a.endpoint.fails(a)
 		return &failure{err: cause}
-	case !isUpstream || upstream.TooLong:
+	case !isUpstream || upstream.TooLong || upstream.NoText:
 		return &failure{err: err}
 	case upstream.Begun:
 		return &failure{err: err}

@@ -70,6 +70,11 @@ var broken = map[string]func(*runtimetest.Stream){
 		s.Raw(`data: {"error":{"message":"CUDA out of memory","type":"InternalServerError","code":500}}` + "\n\n")
 		s.Done()
 	},
+	"aborted by the runtime": func(s *runtimetest.Stream) {
+		s.Raw(`data: {"choices":[{"index":0,"delta":{"content":""},"finish_reason":"abort"}]}` + "\n\n")
+		s.Usage(9, 2)
+		s.Done()
+	},
 	"abrupt close":             func(s *runtimetest.Stream) { s.Break() },
 	"close without an end":     func(*runtimetest.Stream) {},
 	"done without an end":      func(s *runtimetest.Stream) { s.Done() },
@@ -183,6 +188,25 @@ func TestEndpointThatIsDownIsALastResort(t *testing.T) {
 	good.Close()
 	_, answer := chat(t, service, unstreamed)
 	is.Equal(text(t, answer), "flaky") // better than none
+}
+
+// What a model answers says nothing of its endpoint: after tool calls in place of a
+// text, no other endpoint is asked, and this one counts as healthy.
+func TestAnswerWithoutTextIsNoFaultOfTheEndpoint(t *testing.T) {
+	is := is.New(t)
+	callsTools := func(s *runtimetest.Stream, _ *runtimetest.Request) {
+		s.Raw(`data: {"choices":[{"delta":{"tool_calls":[{"index":0}]},"finish_reason":"tool_calls"}]}` + "\n\n")
+		s.Done()
+	}
+	a, b := runtimetest.New(t, callsTools), runtimetest.New(t, callsTools)
+	service := serve(t, options(t, a.URL, b.URL))
+	for range 4 {
+		response, answer := chat(t, service, unstreamed)
+		is.Equal(response.StatusCode, http.StatusBadGateway)
+		is.Equal(answer, `{"detail":"The model's answer has no text"}`)
+	}
+	is.Equal(len(a.Requests()), 2)
+	is.Equal(len(b.Requests()), 2)
 }
 
 func TestEndpointsTakeTurns(t *testing.T) {
