@@ -37,6 +37,11 @@ type Config struct {
 	// each bot.
 	Model string
 
+	// MaxCompletionTokens sends the limit of an answer as max_completion_tokens, which
+	// OpenAI's reasoning models require. Otherwise it is sent as max_tokens, whichever of
+	// the two fields the client has used: all other runtimes know that name, and Ollama
+	// ignores the newer one.
+	MaxCompletionTokens bool
 	// Count says when to ask the runtime for token counts: see [CountTokens].
 	Count Count
 	// Extra names fields of ChatRequest.Extra that are passed to the runtime
@@ -345,6 +350,7 @@ func (e *Engine) body(req *botapi.ChatRequest) ([]byte, error) {
 			body[name] = value
 		}
 	}
+	e.nameLimit(body)
 	body["model"] = req.Bot.Model
 	if e.config.Model != "" {
 		body["model"] = e.config.Model
@@ -361,6 +367,25 @@ func (e *Engine) body(req *botapi.ChatRequest) ([]byte, error) {
 		return nil, fmt.Errorf("encoding the request to the runtime: %w", err)
 	}
 	return encoded.Bytes(), nil
+}
+
+// nameLimit moves the limit of the answer to the name that the runtime knows. Like
+// [ReadExtra], it prefers the newer name if the client has used both.
+func (e *Engine) nameLimit(body map[string]any) {
+	const older, newer = "max_tokens", "max_completion_tokens"
+	limit, isNewer := body[newer]
+	if !isNewer {
+		limit = body[older]
+	}
+	delete(body, older)
+	delete(body, newer)
+	switch {
+	case limit == nil:
+	case e.config.MaxCompletionTokens:
+		body[newer] = limit
+	default:
+		body[older] = limit
+	}
 }
 
 // checkResponse returns an error unless the response is a readable stream.

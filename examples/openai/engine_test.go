@@ -222,11 +222,15 @@ func TestUpstreamRequest(t *testing.T) {
 		extra  string
 		want   string
 	}{
-		"plain":           {want: `{` + conversation + `,"model":"m1",` + tail},
-		"its own model":   {config: openai.Config{Model: "llama3.2"}, want: `{` + conversation + `,"model":"llama3.2",` + tail},
-		"count along":     {config: openai.Config{Count: openai.CountAlong}, want: `{` + conversation + `,"model":"m1","stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`},
-		"count never":     {config: openai.Config{Count: openai.CountNever}, want: `{` + conversation + `,"model":"m1","stream":true}`},
-		"checked fields":  {extra: `,"max_tokens":5,"seed":-1,"stop":["a"],"temperature":0.5,"top_p":null`, want: `{"max_tokens":5,` + conversation + `,"model":"m1","seed":-1,"stop":["a"],"stream":true,"stream_options":{"include_usage":true},"temperature":0.5}`},
+		"plain":                     {want: `{` + conversation + `,"model":"m1",` + tail},
+		"its own model":             {config: openai.Config{Model: "llama3.2"}, want: `{` + conversation + `,"model":"llama3.2",` + tail},
+		"count along":               {config: openai.Config{Count: openai.CountAlong}, want: `{` + conversation + `,"model":"m1","stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`},
+		"count never":               {config: openai.Config{Count: openai.CountNever}, want: `{` + conversation + `,"model":"m1","stream":true}`},
+		"checked fields":            {extra: `,"max_tokens":5,"seed":-1,"stop":["a"],"temperature":0.5,"top_p":null`, want: `{"max_tokens":5,` + conversation + `,"model":"m1","seed":-1,"stop":["a"],"stream":true,"stream_options":{"include_usage":true},"temperature":0.5}`},
+		"a limit by its newer name": {extra: `,"max_completion_tokens":5`, want: `{"max_tokens":5,` + conversation + `,"model":"m1",` + tail},
+		"a limit by both names":     {extra: `,"max_tokens":6,"max_completion_tokens":5`, want: `{"max_tokens":5,` + conversation + `,"model":"m1",` + tail},
+		"a limit for OpenAI": {config: openai.Config{MaxCompletionTokens: true}, extra: `,"max_tokens":5,"max_completion_tokens":null`,
+			want: `{"max_completion_tokens":5,` + conversation + `,"model":"m1",` + tail},
 		"rejected fields": {extra: `,"model":"gpt-9","n":7,"stream_options":{},"tools":[],"chat_template":"x","user":"x"`, want: `{` + conversation + `,"model":"m1",` + tail},
 		"named fields":    {config: openai.Config{Extra: []string{"top_k"}}, extra: `,"top_k":{"a":[1]},"top_j":1`, want: `{` + conversation + `,"model":"m1","stream":true,"stream_options":{"include_usage":true},"top_k":{"a":[1]}}`},
 	} {

@@ -38,12 +38,8 @@ func upstreamRequest(req *botapi.ChatRequest, settings postgres.Settings) (*bota
 		upstream.Extra["temperature"] = strconv.AppendFloat(nil, *settings.Temperature, 'g', -1, 64)
 	}
 	if tokens := MaxTokens(req, settings); tokens > 0 {
-		// All self-hosted runtimes know max_tokens. Some prefer the other field
-		// if it is there.
 		upstream.Extra["max_tokens"] = strconv.AppendInt(nil, tokens, 10)
-		if numberIn(req.Extra, "max_completion_tokens") != nil {
-			upstream.Extra["max_completion_tokens"] = upstream.Extra["max_tokens"]
-		}
+		delete(upstream.Extra, "max_completion_tokens") // it would have precedence
 	}
 	if system := instructions(settings.Instructions, words); system != "" {
 		upstream.Messages = slices.Insert(slices.Clone(req.Messages), 0, botapi.ChatMessage{Role: botapi.RoleSystem, Content: system})
