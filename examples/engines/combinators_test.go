@@ -370,7 +370,9 @@ type played struct {
 	done       chan bool
 }
 
-func play(handler http.Handler) played {
+func play(handler http.Handler) played { return playAs(handler, "key") }
+
+func playAs(handler http.Handler, key string) played {
 	ctx, disconnect := context.WithCancel(context.Background())
 	p := played{httptest.NewRecorder(), disconnect, make(chan bool)}
 	go func() {
@@ -380,7 +382,9 @@ func play(handler http.Handler) played {
 				panic(v)
 			}
 		}()
-		handler.ServeHTTP(p, request(ctx, "", noStream))
+		r := request(ctx, "", noStream)
+		r.Header.Set("Authorization", "Bearer "+key)
+		handler.ServeHTTP(p, r)
 	}()
 	return p
 }
@@ -402,7 +406,7 @@ func TestLineIsFirstComeFirstServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		var calls atomic.Int32
-		handler := handlerOf(t, NewLine(takes(time.Minute, &calls), LineOptions{Waiting: 3}))
+		handler := handlerOf(t, NewLine(takes(time.Minute, &calls), LineOptions{Waiting: 3, PerAccount: 3}))
 		var chats []played
 		for range 4 {
 			chats = append(chats, play(handler))
@@ -430,7 +434,7 @@ func TestLineRunsSeveral(t *testing.T) {
 		is := is.New(t)
 		var calls atomic.Int32
 		began := time.Now()
-		handler := handlerOf(t, NewLine(takes(time.Minute, &calls), LineOptions{AtOnce: 2, Waiting: 2}))
+		handler := handlerOf(t, NewLine(takes(time.Minute, &calls), LineOptions{AtOnce: 2, Waiting: 4}))
 		chats := []played{play(handler), play(handler), play(handler), play(handler)}
 		for _, c := range chats {
 			<-c.done
@@ -556,7 +560,7 @@ func TestChatTimeoutInALine(t *testing.T) {
 		<-one.done
 		is.Equal(one.Code, 504)
 		is.True(time.Since(began) < 2*time.Minute)
-		is.True(!line.slots.TryAcquire(1))
+		is.Equal(line.free, int64(0))
 		close(free)
 	})
 }
@@ -572,6 +576,7 @@ func TestLineOptions(t *testing.T) {
 	}{
 		"no engine":   {nil, LineOptions{}, "line: engine is nil"},
 		"at once":     {says(nil), LineOptions{AtOnce: -1}, "line: an option is negative"},
+		"per account": {says(nil), LineOptions{PerAccount: -1}, "line: an option is negative"},
 		"waiting":     {says(nil), LineOptions{Waiting: -1}, "line: an option is negative"},
 		"retry after": {says(nil), LineOptions{RetryAfter: -1}, "line: an option is negative"},
 		"stall":       {says(nil), LineOptions{Stall: -1}, "line: an option is negative"},
