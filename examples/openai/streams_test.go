@@ -1,0 +1,318 @@
+package openai_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/openai"
+	"github.com/matryer/is"
+)
+
+// What a runtime's stream says, read slowly and simply.
+type said struct {
+	text     string
+	complete bool
+	finish   string
+	tokens   openai.Tokens
+	counted  bool
+}
+
+// readSlowly is the reference for the engine's reading of a stream of valid UTF-8: it
+// follows the SSE standard, and decodes each event with encoding/json.
+func readSlowly(stream string) (s said) {
+	var deltas, noText bool
+	for _, event := range eventsOf(stream) {
+		if strings.HasPrefix(event.data, "[DONE]") {
+			break
+		}
+		var chunk map[string]any
+		if json.Unmarshal([]byte(event.data), &chunk) != nil || chunk == nil || event.isError ||
+			chunk["error"] != nil || chunk["object"] == "error" {
+			break
+		}
+		if usage, ok := chunk["usage"].(map[string]any); ok {
+			prompt, isPrompt := usage["prompt_tokens"].(float64)
+			completion, isCompletion := usage["completion_tokens"].(float64)
+			if isPrompt && isCompletion {
+				s.tokens, s.counted = openai.Tokens{Prompt: int64(prompt), Completion: int64(completion)}, true
+			}
+		}
+		choices, _ := chunk["choices"].([]any)
+		finish, chunkText := "", ""
+		for _, c := range choices {
+			choice, _ := c.(map[string]any)
+			delta, isDelta := choice["delta"].(map[string]any)
+			text, other := contentOf(delta)
+			message, otherInMessage := contentOf(choice["message"])
+			old, _ := choice["text"].(string)
+			switch {
+			case isDelta:
+				deltas = deltas || text != ""
+			case deltas: // repeated
+			case message != "":
+				text = message
+			default:
+				text = old
+			}
+			chunkText += text
+			noText = noText || other || otherInMessage
+			if reason, _ := choice["finish_reason"].(string); reason != "" {
+				finish = reason
+			}
+		}
+		if finish != "" && !s.complete {
+			if slices.Contains([]string{"abort", "error", "insufficient_system_resource"}, finish) ||
+				s.text+chunkText == "" && (noText || finish == "tool_calls") {
+				break
+			}
+			s.complete, s.finish = true, finish
+		}
+		s.text += chunkText
+	}
+	return s
+}
+
+type event struct {
+	data    string
+	isError bool
+}
+
+func eventsOf(stream string) (all []event) {
+	stream = strings.TrimPrefix(stream, "\ufeff")
+	stream = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(stream)
+	blocks := strings.SplitAfter(stream, "\n")
+	var data []string
+	isError := false
+	for _, line := range blocks[:len(blocks)-1] {
+		name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+		value = strings.TrimPrefix(value, " ")
+		switch {
+		case line == "\n":
+			if data != nil {
+				all = append(all, event{strings.Join(data, "\n"), isError})
+			}
+			data, isError = nil, false
+		case name == "event":
+			isError = value == "error"
+		case name == "error":
+			data, isError = append(data, value), true
+		case name == "data":
+			data = append(data, value)
+		}
+	}
+	return all
+}
+
+// contentOf returns the text of a delta or a message, and whether it has other content.
+func contentOf(v any) (text string, other bool) {
+	message, _ := v.(map[string]any)
+	for _, name := range []string{"tool_calls", "function_call", "audio", "images"} {
+		other = other || !slices.Contains([]string{"null", "[]", "{}", "[{}]", `""`}, asJSON(message[name]))
+	}
+	switch content := message["content"].(type) {
+	case string:
+		text = content
+	case []any:
+		for _, p := range content {
+			part, isPart := p.(map[string]any)
+			switch kind, _ := part["type"].(string); {
+			case !isPart:
+				old, _ := p.(string)
+				text += old
+			case kind == "" || kind == "text":
+				said, _ := part["text"].(string)
+				text += said
+			case kind != "thinking" && kind != "reasoning":
+				other = true
+			}
+		}
+	default:
+		other = other || content != nil && asJSON(content) != "{}"
+	}
+	refusal, _ := message["refusal"].(string)
+	return text + refusal, other
+}
+
+func asJSON(v any) string {
+	encoded, _ := json.Marshal(v)
+	return string(encoded)
+}
+
+// TestRandomStreams compares the engine with the reference.
+func TestRandomStreams(t *testing.T) {
+	var complete, failed int
+	for seed := range uint64(5000) {
+		random := rand.New(rand.NewPCG(seed, 27))
+		stream := randomStream(random)
+		if random.IntN(5) == 0 {
+			stream = strings.ToValidUTF8(stream[:random.IntN(len(stream)+1)], "") // aborted
+		}
+		want := readSlowly(stream)
+		got := readWithEngine(t, &randomReader{stream, random})
+		if got != want {
+			t.Fatalf("seed %d: %q\n got %+v\nwant %+v", seed, stream, got, want)
+		}
+		if want.complete {
+			complete++
+		} else {
+			failed++
+		}
+	}
+	is.New(t).True(complete > 1000 && failed > 1000)
+}
+
+func readWithEngine(t *testing.T, body io.Reader) (got said) {
+	t.Helper()
+	engine, err := openai.NewEngine(openai.Config{BaseURL: "http://runtime/v1", HTTPClient: &http.Client{
+		Transport: roundTrip(func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(body)}, nil
+		}),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, usage := openai.CountTokens(t.Context())
+	got.complete = true
+	for text, err := range engine.Chat(ctx, &botapi.ChatRequest{Bot: helper}) {
+		switch {
+		case !got.complete:
+			t.Fatalf("%q and %v after an error", text, err)
+		case err == nil && text == "":
+			t.Fatal("an empty fragment")
+		case err != nil:
+			if _, ok := errors.AsType[*openai.Failure](err); !ok {
+				t.Fatal(err)
+			}
+			got.complete = false
+		default:
+			got.text += text
+		}
+	}
+	got.tokens, got.counted = usage.Tokens()
+	got.finish = usage.FinishReason()
+	return got
+}
+
+// A randomReader returns a few bytes at a time.
+type randomReader struct {
+	rest   string
+	random *rand.Rand
+}
+
+func (r *randomReader) Read(p []byte) (int, error) {
+	if r.rest == "" {
+		return 0, []error{io.EOF, io.ErrUnexpectedEOF}[r.random.IntN(2)]
+	}
+	n := copy(p, r.rest[:min(len(r.rest), 1+r.random.IntN(1<<r.random.IntN(9)))])
+	r.rest = r.rest[n:]
+	return n, nil
+}
+
+// randomStream makes a stream of events that runtimes send, and of some that none does.
+func randomStream(random *rand.Rand) string {
+	pick := func(from ...string) string { return from[random.IntN(len(from))] }
+	var b strings.Builder
+	b.WriteString(pick("", "", "", "\ufeff"))
+	end := pick("\n", "\r\n", "\r")
+	line := func(text string) {
+		b.WriteString(text)
+		if random.IntN(20) == 0 {
+			end = pick("\n", "\r\n", "\r")
+		}
+		b.WriteString(end)
+	}
+	for range random.IntN(8) {
+		for random.IntN(4) == 0 {
+			line(pick(": ping", ":", "id: 7", "retry: 10", "event: message", "data", "unknown: x", "\ufeffdata: 1"))
+			if random.IntN(2) == 0 {
+				line("")
+			}
+		}
+		data := randomChunk(random)
+		if random.IntN(12) == 0 {
+			data = pick("[DONE]", "oops", "null", "[]", `{"error":{"message":"m","code":429}}`, `{"error":null}`, `{"object":"error"}`, "")
+		}
+		if at := strings.IndexAny(data, ",:["); at > 0 && random.IntN(6) == 0 { // of several lines
+			line("data: " + data[:at+1])
+			data = data[at+1:]
+		}
+		if random.IntN(40) == 0 {
+			line("event: error")
+		}
+		line(pick("data: ", "data:", "data: ", "data:  ") + data)
+		line("")
+	}
+	if random.IntN(4) > 0 {
+		line(`data: {"choices":[{"delta":{},"finish_reason":"stop"}]}`)
+		line("")
+	}
+	if random.IntN(3) > 0 {
+		line(`data: {"choices":[],"usage":{"prompt_tokens":` + fmt.Sprint(random.IntN(100)) + `,"completion_tokens":7}}`)
+		line("")
+	}
+	if random.IntN(2) > 0 {
+		line("data: [DONE]")
+		line(pick("", "data: after", ": end"))
+	}
+	return b.String()
+}
+
+func randomChunk(random *rand.Rand) string {
+	pick := func(from ...string) string { return from[random.IntN(len(from))] }
+	text := func() string {
+		return pick(`""`, `"a"`, `"Grüße, 世界 👋🏽"`, `"\ud83d\udc4b"`, `"\n\r\u0000"`, `"data: [DONE]\n\n"`, `"\ufeff"`, `"\\"`, `null`, `7`)
+	}
+	part := func() string {
+		return pick(`{"type":"text","text":`+text()+`}`, `{"text":`+text()+`,"type":"text"}`, `{"type":"thinking","thinking":[{"type":"text","text":"hm"}]}`,
+			`{"text":`+text()+`}`, text(), `{"type":"reasoning","text":"hm"}`, `{"type":"image_url"}`, `[]`)
+	}
+	content := func() string {
+		return pick(text(), text(), text(), "["+part()+"]", "["+part()+", "+part()+"]", "[]", "{}", `{"x":1}`, "true")
+	}
+	message := func() string {
+		fields := []string{`"content":` + content()}
+		for random.IntN(4) == 0 {
+			fields = append(fields, pick(`"role":"assistant"`, `"refusal":"no"`, `"reasoning_content":"hm"`, `"tool_calls":null`, `"tool_calls":[]`,
+				`"tool_calls":[{"index":0}]`, `"function_call":{}`, `"function_call":{"name":"f"}`, `"audio":{"data":"x"}`))
+		}
+		return pick("{"+strings.Join(withoutRepetition(fields), ", ")+"}", "{"+fields[0]+"}", "{"+fields[0]+"}", "{}", "null")
+	}
+	choice := []string{`"index": 0`}
+	switch random.IntN(10) {
+	case 0:
+		choice = append(choice, `"message":`+message())
+	case 1:
+		choice = append(choice, `"text":`+text())
+	case 2:
+		choice = append(choice, `"message":`+message(), `"delta":`+message(), `"text":`+text())
+	case 3:
+	default:
+		choice = append(choice, `"delta":`+message())
+	}
+	choice = append(choice, `"finish_reason":`+pick("null", "null", "null", "null", "null", "null", `"stop"`, `"length"`, `"eos"`, `"abort"`, `"error"`, `"tool_calls"`, `""`, "{}"))
+	random.Shuffle(len(choice), func(i, j int) { choice[i], choice[j] = choice[j], choice[i] })
+	chunk := []string{`"id":"c1"`, `"choices":[{` + strings.Join(choice, ",") + `}]`, `"usage":` + pick("null", "null", "null", `{"prompt_tokens":3,"completion_tokens":1}`)}
+	random.Shuffle(len(chunk), func(i, j int) { chunk[i], chunk[j] = chunk[j], chunk[i] })
+	return "{" + strings.Join(chunk, ",") + "}"
+}
+
+// withoutRepetition keeps the first field of each name.
+func withoutRepetition(fields []string) (kept []string) {
+	names := make(map[string]bool)
+	for _, field := range fields {
+		name, _, _ := strings.Cut(field, ":")
+		if !names[name] {
+			kept = append(kept, field)
+		}
+		names[name] = true
+	}
+	return kept
+}
