@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -116,7 +117,7 @@ func RetryAfter(header http.Header) time.Duration {
 type runtimeError struct {
 	where      string
 	kind, code string
-	status     int  // the code, if it is an HTTP status
+	status     int  // the HTTP status that the code or the type stands for; 0 if there is none
 	tooLong    bool // the conversation does not fit the model
 }
 
@@ -166,11 +167,19 @@ func readError(where string, body []byte) (said *runtimeError, ok bool) {
 	case float64:
 		said.code = strconv.FormatFloat(code, 'f', -1, 64)
 	}
+	said.status = cmp.Or(statusOf[said.code], statusOf[said.kind])
 	if status, err := strconv.Atoi(said.code); err == nil && 400 <= status && status < 600 {
 		said.status = status
 	}
 	said.tooLong = said.code == "context_length_exceeded" || said.kind == "exceed_context_size_error" || isTooLong(message)
 	return said, message != "" || said.kind != "" || said.code != ""
+}
+
+// statusOf has the status of errors that name none when they are sent in a stream.
+var statusOf = map[string]int{
+	"rate_limit_exceeded": http.StatusTooManyRequests, // the code of OpenAI
+	"rate_limit_error":    http.StatusTooManyRequests,
+	"overloaded_error":    statusOverloaded,
 }
 
 // tooLongPhrases recognise a conversation that is too long for the model, for
