@@ -161,10 +161,9 @@ func NewTransport() *http.Transport {
 // are a 502. So is a key that the runtime rejects, since it is not the client's key.
 //
 // An answer is complete only if the runtime sends a finish_reason, and none of those
-// that mean the opposite (abort, error, insufficient_system_resource). After that, Chat
-// waits at most 1 second for the rest of the stream, such as the token count. A complete
-// answer may be the empty text; one of tool calls alone, or of other content that is not
-// text, is a 502.
+// that mean the opposite, such as abort and error. After that, Chat waits at most 1
+// second for the rest of the stream, such as the token count. A complete answer may be
+// the empty text; one of tool calls alone, or of other content that is not text, is a 502.
 func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		for chunk, err := range e.Chunks(ctx, req) {
@@ -269,8 +268,9 @@ func (a *answer) note(c *Chunk) error {
 	switch finish := string(c.Finish); {
 	case finish == "" || a.complete:
 		return nil
-	case aborted[finish]:
-		return fmt.Errorf("the runtime aborted the answer with the finish_reason %q", finish)
+	case isAborted(finish):
+		where := fmt.Sprintf("the runtime aborted the answer with the finish_reason %.80q", finish)
+		return &runtimeError{where: where, status: statusOf[finish]}
 	case !a.begun && (a.noText || finish == "tool_calls"):
 		return errNoText
 	default:
@@ -280,12 +280,16 @@ func (a *answer) note(c *Chunk) error {
 	}
 }
 
-// aborted are the finish_reasons of an answer that the runtime has not completed. After
-// any other, known or not, an answer is complete.
-var aborted = map[string]bool{
-	"abort":                        true, // vLLM and SGLang
-	"error":                        true, // vLLM and hosted services
-	"insufficient_system_resource": true, // DeepSeek
+// isAborted reports whether the runtime has not completed the answer. After any other
+// finish_reason, known or not, an answer is complete.
+func isAborted(finish string) bool {
+	switch finish {
+	case "abort", // vLLM and SGLang
+		"cancelled", "timeout", // TensorRT-LLM
+		"insufficient_system_resource": // DeepSeek
+		return true
+	}
+	return strings.HasSuffix(finish, "error") // error: vLLM and hosted services; overloaded_error: gateways
 }
 
 var errNoText = errors.New("the answer has no text, only tool calls or other content that cannot be read")

@@ -348,6 +348,7 @@ func TestErrorsBeforeText(t *testing.T) {
 		"a limit by name":      {`data: {"error":{"message":"Rate limit","type":"requests","code":"rate_limit_exceeded"}}`, 503},
 		"a limit by type":      {`data: {"error":{"message":"Rate limit","type":"rate_limit_error"}}`, 503},
 		"overloaded":           {`data: {"error":{"message":"Overloaded","type":"overloaded_error","code":null}}`, 503},
+		"as a finish_reason":   {`data: {"choices":[{"finish_reason":"overloaded_error","delta":{"content":""}}]}`, 503},
 		"LM Studio":            {"event: error\ndata: {\"error\":{\"message\":\"Context size has been exceeded.\"}}", 422},
 		"llama.cpp":            {`data: {"error":{"code":400,"message":"m","type":"exceed_context_size_error"}}`, 422},
 		"old llama.cpp":        {`error: {"code":400,"message":"the request exceeds the available context size"}`, 422},
@@ -388,6 +389,10 @@ var incomplete = map[string]struct {
 		s.Raw(`data: {"choices":[{"index":0,"delta":{},"finish_reason":"error"}]}` + "\n\n")
 		s.Done()
 	}, `with the finish_reason "error"`},
+	"an error as the finish_reason": {func(s *runtimetest.Stream) { // Portkey's gateway
+		s.Raw(`data: {"choices":[{"finish_reason":"api_error","delta":{"content":""}}]}` + "\n\n")
+		s.Done()
+	}, `with the finish_reason "api_error"`},
 	"no resources": {func(s *runtimetest.Stream) {
 		s.Raw(`data: {"choices":[{"index":0,"delta":{},"finish_reason":"insufficient_system_resource"}]}` + "\n\n")
 		s.Done()

@@ -69,7 +69,7 @@ func readSlowly(stream string) (s said) {
 			}
 		}
 		if finish != "" && !s.complete {
-			if slices.Contains([]string{"abort", "error", "insufficient_system_resource"}, finish) ||
+			if slices.Contains([]string{"abort", "cancelled", "timeout", "insufficient_system_resource"}, finish) || strings.HasSuffix(finish, "error") ||
 				s.text+chunkText == "" && (noText || finish == "tool_calls") {
 				break
 			}
@@ -297,7 +297,7 @@ func randomChunk(random *rand.Rand) string {
 	default:
 		choice = append(choice, `"delta":`+message())
 	}
-	choice = append(choice, `"finish_reason":`+pick("null", "null", "null", "null", "null", "null", `"stop"`, `"length"`, `"eos"`, `"abort"`, `"error"`, `"tool_calls"`, `""`, "{}"))
+	choice = append(choice, `"finish_reason":`+pick("null", "null", "null", "null", "null", "null", `"stop"`, `"length"`, `"eos"`, `"abort"`, `"error"`, `"api_error"`, `"cancelled"`, `"timeout"`, `"tool_calls"`, `""`, "{}"))
 	random.Shuffle(len(choice), func(i, j int) { choice[i], choice[j] = choice[j], choice[i] })
 	chunk := []string{`"id":"c1"`, `"choices":[{` + strings.Join(choice, ",") + `}]`, `"usage":` + pick("null", "null", "null", `{"prompt_tokens":3,"completion_tokens":1}`)}
 	random.Shuffle(len(chunk), func(i, j int) { chunk[i], chunk[j] = chunk[j], chunk[i] })
