@@ -49,18 +49,25 @@ func (s *storyteller) Chat(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2
 	}
 }
 
-func logTo(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(&locked{w: w}, nil)) }
-
-type locked struct {
-	mu sync.Mutex
-	w  io.Writer
+// A log is what was logged so far.
+type log struct {
+	mu   sync.Mutex
+	text strings.Builder
 }
 
-func (l *locked) Write(p []byte) (int, error) {
+func (l *log) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.w.Write(p)
+	return l.text.Write(p)
 }
+
+func (l *log) contains(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.text.String(), text)
+}
+
+func (l *log) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
 func chatBody(id, text string) string {
 	return `{"id":"` + id + `","bot":"mira","messages":[{"id":"m1","role":"user","parts":[{"type":"text","text":"` + text + `"}]}],"trigger":"submit-message"}`
@@ -318,15 +325,15 @@ func (brokenLatest) Get(context.Context, string) (string, error) {
 // Chats go on while a Latest of the application fails.
 func TestLatestFails(t *testing.T) {
 	is := is.New(t)
-	var log strings.Builder
-	answers := aisdk.NewAnswers(resume.Options{Engine: says(nil, "Hi"), Logger: logTo(&log)})
+	log := new(log)
+	answers := aisdk.NewAnswers(resume.Options{Engine: says(nil, "Hi"), Logger: log.logger()})
 	answers.Latest = brokenLatest{}
 	api := apiOptions(t, answers)
 	url := serve(t, aisdk.NewHandler(botapi.New(api), aisdk.Options{Answers: answers, API: api}))
 	_, text, err := call(t, "POST", url+"/api/chat", chatBody("c", "Hi"))
 	is.NoErr(err)
 	is.Equal(readAnswer(t, text).text, "Hi")
-	is.True(strings.Contains(log.String(), `msg="an answer cannot be found by its chat"`))
+	is.True(log.contains(`msg="an answer cannot be found by its chat"`))
 	response, text, err := call(t, "GET", url+"/api/chat/c/stream", "")
 	is.NoErr(err)
 	is.Equal([]any{response.StatusCode, response.Header.Get("Retry-After"), text}, []any{503, "1", "The service is unavailable for the moment"})

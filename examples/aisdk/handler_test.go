@@ -396,13 +396,13 @@ func TestFinishReasons(t *testing.T) {
 // Metadata without a JSON form is a mistake of the application, which botapi logs.
 func TestMetadataWithoutJSON(t *testing.T) {
 	is := is.New(t)
-	var log strings.Builder
+	log := new(log)
 	url := serve(t, newHandler(t, says(nil, "Hi"), aisdk.Options{Metadata: func(context.Context) any { return make(chan int) }},
-		func(o *botapi.Options) { o.Logger = logTo(&log) }))
+		func(o *botapi.Options) { o.Logger = log.logger() }))
 	_, text, err := call(t, "POST", url+"/api/chat?bot=mira", ask)
 	is.True(err != nil) // the connection was aborted
 	is.True(!strings.Contains(text, "[DONE]"))
-	is.True(strings.Contains(log.String(), "Options.Metadata"))
+	is.True(log.contains("Options.Metadata"))
 }
 
 func TestNewHandlerPanics(t *testing.T) {
