@@ -238,7 +238,7 @@ func TestStop(t *testing.T) {
 	a := readAnswer(t, string(text))
 	is.Equal([]string{a.text, a.failure, a.finish}, []string{"Once ", "The answer was stopped", ""})
 	is.Equal(statusOf(t, "GET", url+"/api/chat/c/stream"), 204)
-	is.Equal(statusOf(t, "DELETE", url+"/api/chat/c/stream"), 204) // still
+	is.Equal(statusOf(t, "DELETE", url+"/api/chat/c/stream", "If-None-Match", "*", resume.Header, "k"), 204) // still
 	is.Equal(statusOf(t, "DELETE", url+"/api/chat/d/stream"), 404)
 }
 

@@ -165,7 +165,6 @@ func (h *handler) stop(w http.ResponseWriter, r *http.Request, id string) {
 	c := &chat{options: &h.options, ctx: r.Context(), id: id, messageID: r.URL.Query().Get("messageId")}
 	r = to(r, http.MethodGet, "/v1/bots")
 	r.Header.Del("If-None-Match")
-	r.Header.Del(resume.Header)
 	none := func(status int) bool { return status == http.StatusOK }
 	c.serve(h.latest, &responder{ResponseWriter: w, none: none}, r)
 }

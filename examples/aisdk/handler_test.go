@@ -36,6 +36,7 @@ func TestWire(t *testing.T) {
 	}{
 		"complete":           {counts, "key"},
 		"empty":              {says(nil), "key"},
+		"empty-fragments":    {says(nil, "", "Hi", ""), "key"},
 		"hostile":            {says(nil, hostile), "key"},
 		"late-failure":       {says(broken, "Good "), "key"},
 		"early-failure":      {says(broken), "key"},
@@ -403,6 +404,24 @@ func TestMetadataWithoutJSON(t *testing.T) {
 	is.True(err != nil) // the connection was aborted
 	is.True(!strings.Contains(text, "[DONE]"))
 	is.True(log.contains("Options.Metadata"))
+}
+
+// An api that is no botapi cannot make a page wait for the end of an endless line.
+func TestEndlessLine(t *testing.T) {
+	is := is.New(t)
+	failed := make(chan error, 1)
+	strange := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		var err error
+		for written := 0; err == nil && written < 1<<20; written += 1024 {
+			_, err = w.Write([]byte(strings.Repeat("a", 1024)))
+		}
+		failed <- err
+	})
+	_, text, err := call(t, "POST", serve(t, aisdk.NewHandler(strange, aisdk.Options{}))+"/api/chat", ask)
+	is.NoErr(err)
+	is.Equal(text, "")
+	is.True(<-failed != nil)
 }
 
 func TestNewHandlerPanics(t *testing.T) {
