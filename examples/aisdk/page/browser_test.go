@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"example.com/botapi/examples/resume"
+	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 	"github.com/matryer/is"
@@ -114,7 +115,10 @@ func (tab *tab) waitFor(expression string) {
 
 func (tab *tab) say(text string) {
 	tab.t.Helper()
-	tab.do(chromedp.SendKeys(chromedp.CSS("input"), text+"\r"))
+	evaluate[any](tab, `document.querySelector("input").focus()`)
+	_, err := chromedp.Call(tab.ctx, input.InsertText, input.InsertTextParams{Text: text})
+	is.New(tab.t).NoErr(err)
+	tab.click("form button") // Send
 }
 
 func (tab *tab) click(selector string) {
