@@ -115,11 +115,16 @@ func statusOf(t *testing.T, method, url string, headers ...string) int {
 // A page that was reloaded finds its answer by the id of the chat: from the beginning,
 // under the same message id, still running or complete.
 func TestReloadedPageResumes(t *testing.T) {
-	for _, id := range []string{"chat-1", "a/b ../ü?#%"} {
+	for _, id := range []string{"chat-1", "a/b ../ü?#%", "a/../b", "//"} {
 		t.Run(id, func(t *testing.T) {
 			is := is.New(t)
 			teller := newStoryteller()
-			base := serveAnswers(t, resume.Options{Engine: teller})
+			h, answers := answersHandler(t, resume.Options{Engine: teller})
+			mux := http.NewServeMux()
+			mux.Handle("/api/chat", h)
+			mux.Handle("/api/chat/", h)
+			base := serve(t, mux)
+			closeAfter(t, answers)
 			messageID, disconnect := begin(t, base, id)
 			<-teller.begun
 			disconnect()
