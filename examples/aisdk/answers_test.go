@@ -319,6 +319,33 @@ func TestLimitsAndReportsOfReaders(t *testing.T) {
 	is.Equal(got, map[resume.Outcome]string{resume.Kept: "mira", resume.Joined: "mira"})
 }
 
+// Replicas that share a Store and a Latest find and stop each other's answers.
+func TestReplicas(t *testing.T) {
+	is := is.New(t)
+	teller := newStoryteller()
+	store := resume.NewMemory(resume.Settings{}) // stands in for one that processes share
+	var urls [2]string
+	var latest aisdk.Latest
+	for i := range urls {
+		answers := aisdk.NewAnswers(resume.Options{Engine: teller, Store: store})
+		if latest == nil {
+			latest = answers.Latest
+		}
+		answers.Latest = latest
+		api := apiOptions(t, answers)
+		urls[i] = serve(t, aisdk.NewHandler(botapi.New(api), aisdk.Options{Answers: answers, API: api}))
+		closeAfter(t, answers)
+	}
+	messageID, _ := begin(t, urls[0], "c")
+	is.Equal(statusOf(t, "DELETE", urls[1]+"/api/chat/c/stream?messageId="+messageID), 204)
+	is.True(errors.Is(<-teller.ended, resume.ErrStopped))
+	messageID, disconnect := begin(t, urls[0], "c")
+	disconnect()
+	close(teller.goOn)
+	_, a := resumed(t, urls[1], "c")
+	is.Equal([]string{a.messageID, a.text}, []string{messageID, "Once upon a time"})
+}
+
 // brokenLatest is a Latest that fails.
 type brokenLatest struct{}
 

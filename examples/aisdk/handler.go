@@ -41,7 +41,9 @@ type Options struct {
 	// Logger and so on apply to pages that come back, too. They are counted separately
 	// from the chats of api, so a page that is reloaded is not rejected because of the
 	// connection that it has just lost. OnChat is called for them, too, and
-	// resume.OutcomeFrom is resume.Joined there.
+	// resume.OutcomeFrom is resume.Joined there. They do not pass the middleware of api:
+	// what applies to them, such as the login that Owner reads, wraps the handler that
+	// NewHandler returns.
 	API botapi.Options
 }
 
@@ -185,6 +187,7 @@ func to(r *http.Request, method, path string) *http.Request {
 	address := *r.URL
 	address.Path, address.RawPath = path, ""
 	moved.Method, moved.URL, moved.Header = method, &address, r.Header.Clone()
+	moved.Header.Del("Accept-Encoding") // what middleware of api compresses cannot be translated
 	return moved
 }
 

@@ -1,6 +1,7 @@
 package aisdk_test
 
 import (
+	"compress/gzip"
 	"context"
 	"errors"
 	"flag"
@@ -405,6 +406,31 @@ func TestMetadataWithoutJSON(t *testing.T) {
 	is.True(!strings.Contains(text, "[DONE]"))
 	is.True(log.contains("Options.Metadata"))
 }
+
+// Middleware of api that compresses leaves the response as it is.
+func TestNothingIsCompressedBeforeItIsTranslated(t *testing.T) {
+	is := is.New(t)
+	api := botapi.New(apiOptions(t, says(nil, "Hi")))
+	compressing := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Accept-Encoding") == "" {
+			api.ServeHTTP(w, r)
+			return
+		}
+		compressed := gzip.NewWriter(w)
+		defer compressed.Close()
+		api.ServeHTTP(compressedWriter{w, compressed}, r)
+	})
+	_, text, err := call(t, "POST", serve(t, aisdk.NewHandler(compressing, aisdk.Options{}))+"/api/chat?bot=mira", ask, "Accept-Encoding", "gzip")
+	is.NoErr(err)
+	is.Equal(readAnswer(t, text).text, "Hi")
+}
+
+type compressedWriter struct {
+	http.ResponseWriter
+	compressed *gzip.Writer
+}
+
+func (w compressedWriter) Write(p []byte) (int, error) { return w.compressed.Write(p) }
 
 // An api that is no botapi cannot make a page wait for the end of an endless line.
 func TestEndlessLine(t *testing.T) {
