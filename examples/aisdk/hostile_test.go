@@ -75,7 +75,7 @@ func TestCampaign(t *testing.T) {
 				owner := []string{"key", "other"}[i%2]
 				account := map[string]string{"key": "acme", "other": "other"}[owner]
 				random := rand.New(rand.NewPCG(uint64(i), 1))
-				for range 30 {
+				for range 20 {
 					status, text, err := play(t.Context(), client, url, owner, random)
 					switch {
 					case status == 0: // disconnected
