@@ -42,7 +42,7 @@ func openPage(t *testing.T, address string) *tab {
 	install(t)
 	is := is.New(t)
 	is.NoErr(built())
-	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(chromium(t)))
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(chromium(t)), chromedp.WSURLReadTimeout(patience))
 	if os.Geteuid() == 0 {
 		options = append(options, chromedp.NoSandbox) // Chromium's sandbox does not work for root
 	}
