@@ -3,6 +3,7 @@ package botapi
 import (
 	"fmt"
 	"hash/crc32"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -19,7 +20,10 @@ func (x *exchange) listBots() *ending {
 	if err != nil {
 		return failureOf(err)
 	}
-	list := x.handler.listed.encode(bots, fixed)
+	list, check := x.handler.listed.encode(bots, fixed)
+	if check && !fixed { // a MemoryStore has checked its bots
+		x.warnOfUnreachable(bots)
+	}
 	header := x.conn.w.Header()
 	header.Set("ETag", list.etag)
 	header.Set("Cache-Control", "private, no-cache")
@@ -91,6 +95,9 @@ func (x *exchange) lookUpBot(uid, slug string) (Bot, error) {
 type listing struct {
 	repeated atomic.Pointer[encodedBots]
 	lastETag atomic.Pointer[string] // of the last list that was encoded
+
+	mu     sync.Mutex
+	warned map[string]bool // problems of listed bots
 }
 
 type encodedBots struct {
@@ -101,22 +108,65 @@ type encodedBots struct {
 	cached bool // shared with other requests, and no longer modified
 }
 
-func (l *listing) encode(bots []Bot, fixed bool) *encodedBots {
+// encode also says whether to check the bots: those of the first list, and of a list that is
+// about to be cached. Checking each of many lists would cost more than encoding them.
+func (l *listing) encode(bots []Bot, fixed bool) (list *encodedBots, check bool) {
 	if known := l.repeated.Load(); known != nil && equalBots(known.bots, bots) {
-		return known
+		return known, false
 	}
-	list := encodedLists.Get().(*encodedBots)
+	list = encodedLists.Get().(*encodedBots)
 	list.body = appendBots(list.body[:0], bots)
 	etag := newETag(list.body)
 	list.etag = etag
-	if last := l.lastETag.Swap(&etag); last != nil && *last == etag {
-		list.bots, list.cached = bots, true
-		if !fixed {
-			list.bots = slices.Clone(bots)
-		}
-		l.repeated.Store(list)
+	if last := l.lastETag.Swap(&etag); last == nil || *last != etag {
+		return list, last == nil
 	}
-	return list
+	list.bots, list.cached = bots, true
+	if !fixed {
+		list.bots = slices.Clone(bots)
+	}
+	l.repeated.Store(list)
+	return list, true
+}
+
+// warnOfUnreachable logs which uids and slugs of a list lead no request to their bot.
+func (x *exchange) warnOfUnreachable(bots []Bot) {
+	type identifierOf struct{ field, value string }
+	taken := make(map[identifierOf]bool, 2*len(bots))
+	for i := range bots {
+		for _, id := range [...]identifierOf{{"uid", bots[i].UID}, {"slug", bots[i].Slug}} {
+			problem := "another listed bot has it, too"
+			switch {
+			case id.value == "":
+				problem = "it is empty"
+			case !isIdentifier(id.value):
+				problem = "it contains white space or control characters"
+			case !taken[id]:
+				taken[id] = true
+				continue
+			}
+			problem = fmt.Sprintf("bot %d: %s %.80q: %s", i, id.field, id.value, problem)
+			if x.handler.listed.isNews(problem) {
+				x.handler.log(x.ctx, slog.LevelWarn, "the store lists a bot that requests cannot reach", slog.String("error", problem))
+			}
+		}
+	}
+}
+
+// maxListWarnings bounds what one handler logs and remembers of its store's mistakes.
+const maxListWarnings = 20
+
+func (l *listing) isNews(problem string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.warned[problem] || len(l.warned) == maxListWarnings {
+		return false
+	}
+	if l.warned == nil {
+		l.warned = make(map[string]bool)
+	}
+	l.warned[problem] = true
+	return true
 }
 
 func equalBots(a, b []Bot) bool {

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -178,6 +179,54 @@ func TestListPerAccount(t *testing.T) {
 		})
 	}
 	group.Wait()
+}
+
+// A bot that no request can reach is a warning, once for each problem and not for each
+// request.
+func TestListWarnsOfUnreachableBots(t *testing.T) {
+	const warning = `level=WARN msg="the store lists a bot that requests cannot reach" request_id=1 error=`
+	var many []Bot
+	for i := range 2 * maxListWarnings {
+		many = append(many, Bot{UID: fmt.Sprint(i)})
+	}
+	for _, c := range []struct {
+		name  string
+		lists [][]Bot
+		logs  []string
+	}{
+		{"good", [][]Bot{{echoBot, otherBot}, {otherBot}, nil}, nil},
+		{"a uid that is a slug", [][]Bot{{{UID: "a", Slug: "b"}, {UID: "b", Slug: "a"}}}, nil},
+		{"white space", [][]Bot{{echoBot, {UID: "1", Slug: "two words"}}}, []string{`"bot 1: slug \"two words\": it contains white space or control characters"`}},
+		{"a control character", [][]Bot{{{UID: "a\x00", Slug: "a"}}}, []string{`"bot 0: uid \"a\\x00\": it contains white space or control characters"`}},
+		{"empty", [][]Bot{{{UID: "1"}}}, []string{`"bot 0: slug \"\": it is empty"`}},
+		{"twice", [][]Bot{{{UID: "1", Slug: "a"}, {UID: "1", Slug: "b"}, {UID: "2", Slug: "a"}}}, []string{
+			`"bot 1: uid \"1\": another listed bot has it, too"`, `"bot 2: slug \"a\": another listed bot has it, too"`}},
+		{"a later list", [][]Bot{{echoBot}, {echoBot, echoBot}, {echoBot, echoBot, otherBot}}, []string{
+			`"bot 1: uid \"` + echoBot.UID + `\": another listed bot has it, too"`, `"bot 1: slug \"echo\": another listed bot has it, too"`}},
+		{"long", [][]Bot{{{UID: "1", Slug: strings.Repeat(" ", 500)}}}, []string{`"bot 0: slug \"` + strings.Repeat(" ", 80) + `\": it contains`}},
+		{"many", [][]Bot{many}, slices.Repeat([]string{`slug \"\": it is empty"`}, maxListWarnings)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			is := is.New(t)
+			var log testLog
+			o := testOptions(t, &log)
+			var list []Bot
+			o.Bots = &fakeStore{bots: func(context.Context) ([]Bot, error) { return list, nil }}
+			h := New(o)
+			for range 2 {
+				for _, list = range c.lists {
+					for range 4 {
+						is.Equal(listOf(h, "X-Request-Id", "1").Code, 200)
+					}
+				}
+			}
+			logged := strings.SplitAfter(log.String(), "\n")
+			is.Equal(len(logged)-1, len(c.logs))
+			for i, want := range c.logs {
+				is.True(strings.Contains(logged[i], warning) && strings.Contains(logged[i], want))
+			}
+		})
+	}
 }
 
 // differingLists returns two lists that differ only in their last bot, and share no

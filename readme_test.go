@@ -532,6 +532,9 @@ func TestDocumentedLog(t *testing.T) {
 		o.Engine = fragmentsOf("ok")
 		serve(struct{ http.ResponseWriter }{httptest.NewRecorder()}, true)
 		serve(&faultyWriter{ResponseRecorder: httptest.NewRecorder(), method: "Write", fault: func() error { panic("a bug") }}, true)
+		o.Bots = &fakeStore{bots: func(context.Context) ([]Bot, error) { return []Bot{{UID: "1", Slug: "two words"}}, nil }}
+		serveRequest(httptest.NewRecorder(), withApplicationValue(New(o)), newRequest("GET", "/v1/bots", nil))
+		o.Bots = testOptions(t, io.Discard).Bots
 		o.OnChat = func(context.Context, ChatReport) { panic("a bug") }
 		serve(httptest.NewRecorder(), false)
 		o.OnChat = nil
