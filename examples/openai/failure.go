@@ -26,6 +26,7 @@ type Failure struct {
 	Begun      bool          // text was received before the failure
 	TooLong    bool          // the conversation is too long for the model
 	NoText     bool          // the answer is complete, but has only tool calls or other content that is not text
+	NoModel    bool          // the runtime says that it does not have the model; a 404 alone may be a wrong address
 	RetryAfter time.Duration // from the runtime; 0 if it sent none. Clients get 1 s to 1 h
 	Err        error         // what happened
 }
@@ -47,7 +48,7 @@ func (a *answer) failed(err error) error {
 		f.Streamed = f.Status == http.StatusOK
 	}
 	if said, ok := errors.AsType[*runtimeError](err); ok {
-		f.TooLong = said.tooLong
+		f.TooLong, f.NoModel = said.tooLong, said.noModel
 		if f.Streamed && said.status != 0 {
 			f.Status = said.status
 		}
@@ -119,6 +120,7 @@ type runtimeError struct {
 	kind, code string
 	status     int  // the HTTP status that the code or the type stands for; 0 if there is none
 	tooLong    bool // the conversation does not fit the model
+	noModel    bool // the runtime does not have the model
 }
 
 func (e *runtimeError) Error() string {
@@ -172,6 +174,7 @@ func readError(where string, body []byte) (said *runtimeError, ok bool) {
 		said.status = status
 	}
 	said.tooLong = said.code == "context_length_exceeded" || said.kind == "exceed_context_size_error" || isTooLong(message)
+	said.noModel = said.code == "model_not_found" || isNoModel(message)
 	return said, message != "" || said.kind != "" || said.code != ""
 }
 
@@ -199,4 +202,11 @@ var tooLongPhrases = []string{
 func isTooLong(message string) bool {
 	message = strings.ToLower(message)
 	return slices.ContainsFunc(tooLongPhrases, func(phrase string) bool { return strings.Contains(message, phrase) })
+}
+
+// isNoModel knows the messages of Ollama (model "m" not found), vLLM and hosted services
+// (The model `m` does not exist), but not those of a wrong path (File Not Found).
+func isNoModel(message string) bool {
+	message = strings.ToLower(message)
+	return strings.Contains(message, "model") && (strings.Contains(message, "not found") || strings.Contains(message, "does not exist"))
 }
