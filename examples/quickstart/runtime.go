@@ -85,40 +85,79 @@ func (r *modelRuntime) explain(err error) error {
 	if !failed || !answered || failure.Begun {
 		return err
 	}
-	detail := map[int]string{
-		0:                       fmt.Sprintf("No model runtime answers at %s. Is it running?", r.host()),
-		http.StatusUnauthorized: fmt.Sprintf("The model runtime at %s refuses the key. Set BOTAPI_RUNTIME_KEY, and start the quickstart again", r.host()),
-		http.StatusNotFound:     fmt.Sprintf("The model runtime at %s does not have the model %s. With Ollama: ollama pull %[2]s", r.host(), r.model),
-	}[failure.Status]
-	if detail == "" {
+	detail := ""
+	switch {
+	case failure.Status == 0:
+		detail = fmt.Sprintf("No model runtime answers at %s. Is it running?", r.host())
+	case failure.Status == http.StatusUnauthorized:
+		detail = fmt.Sprintf("The model runtime at %s rejects the key. Set BOTAPI_RUNTIME_KEY, and start the quickstart again", r.host())
+	case failure.NoModel:
+		detail = fmt.Sprintf("The model runtime at %s does not have the model %s. With Ollama: ollama pull %[2]s", r.host(), r.model)
+	case failure.Status == http.StatusNotFound:
+		detail = fmt.Sprintf("The server at %s has no OpenAI-compatible API at the address of -runtime. Such an address often ends in /v1", r.host())
+	default:
 		return err
 	}
 	return &botapi.StatusError{Status: answer.Status, Detail: detail, Err: err}
 }
 
-// probe returns a one-line error if the runtime or the model is unavailable.
+// probe returns a one-line error if the runtime or the model is unavailable, or if the
+// address lacks its /v1.
 func (r *modelRuntime) probe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.url().JoinPath("models").String(), nil)
-	if err != nil {
+	names, err := r.models(ctx, r.url())
+	switch {
+	case err == nil:
+		return r.find(names)
+	case !errors.Is(err, errNoList) && !errors.Is(err, errNotList):
 		return err
+	}
+	if _, failed := r.models(ctx, r.url().JoinPath("v1")); failed == nil {
+		return fmt.Errorf("the address of the model runtime lacks its /v1: start the quickstart with -runtime %s", r.withV1())
+	}
+	if errors.Is(err, errNoList) {
+		return nil // a runtime without a list of models may work nevertheless
+	}
+	return fmt.Errorf("the server at %s is not a model runtime: %w; the address often ends in /v1", r.host(), err)
+}
+
+var (
+	errNoList  = errors.New("there is no list of models")
+	errNotList = errors.New("its list of models is something else")
+)
+
+// models returns the names of the models that a runtime lists.
+func (r *modelRuntime) models(ctx context.Context, base *url.URL) ([]string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base.JoinPath("models").String(), nil)
+	if err != nil {
+		return nil, err
 	}
 	if r.key != "" {
 		req.Header.Set("Authorization", "Bearer "+r.key)
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return fmt.Errorf("no model runtime answers at %s: %w", r.host(), withoutURL(err))
+		return nil, fmt.Errorf("no model runtime answers at %s: %w", r.host(), withoutURL(err))
 	}
 	defer resp.Body.Close()
 	switch resp.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return fmt.Errorf("the model runtime at %s rejects the key: set BOTAPI_RUNTIME_KEY", r.host())
+		return nil, fmt.Errorf("the model runtime at %s rejects the key: set BOTAPI_RUNTIME_KEY", r.host())
 	case http.StatusOK:
-		return r.findModel(resp.Body)
+		return readModels(resp.Body)
 	}
-	return nil // a runtime without a list of models may work nevertheless
+	return nil, errNoList
+}
+
+// withV1 returns the address with /v1. A path or a query may contain a secret, and is not
+// repeated.
+func (r *modelRuntime) withV1() string {
+	address := r.url()
+	if address.User != nil || strings.Trim(address.Path, "/") != "" || address.RawQuery != "" {
+		return "and /v1 at the end of its path"
+	}
+	return address.JoinPath("v1").String()
 }
 
 // withoutURL removes the URL from an error: it may contain a secret.
@@ -129,17 +168,23 @@ func withoutURL(err error) error {
 	return err
 }
 
-// findModel looks for the model in the runtime's list. Ollama lists each model
-// with a tag; in a request, the tag "latest" may be omitted.
-func (r *modelRuntime) findModel(body io.Reader) error {
-	var list struct{ Data []struct{ ID string } }
-	if err := json.NewDecoder(io.LimitReader(body, 1<<20)).Decode(&list); err != nil {
-		return fmt.Errorf("the server at %s is not a model runtime: its list of models is not JSON; the address often ends in /v1", r.host())
+// readModels reads a list of models: {"data": [{"id": "..."}]}. Ollama's data is null while
+// it has none.
+func readModels(body io.Reader) (names []string, err error) {
+	var list struct{ Data json.RawMessage }
+	var models []struct{ ID string }
+	if json.NewDecoder(io.LimitReader(body, 1<<20)).Decode(&list) != nil || json.Unmarshal(list.Data, &models) != nil {
+		return nil, errNotList
 	}
-	var names []string
-	for _, model := range list.Data {
+	for _, model := range models {
 		names = append(names, strings.TrimSuffix(model.ID, ":latest"))
 	}
+	return names, nil
+}
+
+// find looks for the model among those of the runtime. Ollama lists each model with a tag; in
+// a request, the tag "latest" may be omitted.
+func (r *modelRuntime) find(names []string) error {
 	if slices.Contains(names, strings.TrimSuffix(r.model, ":latest")) {
 		return nil
 	}

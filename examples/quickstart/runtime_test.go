@@ -54,8 +54,12 @@ func TestRealModelFails(t *testing.T) {
 	}{
 		{"no runtime", nil, 503, "No model runtime answers at %s. Is it running?"},
 		{"a wrong key", func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Refuse(401, `{"error":{"message":"no"}}`) }, 502,
-			"The model runtime at %s refuses the key. Set BOTAPI_RUNTIME_KEY, and start the quickstart again"},
-		{"no such model", func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Refuse(404, `{"error":{"message":"no"}}`) }, 502,
+			"The model runtime at %s rejects the key. Set BOTAPI_RUNTIME_KEY, and start the quickstart again"},
+		{"a wrong address", func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Refuse(404, "404 page not found") }, 502,
+			"The server at %s has no OpenAI-compatible API at the address of -runtime. Such an address often ends in /v1"},
+		{"no such model", func(s *runtimetest.Stream, _ *runtimetest.Request) {
+			s.Refuse(404, `{"error":{"message":"model \"llama3.2\" not found, try pulling it first","type":"api_error","param":null,"code":null}}`)
+		}, 502,
 			"The model runtime at %s does not have the model llama3.2. With Ollama: ollama pull llama3.2"},
 		{"too busy", func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Refuse(429, `{}`) }, 503, "The model is unavailable for the moment"},
 		{"an incomplete answer", func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Text("Half"); s.Break() }, 502, "The model's answer broke off"},
@@ -89,7 +93,9 @@ func TestProbe(t *testing.T) {
 		{"the model is there", 200, `{"data":[{"id":"mistral"},{"id":"llama3.2:latest"}]}`, ""},
 		{"another model", 200, `{"data":[{"id":"mistral:latest"},{"id":"qwen3:8b"}]}`, `the model runtime at %s does not have the model llama3.2; it has mistral, qwen3:8b`},
 		{"no model", 200, `{"data":[]}`, `the model runtime at %s has no models; with Ollama: ollama pull llama3.2`},
-		{"a page", 200, `<h1>Welcome</h1>`, `the server at %s is not a model runtime: its list of models is not JSON; the address often ends in /v1`},
+		{"no model of Ollama", 200, `{"object":"list","data":null}`, `the model runtime at %s has no models; with Ollama: ollama pull llama3.2`},
+		{"an error of LM Studio", 200, `{"error":"Unexpected endpoint or method. (GET /models)"}`, `the server at %s is not a model runtime: its list of models is something else; the address often ends in /v1`},
+		{"a page", 200, `<h1>Welcome</h1>`, `the server at %s is not a model runtime: its list of models is something else; the address often ends in /v1`},
 		{"a wrong key", 401, ``, `the model runtime at %s rejects the key: set BOTAPI_RUNTIME_KEY`},
 		{"no list", 404, ``, ""},
 	} {
@@ -108,6 +114,38 @@ func TestProbe(t *testing.T) {
 			if err != nil {
 				is.Equal(err.Error(), strings.ReplaceAll(c.says, "%s", r.host()))
 			}
+		})
+	}
+}
+
+// TestProbeWithoutV1 checks what the program suggests if the runtime is at the address with
+// /v1. It does not repeat what may be a secret.
+func TestProbeWithoutV1(t *testing.T) {
+	for _, c := range []struct {
+		address string // after that of the server
+		status  int
+		page    string // of a server at the address without /v1
+		says    string // %s is the address of the server
+	}{
+		{"", 404, "404 page not found", "the address of the model runtime lacks its /v1: start the quickstart with -runtime %s/v1"},
+		{"/", 404, "404 page not found", "the address of the model runtime lacks its /v1: start the quickstart with -runtime %s/v1"},
+		{"", 200, "<h1>Welcome</h1>", "the address of the model runtime lacks its /v1: start the quickstart with -runtime %s/v1"},
+		{"", 200, `{"error":"Unexpected endpoint or method. (GET /models)"}`, "the address of the model runtime lacks its /v1: start the quickstart with -runtime %s/v1"},
+		{"/secret/", 404, "", "the address of the model runtime lacks its /v1: start the quickstart with -runtime and /v1 at the end of its path"},
+		{"?secret=1", 404, "", "the address of the model runtime lacks its /v1: start the quickstart with -runtime and /v1 at the end of its path"},
+	} {
+		t.Run(c.address+" "+c.page, func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if strings.HasSuffix(r.URL.Path, "/v1/models") {
+					_, _ = io.WriteString(w, `{"data":[{"id":"llama3.2"}]}`)
+					return
+				}
+				w.WriteHeader(c.status)
+				_, _ = io.WriteString(w, c.page)
+			}))
+			defer server.Close()
+			err := runtimeAt(t, server.URL+c.address).probe(t.Context())
+			is.New(t).Equal(fmt.Sprint(err), strings.ReplaceAll(c.says, "%s", server.URL))
 		})
 	}
 }
