@@ -35,7 +35,7 @@ func (e engines) names() string {
 // engines returns the engines that the settings ask for. The guide's answers are
 // long, so it streams them faster.
 func (s settings) engines() engines {
-	all := engines{guide.Model: guide.Engine{Pace: s.pace / 4}}
+	all := engines{guide.Model: guide.Engine{Pace: s.pace / 4, Address: documentsAddress}}
 	for _, model := range eliza.Models() {
 		all[model] = eliza.Engine{Pace: s.pace}
 	}

@@ -151,12 +151,14 @@ func (s settings) routes(store botapi.BotStore, answers *resume.Engine, logger *
 		Logger: logger,
 		OnChat: logChats(logger),
 	}), keys)
+	api = withDocuments(api)
 	mux := http.NewServeMux()
 	mux.Handle("/v1/", api)
 	mux.Handle("/bots", api)
 	mux.Handle("/chat", api)
 	mux.Handle("/answers", api)
 	mux.HandleFunc("GET /health-check", checkHealth)
+	mountDocuments(mux)
 	mux.Handle("/", page.Handler(page.Options{
 		Bots:      store,
 		Questions: questions,

@@ -1,6 +1,7 @@
 package guide
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -24,14 +25,18 @@ const aboutItself = `I am **no language model**, and I do not use one. I search 
 // may be long.
 const maxQuestion = 1000
 
-// answer quotes the section that fits the question best.
+// answer quotes the section that fits the question best. Its links to documents have
+// the linkMark.
 func answer(question string) string {
 	question = question[:min(len(question), maxQuestion)]
-	if isAboutItself(question) {
+	rest, greeting := withoutGreeting(question)
+	terms := termsOf(rest)
+	switch {
+	case isAboutItself(rest):
 		return aboutItself + "\n\n" + suggest(Questions)
-	}
-	terms := termsOf(question)
-	if len(terms) == 0 {
+	case greeting != "" && len(terms) == 0:
+		return greeting + " " + aboutItself + "\n\n" + suggest(Questions)
+	case len(terms) == 0:
 		return quote(sections[0]) + "\n\n" + suggest(Questions[1:]) // as for "what is all this?"
 	}
 	best, found := search(terms)
@@ -41,10 +46,35 @@ func answer(question string) string {
 	return quote(best)
 }
 
+// withoutGreeting removes what is only polite from the beginning of a question, and
+// returns what to reply to it.
+func withoutGreeting(question string) (rest, greeting string) {
+	words := strings.FieldsFunc(strings.ToLower(question), isNoLetter)
+	for len(words) > 0 {
+		reply, known := greetings[words[0]]
+		if !known {
+			break
+		}
+		words, greeting = words[1:], cmp.Or(greeting, reply)
+	}
+	if greeting == "" {
+		return question, ""
+	}
+	return strings.Join(words, " "), greeting
+}
+
+// greetings has the reply to each greeting; an empty one leaves it to the other words.
+var greetings = map[string]string{
+	"hello": "Hello!", "hi": "Hello!", "hey": "Hello!", "moin": "Hello!", "greetings": "Hello!",
+	"good": "", "morning": "Hello!", "afternoon": "Hello!", "evening": "Hello!", "day": "Hello!", "there": "",
+	"thanks": "You are welcome.", "thank": "You are welcome.", "you": "", "very": "", "much": "", "a": "", "lot": "",
+	"ok": "", "okay": "", "bye": "Goodbye!", "goodbye": "Goodbye!",
+}
+
 // isAboutItself reports whether a question is about the guide.
 func isAboutItself(question string) bool {
 	asked := " " + strings.Join(strings.FieldsFunc(strings.ToLower(question), isNoLetter), " ") + " "
-	return slices.ContainsFunc([]string{" are you ", " who you ", " what you ", " can you do ", " you know ", " your name ", " hello ", " hi ", " thanks ", " thank you "},
+	return slices.ContainsFunc([]string{" are you ", " who you ", " what you ", " can you do ", " you know ", " your name "},
 		func(phrase string) bool { return strings.Contains(asked, phrase) })
 }
 
@@ -58,7 +88,8 @@ func suggest(questions []string) string {
 }
 
 func quote(s section) string {
-	return fmt.Sprintf("### %s\n\n%s\n\n*From “%s” in %s*", s.heading, strings.Join(s.blocks, "\n\n"), s.heading, s.document)
+	source := fmt.Sprintf("[%s](%s)", s.document, linkMark+served[s.document]+anchor(s.heading))
+	return fmt.Sprintf("### %s\n\n%s\n\n*From “%s” in %s*", s.heading, strings.Join(s.blocks, "\n\n"), s.heading, source)
 }
 
 // search returns the section with the highest score. Rare terms count more than
@@ -88,11 +119,12 @@ var indexed = index()
 
 func index() (bags []bag) {
 	for _, s := range sections {
+		text := link.ReplaceAllString(strings.Join(s.blocks, " "), "$1")
 		b := bag{heading: map[string]int{}, text: map[string]int{}}
 		for _, term := range termsOf(s.heading + " " + alsoAsked[s.heading]) {
 			b.heading[term]++
 		}
-		for _, term := range termsOf(strings.Join(s.blocks, " ")) {
+		for _, term := range termsOf(text) {
 			b.text[term]++
 			b.length++
 		}

@@ -23,6 +23,10 @@ type Engine struct {
 	// Pace is the delay before each word of a stream but the first. A JSON
 	// response is not delayed.
 	Pace time.Duration
+	// Address returns the address at which the program serves the Documents, with a
+	// slash at its end; answers link to them. If it is nil, or returns "", answers have
+	// only the names of documents.
+	Address func(context.Context) string
 }
 
 var _ botapi.ChatEngine = Engine{}
@@ -34,7 +38,12 @@ func (e Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[str
 		if !req.Stream {
 			pace = 0
 		}
-		speech.Speak(ctx, words(answer(req.Messages[len(req.Messages)-1].Content)), pace, yield)
+		address := ""
+		if e.Address != nil {
+			address = e.Address(ctx)
+		}
+		text := linked(answer(req.Messages[len(req.Messages)-1].Content), address)
+		speech.Speak(ctx, words(text), pace, yield)
 	}
 }
 

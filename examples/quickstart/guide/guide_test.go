@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/docs"
 	"github.com/matryer/is"
 )
 
@@ -86,7 +87,7 @@ func TestQuestions(t *testing.T) {
 			text := answer(test.question)
 			first, _, _ := strings.Cut(text, "\n")
 			is.Equal(first, "### "+test.heading)
-			is.True(strings.Contains(text, "*From “"+test.heading+"” in "+test.document+"*"))
+			is.True(strings.Contains(text, "*From “"+test.heading+"” in ["+test.document+"]("+linkMark+served[test.document]+"#"))
 		})
 	}
 	for _, question := range Questions {
@@ -109,9 +110,13 @@ func TestAnswers(t *testing.T) {
 		{"what is botapi", "### botapi", "You could ask:\n\n- How do I connect a model?\n"},
 		{"Tell me more.", "### botapi", "You could ask:\n\n- How do I connect a model?\n"},
 		{"Are you a real person?", "I am **no language model**", "- What is botapi?\n"},
-		{"Hello!", "I am **no language model**", "- What is botapi?\n"},
+		{"Hello!", "Hello! I am **no language model**", "- What is botapi?\n"},
+		{"good morning :)", "Hello! I am **no language model**", "- What is botapi?\n"},
+		{"Thank you very much", "You are welcome. I am **no language model**", "- What is botapi?\n"},
+		{"Hi, how do I connect a model?", "### Your model", "openai.NewEngine("},
+		{"Hi, who are you?", "I am **no language model**", "- What is botapi?\n"},
 		{"xyzzy plugh", "I have found nothing about this", "- What is botapi?\n"},
-		{"?", "### botapi", "*From “botapi” in README.md*"},
+		{"?", "### botapi", "*From “botapi” in [README.md](documents:README.md#botapi)*"},
 	}
 	for _, test := range tests {
 		t.Run(test.question, func(t *testing.T) {
@@ -126,14 +131,18 @@ func TestAnswers(t *testing.T) {
 // TestSectionsStandAlone checks that no section refers to the text around it.
 func TestSectionsStandAlone(t *testing.T) {
 	elsewhere := regexp.MustCompile(`\]\((#|[^h)])|<img|(program|section|command)s? (above|below)|on this page`)
-	headings := map[string]bool{}
+	toDocument := regexp.MustCompile(`\]\(http://127.0.0.1:8080/docs/([^)#]*)([^)]*)`)
+	headings, documents := map[string]bool{}, Documents()
 	for _, s := range sections {
 		headings[s.heading] = true
 		t.Run(s.document+" "+s.heading, func(t *testing.T) {
 			is := is.New(t)
-			text := quote(s)
+			text := linked(quote(s), "http://127.0.0.1:8080/docs/")
+			for _, to := range toDocument.FindAllStringSubmatch(text, -1) {
+				is.True(slices.Contains(anchorsOf(documents[to[1]]), to[2])) // the document has this heading
+			}
 			is.Equal(elsewhere.FindString(text), "")
-			is.True(len(text) < 5000) // short enough for a chat
+			is.True(len(linked(quote(s), "")) < 5500) // short enough for a chat
 		})
 	}
 	for heading := range alsoAsked {
@@ -141,11 +150,54 @@ func TestSectionsStandAlone(t *testing.T) {
 	}
 }
 
+// anchorsOf returns the anchors of a document, and "" for the document itself; none of a
+// document that does not exist.
+func anchorsOf(text string) (anchors []string) {
+	if text == "" {
+		return nil
+	}
+	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(text, -1) {
+		anchors = append(anchors, anchor(heading[1]))
+	}
+	return append(anchors, "")
+}
+
+// TestDocuments checks that the documents link to each other and to nothing that only the
+// repository has, and that their code is unchanged.
+func TestDocuments(t *testing.T) {
+	documents := Documents()
+	is.New(t).Equal(len(documents), len(served))
+	files, err := docs.Files.ReadDir(".")
+	is.New(t).NoErr(err)
+	for _, file := range files {
+		is.New(t).True(documents[file.Name()] != "") // each page of docs/ is served
+	}
+	links := 0
+	for name, text := range documents {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			prose := regexp.MustCompile("(?ms)^```.*?^```$").ReplaceAllString(text, "")
+			for _, found := range link.FindAllStringSubmatch(prose, -1) {
+				if strings.HasPrefix(found[2], "https://") {
+					continue
+				}
+				to, heading, hasHeading := strings.Cut(found[2], "#")
+				links++
+				is.True(documents[to] != "") // the document is served
+				is.True(!hasHeading || slices.Contains(anchorsOf(documents[to]), "#"+heading))
+			}
+			is.True(!strings.Contains(text, "<img") && !strings.Contains(text, linkMark))
+		})
+	}
+	is.New(t).True(links > 20)
+	is.New(t).True(strings.Contains(documents["wire.md"], "async function* chat(url, key, request) {"))
+}
+
 func TestSplit(t *testing.T) {
 	is := is.New(t)
 	is.Equal(split("docs/a.md", `# One
 
-A [page](b.md#part), a [heading](#two), a [TestA](../a_test.go) and the [web](https://go.dev).
+A [page](b.md#part), the [wire](wire.md#a-chat), a [heading](#two), a [TestA](../a_test.go) and the [web](https://go.dev).
 Still the first.
 
 - An item
@@ -158,7 +210,7 @@ Still the first.
 
 `+"```sh\n# no heading\n\nls\n```"+`
 `), []section{
-		{"docs/a.md", "One", []string{"A page (docs/b.md), a heading, a TestA and the [web](https://go.dev). Still the first.", "- An item on two lines.\n- Another."}},
+		{"docs/a.md", "One", []string{"A page (docs/b.md), the [wire](documents:wire.md#a-chat), a heading, a TestA and the [web](https://go.dev). Still the first.", "- An item on two lines.\n- Another."}},
 		{"docs/a.md", "`Two`", []string{"```sh\n# no heading\n\nls\n```"}},
 	})
 }
@@ -178,7 +230,7 @@ func TestPace(t *testing.T) {
 				fragments = append(fragments, fragment)
 			}
 			is.True(len(fragments) > 10)
-			is.Equal(strings.Join(fragments, ""), answer("What is botapi?"))
+			is.Equal(strings.Join(fragments, ""), linked(answer("What is botapi?"), ""))
 			is.Equal(time.Since(began) > 0, stream)
 			for _, fragment := range fragments {
 				is.True(len(strings.Fields(fragment)) == 1)
@@ -198,4 +250,22 @@ func TestCancelled(t *testing.T) {
 		last = err
 	}
 	is.Equal(last, context.Canceled)
+}
+
+// TestAddress checks the links of an answer with and without an address.
+func TestAddress(t *testing.T) {
+	is := is.New(t)
+	req := &botapi.ChatRequest{Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: "What is botapi?"}}}
+	for address, want := range map[string]string{
+		"":                            "*From “botapi” in README.md*",
+		"http://127.0.0.1:8080/docs/": "*From “botapi” in [README.md](http://127.0.0.1:8080/docs/README.md#botapi)*",
+	} {
+		var text strings.Builder
+		for fragment, err := range (Engine{Address: func(context.Context) string { return address }}).Chat(t.Context(), req) {
+			is.NoErr(err)
+			text.WriteString(fragment)
+		}
+		is.True(strings.Contains(text.String(), want))
+		is.True(!strings.Contains(text.String(), linkMark))
+	}
 }
