@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"time"
 
@@ -510,4 +511,118 @@ func ExampleCallbackEngine() {
 	// Output:
 	// 200
 	// {"content":"You said: hello"}
+}
+
+// A web backend has one API key for all the people who are logged in. The verifier makes an
+// account of each person, whom the backend knows from its own login, so that limits, reports
+// and lists are those of the person. Not trusted: the user_id of the body, and any header
+// that a client can send itself.
+func ExampleKeyVerifier() {
+	type personKey struct{}
+	sessions := map[string]string{"session-1": "ann", "session-2": "ben"} // the backend's logins
+	login := func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			cookie, err := r.Cookie("session")
+			if err != nil || sessions[cookie.Value] == "" {
+				http.Error(w, `{"detail":"Log in first"}`, http.StatusUnauthorized)
+				return
+			}
+			r = r.WithContext(context.WithValue(r.Context(), personKey{}, sessions[cookie.Value]))
+			r.Header.Set("Authorization", "Bearer the-backends-key") // browsers never see it
+			next.ServeHTTP(w, r)
+		})
+	}
+	// The keys may be cached, but not the accounts: a cache knows the key alone.
+	keys := botapi.CacheKeys(botapi.StaticKeys(map[string]string{"the-backends-key": "shop"}), time.Minute)
+	o := newOptions()
+	o.MaxChatsPerAccount = 1
+	o.Keys = botapi.KeyVerifierFunc(func(ctx context.Context, key string) (string, error) {
+		account, err := keys.VerifyKey(ctx, key)
+		if person, ok := ctx.Value(personKey{}).(string); ok && err == nil {
+			account += "/" + person
+		}
+		return account, err
+	})
+	answering := make(chan struct{}, 2)
+	o.Engine = botapi.CallbackEngine(func(ctx context.Context, req *botapi.ChatRequest, emit func(string) error) error {
+		if strings.Contains(req.Messages[0].Content, "story") {
+			answering <- struct{}{}
+			<-ctx.Done() // a long answer: its client disconnects in the end
+			return ctx.Err()
+		}
+		return emit("Hello, " + botapi.AccountFrom(ctx))
+	})
+	o.OnChat = func(_ context.Context, r botapi.ChatReport) {
+		fmt.Printf("report: %s, who claims to be %s\n", r.Account, r.UserID)
+	}
+	h := login(botapi.New(o))
+	ask := func(ctx context.Context, session, prompt string) {
+		r := httptest.NewRequestWithContext(ctx, "POST", "/v1/chat", strings.NewReader(
+			`{"bot_slug":"parrot","stream":false,"user_id":"ann","prompt":"`+prompt+`"}`))
+		r.AddCookie(&http.Cookie{Name: "session", Value: session})
+		w := httptest.NewRecorder()
+		defer func() { _ = recover() }() // http.ErrAbortHandler, if the client has disconnected
+		h.ServeHTTP(w, r)
+		fmt.Println(sessions[session], w.Code, strings.TrimSpace(w.Body.String()))
+	}
+
+	ctx, disconnect := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		ask(ctx, "session-1", "Tell me a story")
+	}()
+	<-answering
+	ask(context.Background(), "session-1", "Hello?") // Ann has a chat in progress
+	ask(context.Background(), "session-2", "Hello?") // Ben has none, whatever user_id he claims
+	disconnect()
+	<-ended
+	// Output:
+	// ann 429 {"detail":"Too many chats in progress for this key"}
+	// report: shop/ben, who claims to be ann
+	// ben 200 {"content":"Hello, shop/ben"}
+	// report: shop/ann, who claims to be ann
+}
+
+// storing wraps an engine: it saves a conversation when its answer is complete, before the
+// client learns that it is.
+func storing(engine botapi.ChatEngine, save func(context.Context, *botapi.ChatRequest, string) error) botapi.ChatEngine {
+	return botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			var answer strings.Builder
+			for text, err := range engine.Chat(ctx, req) {
+				answer.WriteString(text)
+				if !yield(text, err) || err != nil {
+					return
+				}
+			}
+			if err := save(ctx, req, answer.String()); err != nil {
+				yield("", fmt.Errorf("save the conversation: %w", err))
+			}
+		}
+	})
+}
+
+// The handler stores no conversations. An engine that wraps another one can: it has the
+// messages, and sees the answer. The conversation's id is a field of the application's own.
+func ExampleChatEngine_store() {
+	type conversation struct{ account, id string }
+	stored := map[conversation][]botapi.ChatMessage{} // in a program, a database
+	o := newOptions()
+	o.Engine = storing(o.Engine, func(ctx context.Context, req *botapi.ChatRequest, answer string) error {
+		var id string
+		if err := json.Unmarshal(req.Extra["conversation_id"], &id); err != nil {
+			return nil // the client wants none stored
+		}
+		key := conversation{botapi.AccountFrom(ctx), id} // an id alone could be another account's
+		stored[key] = append(slices.Clone(req.Messages), botapi.ChatMessage{Role: botapi.RoleAssistant, Content: answer})
+		return nil
+	})
+
+	call(botapi.New(o), "POST", "/v1/chat", "my-key", `{"bot_slug":"parrot","prompt":"hello","stream":false,"conversation_id":"c-1"}`)
+	fmt.Println(stored[conversation{"me", "c-1"}])
+	// Output:
+	// 200
+	// {"content":"hello"}
+	// [{user hello} {assistant hello}]
 }

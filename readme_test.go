@@ -42,7 +42,7 @@ import (
 //
 // Blocks in other languages are not run.
 
-var documents = []string{"README.md", "docs/wire.md", "docs/operating.md", "docs/performance.md"}
+var documents = []string{"README.md", "docs/wire.md", "docs/operating.md", "docs/rough-edges.md", "docs/performance.md"}
 
 // A block is one fenced block of a document.
 type block struct {
@@ -91,7 +91,7 @@ func blocksOf(text string) (blocks []block) {
 }
 
 // TestDocumentedGo creates a module next to the package, as the README says, and vets all
-// Go code of the documents in it.
+// Go code of the documents in it. Tests also run.
 func TestDocumentedGo(t *testing.T) {
 	t.Parallel() // it waits for other programs
 	is := is.New(t)
@@ -116,7 +116,7 @@ func TestDocumentedGo(t *testing.T) {
 		is.True(!strings.HasPrefix(text, "package ") || strings.Count(text, "\n") <= 40)
 	}
 	is.Equal(shown, 3) // interfaces
-	runIn(t, app, "go mod tidy && go vet ./...")
+	runIn(t, app, "go mod tidy && go vet ./... && go test ./...")
 }
 
 var interfaceName = regexp.MustCompile(`(?m)^type (BotStore|KeyVerifier|ChatEngine) interface`)
@@ -124,19 +124,23 @@ var interfaceName = regexp.MustCompile(`(?m)^type (BotStore|KeyVerifier|ChatEngi
 // writePackage writes a block as a package of the program.
 func writePackage(t *testing.T, app string, i int, text string) {
 	is := is.New(t)
-	folder, source := filepath.Join(app, fmt.Sprint("block", i)), text
+	folder, source, name := filepath.Join(app, fmt.Sprint("block", i)), text, "main.go"
 	if !strings.HasPrefix(text, "package ") {
 		source = fmt.Sprintf("package block%d\n\n%s\n%s", i, importsOf(text), text)
 	}
+	if strings.Contains(text, "*testing.T") {
+		name = "main_test.go"
+	}
 	is.NoErr(os.MkdirAll(folder, 0o755))
-	is.NoErr(os.WriteFile(filepath.Join(folder, "main.go"), []byte(source), 0o644))
+	is.NoErr(os.WriteFile(filepath.Join(folder, name), []byte(source), 0o644))
 }
 
 // importsOf returns the imports that a block without a package clause needs.
 func importsOf(text string) string {
 	var imports strings.Builder
 	for _, path := range []string{
-		"bufio", "cmp", "context", "encoding/json", "errors", "io", "iter", "log/slog", "net", "net/http", "strings", "time",
+		"bufio", "cmp", "context", "encoding/json", "errors", "fmt", "io", "iter", "log/slog", "net", "net/http", "net/http/httptest", "strings",
+		"sync/atomic", "testing", "time",
 		"example.com/botapi", "example.com/botapi/examples/openai",
 	} {
 		if regexp.MustCompile(`\b` + filepath.Base(path) + `\.[A-Z]`).MatchString(text) {
