@@ -19,10 +19,11 @@ import (
 func TestDocumentedReaders(t *testing.T) {
 	t.Parallel() // it waits for other programs
 	programs := map[string]struct {
-		run   []string
-		after string // code after the reader, which prints what it reads
+		run      []string
+		rejected string // what it prints of an error response
+		after    string // code after the reader, which prints what it reads
 	}{
-		"python": {[]string{"python3", "read.py"}, `
+		"python": {[]string{"python3", "read.py"}, "It is tired, 429, 2", `
 import sys
 try:
     for fragment in chat(sys.argv[1] + "/v1/chat", "` + testKey + `", bot_slug="` + echoBot.Slug + `", prompt="Hello"):
@@ -30,7 +31,7 @@ try:
 except ChatFailed as error:
     sys.exit(f"{error}, {error.status}, {error.retry_after}")
 `},
-		"js": {[]string{"node", "read.js"}, `
+		"js": {[]string{"node", "read.js"}, "It is tired, 429, 2", `
 (async () => {
   for await (const fragment of chat(process.argv[2] + "/v1/chat", "` + testKey + `", { bot_slug: "` + echoBot.Slug + `", prompt: "Hello" })) {
     process.stdout.write(fragment);
@@ -40,7 +41,7 @@ except ChatFailed as error:
   process.exitCode = 1;
 });
 `},
-		"go": {[]string{"go", "run", "read.go"}, `
+		"go": {[]string{"go", "run", "read.go"}, `{"detail":"It is tired"}`, `
 func main() {
 	req, _ := http.NewRequest("POST", os.Args[1] + "/v1/chat", strings.NewReader(` + "`" + `{"bot_slug": "` + echoBot.Slug + `", "prompt": "Hello", "stream": true}` + "`" + `))
 	req.Header.Set("Authorization", "Bearer ` + testKey + `")
@@ -87,7 +88,7 @@ func main() {
 		directory := t.TempDir()
 		text := block.text + program.after
 		if block.language == "go" {
-			text = "package main\n\nimport (\n\t\"fmt\"\n\t\"os\"\n)\n\n" + importsOf(text) + text
+			text = "package main\n\nimport \"os\"\n\n" + importsOf(text) + text
 		}
 		is.New(t).NoErr(os.WriteFile(filepath.Join(directory, program.run[len(program.run)-1]), []byte(text), 0o600))
 		for name, stream := range streams {
@@ -108,6 +109,7 @@ func main() {
 				is.Equal(string(printed), stream.prints)
 				is.Equal(err != nil, stream.failure != "")
 				is.True(strings.Contains(messages.String(), stream.failure))
+				is.True(name != "rejected" || strings.HasPrefix(messages.String(), program.rejected))
 			})
 		}
 	}
