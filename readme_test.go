@@ -99,9 +99,11 @@ func TestDocumentedGo(t *testing.T) {
 	is.NoErr(err)
 	dir := t.TempDir()
 	is.NoErr(os.Symlink(here, filepath.Join(dir, "botapi")))
+	clone := filepath.Join(dir, "the clone")
+	is.NoErr(os.Mkdir(clone, 0o755))
 	for _, block := range blocks(t, "sh") {
-		if strings.HasPrefix(block.text, "mkdir app ") {
-			runIn(t, dir, block.text)
+		if strings.Contains(block.text, "go mod init app\n") {
+			runIn(t, clone, block.text)
 		}
 	}
 	app := filepath.Join(dir, "app")
@@ -150,26 +152,20 @@ func importsOf(text string) string {
 	return imports.String()
 }
 
-// bashIn returns a shell. Its flags for Go make builds in different folders share the build
-// cache, and ignore a go.work.
-func bashIn(dir, commands string) *exec.Cmd {
-	bash := exec.Command("bash", "-euc", commands)
-	bash.Dir = dir
-	bash.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-trimpath -ldflags=-w")
-	return bash
+// goEnvironment has flags for Go that make builds in different folders share the build cache,
+// and ignore a go.work.
+func goEnvironment() []string {
+	return append(os.Environ(), "GOWORK=off", "GOFLAGS=-trimpath -ldflags=-w")
 }
 
-// runIn runs commands, and returns their standard output.
-func runIn(t *testing.T, dir, command string) string {
+// runIn runs commands in a folder.
+func runIn(t *testing.T, dir, commands string) {
 	t.Helper()
-	bash := bashIn(dir, command)
-	var messages strings.Builder
-	bash.Stderr = &messages
-	printed, err := bash.Output()
-	if err != nil {
-		t.Fatalf("%s: %v\n%s%s", command, err, printed, messages.String())
+	bash := exec.Command("bash", "-euc", commands)
+	bash.Dir, bash.Env = dir, goEnvironment()
+	if printed, err := bash.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", commands, err, printed)
 	}
-	return string(printed)
 }
 
 // The README's first program is ExampleNew, and then starts a server, which an example
@@ -191,8 +187,9 @@ func TestREADMEIsShort(t *testing.T) {
 	is.True(strings.Count(text, "\n") <= 260)
 }
 
-// TestDocumentedCommands runs the commands of the documents as a newcomer would: with a clone
-// of the last commit, in an empty folder.
+// TestDocumentedCommands pastes the commands of the documents into one shell, in order, as a
+// newcomer would who begins with an empty folder and a clone of the last commit. Each block
+// is therefore in the folder where the blocks before it have ended.
 func TestDocumentedCommands(t *testing.T) {
 	t.Parallel() // it waits for other programs
 	for _, program := range []string{"git", "curl"} {
@@ -203,7 +200,7 @@ func TestDocumentedCommands(t *testing.T) {
 	if err := exec.Command("git", "rev-parse", "--git-dir").Run(); err != nil {
 		t.Skip("not a git checkout")
 	}
-	reader := &newcomer{t: t, dir: t.TempDir(), services: map[string]string{}}
+	reader := newNewcomer(t)
 	elsewhere := 0
 	for _, block := range blocks(t, "sh") {
 		if runElsewhere[block.text] != "" {
@@ -211,37 +208,92 @@ func TestDocumentedCommands(t *testing.T) {
 			continue
 		}
 		name, _, _ := strings.Cut(block.text, "\n")
-		t.Run(name, func(t *testing.T) { reader.follow(t, block) })
+		if !t.Run(name, func(t *testing.T) { reader.follow(t, block) }) {
+			return // the shell has ended, or is not where the next block expects it
+		}
 	}
 	is.New(t).Equal(elsewhere, len(runElsewhere))
 }
 
-// A newcomer has a folder with a clone, and later two running services. In the documents,
-// both are at documentedAddress; here each has its own address, found by its key.
+// A newcomer has one shell, and later two running services. In the documents, both are at
+// documentedAddress; here each has its own address, found by its key.
 type newcomer struct {
-	t        *testing.T // of all blocks together
-	dir      string
+	dir      string // where the shell began
+	in       io.Writer
+	out      *bufio.Reader
 	services map[string]string // address by key
 }
 
 const documentedAddress = "127.0.0.1:8080"
 
+// newNewcomer starts a shell that ends when a command fails. With it end the services, which
+// are its background jobs.
+func newNewcomer(t *testing.T) *newcomer {
+	is := is.New(t)
+	n := &newcomer{dir: t.TempDir(), services: map[string]string{}}
+	shell := exec.Command("bash", "-eu")
+	shell.Dir, shell.Stderr, shell.Env = n.dir, t.Output(), goEnvironment()
+	in, err := shell.StdinPipe()
+	is.NoErr(err)
+	out, err := shell.StdoutPipe()
+	is.NoErr(err)
+	is.NoErr(shell.Start())
+	t.Cleanup(func() {
+		_ = in.Close()
+		_ = shell.Wait() // the shell has reported its errors
+	})
+	n.in, n.out = in, bufio.NewReader(out)
+	n.paste(t, `trap 'kill $(jobs -p)' EXIT`)
+	return n
+}
+
+// paste gives commands to the shell.
+func (n *newcomer) paste(t *testing.T, commands string) {
+	t.Helper()
+	_, err := io.WriteString(n.in, commands+"\n")
+	is.New(t).NoErr(err)
+}
+
+// run also returns what the commands print.
+func (n *newcomer) run(t *testing.T, commands string) string {
+	t.Helper()
+	const end = "the commands have ended"
+	n.paste(t, commands+"\necho; echo "+end)
+	var printed strings.Builder
+	for {
+		line := n.line(t)
+		if line == end+"\n" {
+			return strings.TrimSpace(printed.String())
+		}
+		printed.WriteString(line)
+	}
+}
+
+// line returns the next line that a command prints.
+func (n *newcomer) line(t *testing.T) string {
+	t.Helper()
+	line, err := n.out.ReadString('\n')
+	if err != nil {
+		t.Fatalf("the shell has ended: %v", err)
+	}
+	return line
+}
+
 // follow runs the commands of one block.
 func (n *newcomer) follow(t *testing.T, b block) {
-	app := filepath.Join(n.dir, "app")
 	switch {
 	case strings.HasPrefix(b.text, "git clone "):
 		n.startQuickstart(t, b)
 	case strings.HasPrefix(b.text, "curl "):
 		n.ask(t, b)
-	case strings.HasPrefix(b.text, "mkdir app "):
-		runIn(t, n.dir, b.text)
+	case strings.Contains(b.text, "go mod init app\n"):
+		n.run(t, b.text)
 	case b.text == "go mod tidy\ngo run .\n":
-		n.startParrot(t, app, b)
+		n.startParrot(t, b)
 	case strings.Contains(b.text, "third_party"):
-		runIn(t, app, "mkdir third_party && cp -r ../botapi third_party\n"+b.text+"go build . && go mod vendor && go build .")
+		n.run(t, "mkdir third_party && cp -r ../botapi third_party\n"+b.text+"go build . && go mod vendor && go build .")
 	case strings.HasPrefix(b.text, "go run ./examples/rename "):
-		runIn(t, n.dir, "git clone -q botapi renamed && cd renamed\n"+b.text+"go build ./... && grep -q git.example.org/you/botapi README.md")
+		n.run(t, "cd .. && git clone -q botapi renamed && cd renamed\n"+b.text+"go build ./... && grep -q git.example.org/you/botapi README.md")
 	default:
 		t.Fatal("add these commands to runElsewhere, or a case here that runs them")
 	}
@@ -254,24 +306,22 @@ func (n *newcomer) ask(t *testing.T, b block) {
 	key, _, _ := strings.Cut(after, "'")
 	is.True(n.services[key] != "") // a service has this key
 	is.True(b.prints != "")
-	printed := runIn(t, n.dir, strings.ReplaceAll(b.text, documentedAddress, n.services[key]))
-	is.Equal(strings.TrimSpace(printed), strings.TrimSpace(b.prints))
+	printed := n.run(t, strings.ReplaceAll(b.text, documentedAddress, n.services[key]))
+	is.Equal(printed, strings.TrimSpace(b.prints))
 }
 
 // startQuickstart clones this repository instead of the address in the document, and
-// compares what the quickstart prints.
+// compares the first lines that the quickstart prints.
 func (n *newcomer) startQuickstart(t *testing.T, b block) {
 	is := is.New(t)
 	here, err := os.Getwd()
 	is.NoErr(err)
-	command := regexp.MustCompile(`git clone \S+`).ReplaceAllLiteralString(b.text, "git clone -q '"+here+"' botapi")
-	command = strings.Replace(command, "/quickstart\n", "/quickstart -addr 127.0.0.1:0 -pace 0\n", 1)
-	output := bufio.NewReader(n.start(t, n.dir, command))
+	commands := regexp.MustCompile(`git clone \S+`).ReplaceAllLiteralString(b.text, "git clone -q '"+here+"' botapi")
+	lines := strings.Count(b.prints, "\n")
+	n.paste(t, inBackground(commands, fmt.Sprintf("-addr 127.0.0.1:0 -pace 0 > >(head -n %d)", lines)))
 	var printed strings.Builder
-	for range strings.Count(b.prints, "\n") {
-		line, err := output.ReadString('\n')
-		is.NoErr(err)
-		printed.WriteString(line)
+	for range lines {
+		printed.WriteString(n.line(t))
 	}
 	var address string
 	_, err = fmt.Sscanf(printed.String(), "Serving 3 bots at http://%s with the key secret", &address)
@@ -281,33 +331,23 @@ func (n *newcomer) startQuickstart(t *testing.T, b block) {
 }
 
 // startParrot runs the README's first program.
-func (n *newcomer) startParrot(t *testing.T, app string, b block) {
+func (n *newcomer) startParrot(t *testing.T, b block) {
 	is := is.New(t)
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	is.NoErr(err)
 	address := free.Addr().String()
 	is.NoErr(free.Close())
 	program := strings.ReplaceAll(blocks(t, "go")[0].text, documentedAddress, address)
-	is.NoErr(os.WriteFile(filepath.Join(app, "main.go"), []byte(program), 0o644))
-	n.start(t, app, b.text)
-	runIn(t, app, "curl -s --retry 100 --retry-delay 1 --retry-connrefused http://"+address+"/health-check")
+	is.NoErr(os.WriteFile(filepath.Join(n.dir, "app", "main.go"), []byte(program), 0o644))
+	n.run(t, inBackground(b.text, "")+"curl -s --retry 100 --retry-delay 1 --retry-connrefused http://"+address+"/health-check")
 	n.services["my-key"] = address
 }
 
-// start runs commands that end with go run, until the test ends. The shell execs the
-// program, so that there is only one process to kill.
-func (n *newcomer) start(t *testing.T, dir, commands string) io.Reader {
-	is := is.New(t)
-	commands = regexp.MustCompile(`(?m)^(\S+=\S+ )?go run (\S+)`).ReplaceAllString(commands, "go build -o program $2\n${1}exec ./program")
-	bash := bashIn(dir, commands)
-	output, err := bash.StdoutPipe()
-	is.NoErr(err)
-	is.NoErr(bash.Start())
-	n.t.Cleanup(func() {
-		_ = bash.Process.Kill()
-		_ = bash.Wait() // an error, since it was killed
-	})
-	return output
+// inBackground makes a background job of the command that begins with go run, so that the
+// shell takes more commands, as a second terminal would. The job is the program alone: go
+// run would be a second process to kill.
+func inBackground(commands, arguments string) string {
+	return regexp.MustCompile(`(?m)^(\S+=\S+ )?go run (\S+)$`).ReplaceAllString(commands, "go build -o program $2\n${1}./program "+arguments+" &")
 }
 
 // rows returns the cells of all table rows of a document.
@@ -337,7 +377,7 @@ func TestDocumentedOptions(t *testing.T) {
 		"Logger":             "`slog.Default()`",
 		"OnChat":             "none",
 	}
-	rows := rows(t, "README.md")
+	rows := rows(t, "docs/operating.md")
 	first := slices.IndexFunc(rows, func(row []string) bool { return row[0] == "`Bots`" })
 	is.True(first >= 0)
 	options := reflect.TypeFor[Options]()
@@ -345,7 +385,7 @@ func TestDocumentedOptions(t *testing.T) {
 		field, row := options.Field(i), rows[first+i]
 		is.Equal(row[0], "`"+field.Name+"`")
 		is.Equal(row[1], "`"+strings.ReplaceAll(field.Type.String(), "botapi.", "")+"`")
-		is.Equal(row[2], defaults[field.Name]) // the default in the README, and above
+		is.Equal(row[2], defaults[field.Name]) // the default in the document, and above
 	}
 	is.True(!strings.HasPrefix(rows[first+options.NumField()][0], "`Max")) // the table ends here
 }

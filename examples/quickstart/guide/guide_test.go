@@ -80,7 +80,7 @@ func TestQuestions(t *testing.T) {
 		{"Is it secure?", "Security", "docs/operating.md"},
 		{"Can I have it with chi or gin?", "Mount it", "README.md"},
 		{"How do I embed the chat page?", "Mount it", "README.md"},
-		{"What options are there?", "Options", "README.md"},
+		{"What options are there?", "Options", "docs/operating.md"},
 		{"Does it support tool calls and images?", "When to use something else", "README.md"},
 		{"Does it work with Docker?", "When to use something else", "README.md"},
 		{"Why not write the handler myself?", "Why not 60 lines of your own?", "README.md"},
