@@ -40,18 +40,24 @@ func rename(path string) error {
 	if output, err := exec.Command("go", "mod", "edit", "-module", path).CombinedOutput(); err != nil {
 		return fmt.Errorf("change the path of the module: %w: %s", err, bytes.TrimSpace(output))
 	}
-	occurrence := regexp.MustCompile(`(^|[^\w.-])` + regexp.QuoteMeta(old) + `\b`)
-	replacement := []byte("${1}" + strings.ReplaceAll(path, "$", "$$"))
+	// With more letters at either end, it is another path.
+	occurrence := regexp.MustCompile(`[\w.-]*` + regexp.QuoteMeta(old) + `[\w-]*`)
+	replace := func(found []byte) []byte {
+		if string(found) == old {
+			return []byte(path)
+		}
+		return found
+	}
 	return filepath.WalkDir(".", func(name string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
 		case entry.IsDir() && (entry.Name() == ".git" || entry.Name() == "node_modules"):
 			return filepath.SkipDir
-		case !entry.Type().IsRegular():
+		case !entry.Type().IsRegular(), name == "go.mod":
 			return nil
 		}
-		return renameIn(name, occurrence, replacement)
+		return renameIn(name, func(text []byte) []byte { return occurrence.ReplaceAllFunc(text, replace) })
 	})
 }
 
@@ -71,7 +77,7 @@ func modulePath() (string, error) {
 
 // renameIn replaces the path in a text file. Go files are formatted again, since the order
 // of their imports depends on the path.
-func renameIn(name string, occurrence *regexp.Regexp, replacement []byte) error {
+func renameIn(name string, replaced func([]byte) []byte) error {
 	before, err := os.ReadFile(name)
 	if err != nil {
 		return err
@@ -79,7 +85,7 @@ func renameIn(name string, occurrence *regexp.Regexp, replacement []byte) error 
 	if !utf8.Valid(before) {
 		return nil
 	}
-	after := occurrence.ReplaceAll(before, replacement)
+	after := replaced(before)
 	if bytes.Equal(before, after) {
 		return nil
 	}
