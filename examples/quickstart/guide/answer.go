@@ -40,7 +40,10 @@ func answer(question string) string {
 		return quote(sections[0]) + "\n\n" + suggest(Questions[1:]) // as for "what is all this?"
 	}
 	best, found := search(terms)
-	if !found {
+	switch {
+	case !found && greeting != "":
+		return greeting + " " + aboutItself + "\n\n" + suggest(Questions)
+	case !found:
 		return "I have found nothing about this in botapi's documents. " + aboutItself + "\n\n" + suggest(Questions)
 	}
 	return quote(best)
@@ -168,45 +171,46 @@ func termsOf(text string) (terms []string) {
 // alsoAsked maps a heading to other words that people use for its topic. They
 // count as words of the heading.
 var alsoAsked = map[string]string{
-	"botapi":                               "project library framework package purpose",
-	"Try it":                               "start begin install golang requirement prerequisite",
-	"Why not 60 lines of your own?":        "why handler myself advantage benefit instead scratch reliable robust better",
-	"Your own bot":                         "write create build hello example install import module own code",
-	"The three interfaces":                 "interface implement database postgres sql api key auth account user callback",
-	"Your model":                           "connect plug ai llm gpt claude gemini mistral llama ollama vllm lm studio hugging face runtime provider backend openai compatible",
-	"Mount it":                             "router gin chi echo fiber gorilla embed page chat ui frontend widget prefix existing server",
-	"Options":                              "setting configure configuration config concurrent parameter default",
-	"When to use something else":           "tool function image vision upload file docker kubernetes container production alternative gateway litellm compare",
-	"Versions":                             "licence license free open source mit stable release commercial",
-	"The list of bots":                     "list bots all available etag cache",
-	"A chat":                               "curl send message remember memory history conversation context stop cancel abort prompt talk http json",
-	"Answers":                              "error fail failure status code detail problem 400 401 403 404 405 408 413 422 429 500 502 503 504 mean request id",
-	"Retrying":                             "retry again backoff attempt",
-	"A connection is lost":                 "resume reconnect reload lose interrupted idempotency",
-	"The stream":                           "sse server sent events stream format protocol look complete whole finished done end fragment token",
-	"Readers in Python, Go and JavaScript": "python javascript typescript node js read parse client sdk consume fetch",
-	"Timeouts":                             "timeout slow hang long wait",
-	"CORS: pages of other origins":         "cors origin browser web page website frontend domain",
-	"The details":                          "half closed",
-	"aBLT's clients":                       "ablt",
-	"Depend on it":                         "vendor fork rename copy private",
-	"The server":                           "deploy host serve http2 tls production go live run",
-	"Shutdown":                             "shut graceful gracefully restart deploy rolling update zero downtime",
-	"Engines":                              "engine disconnect leave left cancel context goroutine",
-	"Proxies":                              "nginx haproxy caddy traefik proxy behind reverse load balancer cloudflare",
-	"Logs":                                 "log logging debug see asked monitor observe",
-	"Metering":                             "bill usage measure charge customer metric report",
-	"Token counts":                         "count token usage",
-	"Many users behind one key":            "user account tenant end person backend session login shared per",
-	"Store conversations":                  "store save persist keep history record database conversation chat message remember",
-	"Test your application":                "test unit integration mock fake check simulate httptest",
-	"Limits and bounds":                    "limit rate quota memory bound maximum size abuse",
-	"Security":                             "secure safe safety attack leak privacy gdpr",
-	"Performance":                          "fast speed latency performance benchmark scale many much overhead slow cost price user handle throughput",
-	"The bots file":                        "add second another bots file json",
-	"A real model":                         "quickstart runtime flag try",
-	"A conversation":                       "mira juniper eliza",
-	"Flags":                                "flag port address change key default pace",
+	"botapi":                                "project library framework package purpose",
+	"Try it":                                "start begin install golang requirement prerequisite",
+	"Why not 60 lines of your own?":         "why handler myself advantage benefit instead scratch reliable robust better",
+	"Your own bot":                          "write create build hello example install import module own code",
+	"The three interfaces":                  "interface implement database postgres sql api key auth account user callback",
+	"Your model":                            "connect plug ai llm gpt claude gemini mistral llama ollama vllm lm studio hugging face runtime provider backend openai compatible",
+	"Mount it":                              "router gin chi echo fiber gorilla embed page chat ui frontend widget prefix existing server",
+	"Options":                               "setting configure configuration config concurrent parameter default",
+	"When to use something else":            "tool function image vision upload file docker kubernetes container production alternative gateway litellm compare",
+	"Versions":                              "licence license free open source mit stable release commercial",
+	"The list of bots":                      "list bots all available etag cache",
+	"A chat":                                "curl send message remember memory history conversation context stop cancel abort prompt talk http json",
+	"Answers":                               "error fail failure status code detail problem 400 401 403 404 405 408 413 422 429 500 502 503 504 mean request id",
+	"Retrying":                              "retry again backoff attempt",
+	"A connection is lost":                  "resume reconnect reload lose interrupted idempotency",
+	"The stream":                            "sse server sent events stream format protocol look complete whole finished done end fragment token",
+	"Readers in Python, Go and JavaScript":  "python javascript typescript node js read parse client sdk consume fetch",
+	"Timeouts":                              "timeout slow hang long wait",
+	"CORS: pages of other origins":          "cors origin browser web page website frontend domain",
+	"The details":                           "half closed",
+	"aBLT's clients":                        "ablt",
+	"Depend on it":                          "vendor fork rename copy private",
+	"The server":                            "deploy host serve http2 tls production go live run",
+	"Shutdown":                              "shut graceful gracefully restart deploy rolling update zero downtime",
+	"Engines":                               "engine disconnect leave left cancel context goroutine",
+	"Proxies":                               "nginx haproxy caddy traefik proxy behind reverse load balancer cloudflare",
+	"Logs":                                  "log logging debug see asked monitor observe",
+	"Metering":                              "bill usage measure charge customer metric report",
+	"Token counts":                          "count token usage",
+	"Many users behind one key":             "user account tenant end person backend session login shared per",
+	"Store conversations":                   "store save persist keep history record database conversation chat message remember",
+	"Test your application":                 "test unit integration mock fake check simulate httptest",
+	"Limits and bounds":                     "limit rate quota memory bound maximum size abuse",
+	"Security":                              "secure safe safety attack leak privacy gdpr",
+	"Performance":                           "fast speed latency performance benchmark scale many much overhead slow cost price user handle throughput",
+	"Rough edges of servers and middleware": "surprise surprising gotcha pitfall caveat rough edge known problem",
+	"The bots file":                         "add second another bots file json",
+	"A real model":                          "quickstart runtime flag try",
+	"A conversation":                        "mira juniper eliza",
+	"Flags":                                 "flag port address change key default pace",
 }
 
 func isNoLetter(r rune) bool {
