@@ -132,7 +132,7 @@ func (l *listing) encode(bots []Bot, fixed bool) (list *encodedBots, check bool)
 // warnOfUnreachable logs which uids and slugs of a list lead no request to their bot.
 func (x *exchange) warnOfUnreachable(bots []Bot) {
 	type identifierOf struct{ field, value string }
-	taken := make(map[identifierOf]bool, 2*len(bots))
+	taken := make(map[identifierOf]bool)
 	for i := range bots {
 		for _, id := range [...]identifierOf{{"uid", bots[i].UID}, {"slug", bots[i].Slug}} {
 			problem := "another listed bot has it, too"

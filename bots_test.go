@@ -229,6 +229,26 @@ func TestListWarnsOfUnreachableBots(t *testing.T) {
 	}
 }
 
+// The first list is checked immediately, so that one request shows a mistake. Lists that
+// alternate, as those of several accounts do, are not checked each time.
+func TestFirstListIsChecked(t *testing.T) {
+	is := is.New(t)
+	var log testLog
+	o := testOptions(t, &log)
+	lists, next := [][]Bot{{{UID: "1", Slug: "first list"}}, {{UID: "1", Slug: "second list"}}, {echoBot}}, 0
+	o.Bots = &fakeStore{bots: func(context.Context) ([]Bot, error) {
+		next++
+		return lists[(next-1)%len(lists)], nil
+	}}
+	h := New(o)
+	is.Equal(listOf(h).Code, 200)
+	is.True(strings.Contains(log.String(), "first list"))
+	for range 10 {
+		is.Equal(listOf(h).Code, 200)
+	}
+	is.Equal(strings.Count(log.String(), "WARN"), 1)
+}
+
 // differingLists returns two lists that differ only in their last bot, and share no
 // memory, as lists from a database.
 func differingLists() [2][]Bot {
