@@ -21,7 +21,7 @@ func (x *exchange) listBots() *ending {
 		return failureOf(err)
 	}
 	list, check := x.handler.listed.encode(bots, fixed)
-	if check && !fixed { // a MemoryStore has checked its bots
+	if check {
 		x.warnOfUnreachable(bots)
 	}
 	header := x.conn.w.Header()
@@ -153,7 +153,7 @@ func (x *exchange) warnOfUnreachable(bots []Bot) {
 	}
 }
 
-// maxListWarnings bounds what one handler logs and remembers of its store's mistakes.
+// maxListWarnings bounds what one handler logs and remembers of its store's bots.
 const maxListWarnings = 20
 
 func (l *listing) isNews(problem string) bool {
