@@ -1,8 +1,10 @@
 package browser
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -12,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"example.com/botapi"
@@ -104,7 +107,7 @@ func TestReferencePrograms(t *testing.T) {
 		for _, name := range []string{"listBots", "chat 0", "chat 1"} {
 			operation, example, _ := strings.Cut(name, " ")
 			if example != "" {
-				tab.choose("#"+operation+" select", example)
+				tab.choose("#"+operation+" .field ~ .field select", example)
 			}
 			for i, language := range []string{"curl", "Python", "Go", "JavaScript"} {
 				t.Run(fmt.Sprint(name, " ", language, " ", inTab), func(t *testing.T) {
@@ -178,7 +181,7 @@ func TestReferenceProgramsReportFailures(t *testing.T) {
 		tab.see(".bot")
 		tab.open(h.URL + "/docs")
 		tab.see("#chat .trial > .hint")
-		tab.choose("#chat select", "1")
+		tab.choose("#chat .field ~ .field select", "1")
 		for i, language := range []string{"Python", "Go", "JavaScript"} {
 			t.Run(name+" "+language, func(t *testing.T) {
 				tab.click(fmt.Sprintf("#chat [role=tab]:nth-child(%d)", i+2))
@@ -186,6 +189,8 @@ func TestReferenceProgramsReportFailures(t *testing.T) {
 				_, complained, err := runProgram(t, language, tab.copied("#chat .copy"))
 				is.True(err != nil) // the exit code is not 0
 				is.True(strings.Contains(complained, test.says))
+				is.True(name != "rejection" || strings.Contains(complained, `{"detail":"Too many chats in progress"}`))
+				is.True(!strings.Contains(complained, "Traceback"))
 			})
 		}
 	}
@@ -209,7 +214,7 @@ func TestReferenceSends(t *testing.T) {
 	tab.write(key)
 	tab.enter()
 	tab.wait(`!document.querySelector("#chat .send").disabled`)
-	is.Equal(tab.text("#chat .trial > .hint"), "With the key of this tab, for the bot Ada.")
+	is.Equal(tab.text("#chat .trial > .hint"), "With the key of this tab.")
 
 	tab.click("#listBots .send")
 	tab.wait(`document.querySelector("#listBots .sent").textContent.includes("complete after")`)
@@ -222,8 +227,10 @@ func TestReferenceSends(t *testing.T) {
 	tab.wait(`document.querySelector("#chat .sent").textContent.includes("complete after")`)
 	is.Equal(strings.TrimSpace(tab.text("#chat .answer")), "{\n  \"content\": \"Hello! Who are you?\"\n}")
 
-	tab.choose("#chat textarea", `{"bot_slug": "ada", "prompt": "oops"`)
-	is.True(strings.HasPrefix(tab.text("#chat .trial > .problem"), "This is not a JSON object."))
+	for _, body := range []string{`[{"bot_slug": "ada"}]`, `"ada"`, "1", "null", "", "\ufeff{}", `{"bot_slug": "ada", "prompt": "oops"`} {
+		tab.choose("#chat textarea", body)
+		is.True(strings.HasPrefix(tab.text("#chat .trial > .problem"), "This is not a JSON object."))
+	}
 	tab.click("#chat .send")
 	tab.wait(`document.querySelector("#chat .sent").textContent.startsWith("422")`)
 	tab.wait(`document.querySelector("#chat .answer").textContent.includes("value_error.jsondecode")`)
@@ -242,13 +249,102 @@ func TestReferenceShowsAStreamAsItArrives(t *testing.T) {
 	tab.see(".bot")
 	tab.open(h.URL + "/docs")
 	tab.see("#chat .trial > .hint")
-	tab.choose("#chat select", "1")
+	tab.choose("#chat .field ~ .field select", "1")
 	tab.click("#chat .send")
 	tab.wait(`document.querySelector("#chat .answer").textContent === 'data: {"content":"Well,"}\n\n'`)
 	is.Equal(tab.text("#chat .send"), "Stop")
 	tab.click("#chat .send")
 	tab.wait(`document.querySelector("#chat .sent").textContent.endsWith("stopped")`)
 	is.Equal(tab.text("#chat .send"), "Send")
+}
+
+// TestReferenceOffersAllBots chooses a bot. An edited body keeps everything but the
+// bot's name.
+func TestReferenceOffersAllBots(t *testing.T) {
+	is := is.New(t)
+	h := startService(t, botapi.Options{}, nil)
+	tab := newTab(t)
+	tab.open(h.URL + "/#key=" + key)
+	tab.see(".bot")
+	tab.open(h.URL + "/docs")
+	bots, body := "#chat .field select", `document.querySelector("#chat textarea").value`
+	tab.see("#chat .trial > .hint")
+	is.Equal(tab.texts(bots + " option")[:2], []string{"Ada", "Bo"})
+	tab.choose(bots, "1")
+	is.True(strings.Contains(evaluate[string](tab, body), `"bot_slug": "bo"`))
+	is.True(strings.Contains(tab.text("#chat .program pre"), `{"bot_slug":"bo",`))
+	tab.click("#chat .send")
+	tab.wait(`document.querySelector("#chat .sent").textContent.includes("complete after")`)
+	is.True(strings.HasPrefix(tab.text("#chat .sent"), "200"))
+
+	tab.choose("#chat textarea", `{"prompt":"My \"bot_slug\": \"x\"","bot_slug" : "b\"o","n":12345678901234567890}`)
+	tab.choose(bots, "0")
+	is.Equal(evaluate[string](tab, body), `{"prompt":"My \"bot_slug\": \"x\"","bot_slug" : "ada","n":12345678901234567890}`)
+	tab.choose("#chat textarea", `{"bot_slug": oops`)
+	tab.choose(bots, "1")
+	is.Equal(evaluate[string](tab, body), `{"bot_slug": oops`)
+	tab.choose("#chat .field ~ .field select", "1")
+	is.True(strings.Contains(evaluate[string](tab, body), bo.UID)) // the example is for the chosen bot
+}
+
+// TestReferenceProgramsSendTheBody checks that each program sends the JSON of the body
+// exactly: numbers that no language has, and characters that its source text cannot
+// contain.
+func TestReferenceProgramsSendTheBody(t *testing.T) {
+	const body = "{\n  \"bot_slug\": \"ada\", \"prompt\": \"a\ufeffb\u2028 ` ${x} ' \\\" \\\\ \\n \\u0000 \\/ 😀 \\ud83d \",\n\t\"stream\" : %t, \"z\": [12345678901234567890123, 1e400, -0, 1.0, 0.1234567890123456789, {\"\": \"\"}]}"
+	for _, streams := range []bool{false, true} {
+		var mu sync.Mutex
+		var received []byte
+		answer := func(w http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			defer mu.Unlock()
+			received, _ = io.ReadAll(r.Body)
+			if streams {
+				_, _ = io.WriteString(w, "data: {\"content\":\""+strings.Repeat("long ", 50_000)+"\"}\n\ndata: [DONE]\n\n")
+			} else {
+				_, _ = io.WriteString(w, `{"content":"Well."}`)
+			}
+		}
+		tab := newTab(t)
+		h := startService(t, botapi.Options{}, answer)
+		tab.open(h.URL + "/#key=" + key)
+		tab.see(".bot")
+		tab.open(h.URL + "/docs")
+		tab.see("#chat .trial > .hint")
+		sent := fmt.Sprintf(body, streams)
+		tab.choose("#chat textarea", sent)
+		is.New(t).True(!evaluate[bool](tab, `document.querySelector("#chat .trial > .problem").checkVisibility()`))
+		for i, language := range []string{"curl", "Python", "Go", "JavaScript"} {
+			t.Run(fmt.Sprint(language, " ", streams), func(t *testing.T) {
+				tab.click(fmt.Sprintf("#chat [role=tab]:nth-child(%d)", i+1))
+				is := is.New(t)
+				program := tab.copied("#chat .program .copy")
+				printed, complained, err := runProgram(t, language, program)
+				if err != nil {
+					t.Fatalf("%v: %s\n%s", err, complained, program)
+				}
+				is.True(strings.Contains(printed, map[bool]string{false: "Well.", true: strings.Repeat("long ", 50_000)}[streams]))
+				mu.Lock()
+				defer mu.Unlock()
+				is.Equal(tokensOf(t, received), tokensOf(t, []byte(sent)))
+			})
+		}
+	}
+}
+
+// tokensOf returns the tokens of a JSON text. Numbers are as they were written.
+func tokensOf(t *testing.T, text []byte) (tokens []string) {
+	t.Helper()
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.UseNumber()
+	for {
+		token, err := decoder.Token()
+		if errors.Is(err, io.EOF) {
+			return tokens
+		}
+		is.New(t).NoErr(err)
+		tokens = append(tokens, fmt.Sprintf("%T %v", token, token))
+	}
 }
 
 // TestReferenceTabs switches the language with the arrow keys, and checks that all

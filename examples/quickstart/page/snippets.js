@@ -2,8 +2,10 @@
 // complete, need no libraries, and work as they are copied.
 
 // languages has the writer and the syntax of each language. write takes {method,
-// address, key, body}; body is undefined for a GET. Without a key, the program
-// reads the environment variable BOTAPI_KEY.
+// address, key, body, streams}; body is undefined for a GET, and otherwise the JSON
+// text of an object, which the program sends as it is: as a value of the language, its
+// numbers might change. Without a key, the program reads the environment variable
+// BOTAPI_KEY.
 export const languages = {
   curl: { colours: "shell", run: "Paste it into a shell.", write: curl },
   Python: { colours: "python", run: "Save it as call.py, and run: python3 call.py", write: python },
@@ -11,33 +13,44 @@ export const languages = {
   JavaScript: { colours: "javascript", run: "Save it as call.js, and run: node call.js", write: javaScript },
 };
 
-function curl({ address, key, body }) {
+function curl({ address, key, body, streams }) {
   const authorization = key ? shellWord(`Authorization: Bearer ${key}`) : `"Authorization: Bearer $BOTAPI_KEY"`;
   return lines(
-    `curl ${body?.stream ? "-N " : ""}${shellWord(address)} \\`,
+    `curl ${streams ? "-N " : ""}${shellWord(address)} \\`,
     `  -H ${authorization}${body ? " \\" : ""}`,
-    body && `  -d ${shellWord(JSON.stringify(body))}`,
+    body && `  -d ${shellWord(inOneLine(body))}`,
   );
+}
+
+// inOneLine removes the white space between the tokens of a JSON text.
+function inOneLine(json) {
+  return json.replace(/("(?:[^"\\]|\\.)*")|\s+/g, "$1");
 }
 
 function shellWord(text) {
   return `'${text.replaceAll("'", `'\\''`)}'`;
 }
 
-function python({ address, key, body }) {
+function python({ address, key, body, streams }) {
   return lines(
     "import json",
     !key && "import os",
+    "import urllib.error",
     "import urllib.request",
     "",
+    body && `body = r"""${body}"""\n`, // a JSON text has no three quotation marks in a row
     "request = urllib.request.Request(",
     `    ${JSON.stringify(address)},`,
     `    headers={"Authorization": ${key ? JSON.stringify(`Bearer ${key}`) : `"Bearer " + os.environ["BOTAPI_KEY"]`}},`,
-    body && `    data=json.dumps(${pythonValue(body, "    ")}).encode(),`,
+    body && "    data=body.encode(),",
     ")",
-    ...(body?.stream ? [
+    "try:",
+    `    response = urllib.request.urlopen(request, timeout=${streams ? 60 : 600})`,
+    "except urllib.error.HTTPError as error:",
+    "    raise SystemExit(f\"{error.code} {error.read().decode()}\")",
+    ...(streams ? [
       "done = failed = False",
-      "with urllib.request.urlopen(request, timeout=60) as response:",
+      "with response:",
       "    for line in response:",
       `        field, _, data = line.decode().rstrip("\\r\\n").partition(": ")`,
       `        if field == "event":`,
@@ -47,35 +60,22 @@ function python({ address, key, body }) {
       `        elif data == "[DONE]":`,
       "            done = True",
       "        elif failed:",
-      "            raise RuntimeError(data)",
+      "            raise SystemExit(data)",
       "        else:",
       `            print(json.loads(data)["content"], end="", flush=True)`,
       "print()",
       "if not done:",
-      `    raise RuntimeError("the stream ended without [DONE]: the answer is incomplete")`,
+      `    raise SystemExit("the stream ended without [DONE]: the answer is incomplete")`,
     ] : [
-      "with urllib.request.urlopen(request, timeout=600) as response:",
+      "with response:",
       body ? `    print(json.load(response)["content"])` : "    print(json.dumps(json.load(response), indent=2))",
     ]),
   );
 }
 
-// pythonValue writes a value that begins in a line with this indent.
-function pythonValue(value, indent) {
-  const inner = indent + "    ";
-  if (Array.isArray(value)) {
-    return `[\n${value.map((each) => `${inner}${pythonValue(each, inner)},\n`).join("")}${indent}]`;
-  }
-  if (value && typeof value === "object") {
-    return `{\n${Object.entries(value).map(([name, each]) => `${inner}${JSON.stringify(name)}: ${pythonValue(each, inner)},\n`).join("")}${indent}}`;
-  }
-  if (typeof value === "string") return JSON.stringify(value);
-  return { true: "True", false: "False", null: "None" }[value] ?? String(value);
-}
-
-function go({ method, address, key, body }) {
+function go({ method, address, key, body, streams }) {
   const imports = ["fmt", "io", "log", "net/http", ...(key ? [] : ["os"]), ...(body ? ["strings"] : []),
-    ...(body?.stream ? ["bufio"] : []), ...(body ? ["encoding/json"] : [])].sort();
+    ...(streams ? ["bufio"] : []), ...(body ? ["encoding/json"] : [])].sort();
   return lines(
     "package main",
     "",
@@ -95,7 +95,7 @@ function go({ method, address, key, body }) {
     "\t\tproblem, _ := io.ReadAll(resp.Body)",
     "\t\tlog.Fatal(resp.Status, \" \", string(problem))",
     "\t}",
-    ...(body?.stream ? goStream : body ? [
+    ...(streams ? goStream : body ? [
       "\tvar answer struct{ Content string }",
       "\tcheck(json.NewDecoder(resp.Body).Decode(&answer))",
       "\tfmt.Println(answer.Content)",
@@ -117,7 +117,9 @@ function go({ method, address, key, body }) {
 
 const goStream = [
   "\tfailed := false",
-  "\tfor lines := bufio.NewScanner(resp.Body); lines.Scan(); {",
+  "\tlines := bufio.NewScanner(resp.Body)",
+  "\tlines.Buffer(nil, 64<<20) // the longest event",
+  "\tfor lines.Scan() {",
   "\t\tdata, isData := strings.CutPrefix(lines.Text(), \"data: \")",
   "\t\tvar event struct{ Content string }",
   "\t\tswitch {",
@@ -139,22 +141,23 @@ const goStream = [
   "}",
 ];
 
-// goText writes the body as a raw string. Backquotes occur only inside of JSON
-// strings, so they can be written as an escape.
+// goText writes the body as a raw string. What such a string cannot contain occurs
+// only inside of JSON strings, where it can be written as an escape.
 function goText(body) {
-  return "`" + JSON.stringify(body).replaceAll("`", "\\u0060") + "`";
+  return "`" + body.replaceAll("`", "\\u0060").replaceAll("\ufeff", "\\ufeff") + "`";
 }
 
-function javaScript({ method, address, key, body }) {
+function javaScript({ method, address, key, body, streams }) {
   return lines(
+    body && `const body = \`${body.replace(/[\\`]|\$(?=\{)/g, "\\$&")}\`;\n`,
     "async function main() {",
     `  const response = await fetch(${JSON.stringify(address)}, {`,
     body && `    method: "${method}",`,
     `    headers: { Authorization: ${key ? JSON.stringify(`Bearer ${key}`) : "`Bearer ${process.env.BOTAPI_KEY}`"} },`,
-    body && `    body: JSON.stringify(${indented(body, "    ")}),`,
+    body && "    body,",
     "  });",
     "  if (!response.ok) throw new Error(`${response.status} ${await response.text()}`);",
-    ...(body?.stream ? javaScriptStream : [
+    ...(streams ? javaScriptStream : [
       body ? "  console.log((await response.json()).content);" : "  console.log(JSON.stringify(await response.json(), null, 2));",
     ]),
     "}",
@@ -180,11 +183,6 @@ const javaScriptStream = [
   "  console.log();",
   "  if (!done) throw new Error(\"The stream ended without [DONE]: the answer is incomplete.\");",
 ];
-
-// indented writes a value as JavaScript that begins in a line with this indent.
-function indented(value, indent) {
-  return JSON.stringify(value, null, 2).replace(/^( *)"([a-z_]+)":/gm, "$1$2:").replaceAll("\n", "\n" + indent);
-}
 
 function lines(...texts) {
   return texts.filter((text) => typeof text === "string").join("\n") + "\n";

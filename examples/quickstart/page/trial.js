@@ -10,11 +10,13 @@ import { languages } from "./snippets.js";
 import { store } from "./store.js";
 
 const apiBase = new URL(document.querySelector("meta[name=api]").content, document.baseURI);
+const elsewhere = "Or choose “Keep it in this browser” in a tab that has it.";
 const keyHint = document.querySelector("meta[name=key-hint]").content;
 
 const trials = []; // all trials on the page
 let language = "curl"; // of all trials
-let bot; // the first bot; undefined until there is a valid key
+let bots = []; // empty until there is a valid key
+let bot; // the chosen one
 
 // trial makes an element to try an operation {operationId, method, path}. The
 // examples are request bodies {summary, value}; an operation without a body has
@@ -25,19 +27,20 @@ export function trial(operation, examples) {
   return trial.element;
 }
 
-// begin makes the trials use the key of this tab and the first bot.
+// begin makes the trials use the key of this tab, and offer its bots.
 export async function begin(key = store.key) {
-  bot = undefined;
+  bots = [];
   let problem = "";
   if (key) {
     try {
-      [bot] = await new BotClient(apiBase, key).bots();
+      bots = await new BotClient(apiBase, key).bots();
       if (key !== store.key) store.keepKey(key, store.keepsKey);
     } catch (error) {
       problem = error.status === 401 ? "The server did not accept this key." : "The server did not list its bots.";
       if (error.status === 401) key = "";
     }
   }
+  [bot] = bots;
   trials.forEach((trial) => trial.meet(key, problem));
 }
 
@@ -48,6 +51,7 @@ class Trial {
   #examples;
   #key = "";
   #call; // {method, address, key, body} as shown
+  #filled; // the body before anybody edited it
   #text; // of the program shown
   #sending; // an AbortController during a request
 
@@ -55,9 +59,10 @@ class Trial {
   #keyProblem = el("p", { class: "problem", role: "alert" });
   #keyForm = el("form", { class: "trial-key" }, this.#keyProblem,
     el("label", null, "API key ", this.#keyInput), el("button", { class: "quiet" }, "Use"),
-    el("p", { class: "hint" }, `The key is sent to this server only. ${keyHint}`));
+    el("p", { class: "hint" }, `The key is sent to this server only. ${keyHint} ${store.conversations().length > 0 ? elsewhere : ""}`));
   #keyNote = el("p", { class: "hint" });
 
+  #bots = el("select");
   #choice = el("select");
   #body = el("textarea", { spellcheck: "false", autocomplete: "off", autocapitalize: "none" });
   #bodyProblem = el("p", { class: "problem", role: "status" });
@@ -96,8 +101,13 @@ class Trial {
     if (this.#examples.length === 0) return [];
     this.#choice.append(...this.#examples.map(({ summary }, i) => el("option", { value: i }, summary)));
     this.#choice.addEventListener("change", () => this.#fill());
+    this.#bots.addEventListener("change", () => {
+      bot = bots[this.#bots.value];
+      trials.forEach((trial) => trial.changeBot());
+    });
     this.#body.addEventListener("input", () => this.#write());
     return [
+      el("label", { class: "field" }, "Bot", this.#bots),
       el("label", { class: "field" }, "Example", this.#choice),
       el("label", { class: "field" }, "Request body", this.#body),
       this.#bodyProblem,
@@ -128,23 +138,33 @@ class Trial {
     next.focus();
   }
 
-  // meet makes the trial use a key and the first bot, or ask for a key.
+  // meet makes the trial use a key, and offer the bots, or ask for a key.
   meet(key, problem) {
     this.#key = key;
     this.#keyForm.hidden = key !== "";
     this.#keyProblem.hidden = problem === "";
     this.#keyProblem.textContent = problem;
     this.#keyNote.hidden = key === "";
-    this.#keyNote.textContent = bot ? `With the key of this ${store.keepsKey ? "browser" : "tab"}${this.#examples.length > 0 ? `, for the bot ${bot.name}` : ""}.` : problem || "There is no bot to talk to.";
+    this.#keyNote.textContent = bot ? `With the key of this ${store.keepsKey ? "browser" : "tab"}.` : problem || "There is no bot to talk to.";
+    this.#bots.replaceChildren(...bots.map(({ name }, i) => el("option", { value: i }, name)));
+    this.#bots.disabled = bots.length === 0;
     this.#send.disabled = key === "";
     this.#fill();
   }
 
-  // fill puts the chosen example into the body, for the first bot.
+  // changeBot names the chosen bot in the body. What was edited stays otherwise.
+  changeBot() {
+    this.#bots.value = bots.indexOf(bot);
+    if (this.#body.value === this.#filled) return this.#fill();
+    this.#body.value = this.#body.value.replace(/("bot_(slug|uid)"\s*:\s*)"(?:[^"\\]|\\.)*"/g, (_, start, name) => start + JSON.stringify(bot[name]));
+    this.#write();
+  }
+
+  // fill puts the chosen example into the body, for the chosen bot.
   #fill() {
     const example = this.#examples[this.#choice.value || 0];
     if (example) {
-      this.#body.value = JSON.stringify(forBot(example.value), null, 2);
+      this.#body.value = this.#filled = JSON.stringify(forBot(example.value), null, 2);
       this.#body.rows = this.#body.value.split("\n").length;
     }
     this.#write();
@@ -152,11 +172,11 @@ class Trial {
 
   // write shows the program that makes the call.
   #write() {
-    const body = this.#examples.length > 0 ? parse(this.#body.value) : undefined;
-    const understood = this.#examples.length === 0 || typeof body === "object";
+    const body = this.#examples.length > 0 ? this.#body.value : undefined;
+    const understood = body === undefined || isObject(parse(body));
     this.#bodyProblem.hidden = understood;
     this.#bodyProblem.textContent = understood ? "" : "This is not a JSON object. Send shows the error that the service returns; the program below has the last valid object.";
-    if (understood) this.#call = { method: this.#method, address: this.#address, key: this.#key, body };
+    if (understood) this.#call = { method: this.#method, address: this.#address, key: this.#key, body, streams: parse(body)?.stream === true };
     this.#tabs.forEach((tab) => {
       const chosen = tab.textContent === language;
       tab.setAttribute("aria-selected", chosen);
@@ -219,7 +239,7 @@ function choose(name) {
   trials.forEach((trial) => trial.rewrite());
 }
 
-// forBot fills the first bot and a question for it into an example. As long as
+// forBot fills the chosen bot and a question for it into an example. As long as
 // the bot is unknown, it fills in placeholders.
 function forBot(example) {
   const { slug, uid } = bot ?? { slug: "your-bot", uid: "uid-of-your-bot" };
@@ -230,6 +250,10 @@ function forBot(example) {
   if ("prompt" in body) body.prompt = question;
   if ("messages" in body) body.messages = [{ role: "system", content: "Be brief." }, { role: "user", content: question }];
   return body;
+}
+
+function isObject(value) {
+  return typeof value === "object" && !Array.isArray(value);
 }
 
 function parse(text) {
