@@ -123,6 +123,32 @@ func TestBotListChanges(t *testing.T) {
 	tab.wait(`document.querySelectorAll(".bot").length === 1`)
 }
 
+// TestLongAnswerShowsProgress checks that the page says that it has not shown all of
+// an answer yet, also when it was loaded. The test decides when the browser draws.
+func TestLongAnswerShowsProgress(t *testing.T) {
+	is := is.New(t)
+	tab := newTab(t)
+	tab.open(startService(t, botapi.Options{}, nil).URL + "/#key=" + key)
+	tab.say("Hello")
+	tab.waitForAnswer()
+	is.True(!evaluate[bool](tab, `document.querySelector(".message:last-child .progress").checkVisibility()`))
+	evaluate[any](tab, `{
+		window.frames = [];
+		window.requestAnimationFrame = (draw) => frames.push(draw);
+		const name = Object.keys(localStorage).find((name) => name.startsWith("botapi.chat."));
+		const conversation = JSON.parse(localStorage.getItem(name));
+		conversation.turns[0].answer = "`+"```\\ncode\\n```\\n\\n"+`".repeat(20_000);
+		localStorage.setItem(name, JSON.stringify(conversation));
+		dispatchEvent(new StorageEvent("storage", { key: name }));
+	} null`)
+	tab.see(".filling .progress .dots")
+	is.True(evaluate[bool](tab, `/^Showing the answer: \d %$/.test(document.querySelector(".filling .elapsed").textContent)`))
+	evaluate[any](tab, `while (frames.length > 0) frames.shift()(0); null`)
+	tab.waitForAnswer()
+	is.True(!evaluate[bool](tab, `document.querySelector(".message:last-child .progress").checkVisibility()`))
+	is.Equal(evaluate[int](tab, `document.querySelectorAll(".code").length`), 20_000)
+}
+
 // TestDraftsAndPositions checks that each conversation keeps its draft and scroll
 // position.
 func TestDraftsAndPositions(t *testing.T) {

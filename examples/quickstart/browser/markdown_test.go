@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -226,7 +227,6 @@ func canonical(html string) string {
 // TestHostileMarkdown checks that hostile texts produce only text, known elements
 // and links to the web, in a short time.
 func TestHostileMarkdown(t *testing.T) {
-	many := func(text string) string { return strings.Repeat(text, 10_000) }
 	tests := map[string]string{
 		"script":               "<script>document.title = 'harmed'</script>",
 		"onerror":              `<img src=x onerror="document.title = 'harmed'">`,
@@ -243,11 +243,42 @@ func TestHostileMarkdown(t *testing.T) {
 		"language":             "```\"><script>alert(1)</script>\nx\n```",
 		"picture":              "![a](https://elsewhere.example/tracker.png)",
 		"address with a quote": `https://a.example/"onmouseover="alert(1)`,
-		"nested brackets":      many("[") + "a" + many("](https://a.example)"),
-		"nested pictures":      many("![") + "a" + many("](https://a.example)"),
-		"nested quotes":        many(">") + "a",
-		"nested lists":         many("- ") + "a",
-		"numbered lists":       many("1. ") + "a",
+	}
+	maps.Copy(tests, longTexts())
+	tab := newMarkdownTab(t)
+	for name, text := range tests {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			is.Equal(evaluate[[]string](tab, fmt.Sprintf("harm(%s)", quoted(text))), []string{})
+			is.Equal(evaluate[string](tab, "document.title"), "Bots")
+		})
+	}
+}
+
+// longTexts returns long texts of 41 kinds, by name: what bots write, and what could
+// overload a page.
+func longTexts() map[string]string {
+	many := func(text string) string { return strings.Repeat(text, 10_000) }
+	return map[string]string{
+		"paragraph":           many("one *it* and `code` "),
+		"paragraphs":          many("some **bold** words.\n\n"),
+		"quote":               many("> one *it* and `code`\n"),
+		"list":                many("- one *it* and `code`\n"),
+		"table":               "| a | b |\n|---|---|\n" + many("| one *it* | `code` |\n"),
+		"code":                "```go\n" + many("func f(i int) string { return \"it\" } // code\n"),
+		"right to left":       many("שלום *עולם* `code` "),
+		"one line":            many("abcdefghij"),
+		"one line of code":    "```\n" + many("abcdefghij"),
+		"one line of a list":  "- " + many("שלום *עולם* "),
+		"many blocks of code": strings.Repeat("```go\nx := 1 // one\n```\n\n", 5_000),
+		"many tables":         strings.Repeat("| a | b |\n|---|---|\n| *c* | d |\n\n", 3_000),
+		"many lists":          many("1. a\n   - b\n\nc\n\n"),
+		"links":               many("[a *link*](https://a.example/b \"title\") "),
+		"nested brackets":     many("[") + "a" + many("](https://a.example)"),
+		"nested pictures":     many("![") + "a" + many("](https://a.example)"),
+		"nested quotes":       many(">") + "a",
+		"nested lists":        many("- ") + "a",
+		"numbered lists":      many("1. ") + "a",
 		"deeper lines": func() string {
 			var text strings.Builder
 			for i := range 500 {
@@ -276,14 +307,6 @@ func TestHostileMarkdown(t *testing.T) {
 		"fences":          many("```\n"),
 		"halves":          many("😀"),
 		"both directions": "\u202e\u2066" + many("א"),
-	}
-	tab := newMarkdownTab(t)
-	for name, text := range tests {
-		t.Run(name, func(t *testing.T) {
-			is := is.New(t)
-			is.Equal(evaluate[[]string](tab, fmt.Sprintf("harm(%s)", quoted(text))), []string{})
-			is.Equal(evaluate[string](tab, "document.title"), "Bots")
-		})
 	}
 }
 

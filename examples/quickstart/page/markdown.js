@@ -20,6 +20,7 @@ import { InlineText, unescape } from "./inlines.js";
 export class MarkdownReader {
   #reader = new BlockReader();
   #complete = 0; // the length of the lines that have been read
+  #ahead = new InlineText(); // of the paragraph that begins in the incomplete line, if any
 
   // read returns the blocks of a text, which must begin with the text of the call
   // before. Text that is still arriving is parsed as what it probably becomes:
@@ -31,7 +32,7 @@ export class MarkdownReader {
     for (let end; (end = lineEnd.exec(text)); this.#complete = lineEnd.lastIndex) {
       this.#reader.read(text.slice(this.#complete, end.index));
     }
-    const ahead = this.#reader.copy();
+    const ahead = this.#reader.copy(this.#ahead);
     linesOf(text.slice(this.#complete), arriving).forEach((line) => ahead.read(line));
     return ahead.finish(arriving);
   }
@@ -60,6 +61,7 @@ function linesOf(text, arriving) {
 // nesting can overload a browser.
 const deepest = 16;
 const mostColumns = 64;
+const mostCells = 1500; // in one part of a table
 
 const fenceEnd = Symbol("the line that ends a block of code");
 
@@ -116,12 +118,23 @@ const together = 100;
 // changed.
 class Parts {
   #parts = [];
+  #closed = []; // the nodes of the first children, which cannot change any more
+  #count = 0; // of those children
+
+  // close remembers the nodes of all children but the last.
+  close(children) {
+    for (; this.#count < children.length - 1; this.#count++) this.#closed.push(...finished(children[this.#count], []));
+  }
+
+  nodes(children, open, arriving) {
+    return [...this.#closed, ...children.slice(this.#count).flatMap((child) => finished(child, open, arriving))];
+  }
 
   // cut makes blocks of up to a hundred children each, with make(children, first).
-  cut(children, make) {
+  cut(children, make, size = together) {
     const parts = [];
-    for (let first = 0; first < children.length; first += together) {
-      const part = make(children.slice(first, first + together), first);
+    for (let first = 0; first < children.length; first += size) {
+      const part = make(children.slice(first, first + size), first);
       const known = this.#parts[parts.length];
       parts.push(known && isSame(known, part) ? known : part);
     }
@@ -136,10 +149,10 @@ function isSame(a, b) {
 
 // cutOf returns the cut of the part that begins at the index first, of count
 // children: "" if there is only one part.
-function cutOf(first, count) {
-  if (count <= together) return "";
+function cutOf(first, count, size = together) {
+  if (count <= size) return "";
   if (first === 0) return "first";
-  return first + together < count ? "next" : "last";
+  return first + size < count ? "next" : "last";
 }
 
 class BlockReader {
@@ -147,12 +160,19 @@ class BlockReader {
   #open = [this.#root]; // from the outermost to the innermost open block
   #number = 0; // of the line
 
-  // copy makes an independent reader that shares the closed blocks.
-  copy() {
+  #spare; // the InlineText for the next paragraph
+
+  // copy makes an independent reader that shares the closed blocks. The next paragraph
+  // that begins has this InlineText.
+  copy(spare) {
     const copy = new BlockReader();
+    copy.#spare = spare;
     copy.#number = this.#number;
     copy.#open = this.#open.map(({ ...block }) => {
-      if (block.children) block.children = [...block.children];
+      if (block.children) {
+        block.parts.close(block.children);
+        block.children = [...block.children];
+      }
       if (block.lines) block.lines = [...block.lines];
       return block;
     });
@@ -332,7 +352,8 @@ class BlockReader {
       this.#addLine(block, cursor.next);
     } else if (!cursor.isBlank) {
       const beginsItem = block.type === "item" && block.children.length === 0;
-      this.#addLine(this.#add(this.#open.length, { type: "paragraph", lines: [], beginsItem, inside: new InlineText() }), cursor.next);
+      this.#addLine(this.#add(this.#open.length, { type: "paragraph", lines: [], beginsItem, inside: this.#spare ?? new InlineText() }), cursor.next);
+      this.#spare = undefined;
     }
     while (this.#open.at(-1).closed) this.#open.pop();
   }
@@ -407,7 +428,7 @@ function alignment(text) {
 
 function row(line, alignments, head, arriving) {
   const texts = cells(line);
-  const children = alignments.map((align, i) => ({ type: "cell", align, head, children: new InlineText({ isCell: true }).read(texts[i] ?? "", arriving) }));
+  const children = alignments.map((align, i) => ({ type: "cell", align, head, children: texts[i] ? new InlineText({ isCell: true }).read(texts[i], arriving) : [] }));
   return { type: "row", head, children };
 }
 
@@ -453,20 +474,21 @@ const taskMark = /^\[([ xX])\]\s+(?=\S)/;
 const taskMarkToBe = /^\[(?:[ xX]?|[ xX]\]\s*)$/;
 
 function childrenOf({ children, parts }, open, arriving) {
-  const nodes = children.flatMap((child) => finished(child, open, arriving));
+  const nodes = parts.nodes(children, open, arriving);
   return nodes.length > together ? parts.cut(nodes, (children, first) => ({ type: "part", cut: cutOf(first, nodes.length), children })) : nodes;
 }
 
 function lists(list, open, arriving) {
   const { ordered, start, parts } = list;
   const loose = isLoose(list);
-  const items = list.children.flatMap((child) => finished(child, open, arriving));
+  const items = parts.nodes(list.children, open, arriving);
   return parts.cut(items, (children, first) => ({ type: "list", ordered, start: start + first, loose, cut: cutOf(first, items.length), children }));
 }
 
 function tables(table, growing) {
   const rows = tableRows(table, growing);
-  return table.parts.cut(rows, (children, first) => ({ type: "table", cut: cutOf(first, rows.length), children }));
+  const size = Math.min(together, Math.floor(mostCells / table.alignments.length));
+  return table.parts.cut(rows, (children, first) => ({ type: "table", cut: cutOf(first, rows.length, size), children }), size);
 }
 
 // inside parses the text of a block. It does not parse again what it has parsed

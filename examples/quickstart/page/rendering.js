@@ -45,6 +45,12 @@ function direct(parent, old, fresh) {
 
 // patch changes the children of an element from the old nodes to the fresh ones.
 function patch(parent, old, fresh) {
+  if (old.length > 0 && old[0].type !== "part" && fresh[0]?.type === "part") {
+    const part = el("div"); // the old nodes move into it: making them again would take too long
+    part.append(...parent.childNodes);
+    parent.append(part);
+    old = [{ type: "part", children: old }];
+  }
   const shared = Math.min(old.length, fresh.length);
   for (let i = 0; i < shared; i++) {
     if (isSame(old[i], fresh[i])) continue;
@@ -121,7 +127,7 @@ const make = {
   item: ({ task }) => (task ? el("li", { class: task === "done" ? "task done" : "task" }) : document.createElement("li")),
   table: (node) => el("div", { class: classOf(node), tabindex: 0, role: "group", "aria-label": "Table" }, el("table")),
   row: () => document.createElement("tr"),
-  cell: ({ head, align }) => el(head ? "th" : "td", { ...(head && { scope: "col" }), ...(align && { class: align }) }),
+  cell: ({ head, align }) => !head && !align ? document.createElement("td") : el(head ? "th" : "td", { ...(head && { scope: "col" }), ...(align && { class: align }) }),
   listing: codeFigure,
   piece: ({ cut }) => el("span", { class: classOf({ type: "piece", cut }) }),
   code: () => document.createElement("code"),

@@ -15,9 +15,12 @@ const keepAlive = Number(document.querySelector("meta[name=keep-alive]").content
 // An update that takes at most this many milliseconds may run in every frame.
 const quick = 8;
 
-// A frame shows at most this many more characters. A longer answer continues in
-// the next frames, so that the page always stays responsive.
-const stride = 32_768;
+// A frame shows more text until that has taken this many milliseconds, without the
+// layout: first half of what the frame before has shown, but at least some characters,
+// and then as many as it has shown already. A longer answer continues in the next
+// frames, so that the page always stays responsive.
+const budget = 8;
+const fewest = 512;
 
 export class ConversationView {
   #conversation;
@@ -25,6 +28,7 @@ export class ConversationView {
   #shown = new Map(); // the view of each turn, by its id
   #drawing = 0; // the requested frame
   #rested = 0; // the time before which no more is shown
+  #pace = 0; // the number of characters that the last frame has shown
   #welcome;
   #beginning;
   #cleared = this.#clearedItem();
@@ -49,20 +53,22 @@ export class ConversationView {
       if (began < this.#rested) return this.#drawSoon();
       if (this.#conversation.attempt) this.#shownTurn()?.arrive(this.#conversation.attempt);
       this.#showMore();
-      this.#page.changed(this);
       const now = performance.now();
       this.#rested = this.#drawing ? now : now + 3 * Math.max(0, now - began - quick);
     });
   }
 
-  // showMore shows as much as the stride allows, the last turns first: they are
+  // showMore shows as much as the budget allows, the last turns first: they are
   // visible.
   #showMore() {
-    let room = stride;
+    const end = performance.now() + budget;
+    let shown = 0;
     for (const turn of [...this.#shown.values()].reverse()) {
-      room -= turn.showMore(room);
-      if (room <= 0) return this.#drawSoon();
+      while (turn.hasMore && performance.now() < end) shown += turn.showMore(Math.max(fewest, this.#pace / 2, shown));
+      if (turn.hasMore) this.#drawSoon();
     }
+    this.#pace = shown;
+    this.#page.changed(this);
   }
 
   #shownTurn() {
@@ -80,7 +86,6 @@ export class ConversationView {
     this.#beginning ??= beginning(bot, drawAvatar, this.#page.ask);
     arrange(this.element, [this.#welcome, turns.length === 0 ? this.#beginning : [], undoable?.done === "cleared" ? this.#cleared : [], [...shown.values()].map(({ items }) => items)].flat(2));
     this.#showMore();
-    this.#page.changed(this);
   }
 
   // markEdited marks the question of the turn that is being edited, if any.
@@ -182,7 +187,6 @@ class TurnView {
     this.#answer.classList.toggle("arriving", attempt !== null);
     this.#answer.classList.toggle("waiting", attempt !== null && attempt.text === "");
     this.#answer.classList.toggle("stopped", !attempt && turn.stopped);
-    if (!attempt) this.#showText(turn.answer, turn.state === "partial"); // a mark without its end stays open
     const trouble = attempt ? null : troubleWith(turn, isLast);
     const note = attempt || trouble ? "" : noteOn(turn);
     this.#showFailure(trouble);
@@ -191,9 +195,10 @@ class TurnView {
     this.#find(".regenerate").hidden = !isLast;
     this.#find(".replaced").hidden = !replaced;
     this.#find(".replaced-what").textContent = replaced === "edited" ? "Your edit replaced what was here." : "The earlier answer was replaced.";
-    this.#find(".progress").hidden = attempt === null;
+    this.#find(".progress").hidden = false;
     this.#find(".lost").hidden = this.#find(".silence").hidden = true;
     this.#find(".elapsed").textContent = "";
+    if (!attempt) this.#showText(turn.answer, turn.state === "partial"); // a mark without its end stays open
     this.#question.querySelector(".edit").disabled = attempt !== null;
     this.#question.querySelector(".edit").hidden = trouble !== null && turn.answer === ""; // the failure has its own button
     for (const item of this.items) item.classList.toggle("left-out", !isLast && turn.answer === "");
@@ -213,22 +218,38 @@ class TurnView {
 
   #showText(text, arriving) {
     this.#wanted = { text, arriving };
-    if (text.startsWith(this.#soFar)) return;
-    this.#text.clear();
-    this.#soFar = "";
+    if (!text.startsWith(this.#soFar)) {
+      this.#text.clear();
+      this.#soFar = "";
+    }
+    this.#showFilling();
+  }
+
+  get hasMore() {
+    return this.#isFilling || this.#wanted.arriving !== this.#open;
   }
 
   // showMore shows up to room more characters of the text, and returns how many.
   showMore(room) {
     const { text, arriving } = this.#wanted;
     const before = this.#soFar.length;
-    if (before === text.length && arriving === this.#open) return 0;
-    this.#soFar = text.slice(0, before + room);
-    const isFilling = this.#soFar.length < text.length;
-    this.#open = arriving || isFilling;
+    this.#soFar = text.slice(0, before + Math.floor(room));
+    this.#open = arriving || this.#isFilling;
     this.#text.show(this.#soFar, { arriving: this.#open });
-    this.#answer.classList.toggle("filling", isFilling);
+    this.#showFilling();
     return this.#soFar.length - before;
+  }
+
+  get #isFilling() {
+    return this.#soFar.length < this.#wanted.text.length;
+  }
+
+  // showFilling says how much of a long answer is shown, after all of it has arrived.
+  #showFilling() {
+    this.#answer.classList.toggle("filling", this.#isFilling);
+    if (this.#answer.classList.contains("arriving")) return;
+    this.#find(".progress").hidden = !this.#isFilling;
+    this.#find(".elapsed").textContent = `Showing the answer: ${Math.floor(100 * this.#soFar.length / this.#wanted.text.length)} %`;
   }
 
   tick({ since, heard, lost }) {
