@@ -33,6 +33,8 @@ func TestKeyboard(t *testing.T) {
 	is.Equal(tab.texts(".conversation .text"), []string{"three", "three"}) // Bo has no welcome
 
 	tab.tabTo("#scroller") // which the arrow keys scroll
+	tab.tabTo("#menu-button")
+	tab.enter()
 	tab.tabTo("#start-over")
 	tab.enter()
 	tab.wait(`document.querySelectorAll(".message").length === 0`)

@@ -6,11 +6,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/quickstart/page"
 	"github.com/chromedp/chromedp"
 	"github.com/matryer/is"
 )
@@ -38,6 +40,11 @@ func TestAxe(t *testing.T) {
 	explaining := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(explain)}, nil)
 	failing := startService(t, botapi.Options{Engine: fails("Well,", nil, errors.New("a failure"))}, nil)
 	waiting := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil)
+	cy := botapi.Bot{UID: "c", Slug: "cy", Name: "Cy", Model: "echo"}
+	changing := startService(t, botapi.Options{}, nil)
+	is.New(t).NoErr(changing.bots.Replace(ada, cy))
+	short := startPage(t, botapi.Options{}, page.Options{MaxBodyBytes: 160})
+	rejecting := startPage(t, botapi.Options{MaxBodyBytes: 64}, page.Options{})
 	home := "/#key=" + key
 	screens := map[string]func(*tab){
 		"key":     func(tab *tab) { tab.open(failing.URL + "/#key=wrong"); tab.see("#key-problem") },
@@ -67,7 +74,7 @@ func TestAxe(t *testing.T) {
 		"cleared": func(tab *tab) {
 			greet(tab, explaining.URL+home+"&bot=ada")
 			tab.see(".actions .regenerate")
-			tab.click("#start-over")
+			tab.clear()
 			tab.see(".cleared")
 		},
 		"conversations": func(tab *tab) { manyChats(tab, explaining.URL+home+"&bot=ada") },
@@ -82,6 +89,28 @@ func TestAxe(t *testing.T) {
 			tab.click("#menu-button")
 			tab.see("#menu")
 		},
+		"bot gone": func(tab *tab) {
+			greet(tab, changing.URL+home+"&bot=cy")
+			tab.waitForAnswer()
+			is.New(tab.t).NoErr(changing.bots.Replace(ada))
+			tab.do(chromedp.Reload())
+			tab.see("#gone-note")
+			evaluate[any](tab, `location.hash = "bots"; null`)
+			tab.see("#gone-title")
+			is.New(tab.t).NoErr(changing.bots.Replace(ada, cy))
+		},
+		"too long": func(tab *tab) {
+			greet(tab, rejecting.URL+home+"&bot=ada")
+			tab.see(".failure")
+		},
+		"left out": func(tab *tab) {
+			greet(tab, short.URL+home+"&bot=bo")
+			tab.waitForAnswer()
+			tab.write(strings.Repeat("long ", 10))
+			tab.click("#shorten")
+			tab.see(".left-out")
+		},
+		"key elsewhere": func(tab *tab) { tab.open(failing.URL + "/#bot=ada"); tab.see("#key-elsewhere") },
 		"forget": func(tab *tab) {
 			tab.open(failing.URL + home)
 			tab.click("#forget-key")

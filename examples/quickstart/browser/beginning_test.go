@@ -27,7 +27,7 @@ func TestSuggestedQuestion(t *testing.T) {
 	is.Equal(len(tab.texts(".suggestion")), 0)
 	is.Equal(evaluate[string](tab, "document.activeElement.id"), "message")
 
-	tab.click("#start-over")
+	tab.clear()
 	tab.see(".suggestion")
 }
 

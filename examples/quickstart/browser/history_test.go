@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/quickstart/page"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 	"github.com/matryer/is"
@@ -122,6 +124,94 @@ func TestRejectedMessage(t *testing.T) {
 	tab.waitForAnswer()
 	is.Equal(bot.last(), []botapi.ChatMessage{user("short"), assistant("Answer 1"), user("shorter")})
 	is.Equal(tab.texts(".user .text"), []string{long, "short", "shorter"})
+}
+
+// TestLongConversation checks that the page warns before a conversation is too long
+// for the service, and goes on with its most recent messages.
+func TestLongConversation(t *testing.T) {
+	is := is.New(t)
+	const limit = 2000
+	bot := new(moody)
+	tab := newTab(t)
+	tab.open(startPage(t, botapi.Options{Engine: bot, MaxBodyBytes: limit}, page.Options{MaxBodyBytes: limit}).URL + "/#key=" + key)
+	tab.see(".bot")
+	says := func() string {
+		return evaluate[string](tab, `document.querySelector("#length").hidden ? "" : document.querySelector("#length").innerText`)
+	}
+	long := strings.Repeat("ü", 150)
+	for i := range 4 {
+		is.Equal(says(), "")
+		tab.say(fmt.Sprint(i, long))
+		tab.waitForAnswer()
+	}
+	is.Equal(says(), "")
+	tab.write(strings.Repeat("e", 300))
+	is.Equal(says(), "The conversation is almost too long for the server. Go on with the most recent messages")
+	tab.write(strings.Repeat("e", 300))
+	is.Equal(says(), "With this message, the conversation is too long for the server. Go on with the most recent messages")
+	is.Equal(tab.text("#announcement"), "With this message, the conversation is too long for the server.")
+	tab.click("#shorten")
+	is.Equal(says(), "")
+	is.Equal(tab.text("#announcement"), "The bot gets only the most recent messages from now on.")
+	is.Equal(len(tab.texts(".user.left-out")), 2)
+	is.Equal(tab.texts(".assistant .note")[1:], []string{"No longer sent to the bot.", "No longer sent to the bot.", "", ""})
+	tab.enter()
+	tab.see(".message:last-child .regenerate")
+	is.Equal(bot.last()[:4], []botapi.ChatMessage{user("2" + long), assistant("Answer 3"), user("3" + long), assistant("Answer 4")})
+	is.Equal(len(bot.last()), 5)
+
+	tab.do(chromedp.Reload())
+	tab.see(".message:last-child .regenerate")
+	tab.say("one")
+	tab.waitForAnswer()
+	is.Equal(len(bot.last()), 7)
+	is.Equal(len(tab.texts(".user .text")), 6) // all of them are still there
+	tab.wait(`document.activeElement?.id === "message"`)
+	tab.write(strings.Repeat("x", 3000)) // what is too long by itself does not get shorter
+	is.Equal(says(), "This message is too long for the server, or almost.")
+}
+
+// TestTooLongForTheBot has a service with a lower limit than the page knows, and a
+// model with one of its own.
+func TestTooLongForTheBot(t *testing.T) {
+	tooLong := botapi.HTTPValidationError{Detail: []botapi.ValidationError{{Loc: []any{"body", "messages"}, Msg: "the conversation is too long for the model", Type: "value_error.messages.too_long"}}}
+	tests := map[string]struct {
+		limit int64
+		err   error
+		title string
+	}{
+		"service":     {limit: 400, title: "This is too long for the server."},
+		"model":       {err: tooLong, title: "This is too long for the bot."},
+		"application": {err: botapi.StatusError{Status: http.StatusBadRequest, Detail: "The prompt is too long"}, title: "The prompt is too long."},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			var last []botapi.ChatMessage
+			h := startPage(t, botapi.Options{MaxBodyBytes: test.limit, Engine: botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+				if test.err != nil && len(req.Messages) > 3 {
+					return fails("", nil, test.err).Chat(ctx, req)
+				}
+				last = req.Messages
+				return echo(ctx, req)
+			})}, page.Options{})
+			tab := newTab(t)
+			tab.open(h.URL + "/#key=" + key)
+			for _, message := range []string{"one " + strings.Repeat("a", 50), "two " + strings.Repeat("b", 50)} {
+				tab.say(message)
+				tab.waitForAnswer()
+			}
+			tab.say("three")
+			tab.see(".failure")
+			is.Equal(tab.text(".failure-title"), test.title)
+			is.True(!evaluate[bool](tab, `document.querySelector(".again").checkVisibility()`)) // it would fail again
+			tab.click(".failure .shorten")
+			tab.wait(`!document.querySelector(".failure, .arriving")`)
+			is.Equal(last[len(last)-1], user("three"))
+			is.True(len(last) <= 3)
+			is.Equal(tab.answers()[2], "three")
+		})
+	}
 }
 
 // TestPartialAnswer checks that an incomplete answer stays until there is a better
@@ -267,7 +357,7 @@ func TestUndoStartOver(t *testing.T) {
 	bot, tab := talkToMoody(t, botapi.Options{})
 	tab.say("one")
 	tab.waitForAnswer()
-	tab.click("#start-over")
+	tab.clear()
 	is.Equal(len(tab.answers()), 0)
 	tab.click(".cleared button")
 	is.Equal(tab.answers(), []string{"Answer 1"})
@@ -275,7 +365,7 @@ func TestUndoStartOver(t *testing.T) {
 	tab.see(".bot")
 	is.Equal(tab.answers(), []string{"Answer 1"})
 
-	tab.click("#start-over")
+	tab.clear()
 	tab.see(".cleared")
 	tab.say("two")
 	tab.waitForAnswer()
@@ -321,7 +411,8 @@ func TestForgetKeepsConversations(t *testing.T) {
 			tab.say("one")
 			tab.waitForAnswer()
 			tab.click("#forget-key")
-			if !deleted {
+			is.True(!evaluate[bool](tab, `document.querySelector("#forget-chats").checked`))
+			if deleted {
 				tab.click("#forget-chats")
 			}
 			tab.click("#forget-now")
@@ -332,6 +423,27 @@ func TestForgetKeepsConversations(t *testing.T) {
 			tab.see(".bot")
 			is.Equal(len(tab.answers()) == 0, deleted)
 		})
+	}
+}
+
+// TestOneWayToAskAgain checks that there is one button where two would do the same.
+func TestOneWayToAskAgain(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	asking := func() []string {
+		return evaluate[[]string](tab, `Array.from(document.querySelectorAll(".message:last-child button"), (each) => each.checkVisibility() && each.textContent).filter((text) => /Regenerate|Try again/.test(text))`)
+	}
+	for _, test := range []struct {
+		message string
+		asking  []string
+	}{
+		{"one", []string{"Regenerate"}},
+		{"fail", []string{"Try again"}},
+		{"break", []string{"Try again"}},
+	} {
+		tab.say(test.message)
+		tab.waitForAnswer()
+		is.Equal(asking(), test.asking)
 	}
 }
 

@@ -23,6 +23,13 @@ func (tab *tab) newChat() {
 	tab.wait(`document.querySelector("#new-chat").hidden`)
 }
 
+// clear removes the messages of the conversation on show.
+func (tab *tab) clear() {
+	tab.t.Helper()
+	tab.click("#menu-button")
+	tab.click("#start-over")
+}
+
 // TestConversations switches between several conversations with each bot.
 func TestConversations(t *testing.T) {
 	is := is.New(t)
@@ -54,7 +61,7 @@ func TestConversations(t *testing.T) {
 	tab.click(`.bot[href="#bot=ada"]`) // leads to the last one
 	tab.wait(`document.querySelector(".user .text").textContent.startsWith("word")`)
 
-	tab.click("#start-over")
+	tab.clear()
 	is.Equal(tab.titles(), []string{"one and more", "for Bo"})
 	tab.click(".cleared button")
 	is.Equal(len(tab.titles()), 3)
@@ -92,6 +99,107 @@ func TestDeleteConversation(t *testing.T) {
 	tab.do(chromedp.Reload())
 	tab.see(".bot")
 	is.Equal(tab.texts(".conversation-item"), []string{})
+}
+
+// TestNewChatOrClear checks that only one of the buttons beside the bot's name begins
+// something new. What clears the conversation is in the menu.
+func TestNewChatOrClear(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	tab.say("one")
+	tab.waitForAnswer()
+	is.Equal(tab.texts("#chat-header > :is(a, button):not([hidden]):not(.back)"), []string{"New chat", ""})
+	is.True(!evaluate[bool](tab, `document.querySelector("#start-over").checkVisibility()`))
+	tab.click("#menu-button")
+	tab.see("#start-over")
+	is.Equal(tab.texts("#menu button"), []string{"Save as Markdown", "Save as JSON", "Clear this conversation"})
+	tab.click("#start-over")
+	tab.see(".cleared")
+	is.True(!evaluate[bool](tab, `document.querySelector("#menu").checkVisibility()`))
+	is.Equal(tab.text("#announcement"), "The conversation is cleared.")
+}
+
+// TestBotGone removes a bot from the list. Its conversations can still be read, saved
+// and deleted, and go on when the bot is back.
+func TestBotGone(t *testing.T) {
+	for _, width := range []int64{1280, 390} {
+		t.Run(fmt.Sprint(width), func(t *testing.T) {
+			is := is.New(t)
+			h := startService(t, botapi.Options{}, nil)
+			tab := newTab(t)
+			tab.do(chromedp.EmulateViewport(width, 800))
+			greet(tab, h.URL+"/#key="+key+"&bot=ada")
+			tab.waitForAnswer()
+			is.NoErr(h.bots.Replace(bo))
+			evaluate[any](tab, `document.dispatchEvent(new Event("visibilitychange")); null`) // while it is on show
+			tab.see("#gone-note")
+			is.Equal(tab.text("#gone-note"), "This bot is no longer here. You can read this conversation, save it and delete it.")
+			is.Equal(tab.answers(), []string{"Hello"})
+			for _, hidden := range []string{"#message", "#send", "#new-chat", ".edit", ".regenerate"} {
+				is.True(!evaluate[bool](tab, fmt.Sprintf(`document.querySelector(%q).checkVisibility()`, hidden)))
+			}
+
+			evaluate[any](tab, `location.hash = "bots"; null`)
+			tab.wait(`document.querySelector("#chat-name").textContent === "Bo" || document.querySelector("#composer").hidden`)
+			is.Equal(tab.text("#gone-title"), "No longer here")
+			is.Equal(tab.titles(), []string{"Ada: Hello"})
+			tab.click(".conversation-item a")
+			tab.see("#gone-note")
+			is.Equal(tab.answers(), []string{"Hello"})
+			tab.do(chromedp.Reload())
+			tab.see("#gone-note")
+			is.Equal(tab.text("#chat-name"), "Ada")
+			is.True(strings.HasPrefix(tab.saved("#save-markdown"), "ada.md text/markdown # Ada\n\n## You\n\nHello"))
+
+			evaluate[any](tab, `location.hash = "bots"; null`)
+			tab.click(".conversation-item .delete")
+			tab.see(".deletion")
+			is.Equal(evaluate[int](tab, `Object.keys(localStorage).filter((name) => name.startsWith("botapi.chat")).length`), 0)
+			tab.click(".restore")
+			tab.wait(`document.querySelector(".conversation-item:not(.deleted)") !== null`)
+			tab.see(".conversation-item a")
+
+			is.NoErr(h.bots.Replace(bo, ada))
+			evaluate[any](tab, `document.dispatchEvent(new Event("visibilitychange")); null`)
+			tab.see(`.bot[href="#bot=ada"]`)
+			is.Equal(tab.titles(), []string{"Hello"})
+			is.Equal(tab.texts("#gone-title"), []string{})
+			tab.click(".conversation-item a")
+			tab.see("#message")
+			tab.do(chromedp.Focus(chromedp.ID("message")))
+			tab.say("again")
+			tab.waitForAnswer()
+			is.Equal(tab.texts(".assistant .text"), []string{"Hello", "again"})
+		})
+	}
+}
+
+// TestKeyInAnotherTab opens a link without the key, in a tab beside one that has it.
+func TestKeyInAnotherTab(t *testing.T) {
+	is := is.New(t)
+	h := startService(t, botapi.Options{}, nil)
+	first := newTab(t)
+	first.do(chromedp.EmulateViewport(390, 780))
+	first.open(h.URL)
+	first.see("#key")
+	is.True(!evaluate[bool](first, `document.querySelector("#key-elsewhere").checkVisibility()`)) // nobody was here before
+	greet(first, h.URL+"/#key="+key+"&bot=ada")
+	first.waitForAnswer()
+	first.click(".back")
+
+	second := first.another()
+	second.open(h.URL + "/#bot=bo")
+	second.see("#key-elsewhere")
+	is.Equal(second.text("#key-elsewhere"), "This link does not contain the key. If another tab shows the bots, choose “Keep it in this browser” below its list: this tab then goes on by itself.")
+	third := first.another()
+	third.open(h.URL + "/docs")
+	third.see("#chat .trial-key")
+	is.True(strings.Contains(third.text("#chat .trial-key"), "Or choose “Keep it in this browser” in a tab that has it."))
+	first.click("#keep-now")
+	second.see("#composer")
+	is.Equal(second.text("#chat-name"), "Bo")
+	third.do(chromedp.Reload())
+	third.see("#chat .trial > .hint")
 }
 
 // TestUndoEdit undoes two edits step by step.

@@ -157,7 +157,7 @@ func TestConversation(t *testing.T) {
 		{Role: botapi.RoleUser, Content: "two\nlines"},
 	})
 
-	tab.click("#start-over")
+	tab.clear()
 	is.Equal(len(tab.texts(".conversation .text")), 1)
 	tab.do(chromedp.Reload())
 	tab.see(".bot")
@@ -237,7 +237,7 @@ func TestFailures(t *testing.T) {
 			name:    "large body",
 			options: botapi.Options{MaxBodyBytes: 64},
 			title:   "This is too long for the server.",
-			advice:  "Edit the message to make it shorter, or start over.",
+			advice:  "Edit the message to make it shorter, or start a new chat.",
 		}, {
 			name: "a proxy's page",
 			answer: func(w http.ResponseWriter, _ *http.Request) {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/quickstart/page"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 	"github.com/matryer/is"
@@ -20,7 +21,7 @@ import (
 
 // A model answers one fragment for each that the test says, and counts its calls.
 type model struct {
-	fragments chan string // closed at the end of the answer
+	fragments chan string // "" is the end of an answer; closed after the last
 	ended     chan error  // the cause of each call's end; nil if the answer is complete
 
 	mu    sync.Mutex
@@ -55,7 +56,7 @@ func (m *model) Chat(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[strin
 		for {
 			select {
 			case text, more := <-m.fragments:
-				if more && yield(text, nil) {
+				if more && text != "" && yield(text, nil) {
 					continue
 				}
 				m.ended <- nil
@@ -372,10 +373,98 @@ func TestStartOverInAnotherTab(t *testing.T) {
 	second := first.another()
 	second.open(address)
 	second.see(".arriving")
-	first.click("#start-over")
+	first.clear()
 	is.True(m.end(t) != nil)
 	second.wait(`document.querySelectorAll(".user").length === 0`)
 	is.True(!evaluate[bool](second, `Object.values(localStorage).some((text) => text.includes("Hello"))`))
+}
+
+// TestDeletedInAnotherTab checks that a conversation that another tab removes while an
+// answer arrives stays away, with its model stopped, until that tab restores it.
+func TestDeletedInAnotherTab(t *testing.T) {
+	ways := map[string]struct{ remove, restore func(*tab) }{
+		"delete":     {func(tab *tab) { tab.click(".conversation-item .delete") }, func(tab *tab) { tab.click(".restore") }},
+		"clear":      {func(tab *tab) { tab.clear() }, func(tab *tab) { tab.click(".cleared button") }},
+		"delete all": {func(tab *tab) { tab.click("#delete-all"); tab.click("#delete-now") }, nil},
+	}
+	for way, do := range ways {
+		for _, isKept := range []bool{true, false} {
+			t.Run(fmt.Sprint(way, " ", isKept), func(t *testing.T) {
+				is := is.New(t)
+				m := newModel()
+				address := startPage(t, botapi.Options{Engine: m}, page.Options{Resume: isKept}).URL + "/#key=" + key
+				first := sayHello(t, address)
+				m.fragments <- "An earlier answer."
+				m.fragments <- "" // the end
+				is.NoErr(m.end(t))
+				first.waitForAnswer()
+				first.say("And now?")
+				m.fragments <- "One, "
+				first.seeAnswer("One, ")
+
+				second := first.another()
+				second.open(address)
+				second.wait(`document.querySelectorAll(".user").length === 2`)
+				do.remove(second)
+				is.True(m.end(t) != nil)
+				first.wait(`document.querySelectorAll(".user, .conversation-item").length === 0`)
+				is.Equal(first.text("#announcement"), "This conversation was deleted in another tab.")
+				is.True(!evaluate[bool](first, `Object.values(localStorage).some((text) => text.includes("Hello") || text.includes("And now"))`))
+				if do.restore != nil {
+					do.restore(second)
+					for _, tab := range []*tab{first, second} {
+						tab.wait(`document.querySelectorAll(".user").length === 2`)
+						is.Equal(tab.texts(".user .text"), []string{"Hello", "And now?"})
+						is.Equal(tab.answers(), []string{"An earlier answer.", "One,"})
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestDeletedAndWrittenAtTheSameTime has another tab that writes a conversation in the
+// moment in which this one deletes it.
+func TestDeletedAndWrittenAtTheSameTime(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	tab.say("one")
+	tab.waitForAnswer()
+	evaluate[any](tab, `window.chat = Object.entries(localStorage).find(([name]) => name.startsWith("botapi.chat.")); null`)
+	const write = `localStorage.setItem(...chat); dispatchEvent(new StorageEvent("storage", { key: chat[0], newValue: chat[1] })); null`
+	const there = `chat[0] in localStorage`
+	tab.write("a draft")
+	tab.click(".conversation-item .delete")
+	evaluate[any](tab, write)
+	is.True(!evaluate[bool](tab, there))
+	evaluate[any](tab, `document.querySelector(".restore").click(); null`)
+	is.True(evaluate[bool](tab, there))
+	is.Equal(evaluate[string](tab, `document.querySelector("#message").value`), "a draft")
+	evaluate[any](tab, write)
+	is.True(evaluate[bool](tab, there))
+	tab.click(".conversation-item .delete")
+	evaluate[any](tab, `chat[1] = chat[1].replace(/"id":"[^"]*"/, '"id":"another"'); `+write) // a new conversation in that tab
+	is.True(evaluate[bool](tab, there))
+	evaluate[any](tab, `chat = ["botapi.draft." + chat[0].split(".").at(-1), "a draft"]; `+write)
+	is.True(evaluate[bool](tab, there))
+}
+
+// TestDeletedBeforeTheEvent removes a conversation from the store without an event, as
+// another tab might have done in this moment.
+func TestDeletedBeforeTheEvent(t *testing.T) {
+	is := is.New(t)
+	m, address := startModel(t)
+	tab := sayHello(t, address)
+	m.fragments <- "One, "
+	tab.seeAnswer("One, ")
+	evaluate[any](tab, `Object.keys(localStorage).filter((name) => name.startsWith("botapi.chat.")).forEach((name) => localStorage.removeItem(name)); null`)
+	m.fragments <- "two, "
+	is.True(m.end(t) != nil)
+	tab.wait(`document.querySelectorAll(".user, .conversation-item").length === 0`)
+	is.Equal(evaluate[int](tab, `localStorage.length`), 0)
+	tab.say("Hello again")
+	m.fragments <- "Well."
+	tab.seeAnswer("Well.")
 }
 
 // TestStopStopsTheModel checks each way to stop an answer, and that another one then
@@ -387,7 +476,7 @@ func TestStopStopsTheModel(t *testing.T) {
 		"delete chats": func(tab *tab) { tab.click("#delete-all"); tab.click("#delete-now") },
 		"first of all": func(tab *tab) { tab.click("#stop") }, // before the first fragment
 		"after reload": func(tab *tab) { tab.do(chromedp.Reload()); tab.see(".arriving"); tab.click("#stop") },
-		"start over":   func(tab *tab) { tab.click("#start-over") },
+		"start over":   func(tab *tab) { tab.clear() },
 	}
 	for way, stop := range ways {
 		t.Run(way, func(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"testing"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/quickstart/page"
 	"example.com/botapi/examples/resume"
 	"github.com/matryer/is"
 )
@@ -132,6 +133,21 @@ func startService(t *testing.T, o botapi.Options, answer http.HandlerFunc) *serv
 	is := is.New(t)
 	pages, err := url.Parse(startQuickstart(t).address)
 	is.NoErr(err)
+	return serve(t, o, answer, httputil.NewSingleHostReverseProxy(pages))
+}
+
+// startPage serves the API with the options, and the pages with theirs.
+func startPage(t *testing.T, o botapi.Options, pages page.Options) *service {
+	t.Helper()
+	if _, err := findChromium(); err != nil {
+		t.Skip("Chromium is not installed")
+	}
+	return serve(t, o, nil, page.Handler(pages))
+}
+
+func serve(t *testing.T, o botapi.Options, answer http.HandlerFunc, pages http.Handler) *service {
+	t.Helper()
+	is := is.New(t)
 	bots, err := botapi.NewMemoryStore(ada, bo)
 	is.NoErr(err)
 	o.Bots = bots
@@ -145,7 +161,7 @@ func startService(t *testing.T, o botapi.Options, answer http.HandlerFunc) *serv
 	answers := resume.New(resume.Options{Engine: o.Engine, Logger: o.Logger})
 	o.Engine = answers
 	mux := http.NewServeMux()
-	mux.Handle("/", httputil.NewSingleHostReverseProxy(pages))
+	mux.Handle("/", pages)
 	mux.Handle("/v1/", answers.Handler(botapi.New(o), o.Keys))
 	if answer != nil {
 		mux.Handle("POST /v1/chat", answer)

@@ -15,6 +15,7 @@ import { explain, troubleWith } from "./words.js";
 const $ = (id) => document.getElementById(id);
 const setting = (name) => document.querySelector(`meta[name=${name}]`).content; // from page.Options
 const service = setting("application-name");
+const mostBytes = Number(setting("most-bytes")); // in a request
 const wide = matchMedia("(min-width: 46rem)");
 const scroller = new Scroller($("scroller"), $("latest"));
 
@@ -50,6 +51,7 @@ function askForKey(problem = "") {
   $("app").hidden = true;
   $("key-view").hidden = false;
   $("key").value = "";
+  $("key-elsewhere").hidden = problem !== "" || (location.hash === "" && store.conversations().length === 0);
   showKeyProblem(problem);
 }
 
@@ -145,6 +147,12 @@ function resumeAll() {
   }
 }
 
+// botOf returns the bot with a uid, perhaps one that is gone: it is not listed any
+// more, but there are conversations with it.
+function botOf({ bot: uid, name, slug }) {
+  return bots.find((each) => each.uid === uid) ?? { uid, name, slug, description: "", gone: true };
+}
+
 // refetch lists the bots again: every minute, and when they may have changed. If
 // that fails, the page keeps the list that it has.
 async function refetch() {
@@ -152,7 +160,7 @@ async function refetch() {
   const fresh = await client.bots().catch(() => bots);
   if ($("app").hidden || JSON.stringify(fresh) === JSON.stringify(bots)) return;
   bots = fresh;
-  for (const { conversation } of chats.values()) conversation.meet(bots.find(({ uid }) => uid === conversation.bot.uid) ?? conversation.bot);
+  for (const { conversation } of chats.values()) conversation.meet(botOf({ ...conversation.bot, bot: conversation.bot.uid }));
   noteOnBots();
   const named = namedBot();
   if (!chat || (named && named.uid !== chat.conversation.bot.uid)) showFromAddress();
@@ -174,10 +182,10 @@ function drawList() {
 function conversations() {
   const kept = new Map(store.conversations().map((each) => [each.id, each]));
   for (const { conversation: { id, bot, turns } } of chats.values()) {
-    if (turns.length > 0 && !kept.has(id)) kept.set(id, { id, bot: bot.uid, title: titleOf(turns), changed: Infinity });
+    if (turns.length > 0 && !kept.has(id)) kept.set(id, { id, bot: bot.uid, name: bot.name, slug: bot.slug, title: titleOf(turns), changed: Infinity });
   }
   if (deleted) kept.set(deleted.id, { ...deleted, deleted: true });
-  return [...kept.values()].sort((a, b) => b.changed - a.changed).map((each) => ({ ...each, state: stateOf(chats.get(each.id)) }));
+  return [...kept.values()].sort((a, b) => b.changed - a.changed).map((each) => ({ ...each, bot: botOf(each), state: stateOf(chats.get(each.id)) }));
 }
 
 function stateOf(chat) {
@@ -186,12 +194,12 @@ function stateOf(chat) {
 }
 
 // deleteConversation can be undone until the next one is deleted.
-function deleteConversation({ id, bot, title, changed }) {
+function deleteConversation({ id, bot: { uid: bot, name, slug }, title, changed }) {
   const kept = chats.get(id);
   kept?.conversation.stop();
   const isOnShow = kept !== undefined && kept === chat;
   if (isOnShow) leave();
-  deleted = { id, bot, title, changed, isOnShow, chat: kept, restore: store.remove(id) };
+  deleted = { id, bot, name, slug, title, changed, isOnShow, chat: kept, restore: store.remove(id) };
   chats.delete(id);
   if (lastChat.get(bot) === id) lastChat.delete(bot);
   if (isOnShow) go(addressOf(kept.conversation.bot));
@@ -201,8 +209,8 @@ function deleteConversation({ id, bot, title, changed }) {
 }
 
 function restoreConversation() {
-  const { id, bot, isOnShow, chat: kept, restore } = deleted;
-  const address = addressOf(bots.find(({ uid }) => uid === bot), id);
+  const { id, isOnShow, chat: kept, restore } = deleted;
+  const address = addressOf(botOf(deleted), id);
   deleted = undefined;
   restore();
   if (kept) chats.set(id, kept);
@@ -235,14 +243,16 @@ function note(text, action, act) {
 
 // ---- The conversation on show ----
 
-// inAddress returns a parameter of the address: `#bot=slug&chat=id`, or
-// `#bot=slug` for the last conversation with a bot.
+// inAddress returns a parameter of the address: `#bot=slug&chat=id`, `#bot=slug`
+// for the last conversation with a bot, or `#chat=id` if the bot is gone.
 function inAddress(name) {
   return new URLSearchParams(location.hash.slice(1)).get(name);
 }
 
 function namedBot() {
-  return bots.find(({ slug }) => slug === inAddress("bot"));
+  const slug = inAddress("bot");
+  const isNamed = ({ id, bot }) => id === inAddress("chat") || (bot.gone && bot.slug === slug);
+  return bots.find((bot) => bot.slug === slug) ?? conversations().find(isNamed)?.bot;
 }
 
 // showFromAddress shows the bot that the address names. If it names none, a wide
@@ -305,6 +315,8 @@ function focusChat() {
 
 function showBot(bot) {
   document.title = `${bot.name} · ${service}`;
+  $("chat").classList.toggle("gone", Boolean(bot.gone));
+  $("gone-note").hidden = !bot.gone;
   drawAvatar($("chat-avatar"), bot);
   $("chat-name").textContent = bot.name;
   $("chat-description").textContent = [bot.description, bot.model].filter(Boolean).join(" · ");
@@ -322,7 +334,11 @@ function newChat(bot, id) {
     chat: (request, options) => client.chat(request, options),
     stop: setting("resume") === "true" && ((key) => client.stop(key)),
   });
-  conversation.addEventListener("change", drawList);
+  conversation.addEventListener("change", () => {
+    drawList();
+    if (chat?.conversation === conversation) showLength();
+  });
+  conversation.addEventListener("deleted", () => chat?.conversation === conversation && announce("This conversation was deleted in another tab."));
   conversation.addEventListener("start", () => announce(`${conversation.bot.name} is answering.`));
   conversation.addEventListener("end", ({ detail }) => ended(conversation, detail));
   return { conversation, view: new ConversationView(conversation, page), position: undefined, editing: null, unseen: false };
@@ -337,6 +353,7 @@ const page = {
     focusChat();
   },
   edit: (turn) => edit(turn),
+  shorten: (turn) => shorten(turn),
   announce: (text) => announce(text),
   focusComposer: () => $("message").focus(),
   changed(view) {
@@ -380,11 +397,11 @@ function spoken(answer) {
 // the focus disappears, the focus moves to the other one or to the composer.
 function showProgress() {
   const { answering, isEmpty } = chat.conversation;
-  const focused = [$("send"), $("stop"), $("start-over"), $("new-chat")].includes(document.activeElement);
-  if ($("send").hidden === answering && $("start-over").hidden === isEmpty) return;
+  const focused = [$("send"), $("stop"), $("new-chat")].includes(document.activeElement);
+  if ($("send").hidden === answering && $("menu-button").hidden === isEmpty) return;
   $("send").hidden = answering;
   $("stop").hidden = !answering;
-  $("new-chat").hidden = $("start-over").hidden = $("menu-button").hidden = isEmpty;
+  $("new-chat").hidden = $("menu-button").hidden = isEmpty;
   if (focused) (answering ? $("stop") : $("message")).focus();
 }
 
@@ -426,7 +443,35 @@ function composed() {
   const text = $("message").value;
   $("message").dir = directionOf([text]);
   $("send").disabled = text.trim() === "";
+  if (chat) showLength();
 }
+
+// showLength warns before the conversation is too long for the server, and offers to
+// leave out what is old.
+function showLength() {
+  const { conversation, editing } = chat;
+  const text = $("message").value.trim();
+  const size = conversation.size(text, editing?.turn);
+  const canShorten = conversation.canShorten(editing?.turn) && new Blob([text]).size <= 0.8 * mostBytes;
+  const warning = size <= 0.8 * mostBytes ? ""
+    : !canShorten ? "This message is too long for the server, or almost."
+    : size <= mostBytes ? "The conversation is almost too long for the server."
+    : text ? "With this message, the conversation is too long for the server." : "The conversation is too long for the server.";
+  if ($("length-text").textContent !== warning) announce(warning);
+  $("length-text").textContent = warning;
+  $("length").hidden = !warning;
+  $("shorten").hidden = !canShorten;
+}
+
+// shorten goes on without the oldest messages. It asks again for a turn that was too long.
+function shorten(turn) {
+  chat.conversation.shorten(mostBytes, turn ?? chat.editing?.turn);
+  if (turn) chat.conversation.regenerate(turn);
+  announce("The bot gets only the most recent messages from now on.");
+  $("message").focus();
+}
+
+$("shorten").addEventListener("click", () => shorten());
 
 $("message").addEventListener("input", composed);
 
@@ -482,9 +527,10 @@ document.addEventListener("keydown", (event) => {
 $("stop").addEventListener("click", () => chat.conversation.stop());
 
 $("start-over").addEventListener("click", () => {
+  $("menu").hidePopover();
   finishEditing();
   chat.conversation.startOver();
-  announce("The conversation starts over.");
+  announce("The conversation is cleared.");
   $("message").focus();
 });
 
@@ -535,7 +581,7 @@ store.watch((id) => {
   else chats.forEach(({ conversation }) => conversation.refresh());
   if (!document.hidden && chat?.conversation.turns.at(-1)?.pending?.kept) chat.conversation.resume(); // it is being answered in that tab
   if (!$("app").hidden) drawList();
-});
+}, () => $("app").hidden && start());
 
 takeKeyFromAddress();
 start();

@@ -2,7 +2,7 @@
 // the display.
 
 import { store } from "./store.js";
-import { explain } from "./words.js";
+import { explain, isTooLong } from "./words.js";
 import { isFresh, isPassing, mayContinue, newKey, pause, stop } from "./resuming.js";
 
 // A fast stream could keep the page busy all the time. After this many
@@ -31,17 +31,20 @@ export class Conversation extends EventTarget {
   #past = []; // the states that undo restores, the latest last: {turns, done, turn}
   #fate = "kept"; // the result of storing the current answer, see store.keep
   arrived = () => {}; // called for each fragment; an event would cost more than the fragment
+  #isStored; // whether the store has it: another tab has deleted it if it is missing there
   #service; // {chat, stop}: the functions of BotClient; stop is missing if the service does not keep answers
   #ticking;
 
   // Events: "change" when turns have changed, "start" and "end" of an answer (the
-  // latter with its outcome), and "tick" each second in between.
+  // latter with its outcome), "tick" each second in between, and "deleted" when another
+  // tab has deleted the conversation.
   constructor(bot, id, service) {
     super();
     this.bot = bot;
     this.id = id;
     this.#service = service;
     this.turns = store.turns(id);
+    this.#isStored = store.has(id);
   }
 
   get answering() {
@@ -60,7 +63,7 @@ export class Conversation extends EventTarget {
     if (at >= 0) this.#remember("edited", turn);
     else this.#past = [];
     this.turns = [...(at >= 0 ? this.turns.slice(0, at) : this.turns), turn];
-    this.#fate = store.keep(this, this.turns);
+    this.#keepAll();
     return this.ask(turn);
   }
 
@@ -95,7 +98,8 @@ export class Conversation extends EventTarget {
     const text = pending && turn.state === "partial" ? turn.answer : "";
     const attempt = { turn, text, since: now, heard: now, controller: new AbortController(), kept: pending && true, lost: 0, breaks: 0, isResumed: pending !== undefined };
     this.attempt = attempt;
-    if (turn.pending) this.#fate = worst(this.#fate, store.keepTurn(this, turn));
+    if (turn.pending) this.#keepTurn(turn);
+    if (this.attempt !== attempt) return; // another tab has deleted the conversation
     this.#ticking = setInterval(() => this.#tick(), 1000);
     this.#emit("change");
     this.#emit("start");
@@ -136,7 +140,7 @@ export class Conversation extends EventTarget {
   async #follow(attempt) {
     attempt.controller = new AbortController();
     const { key } = attempt.turn.pending ?? {};
-    const request = { bot_uid: this.bot.uid, messages: this.#messages(attempt.turn) };
+    const request = this.#request(attempt.turn);
     const begun = (kept) => { attempt.kept = kept; };
     const heard = () => {
       attempt.heard = Date.now();
@@ -157,14 +161,39 @@ export class Conversation extends EventTarget {
     attempt.text = text;
   }
 
-  // messages returns the messages up to the question of a turn. Turns without an
-  // answer are left out, so that roles alternate.
-  #messages(turn) {
-    const before = this.turns.slice(0, this.turns.indexOf(turn)).filter(({ answer }) => answer !== "");
-    return [
-      ...before.flatMap(({ question, answer }) => [{ role: "user", content: question }, { role: "assistant", content: answer }]),
-      { role: "user", content: turn.question },
-    ];
+  // request returns the request for the answer to a turn, which may be new.
+  #request(turn) {
+    const messages = this.#sentBefore(turn).flatMap(({ question, answer }) => [{ role: "user", content: question }, { role: "assistant", content: answer }]);
+    return { bot_uid: this.bot.uid, messages: [...messages, { role: "user", content: turn.question }] };
+  }
+
+  // sentBefore returns the turns that are sent with a later one. Those without an
+  // answer are not, so that roles alternate.
+  #sentBefore(turn) {
+    const at = this.turns.findIndex(({ id }) => id === turn.id);
+    return this.turns.slice(0, at < 0 ? this.turns.length : at).filter(({ answer, leftOut }) => answer !== "" && !leftOut);
+  }
+
+  // size returns the size in bytes of the request that asks a question, in place of
+  // a turn or as the next one.
+  size(question, { id } = {}) {
+    return new Blob([JSON.stringify({ ...this.#request({ id, question }), stream: true })]).size;
+  }
+
+  // canShorten reports whether there are turns to leave out of the request for a
+  // turn or for the next one.
+  canShorten(turn = {}) {
+    return this.#sentBefore(turn).length > 0;
+  }
+
+  // shorten leaves the oldest turns out of later requests. The most recent ones stay,
+  // up to half of what was sent, and of the limit.
+  shorten(limit, turn = {}) {
+    const sent = this.#sentBefore(turn).map((turn) => ({ turn, size: new Blob([turn.question, turn.answer]).size }));
+    let room = Math.min(limit, sent.reduce((sum, { size }) => sum + size, 0)) / 2;
+    for (const { turn, size } of sent.reverse()) turn.leftOut = (room -= size) < 0;
+    this.#keepAll();
+    this.#emit("change");
   }
 
   // stop cancels the answer in progress. The text that has arrived stays.
@@ -189,7 +218,8 @@ export class Conversation extends EventTarget {
     Object.assign(turn, outcome(turn, text, error, stopped));
     if (!error || kept === false || !isPassing(error)) turn.pending = null;
     if (this.#isSameAsBefore(turn)) this.#past.pop();
-    if (!elsewhere) this.#fate = worst(this.#fate, store.keepTurn(this, turn));
+    if (!elsewhere) this.#keepTurn(turn);
+    if (this.isEmpty) return; // another tab has deleted the conversation
     this.#emit("change");
     this.#emit("end", { turn, error, stopped, fate: this.#fate });
     this.#fate = "kept";
@@ -209,7 +239,26 @@ export class Conversation extends EventTarget {
     const isNews = pending?.kept !== turn.pending?.kept || pending?.heard > turn.pending?.heard + 10_000;
     if (!mustKeep && !hasMore && !isNews) return;
     turn.pending = pending;
-    store.keepTurn(this, hasMore ? { ...turn, answer: text, state: "partial", stopped: false } : turn);
+    this.#keepTurn(hasMore ? { ...turn, answer: text, state: "partial", stopped: false } : turn);
+  }
+
+  #keepAll() {
+    this.#fate = store.keep(this, this.turns);
+    this.#isStored = store.has(this.id);
+  }
+
+  // keepTurn stores a turn. A conversation that another tab has deleted stays deleted.
+  #keepTurn(turn) {
+    if (this.#forgetIfDeleted()) return;
+    this.#fate = worst(this.#fate, store.keepTurn(this, turn));
+    this.#isStored = store.has(this.id);
+  }
+
+  #forgetIfDeleted() {
+    if (!this.#isStored || store.has(this.id)) return false;
+    this.forget();
+    this.#emit("deleted");
+    return true;
   }
 
   // leave is called on pagehide. It stores the text that has arrived.
@@ -255,7 +304,7 @@ export class Conversation extends EventTarget {
 
   #replace(turns) {
     this.turns = turns;
-    store.keep(this, turns);
+    this.#keepAll();
     this.#emit("change");
   }
 
@@ -266,6 +315,7 @@ export class Conversation extends EventTarget {
     this.#abandon();
     this.turns = [];
     this.#past = [];
+    this.#isStored = false;
     this.#emit("change");
   }
 
@@ -282,6 +332,7 @@ export class Conversation extends EventTarget {
 
   // refresh loads what another tab has stored.
   refresh() {
+    if (this.#forgetIfDeleted() || !store.has(this.id)) return; // it is deleted, or there was no room for it
     const own = this.attempt?.turn;
     const before = this.turns;
     this.turns = store.turns(this.id).map((turn) => (turn.id === own?.id ? own : turn));
@@ -289,6 +340,7 @@ export class Conversation extends EventTarget {
       if (this.attempt.isResumed) this.#abandon(); // another tab has removed the turn
       else this.turns.push(own);
     }
+    this.#isStored = true;
     if (this.turns.length !== before.length || this.turns.some(({ id }, i) => id !== before[i].id)) this.#past = [];
     this.#emit("change");
   }
@@ -315,7 +367,7 @@ function outcome(turn, text, error, stopped) {
 function failureOf(error) {
   const { title, advice = "" } = explain(error);
   const { requestID = "", retryAfter = 0 } = error;
-  return { title, advice, requestID, retryAfter, until: Date.now() + 1000 * retryAfter };
+  return { title, advice, requestID, tooLong: isTooLong(error), retryAfter, until: Date.now() + 1000 * retryAfter };
 }
 
 // newID makes an id for a turn or a conversation. crypto.randomUUID does not

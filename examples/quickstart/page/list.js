@@ -1,7 +1,7 @@
 // The list of bots, with the conversations of each below it.
 
 import { drawAvatar } from "./view.js";
-import { arrange } from "./elements.js";
+import { arrange, el } from "./elements.js";
 
 const template = (id) => document.getElementById(id).content.firstElementChild.cloneNode(true);
 
@@ -12,6 +12,9 @@ export class BotList {
   #element;
   #page; // {remove(conversation), restore()}
   #bots = new Map(); // views by the bot's uid
+  #gone = new Map(); // views of conversations with other bots, by id
+  #goneList = el("ul", { class: "conversations", "aria-labelledby": "gone-title" });
+  #goneItem = el("li", null, el("h3", { class: "notice", id: "gone-title" }, "No longer here"), this.#goneList);
 
   constructor(element, page) {
     this.#element = element;
@@ -19,16 +22,30 @@ export class BotList {
   }
 
   // draw shows the bots and their conversations {id, bot, title, state}, one of
-  // which may be chosen. A conversation that was just deleted keeps its place, with
-  // an Undo button, until the next one is deleted.
+  // which may be chosen, and then those with bots that are gone. A conversation that
+  // was just deleted keeps its place, with an Undo button, until the next one is
+  // deleted.
   draw(bots, conversations, { bot, id } = {}) {
     const views = new Map(bots.map((each) => [each.uid, this.#bots.get(each.uid) ?? new BotView(this.#page)]));
     this.#bots = views;
     for (const each of bots) {
-      views.get(each.uid).show(each, conversations.filter((conversation) => conversation.bot === each.uid), each.uid === bot, id);
+      views.get(each.uid).show(each, conversations.filter((conversation) => conversation.bot.uid === each.uid), each.uid === bot, id);
     }
-    arrange(this.#element, [...views.values()].map(({ element }) => element));
+    this.#gone = itemsFor(conversations.filter(({ bot }) => bot.gone), this.#gone, this.#page, id);
+    arrange(this.#goneList, elementsOf(this.#gone));
+    arrange(this.#element, [...elementsOf(views), ...(this.#gone.size > 0 ? [this.#goneItem] : [])]);
   }
+}
+
+const elementsOf = (views) => [...views.values()].map(({ element }) => element);
+
+// itemsFor returns views of conversations by id, some of which may exist already.
+function itemsFor(conversations, known, page, chosen) {
+  return new Map(conversations.map((each) => {
+    const item = known.get(each.id) ?? new ConversationItem(page);
+    item.show(each, each.id === chosen);
+    return [each.id, item];
+  }));
 }
 
 class BotView {
@@ -56,14 +73,13 @@ class BotView {
     this.#looks = looks;
     choose(this.#find(".bot"), isChosen);
     showState(this.#find(".bot"), conversations.find(({ state }) => state === "answering")?.state ?? conversations.find(({ state }) => state)?.state);
-    this.#conversations = new Map(conversations.map((each) => [each.id, this.#conversations.get(each.id) ?? new ConversationItem(this.#page)]));
-    for (const each of conversations) this.#conversations.get(each.id).show(each, addressOf(bot, each.id), each.id === chosen);
+    this.#conversations = itemsFor(conversations, this.#conversations, this.#page, chosen);
     this.isChosen = isChosen;
     this.#arrange();
   }
 
   #arrange() {
-    const items = [...this.#conversations.values()].map(({ element }) => element);
+    const items = elementsOf(this.#conversations);
     const isCut = !this.#all && !this.isChosen && items.length > few + 1;
     arrange(this.#find(".conversations"), isCut ? items.slice(0, few) : items);
     this.#find(".conversations").hidden = items.length === 0;
@@ -95,12 +111,13 @@ class ConversationItem {
     return this.element.querySelector(selector);
   }
 
-  show(conversation, address, isChosen) {
+  show(conversation, isChosen) {
     this.#conversation = conversation;
-    const { title, state, deleted } = conversation;
+    const { id, bot, state, deleted } = conversation;
+    const title = bot.gone ? `${bot.name}: ${conversation.title}` : conversation.title;
     this.element.classList.toggle("deleted", Boolean(deleted));
     const link = this.#find("a");
-    link.href = address;
+    link.href = addressOf(bot, id);
     link.querySelector(".title").textContent = title;
     choose(link, isChosen);
     showState(link, state);
@@ -110,7 +127,8 @@ class ConversationItem {
 
 // addressOf returns the address of a bot, or of one of its conversations.
 export function addressOf(bot, id) {
-  return "#" + new URLSearchParams({ bot: bot.slug, ...(id && { chat: id }) });
+  if (bot.gone && !id) return "#bots";
+  return "#" + new URLSearchParams({ ...(!bot.gone && { bot: bot.slug }), ...(id && { chat: id }) });
 }
 
 function choose(link, isChosen) {

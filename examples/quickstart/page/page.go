@@ -55,6 +55,10 @@ type Options struct {
 	// a byte, the page says that the connection may be lost. Zero means
 	// botapi.DefaultKeepAlive; negative means never.
 	KeepAlive time.Duration
+	// MaxBodyBytes is the MaxBodyBytes of botapi.Options. The page warns before a
+	// conversation is longer than that, and offers to go on with its most recent
+	// messages. Zero or negative means botapi.DefaultMaxBodyBytes.
+	MaxBodyBytes int64
 	// Resume says that the API keeps answers when their connection is lost, as that
 	// of examples/resume does. The page then sends an Idempotency-Key with each chat
 	// and continues its answer after a reload, after a lost connection and in
@@ -121,14 +125,16 @@ func (o Options) page(name, base string) document {
 	err := pages.ExecuteTemplate(&text, name, struct {
 		Title, API, Questions, KeyHint string
 		KeepAlive                      float64
+		MaxBodyBytes                   int64
 		Resume                         bool
 	}{
-		Title:     cmp.Or(o.Title, "Bots"),
-		API:       relative(base, o.APIPath),
-		Questions: string(questions),
-		KeyHint:   o.KeyHint,
-		KeepAlive: o.keepAlive().Seconds(),
-		Resume:    o.Resume,
+		Title:        cmp.Or(o.Title, "Bots"),
+		API:          relative(base, o.APIPath),
+		Questions:    string(questions),
+		KeyHint:      o.KeyHint,
+		KeepAlive:    o.keepAlive().Seconds(),
+		MaxBodyBytes: cmp.Or(max(o.MaxBodyBytes, 0), botapi.DefaultMaxBodyBytes),
+		Resume:       o.Resume,
 	})
 	if err != nil {
 		panic(err) // impossible: the templates are embedded, and their data has one type

@@ -3,13 +3,15 @@
 // until somebody deletes them; without room, the oldest conversations are deleted.
 // All tabs share the conversations.
 //
-// A conversation is {id, bot, changed, turns}, with the bot's uid. A turn is a
-// question of the user and its answer:
+// A conversation is {id, bot, name, slug, changed, turns}, with the bot's uid, and
+// its name and slug for when it is gone. A turn is a question of the user and its
+// answer:
 //
-//   {id, question, answer, state: "none" | "partial" | "whole", stopped, failure, pending}
+//   {id, question, answer, state: "none" | "partial" | "whole", leftOut, stopped, failure, pending}
 //
-// The state is "none" without an answer, "whole" for a complete one. The failure
-// is null or {title, advice, requestID, retryAfter, until}: the seconds to wait
+// The state is "none" without an answer, "whole" for a complete one. A turn that is
+// left out is not sent any more. The failure is null or {title, advice, requestID,
+// tooLong, retryAfter, until}: whether the request was too long, the seconds to wait
 // before another attempt, and the time when they have passed. While the answer is
 // in progress, or if it may be continued after a failure, pending is {key, heard,
 // kept}: its Idempotency-Key, the time when something last arrived, and whether the
@@ -55,6 +57,10 @@ export const store = {
     return names.map(summary).filter(Boolean).sort((a, b) => b.changed - a.changed);
   },
 
+  has(id) {
+    return read(permanent, chatPrefix + id) !== "";
+  },
+
   turns(id) {
     return conversationOf(read(permanent, chatPrefix + id))?.turns ?? [];
   },
@@ -63,8 +69,9 @@ export const store = {
   // "kept", "made room" if it had to delete older ones, or "no room".
   keep({ id, bot }, turns) {
     const name = chatPrefix + id;
-    if (turns.length === 0) return write(permanent, name, "") ? "kept" : "no room";
-    return writeWithin(name, JSON.stringify({ bot: bot.uid, changed: Date.now(), turns }));
+    if (turns.length === 0) return erase(name) ? "kept" : "no room";
+    removed.delete(name);
+    return writeWithin(name, JSON.stringify({ bot: bot.uid, name: bot.name, slug: bot.slug, changed: Date.now(), turns }));
   },
 
   // keepTurn adds a turn or updates it. Turns that another tab has added in the
@@ -79,8 +86,11 @@ export const store = {
   // remove deletes a conversation, and returns a function that restores it.
   remove(id) {
     const kept = [chatPrefix + id, draftPrefix + id].map((name) => [name, read(permanent, name)]);
-    kept.forEach(([name]) => write(permanent, name, ""));
-    return () => kept.forEach(([name, text]) => write(permanent, name, text));
+    kept.forEach(([name]) => erase(name));
+    return () => kept.forEach(([name, text]) => {
+      removed.delete(name);
+      write(permanent, name, text);
+    });
   },
 
   // draft returns the draft of a conversation or, before its first message, of a bot.
@@ -94,20 +104,35 @@ export const store = {
 
   // deleteConversations deletes all conversations and drafts.
   deleteConversations() {
-    [chatPrefix, draftPrefix].flatMap(namesWith).forEach((name) => write(permanent, name, ""));
+    [chatPrefix, draftPrefix].flatMap(namesWith).forEach(erase);
   },
 
   // watch calls changed with the id of each conversation that another tab has
-  // changed, or without one if any may have changed.
-  watch(changed) {
-    addEventListener("storage", ({ key }) => {
+  // changed, or without one if any may have changed, and keyKept when another tab
+  // keeps a key for all tabs.
+  watch(changed, keyKept) {
+    addEventListener("storage", ({ key, newValue }) => {
+      if (newValue && removed.has(key) && removed.get(key) === firstTurn(newValue)) write(permanent, key, "");
       if (key === null) changed();
       else if (key.startsWith(chatPrefix)) changed(key.slice(chatPrefix.length));
+      else if (key === keyName && newValue) keyKept();
     });
   },
 };
 
 // ---- Conversations ----
+
+// A tab that is answering may write a conversation in the moment in which this tab
+// removes it. It is removed again, if its first turn is still the same.
+const removed = new Map(); // the ids of first turns, by the conversation's name
+
+const firstTurn = (text) => conversationOf(text)?.turns[0].id;
+
+function erase(name) {
+  const id = firstTurn(read(permanent, name));
+  if (id) removed.set(name, id);
+  return write(permanent, name, "");
+}
 
 const chatNames = () => namesWith(chatPrefix);
 
@@ -121,7 +146,9 @@ function summary(name) {
 
 function summaryOf(id, text) {
   const conversation = conversationOf(text);
-  return conversation && { id, bot: conversation.bot, changed: conversation.changed, title: titleOf(conversation.turns), pending: conversation.turns.at(-1).pending };
+  if (!conversation) return null;
+  const { turns, ...rest } = conversation;
+  return { id, ...rest, title: titleOf(turns), pending: turns.at(-1).pending };
 }
 
 // conversationOf parses a stored conversation. It returns null if the text is not
@@ -129,8 +156,9 @@ function summaryOf(id, text) {
 function conversationOf(text) {
   const conversation = parse(text);
   if (typeof conversation?.bot !== "string" || !Array.isArray(conversation.turns)) return null;
+  const { bot, name, slug } = conversation;
   const turns = conversation.turns.filter(isTurn);
-  return turns.length > 0 ? { bot: conversation.bot, changed: Number(conversation.changed) || 0, turns } : null;
+  return turns.length > 0 ? { bot, name: String(name ?? "A bot"), slug: String(slug ?? "conversation"), changed: Number(conversation.changed) || 0, turns } : null;
 }
 
 const longestTitle = 48;

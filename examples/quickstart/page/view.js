@@ -24,7 +24,7 @@ const fewest = 512;
 
 export class ConversationView {
   #conversation;
-  #page; // {ask(question), edit(turn), focusComposer(), changed(view), announce(text)}
+  #page; // {ask(question), edit(turn), shorten(turn), focusComposer(), changed(view), announce(text)}
   #shown = new Map(); // the view of each turn, by its id
   #drawing = 0; // the requested frame
   #rested = 0; // the time before which no more is shown
@@ -192,7 +192,7 @@ class TurnView {
     this.#showFailure(trouble);
     this.#find(".note").textContent = note;
     this.#find(".actions").hidden = attempt !== null || (turn.state !== "whole" && turn.answer === "");
-    this.#find(".regenerate").hidden = !isLast;
+    this.#find(".regenerate").hidden = !isLast || trouble !== null; // the failure has its own button
     this.#find(".replaced").hidden = !replaced;
     this.#find(".replaced-what").textContent = replaced === "edited" ? "Your edit replaced what was here." : "The earlier answer was replaced.";
     this.#find(".progress").hidden = false;
@@ -200,8 +200,8 @@ class TurnView {
     this.#find(".elapsed").textContent = "";
     if (!attempt) this.#showText(turn.answer, turn.state === "partial"); // a mark without its end stays open
     this.#question.querySelector(".edit").disabled = attempt !== null;
-    this.#question.querySelector(".edit").hidden = trouble !== null && turn.answer === ""; // the failure has its own button
-    for (const item of this.items) item.classList.toggle("left-out", !isLast && turn.answer === "");
+    this.#question.querySelector(".edit").hidden = trouble !== null && turn.answer === ""; // so here
+    for (const item of this.items) item.classList.toggle("left-out", turn.leftOut || (!isLast && turn.answer === ""));
   }
 
   #find(selector) {
@@ -276,11 +276,16 @@ class TurnView {
     if (trouble) this.#answer.append(this.#failure(trouble));
   }
 
-  #failure({ title, requestID }) {
+  #failure({ title, requestID, tooLong }) {
     const failure = template("failure");
     failure.querySelector(".failure-title").textContent = title;
     failure.querySelector(".request-id").textContent = requestID && `Request ${requestID}`;
-    failure.querySelector(".again").addEventListener("click", () => this.#ask("again"));
+    const again = failure.querySelector(".again");
+    again.hidden = Boolean(tooLong);
+    again.addEventListener("click", () => this.#ask("again"));
+    const shorten = failure.querySelector(".shorten");
+    shorten.hidden = !tooLong || !this.#conversation.canShorten(this.#turn);
+    shorten.addEventListener("click", () => this.#page.shorten(this.#turn));
     const change = failure.querySelector(".change");
     change.hidden = this.#turn.answer !== "";
     change.addEventListener("click", () => this.#page.edit(this.#turn));

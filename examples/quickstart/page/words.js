@@ -23,6 +23,12 @@ export function explain(error) {
   return { title: "Something went wrong on this page.", advice: "Load the page again." };
 }
 
+// isTooLong reports whether a request was rejected because the conversation is too
+// long for the service or for the model.
+export function isTooLong({ status, detail, problems = [] }) {
+  return status === 413 || ([400, 422].includes(status) && /too[ _]long/i.test(detail + problems.map(({ msg }) => msg)));
+}
+
 // troubleWith describes what is wrong with a turn: its failure, or a missing or
 // incomplete answer. It returns null if nothing is wrong.
 export function troubleWith({ answer, state, stopped, failure }, isLast) {
@@ -35,10 +41,11 @@ export function troubleWith({ answer, state, stopped, failure }, isLast) {
 }
 
 // noteOn returns a note for a turn without trouble that needs an explanation.
-export function noteOn({ answer, state, stopped, failure }) {
-  if (state === "whole") return answer ? "" : "The answer is empty.";
+export function noteOn({ answer, state, leftOut, stopped, failure }) {
+  if (state === "whole" && !answer) return "The answer is empty.";
   if (!answer) return `${failure?.title ?? "No answer."} This message is no longer sent to the bot.`;
-  return stopped ? "Stopped" : incomplete;
+  const note = state === "whole" ? "" : stopped ? "Stopped" : incomplete;
+  return leftOut ? `${note} No longer sent to the bot.`.trim() : note;
 }
 
 // waitFor says how long to wait before another attempt. A wait below 5 s is not
@@ -53,6 +60,7 @@ export function secondsUntil(time) {
 }
 
 const incomplete = "This answer is incomplete.";
+const shorter = "Edit the message to make it shorter, or start a new chat.";
 
 // known has explanations for the texts of botapi. Any other text comes from the
 // application, is written for users, and is shown as it is.
@@ -63,7 +71,7 @@ const known = new Map(Object.entries({
   },
   "Request body too large": {
     title: "This is too long for the server.",
-    advice: "Edit the message to make it shorter, or start over.",
+    advice: shorter,
   },
   "Another chat has this Idempotency-Key": {
     title: "This answer cannot be continued.",
@@ -92,9 +100,10 @@ const known = new Map(Object.entries({
   },
 }));
 
-function explainRejection({ status, detail, problems }) {
+function explainRejection(error) {
+  const { status, detail, problems } = error;
   if (problems.length > 0) {
-    return {
+    return isTooLong(error) ? { title: "This is too long for the bot.", advice: shorter } : {
       title: "The server could not use this message.",
       advice: problems.map(({ loc, msg }) => `${loc.join(" › ")}: ${msg}`).join("\n"),
     };
