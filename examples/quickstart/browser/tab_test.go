@@ -25,7 +25,7 @@ import (
 
 // patience is the timeout of every wait for the page, far above what any wait
 // takes.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 var chromium = sync.OnceValues(startChromium)
 

@@ -120,10 +120,18 @@ class Parts {
   #parts = [];
   #closed = []; // the nodes of the first children, which cannot change any more
   #count = 0; // of those children
+  #loose = false; // whether there are blank lines between them, or between their blocks
 
   // close remembers the nodes of all children but the last.
   close(children) {
-    for (; this.#count < children.length - 1; this.#count++) this.#closed.push(...finished(children[this.#count], []));
+    for (; this.#count < children.length - 1; this.#count++) {
+      this.#loose ||= areLoose(children.slice(Math.max(0, this.#count - 1), this.#count + 1));
+      this.#closed.push(...finished(children[this.#count], []));
+    }
+  }
+
+  isLoose(children) {
+    return this.#loose || areLoose(children.slice(Math.max(0, this.#count - 1)));
   }
 
   nodes(children, open, arriving) {
@@ -480,7 +488,7 @@ function childrenOf({ children, parts }, open, arriving) {
 
 function lists(list, open, arriving) {
   const { ordered, start, parts } = list;
-  const loose = isLoose(list);
+  const loose = parts.isLoose(list.children);
   const items = parts.nodes(list.children, open, arriving);
   return parts.cut(items, (children, first) => ({ type: "list", ordered, start: start + first, loose, cut: cutOf(first, items.length), children }));
 }
@@ -519,9 +527,9 @@ function codeLines({ fence, lines }) {
   return lines;
 }
 
-// isLoose reports whether there are blank lines between the items of a list, or
+// areLoose reports whether there are blank lines between the items of a list, or
 // between the blocks of an item.
-function isLoose(list) {
+function areLoose(items) {
   const hasGap = (blocks) => blocks.some(({ first }, i) => i > 0 && first - blocks[i - 1].last > 1);
-  return hasGap(list.children) || list.children.some(({ children }) => hasGap(children));
+  return hasGap(items) || items.some(({ children = [] }) => hasGap(children));
 }

@@ -19,8 +19,12 @@ const quick = 8;
 // layout: first half of what the frame before has shown, but at least some characters,
 // and then as many as it has shown already. A longer answer continues in the next
 // frames, so that the page always stays responsive.
-const budget = 8;
+const budget = 10;
 const fewest = 512;
+
+// Each step takes some time for the text that is shown already, so that it must not be
+// too short for a very long one.
+const enough = (length) => Math.min(8192, length / 32);
 
 export class ConversationView {
   #conversation;
@@ -233,7 +237,7 @@ class TurnView {
   showMore(room) {
     const { text, arriving } = this.#wanted;
     const before = this.#soFar.length;
-    this.#soFar = text.slice(0, before + Math.floor(room));
+    this.#soFar = text.slice(0, before + Math.floor(Math.max(room, enough(before))));
     this.#open = arriving || this.#isFilling;
     this.#text.show(this.#soFar, { arriving: this.#open });
     this.#showFilling();
