@@ -405,6 +405,7 @@ func TestDeletedInAnotherTab(t *testing.T) {
 				second := first.another()
 				second.open(address)
 				second.wait(`document.querySelectorAll(".user").length === 2`)
+				second.seeAnswer("One, ") // which the first tab stores every second
 				do.remove(second)
 				is.True(m.end(t) != nil)
 				first.wait(`document.querySelectorAll(".user, .conversation-item").length === 0`)
