@@ -2,11 +2,13 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"sync"
@@ -97,12 +99,13 @@ func TestProxyWaitsForTheLongestAnswer(t *testing.T) {
 }
 
 // TestFrozenReplica freezes a replica in the middle of answers: a stream that is
-// silent for too long is aborted, and a JSON response may take longer.
+// silent for too long is aborted, and a JSON response may take longer, also that
+// of an OpenAI-compatible client.
 func TestFrozenReplica(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
 	end := make(chan struct{})
-	asked := make(chan struct{}, 1)
+	asked := make(chan struct{}, 2)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
 		s.Text("one")
 		if r.Messages[len(r.Messages)-1].Content == "not streamed" {
@@ -114,23 +117,19 @@ func TestFrozenReplica(t *testing.T) {
 		}
 		<-r.Context().Done()
 	})
-	p := serve(t, env, "--runtime", "local="+runtime.URL)
+	p := serve(t, env, "--openai", "--runtime", "local="+runtime.URL)
 	p.ready(t)
 	proxy := startProxyAt(t, "", []*process{p, p, p}, "SILENCE_TIME=500ms")
-	bodies := make(chan string, 1)
 	var asking sync.WaitGroup
-	asking.Go(func() {
-		response, err := request(t.Context(), http.DefaultClient, key, "POST", proxy.url+"/v1/chat", chatBody("not streamed", false))
-		if err != nil {
-			bodies <- err.Error()
-			return
-		}
-		defer response.Body.Close()
-		answer, _ := io.ReadAll(response.Body)
-		bodies <- string(answer)
-	})
+	answered := func(path, body string) chan string {
+		answers := make(chan string, 1)
+		asking.Go(func() { answers <- bodyOf(request(t.Context(), http.DefaultClient, key, "POST", proxy.url+path, body)) })
+		<-asked
+		return answers
+	}
 	defer asking.Wait()
-	<-asked
+	ours := answered("/v1/chat", chatBody("not streamed", false))
+	openAI := answered("/v1/chat/completions", `{"model":"helper","messages":[{"role":"user","content":"not streamed"}]}`)
 	s := openStream(t, key, proxy.url)
 	is.Equal(s.next(), `{"content":"one"}`)
 
@@ -139,7 +138,71 @@ func TestFrozenReplica(t *testing.T) {
 	is.True(s.lines.Err() != nil) // so nobody takes it for complete
 	is.NoErr(p.cmd.Process.Signal(syscall.SIGCONT))
 	close(end)
-	is.Equal(<-bodies, `{"content":"one"}`)
+	is.Equal(<-ours, `{"content":"one"}`)
+	is.True(strings.Contains(<-openAI, `"message":{"role":"assistant","content":"one"`))
+}
+
+// bodyOf is the body of a response, or why there is none.
+func bodyOf(response *http.Response, err error) string {
+	if err != nil {
+		return err.Error()
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}
+
+// TestProxyWaitsForEveryRouteOfChats has a JSON response be silent for longer
+// than anything else may be. A server that only waits is in the place of the
+// replicas: what counts here is what the proxy takes for a chat.
+func TestProxyWaitsForEveryRouteOfChats(t *testing.T) {
+	is := is.New(t)
+	arrived, answer := make(chan struct{}, 100), make(chan struct{})
+	silent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/readyz" || r.URL.Path == "/readyz-without-database" {
+			return
+		}
+		arrived <- struct{}{}
+		select {
+		case <-answer:
+		case <-r.Context().Done():
+		}
+	}))
+	defer silent.Close()
+	replica := &process{url: silent.URL, internal: silent.URL}
+	proxy := startProxyAt(t, "", []*process{replica, replica, replica}, "SILENCE_TIME=200ms")
+	send := func(path, body string) chan int {
+		status := make(chan int, 1)
+		go func() {
+			response, err := request(context.Background(), http.DefaultClient, "key", "POST", proxy.url+path, body)
+			if err != nil {
+				status <- 0
+				return
+			}
+			response.Body.Close()
+			status <- response.StatusCode
+		}()
+		<-arrived
+		return status
+	}
+	waiting := make(map[string]chan int)
+	for _, path := range []string{"/chat", "/chat/completions", "/responses"} {
+		waiting[path] = send(path, `{"stream":false}`)
+		waiting["/v1"+path] = send("/v1"+path, `{}`)
+	}
+	for path := range waiting {
+		is.Equal(<-send(path, `{ "stream" : true }`), http.StatusGatewayTimeout)
+	}
+	is.Equal(<-send("/v1/bots", ""), http.StatusGatewayTimeout)
+	close(answer)
+	for path, status := range waiting {
+		if got := <-status; got != http.StatusOK {
+			t.Errorf("%s: %d", path, got)
+		}
+	}
 }
 
 // A connection is that of a client that sends what no HTTP library would.

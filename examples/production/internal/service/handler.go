@@ -110,7 +110,7 @@ func (w *headObserver) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 func route(r *http.Request) string {
 	switch r.URL.Path {
 	case "/v1/bots", "/bots", "/v1/chat", "/chat", "/v1/answers", "/answers", // and of the OpenAI-compatible API:
-		"/v1/models", "/models", "/v1/chat/completions", "/chat/completions":
+		"/v1/models", "/models", "/v1/chat/completions", "/chat/completions", "/v1/responses", "/responses":
 		return r.URL.Path
 	}
 	for _, below := range []string{"/v1/models/", "/models/"} {
