@@ -160,6 +160,7 @@ func TestBodyThatNeverEnds(t *testing.T) {
 	patient := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1", "--read-timeout", "1h")
 	patient.ready(t)
 	proxy := startProxyAt(t, "", []*process{patient, patient, patient}, "BODY_TIME=100ms")
+	proxy.know(t, key)
 	for _, url := range []string{p.url, proxy.url} {
 		status, answer := raw(t, url, "POST /v1/chat HTTP/1.1\r\nHost: bots\r\nAuthorization: Bearer "+key+"\r\nContent-Length: 100\r\n\r\n{")
 		is.Equal(status, http.StatusRequestTimeout)

@@ -385,7 +385,7 @@ func processorTime(b *testing.B, pid int) time.Duration {
 }
 
 // memory is one of Linux's figures of a process's memory, in MiB.
-func memory(b *testing.B, p *os.Process, name string) float64 {
+func memory(b testing.TB, p *os.Process, name string) float64 {
 	b.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Pid))
 	if err != nil {

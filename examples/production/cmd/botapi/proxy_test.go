@@ -33,6 +33,8 @@ func TestErrorsOfTheProxy(t *testing.T) {
 	p.ready(t)
 	impatient := startProxyAt(t, "", []*process{p, p, p}, "BODY_TIME=1s", "ANSWER_TIME=1s")
 	patient := startProxy(t, []*process{p, p, p})
+	impatient.know(t, key)
+	patient.know(t, key)
 	head := "POST /v1/chat HTTP/1.1\r\nHost: bots\r\nAuthorization: Bearer " + key + "\r\nX-Request-Id: %s\r\n"
 
 	for _, c := range []struct {
@@ -82,6 +84,15 @@ func TestErrorsOfTheProxy(t *testing.T) {
 			is.True(failure.Detail != "")
 			eventually(t, "the proxy logs it", func() bool { return strings.Contains(c.proxy.log.String(), "{"+client.id+"}") })
 		})
+	}
+}
+
+// know sends a request with a key through the proxy, which from then on waits for
+// the bodies of requests from this address.
+func (p proxy) know(t *testing.T, key string) {
+	t.Helper()
+	if status, _ := ask(t, key, "GET", p.url+"/v1/bots", ""); status != http.StatusOK {
+		t.Fatalf("status %d", status)
 	}
 }
 

@@ -80,7 +80,8 @@ func startProxyAt(t testing.TB, options string, replicas []*process, env ...stri
 	}
 	bind := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
 	stats := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
-	cmd := exec.Command(haproxy, "-db", "-f", "../../haproxy.cfg")
+	// It has few files, so that a test notices what uses them up.
+	cmd := exec.Command("sh", "-c", `ulimit -n 1024; exec "$0" "$@"`, haproxy, "-db", "-f", "../../haproxy.cfg")
 	cmd.Env = append(env, "BIND="+bind+options, "STATS="+stats)
 	for i, replica := range replicas {
 		cmd.Env = append(cmd.Env,
