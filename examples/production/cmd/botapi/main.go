@@ -75,10 +75,18 @@ func run(ctx context.Context, args []string) int {
 		return 2
 	}
 	if err := command.Run(&p); err != nil {
-		fmt.Fprintf(os.Stderr, "botapi: %s\n", oneLine(cause(err).Error()))
+		complain(err)
 		return exitCode(err)
 	}
 	return 0
+}
+
+// complain prints an error on one line, and does not wait for a reader that
+// hangs.
+func complain(err error) {
+	w := telemetry.NewLogWriter(os.Stderr)
+	defer w.Close()
+	fmt.Fprintf(w, "botapi: %s\n", oneLine(cause(err).Error()))
 }
 
 // version is the version that the Go toolchain has recorded: the tag, or the
@@ -118,15 +126,13 @@ func exitCode(err error) int {
 
 // with opens the database for one command.
 func (p *program) with(o postgres.Options, do func(*postgres.Database) error) error {
-	o.Logger = p.logger()
+	if o.Logger == nil {
+		o.Logger = telemetry.NewLogger(os.Stderr, p.LogLevel)
+	}
 	database, err := postgres.Open(p.Database, o)
 	if err != nil {
 		return mistake{err}
 	}
 	defer database.Close()
 	return do(database)
-}
-
-func (p *program) logger() *slog.Logger {
-	return telemetry.NewLogger(os.Stderr, p.LogLevel)
 }

@@ -27,6 +27,7 @@ type process struct {
 	env      []string
 	args     []string
 	log      logtest.Log
+	stderr   io.Writer // instead of log, if it is not nil
 	cmd      *exec.Cmd
 	exit     chan error
 }
@@ -34,12 +35,19 @@ type process struct {
 // serve starts a replica on free ports, and ends it with the test.
 func serve(t testing.TB, env []string, args ...string) *process {
 	t.Helper()
+	return serveTo(t, nil, env, args...)
+}
+
+// serveTo starts a replica that logs to a writer.
+func serveTo(t testing.TB, stderr io.Writer, env []string, args ...string) *process {
+	t.Helper()
 	address := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
 	internal := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
 	p := &process{
 		url:      "http://" + address,
 		internal: "http://" + internal,
 		env:      append([]string{}, env...),
+		stderr:   stderr,
 		args:     append([]string{"serve", "--listen", address, "--internal-listen", internal, "--drain-delay", "0s"}, args...),
 	}
 	p.start(t)
@@ -55,6 +63,9 @@ func (p *process) start(t testing.TB) {
 	t.Helper()
 	p.cmd = exec.Command(binary, p.args...)
 	p.cmd.Env, p.cmd.Stderr = p.env, &p.log
+	if p.stderr != nil {
+		p.cmd.Stderr = p.stderr
+	}
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -7,8 +7,12 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
+	"os/signal"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"time"
 
 	"example.com/botapi"
@@ -16,6 +20,7 @@ import (
 	"example.com/botapi/examples/production/internal/redisclient"
 	"example.com/botapi/examples/production/internal/runtimes"
 	"example.com/botapi/examples/production/internal/service"
+	"example.com/botapi/examples/production/internal/telemetry"
 	"example.com/botapi/examples/resume"
 	"github.com/alecthomas/kong"
 )
@@ -141,21 +146,45 @@ func (c *serveCommand) Run(ctx context.Context, p *program) error {
 	if err != nil {
 		return err
 	}
-	slog.SetDefault(p.logger()) // also for libraries that log
-	connection := postgres.Options{MaxConnections: c.DatabaseConnections, QueryTimeout: c.DatabaseTimeout}
+	signal.Ignore(syscall.SIGPIPE) // a log whose reader has ended is no reason to abort chats
+	log := telemetry.NewLogWriter(os.Stderr)
+	defer log.Close()
+	logger := telemetry.NewLogger(log, p.LogLevel)
+	slog.SetDefault(logger) // also for libraries that log
+	defer ignoreHangups(logger)()
+	connection := postgres.Options{MaxConnections: c.DatabaseConnections, QueryTimeout: c.DatabaseTimeout, Logger: logger}
 	shared, err := c.shared(ctx)
 	if err != nil {
 		return mistake{err}
 	}
 	return p.with(connection, func(d *postgres.Database) error {
-		config := c.config(d, endpoints, p.logger())
-		config.Shared = shared
+		config := c.config(d, endpoints, logger)
+		config.Shared, config.LogLinesLost = shared, log.Lost
 		err := service.Run(ctx, config)
 		if errors.Is(err, redisclient.ErrNotAdmitted) {
 			return mistake{err}
 		}
 		return err
 	})
+}
+
+// ignoreHangups logs each SIGHUP, and does nothing else: settings are those of
+// the start. The function that it returns ends that.
+func ignoreHangups(logger *slog.Logger) (end func()) {
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	var logging sync.WaitGroup
+	logging.Go(func() {
+		for range hangups {
+			logger.Warn("SIGHUP is ignored: settings are read at the start only, so restart the replica")
+		}
+	})
+	return func() {
+		signal.Ignore(syscall.SIGHUP) // until the process has ended
+		signal.Stop(hangups)
+		close(hangups)
+		logging.Wait()
+	}
 }
 
 // shared is what this replica shares with others: nothing without --redis. It

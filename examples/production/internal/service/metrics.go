@@ -17,7 +17,21 @@ func (r *replica) measure() (err error) {
 	meter := r.telemetry.Metrics.Meter(scope)
 	r.errorResponses, err = meter.Int64Counter("botapi.refusals",
 		metric.WithDescription("Error responses by the detail that the client gets, including those that the proxy then retried on another replica."))
-	return errors.Join(err, r.measureDatabase(meter), r.measureUsage(meter))
+	return errors.Join(err, r.measureDatabase(meter), r.measureUsage(meter), r.measureLog(meter))
+}
+
+// measureLog creates the metric of a log that nobody reads.
+func (r *replica) measureLog(meter metric.Meter) error {
+	if r.config.LogLinesLost == nil {
+		return nil
+	}
+	_, err := meter.Int64ObservableCounter("botapi.log.lines_lost",
+		metric.WithDescription("Log lines that were dropped because nobody read the log."),
+		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+			o.Observe(r.config.LogLinesLost())
+			return nil
+		}))
+	return err
 }
 
 // measureDatabase creates the metrics of the database connections.

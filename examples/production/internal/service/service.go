@@ -47,14 +47,15 @@ type Config struct {
 	DrainDelay time.Duration // between becoming unready and accepting no more connections
 	Grace      time.Duration // for the chats that are in progress then
 
-	Logger *slog.Logger
+	Logger       *slog.Logger
+	LogLinesLost func() int64 // of Logger; nil if it loses none
 }
 
-// ShutdownTime is the longest that Run, followed by closing the database, takes
-// once Run's context has ended. A supervisor must wait longer before it kills
+// ShutdownTime is the longest that Run, followed by closing the database and the
+// log, takes once Run's context has ended. A supervisor must wait longer before it kills
 // the process.
 func (c Config) ShutdownTime() time.Duration {
-	all := c.DrainDelay + c.Grace + cancelled + flush + 2*c.DatabaseTimeout
+	all := c.DrainDelay + c.Grace + cancelled + flush + 2*c.DatabaseTimeout + telemetry.LogEnds
 	if c.Shared != nil {
 		all += 2 * cmp.Or(c.Shared.Redis.Timeout, redisclient.DefaultTimeout) // for the last tokens
 	}
