@@ -15,6 +15,11 @@ func (r *replica) countingErrors(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		response := &errorWriter{ResponseWriter: w}
 		defer func() {
+			if response.status == http.StatusTooManyRequests {
+				if account := turnOf(req.Context()).account; account != "" {
+					r.rejected.saw(account)
+				}
+			}
 			if response.status >= http.StatusBadRequest {
 				r.errorResponses.Add(req.Context(), 1, metric.WithAttributes(
 					semconv.HTTPResponseStatusCode(response.status), attribute.String("reason", response.reason)))

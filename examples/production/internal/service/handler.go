@@ -50,7 +50,7 @@ func (r *replica) internal() http.Handler {
 func (r *replica) api(engine botapi.ChatEngine) http.Handler {
 	keys := botapi.CacheKeys(r.database, r.config.KeyCache)
 	return usage.Counted(r.resumable(botapi.New(botapi.Options{
-		Bots:               notedBots{r.database},
+		Bots:               notedBots{r.database, newLookups()},
 		Keys:               keys,
 		Engine:             engine,
 		MaxBodyBytes:       r.config.MaxBodyBytes,

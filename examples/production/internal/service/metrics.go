@@ -17,7 +17,7 @@ func (r *replica) measure() (err error) {
 	meter := r.telemetry.Metrics.Meter(scope)
 	r.errorResponses, err = meter.Int64Counter("botapi.refusals",
 		metric.WithDescription("Error responses by the detail that the client gets, including those that the proxy then retried on another replica."))
-	return errors.Join(err, r.measureDatabase(meter), r.measureUsage(meter), r.measureLog(meter))
+	return errors.Join(err, r.measureDatabase(meter), r.measureUsage(meter), r.measureLog(meter), r.rejected.measure(meter))
 }
 
 // measureLog creates the metric of a log that nobody reads.

@@ -93,6 +93,7 @@ type replica struct {
 	usage          *usage.Writer
 	counts         *counts
 	errorResponses metric.Int64Counter
+	rejected       *rejected
 	requestLog     *requestLog
 	readiness      readiness
 	shared         atomic.Pointer[shared] // nil if replicas share no Redis, and until the database has been reached
@@ -120,6 +121,7 @@ func Run(ctx context.Context, c Config) error {
 		telemetry:  observed,
 		database:   c.Database,
 		usage:      usage.NewWriter(c.Database, c.Logger),
+		rejected:   newRejected(),
 		requestLog: newRequestLog(c.Logger),
 		fatal:      make(chan error, 1),
 	}

@@ -20,6 +20,7 @@ import (
 type turn struct {
 	outcome  atomic.Int32 // open, asked or handedBack; it changes once
 	notes    notes
+	account  string            // empty until the bot of a chat, or the list, is looked up
 	settings postgres.Settings // of the bot that was looked up
 
 	report botapi.ChatReport // of a chat whose answer is kept
@@ -89,23 +90,45 @@ func (w *handingBackWriter) WriteHeader(status int) {
 func (w *handingBackWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // notedBots are the bots in the database. It keeps a bot's settings in the turn,
-// so that a chat queries the database once.
-type notedBots struct{ *postgres.Database }
+// so that a chat queries the database once, and bounds how often an account can
+// ask for anything that leads to no chat.
+type notedBots struct {
+	*postgres.Database
+	lookups *lookups
+}
+
+func (b notedBots) Bots(ctx context.Context) ([]botapi.Bot, error) {
+	noteAccount(ctx)
+	if err := b.lookups.wait(ctx, botapi.AccountFrom(ctx)); err != nil {
+		return nil, err
+	}
+	return b.Database.Bots(ctx)
+}
 
 func (b notedBots) BotByUID(ctx context.Context, uid string) (botapi.Bot, error) {
-	return noteSettings(ctx)(b.PublishedByUID(ctx, uid))
+	return b.noted(ctx)(b.PublishedByUID(ctx, uid))
 }
 
 func (b notedBots) BotBySlug(ctx context.Context, slug string) (botapi.Bot, error) {
-	return noteSettings(ctx)(b.PublishedBySlug(ctx, slug))
+	return b.noted(ctx)(b.PublishedBySlug(ctx, slug))
 }
 
-func noteSettings(ctx context.Context) func(postgres.Bot, error) (botapi.Bot, error) {
+func (b notedBots) noted(ctx context.Context) func(postgres.Bot, error) (botapi.Bot, error) {
+	noteAccount(ctx)
 	return func(found postgres.Bot, err error) (botapi.Bot, error) {
+		if errors.Is(err, botapi.ErrBotNotFound) {
+			err = cmp.Or(b.lookups.wait(ctx, botapi.AccountFrom(ctx)), err)
+		}
 		if t := turnOf(ctx); t != nil && err == nil {
 			t.settings = found.Settings
 		}
 		return found.Bot, err
+	}
+}
+
+func noteAccount(ctx context.Context) {
+	if t := turnOf(ctx); t != nil {
+		t.account = botapi.AccountFrom(ctx)
 	}
 }
 
