@@ -149,6 +149,31 @@ func TestManifest(t *testing.T) {
 	is.True(time.Duration(*replica.Spec.TerminationGracePeriodSeconds)*time.Second >= longest+longest/16)
 }
 
+// TestMemoryLimits checks that the manifest and the unit give a replica memory for
+// as many chats as it admits, and let it collect garbage before it is killed.
+func TestMemoryLimits(t *testing.T) {
+	is := is.New(t)
+	const ofChat, besides = 0.6, 110 // MiB, see BenchmarkMemory; and the log and the usage that wait
+	needed := besides + ofChat*float64(servedWith(t, "--database=postgres://", "--runtime=local=http://127.0.0.1:1").MaxChats)
+
+	container := objects(t)["Deployment botapi"].(*apps.Deployment).Spec.Template.Spec.Containers[0]
+	var limit string
+	for _, variable := range container.Env {
+		if variable.Name == "GOMEMLIMIT" {
+			limit = variable.Value
+		}
+	}
+	_, ofUnit, _ := strings.Cut(deployed(t, "botapi.service"), "Environment=GOMEMLIMIT=")
+	is.True(strings.HasPrefix(ofUnit, limit+"\n"))
+	var mebibytes float64
+	_, err := fmt.Sscanf(limit, "%fMiB", &mebibytes)
+	is.NoErr(err)
+	is.True(needed <= 0.8*mebibytes) // BotapiMemoryNearLimit does not fire
+	is.True(strings.Contains(deployed(t, "botapi.service"), "\nMemoryMax=2G\n"))
+	is.Equal(container.Resources.Limits.Memory().String(), "2Gi")
+	is.True(mebibytes <= 0.9*2048)
+}
+
 func portsOf(c core.Container) map[string]int32 {
 	ports := make(map[string]int32)
 	for _, port := range c.Ports {

@@ -64,6 +64,41 @@ func BenchmarkBeside(b *testing.B) {
 	fmt.Print(table.String())
 }
 
+// BenchmarkMemory measures the memory of a replica for each stream whose model is
+// at work, as its operating system counts it at the most: with short prompts, and
+// with the longest that fit --max-body-bytes:
+//
+//	go test -run '^$' -bench Memory -benchtime 1x ./cmd/botapi
+func BenchmarkMemory(b *testing.B) {
+	const streams = 1000
+	env, key := withOneBot(b)
+	for name, prompt := range map[string]string{"short": "Hi", "long": strings.Repeat("x", 255<<10)} {
+		b.Run(name, func(b *testing.B) {
+			end := make(chan struct{})
+			runtime := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				io.Copy(io.Discard, r.Body)
+				w.Header().Set("Content-Type", "text/event-stream")
+				io.WriteString(w, chunkStart+chunkText+"word "+chunkEnd)
+				w.(http.Flusher).Flush()
+				<-end
+				io.WriteString(w, chunkStart+chunkStop)
+			}))
+			defer runtime.Close()
+			defer close(end)
+			p := serve(b, env, "--runtime", "local="+runtime.URL+"/v1")
+			p.ready(b)
+			idle := memory(b, p.cmd.Process, "VmRSS")
+			for range streams {
+				openStreamOf(b, key, p.url, prompt).next()
+			}
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(idle, "idle-MiB")
+			b.ReportMetric(memory(b, p.cmd.Process, "VmHWM"), "peak-MiB")
+			b.ReportMetric((memory(b, p.cmd.Process, "VmHWM")-idle)/streams, "MiB/stream")
+		})
+	}
+}
+
 // A load is what clients request in one round.
 type load struct {
 	name, what string

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"regexp"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -52,7 +53,7 @@ func New(ctx context.Context, service string, logger *slog.Logger) (*Telemetry, 
 	t := &Telemetry{Propagator: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})}
 
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewBuildInfoCollector())
+	registry.MustRegister(collectors.NewGoCollector(live), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewBuildInfoCollector())
 	exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry))
 	if err != nil {
 		return nil, fmt.Errorf("preparing the metrics: %w", err)
@@ -77,6 +78,10 @@ func New(ctx context.Context, service string, logger *slog.Logger) (*Telemetry, 
 	t.Traces = trace.NewTracerProvider(options...)
 	return t, nil
 }
+
+// live adds what a garbage collection cannot free, for an alert: unlike the memory
+// in use, it does not grow to GOMEMLIMIT when nothing is wrong.
+var live = collectors.WithGoCollectorRuntimeMetrics(collectors.GoRuntimeMetricsRule{Matcher: regexp.MustCompile(`^/gc/heap/live:bytes$`)})
 
 // The buckets of the HTTP histograms, to the longest chat.
 var seconds = []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640}
