@@ -118,6 +118,9 @@ func orNotValid(err error, id int64) error {
 
 // nameOf is how messages name a key.
 func nameOf(k postgres.Key) string {
+	if k.Label == "" {
+		return fmt.Sprintf("key %d of %s", k.ID, oneLine(k.Account))
+	}
 	return fmt.Sprintf("key %d of %s (%s)", k.ID, oneLine(k.Account), oneLine(k.Label))
 }
 
