@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"sync/atomic"
 	"time"
+
+	"example.com/botapi/examples/production/internal/telemetry"
 )
 
 // databasePeriod is how often a replica checks its database.
@@ -23,8 +25,9 @@ const databasePeriod = time.Second
 //     they give each client the right response, and requests succeed as soon as
 //     the database is back.
 type readiness struct {
-	state   atomic.Int32 // starting, started, ending; it only grows
-	reaches atomic.Bool  // the database, at the last check
+	state    atomic.Int32 // starting, started, ending; it only grows
+	reaches  atomic.Bool  // the database, at the last check
+	starting *telemetry.Sparing
 }
 
 const (
@@ -60,7 +63,9 @@ func (r *readiness) saw(err error, logger *slog.Logger) {
 	case err == nil && !before:
 		logger.Info("ready: the database is back")
 	case err != nil && r.state.Load() == starting:
-		logger.Warn("not ready yet", slog.Any("error", err))
+		r.starting.Count(func(times int64) {
+			logger.Warn("not ready yet", slog.Any("error", err), slog.Int64("times", times))
+		})
 	case err != nil && before:
 		logger.Warn("not ready: the database is out of reach", slog.Any("error", err))
 	}

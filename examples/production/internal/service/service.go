@@ -121,6 +121,7 @@ func Run(ctx context.Context, c Config) error {
 		telemetry:  observed,
 		database:   c.Database,
 		usage:      usage.NewWriter(c.Database, c.Logger),
+		readiness:  readiness{starting: telemetry.NewSparing()},
 		rejected:   newRejected(),
 		requestLog: newRequestLog(c.Logger),
 		fatal:      make(chan error, 1),
