@@ -95,9 +95,7 @@ func (x *exchange) lookUpBot(uid, slug string) (Bot, error) {
 type listing struct {
 	repeated atomic.Pointer[encodedBots]
 	lastETag atomic.Pointer[string] // of the last list that was encoded
-
-	mu     sync.Mutex
-	warned map[string]bool // problems of listed bots
+	warned   atomic.Bool            // of a bot that requests cannot reach
 }
 
 type encodedBots struct {
@@ -129,44 +127,32 @@ func (l *listing) encode(bots []Bot, fixed bool) (list *encodedBots, check bool)
 	return list, true
 }
 
-// warnOfUnreachable logs which uids and slugs of a list lead no request to their bot.
+// warnOfUnreachable logs, once for each handler, that a request for a listed bot cannot
+// reach it.
 func (x *exchange) warnOfUnreachable(bots []Bot) {
-	type identifierOf struct{ field, value string }
-	taken := make(map[identifierOf]bool)
-	for i := range bots {
-		for _, id := range [...]identifierOf{{"uid", bots[i].UID}, {"slug", bots[i].Slug}} {
-			problem := "another listed bot has it, too"
-			switch {
-			case id.value == "":
-				problem = "it is empty"
-			case !isIdentifier(id.value):
-				problem = "it contains white space or control characters"
-			case !taken[id]:
-				taken[id] = true
-				continue
-			}
-			problem = fmt.Sprintf("bot %d: %s %.80q: %s", i, id.field, id.value, problem)
-			if x.handler.listed.isNews(problem) {
-				x.handler.log(x.ctx, slog.LevelWarn, "the store lists a bot that requests cannot reach", slog.String("error", problem))
-			}
-		}
+	problem := unreachable(bots)
+	if problem != "" && x.handler.listed.warned.CompareAndSwap(false, true) {
+		x.handler.log(x.ctx, slog.LevelWarn, "the store lists a bot that requests cannot reach", slog.String("error", problem))
 	}
 }
 
-// maxListWarnings bounds what one handler logs and remembers of its store's bots.
-const maxListWarnings = 20
-
-func (l *listing) isNews(problem string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.warned[problem] || len(l.warned) == maxListWarnings {
-		return false
+// unreachable says what is wrong with the first bot that requests cannot reach, or that
+// shares an identifier with another. It returns "" if there is none.
+func unreachable(bots []Bot) string {
+	type identifier struct{ field, value string }
+	taken := make(map[identifier]bool)
+	for i := range bots {
+		for _, id := range [...]identifier{{"uid", bots[i].UID}, {"slug", bots[i].Slug}} {
+			switch {
+			case id.value == "" || !isIdentifier(id.value):
+				return fmt.Sprintf("bot %d: %s %.80q is empty, or contains white space or control characters", i, id.field, id.value)
+			case taken[id]:
+				return fmt.Sprintf("bot %d: %s %.80q belongs to an earlier bot, too", i, id.field, id.value)
+			}
+			taken[id] = true
+		}
 	}
-	if l.warned == nil {
-		l.warned = make(map[string]bool)
-	}
-	l.warned[problem] = true
-	return true
+	return ""
 }
 
 func equalBots(a, b []Bot) bool {

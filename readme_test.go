@@ -442,7 +442,6 @@ func TestDocumentedBounds(t *testing.T) {
 			fmt.Sprintf("| %d MiB or %.0f seconds, read and discarded", discardBytes>>20, discardTime.Seconds()),
 			fmt.Sprintf("| %d,000 levels |", jsonscan.MaxDepth/1000),
 			fmt.Sprintf("| %d,000, about", cachedKeys/1000),
-			fmt.Sprintf("once for each problem, at most %d for each handler", maxListWarnings),
 		},
 		"docs/wire.md": {
 			fmt.Sprintf("up to %d MiB or %.0f seconds", discardBytes>>20, discardTime.Seconds()),
