@@ -221,7 +221,9 @@ func newChatting(t *testing.T, d *postgres.Database) *chatting {
 		Keys:         botapi.CacheKeys(d, time.Minute),
 		Engine:       botapi.ChatEngineFunc(echo),
 		MaxBodyBytes: 4 << 20,
-		OnChat:       c.usage.OnChat,
+		OnChat: func(ctx context.Context, report botapi.ChatReport) {
+			c.usage.Add(usage.NewRecord(ctx, report))
+		},
 	})
 	return c
 }
@@ -355,10 +357,10 @@ func TestMemoryOfUsageThatWaitsIsBounded(t *testing.T) {
 			before := heap()
 			w := usage.NewWriter(d, slog.New(slog.NewTextHandler(&log, nil)))
 			for range 40_000 {
-				w.OnChat(t.Context(), botapi.ChatReport{
+				w.Add(usage.NewRecord(t.Context(), botapi.ChatReport{
 					RequestID: strings.Repeat("r", 128), Account: strings.Repeat("a", 200), UserID: strings.Clone(user),
 					Bot: botapi.Bot{UID: strings.Repeat("b", 200), Model: strings.Repeat("m", 50)},
-				})
+				}))
 			}
 			is.True(heap()-before < usage.QueueBytes*5/4)
 			is.True(log.lost.Load() > 20_000) // the bound was reached

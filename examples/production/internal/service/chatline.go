@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/production/internal/usage"
 	"example.com/botapi/examples/resume"
 )
 
@@ -85,6 +86,8 @@ func (r *replica) onChat(ctx context.Context, report botapi.ChatReport) {
 		attributes = append(attributes, slog.String("error", report.Err.Error()))
 	}
 	t := turnOf(ctx)
+	t.report = report
+	defer r.end(ctx)
 	notes := t.notes.end()
 	level := slog.LevelInfo
 	for _, note := range notes {
@@ -96,28 +99,28 @@ func (r *replica) onChat(ctx context.Context, report botapi.ChatReport) {
 		return
 	}
 	r.logger.LogAttrs(ctx, level, "chat", attributes...)
-	if resume.OutcomeFrom(ctx) != resume.Kept {
-		r.usage.OnChat(ctx, report)
-		return
-	}
-	t.report = report
-	r.bill(ctx, t)
 }
 
 // onAnswer is called when a model has returned.
 func (r *replica) onAnswer(ctx context.Context, report resume.Report) {
-	if report.Outcome == resume.Kept {
-		r.bill(ctx, turnOf(ctx))
+	if report.Outcome == resume.Kept { // other answers have not outlived their engine
+		r.end(ctx)
 	}
 }
 
-// bill records the usage of a chat whose answer is kept when it is called the
-// second time: its client's answer has ended, and its model, whose tokens are
-// counted only then.
-func (r *replica) bill(ctx context.Context, t *turn) {
-	if t.ended.Add(1) == 2 {
-		r.usage.OnChat(ctx, t.report)
+// end records the usage of a chat when it is called the second time: its client's
+// answer has ended, and its engine has returned. Only then are its tokens final,
+// and the limits have counted the same.
+func (r *replica) end(ctx context.Context) {
+	t := turnOf(ctx)
+	if t.ended.Add(1) == 1 {
+		r.unrecorded.Add(1)
+		return
 	}
+	if t.outcome.Load() != handedBack {
+		r.usage.Add(usage.NewRecord(ctx, t.report))
+	}
+	r.unrecorded.Add(-1)
 }
 
 // details returns the notes as attributes, without the error that the line has

@@ -91,6 +91,7 @@ type replica struct {
 	database       *postgres.Database
 	model          botapi.ChatEngine // the runtimes, not wrapped
 	usage          *usage.Writer
+	unrecorded     atomic.Int64 // chats of which a part has ended: see end
 	counts         *counts
 	errorResponses metric.Int64Counter
 	rejected       *rejected
@@ -126,7 +127,7 @@ func Run(ctx context.Context, c Config) error {
 		requestLog: newRequestLog(c.Logger),
 		fatal:      make(chan error, 1),
 	}
-	defer r.flush()
+	defer r.close()
 	engine, err := runtimes.New(runtimes.Options{
 		Endpoints:      c.Endpoints,
 		Settings:       askingOnce{r.hasRuntime, c.Endpoints[0].Runtime},
@@ -153,7 +154,6 @@ func Run(ctx context.Context, c Config) error {
 		return errors.Join(err, public.Close())
 	}
 	defer engine.Watch()()
-	defer r.unshare()
 	r.model = usage.Metered(engine, r.counts.over)
 	return r.serve(ctx, public, internal)
 }
@@ -248,10 +248,13 @@ func (r *replica) drain(server *http.Server, endChats context.CancelCauseFunc) {
 	}
 }
 
-// flush stores the usage, uses of keys, and traces that are still in memory.
-func (r *replica) flush() {
+// close ends what the replica has begun, after the last chat, and stores the
+// usage, uses of keys, and traces that are still in memory.
+func (r *replica) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), flush)
 	defer cancel()
+	r.awaitEngines(flush / 2)
+	r.unshare()
 	r.usage.Close(ctx)
 	r.database.StoreKeyUses(ctx)
 	r.requestLog.end()
@@ -259,4 +262,12 @@ func (r *replica) flush() {
 		r.logger.Warn("some traces were not sent", slog.Any("error", err))
 	}
 	r.logger.Info("ended")
+}
+
+// awaitEngines waits for engines that have not returned although their clients'
+// answers have ended: only then are their chats recorded.
+func (r *replica) awaitEngines(most time.Duration) {
+	for began := time.Now(); r.unrecorded.Load() > 0 && time.Since(began) < most; {
+		time.Sleep(10 * time.Millisecond)
+	}
 }

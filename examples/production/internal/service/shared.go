@@ -57,21 +57,31 @@ var errStarting = &botapi.StatusError{
 
 // chat answers with the outermost engine.
 func (r *replica) chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
-	s := r.shared.Load()
-	switch {
-	case r.config.Shared == nil:
-		return r.model.Chat(ctx, req)
-	case s == nil:
-		return func(yield func(string, error) bool) { yield("", errStarting) }
-	}
 	return func(yield func(string, error) bool) {
-		s.resume.Chat(redisclient.WithWait(ctx), req)(func(text string, err error) bool {
-			if err != nil && !mayBeHandedBack(resume.OutcomeFrom(ctx)) {
-				turnOf(ctx).outcome.CompareAndSwap(open, asked)
+		defer func() {
+			if resume.OutcomeFrom(ctx) != resume.Kept { // otherwise onAnswer is called
+				r.end(ctx)
 			}
-			return yield(text, err)
-		})
+		}()
+		s := r.shared.Load()
+		switch {
+		case r.config.Shared == nil:
+			r.model.Chat(ctx, req)(yield)
+		case s == nil:
+			yield("", errStarting)
+		default:
+			s.chat(ctx, req, yield)
+		}
 	}
+}
+
+func (s *shared) chat(ctx context.Context, req *botapi.ChatRequest, yield func(string, error) bool) {
+	s.resume.Chat(redisclient.WithWait(ctx), req)(func(text string, err error) bool {
+		if err != nil && !mayBeHandedBack(resume.OutcomeFrom(ctx)) {
+			turnOf(ctx).outcome.CompareAndSwap(open, asked)
+		}
+		return yield(text, err)
+	})
 }
 
 // mayBeHandedBack reports whether a chat may be tried on another replica. A model
@@ -174,6 +184,7 @@ func (r *replica) unshare() {
 	if s := r.shared.Load(); s != nil {
 		s.stop()
 		s.watching.Wait()
+		s.limits.Close()
 		s.answers.Close()
 		s.redis.Close()
 	}
@@ -228,12 +239,7 @@ func (r *replica) endAnswersNow() {
 // then ends them.
 func (r *replica) endAnswers(ctx context.Context) {
 	s := r.shared.Load()
-	if s == nil {
-		return
-	}
-	if err := s.resume.Close(ctx); err != nil {
+	if s != nil && s.resume.Close(ctx) != nil {
 		r.logger.Warn("draining: some answers have not ended")
-		return // their engines still use the limits
 	}
-	s.limits.Close()
 }

@@ -23,8 +23,8 @@ type turn struct {
 	account  string            // empty until the bot of a chat, or the list, is looked up
 	settings postgres.Settings // of the bot that was looked up
 
-	report botapi.ChatReport // of a chat whose answer is kept
-	ended  atomic.Int32      // see bill
+	report botapi.ChatReport // of its chat
+	ended  atomic.Int32      // see end
 }
 
 const (
@@ -148,6 +148,9 @@ func (a askingOnce) Settings(ctx context.Context, uid string) (postgres.Settings
 	t := turnOf(ctx)
 	if name := t.settings.Runtime; name != "" && !a.hasRuntime(name) {
 		return postgres.Settings{}, noSuchRuntime(uid, name)
+	}
+	if cause := context.Cause(ctx); cause != nil { // nobody would hear the model
+		return postgres.Settings{}, cause
 	}
 	if !t.outcome.CompareAndSwap(open, asked) {
 		return postgres.Settings{}, errHandedBack

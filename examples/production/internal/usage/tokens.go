@@ -49,7 +49,7 @@ type Asking struct {
 	Instructions string
 }
 
-// A meter counts the tokens of one chat, while it is answered and after.
+// A meter counts the tokens of one chat.
 type meter struct {
 	reported *openai.Usage
 
@@ -59,8 +59,9 @@ type meter struct {
 	messages   int64
 	completion int64 // bytes
 	fragments  int64
-	nothing    bool // the model failed before its first word
+	failed     bool // the model failed before its first word
 	over       bool
+	total      *Tokens // once it is over; nil if it costs nothing
 }
 
 type meterKey struct{}
@@ -90,14 +91,20 @@ func Asks(ctx context.Context, a Asking) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		m.asking = &a
-		m.prompt += int64(len(a.Instructions))
-		m.messages++
+		m.hears(a.Instructions)
 	}
 }
 
+// hears counts a message of the prompt. It is called with the lock held.
+func (m *meter) hears(text string) {
+	m.prompt += int64(len(text))
+	m.messages++
+}
+
 // Metered counts the tokens of chats that go through an engine. It calls over
-// for each chat that has asked a model, when that chat has ended. In a context
-// that is not from WithTokens it does nothing.
+// for each chat that has used some, when its engine has returned: from then on
+// TokensOf and UsedOf say the same. In a context that is not from WithTokens it
+// does nothing.
 func Metered(engine botapi.ChatEngine, over func(ctx context.Context, runtime string, t Tokens, why string)) botapi.ChatEngine {
 	return botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 		m := meterOf(ctx)
@@ -119,18 +126,12 @@ func Metered(engine botapi.ChatEngine, over func(ctx context.Context, runtime st
 	})
 }
 
-func (m *meter) end() (t *Tokens, why string) {
-	m.mu.Lock()
-	m.over = true
-	m.mu.Unlock()
-	return m.tokens()
-}
-
 func (m *meter) begin(req *botapi.ChatRequest) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.prompt += textBytes(req)
-	m.messages += int64(len(req.Messages))
+	for _, message := range req.Messages {
+		m.hears(message.Content)
+	}
 }
 
 func (m *meter) passes(ctx context.Context, text string, err error) {
@@ -140,60 +141,37 @@ func (m *meter) passes(ctx context.Context, text string, err error) {
 		m.fragments++
 		m.completion += int64(len(text))
 	}
-	m.nothing = err != nil && m.fragments == 0 && !interrupted(ctx)
+	m.failed = err != nil && m.fragments == 0 && context.Cause(ctx) == nil && !tookTooLong(err)
 }
 
-// interrupted reports whether a chat without text ended although its model may
-// have been at work: because its client disconnected, or the application
-// cancelled it.
-func interrupted(ctx context.Context) bool {
-	cause := context.Cause(ctx)
-	return cause != nil && !errors.Is(cause, botapi.ErrEngineStalled) && !errors.Is(cause, botapi.ErrChatTimeout)
+// tookTooLong reports whether a model may have been at work until somebody lost
+// patience. Its prompt then counts, as it does if the chat was ended, by a timeout
+// or by its client.
+func tookTooLong(err error) bool {
+	answer, _ := errors.AsType[*botapi.StatusError](err)
+	upstream, _ := errors.AsType[*openai.Failure](err)
+	return answer != nil && answer.Status == http.StatusGatewayTimeout || upstream != nil && upstream.Status == http.StatusGatewayTimeout
 }
 
-// TokensOf returns the tokens that the chat of a context has used so far. It is
-// nil if the chat has asked no model, or if the model failed before its first
-// word. The numbers grow while the chat goes on.
-func TokensOf(ctx context.Context) *Tokens {
-	m := meterOf(ctx)
-	if m == nil {
-		return nil
-	}
-	t, _ := m.tokens()
-	return t
-}
-
-// UsedOf returns how many tokens the chat of a context has certainly used so far
-// or, once it has ended, the total of TokensOf. It does not shrink, unless the
-// runtime corrects its report downwards.
-func UsedOf(ctx context.Context) int64 {
-	m := meterOf(ctx)
-	if m == nil {
-		return 0
-	}
-	t, why := m.tokens()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	switch {
-	case t == nil:
-		return 0
-	case m.over || why == Reported:
-		return t.Total()
-	}
-	return m.fragments
-}
-
-func (m *meter) tokens() (t *Tokens, why string) {
+// end settles what the chat has used.
+func (m *meter) end() (t *Tokens, why string) {
 	reported, isReported := m.reported.Tokens()
-	complete := m.reported.FinishReason() != ""
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.asking == nil || m.nothing && !isReported {
-		return nil, ""
+	m.over = true
+	if m.asking != nil && (!m.failed || isReported) {
+		m.total, why = m.settle(reported, isReported)
 	}
+	return m.total, why
+}
+
+// settle returns the reported tokens or, if there are none or they cannot be, an
+// estimate.
+func (m *meter) settle(reported openai.Tokens, isReported bool) (t *Tokens, why string) {
+	complete := m.reported.FinishReason() != ""
 	estimate := &Tokens{
-		Prompt:     perToken(m.prompt) + messageTokens*m.messages,
-		Completion: max(m.fragments, perToken(m.completion)), // a fragment is one token or several
+		Prompt:     tokensIn(m.prompt, bytesPerToken) + messageTokens*m.messages,
+		Completion: max(m.fragments, tokensIn(m.completion, bytesPerToken)), // a fragment is one token or several
 		Estimated:  true,
 	}
 	switch {
@@ -212,6 +190,37 @@ func (m *meter) tokens() (t *Tokens, why string) {
 	return &Tokens{Prompt: reported.Prompt, Completion: reported.Completion}, Reported
 }
 
+// TokensOf returns the tokens that the chat of a context has used, once its engine
+// has returned. It is nil if the chat has asked no model, or if the model failed
+// before its first word.
+func TokensOf(ctx context.Context) *Tokens {
+	m := meterOf(ctx)
+	if m == nil {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.total
+}
+
+// UsedOf returns how many tokens the chat of a context has certainly used so far
+// or, once its engine has returned, the total of TokensOf. It does not shrink.
+func UsedOf(ctx context.Context) int64 {
+	m := meterOf(ctx)
+	if m == nil {
+		return 0
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case !m.over:
+		return m.fragments
+	case m.total == nil:
+		return 0
+	}
+	return m.total.Total()
+}
+
 // possible reports whether texts of this size can have these tokens: each token
 // has at least a byte, except for what a runtime adds to messages and for
 // reasoning.
@@ -220,7 +229,8 @@ func (m *meter) possible(t openai.Tokens) bool {
 		t.Completion >= 0 && t.Completion <= m.completion+mostHidden
 }
 
-func perToken(bytes int64) int64 { return (bytes + bytesPerToken - 1) / bytesPerToken }
+// tokensIn returns how many tokens of a size a text has.
+func tokensIn(bytes, size int64) int64 { return (bytes + size - 1) / size }
 
 func textBytes(req *botapi.ChatRequest) (bytes int64) {
 	for _, message := range req.Messages {

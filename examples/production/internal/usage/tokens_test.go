@@ -41,7 +41,11 @@ func TestTokensOfAChat(t *testing.T) {
 		"an impossible completion":            {texts: []string{"a"}, reports: reports{{Prompt: 9, Completion: math.MaxInt64}}, finish: "stop", want: &usage.Tokens{Prompt: prompt, Completion: 1, Estimated: true}, why: usage.Absurd},
 		"an impossible prompt":                {texts: []string{"a"}, reports: reports{{Prompt: math.MaxInt64, Completion: 1}}, finish: "stop", want: &usage.Tokens{Prompt: prompt, Completion: 1, Estimated: true}, why: usage.Absurd},
 		"the model failed immediately":        {err: errors.New("refused")},
-		"it stalled immediately":              {err: botapi.ErrEngineStalled, cause: botapi.ErrEngineStalled},
+		"it stalled immediately":              {err: botapi.ErrEngineStalled, cause: botapi.ErrEngineStalled, want: &usage.Tokens{Prompt: prompt, Completion: 0, Estimated: true}, why: usage.CutShort},
+		"it timed out immediately":            {err: botapi.ErrChatTimeout, cause: botapi.ErrChatTimeout, want: &usage.Tokens{Prompt: prompt, Completion: 0, Estimated: true}, why: usage.CutShort},
+		"no endpoint began to answer":         {err: &botapi.StatusError{Status: 504}, want: &usage.Tokens{Prompt: prompt, Completion: 0, Estimated: true}, why: usage.CutShort},
+		"its proxy lost patience":             {err: (&openai.Failure{Status: 504, Err: errors.New("status 504")}).Answer(), want: &usage.Tokens{Prompt: prompt, Completion: 0, Estimated: true}, why: usage.CutShort},
+		"its proxy did not reach it":          {err: (&openai.Failure{Status: 503, Err: errors.New("status 503")}).Answer()},
 		"the client disconnected immediately": {err: botapi.ErrClientLeft, cause: botapi.ErrClientLeft, want: &usage.Tokens{Prompt: prompt, Completion: 0, Estimated: true}, why: usage.CutShort},
 		"the model failed later":              {texts: []string{"a"}, err: errors.New("broken"), want: &usage.Tokens{Prompt: prompt, Completion: 1, Estimated: true}, why: usage.CutShort},
 		"no model was asked":                  {before: true, err: errors.New("no such runtime")},
@@ -109,13 +113,16 @@ func TestUsedWhileAChatGoesOn(t *testing.T) {
 			yield("one", nil)
 			is.Equal(usage.UsedOf(ctx), int64(1))
 			openai.UsageFrom(ctx).Report(openai.Tokens{Prompt: 10, Completion: 3})
-			is.Equal(usage.UsedOf(ctx), int64(13))
+			is.Equal(usage.UsedOf(ctx), int64(1)) // the runtime may correct it
+			is.Equal(usage.TokensOf(ctx), nil)
 		}
 	})
 	request := &botapi.ChatRequest{Messages: []botapi.ChatMessage{{Content: "Hello you"}}}
 	for range usage.Metered(engine, func(context.Context, string, usage.Tokens, string) {}).Chat(ctx, request) {
 	}
+	openai.UsageFrom(ctx).Report(openai.Tokens{Prompt: 10, Completion: 9}) // too late
 	is.Equal(usage.UsedOf(ctx), int64(13))
+	is.Equal(usage.TokensOf(ctx), &usage.Tokens{Prompt: 10, Completion: 3})
 	is.Equal(usage.AtMost(request, "Be kind.", 100), int64(9+8+2*4+100))
 	is.Equal(usage.TokensOf(t.Context()), nil)
 }

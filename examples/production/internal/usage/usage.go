@@ -54,8 +54,8 @@ type Record struct {
 	FirstFragment, Duration time.Duration
 }
 
-// NewRecord returns the record of a chat that ends now, with the tokens that
-// were counted in its context.
+// NewRecord returns the record of a chat that ends now, with the tokens of its
+// context. Call it when the engine has returned: see TokensOf.
 func NewRecord(ctx context.Context, r botapi.ChatReport) *Record {
 	return &Record{
 		ID:            rand.Text(),
@@ -164,12 +164,8 @@ func NewWriter(store Store, logger *slog.Logger) *Writer {
 	return w
 }
 
-// OnChat is for botapi.Options.OnChat.
-func (w *Writer) OnChat(ctx context.Context, report botapi.ChatReport) {
-	w.add(NewRecord(ctx, report))
-}
-
-func (w *Writer) add(r *Record) {
+// Add has a record stored.
+func (w *Writer) Add(r *Record) {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	switch {

@@ -74,7 +74,7 @@ func TestChatsAreStoredInBatches(t *testing.T) {
 		defer w.Close(t.Context())
 
 		for i := range 3 {
-			w.OnChat(t.Context(), report(fmt.Sprint(i)))
+			w.Add(usage.NewRecord(t.Context(), report(fmt.Sprint(i))))
 		}
 		synctest.Wait()
 		is.Equal(len(kept.batches()), 0) // more may come
@@ -92,7 +92,7 @@ func TestCleanShutdownLosesNothing(t *testing.T) {
 		kept := new(kept)
 		w := usage.NewWriter(kept, discard())
 		for i := range 1234 {
-			w.OnChat(t.Context(), report(fmt.Sprint(i)))
+			w.Add(usage.NewRecord(t.Context(), report(fmt.Sprint(i))))
 		}
 		w.Close(t.Context())
 		w.Close(t.Context()) // again
@@ -112,7 +112,7 @@ func TestStoreIsUnavailable(t *testing.T) {
 			}
 			return kept.InsertUsage(ctx, records)
 		}), discard())
-		w.OnChat(t.Context(), report("r1"))
+		w.Add(usage.NewRecord(t.Context(), report("r1")))
 		w.Close(t.Context()) // returns once the store is back
 		is.Equal(tries, 5)
 		is.Equal(kept.requests(), []string{"r1"})
@@ -133,11 +133,11 @@ func TestRecordsThatCannotBeStoredAreInTheLog(t *testing.T) {
 				var log bytes.Buffer
 				w := usage.NewWriter(store(func(context.Context, []*usage.Record) error { return c.failure }),
 					slog.New(slog.NewJSONHandler(&log, nil)))
-				w.OnChat(t.Context(), report("r1"))
+				w.Add(usage.NewRecord(t.Context(), report("r1")))
 				grace, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 				defer cancel()
 				w.Close(grace)
-				w.OnChat(t.Context(), report("r2")) // a chat that lasted longer than the grace time
+				w.Add(usage.NewRecord(t.Context(), report("r2"))) // a chat that lasted longer than the grace time
 
 				lines := spilled(log.String())
 				is.Equal(len(lines), 2)
@@ -163,7 +163,7 @@ func TestQueueIsBounded(t *testing.T) {
 
 		const chats = 2 * usage.QueueBytes / 1000
 		for i := range chats {
-			w.OnChat(t.Context(), report(fmt.Sprint(i))) // never waits for the store
+			w.Add(usage.NewRecord(t.Context(), report(fmt.Sprint(i)))) // never waits for the store
 		}
 		lost := len(spilled(log.String()))
 		backlog := w.Backlog()
@@ -206,7 +206,7 @@ func TestOnlyRejectedRecordsAreNotStored(t *testing.T) {
 					if slices.Contains(bad, i) {
 						chat.Account = "bad"
 					}
-					w.OnChat(t.Context(), chat)
+					w.Add(usage.NewRecord(t.Context(), chat))
 				}
 				w.Close(t.Context())
 
@@ -259,7 +259,7 @@ func TestLogLinesAreBounded(t *testing.T) {
 		for _, length := range []int{256, 1 << 20} {
 			chat := report("r1")
 			chat.UserID = strings.Repeat("\x00", length) // each is six characters of JSON
-			w.OnChat(t.Context(), chat)
+			w.Add(usage.NewRecord(t.Context(), chat))
 		}
 		w.Close(t.Context())
 		lines := spilled(log.String())

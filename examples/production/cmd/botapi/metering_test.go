@@ -1,0 +1,176 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"example.com/botapi/examples/openai/runtimetest"
+	"example.com/botapi/examples/production/internal/redistest"
+	"github.com/matryer/is"
+)
+
+// meteredRuntime does what the prompt says.
+func meteredRuntime(t *testing.T) *runtimetest.Server {
+	return runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+		prompt := r.Messages[len(r.Messages)-1].Content
+		says := func(word string) bool { return strings.Contains(prompt, word) }
+		if says("refuse") {
+			s.Refuse(http.StatusInternalServerError, `{}`)
+			return
+		}
+		for range 5 {
+			if says("words") {
+				s.Text("word ")
+			}
+		}
+		switch {
+		case says("break"):
+			s.Break()
+		case says("stall"):
+			<-r.Context().Done()
+		default:
+			s.Stop()
+			s.Usage(20, 7)
+			s.Done()
+		}
+	})
+}
+
+// A way is one way in which a tenant has chats.
+type way struct {
+	prompt      string
+	path        string
+	json        bool
+	idempotency string
+	disconnects int // after so many events; 0 for never, -1 before the response
+	want        int64
+}
+
+// send has one chat, and returns when the client has its end or has disconnected.
+func (w way) send(t *testing.T, key, url string) {
+	ctx, disconnect := context.WithTimeout(t.Context(), patience)
+	defer disconnect()
+	body := chatBody(w.prompt, !w.json)
+	if w.path != "/v1/chat" {
+		body = fmt.Sprintf(`{"model":"helper","messages":[{"role":"user","content":%q}],"stream":%t}`, w.prompt, !w.json)
+	}
+	r, err := http.NewRequestWithContext(ctx, "POST", url+w.path, strings.NewReader(body))
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	r.Header.Set("Authorization", "Bearer "+key)
+	if w.idempotency != "" {
+		r.Header.Set("Idempotency-Key", w.idempotency)
+	}
+	if w.disconnects < 0 {
+		time.AfterFunc(time.Duration(-w.disconnects)*time.Millisecond, disconnect)
+	}
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return // disconnected
+	}
+	defer response.Body.Close()
+	events := stream{bufio.NewScanner(response.Body), response.Body}
+	for range w.disconnects {
+		events.next()
+	}
+	if w.disconnects <= 0 {
+		_, _ = io.Copy(io.Discard, response.Body)
+	}
+}
+
+// TestBillAndLimitAgree has tenants who want to pay less: they disconnect, stall
+// the model, and repeat. What the usage table says of each account is what its
+// limit has counted.
+func TestBillAndLimitAgree(t *testing.T) {
+	is := is.New(t)
+	redis := redistest.NewServer(t)
+	env := migrated(t)
+	importBots(t, env, oneBot)
+	is.Equal(command(t, "", env, "limits", "set", "--tokens-per-day", "1000000").code, 0)
+	p := serve(t, env, "--runtime", "local="+meteredRuntime(t).URL, "--redis", redis.URL, "--redis-prefix", "t:", "--openai",
+		"--stall-timeout", "1s", "--resume", "1s", "--keep", "1m")
+	p.ready(t)
+	estimated := func(text string, completion int64) int64 {
+		return (6+int64(len(text))+3)/4 + 2*4 + completion
+	}
+	ways := map[string]way{
+		"complete":              {prompt: "words", want: 27},
+		"refused":               {prompt: "refuse", want: 0},
+		"silent":                {prompt: "stall", want: estimated("stall", 0)},
+		"stalls":                {prompt: "words stall", want: estimated("words stall", 7)},
+		"breaks":                {prompt: "words break", want: estimated("words break", 7)},
+		"disconnects":           {prompt: "words stall", disconnects: 3, want: -1},
+		"disconnects early":     {prompt: "words stall", disconnects: -1, want: -1},
+		"disconnects in time":   {prompt: "stall", disconnects: -100, want: -1},
+		"a huge prompt":         {prompt: "stall" + strings.Repeat(" x", 96<<10), want: estimated("stall"+strings.Repeat(" x", 96<<10), 0)},
+		"huge, and disconnects": {prompt: "stall" + strings.Repeat(" x", 96<<10), disconnects: -30, want: -1},
+	}
+	keys := make(map[string]string)
+	var all sync.WaitGroup
+	for name, w := range ways {
+		for _, path := range []string{"/v1/chat", "/v1/chat/completions"} {
+			for _, json := range []bool{false, true} {
+				for _, keyed := range []bool{false, true} {
+					w, account := w, fmt.Sprintf("%s %s %t %t", name, path, json, keyed)
+					if json && w.disconnects > 0 {
+						continue // it has no events
+					}
+					w.path, w.json = path, json
+					if keyed {
+						w.idempotency = "k"
+					}
+					keys[account] = createKeyOf(t, env, account)
+					all.Go(func() {
+						w.send(t, keys[account], p.url)
+						w.send(t, keys[account], p.url) // with the same Idempotency-Key
+					})
+				}
+			}
+		}
+	}
+	all.Wait()
+	p.terminate(t)
+	p.wait(t)
+	client := redis.Client(t)
+	for account := range keys {
+		var billed, chats int64
+		query(t, env, `SELECT coalesce(sum(prompt_tokens + completion_tokens), 0), count(prompt_tokens) FROM usage WHERE account = '`+account+`'`, &billed, &chats)
+		limited, _ := strconv.ParseInt(client.Get(t.Context(), "t:limits:tokens:"+account).Val(), 10, 64)
+		if billed != limited {
+			t.Errorf("%s: %d tokens are billed, and %d limited", account, billed, limited)
+		}
+		name, _, _ := strings.Cut(account, " /")
+		if want := ways[name].want; want >= 0 && billed != want*chats || want > 0 && chats == 0 {
+			t.Errorf("%s: %d tokens for %d chats, not %d each", account, billed, chats, want)
+		}
+	}
+	is.Equal(len(p.logged(t, "usage not stored")), 0)
+}
+
+// TestStallingChatsUseTheBudget has a budget of 100 tokens, and a model that never
+// answers long prompts.
+func TestStallingChatsUseTheBudget(t *testing.T) {
+	is := is.New(t)
+	runtime := meteredRuntime(t)
+	env, key := withOneBot(t)
+	is.Equal(command(t, "", env, "limits", "set", "--tokens-per-day", "100").code, 0)
+	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", redistest.NewServer(t).URL, "--stall-timeout", "200ms")
+	p.ready(t)
+	status, _ := ask(t, key, "POST", p.url+"/v1/chat", chatBody("stall"+strings.Repeat(" x", 96<<10), true))
+	is.Equal(status, http.StatusGatewayTimeout)
+	for range 3 {
+		status, _ := ask(t, key, "POST", p.url+"/v1/chat", chatBody("words", true))
+		is.Equal(status, http.StatusTooManyRequests)
+	}
+	is.Equal(len(runtime.Requests()), 1)
+}

@@ -1,0 +1,73 @@
+package service
+
+import (
+	"context"
+	"iter"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/openai"
+	"example.com/botapi/examples/production/internal/usage"
+	"github.com/matryer/is"
+)
+
+// recorded is a usage.Store in memory.
+type recorded struct {
+	mu  sync.Mutex
+	all []*usage.Record
+}
+
+func (r *recorded) InsertUsage(_ context.Context, records []*usage.Record) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all = append(r.all, records...)
+	return nil
+}
+
+// TestChatIsRecordedWhenItsEngineHasReturned has an engine that ignores
+// cancellation, and reports its tokens long after its client has disconnected. The
+// replica waits for it when it ends.
+func TestChatIsRecordedWhenItsEngineHasReturned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		var stored recorded
+		r := &replica{logger: slog.New(slog.DiscardHandler), usage: usage.NewWriter(&stored, slog.Default())}
+		r.requestLog = newRequestLog(r.logger)
+		stubborn := botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+			return func(yield func(string, error) bool) {
+				usage.Asks(ctx, usage.Asking{})
+				time.Sleep(3 * time.Second)
+				openai.UsageFrom(ctx).Report(openai.Tokens{Prompt: 9, Completion: 7})
+				openai.UsageFrom(ctx).Finish("stop")
+			}
+		})
+		r.model = usage.Metered(stubborn, func(context.Context, string, usage.Tokens, string) {})
+		bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
+		is.NoErr(err)
+		api := r.identified(usage.Counted(botapi.New(botapi.Options{
+			Bots: bots, Keys: botapi.StaticKeys(map[string]string{"key": "acme"}), Engine: botapi.ChatEngineFunc(r.chat),
+			OnChat: r.onChat, Logger: r.notedLogger(),
+		})))
+		ctx, disconnect := context.WithCancel(t.Context())
+		request := httptest.NewRequestWithContext(ctx, "POST", "/v1/chat", strings.NewReader(`{"bot_slug":"helper","prompt":"Hi","stream":true}`))
+		request.Header.Set("Authorization", "Bearer key")
+		time.AfterFunc(time.Second, disconnect)
+		func() {
+			defer func() { is.Equal(recover(), http.ErrAbortHandler) }()
+			api.ServeHTTP(httptest.NewRecorder(), request)
+		}()
+		is.Equal(r.unrecorded.Load(), int64(1))
+		r.awaitEngines(time.Minute)
+		r.usage.Close(t.Context())
+		is.Equal(len(stored.all), 1)
+		is.Equal(stored.all[0].Tokens, &usage.Tokens{Prompt: 9, Completion: 7})
+		is.True(!stored.all[0].Complete)
+	})
+}
