@@ -36,6 +36,10 @@ func meteredRuntime(t *testing.T) *runtimetest.Server {
 			s.Break()
 		case says("stall"):
 			<-r.Context().Done()
+		case says("absurd"):
+			s.Stop()
+			s.Usage(1, 0)
+			s.Done()
 		default:
 			s.Stop()
 			s.Usage(20, 7)
@@ -105,6 +109,7 @@ func TestBillAndLimitAgree(t *testing.T) {
 	}
 	ways := map[string]way{
 		"complete":              {prompt: "words", want: 27},
+		"absurd":                {prompt: "words absurd", want: estimated("words absurd", 7)},
 		"refused":               {prompt: "refuse", want: 0},
 		"silent":                {prompt: "stall", want: estimated("stall", 0)},
 		"stalls":                {prompt: "words stall", want: estimated("words stall", 7)},

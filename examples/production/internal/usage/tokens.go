@@ -34,6 +34,8 @@ const (
 const (
 	// bytesPerToken is the least number of bytes per token in most texts.
 	bytesPerToken = 4
+	// longestToken is the size of the longest tokens that models have: of spaces.
+	longestToken = 128
 	// messageTokens is what a runtime adds to each message.
 	messageTokens = 4
 	// mostTemplate is the most that a runtime adds to a whole conversation.
@@ -57,6 +59,7 @@ type meter struct {
 	asking     *Asking // nil before the model is asked
 	prompt     int64   // bytes
 	messages   int64
+	texts      int64 // messages that are not empty
 	completion int64 // bytes
 	fragments  int64
 	failed     bool // the model failed before its first word
@@ -99,6 +102,9 @@ func Asks(ctx context.Context, a Asking) {
 func (m *meter) hears(text string) {
 	m.prompt += int64(len(text))
 	m.messages++
+	if text != "" {
+		m.texts++
+	}
 }
 
 // Metered counts the tokens of chats that go through an engine. It calls over
@@ -181,7 +187,7 @@ func (m *meter) settle(reported openai.Tokens, isReported bool) (t *Tokens, why 
 		return estimate, Unreported
 	case !isReported:
 		return estimate, CutShort
-	case !m.possible(reported):
+	case !m.possible(reported, complete):
 		return estimate, Absurd
 	case !complete && reported.Completion+1 < m.fragments: // the report does not cover all fragments
 		estimate.Prompt = reported.Prompt
@@ -221,11 +227,15 @@ func UsedOf(ctx context.Context) int64 {
 	return m.total.Total()
 }
 
-// possible reports whether texts of this size can have these tokens: each token
-// has at least a byte, except for what a runtime adds to messages and for
-// reasoning.
-func (m *meter) possible(t openai.Tokens) bool {
-	return t.Prompt >= min(m.prompt, 1) && t.Prompt <= m.prompt+mostTemplate &&
+// possible reports whether texts of this size can have these tokens. A token has
+// at least a byte, except for what a runtime adds to messages and for reasoning,
+// and at most longestToken bytes. Messages share no token. A report of an
+// incomplete answer may lag behind it.
+func (m *meter) possible(t openai.Tokens, complete bool) bool {
+	if complete && (t.Completion < tokensIn(m.completion, longestToken) || t.Prompt+t.Completion < m.fragments) {
+		return false
+	}
+	return t.Prompt >= max(m.texts, tokensIn(m.prompt, longestToken)) && t.Prompt <= m.prompt+mostTemplate &&
 		t.Completion >= 0 && t.Completion <= m.completion+mostHidden
 }
 
