@@ -14,6 +14,7 @@ import (
 
 	"example.com/botapi/examples/openai/runtimetest"
 	"example.com/botapi/examples/production/internal/redistest"
+	"example.com/botapi/examples/production/internal/telemetry"
 	"github.com/matryer/is"
 )
 
@@ -178,4 +179,41 @@ func TestStallingChatsUseTheBudget(t *testing.T) {
 		is.Equal(status, http.StatusTooManyRequests)
 	}
 	is.Equal(len(runtime.Requests()), 1)
+}
+
+// TestRejectedChatsAreWrittenTogether has an account ask 500 times for more than
+// it may.
+func TestRejectedChatsAreWrittenTogether(t *testing.T) {
+	is := is.New(t)
+	const rejected = 500
+	env, key := withOneBot(t)
+	is.Equal(command(t, "", env, "limits", "set", "--tokens-per-day", "1").code, 0)
+	p := serve(t, env, "--runtime", "local="+meteredRuntime(t).URL, "--redis", redistest.NewServer(t).URL)
+	p.ready(t)
+	way{prompt: "words", path: "/v1/chat"}.send(t, key, p.url)
+	began := time.Now()
+	for range rejected {
+		status, _ := ask(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", true))
+		is.Equal(status, http.StatusTooManyRequests)
+	}
+	p.terminate(t)
+	p.wait(t)
+	most := int(time.Since(began)/telemetry.LogPeriod) + 2
+
+	lines, sum := p.logged(t, "chat rejected"), 0.0
+	for _, line := range lines {
+		is.Equal(line["account"], "acme")
+		is.Equal(line["error"], "429 The tokens of this account for today are used up")
+		sum += line["times"].(float64)
+	}
+	is.True(len(lines) <= most)
+	is.Equal(sum, float64(rejected))
+	is.Equal(len(p.logged(t, "chat")), 1)
+	var rows, chats int
+	query(t, env, `SELECT count(*), sum(chats) FROM usage WHERE rejected = '429 The tokens of this account for today are used up' AND account = 'acme' AND status = 429`, &rows, &chats)
+	is.True(rows <= most)
+	is.Equal(chats, rejected)
+	_, line, _ := strings.Cut(command(t, "", env, "usage", "--csv").stdout, "\n")
+	_, line, _ = strings.Cut(line, ",") // the day
+	is.Equal(line, "acme,501,1,25,1,20,7,0,500\n")
 }

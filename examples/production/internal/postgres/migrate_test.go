@@ -31,7 +31,7 @@ func TestMigrateFromManyReplicasConcurrently(t *testing.T) {
 		})
 	}
 	is.NoErr(replicas.Wait())
-	is.Equal(slices.Concat(applied...), []string{"00001_bots.sql", "00002_api_keys.sql", "00003_usage.sql", "00004_tokens.sql", "00005_account_limits.sql", "00006_estimates.sql", "00007_key_expiry.sql"}) // each one once
+	is.Equal(slices.Concat(applied...), []string{"00001_bots.sql", "00002_api_keys.sql", "00003_usage.sql", "00004_tokens.sql", "00005_account_limits.sql", "00006_estimates.sql", "00007_key_expiry.sql", "00008_rejected_chats.sql"}) // each one once
 }
 
 func TestSchemaChangesNothing(t *testing.T) {
@@ -85,30 +85,41 @@ func TestMigrateTwice(t *testing.T) {
 }
 
 // TestMigrateBesideThePreviousVersion runs the statements of the version before
-// keys could expire while the schema is migrated: first while somebody reads the
+// keys could expire while the schema is migrated: first while somebody reads a
 // table for long, as a backup does, and then without.
 func TestMigrateBesideThePreviousVersion(t *testing.T) {
 	is := is.New(t)
 	url := postgrestest.Database(t)
 	d := open(t, url)
 	conn := connect(t, url)
-	_, err := conn.Exec(t.Context(), `ALTER TABLE api_keys DROP COLUMN expires_at; DELETE FROM goose_db_version WHERE version_id = 7`)
+	_, err := conn.Exec(t.Context(), `ALTER TABLE api_keys DROP COLUMN expires_at; ALTER TABLE usage DROP COLUMN chats, DROP COLUMN rejected;
+		DELETE FROM goose_db_version WHERE version_id >= 7`)
 	is.NoErr(err)
 
-	backup, err := conn.Begin(t.Context())
-	is.NoErr(err)
-	_, err = backup.Exec(t.Context(), `LOCK TABLE api_keys IN ACCESS SHARE MODE`)
-	is.NoErr(err)
 	old := connect(t, url)
-	applied, err := migrateBeside(t, d, old)
-	is.Equal(len(applied), 0)
-	is.True(strings.Contains(err.Error(), "00007_key_expiry.sql: ")) // run it again
-	is.True(strings.Contains(err.Error(), "lock timeout"))
-
-	is.NoErr(backup.Commit(t.Context()))
-	applied, err = migrateBeside(t, d, old)
-	is.NoErr(err)
-	is.Equal(applied, []string{"00007_key_expiry.sql"})
+	for _, step := range []struct {
+		reads   string
+		applied []string
+		fails   string
+	}{
+		{"api_keys", nil, "00007_key_expiry.sql: "},
+		{"usage", []string{"00007_key_expiry.sql"}, "00008_rejected_chats.sql: "},
+		{"bots", []string{"00008_rejected_chats.sql"}, ""},
+	} {
+		backup, err := conn.Begin(t.Context())
+		is.NoErr(err)
+		_, err = backup.Exec(t.Context(), `LOCK TABLE `+step.reads+` IN ACCESS SHARE MODE`)
+		is.NoErr(err)
+		applied, err := migrateBeside(t, d, old)
+		is.Equal(applied, step.applied)
+		if step.fails != "" {
+			is.True(strings.Contains(err.Error(), step.fails)) // run it again
+			is.True(strings.Contains(err.Error(), "lock timeout"))
+		} else {
+			is.NoErr(err)
+		}
+		is.NoErr(backup.Commit(t.Context()))
+	}
 	useAsBefore(t, old)
 }
 
@@ -130,7 +141,8 @@ func migrateBeside(t *testing.T, d *postgres.Database, old *pgx.Conn) (applied [
 	}
 }
 
-// useAsBefore does what the version before keys could expire does with a key.
+// useAsBefore does what the version before keys could expire does with a key, and
+// with usage.
 func useAsBefore(t *testing.T, conn *pgx.Conn) {
 	t.Helper()
 	is := is.New(t)
@@ -153,6 +165,14 @@ func useAsBefore(t *testing.T, conn *pgx.Conn) {
 	listed, err := pgx.CollectRows(rows, pgx.RowToMap)
 	is.NoErr(err)
 	is.Equal(len(listed), 1)
+	_, err = conn.Exec(ctx, `
+		INSERT INTO usage (id, ended_at, request_id, account, user_id, bot_uid, model, stream, status, complete,
+			fragments, bytes, first_fragment_ms, duration_ms, prompt_tokens, completion_tokens, tokens_estimated)
+		VALUES ($1, now(), 'r', 'acme', '', 'u1', 'm1', true, 200, true, 1, 3, NULL, 5, NULL, NULL, false)`, rand.Text())
+	is.NoErr(err)
+	var chats int64
+	is.NoErr(conn.QueryRow(ctx, `SELECT count(*) FROM usage WHERE ended_at >= now() - interval '1 day' AND account = 'acme'`).Scan(&chats))
+	is.True(chats > 0)
 }
 
 func TestSchemaReady(t *testing.T) {

@@ -22,13 +22,15 @@ func (d *Database) InsertUsage(ctx context.Context, records []*usage.Record) err
 	return d.run(ctx, "storing usage", func(ctx context.Context, conn *pgxpool.Conn) error {
 		_, err := conn.Exec(ctx, `
 			INSERT INTO usage (id, ended_at, request_id, account, user_id, bot_uid, model, stream, status, complete,
-				fragments, bytes, first_fragment_ms, duration_ms, prompt_tokens, completion_tokens, tokens_estimated)
+				fragments, bytes, first_fragment_ms, duration_ms, prompt_tokens, completion_tokens, tokens_estimated,
+				chats, rejected)
 			SELECT * FROM unnest($1::text[], $2::timestamptz[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[],
 				$8::boolean[], $9::integer[], $10::boolean[], $11::integer[], $12::bigint[], $13::float8[], $14::float8[],
-				$15::bigint[], $16::bigint[], $17::boolean[])
+				$15::bigint[], $16::bigint[], $17::boolean[], $18::bigint[], $19::text[])
 			ON CONFLICT (id) DO NOTHING`,
 			c.id, c.endedAt, c.requestID, c.account, c.userID, c.botUID, c.model, c.stream, c.status, c.complete,
-			c.fragments, c.bytes, c.firstFragment, c.duration, c.promptTokens, c.completionTokens, c.estimated)
+			c.fragments, c.bytes, c.firstFragment, c.duration, c.promptTokens, c.completionTokens, c.estimated,
+			c.chats, c.rejected)
 		return err
 	})
 }
@@ -38,6 +40,7 @@ type DailyUsage struct {
 	Day              time.Time
 	Account          string
 	Chats, Complete  int64
+	Rejected         int64 // chats that asked no model
 	Bytes            int64
 	Counted          int64  // chats whose tokens are known
 	Estimated        int64  // of those, the chats whose tokens are estimates
@@ -51,7 +54,8 @@ type DailyUsage struct {
 func (d *Database) DailyUsage(ctx context.Context, account string, first, last time.Time) (days []DailyUsage, err error) {
 	err = d.runLong(ctx, "adding up usage", func(ctx context.Context, conn *pgxpool.Conn) error {
 		rows, _ := conn.Query(ctx, `
-			SELECT (ended_at AT TIME ZONE 'UTC')::date, account, count(*), count(*) FILTER (WHERE complete),
+			SELECT (ended_at AT TIME ZONE 'UTC')::date, account, sum(chats)::bigint, count(*) FILTER (WHERE complete),
+				coalesce(sum(chats) FILTER (WHERE rejected <> ''), 0)::bigint,
 				least(sum(bytes), 9223372036854775807)::bigint,
 				count(prompt_tokens), count(prompt_tokens) FILTER (WHERE tokens_estimated),
 				CASE WHEN count(prompt_tokens) > 0 THEN least(sum(greatest(prompt_tokens, 0)), 9223372036854775807)::bigint END,
@@ -118,6 +122,9 @@ type usageColumns struct {
 
 	promptTokens, completionTokens []*int64
 	estimated                      []bool
+
+	chats    []int64
+	rejected []string
 }
 
 func (c *usageColumns) add(r *usage.Record) {
@@ -141,6 +148,8 @@ func (c *usageColumns) add(r *usage.Record) {
 	}
 	c.promptTokens = append(c.promptTokens, prompt)
 	c.completionTokens = append(c.completionTokens, completion)
+	c.chats = append(c.chats, r.Chats)
+	c.rejected = append(c.rejected, r.Rejected)
 	c.estimated = append(c.estimated, r.Tokens != nil && r.Tokens.Estimated)
 }
 

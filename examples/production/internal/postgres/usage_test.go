@@ -81,8 +81,9 @@ func TestDailyUsage(t *testing.T) {
 	d := open(t, url+"?timezone=Asia/Tokyo") // days are those of UTC all the same
 	var records []*usage.Record
 	add := func(account string, ended time.Time, complete bool, tokens *usage.Tokens) {
-		records = append(records, &usage.Record{ID: text(26), Account: account, EndedAt: ended, Complete: complete, Bytes: 10, Tokens: tokens})
+		records = append(records, &usage.Record{ID: text(26), Account: account, EndedAt: ended, Complete: complete, Bytes: 10, Tokens: tokens, Chats: 1})
 	}
+	records = append(records, &usage.Record{ID: text(26), Account: "acme", EndedAt: day(3, "00:00:00"), Chats: 70, Rejected: "429"})
 	add("acme", day(1, "23:59:59"), true, &usage.Tokens{Prompt: 100, Completion: 100})
 	add("acme", day(2, "00:00:00"), true, &usage.Tokens{Prompt: 9, Completion: 7})
 	add("acme", day(2, "12:00:00"), false, nil)
@@ -100,7 +101,7 @@ func TestDailyUsage(t *testing.T) {
 	is.Equal(days, []postgres.DailyUsage{
 		{Day: day(2, "00:00:00"), Account: "acme", Chats: 3, Complete: 2, Bytes: 30, Counted: 2, Estimated: 1, PromptTokens: new(int64(10)), CompletionTokens: new(int64(7))},
 		{Day: day(2, "00:00:00"), Account: "other", Chats: 1, Bytes: 10},
-		{Day: day(3, "00:00:00"), Account: "acme", Chats: 1, Complete: 1, Bytes: 10, Counted: 1, PromptTokens: new(int64(5)), CompletionTokens: new(int64(5))},
+		{Day: day(3, "00:00:00"), Account: "acme", Chats: 71, Complete: 1, Rejected: 70, Bytes: 10, Counted: 1, PromptTokens: new(int64(5)), CompletionTokens: new(int64(5))},
 	})
 	days, err = d.DailyUsage(t.Context(), "", day(5, "00:00:00"), day(5, "00:00:00"))
 	is.NoErr(err) // the sums of others do not fail

@@ -17,7 +17,7 @@ import (
 // public serves everything that clients can reach. It compares paths itself
 // because http.ServeMux redirects some, and a redirected POST is lost.
 func (r *replica) public(engine botapi.ChatEngine) http.Handler {
-	api := r.identified(r.observed(r.openAI(r.requestLog.logging(handingBack(r.countingErrors(r.api(engine)))))))
+	api := r.identified(r.observed(r.openAI(r.logging(handingBack(r.countingErrors(r.api(engine)))))))
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.URL.Path == "/health-check" {
 			w.WriteHeader(http.StatusOK) // the process is alive; the published Python client requests this

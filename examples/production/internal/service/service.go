@@ -95,7 +95,7 @@ type replica struct {
 	counts         *counts
 	errorResponses metric.Int64Counter
 	rejected       *rejected
-	requestLog     *requestLog
+	repeats        repeats
 	readiness      readiness
 	shared         atomic.Pointer[shared] // nil if replicas share no Redis, and until the database has been reached
 	fatal          chan error             // ends the replica
@@ -117,15 +117,15 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	r := &replica{
-		config:     c,
-		logger:     c.Logger,
-		telemetry:  observed,
-		database:   c.Database,
-		usage:      usage.NewWriter(c.Database, c.Logger),
-		readiness:  readiness{starting: telemetry.NewSparing()},
-		rejected:   newRejected(),
-		requestLog: newRequestLog(c.Logger),
-		fatal:      make(chan error, 1),
+		config:    c,
+		logger:    c.Logger,
+		telemetry: observed,
+		database:  c.Database,
+		usage:     usage.NewWriter(c.Database, c.Logger),
+		readiness: readiness{starting: telemetry.NewSparing()},
+		rejected:  newRejected(),
+		repeats:   repeats{kinds: make(map[kind]*repeat)},
+		fatal:     make(chan error, 1),
 	}
 	defer r.close()
 	engine, err := runtimes.New(runtimes.Options{
@@ -207,13 +207,14 @@ func (r *replica) server(handler http.Handler) *http.Server {
 	}
 }
 
-// watch checks the readiness of the replica, and stores when keys were used, in
-// goroutines. The function that it returns ends them.
+// watch checks the readiness of the replica, stores when keys were used, and writes
+// what has happened repeatedly, in goroutines. The function that it returns ends them.
 func (r *replica) watch(ctx context.Context) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
 	watching.Go(func() { r.readiness.watch(ctx, r.schemaReady, r.logger) })
 	watching.Go(func() { r.database.KeepKeyUses(ctx) })
+	watching.Go(func() { r.repeats.watch(ctx) })
 	return func() {
 		cancel()
 		watching.Wait()
@@ -255,9 +256,9 @@ func (r *replica) close() {
 	defer cancel()
 	r.awaitEngines(flush / 2)
 	r.unshare()
+	r.repeats.writeAll()
 	r.usage.Close(ctx)
 	r.database.StoreKeyUses(ctx)
-	r.requestLog.end()
 	if err := r.telemetry.Close(ctx); err != nil {
 		r.logger.Warn("some traces were not sent", slog.Any("error", err))
 	}

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,13 +20,16 @@ import (
 // A turn is one request at this replica: what the handlers and engines that it
 // passes through tell each other about it.
 type turn struct {
-	outcome  atomic.Int32 // open, asked or handedBack; it changes once
-	notes    notes
+	outcome  atomic.Int32      // open, or what follows; it changes once
 	account  string            // empty until the bot of a chat, or the list, is looked up
 	settings postgres.Settings // of the bot that was looked up
+	report   botapi.ChatReport // of its chat
+	ended    atomic.Int32      // see end
 
-	report botapi.ChatReport // of its chat
-	ended  atomic.Int32      // see end
+	mu     sync.Mutex
+	notes  []slog.Record // see notedLines
+	logged bool
+	hasKey bool // the request had a valid key when a line was noted
 }
 
 const (

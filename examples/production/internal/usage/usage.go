@@ -35,7 +35,8 @@ const (
 	recordBytes = 512
 )
 
-// Record is one chat that reached its engine.
+// Record is one chat that reached its engine, or several that an account has had
+// rejected for the same reason.
 type Record struct {
 	ID        string // generated here: request ids may come from clients, and repeat
 	EndedAt   time.Time
@@ -50,6 +51,8 @@ type Record struct {
 	Fragments int
 	Bytes     int64
 	Tokens    *Tokens // nil if no model was at work
+	Chats     int64   // more than 1 only if rejected; the other fields are those of the last of them
+	Rejected  string  // why no model was asked; empty if one was
 
 	FirstFragment, Duration time.Duration
 }
@@ -71,9 +74,18 @@ func NewRecord(ctx context.Context, r botapi.ChatReport) *Record {
 		Fragments:     r.Fragments,
 		Bytes:         r.Bytes,
 		Tokens:        TokensOf(ctx),
+		Chats:         1,
 		FirstFragment: r.FirstFragment,
 		Duration:      r.Duration,
 	}
+}
+
+// NewRejection returns the record of some chats that were rejected for the same
+// reason before a model was asked. The report is that of the last.
+func NewRejection(r botapi.ChatReport, why string, chats int64) *Record {
+	record := NewRecord(context.Background(), r)
+	record.Rejected, record.Chats = why, chats
+	return record
 }
 
 // shortUserID is a user_id as it is stored: unchanged, or "sha256:" and its
@@ -88,7 +100,7 @@ func shortUserID(id string) string {
 
 // size is the record's share of QueueBytes.
 func (r *Record) size() int64 {
-	return recordBytes + int64(len(r.ID)+len(r.RequestID)+len(r.Account)+len(r.UserID)+len(r.BotUID)+len(r.Model))
+	return recordBytes + int64(len(r.ID)+len(r.RequestID)+len(r.Account)+len(r.UserID)+len(r.BotUID)+len(r.Model)+len(r.Rejected))
 }
 
 // LogValue is the record as it is logged when it cannot be stored.
@@ -106,6 +118,8 @@ func (r *Record) LogValue() slog.Value {
 		slog.Bool("complete", r.Complete),
 		slog.Int("fragments", r.Fragments),
 		slog.Int64("bytes", r.Bytes),
+		slog.Int64("chats", r.Chats),
+		slog.String("rejected", r.Rejected),
 		slog.Duration("first_fragment", r.FirstFragment),
 		slog.Duration("duration", r.Duration),
 	}

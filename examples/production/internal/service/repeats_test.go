@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -46,7 +45,7 @@ func away(doing string) error {
 func newFailing() *failing {
 	f := &failing{lost: away("listing bots")}
 	logger := telemetry.NewLogger(&f.log, slog.LevelInfo)
-	f.replica = &replica{logger: logger, requestLog: newRequestLog(logger)}
+	f.replica = &replica{logger: logger, repeats: repeats{kinds: make(map[kind]*repeat)}}
 	api := botapi.New(botapi.Options{
 		Bots: f,
 		Keys: botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
@@ -59,7 +58,7 @@ func newFailing() *failing {
 		Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] { panic("not reached") }),
 		Logger: f.notedLogger(),
 	})
-	f.handler = f.identified(f.requestLog.logging(handingBack(api)))
+	f.handler = f.identified(f.logging(handingBack(api)))
 	return f
 }
 
@@ -78,13 +77,13 @@ func (f *failing) said(t *testing.T) (lines []string) {
 	t.Helper()
 	for decoder := json.NewDecoder(&f.log); decoder.More(); {
 		var line struct {
-			Level, Msg, Of, Error string
-			More                  int
+			Level, Msg, Error string
+			Times             int
 		}
 		if err := decoder.Decode(&line); err != nil {
 			t.Fatal(err)
 		}
-		lines = append(lines, fmt.Sprintf("%s %s: %s +%d", line.Level, strings.TrimSpace(line.Msg+" "+line.Of), line.Error, line.More))
+		lines = append(lines, fmt.Sprintf("%s %s: %s ×%d", line.Level, line.Msg, line.Error, line.Times))
 	}
 	return lines
 }
@@ -96,23 +95,23 @@ func TestFailuresAreLoggedAtABoundedRate(t *testing.T) {
 		for range 600 {
 			is.Equal(f.ask("stranger", ""), http.StatusServiceUnavailable)
 		}
-		is.Equal(f.said(t), []string{"ERROR request failed: 503 Away: verifying a key: 127.0.0.1:1 +0"})
+		is.Equal(f.said(t), []string{"ERROR request failed: 503 Away: verifying a key: 127.0.0.1:1 ×1"})
 
 		is.Equal(f.ask("known", ""), http.StatusServiceUnavailable) // requests without a valid key do not hide it
 		f.lost = errors.New("listing bots: no such table")          // nor does it hide another failure
 		is.Equal(f.ask("known", ""), http.StatusInternalServerError)
 		is.Equal(f.said(t), []string{
-			"ERROR request failed: 503 Away: listing bots +0",
-			"ERROR request failed: listing bots: no such table +0",
+			"ERROR request failed: 503 Away: listing bots ×1",
+			"ERROR request failed: listing bots: no such table ×1",
 		})
 
 		time.Sleep(telemetry.LogPeriod)
 		f.ask("stranger", "")
 		f.ask("stranger", "")
-		is.Equal(f.said(t), []string{"ERROR request failed: 503 Away: verifying a key: 127.0.0.1:601 +599"})
-		f.requestLog.end()
-		f.requestLog.end()
-		is.Equal(f.said(t), []string{"ERROR lines left out request failed: 503 Away +1"}) // nothing is lost or logged twice
+		is.Equal(f.said(t), []string{"ERROR request failed: 503 Away: verifying a key: 127.0.0.1:601 ×600"})
+		f.repeats.writeAll()
+		f.repeats.writeAll()
+		is.Equal(f.said(t), []string{"ERROR request failed: 503 Away: verifying a key: 127.0.0.1:602 ×1"}) // nothing is lost or logged twice
 	})
 }
 
@@ -126,12 +125,12 @@ func TestHandedBackIsNoError(t *testing.T) {
 	is.Equal(f.ask("known", ""), http.StatusServiceUnavailable) // nobody can retry it
 	f.lost = errors.New("listing bots: no such table")
 	is.Equal(f.ask("known", "425"), http.StatusInternalServerError)
-	f.requestLog.end()
+	f.repeats.writeAll()
 	is.Equal(f.said(t), []string{
-		"WARN request handed back to the proxy: 503 Away: listing bots +0",
-		"ERROR request failed: 503 Away: listing bots +0",
-		"ERROR request failed: listing bots: no such table +0",
-		"WARN lines left out request handed back to the proxy: 503 Away +1",
+		"WARN request handed back to the proxy: 503 Away: listing bots ×1",
+		"ERROR request failed: 503 Away: listing bots ×1",
+		"ERROR request failed: listing bots: no such table ×1",
+		"WARN request handed back to the proxy: 503 Away: listing bots ×1",
 	})
 }
 
@@ -139,12 +138,12 @@ func TestHandedBackIsNoError(t *testing.T) {
 func TestKindsAreBounded(t *testing.T) {
 	is := is.New(t)
 	f := newFailing()
-	for i := range 10 * mostKinds {
+	for i := range 2 * mostKinds {
 		f.lost = fmt.Errorf("%d", i)
 		f.ask("known", "")
 	}
 	is.Equal(len(f.said(t)), mostKinds+1)
-	is.Equal(len(f.requestLog.kinds), mostKinds+1)
-	f.requestLog.end()
-	is.Equal(f.said(t), []string{fmt.Sprintf("ERROR lines left out several kinds:  +%d", 9*mostKinds-1)})
+	is.Equal(len(f.repeats.kinds), mostKinds+1)
+	f.repeats.writeAll()
+	is.Equal(f.said(t), []string{fmt.Sprintf("ERROR request failed: %d ×%d", 2*mostKinds-1, mostKinds-1)})
 }

@@ -39,10 +39,11 @@ func TestChatIsRecordedWhenItsEngineHasReturned(t *testing.T) {
 		is := is.New(t)
 		var stored recorded
 		r := &replica{logger: slog.New(slog.DiscardHandler), usage: usage.NewWriter(&stored, slog.Default())}
-		r.requestLog = newRequestLog(r.logger)
 		stubborn := botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
 			return func(yield func(string, error) bool) {
-				usage.Asks(ctx, usage.Asking{})
+				if _, err := (askingOnce{}).Settings(ctx, "u1"); err != nil {
+					t.Error(err)
+				}
 				time.Sleep(3 * time.Second)
 				openai.UsageFrom(ctx).Report(openai.Tokens{Prompt: 9, Completion: 7})
 				openai.UsageFrom(ctx).Finish("stop")
