@@ -5,14 +5,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
+	"example.com/botapi/examples/production/internal/answers"
+	"example.com/botapi/examples/production/internal/limits"
 	"example.com/botapi/examples/production/internal/postgres"
+	"example.com/botapi/examples/production/internal/redisclient"
+	"example.com/botapi/examples/production/internal/service"
 	"github.com/invopop/validation"
 )
 
 type limitsCommands struct {
 	Set    setLimitsCommand    `cmd:"" help:"Set the limits of an account, or of everybody else."`
 	List   listLimitsCommand   `cmd:"" help:"List the limits."`
+	Show   showLimitsCommand   `cmd:"" help:"Show which account uses what of its limits at this moment, over all replicas."`
 	Remove removeLimitsCommand `cmd:"" help:"Remove the limits of an account, or of everybody else."`
 }
 
@@ -105,6 +112,133 @@ func (c *listLimitsCommand) Run(ctx context.Context, p *program) error {
 			}
 		})
 	})
+}
+
+type showLimitsCommand struct {
+	sharedRedis
+	Account string `placeholder:"ACCOUNT" help:"Only this account."`
+}
+
+func (c *showLimitsCommand) Help() string {
+	return `A number behind a slash is the limit. Accounts that use nothing are omitted.
+RESERVED are the tokens that chats in progress may still use. CHATS TODAY are those
+that have ended, rejected ones included, and BILLED TODAY is the sum of their tokens
+in the usage table: a second or two after the last chat it is that of TOKENS TODAY,
+unless Redis was emptied. Days are in UTC. KEPT BYTES is the memory of answers in
+Redis, in progress or kept for clients that return.`
+}
+
+// Validate finds what is missing: for serve, Redis is optional.
+func (c *showLimitsCommand) Validate() error {
+	if c.Redis == "" {
+		return errors.New("--redis is needed: what accounts use is counted there")
+	}
+	return nil
+}
+
+func (c *showLimitsCommand) Run(ctx context.Context, p *program) error {
+	return p.with(postgres.Options{}, func(d *postgres.Database) error {
+		uses, err := c.uses(ctx, d)
+		if err != nil {
+			return err
+		}
+		if err := noteUnknown(ctx, d, c.Account); err != nil {
+			return err
+		}
+		return table(func(line func(cells ...any)) {
+			line("ACCOUNT", "IN PROGRESS", "LAST MINUTE", "TOKENS TODAY", "RESERVED", "CHATS TODAY", "BILLED TODAY", "KEPT BYTES")
+			for _, u := range uses {
+				line(u.Account, of(u.InProgress, u.limits.ChatsAtOnce), of(u.LastMinute, u.limits.ChatsPerMinute),
+					of(u.Today, u.limits.TokensPerDay), u.Reserved, u.chats, u.billed, u.bytes)
+			}
+		})
+	})
+}
+
+// of formats a number with its limit.
+func of(used, limit int64) string {
+	if limit == 0 {
+		return fmt.Sprintf("%d/-", used)
+	}
+	return fmt.Sprintf("%d/%d", used, limit)
+}
+
+// use is what an account uses, from Redis and from the database.
+type use struct {
+	limits.Use
+	limits               limits.Limits
+	chats, billed, bytes int64
+}
+
+// uses returns what each account uses, or the chosen one.
+func (c *showLimitsCommand) uses(ctx context.Context, d *postgres.Database) ([]*use, error) {
+	all := make(map[string]*use)
+	of := func(account string) *use {
+		if all[account] == nil {
+			all[account] = &use{Use: limits.Use{Account: account}}
+		}
+		return all[account]
+	}
+	if err := c.readRedis(ctx, d, of); err != nil {
+		return nil, err
+	}
+	days, err := d.DailyUsage(ctx, c.Account, today(), today())
+	if err != nil {
+		return nil, err
+	}
+	for _, day := range days {
+		one := of(day.Account)
+		one.chats = day.Chats
+		if day.PromptTokens != nil {
+			one.billed = *day.PromptTokens + *day.CompletionTokens
+		}
+	}
+	if c.Account != "" {
+		all = map[string]*use{c.Account: of(c.Account)}
+	}
+	for _, one := range all {
+		if one.limits, err = d.Limits(ctx, one.Account); err != nil {
+			return nil, err
+		}
+	}
+	return slices.SortedFunc(maps.Values(all), func(a, b *use) int { return cmp.Compare(a.Account, b.Account) }), nil
+}
+
+// readRedis reads what Redis has of each account.
+func (c *showLimitsCommand) readRedis(ctx context.Context, d *postgres.Database, of func(account string) *use) error {
+	identity, err := d.Identity(ctx)
+	if err != nil {
+		return err
+	}
+	options := service.RedisOf(identity, c.options())
+	if err := redisclient.CheckLogin(ctx, options); err != nil {
+		return mistake{err}
+	}
+	client, err := redisclient.Open(options)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	uses, err := limits.Uses(ctx, client)
+	if err != nil {
+		return err
+	}
+	for _, u := range uses {
+		of(u.Account).Use = u
+	}
+	keys, err := d.Keys(ctx, c.Account) // Redis has no names of accounts with answers
+	if err != nil {
+		return err
+	}
+	accounts := make([]string, len(keys))
+	for i, k := range keys {
+		accounts[i] = k.Account
+	}
+	bytes, err := answers.Bytes(ctx, client, accounts)
+	for account, n := range bytes {
+		of(account).bytes = n
+	}
+	return err
 }
 
 type removeLimitsCommand struct{ limitedAccount }

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"net/http"
+	"strings"
 	"testing"
 
+	"example.com/botapi/examples/openai/runtimetest"
 	"github.com/matryer/is"
 )
 
@@ -24,4 +27,49 @@ func TestLimitsCommands(t *testing.T) {
 	is.Equal(command(t, "", env, "limits", "set", "--chats-at-once=-1").code, 2)
 	is.Equal(command(t, "", env, "limits", "set", "--account", "acme\nother", "--chats-at-once", "1").code, 2)
 	is.Equal(command(t, "", env, "limits", "list").stdout, "ACCOUNT  CHATS PER MINUTE  TOKENS PER DAY  CHATS AT ONCE\n")
+}
+
+// TestShowLimits has an account with a chat that is over, one in progress on each
+// of two replicas, and one that is rejected; another account uses nothing.
+func TestShowLimits(t *testing.T) {
+	is := is.New(t)
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+		s.Text("one")
+		if r.Messages[len(r.Messages)-1].Content == "Hi" {
+			<-r.Context().Done()
+			return
+		}
+		s.Stop()
+		s.Usage(60, 40)
+		s.Done()
+	})
+	s := share(t, runtime.URL, "--answer-tokens", "100")
+	createKeyOf(t, s.env, "idle")
+	env := append(s.env, "BOTAPI_REDIS="+s.redis.URL)
+	is.Equal(command(t, "", env, "limits", "set", "--chats-at-once", "2", "--chats-per-minute", "60").code, 0)
+	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--tokens-per-day", "5000").code, 0)
+	const header = "ACCOUNT  IN PROGRESS  LAST MINUTE  TOKENS TODAY  RESERVED  CHATS TODAY  BILLED TODAY  KEPT BYTES\n"
+	is.Equal(command(t, "", env, "limits", "show"), result{stdout: header})
+
+	way{prompt: "Hello", path: "/v1/chat"}.send(t, s.key, s.replicas[2].url)
+	shows := func(account, line string) func() bool {
+		return func() bool {
+			r := command(t, "", env, append([]string{"limits", "show"}, strings.Fields(account)...)...)
+			is.Equal(r.stderr, "")
+			return r.stdout == header+line
+		}
+	}
+	eventually(t, "a chat is over", shows("", "acme     0/2          1/60         100/5000      0         1            100           0\n"))
+	first, disconnect := s.connect(t, 0, "k1")
+	is.Equal(first.next(), `{"content":"one"}`)
+	second, _ := s.connect(t, 1, "")
+	is.Equal(second.next(), `{"content":"one"}`)
+	disconnect() // it may return
+	status, _ := s.status(t, 2, "")
+	is.Equal(status, http.StatusTooManyRequests)
+	// Each reserves 6 bytes of instructions, 2 of a prompt, 4 for each message, and 100.
+	eventually(t, "two go on", shows("", "acme     2/2          3/60         100/5000      232       2            100           16384\n"))
+	is.True(shows("--account acme", "acme     2/2          3/60         100/5000      232       2            100           16384\n")())
+	is.True(shows("--account idle", "idle     0/2          0/60         0/-           0         0            0             0\n")())
+	is.Equal(command(t, "", s.env, "limits", "show").code, 2) // without --redis
 }

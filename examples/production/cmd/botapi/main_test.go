@@ -214,6 +214,8 @@ func TestMistakes(t *testing.T) {
 		"limits without a limit":    {env, "limits set --account acme", "", "no limit is given"},
 		"limits of no account":      {env, "limits set --account= --chats-at-once 1", "", "--account is empty: omit it for everybody else"},
 		"no limits of no account":   {env, "limits remove --account=", "", "--account is empty: omit it for everybody else"},
+		"what is used, nowhere":     {env, "limits show", "", "--redis is needed: what accounts use is counted there"},
+		"what is used in no Redis":  {env, "limits show --redis 127.0.0.1:6379", "", "reading the Redis URL"},
 		"an invisible limit":        {env, "limits set --account=a\x1b[2Jb --chats-at-once 1", "", "setting limits: account: must be one line of printable text"},
 		"an unknown key":            {env, "keys revoke 7", "", "no key has the number 7"},
 		"no key, no account":        {env, "keys revoke", "", "either the number of a key or --account is needed"},

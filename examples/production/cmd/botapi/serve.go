@@ -45,8 +45,7 @@ type serveCommand struct {
 	MaxChats           int64         `env:"BOTAPI_MAX_CHATS" default:"2000" placeholder:"N" help:"The maximum of chats in progress in this replica; more are rejected with 503. 0 means no limit (${default})."`
 	MaxChatsPerAccount int64         `env:"BOTAPI_MAX_CHATS_PER_ACCOUNT" default:"0" placeholder:"N" help:"The same for one account, with 429 (${default})."`
 
-	Redis        string        `env:"BOTAPI_REDIS" placeholder:"URL" help:"The Redis that the replicas share, for instance redis://127.0.0.1:6379/0. With it, the limits of accounts apply over all replicas, and clients can return for their answers."`
-	RedisPrefix  string        `env:"BOTAPI_REDIS_PREFIX" placeholder:"PREFIX" help:"With --redis: the beginning of all names of keys and channels. By default it is derived from the database's own identity, so that replicas of one database share it."`
+	sharedRedis
 	RedisTimeout time.Duration `env:"BOTAPI_REDIS_TIMEOUT" default:"${redis_timeout}" help:"With --redis: how long a chat waits for it in all, and one with an Idempotency-Key a second longer. After that, its replica decides by what it knows (${default})."`
 
 	AnswerTokens int64 `env:"BOTAPI_ANSWER_TOKENS" default:"4096" placeholder:"N" help:"With --redis: the tokens reserved for an answer that has no maximum, if its account has --tokens-per-day (${default})."`
@@ -187,6 +186,20 @@ func ignoreHangups(logger *slog.Logger) (end func()) {
 	}
 }
 
+// sharedRedis is the Redis that the replicas of a database share.
+type sharedRedis struct {
+	Redis       string `env:"BOTAPI_REDIS" placeholder:"URL" help:"The Redis that the replicas share, for instance redis://127.0.0.1:6379/0. With it, the limits of accounts apply over all replicas, and clients can return for their answers."`
+	RedisPrefix string `env:"BOTAPI_REDIS_PREFIX" placeholder:"PREFIX" help:"With --redis: the beginning of all names of keys and channels. By default it is derived from the database's own identity, so that replicas of one database share it."`
+}
+
+func (r *sharedRedis) options() redisclient.Options {
+	o := redisclient.Options{URL: r.Redis, Prefix: r.RedisPrefix}
+	if o.Prefix != "" && !strings.HasSuffix(o.Prefix, ":") {
+		o.Prefix += ":" // otherwise the keys of shop2 would begin with the prefix of shop
+	}
+	return o
+}
+
 // shared is what this replica shares with others: nothing without --redis. It
 // returns an error for a Redis that rejects this service, but not for one that
 // is away.
@@ -194,10 +207,8 @@ func (c *serveCommand) shared(ctx context.Context) (*service.Shared, error) {
 	if c.Redis == "" {
 		return nil, nil
 	}
-	options := redisclient.Options{URL: c.Redis, Prefix: c.RedisPrefix, Timeout: c.RedisTimeout}
-	if options.Prefix != "" && !strings.HasSuffix(options.Prefix, ":") {
-		options.Prefix += ":" // otherwise the keys of shop2 would begin with the prefix of shop
-	}
+	options := c.sharedRedis.options()
+	options.Timeout = c.RedisTimeout
 	if err := redisclient.CheckLogin(ctx, options); err != nil {
 		return nil, err
 	}

@@ -121,9 +121,8 @@ func (r reply) number(i int) int64 {
 func (s *Store) send(ctx context.Context, method string, r resume.Ref, arguments ...any) <-chan reply {
 	// No other owner can have the same name.
 	name := sha256.Sum256([]byte(strconv.Itoa(len(r.Owner)) + ":" + r.Owner + r.Key))
-	owner := sha256.Sum256([]byte(r.Owner))
 	keys := []string{s.prefix() + "name:" + hex.EncodeToString(name[:])}
-	arguments = append([]any{method, s.prefix(), hex.EncodeToString(owner[:16]), r.ID, s.rules}, arguments...)
+	arguments = append([]any{method, s.prefix(), ownerName(r.Owner), r.ID, s.rules}, arguments...)
 	replies := make(chan reply, 1)
 	s.running.Go(func() {
 		values, err := script.Run(context.WithoutCancel(ctx), s.redis, keys, arguments...).Slice()

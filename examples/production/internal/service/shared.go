@@ -116,13 +116,19 @@ func (r *replica) share(ctx context.Context) error {
 	return nil
 }
 
-func (r *replica) openRedis(ctx context.Context, owner string) (*redisclient.Client, error) {
-	options := r.config.Shared.Redis
-	options.Owner = owner
-	if options.Prefix == "" {
-		digest := sha256.Sum256([]byte(owner))
-		options.Prefix = fmt.Sprintf("%s%x:", redisclient.DefaultPrefix, digest[:4])
+// RedisOf returns the options with which the replicas of a database use their
+// Redis.
+func RedisOf(database string, o redisclient.Options) redisclient.Options {
+	o.Owner = database
+	if o.Prefix == "" {
+		digest := sha256.Sum256([]byte(database))
+		o.Prefix = fmt.Sprintf("%s%x:", redisclient.DefaultPrefix, digest[:4])
 	}
+	return o
+}
+
+func (r *replica) openRedis(ctx context.Context, owner string) (*redisclient.Client, error) {
+	options := RedisOf(owner, r.config.Shared.Redis)
 	options.Meter, options.Logger = r.telemetry.Metrics.Meter(scope), r.logger
 	client, err := redisclient.Open(options)
 	if err != nil {
