@@ -1,5 +1,27 @@
 // Package service assembles one replica: it serves, reports its state, and shuts
 // down without aborting chats.
+//
+// A chat passes through these handlers and engines. What they tell each other
+// about it is in its turn.
+//
+//	identified       begins the turn; the client's address
+//	observed         the span and the metrics
+//	openAI           with --openai: completions become chats
+//	logging          the lines of a request that starts no chat
+//	handingBack      asks the proxy to try another replica, unless a model was asked
+//	countingErrors   error responses by their detail
+//	usage.Counted    begins the meter
+//	resumable        with --redis: Idempotency-Key, DELETE /v1/answers
+//	botapi           notedBots: the bot's settings go into the turn
+//	 ├ onChat ──────────────────────────────────────────────► end
+//	chat ───────────────────────────────────────────────────► end
+//	resume.Engine    with --redis: joins an answer, or starts it
+//	 ├ onAnswer, if the answer may outlive its client ──────► end
+//	limits.Engine    with --redis: takes a slot, reserves tokens
+//	usage.Metered    counts the tokens
+//	runtimes.Engine  askingOnce: from now on, the chat is not handed back
+//
+// The second end of a chat writes its log line and its usage record.
 package service
 
 import (
@@ -183,13 +205,15 @@ func (r *replica) serve(ctx context.Context, public, internal net.Listener) erro
 	select {
 	case err = <-failed:
 		err = fmt.Errorf("serving: %w", err)
-		server.Close()
-		r.endAnswersNow()
 	case err = <-r.fatal:
-		server.Close()
-		r.endAnswersNow()
 	case <-ctx.Done():
 		r.drain(server, endChats)
+	}
+	if err != nil {
+		server.Close()
+		now, cancel := context.WithDeadline(ctx, time.Now())
+		defer cancel()
+		r.endAnswers(now)
 	}
 	probed.Close()
 	serving.Wait()

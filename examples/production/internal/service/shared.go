@@ -234,13 +234,6 @@ func (r *replica) resumable(api http.Handler, keys botapi.KeyVerifier) http.Hand
 	})
 }
 
-// endAnswersNow ends answers that continue without a client.
-func (r *replica) endAnswersNow() {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	r.endAnswers(ctx)
-}
-
 // endAnswers lets answers that continue without a client end until ctx ends, and
 // then ends them.
 func (r *replica) endAnswers(ctx context.Context) {
