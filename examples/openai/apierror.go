@@ -21,7 +21,14 @@ type apiError struct {
 	Code    *string `json:"code"`
 }
 
-func (e *apiError) Error() string { return e.Message }
+// Error is for the log. It begins with what does not depend on the request.
+func (e *apiError) Error() string {
+	text := strconv.Itoa(e.status)
+	if e.Code != nil {
+		text += " " + *e.Code
+	}
+	return text + ": " + e.Message
+}
 
 // body is the response body.
 func (e *apiError) body() []byte {
@@ -40,12 +47,20 @@ func invalid(param, code, message string) *apiError {
 	return &apiError{status: http.StatusBadRequest, Message: message, Type: typeInvalidRequest, Param: &param, Code: &code}
 }
 
+// unknownURL is the error for a path that neither this handler nor the API serves.
+func unknownURL() *apiError {
+	code := "unknown_url"
+	return &apiError{status: http.StatusNotFound, Type: typeInvalidRequest, Code: &code,
+		Message: "this path is not served: there are GET /v1/models, GET /v1/models/{model}, and POST /v1/chat/completions, " +
+			"so the base URL of a client ends in /v1, once"}
+}
+
 // errorOf translates an error response of the API, or of the application's
-// middleware.
-func errorOf(status int, kind string, body []byte) *apiError {
+// middleware. c is nil if the request was not a chat.
+func (c *completion) errorOf(status int, kind string, body []byte) *apiError {
 	detail, problem := readDetail(body)
 	if problem != nil {
-		return errorOfProblem(status, *problem)
+		return c.errorOfProblem(status, *problem)
 	}
 	if kind == "text/plain" && len(body) <= 200 {
 		detail = strings.TrimSpace(string(body))
@@ -72,10 +87,10 @@ func errorOf(status int, kind string, body []byte) *apiError {
 
 // errorOfEvent translates the JSON of an error event, which has the status that an error
 // response would have had.
-func errorOfEvent(data []byte) *apiError {
+func (c *completion) errorOfEvent(data []byte) *apiError {
 	event := struct{ Status int }{http.StatusInternalServerError}
 	_ = json.Unmarshal(data, &event) // an event that is not botapi's is a 500
-	return errorOf(event.Status, "", data)
+	return c.errorOf(event.Status, "", data)
 }
 
 var codes = map[int]string{
@@ -87,12 +102,12 @@ var codes = map[int]string{
 
 // errorOfProblem translates a validation error. Where the API sends a 422 with all
 // problems, OpenAI sends a 400 with one.
-func errorOfProblem(status int, problem botapi.ValidationError) *apiError {
+func (c *completion) errorOfProblem(status int, problem botapi.ValidationError) *apiError {
 	if status == http.StatusUnprocessableEntity {
 		status = http.StatusBadRequest
 	}
 	e := &apiError{status: status, Message: problem.Msg, Type: typeInvalidRequest}
-	if param := paramOf(problem.Loc); param != "" {
+	if param := c.paramOf(problem.Loc); param != "" {
 		e.Param, e.Message = &param, param+": "+problem.Msg
 	}
 	if code := codeOf(problem.Type); code != "" {
@@ -101,8 +116,9 @@ func errorOfProblem(status int, problem botapi.ValidationError) *apiError {
 	return e
 }
 
-// paramOf formats a location in the body as OpenAI does: messages[0].content.
-func paramOf(loc []any) string {
+// paramOf formats a location in the body as OpenAI does, messages[0].content, with the
+// name of the field that the client has sent.
+func (c *completion) paramOf(loc []any) string {
 	var b strings.Builder
 	for i, step := range loc {
 		switch step := step.(type) {
@@ -112,6 +128,8 @@ func paramOf(loc []any) string {
 			}
 			if b.Len() > 0 {
 				b.WriteByte('.')
+			} else if c != nil {
+				step = c.protocol.nameOf(step)
 			}
 			b.WriteString(step)
 		case float64:
@@ -121,14 +139,7 @@ func paramOf(loc []any) string {
 			b.WriteString("[" + strconv.Itoa(int(step)) + "]")
 		}
 	}
-	switch param := b.String(); param {
-	case "bot_slug":
-		return "model"
-	case "user_id":
-		return "user"
-	default:
-		return param
-	}
+	return b.String()
 }
 
 func codeOf(kind string) string {

@@ -2,6 +2,7 @@ package openai
 
 import (
 	"cmp"
+	"log/slog"
 	"net/http"
 	"strings"
 )
@@ -12,6 +13,15 @@ type HandlerOptions struct {
 	// 1 MiB. botapi.Options.MaxBodyBytes bounds the translated body, which is about
 	// as long.
 	MaxBodyBytes int64
+	// ResponseFormat says that the engine honours response_format in
+	// ChatRequest.Extra, as one does whose Config.Extra names it. Otherwise a request
+	// for anything but text is rejected, since the client would take the answer for
+	// JSON.
+	ResponseFormat bool
+	// Logger gets the reason of each request that this handler rejects, without
+	// anything that the client sent; botapi.Options.Logger gets those of the API. Nil
+	// means slog.Default() at the time of NewHandler.
+	Logger *slog.Logger
 }
 
 const defaultMaxBodyBytes = 1 << 20
@@ -22,8 +32,9 @@ const defaultMaxBodyBytes = 1 << 20
 //	GET  /v1/models/SLUG            one of them
 //	POST /v1/chat/completions       a chat with the bot that "model" names, streamed or not
 //
-// each also without /v1. Every other request goes to api unchanged, so that one
-// mount serves both protocols:
+// each also without /v1. Every other request goes to api, so that one mount serves
+// OpenAI clients and those of botapi's own protocol. If api has no such path below
+// /v1 either, the 404 is in OpenAI's format and names the paths above.
 //
 //	mux.Handle("/v1/", openai.NewHandler(botapi.New(options), openai.HandlerOptions{}))
 //
@@ -41,12 +52,19 @@ func NewHandler(api http.Handler, o HandlerOptions) http.Handler {
 	if api == nil {
 		panic("openai: NewHandler: api is nil")
 	}
-	return &handler{api: api, maxBodyBytes: cmp.Or(o.MaxBodyBytes, defaultMaxBodyBytes)}
+	return &handler{
+		api:          api,
+		maxBodyBytes: cmp.Or(o.MaxBodyBytes, defaultMaxBodyBytes),
+		formats:      o.ResponseFormat,
+		logger:       cmp.Or(o.Logger, slog.Default()),
+	}
 }
 
 type handler struct {
 	api          http.Handler
 	maxBodyBytes int64
+	formats      bool // the engine honours response_format
+	logger       *slog.Logger
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -54,24 +72,36 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	slug, oneModel := strings.CutPrefix(path, "/models/")
 	switch {
 	case path == "/chat/completions":
-		h.chat(w, r)
+		h.chat(w, r, &completions)
 	case path == "/models":
 		answer := &responder{ResponseWriter: w, translate: func() translator { return new(modelList) }}
 		h.api.ServeHTTP(answer, to(r, "/v1/bots"))
 		answer.end()
 	case oneModel && slug != "":
 		h.model(w, r, slug)
-	default:
+	case isOfBotapi[path] || !strings.HasPrefix(r.URL.Path, "/v1/"):
 		h.api.ServeHTTP(w, r)
+	default:
+		answer := &responder{ResponseWriter: w, unknown: true}
+		h.api.ServeHTTP(answer, r)
+		answer.end()
 	}
 }
 
-func (h *handler) chat(w http.ResponseWriter, r *http.Request) {
+// isOfBotapi has the paths of botapi's own protocol, the last of which is that of
+// examples/resume.
+var isOfBotapi = map[string]bool{"/bots": true, "/chat": true, "/answers": true}
+
+func (h *handler) chat(w http.ResponseWriter, r *http.Request, p *protocol) {
 	ctx, usage := CountTokens(r.Context())
-	c := newCompletion(usage)
+	c := newCompletion(p, usage, h.formats)
 	r = to(r.WithContext(ctx), "/v1/chat")
 	if r.Body != nil && r.Header.Get("Authorization") != "" { // without a key, the API does not read the body
-		r.Body = &chatBody{client: r.Body, limit: h.maxBodyBytes, completion: c}
+		r.Body = &chatBody{client: r.Body, limit: h.maxBodyBytes, completion: c, rejected: func(e *apiError) {
+			// The API has set the header before it reads the body.
+			h.logger.LogAttrs(ctx, slog.LevelInfo, "request rejected",
+				slog.String("request_id", w.Header().Get("X-Request-Id")), slog.String("error", e.Error()))
+		}}
 	}
 	answer := &responder{ResponseWriter: w, completion: c, translate: func() translator { return newJSONAnswer(c) }}
 	h.api.ServeHTTP(answer, r)

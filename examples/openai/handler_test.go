@@ -2,12 +2,14 @@ package openai_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"iter"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -213,7 +215,7 @@ func TestStreamOfChunks(t *testing.T) {
 		want   string
 	}{
 		"text":    {speaks(nil, "Polly"), askStream, chunk(`{"role":"assistant","content":"Polly"}`) + last + done},
-		"nothing": {speaks(nil), askStream, last + done},
+		"nothing": {speaks(nil), askStream, strings.Replace(last, `{}`, `{"role":"assistant","content":""}`, 1) + done},
 		"counted, but not requested": {counts(openai.Tokens{Prompt: 9, Completion: 7}, "", "Hi"), askStream,
 			chunk(`{"role":"assistant","content":"Hi"}`) + last + done},
 		"counted": {counts(openai.Tokens{Prompt: 9, Completion: 7}, "", "Hi"), askStream[:len(askStream)-1] + `,"stream_options":{"include_usage":true}}`,
@@ -303,8 +305,13 @@ func TestTranslatedRequests(t *testing.T) {
 			body: askStream[:len(askStream)-1] + `,"user":"someone","temperature":0.50,"max_tokens":5,"stop":["a"],"seed":null,"x":{"y":[1, 2]},"stream_options":{"include_usage":false},
 				"n":1,"tools":[],"tool_choice":"auto","logprobs":false,"modalities":[ "text" ],"response_format":{"type":"text"}}`,
 			messages: []botapi.ChatMessage{{Role: "user", Content: "Hi"}},
-			extra:    map[string]string{"temperature": "0.50", "max_tokens": "5", "stop": `["a"]`, "x": `{"y":[1, 2]}`, "response_format": `{"type":"text"}`},
+			extra:    map[string]string{"temperature": "0.50", "max_tokens": "5", "stop": `["a"]`, "x": `{"y":[1, 2]}`},
 			userID:   "someone", stream: true,
+		},
+		"values that ask for nothing": {
+			body: ask[:len(ask)-1] + `,"n":1e0,"top_logprobs":0.0,"logprobs": false ,"modalities":[ ],"response_format":{ "type" : "t\u0065xt" },
+				"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"none","functions":[{"name":"f"}],"function_call":"none"}`,
+			messages: []botapi.ChatMessage{{Role: "user", Content: "Hi"}},
 		},
 		"the last of a repeated field counts": {
 			body:     `{"model":"pirate","messages":1,"model":"helper","messages":[{"role":"system","role":"user","content":"\ud83d\udc4b"}]}`,
@@ -362,11 +369,7 @@ func TestInvalidRequests(t *testing.T) {
 	saying := func(content string) string {
 		return `{"model":"helper","messages":[{"role":"user","content":"Hi"},` + content + `]}`
 	}
-	for name, c := range map[string]struct {
-		body        string
-		param, code string // null where empty
-		message     string // contained in the message
-	}{
+	testInvalidRequests(t, url+"/v1/chat/completions", map[string]invalidRequest{
 		"not JSON":            {`{"model":`, "", "invalid_json", ""},
 		"not UTF-8":           {"{\"model\":\"helper\",\"messages\":[{\"role\":\"user\",\"content\":\"\xff\"}]}", "", "invalid_json", ""},
 		"not an object":       {`[]`, "", "invalid_type", ""},
@@ -390,6 +393,12 @@ func TestInvalidRequests(t *testing.T) {
 		"an image":            {saying(`{"role":"user","content":[{"type":"text","text":"see"},{"type":"image_url","image_url":{"url":"x"}}]}`), "messages[1].content[1].type", "unsupported_value", "text only"},
 		"a part without text": {saying(`{"role":"user","content":[{"type":"text"}]}`), "messages[1].content[0]", "missing_required_parameter", "text"},
 		"an invalid part":     {saying(`{"role":"user","content":["Hi"]}`), "messages[1].content[0]", "invalid_type", "type"},
+		"a TYPE":              {saying(`{"role":"user","content":[{"TYPE":"text","text":"Hi"}]}`), "messages[1].content[0]", "invalid_type", "type"},
+		"a Text":              {saying(`{"role":"user","content":[{"type":"text","Text":"Hi"}]}`), "messages[1].content[0]", "missing_required_parameter", "text"},
+		"a type TEXT":         {saying(`{"role":"user","content":[{"type":"TEXT","text":"Hi"}]}`), "messages[1].content[0].type", "unsupported_value", "text only"},
+		"a text of a number":  {saying(`{"role":"user","content":[{"type":"text","text":1}]}`), "messages[1].content[0].text", "invalid_type", "str"},
+		"a format":            {with(`"response_format":{"type":"json_object"}`), "response_format", "unsupported_value", "response_format"},
+		"INCLUDE_USAGE":       {with(`"stream_options":{"include_usage":"yes"}`), "stream_options", "invalid_type", "include_usage"},
 		"an invalid stream":   {with(`"stream":1`), "stream", "invalid_type", "boolean"},
 		"invalid options":     {with(`"stream_options":[]`), "stream_options", "invalid_type", "include_usage"},
 		"an invalid user":     {with(`"user":true`), "user", "invalid_type", "str type expected"},
@@ -400,10 +409,20 @@ func TestInvalidRequests(t *testing.T) {
 		"logprobs":            {with(`"logprobs":true`), "logprobs", "unsupported_value", "logprobs"},
 		"audio":               {with(`"modalities":["text","audio"],"audio":{"voice":"x"}`), "audio", "unsupported_value", "audio"},
 		"botapi's own field":  {with(`"bot_slug":"pirate"`), "bot_slug", "unknown_parameter", "bot_slug"},
-	} {
+	})
+}
+
+type invalidRequest struct {
+	body        string
+	param, code string // null where empty
+	message     string // contained in the message
+}
+
+func testInvalidRequests(t *testing.T, url string, requests map[string]invalidRequest) {
+	for name, c := range requests {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
-			response, answer, err := complete(t, url, c.body)
+			response, answer, err := call(t, "POST", url, c.body)
 			is.NoErr(err)
 			if response.StatusCode != http.StatusBadRequest {
 				t.Fatal(response.StatusCode, answer)
@@ -525,9 +544,110 @@ func TestOtherRequestsPass(t *testing.T) {
 	_, answer, err := call(t, "POST", url+"/v1/chat", noStream)
 	is.NoErr(err)
 	is.Equal(answer, `{"content":"Hi"}`)
-	response, answer, _ := call(t, "GET", url+"/v1/embeddings", "")
-	is.Equal(response.StatusCode, http.StatusNotFound)
-	is.Equal(answer, `{"detail":"Not Found"}`)
+	for _, path := range []string{"/v1/answers", "/embeddings", "/"} {
+		response, answer, _ := call(t, "GET", url+path, "")
+		is.Equal(response.StatusCode, http.StatusNotFound)
+		is.Equal(answer, `{"detail":"Not Found"}`)
+	}
+	response, answer, _ := call(t, "GET", url+"/v1/chat", "")
+	is.Equal(response.StatusCode, http.StatusMethodNotAllowed)
+	is.Equal(answer, `{"detail":"Method Not Allowed"}`)
+}
+
+// A client with a wrong base URL, or one that calls what bots do not have, learns what
+// is served.
+func TestUnknownPaths(t *testing.T) {
+	url := serveHandler(t, speaks(nil, "Hi"))
+	for name, c := range map[string]struct{ method, path string }{
+		"embeddings":           {"POST", "/v1/embeddings"},
+		"v1 twice":             {"POST", "/v1/v1/chat/completions"},
+		"the root":             {"GET", "/v1/"},
+		"no model":             {"GET", "/v1/models/"},
+		"a stored completion":  {"GET", "/v1/chat/completions/chatcmpl-1"},
+		"a stored response":    {"GET", "/v1/responses/resp_1"},
+		"a response to delete": {"DELETE", "/v1/responses/resp_1"},
+		"a response to cancel": {"POST", "/v1/responses/resp_1/cancel"},
+		"below a path of ours": {"GET", "/v1/bots/helper"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			response, answer, err := call(t, c.method, url+c.path, "", "Authorization", "")
+			is.NoErr(err)
+			is.Equal(response.StatusCode, http.StatusNotFound)
+			is.Equal(response.Header.Get("Content-Type"), "application/json")
+			is.Equal(response.ContentLength, int64(len(answer)))
+			is.True(response.Header.Get("X-Request-Id") != "")
+			is.True(strings.HasPrefix(answer, `{"error":{"message":"this path is not served: there are GET /v1/models,`))
+			is.True(strings.HasSuffix(answer, `"type":"invalid_request_error","param":null,"code":"unknown_url"}}`))
+		})
+	}
+}
+
+// An application's own paths below /v1 work as without the handler.
+func TestPathsOfTheApplication(t *testing.T) {
+	is := is.New(t)
+	server := httptest.NewServer(openai.NewHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if r.Method == "PUT" {
+			w.WriteHeader(http.StatusConflict)
+		}
+		io.WriteString(w, "{")
+		is.NoErr(http.NewResponseController(w).Flush())
+		io.WriteString(w, "}")
+	}), openai.HandlerOptions{}))
+	defer server.Close()
+	for method, status := range map[string]int{"GET": 200, "PUT": 409} {
+		response, answer, err := call(t, method, server.URL+"/v1/usage", "")
+		is.NoErr(err)
+		is.Equal(response.StatusCode, status)
+		is.Equal(answer, "{}")
+	}
+}
+
+// The application says that its engine honours response_format.
+func TestResponseFormat(t *testing.T) {
+	is := is.New(t)
+	var extra map[string]json.RawMessage
+	api := newAPI(t, botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		extra = req.Extra
+		return speaks(nil, "{}").Chat(ctx, req)
+	}))
+	server := httptest.NewServer(openai.NewHandler(api, openai.HandlerOptions{ResponseFormat: true}))
+	defer server.Close()
+	for path, c := range map[string]struct{ body, want string }{
+		"/v1/chat/completions": {ask[:len(ask)-1] + `,"response_format":{"type":"json_object"}}`, `{"type":"json_object"}`},
+	} {
+		response, _, err := call(t, "POST", server.URL+path, c.body)
+		is.NoErr(err)
+		is.Equal(response.StatusCode, 200)
+		is.Equal(string(extra["response_format"]), c.want)
+	}
+}
+
+// The log says why a request was rejected, without what the client has sent.
+func TestLogOfRejectedRequests(t *testing.T) {
+	for name, c := range map[string]struct{ path, body, want string }{
+		"tools":    {"/v1/chat/completions", ask[:len(ask)-1] + `,"tools":["SECRET"]}`, `400 unsupported_value: bots cannot honour this value of "tools"`},
+		"an image": {"/v1/chat/completions", `{"model":"SECRET","messages":[{"role":"user","content":[{"type":"SECRET"}]}]}`, `400 unsupported_value: messages[0].content[0].type: bots read text only`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			var log bytes.Buffer
+			logger := slog.New(slog.NewJSONHandler(&log, nil))
+			api := newAPI(t, speaks(nil), func(o *botapi.Options) { o.Logger = logger })
+			server := httptest.NewServer(openai.NewHandler(api, openai.HandlerOptions{Logger: logger}))
+			response, _, err := call(t, "POST", server.URL+c.path, c.body)
+			is.NoErr(err)
+			server.Close()
+			var line struct{ Level, Msg, Error, RequestID string }
+			is.NoErr(json.Unmarshal([]byte(strings.Replace(log.String(), "request_id", "RequestID", 1)), &line)) // one line
+			is.Equal(line.Level, "INFO")
+			is.Equal(line.Msg, "request rejected")
+			is.Equal(line.Error, c.want)
+			is.Equal(line.RequestID, response.Header.Get("X-Request-Id"))
+			is.True(!strings.Contains(log.String(), "SECRET"))
+		})
+	}
 }
 
 // The error of a stream has the type and the code of the error response.

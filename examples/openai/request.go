@@ -2,15 +2,83 @@ package openai
 
 import (
 	"bytes"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 )
+
+// A protocol is one of OpenAI's two APIs for chats: what differs between them.
+type protocol struct {
+	idPrefix string
+	messages string            // the field with the messages
+	parts    map[string]string // by the type of a content part: the field with its text
+	names    map[string]string // by the name of a field in botapi or in chat completions: its name
+	nothing  map[string][]any  // by the name of a field that bots do not implement: the values that ask for nothing
+
+	// read reads, and may change, the fields that only this protocol has.
+	read func(c *completion, fields map[string]json.RawMessage) *apiError
+	// answer returns what is written before and after the text of a JSON response.
+	answer func(c *completion) (start, after []byte)
+	stream func(c *completion) eventWriter
+}
+
+// nameOf returns this protocol's name of a field.
+func (p *protocol) nameOf(field string) string {
+	if name := p.names[field]; name != "" {
+		return name
+	}
+	return field
+}
+
+// A completion is one chat in one of OpenAI's protocols.
+type completion struct {
+	protocol *protocol
+	id       string // without the protocol's prefix
+	created  int64
+	usage    *Usage
+	formats  bool // the engine honours response_format
+
+	model        string
+	includeUsage bool
+	rejection    *apiError // set if this handler, not the API, rejects the request
+}
+
+func newCompletion(p *protocol, usage *Usage, formats bool) *completion {
+	return &completion{protocol: p, id: rand.Text(), created: time.Now().Unix(), usage: usage, formats: formats}
+}
+
+// finishReason returns the engine's reason if it is one of OpenAI's that a bot can
+// have, otherwise "stop".
+func (c *completion) finishReason() string {
+	switch reason := c.usage.FinishReason(); reason {
+	case "length", "content_filter":
+		return reason
+	}
+	return "stop"
+}
+
+// asksNothing has the values of fields of both protocols with which they ask for
+// nothing that bots do not implement. Such a field is dropped.
+var asksNothing = map[string][]any{
+	"n":               {1.0},
+	"tools":           {[]any{}},
+	"tool_choice":     {"none", "auto"},
+	"functions":       {[]any{}},
+	"function_call":   {"none", "auto"},
+	"audio":           {},
+	"modalities":      {[]any{}, []any{"text"}},
+	"logprobs":        {false},
+	"top_logprobs":    {0.0},
+	"response_format": {map[string]any{"type": "text"}},
+}
 
 // A chatBody is the body that the API reads: the translation of the client's body.
 // The client's body is read on the first Read, which is after the API has verified
@@ -19,13 +87,15 @@ type chatBody struct {
 	client     io.ReadCloser
 	limit      int64
 	completion *completion
+	rejected   func(*apiError)
 
 	begun      bool
 	translated io.Reader // what the API reads
 }
 
-// Read reads the translation. If the body is rejected, later reads return the rest of
-// the client's body, so that the API can discard it.
+// Read reads the translation. It is empty if the request is rejected: the API then
+// rejects it, too, and the responder replaces its reason. After an error, later reads
+// return the rest of the client's body, so that the API can discard it.
 func (b *chatBody) Read(p []byte) (int, error) {
 	if !b.begun {
 		b.begun = true
@@ -50,7 +120,7 @@ func (b *chatBody) translate() error {
 	body, rejection := b.completion.read(body)
 	if rejection != nil {
 		b.completion.rejection = rejection
-		return rejection
+		b.rejected(rejection)
 	}
 	b.translated = bytes.NewReader(body)
 	return nil
@@ -64,18 +134,14 @@ func (c *completion) read(body []byte) (chat []byte, rejection *apiError) {
 	if !utf8.Valid(body) || json.Unmarshal(body, &fields) != nil || fields == nil {
 		return body, nil
 	}
-	for name, value := range fields {
-		if string(value) == "null" {
-			delete(fields, name)
-		}
-	}
-	if rejection := rejectFields(fields); rejection != nil {
+	maps.DeleteFunc(fields, func(_ string, value json.RawMessage) bool { return string(value) == "null" })
+	if rejection := c.protocol.read(c, fields); rejection != nil {
 		return nil, rejection
 	}
-	if rejection := c.readStreamOptions(fields["stream_options"]); rejection != nil {
+	if rejection := c.checkFields(fields); rejection != nil {
 		return nil, rejection
 	}
-	messages, rejection := readMessages(fields["messages"])
+	messages, rejection := c.readMessages(fields[c.protocol.messages])
 	if rejection != nil {
 		return nil, rejection
 	}
@@ -88,37 +154,31 @@ func (c *completion) read(body []byte) (chat []byte, rejection *apiError) {
 		w.field("stream", json.RawMessage("false"))
 	}
 	w.field("user_id", fields["user"])
+	for _, name := range []string{"model", c.protocol.messages, "stream", "user"} {
+		delete(fields, name)
+	}
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
-		if !renamed[name] && supported[name] == nil {
-			w.field(name, fields[name])
-		}
+		w.field(name, fields[name])
 	}
 	return w.end(), nil
 }
 
-// renamed are the fields that have another name in the API, or none.
-var renamed = map[string]bool{"model": true, "messages": true, "stream": true, "user": true, "stream_options": true}
-
-// supported has the supported values of fields that bots do not implement. These
-// values ask for nothing, so the field is dropped.
-var supported = map[string][]string{
-	"n":             {"1"},
-	"tools":         {"[]"},
-	"tool_choice":   {`"none"`, `"auto"`},
-	"functions":     {"[]"},
-	"function_call": {`"none"`, `"auto"`},
-	"audio":         {},
-	"modalities":    {`["text"]`},
-	"logprobs":      {"false"},
-	"top_logprobs":  {"0"},
-}
-
-// rejectFields rejects what bots do not support, missing fields, and fields that only
-// botapi's own protocol has.
-func rejectFields(fields map[string]json.RawMessage) *apiError {
+// checkFields rejects what bots do not support, missing fields, and fields that only
+// botapi's own protocol has. It drops fields that ask for nothing.
+func (c *completion) checkFields(fields map[string]json.RawMessage) *apiError {
+	for list, choice := range map[string]string{"tools": "tool_choice", "functions": "function_call"} {
+		if isOneOf(fields[choice], []any{"none"}) {
+			delete(fields, list)
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
-		values, limited := supported[name]
-		if limited && !slices.Contains(values, compact(fields[name])) {
+		values, limited := c.protocol.nothing[name]
+		switch {
+		case name == "response_format" && c.formats:
+		case limited && isOneOf(fields[name], values):
+			delete(fields, name)
+		case limited:
+			name = c.protocol.nameOf(name)
 			return invalid(name, "unsupported_value", fmt.Sprintf("bots cannot honour this value of %q", name))
 		}
 		switch name {
@@ -126,59 +186,54 @@ func rejectFields(fields map[string]json.RawMessage) *apiError {
 			return invalid(name, "unknown_parameter", fmt.Sprintf("unknown parameter: %q", name))
 		}
 	}
-	for _, name := range []string{"model", "messages"} {
-		if fields[name] == nil || compact(fields[name]) == "[]" || string(fields[name]) == `""` {
+	for _, name := range []string{"model", c.protocol.messages} {
+		if fields[name] == nil || isOneOf(fields[name], []any{"", []any{}}) {
 			return invalid(name, "missing_required_parameter", fmt.Sprintf("missing required parameter: %q", name))
 		}
 	}
 	return nil
 }
 
-func compact(value json.RawMessage) string {
-	if len(value) > 100 {
-		return "" // longer than any value that it is compared with
+// isOneOf compares a JSON value with decoded ones: 1.0 is 1.
+func isOneOf(raw json.RawMessage, values []any) bool {
+	var compact bytes.Buffer
+	if json.Compact(&compact, raw) != nil || compact.Len() > 100 { // longer than any value that it is compared with
+		return false
 	}
-	var b bytes.Buffer
-	_ = json.Compact(&b, value) // value has been decoded, so it is valid
-	return b.String()
+	var value any
+	return json.Unmarshal(compact.Bytes(), &value) == nil &&
+		slices.ContainsFunc(values, func(v any) bool { return reflect.DeepEqual(v, value) })
 }
 
 // modelName is the model's name as responses repeat it.
 func modelName(raw json.RawMessage) string {
-	var name string
-	if json.Unmarshal(raw, &name) != nil {
-		return string(raw) // the API accepts a number, too
+	if name, isText := textIn(raw); isText {
+		return name
 	}
-	return name
+	return string(raw) // the API accepts a number, too
 }
 
-func (c *completion) readStreamOptions(raw json.RawMessage) *apiError {
-	if raw == nil {
-		return nil
+func textIn(raw json.RawMessage) (text string, isText bool) {
+	var decoded *string
+	if json.Unmarshal(raw, &decoded) != nil || decoded == nil {
+		return "", false
 	}
-	var options *struct {
-		IncludeUsage bool `json:"include_usage"`
-	}
-	if json.Unmarshal(raw, &options) != nil {
-		return invalid("stream_options", "invalid_type", "stream_options: an object with the boolean include_usage is expected")
-	}
-	c.includeUsage = options != nil && options.IncludeUsage
-	return nil
+	return *decoded, true
 }
 
 // readMessages translates the messages. What is invalid in both protocols is kept in
 // its position, so that the API reports it.
-func readMessages(raw json.RawMessage) (json.RawMessage, *apiError) {
+func (c *completion) readMessages(raw json.RawMessage) (json.RawMessage, *apiError) {
 	var messages []json.RawMessage
 	if json.Unmarshal(raw, &messages) != nil {
 		return raw, nil
 	}
 	dst := append(make([]byte, 0, len(raw)), '[')
-	for i, message := range messages {
-		if i > 0 {
+	for i, raw := range messages {
+		if len(dst) > 1 {
 			dst = append(dst, ',')
 		}
-		message, rejection := readMessage(message, fmt.Sprintf("messages[%d]", i))
+		message, rejection := c.readMessage(raw, fmt.Sprintf("%s[%d]", c.protocol.messages, i))
 		if rejection != nil {
 			return nil, rejection
 		}
@@ -187,7 +242,7 @@ func readMessages(raw json.RawMessage) (json.RawMessage, *apiError) {
 	return append(dst, ']'), nil
 }
 
-func readMessage(raw json.RawMessage, param string) (json.RawMessage, *apiError) {
+func (c *completion) readMessage(raw json.RawMessage, param string) (json.RawMessage, *apiError) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(raw, &fields) != nil || fields == nil {
 		return raw, nil
@@ -200,7 +255,7 @@ func readMessage(raw json.RawMessage, param string) (json.RawMessage, *apiError)
 		return nil, invalid(param+".role", "unsupported_value", param+".role: bots have no tools")
 	}
 	for _, name := range []string{"tool_calls", "function_call", "audio"} {
-		if value := compact(fields[name]); fields[name] != nil && value != "null" && value != "[]" {
+		if value := fields[name]; value != nil && !isOneOf(value, []any{nil, []any{}}) {
 			return nil, invalid(param+"."+name, "unsupported_value", param+"."+name+": bots have neither tools nor audio")
 		}
 	}
@@ -209,39 +264,43 @@ func readMessage(raw json.RawMessage, param string) (json.RawMessage, *apiError)
 	}
 	var parts []json.RawMessage
 	if json.Unmarshal(content, &parts) == nil && parts != nil {
-		text, rejection := readParts(parts, param+".content")
+		text, rejection := c.readParts(parts, param+".content")
 		if rejection != nil {
 			return nil, rejection
 		}
 		content = quote(text)
 	}
+	return message(role, content), nil
+}
+
+func message(role, content json.RawMessage) json.RawMessage {
 	w := objectWriter{}
 	w.field("role", role)
 	w.field("content", content)
-	return w.end(), nil
+	return w.end()
 }
 
 // readParts joins the texts of content parts with line breaks, as runtimes do.
-func readParts(parts []json.RawMessage, param string) (string, *apiError) {
+func (c *completion) readParts(parts []json.RawMessage, param string) (string, *apiError) {
 	texts := make([]string, len(parts))
 	for i, raw := range parts {
-		var part struct{ Type, Text, Refusal *string }
 		at := fmt.Sprintf("%s[%d]", param, i)
-		if json.Unmarshal(raw, &part) != nil || part.Type == nil {
+		var part map[string]json.RawMessage // a struct would match names without regard to case
+		decodeErr := json.Unmarshal(raw, &part)
+		kind, isText := textIn(part["type"])
+		if decodeErr != nil || !isText {
 			return "", invalid(at, "invalid_type", at+": a part of a message is an object with a type")
 		}
-		text := part.Text
-		switch *part.Type {
-		case "text":
-		case "refusal":
-			text = part.Refusal
-		default:
+		field := c.protocol.parts[kind]
+		if field == "" {
 			return "", invalid(at+".type", "unsupported_value", at+".type: bots read text only")
 		}
-		if text == nil {
+		if part[field] == nil || string(part[field]) == "null" {
 			return "", invalid(at, "missing_required_parameter", at+": the text is missing")
 		}
-		texts[i] = *text
+		if texts[i], isText = textIn(part[field]); !isText {
+			return "", invalid(at+"."+field, "invalid_type", at+"."+field+": str type expected")
+		}
 	}
 	return strings.Join(texts, "\n"), nil
 }

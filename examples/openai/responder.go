@@ -2,7 +2,6 @@ package openai
 
 import (
 	"bytes"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
-	"time"
 )
 
 // A translator translates the API's response body into OpenAI's format.
@@ -32,12 +30,14 @@ type translator interface {
 // maxErrorBody of it.
 type responder struct {
 	http.ResponseWriter
-	completion *completion       // nil for lists of models
-	translate  func() translator // for a response with status 200
+	completion *completion       // nil for a request that is no chat
+	translate  func() translator // for a response with status 200; nil if it is not translated
+	unknown    bool              // this handler does not know the path: only a 404 is translated
 
 	status   int        // set by the API; 0 until it is known
 	body     translator // nil for a body that is not translated
 	late     bool       // the header is sent when the body is complete
+	failed   bool       // the response is an error that is translated
 	stream   bool
 	failure  []byte // the body of an error, at most maxErrorBody
 	finished bool
@@ -55,12 +55,12 @@ func (w *responder) WriteHeader(status int) {
 	header := w.Header()
 	kind, _, _ := mime.ParseMediaType(header.Get("Content-Type"))
 	switch {
-	case status >= 400:
-		w.late = true
+	case status >= 400 && !w.unknown, status == http.StatusNotFound:
+		w.late, w.failed = true, true
 		return
 	case status == http.StatusOK && kind == "text/event-stream" && w.completion != nil:
-		w.stream, w.body = true, &chunks{completion: w.completion}
-	case status == http.StatusOK && kind == "application/json":
+		w.stream, w.body = true, newEventStream(w.completion)
+	case status == http.StatusOK && kind == "application/json" && w.translate != nil:
 		w.body = w.translate()
 		if _, w.late = w.body.(*oneModel); w.late {
 			return
@@ -84,7 +84,7 @@ func (w *responder) Write(p []byte) (int, error) {
 		w.WriteHeader(http.StatusOK)
 	}
 	switch {
-	case w.status >= 400:
+	case w.failed:
 		w.failure = append(w.failure, p[:min(len(p), maxErrorBody-len(w.failure))]...)
 		return len(p), nil
 	case w.body == nil:
@@ -146,7 +146,7 @@ func (w *responder) finish() error {
 	switch {
 	case w.finished || w.status == 0:
 		return nil
-	case w.status >= 400:
+	case w.failed:
 		w.finished = true
 		return w.sendError(w.error())
 	case w.body == nil:
@@ -160,11 +160,14 @@ func (w *responder) finish() error {
 }
 
 func (w *responder) error() *apiError {
-	if w.completion != nil && w.completion.rejection != nil && w.status == http.StatusBadRequest {
+	switch {
+	case w.unknown:
+		return unknownURL()
+	case w.completion != nil && w.completion.rejection != nil && w.status == http.StatusUnprocessableEntity:
 		return w.completion.rejection
 	}
 	kind, _, _ := mime.ParseMediaType(w.Header().Get("Content-Type"))
-	return errorOf(w.status, kind, w.failure)
+	return w.completion.errorOf(w.status, kind, w.failure)
 }
 
 func (w *responder) sendError(e *apiError) error { return w.sendJSON(e.status, e.body()) }
@@ -187,53 +190,6 @@ func (w *responder) sendJSON(status int, body []byte) error {
 	return err
 }
 
-// A completion is one chat in OpenAI's format.
-type completion struct {
-	id      string
-	created int64
-	usage   *Usage
-
-	model        string
-	includeUsage bool
-	rejection    *apiError // set if this handler, not the API, rejects the request
-}
-
-func newCompletion(usage *Usage) *completion {
-	return &completion{id: "chatcmpl-" + rand.Text(), created: time.Now().Unix(), usage: usage}
-}
-
-// appendStart begins a response object.
-func (c *completion) appendStart(dst []byte, object string) []byte {
-	dst = append(dst, `{"id":"`...)
-	dst = append(dst, c.id...)
-	dst = append(dst, `","object":"`...)
-	dst = append(dst, object...)
-	dst = append(dst, `","created":`...)
-	dst = strconv.AppendInt(dst, c.created, 10)
-	dst = append(dst, `,"model":`...)
-	return append(dst, quote(c.model)...)
-}
-
-// appendUsage writes the token counts of the chat; ok is false if there are none.
-func (c *completion) appendUsage(dst []byte) (_ []byte, ok bool) {
-	tokens, ok := c.usage.Tokens()
-	if !ok {
-		return dst, false
-	}
-	return fmt.Appendf(dst, `,"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}`,
-		tokens.Prompt, tokens.Completion, tokens.Prompt+tokens.Completion), true
-}
-
-// finishReason returns the engine's reason if it is one of OpenAI's that a bot can
-// have, otherwise "stop".
-func (c *completion) finishReason() string {
-	switch reason := c.usage.FinishReason(); reason {
-	case "length", "content_filter":
-		return reason
-	}
-	return "stop"
-}
-
 // The format of the API's responses, as docs/wire.md describes it.
 const (
 	jsonStart  = `{"content":"`
@@ -251,14 +207,8 @@ type jsonAnswer struct {
 }
 
 func newJSONAnswer(c *completion) *jsonAnswer {
-	w := &jsonAnswer{start: c.appendStart(nil, "chat.completion")}
-	w.start = append(w.start, `,"choices":[{"index":0,"message":{"role":"assistant","content":"`...)
-	w.after = append(w.after, `","refusal":null},"logprobs":null,"finish_reason":"`...)
-	w.after = append(w.after, c.finishReason()...)
-	w.after = append(w.after, `"}]`...)
-	w.after, _ = c.appendUsage(w.after)
-	w.after = append(w.after, '}')
-	return w
+	start, after := c.protocol.answer(c)
+	return &jsonAnswer{start: start, after: after}
 }
 
 func (w *jsonAnswer) length(n int) int {
@@ -280,29 +230,42 @@ func (w *jsonAnswer) translate(dst, src []byte) ([]byte, error) {
 
 func (w *jsonAnswer) end(dst []byte) []byte { return append(dst, w.after...) }
 
-// chunks translates a stream. Events that are written together become one chunk.
-type chunks struct {
+// An eventWriter writes the events of a stream in one of OpenAI's protocols. Each
+// method appends to dst.
+type eventWriter interface {
+	// startText begins an event with text, appendText adds to it, endText ends it.
+	startText(dst []byte) []byte
+	appendText(dst, text []byte) []byte
+	endText(dst []byte) []byte
+	// appendEnd ends a complete answer.
+	appendEnd(dst []byte) []byte
+	// appendError ends an incomplete answer.
+	appendError(dst []byte, e *apiError) []byte
+}
+
+// An eventStream translates a stream. Events that are written together become one
+// event.
+type eventStream struct {
 	completion *completion
-	start      []byte // of a chunk with text
-	begun      bool   // the first chunk has been started
-	open       bool   // a chunk has been started: text is appended to it
+	events     eventWriter
+	open       bool   // an event with text has been started
 	rest       []byte // an incomplete line; the API itself writes complete lines
 }
 
-const (
-	chunkEnd = `"},"logprobs":null,"finish_reason":null}]`
+func newEventStream(c *completion) *eventStream {
+	return &eventStream{completion: c, events: c.protocol.stream(c)}
+}
 
-	// maxLine bounds a line of the API's stream.
-	maxLine = 64 << 10
-)
+// maxLine bounds a line of the API's stream.
+const maxLine = 64 << 10
 
 var errStrangeStream = errors.New("openai: the stream is not in the format of botapi")
 
-func (s *chunks) length(int) int { return -1 }
+func (s *eventStream) length(int) int { return -1 }
 
-func (s *chunks) end(dst []byte) []byte { return dst }
+func (s *eventStream) end(dst []byte) []byte { return dst }
 
-func (s *chunks) translate(dst, src []byte) ([]byte, error) {
+func (s *eventStream) translate(dst, src []byte) ([]byte, error) {
 	if len(s.rest) > 0 {
 		s.rest = append(s.rest, src...)
 		src, s.rest = s.rest, nil
@@ -321,71 +284,32 @@ func (s *chunks) translate(dst, src []byte) ([]byte, error) {
 	return s.close(dst), nil
 }
 
-func (s *chunks) line(dst, line []byte) []byte {
+func (s *eventStream) line(dst, line []byte) []byte {
 	if text, ok := bytes.CutPrefix(line, []byte(eventStart)); ok {
-		return s.appendText(dst, bytes.TrimSuffix(text, []byte(jsonEnd)))
+		if !s.open {
+			dst, s.open = s.events.startText(dst), true
+		}
+		return s.events.appendText(dst, bytes.TrimSuffix(text, []byte(jsonEnd)))
 	}
 	switch {
 	case len(line) == 0, string(line) == "event: error":
 		return dst // the end of an event; or an error, which its data line shows as well
 	case string(line) == "data: [DONE]":
-		return s.appendEnd(s.close(dst))
+		return s.events.appendEnd(s.close(dst))
 	case bytes.HasPrefix(line, []byte(errorStart)):
-		return appendEvent(s.close(dst), errorOfEvent(line[len("data: "):]).body())
+		return s.events.appendError(s.close(dst), s.completion.errorOfEvent(line[len("data: "):]))
 	default: // a comment, such as a keep-alive
 		return append(append(s.close(dst), line...), '\n')
 	}
 }
 
-func (s *chunks) appendText(dst, text []byte) []byte {
-	if !s.open {
-		dst, s.open = append(dst, s.textStart()...), true
-	}
-	return append(dst, text...)
-}
-
-// textStart is the start of a chunk with text. The first chunk has the role.
-func (s *chunks) textStart() []byte {
-	if s.start == nil {
-		s.start = append(s.completion.appendStart([]byte("data: "), "chat.completion.chunk"), `,"choices":[{"index":0,"delta":{"content":"`...)
-	}
-	if s.begun {
-		return s.start
-	}
-	s.begun = true
-	return bytes.Replace(s.start, []byte(`"delta":{`), []byte(`"delta":{"role":"assistant",`), 1)
-}
-
-// close ends the open chunk, if any.
-func (s *chunks) close(dst []byte) []byte {
+// close ends the open event, if any.
+func (s *eventStream) close(dst []byte) []byte {
 	if !s.open {
 		return dst
 	}
 	s.open = false
-	dst = append(dst, chunkEnd...)
-	return append(s.appendNoUsage(dst), "}\n\n"...)
-}
-
-func (s *chunks) appendNoUsage(dst []byte) []byte {
-	if s.completion.includeUsage {
-		return append(dst, `,"usage":null`...)
-	}
-	return dst
-}
-
-// appendEnd writes the finish_reason, the token counts if requested, and [DONE].
-func (s *chunks) appendEnd(dst []byte) []byte {
-	c := s.completion
-	last := append(c.appendStart(nil, "chat.completion.chunk"), `,"choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"`...)
-	last = append(append(last, c.finishReason()...), `"}]`...)
-	dst = appendEvent(dst, append(s.appendNoUsage(last), '}'))
-	if c.includeUsage {
-		counted, ok := c.appendUsage(append(c.appendStart(nil, "chat.completion.chunk"), `,"choices":[]`...))
-		if ok {
-			dst = appendEvent(dst, append(counted, '}'))
-		}
-	}
-	return append(dst, "data: [DONE]\n\n"...)
+	return s.events.endText(dst)
 }
 
 func appendEvent(dst, data []byte) []byte {
