@@ -51,8 +51,8 @@ func invalid(param, code, message string) *apiError {
 func unknownURL() *apiError {
 	code := "unknown_url"
 	return &apiError{status: http.StatusNotFound, Type: typeInvalidRequest, Code: &code,
-		Message: "this path is not served: there are GET /v1/models, GET /v1/models/{model}, and POST /v1/chat/completions, " +
-			"so the base URL of a client ends in /v1, once"}
+		Message: "this path is not served: there are GET /v1/models, GET /v1/models/{model}, POST /v1/chat/completions and POST /v1/responses, " +
+			"so the base URL of a client ends in /v1, once; responses are not stored"}
 }
 
 // errorOf translates an error response of the API, or of the application's
@@ -136,7 +136,14 @@ func (c *completion) paramOf(loc []any) string {
 			if i == 1 {
 				continue // the byte offset of a syntax error, which the message describes
 			}
-			b.WriteString("[" + strconv.Itoa(int(step)) + "]")
+			n := int(step)
+			if i == 2 && c != nil {
+				n -= c.preceding()
+			}
+			if n < 0 {
+				return "instructions"
+			}
+			b.WriteString("[" + strconv.Itoa(n) + "]")
 		}
 	}
 	return b.String()

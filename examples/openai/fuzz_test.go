@@ -8,27 +8,45 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/openai"
 )
 
 // FuzzCompletionRequest sends bodies to a bot that repeats the messages. The response
 // always has OpenAI's format, and the messages arrive unchanged.
 func FuzzCompletionRequest(f *testing.F) {
-	for _, body := range []string{
-		ask, askStream, "\ufeff" + ask, `{}`, `[]`, `null`, `{"model":"helper","messages":[null]}`,
+	fuzzRequests(f, "/v1/chat/completions", plainMessages,
+		ask, askStream, "\ufeff"+ask, `{}`, `[]`, `null`, `{"model":"helper","messages":[null]}`,
 		`{"model":"helper","messages":[{"role":"developer","content":[{"type":"text","text":"a"},{"type":"text","text":"\u0000\ud83d"}]}],"x":{}}`,
 		`{"model":"helper","messages":[{"role":"user","content":"a","content":"b"}],"n":1,"n":2,"tools":[],"user":7}`,
 		`{"model":"helper","messages":[{"role":"assistant","refusal":"no"},{"role":"user","content":[{"type":"image_url"}]}]}`,
-		`{"model":"helper","messages":[{"role":"user","content":"\ud800"}],"stream_options":{"include_usage":true},"stream":true}`,
-	} {
+		`{"model":"helper","messages":[{"role":"user","content":"\ud800"}],"stream_options":{"include_usage":true},"stream":true}`)
+}
+
+// FuzzResponseRequest does the same for responses.
+func FuzzResponseRequest(f *testing.F) {
+	fuzzRequests(f, "/v1/responses", plainInput,
+		respond, respondStream, "\ufeff"+respond, `{}`, `[]`, `{"model":"helper","input":[null]}`, ask,
+		`{"model":"helper","input":[{"type":"message","role":"developer","content":[{"type":"input_text","text":"a"},{"type":"output_text","text":"\u0000\ud83d"}]}],"x":{}}`,
+		`{"model":"helper","input":"a","input":"b","instructions":"c","store":false,"n":1,"n":2,"tools":[],"user":7}`,
+		`{"model":"helper","input":[{"type":"item_reference","id":"x"}],"store":true,"previous_response_id":null}`,
+		"{\"model\":\"helper\",\"input\":\"\\ud800\",\"metadata\":{\n\"a\":\"b\"},\"text\":{\"format\":{\"type\":\"text\"}},\"stream\":true}")
+}
+
+// fuzzRequests sends bodies to a bot that repeats the messages. plain decodes those of a
+// body, unless it is too complicated for it.
+func fuzzRequests(f *testing.F, path string, plain func(body []byte) (messages []botapi.ChatMessage, ok bool), bodies ...string) {
+	for _, body := range bodies {
 		f.Add([]byte(body))
 	}
 	var received *botapi.ChatRequest
-	h := handlerFor(f, botapi.ChatEngineFunc(func(_ context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+	quiet := slog.New(slog.DiscardHandler)
+	h := openai.NewHandler(newAPI(f, botapi.ChatEngineFunc(func(_ context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 		received = req
 		return func(yield func(string, error) bool) {
 			for _, message := range req.Messages {
@@ -37,10 +55,10 @@ func FuzzCompletionRequest(f *testing.F) {
 				}
 			}
 		}
-	}), func(o *botapi.Options) { o.Logger = slog.New(slog.DiscardHandler) })
+	}), func(o *botapi.Options) { o.Logger = quiet }), openai.HandlerOptions{MaxBodyBytes: 64 << 10, Logger: quiet})
 	f.Fuzz(func(t *testing.T, body []byte) {
 		received = nil
-		r := httptest.NewRequest("POST", "/v1/chat/completions", strings.NewReader(string(body)))
+		r := httptest.NewRequest("POST", path, strings.NewReader(string(body)))
 		r.Header.Set("Authorization", "Bearer key")
 		recorder := httptest.NewRecorder()
 		h.ServeHTTP(recorder, r)
@@ -52,21 +70,19 @@ func FuzzCompletionRequest(f *testing.F) {
 			}
 			return
 		}
-		sent, plain := plainMessages(body)
-		if !plain {
-			return
-		}
-		if len(sent) != len(received.Messages) {
+		sent, isPlain := plain(body)
+		if isPlain && !slices.Equal(sent, received.Messages) {
 			t.Fatalf("%q was received as %q", sent, received.Messages)
 		}
 		want := ""
-		for i, message := range received.Messages {
-			if message != sent[i] {
-				t.Fatalf("%q was received as %q", sent[i], message)
-			}
+		for _, message := range received.Messages {
 			want += message.Content
 		}
-		if text := textOfAnswer(t, answer, received.Stream); text != want {
+		textOf := textOfAnswer
+		if path == "/v1/responses" {
+			textOf = textOfResponseAnswer
+		}
+		if text := textOf(t, answer, received.Stream); text != want {
 			t.Fatalf("%q came back as %q", want, text)
 		}
 	})
@@ -76,8 +92,32 @@ func FuzzCompletionRequest(f *testing.F) {
 // of them lacks a role or a content of type string.
 func plainMessages(body []byte) (messages []botapi.ChatMessage, ok bool) {
 	var completion map[string]json.RawMessage
+	if json.Unmarshal(body, &completion) != nil {
+		return nil, false
+	}
+	return plainList(completion["messages"])
+}
+
+// plainInput is plainMessages for the instructions and the input of a response.
+func plainInput(body []byte) (messages []botapi.ChatMessage, ok bool) {
+	var response map[string]json.RawMessage
+	if json.Unmarshal(body, &response) != nil {
+		return nil, false
+	}
+	var instructions, input string
+	if json.Unmarshal(response["instructions"], &instructions) == nil && instructions != "" {
+		messages = append(messages, botapi.ChatMessage{Role: botapi.RoleSystem, Content: instructions})
+	}
+	if json.Unmarshal(response["input"], &input) == nil {
+		return append(messages, botapi.ChatMessage{Role: botapi.RoleUser, Content: input}), true
+	}
+	list, ok := plainList(response["input"])
+	return append(messages, list...), ok
+}
+
+func plainList(raw json.RawMessage) (messages []botapi.ChatMessage, ok bool) {
 	var all []map[string]any
-	if json.Unmarshal(body, &completion) != nil || json.Unmarshal(completion["messages"], &all) != nil {
+	if json.Unmarshal(raw, &all) != nil {
 		return nil, false
 	}
 	for _, message := range all {
@@ -92,6 +132,17 @@ func plainMessages(body []byte) (messages []botapi.ChatMessage, ok bool) {
 		messages = append(messages, botapi.ChatMessage{Role: botapi.Role(role), Content: content})
 	}
 	return messages, true
+}
+
+func textOfResponseAnswer(t *testing.T, answer string, stream bool) string {
+	if !stream {
+		return textOfResponse(t, []byte(answer))
+	}
+	text, _, last := eventsOfResponse(t, answer)
+	if whole := textOfResponse(t, encode(t, last["response"])); whole != text {
+		t.Fatalf("the events have %q, the response has %q", text, whole)
+	}
+	return text
 }
 
 func textOfAnswer(t *testing.T, answer string, stream bool) string {

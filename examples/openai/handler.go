@@ -31,6 +31,7 @@ const defaultMaxBodyBytes = 1 << 20
 //	GET  /v1/models                 the bots, by slug
 //	GET  /v1/models/SLUG            one of them
 //	POST /v1/chat/completions       a chat with the bot that "model" names, streamed or not
+//	POST /v1/responses              the same in the Responses API, which OpenAI's own clients use by default
 //
 // each also without /v1. Every other request goes to api, so that one mount serves
 // OpenAI clients and those of botapi's own protocol. If api has no such path below
@@ -42,8 +43,10 @@ const defaultMaxBodyBytes = 1 << 20
 // serves the translated requests, too, in process: it decides on keys, bots, limits,
 // metering, deadlines and failed streams. Only the format of the request and of the
 // response changes. OpenAI's other parameters (temperature, max_tokens, stop and so
-// on) reach the engine in ChatRequest.Extra. A request that bots cannot fulfil is
-// rejected.
+// on) reach the engine in ChatRequest.Extra, those of the Responses API under their
+// names in chat completions: max_output_tokens is max_completion_tokens. A request
+// that bots cannot fulfil is rejected, for instance one with tools, or one that refers
+// to a stored response.
 //
 // Fragments that are written together become one chunk, so a fast stream still uses
 // large writes. Clients get a chat's token counts if the engine reports them: see
@@ -73,6 +76,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case path == "/chat/completions":
 		h.chat(w, r, &completions)
+	case path == "/responses":
+		h.chat(w, r, &responses)
 	case path == "/models":
 		answer := &responder{ResponseWriter: w, translate: func() translator { return new(modelList) }}
 		h.api.ServeHTTP(answer, to(r, "/v1/bots"))

@@ -616,6 +616,8 @@ func TestResponseFormat(t *testing.T) {
 	defer server.Close()
 	for path, c := range map[string]struct{ body, want string }{
 		"/v1/chat/completions": {ask[:len(ask)-1] + `,"response_format":{"type":"json_object"}}`, `{"type":"json_object"}`},
+		"/v1/responses": {`{"model":"helper","input":"Hi","text":{"verbosity":"low","format":{"type":"json_schema","name":"a","strict":true,"schema":{"type":"object"}}}}`,
+			`{"json_schema":{"name":"a","schema":{"type":"object"},"strict":true},"type":"json_schema"}`},
 	} {
 		response, _, err := call(t, "POST", server.URL+path, c.body)
 		is.NoErr(err)
@@ -627,8 +629,9 @@ func TestResponseFormat(t *testing.T) {
 // The log says why a request was rejected, without what the client has sent.
 func TestLogOfRejectedRequests(t *testing.T) {
 	for name, c := range map[string]struct{ path, body, want string }{
-		"tools":    {"/v1/chat/completions", ask[:len(ask)-1] + `,"tools":["SECRET"]}`, `400 unsupported_value: bots cannot honour this value of "tools"`},
-		"an image": {"/v1/chat/completions", `{"model":"SECRET","messages":[{"role":"user","content":[{"type":"SECRET"}]}]}`, `400 unsupported_value: messages[0].content[0].type: bots read text only`},
+		"tools":     {"/v1/chat/completions", ask[:len(ask)-1] + `,"tools":["SECRET"]}`, `400 unsupported_value: bots cannot honour this value of "tools"`},
+		"an image":  {"/v1/chat/completions", `{"model":"SECRET","messages":[{"role":"user","content":[{"type":"SECRET"}]}]}`, `400 unsupported_value: messages[0].content[0].type: bots read text only`},
+		"a storage": {"/v1/responses", `{"model":"helper","input":"SECRET","store":true}`, `400 unsupported_value: bots cannot honour this value of "store"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)

@@ -19,6 +19,7 @@ import (
 type protocol struct {
 	idPrefix string
 	messages string            // the field with the messages
+	items    bool              // messages are items, which have a type
 	parts    map[string]string // by the type of a content part: the field with its text
 	names    map[string]string // by the name of a field in botapi or in chat completions: its name
 	nothing  map[string][]any  // by the name of a field that bots do not implement: the values that ask for nothing
@@ -48,7 +49,9 @@ type completion struct {
 
 	model        string
 	includeUsage bool
-	rejection    *apiError // set if this handler, not the API, rejects the request
+	instructions json.RawMessage // of a response: a text; nil if there is none
+	request      responseRequest // of a response
+	rejection    *apiError       // set if this handler, not the API, rejects the request
 }
 
 func newCompletion(p *protocol, usage *Usage, formats bool) *completion {
@@ -229,6 +232,9 @@ func (c *completion) readMessages(raw json.RawMessage) (json.RawMessage, *apiErr
 		return raw, nil
 	}
 	dst := append(make([]byte, 0, len(raw)), '[')
+	if c.instructions != nil {
+		dst = append(dst, message(json.RawMessage(`"system"`), c.instructions)...)
+	}
 	for i, raw := range messages {
 		if len(dst) > 1 {
 			dst = append(dst, ',')
@@ -242,10 +248,21 @@ func (c *completion) readMessages(raw json.RawMessage) (json.RawMessage, *apiErr
 	return append(dst, ']'), nil
 }
 
+// preceding returns how many messages the API gets before those of the client.
+func (c *completion) preceding() int {
+	if c.instructions != nil {
+		return 1
+	}
+	return 0
+}
+
 func (c *completion) readMessage(raw json.RawMessage, param string) (json.RawMessage, *apiError) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(raw, &fields) != nil || fields == nil {
 		return raw, nil
+	}
+	if rejection := c.checkItem(fields["type"], param+".type"); rejection != nil {
+		return nil, rejection
 	}
 	role, content := fields["role"], fields["content"]
 	switch modelName(role) {
@@ -278,6 +295,17 @@ func message(role, content json.RawMessage) json.RawMessage {
 	w.field("role", role)
 	w.field("content", content)
 	return w.end()
+}
+
+// checkItem rejects items of the Responses API that are no messages.
+func (c *completion) checkItem(kind json.RawMessage, param string) *apiError {
+	switch {
+	case !c.protocol.items, kind == nil, isOneOf(kind, []any{nil, "message"}):
+		return nil
+	case isOneOf(kind, []any{"item_reference"}):
+		return invalid(param, "unsupported_value", param+": bots store no responses, so send the message itself; some clients do so with store: false")
+	}
+	return invalid(param, "unsupported_value", param+": bots read messages only")
 }
 
 // readParts joins the texts of content parts with line breaks, as runtimes do.

@@ -78,6 +78,18 @@ func forMounts(t *testing.T, test func(t *testing.T, serve func(engine botapi.Ch
 	}
 }
 
+// serveKept serves OpenAI clients whose answers are kept.
+func serveKept(t *testing.T, engine botapi.ChatEngine) (url string) {
+	answers := resume.New(resume.Options{Engine: engine})
+	keys := botapi.StaticKeys(map[string]string{"key": "acme"})
+	server := httptest.NewServer(mounts["around"](answers, newAPI(t, answers, func(o *botapi.Options) { o.Keys = keys }), keys))
+	t.Cleanup(func() {
+		server.Close()
+		is.New(t).NoErr(answers.Close(context.Background()))
+	})
+	return server.URL
+}
+
 const idempotencyKey = "an-answer-of-acme"
 
 // startAnswer sends a chat with an Idempotency-Key. ended is closed when its response has
