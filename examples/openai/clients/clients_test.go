@@ -15,12 +15,13 @@ import (
 	"github.com/matryer/is"
 )
 
-// A client wraps a published library. It talks to the bot "helper".
+// A client wraps a published library.
 type client struct {
 	models  func(ctx context.Context) ([]string, error) // nil if the library cannot list models
 	ask     func(ctx context.Context, prompt string) (string, error)
 	stream  func(ctx context.Context, prompt string, emit func(text string)) error
-	details func(error) (status int, message string) // of an error; the status is 0 if there is none
+	useTool func(ctx context.Context, prompt string) error // asks with a tool that the model may call
+	details func(error) (status int, message string)       // of an error; the status is 0 if there is none
 }
 
 const key = "sk-bots"
@@ -36,7 +37,7 @@ type service struct {
 }
 
 // newService starts a service whose bot obeys its prompt: "say" and a text, "fail" and
-// a status, "break", "wait", or "hostile".
+// a status, "break", "wait", "count", "nothing", or "hostile".
 func newService(t *testing.T) *service {
 	t.Helper()
 	s := &service{ended: make(chan error, 1)}
@@ -72,6 +73,13 @@ func (s *service) obey(ctx context.Context, req *botapi.ChatRequest, emit func(s
 				return err
 			}
 		}
+	case "count": // many fragments
+		for i := range 10_000 {
+			if err := emit(strconv.Itoa(i) + " "); err != nil {
+				return err
+			}
+		}
+	case "nothing":
 	case "fail":
 		return failure(rest)
 	case "break":
@@ -94,24 +102,32 @@ func failure(status string) error {
 	return &botapi.StatusError{Status: n, Detail: "This is a " + status, RetryAfter: time.Second}
 }
 
+// The libraries with "responses" in their names use the Responses API, the others that of
+// chat completions.
 func TestGoClients(t *testing.T) {
-	for name, make := range map[string]func(url, key string) client{
-		"openai-go": openaiGo, "go-openai": sashabaranov, "langchaingo": langchaingo,
+	for name, make := range map[string]func(url, key, model string) client{
+		"openai-go": openaiGo, "openai-go-responses": openaiGoResponses,
+		"go-openai": sashabaranov, "go-openai-responses": sashabaranovResponses,
+		"langchaingo": langchaingo,
 	} {
-		t.Run(name, func(t *testing.T) { testClient(t, make) })
+		t.Run(name, func(t *testing.T) { testClient(t, name, make) })
 	}
 }
 
 func TestNodeClients(t *testing.T) {
-	installNode(t)
-	for _, library := range []string{"openai", "ai-sdk", "langchain"} {
-		t.Run(library, func(t *testing.T) { testClient(t, inNode(t, library)) })
+	n := startNode(t)
+	for _, library := range []string{
+		"openai", "openai-responses", "openai-helpers",
+		"ai-sdk-compatible", "ai-sdk-chat", "ai-sdk-responses",
+		"langchain", "langchain-responses", "agents-chat", "agents-responses",
+	} {
+		t.Run(library, func(t *testing.T) { testClient(t, library, n.client(library)) })
 	}
 }
 
-func testClient(t *testing.T, make func(url, key string) client) {
+func testClient(t *testing.T, name string, make func(url, key, model string) client) {
 	s := newService(t)
-	c := make(s.url, key)
+	c := make(s.url, key, "helper")
 	t.Run("lists", func(t *testing.T) {
 		if c.models == nil {
 			t.Skip("the library cannot list models")
@@ -142,6 +158,25 @@ func testClient(t *testing.T, make func(url, key string) client) {
 		is.NoErr(err)
 		is.Equal(text, hostile)
 	})
+	t.Run("many fragments", func(t *testing.T) {
+		is := is.New(t)
+		text, err := streamed(t.Context(), c, "count")
+		is.NoErr(err)
+		is.Equal(strings.Count(text, " "), 10_000)
+		is.True(strings.HasPrefix(text, "0 1 2 ") && strings.HasSuffix(text, " 9998 9999 "))
+	})
+	t.Run("no text", func(t *testing.T) {
+		if name == "agents-chat" {
+			t.Skip("the library asks again for an answer without text")
+		}
+		is := is.New(t)
+		text, err := c.ask(t.Context(), "nothing")
+		is.NoErr(err)
+		is.Equal(text, "")
+		text, err = streamed(t.Context(), c, "nothing")
+		is.NoErr(err)
+		is.Equal(text, "")
+	})
 	for order, want := range map[string]struct {
 		status int
 		text   string
@@ -164,9 +199,19 @@ func testClient(t *testing.T, make func(url, key string) client) {
 	}
 	t.Run("a wrong key", func(t *testing.T) {
 		is := is.New(t)
-		wrongKey := make(s.url, "sk-wrong")
+		wrongKey := make(s.url, "sk-wrong", "helper")
 		_, err := wrongKey.ask(t.Context(), "say Hello")
 		isError(is, wrongKey, err, 401, "Invalid API key")
+	})
+	t.Run("no such model", func(t *testing.T) {
+		is := is.New(t)
+		parrot := make(s.url, key, "parrot")
+		_, err := parrot.ask(t.Context(), "say Hello")
+		isError(is, parrot, err, 404, "the model does not exist")
+	})
+	t.Run("a tool", func(t *testing.T) {
+		is := is.New(t)
+		isError(is, c, c.useTool(t.Context(), "say Hello"), 400, `bots cannot honour this value of "tools"`)
 	})
 	t.Run("an incomplete stream", func(t *testing.T) {
 		is := is.New(t)

@@ -47,46 +47,63 @@ type reply struct {
 	Done   bool
 }
 
-// inNode returns a constructor of clients that use a library for Node.js. Each client is
-// a process of its own, which ends with the test.
-func inNode(t *testing.T, library string) func(url, key string) client {
-	return func(url, key string) client {
-		node := exec.CommandContext(t.Context(), "node", "main.js", library, url, key, "helper")
-		node.Dir, node.Stderr = "node", t.Output()
-		in, err := node.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
+// A node is a process of Node.js with the libraries. It runs one command at a time, and
+// ends with its test.
+type node struct {
+	in    io.Writer
+	lines *json.Decoder
+}
+
+// startNode starts a process, with the libraries at the versions in package-lock.json.
+func startNode(t *testing.T) *node {
+	t.Helper()
+	installNode(t)
+	command := exec.CommandContext(t.Context(), "node", "main.js")
+	command.Dir, command.Stderr = "node", t.Output()
+	in, err := command.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		_ = command.Wait()
+	})
+	return &node{in, json.NewDecoder(bufio.NewReader(out))}
+}
+
+// do runs a command of a client, and calls each for every line but the last.
+func (n *node) do(ctx context.Context, client []string, what, prompt string, each func(reply)) error {
+	if err := json.NewEncoder(n.in).Encode(map[string]any{"client": client, "do": what, "prompt": prompt}); err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() { _, _ = io.WriteString(n.in, `{"do":"abort"}`+"\n") })()
+	for {
+		var line reply
+		if err := n.lines.Decode(&line); err != nil {
+			return fmt.Errorf("node ended: %w", err)
 		}
-		out, err := node.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
+		switch {
+		case line.Error != nil:
+			return line.Error
+		case line.Done:
+			return ctx.Err() // some libraries end an aborted stream without an error
 		}
-		if err := node.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			in.Close()
-			_ = node.Wait()
-		})
-		lines := json.NewDecoder(bufio.NewReader(out))
+		each(line)
+	}
+}
+
+// client returns a constructor of clients that use a library.
+func (n *node) client(library string) func(url, key, model string) client {
+	return func(url, key, model string) client {
 		do := func(ctx context.Context, what, prompt string, each func(reply)) error {
-			if err := json.NewEncoder(in).Encode(map[string]string{"do": what, "prompt": prompt}); err != nil {
-				return err
-			}
-			defer context.AfterFunc(ctx, func() { _, _ = io.WriteString(in, `{"do":"abort"}`+"\n") })()
-			for {
-				var line reply
-				if err := lines.Decode(&line); err != nil {
-					return fmt.Errorf("node ended: %w", err)
-				}
-				switch {
-				case line.Error != nil:
-					return line.Error
-				case line.Done:
-					return ctx.Err() // some libraries end an aborted stream without an error
-				}
-				each(line)
-			}
+			return n.do(ctx, []string{library, url, key, model}, what, prompt, each)
 		}
 		c := client{
 			ask: func(ctx context.Context, prompt string) (text string, err error) {
@@ -96,6 +113,9 @@ func inNode(t *testing.T, library string) func(url, key string) client {
 			stream: func(ctx context.Context, prompt string, emit func(string)) error {
 				return do(ctx, "stream", prompt, func(line reply) { emit(*line.Text) })
 			},
+			useTool: func(ctx context.Context, prompt string) error {
+				return do(ctx, "useTool", prompt, func(reply) {})
+			},
 			details: func(err error) (int, string) {
 				if e, ok := err.(*nodeError); ok {
 					return e.Status, e.Message
@@ -103,7 +123,7 @@ func inNode(t *testing.T, library string) func(url, key string) client {
 				return 0, err.Error()
 			},
 		}
-		if library == "openai" { // the others cannot list models
+		if library == "openai" || library == "openai-responses" { // the others cannot list models
 			c.models = func(ctx context.Context) (ids []string, err error) {
 				err = do(ctx, "models", "", func(line reply) { ids = line.Models })
 				return ids, err

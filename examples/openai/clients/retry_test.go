@@ -117,14 +117,14 @@ func TestRetriesJoin(t *testing.T) {
 			t.Run(library+" "+name, func(t *testing.T) {
 				is, make := is.New(t), inTest(t)
 				s := newLossyService(t, lose)
-				text, err := make(s.URL+"/v1", key).ask(t.Context(), "A story, please")
+				text, err := make(s.URL+"/v1", key, "helper").ask(t.Context(), "A story, please")
 				is.NoErr(err)
 				is.Equal(text, "Once upon a time")
 				is.Equal(s.requests.Load(), int32(2))
 				is.Equal(s.asked.Load(), int32(1))
 
 				s = newLossyService(t, lose)
-				text, err = streamed(t.Context(), make(s.URL+"/v1", key), "A story, please")
+				text, err = streamed(t.Context(), make(s.URL+"/v1", key, "helper"), "A story, please")
 				is.NoErr(err)
 				is.Equal(text, "Once upon a time")
 				is.Equal(s.requests.Load(), int32(2))
@@ -141,7 +141,7 @@ func TestLostStreamIsJoined(t *testing.T) {
 		t.Run(library, func(t *testing.T) {
 			is := is.New(t)
 			s := newLossyService(t, loseNothing)
-			c := inTest(t)(s.URL+"/v1", key)
+			c := inTest(t)(s.URL+"/v1", key, "helper")
 			text := ""
 			err := c.stream(t.Context(), "A story, please", func(fragment string) {
 				if text += fragment; text != "" {
@@ -163,17 +163,20 @@ func TestLostStreamIsJoined(t *testing.T) {
 func TestRetryWithoutKey(t *testing.T) {
 	is := is.New(t)
 	s := newLossyService(t, badGateway)
-	text, err := openaiGoRetrying(s.URL+"/v1", key).ask(t.Context(), "A story, please")
+	text, err := openaiGoRetrying(s.URL+"/v1", key, "helper").ask(t.Context(), "A story, please")
 	is.NoErr(err)
 	is.Equal(text, "Once upon a time")
 	is.Equal(s.asked.Load(), int32(2))
 }
 
 // idempotentClients have constructors of clients that send an Idempotency-Key.
-var idempotentClients = map[string]func(*testing.T) func(url, key string) client{
-	"openai-go": func(*testing.T) func(url, key string) client { return openaiGoIdempotent },
-	"openai": func(t *testing.T) func(url, key string) client {
-		installNode(t)
-		return inNode(t, "openai-idempotent")
+var idempotentClients = map[string]func(*testing.T) func(url, key, model string) client{
+	"openai-go":           func(*testing.T) func(url, key, model string) client { return openaiGoIdempotent },
+	"openai-go-responses": func(*testing.T) func(url, key, model string) client { return openaiGoResponsesIdempotent },
+	"openai": func(t *testing.T) func(url, key, model string) client {
+		return startNode(t).client("openai-idempotent")
+	},
+	"openai-responses": func(t *testing.T) func(url, key, model string) client {
+		return startNode(t).client("openai-responses-idempotent")
 	},
 }

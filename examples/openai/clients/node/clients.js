@@ -1,12 +1,16 @@
-// One client of each library, with the same methods: models lists the models, ask
-// requests a complete answer, stream yields the fragments of an answer.
+// One client of each library and API, with the same methods: models lists the models, ask
+// requests a complete answer, stream yields the fragments of an answer, useTool requests an
+// answer for which the model may call a tool.
+import { createOpenAI } from '@ai-sdk/openai';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import { ChatOpenAI } from '@langchain/openai';
-import { generateText, streamText } from 'ai';
+import { Agent, OpenAIProvider, Runner, setTracingDisabled, tool } from '@openai/agents';
+import { generateText, jsonSchema, streamText, tool as aiTool } from 'ai';
 import { randomUUID } from 'node:crypto';
 import OpenAI from 'openai';
 
 const messages = (prompt) => [{ role: 'user', content: prompt }];
+const parameters = { type: 'object', properties: {}, required: [], additionalProperties: false };
 
 // Without an idempotencyHeader, the library ignores the option idempotencyKey. With one, it
 // makes a key for each request that has none, and sends the same key when it retries.
@@ -14,61 +18,107 @@ class IdempotentOpenAI extends OpenAI {
   idempotencyHeader = 'Idempotency-Key';
 }
 
+const completions = (client, model, options = {}) => ({
+  models: async () => (await client.models.list()).data.map((m) => m.id),
+  async ask(prompt, signal) {
+    const answer = await client.chat.completions.create({ model, messages: messages(prompt) }, { signal });
+    return answer.choices[0].message.content;
+  },
+  async *stream(prompt, signal) {
+    const chunks = await client.chat.completions.create({ model, messages: messages(prompt), stream: true }, { signal, ...options });
+    for await (const chunk of chunks) yield chunk.choices[0]?.delta?.content ?? '';
+  },
+  useTool: (prompt) => client.chat.completions.create({ model, messages: messages(prompt), tools: [{ type: 'function', function: { name: 'f', parameters } }] }),
+});
+
+const responses = (client, model, options = {}) => ({
+  models: async () => (await client.models.list()).data.map((m) => m.id),
+  ask: async (prompt, signal) => (await client.responses.create({ model, input: prompt }, { signal })).output_text,
+  async *stream(prompt, signal) {
+    const events = await client.responses.create({ model, input: prompt, stream: true }, { signal, ...options });
+    for await (const event of events) if (event.type === 'response.output_text.delta') yield event.delta;
+  },
+  useTool: (prompt) => client.responses.create({ model, input: prompt, tools: [{ type: 'function', name: 'f', parameters, strict: true }] }),
+});
+
+// The library's helpers collect the whole answer, and check the events on the way.
+const streamed = (client, model) => ({
+  async ask(prompt, signal) {
+    const answer = await client.chat.completions.stream({ model, messages: messages(prompt) }, { signal }).finalChatCompletion();
+    return answer.choices[0].message.content;
+  },
+  async *stream(prompt, signal) {
+    const stream = client.responses.stream({ model, input: prompt }, { signal });
+    let text = '';
+    for await (const event of stream) {
+      if (event.type !== 'response.output_text.delta') continue;
+      text += event.delta;
+      yield event.delta;
+    }
+    const answer = await stream.finalResponse();
+    if (answer.output_text !== text) throw new Error(`the events have ${text}, the response has ${answer.output_text}`);
+  },
+  useTool: (prompt) => client.responses.stream({ model, input: prompt, tools: [{ type: 'function', name: 'f', parameters, strict: true }] }).finalResponse(),
+});
+
+const aiSDK = (model) => {
+  const options = (prompt, abortSignal) => ({ model, messages: messages(prompt), abortSignal, maxRetries: 0 });
+  const tools = { f: aiTool({ inputSchema: jsonSchema(parameters), execute: () => '' }) };
+  return {
+    ask: async (prompt, signal) => (await generateText(options(prompt, signal))).text,
+    async *stream(prompt, signal) {
+      const answer = streamText({ ...options(prompt, signal), onError() {} });
+      for await (const part of answer.fullStream) {
+        if (part.type === 'text-delta') yield part.text;
+        if (part.type === 'error') throw part.error;
+      }
+    },
+    useTool: (prompt) => generateText({ ...options(prompt), tools }),
+  };
+};
+
+const langchain = (chat) => ({
+  ask: async (prompt, signal) => (await chat.invoke(prompt, { signal })).text,
+  async *stream(prompt, signal) {
+    for await (const chunk of await chat.stream(prompt, { signal })) yield chunk.text;
+  },
+  useTool: (prompt) => chat.invoke(prompt, { tools: [{ type: 'function', function: { name: 'f', parameters } }] }),
+});
+
+const agents = (openAIClient, model, useResponses) => {
+  setTracingDisabled(true); // the library sends traces to OpenAI otherwise
+  const runner = new Runner({ modelProvider: new OpenAIProvider({ openAIClient, useResponses }) });
+  const agent = new Agent({ name: 'Helper', instructions: 'Do as you are told', model });
+  const withTool = agent.clone({ tools: [tool({ name: 'f', description: 'f', parameters, strict: true, execute: () => '' })] });
+  return {
+    ask: async (prompt, signal) => (await runner.run(agent, prompt, { signal })).finalOutput,
+    async *stream(prompt, signal) {
+      const result = await runner.run(agent, prompt, { signal, stream: true });
+      for await (const text of result.toTextStream()) yield text;
+      await result.completed;
+    },
+    useTool: (prompt) => runner.run(withTool, prompt),
+  };
+};
+
+const openAI = (baseURL, apiKey) => new OpenAI({ baseURL, apiKey, maxRetries: 0 });
+
+// idempotent has ask send the key that the library makes, and stream always the same one.
+const idempotent = (methods) => (baseURL, apiKey, model) =>
+  methods(new IdempotentOpenAI({ baseURL, apiKey }), model, { idempotencyKey: randomUUID() });
+
 export const clients = {
-  openai(baseURL, apiKey, model) {
-    const client = new OpenAI({ baseURL, apiKey, maxRetries: 0 });
-    const completions = client.chat.completions;
-    return {
-      models: async () => (await client.models.list()).data.map((m) => m.id),
-      async ask(prompt, signal) {
-        const answer = await completions.create({ model, messages: messages(prompt) }, { signal });
-        return answer.choices[0].message.content;
-      },
-      async *stream(prompt, signal) {
-        const chunks = await completions.create({ model, messages: messages(prompt), stream: true }, { signal });
-        for await (const chunk of chunks) yield chunk.choices[0]?.delta?.content ?? '';
-      },
-    };
-  },
-
-  // ask sends the key that the library makes, stream always the same one.
-  'openai-idempotent'(baseURL, apiKey, model) {
-    const completions = new IdempotentOpenAI({ baseURL, apiKey }).chat.completions;
-    const idempotencyKey = randomUUID();
-    return {
-      async ask(prompt, signal) {
-        const answer = await completions.create({ model, messages: messages(prompt) }, { signal });
-        return answer.choices[0].message.content;
-      },
-      async *stream(prompt, signal) {
-        const chunks = await completions.create({ model, messages: messages(prompt), stream: true }, { signal, idempotencyKey });
-        for await (const chunk of chunks) yield chunk.choices[0]?.delta?.content ?? '';
-      },
-    };
-  },
-
-  'ai-sdk'(baseURL, apiKey, model) {
-    const provider = createOpenAICompatible({ name: 'botapi', baseURL, apiKey });
-    const options = (prompt, abortSignal) => ({ model: provider(model), messages: messages(prompt), abortSignal, maxRetries: 0 });
-    return {
-      ask: async (prompt, signal) => (await generateText(options(prompt, signal))).text,
-      async *stream(prompt, signal) {
-        const answer = streamText({ ...options(prompt, signal), onError() {} });
-        for await (const part of answer.fullStream) {
-          if (part.type === 'text-delta') yield part.text;
-          if (part.type === 'error') throw part.error;
-        }
-      },
-    };
-  },
-
-  langchain(baseURL, apiKey, model) {
-    const chat = new ChatOpenAI({ model, apiKey, maxRetries: 0, configuration: { baseURL } });
-    return {
-      ask: async (prompt, signal) => (await chat.invoke(prompt, { signal })).content,
-      async *stream(prompt, signal) {
-        for await (const chunk of await chat.stream(prompt, { signal })) yield chunk.content;
-      },
-    };
-  },
+  openai: (baseURL, apiKey, model) => completions(openAI(baseURL, apiKey), model),
+  'openai-responses': (baseURL, apiKey, model) => responses(openAI(baseURL, apiKey), model),
+  'openai-helpers': (baseURL, apiKey, model) => streamed(openAI(baseURL, apiKey), model),
+  'openai-idempotent': idempotent(completions),
+  'openai-responses-idempotent': idempotent(responses),
+  'ai-sdk-compatible': (baseURL, apiKey, model) => aiSDK(createOpenAICompatible({ name: 'botapi', baseURL, apiKey })(model)),
+  'ai-sdk-chat': (baseURL, apiKey, model) => aiSDK(createOpenAI({ baseURL, apiKey }).chat(model)),
+  'ai-sdk-responses': (baseURL, apiKey, model) => aiSDK(createOpenAI({ baseURL, apiKey })(model)),
+  langchain: (baseURL, apiKey, model) => langchain(new ChatOpenAI({ model, apiKey, maxRetries: 0, configuration: { baseURL } })),
+  'langchain-responses': (baseURL, apiKey, model) =>
+    langchain(new ChatOpenAI({ model, apiKey, maxRetries: 0, configuration: { baseURL }, useResponsesApi: true })),
+  'agents-chat': (baseURL, apiKey, model) => agents(openAI(baseURL, apiKey), model, false),
+  'agents-responses': (baseURL, apiKey, model) => agents(openAI(baseURL, apiKey), model),
 };

@@ -1,22 +1,29 @@
-// node main.js CLIENT BASE_URL KEY MODEL
+// node main.js
 //
-// runs the commands on its standard input, one per line: {"do": "models" | "ask" |
-// "stream", "prompt"}. For each command it prints lines of JSON: {"models"} or
-// {"text"}, and at the end {"error"} or {"done": true}. The command {"do": "abort"}
-// aborts the one before it.
+// runs the commands on its standard input, one per line: {"client": [NAME, BASE_URL, KEY,
+// MODEL], "do": "models" | "ask" | "stream" | "useTool", "prompt"}. For each command it
+// prints lines of JSON: {"models"} or {"text"}, and at the end {"error"} or {"done": true}.
+// The command {"do": "abort"} aborts the one before it.
 import { createInterface } from 'node:readline';
 import { clients } from './clients.js';
 
-const [name, ...options] = process.argv.slice(2);
-const client = clients[name](...options);
+const made = new Map();
+function clientOf([name, ...options]) {
+  const key = JSON.stringify([name, ...options]);
+  if (!made.has(key)) made.set(key, clients[name](...options));
+  return made.get(key);
+}
+
 const reply = (what) => process.stdout.write(JSON.stringify(what) + '\n');
 
 let controller;
-async function run({ do: what, prompt }) {
+async function run({ client: which, do: what, prompt }) {
   controller = new AbortController();
   try {
+    const client = clientOf(which);
     if (what === 'models') reply({ models: await client.models() });
     if (what === 'ask') reply({ text: await client.ask(prompt, controller.signal) });
+    if (what === 'useTool') await client.useTool(prompt);
     if (what === 'stream') for await (const text of client.stream(prompt, controller.signal)) reply({ text });
     reply({ done: true });
   } catch (error) {
