@@ -37,7 +37,8 @@ type service struct {
 }
 
 // newService starts a service whose bot obeys its prompt: "say" and a text, "fail" and
-// a status, "break", "wait", "count", "nothing", or "hostile".
+// a status, "break", "wait", "count",
+// "before", "nothing", or "hostile".
 func newService(t *testing.T) *service {
 	t.Helper()
 	s := &service{ended: make(chan error, 1)}
@@ -79,6 +80,9 @@ func (s *service) obey(ctx context.Context, req *botapi.ChatRequest, emit func(s
 				return err
 			}
 		}
+	case "before": // the two messages before
+		last := len(req.Messages) - 1
+		return emit(req.Messages[last-2].Content + "/" + req.Messages[last-1].Content)
 	case "nothing":
 	case "fail":
 		return failure(rest)

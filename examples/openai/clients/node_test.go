@@ -7,8 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"strings"
 	"sync"
 	"testing"
+
+	"github.com/matryer/is"
 )
 
 // installNode installs the libraries at the versions in package-lock.json, once.
@@ -47,6 +50,29 @@ type reply struct {
 	Done   bool
 }
 
+// The next turn of a conversation has the answer of the one before, as each library keeps
+// it.
+func TestNextTurn(t *testing.T) {
+	n, s := startNode(t), newService(t)
+	for _, library := range []string{
+		"openai", "openai-responses", "ai-sdk-compatible", "ai-sdk-chat", "ai-sdk-stateless",
+		"langchain", "langchain-responses", "agents-chat", "agents-responses",
+	} {
+		t.Run(library, func(t *testing.T) {
+			is := is.New(t)
+			text := ""
+			is.NoErr(n.do(t.Context(), []string{library, s.url, key, "helper"}, "continue", []string{"say Hello", "before"}, func(line reply) { text += *line.Text }))
+			is.Equal(text, "say Hello/Hello")
+		})
+	}
+	t.Run("of a stored answer", func(t *testing.T) {
+		is := is.New(t)
+		err := n.do(t.Context(), []string{"ai-sdk-responses", s.url, key, "helper"}, "continue", []string{"say Hello", "before"}, func(reply) {})
+		is.True(err != nil)
+		is.True(strings.Contains(err.Error(), "store: false"))
+	})
+}
+
 // A node is a process of Node.js with the libraries. It runs one command at a time, and
 // ends with its test.
 type node struct {
@@ -79,8 +105,12 @@ func startNode(t *testing.T) *node {
 }
 
 // do runs a command of a client, and calls each for every line but the last.
-func (n *node) do(ctx context.Context, client []string, what, prompt string, each func(reply)) error {
-	if err := json.NewEncoder(n.in).Encode(map[string]any{"client": client, "do": what, "prompt": prompt}); err != nil {
+func (n *node) do(ctx context.Context, client []string, what string, prompts []string, each func(reply)) error {
+	command := map[string]any{"client": client, "do": what}
+	for i, name := range []string{"prompt", "next"}[:len(prompts)] {
+		command[name] = prompts[i]
+	}
+	if err := json.NewEncoder(n.in).Encode(command); err != nil {
 		return err
 	}
 	defer context.AfterFunc(ctx, func() { _, _ = io.WriteString(n.in, `{"do":"abort"}`+"\n") })()
@@ -103,7 +133,7 @@ func (n *node) do(ctx context.Context, client []string, what, prompt string, eac
 func (n *node) client(library string) func(url, key, model string) client {
 	return func(url, key, model string) client {
 		do := func(ctx context.Context, what, prompt string, each func(reply)) error {
-			return n.do(ctx, []string{library, url, key, model}, what, prompt, each)
+			return n.do(ctx, []string{library, url, key, model}, what, []string{prompt}, each)
 		}
 		c := client{
 			ask: func(ctx context.Context, prompt string) (text string, err error) {

@@ -1,6 +1,7 @@
 // One client of each library and API, with the same methods: models lists the models, ask
 // requests a complete answer, stream yields the fragments of an answer, useTool requests an
-// answer for which the model may call a tool.
+// answer for which the model may call a tool, continue sends a prompt, and then another one
+// as the next turn of the same conversation.
 import { createOpenAI } from '@ai-sdk/openai';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import { ChatOpenAI } from '@langchain/openai';
@@ -28,6 +29,12 @@ const completions = (client, model, options = {}) => ({
     const chunks = await client.chat.completions.create({ model, messages: messages(prompt), stream: true }, { signal, ...options });
     for await (const chunk of chunks) yield chunk.choices[0]?.delta?.content ?? '';
   },
+  async continue(first, second) {
+    const turns = messages(first);
+    const answer = await client.chat.completions.create({ model, messages: turns });
+    const next = await client.chat.completions.create({ model, messages: [...turns, answer.choices[0].message, ...messages(second)] });
+    return next.choices[0].message.content;
+  },
   useTool: (prompt) => client.chat.completions.create({ model, messages: messages(prompt), tools: [{ type: 'function', function: { name: 'f', parameters } }] }),
 });
 
@@ -37,6 +44,10 @@ const responses = (client, model, options = {}) => ({
   async *stream(prompt, signal) {
     const events = await client.responses.create({ model, input: prompt, stream: true }, { signal, ...options });
     for await (const event of events) if (event.type === 'response.output_text.delta') yield event.delta;
+  },
+  async continue(first, second) {
+    const answer = await client.responses.create({ model, input: first });
+    return (await client.responses.create({ model, input: [...messages(first), ...answer.output, ...messages(second)] })).output_text;
   },
   useTool: (prompt) => client.responses.create({ model, input: prompt, tools: [{ type: 'function', name: 'f', parameters, strict: true }] }),
 });
@@ -61,8 +72,8 @@ const streamed = (client, model) => ({
   useTool: (prompt) => client.responses.stream({ model, input: prompt, tools: [{ type: 'function', name: 'f', parameters, strict: true }] }).finalResponse(),
 });
 
-const aiSDK = (model) => {
-  const options = (prompt, abortSignal) => ({ model, messages: messages(prompt), abortSignal, maxRetries: 0 });
+const aiSDK = (model, providerOptions) => {
+  const options = (prompt, abortSignal) => ({ model, messages: messages(prompt), abortSignal, maxRetries: 0, providerOptions });
   const tools = { f: aiTool({ inputSchema: jsonSchema(parameters), execute: () => '' }) };
   return {
     ask: async (prompt, signal) => (await generateText(options(prompt, signal))).text,
@@ -73,6 +84,10 @@ const aiSDK = (model) => {
         if (part.type === 'error') throw part.error;
       }
     },
+    async continue(first, second) {
+      const { response } = await generateText(options(first));
+      return (await generateText({ ...options(), messages: [...messages(first), ...response.messages, ...messages(second)] })).text;
+    },
     useTool: (prompt) => generateText({ ...options(prompt), tools }),
   };
 };
@@ -81,6 +96,10 @@ const langchain = (chat) => ({
   ask: async (prompt, signal) => (await chat.invoke(prompt, { signal })).text,
   async *stream(prompt, signal) {
     for await (const chunk of await chat.stream(prompt, { signal })) yield chunk.text;
+  },
+  async continue(first, second) {
+    const answer = await chat.invoke(first);
+    return (await chat.invoke([...messages(first), answer, ...messages(second)])).text;
   },
   useTool: (prompt) => chat.invoke(prompt, { tools: [{ type: 'function', function: { name: 'f', parameters } }] }),
 });
@@ -96,6 +115,10 @@ const agents = (openAIClient, model, useResponses) => {
       const result = await runner.run(agent, prompt, { signal, stream: true });
       for await (const text of result.toTextStream()) yield text;
       await result.completed;
+    },
+    async continue(first, second) {
+      const { history } = await runner.run(agent, first);
+      return (await runner.run(agent, [...history, ...messages(second)])).finalOutput;
     },
     useTool: (prompt) => runner.run(withTool, prompt),
   };
@@ -115,6 +138,7 @@ export const clients = {
   'openai-responses-idempotent': idempotent(responses),
   'ai-sdk-compatible': (baseURL, apiKey, model) => aiSDK(createOpenAICompatible({ name: 'botapi', baseURL, apiKey })(model)),
   'ai-sdk-chat': (baseURL, apiKey, model) => aiSDK(createOpenAI({ baseURL, apiKey }).chat(model)),
+  'ai-sdk-stateless': (baseURL, apiKey, model) => aiSDK(createOpenAI({ baseURL, apiKey })(model), { openai: { store: false } }),
   'ai-sdk-responses': (baseURL, apiKey, model) => aiSDK(createOpenAI({ baseURL, apiKey })(model)),
   langchain: (baseURL, apiKey, model) => langchain(new ChatOpenAI({ model, apiKey, maxRetries: 0, configuration: { baseURL } })),
   'langchain-responses': (baseURL, apiKey, model) =>

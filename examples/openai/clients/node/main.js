@@ -1,8 +1,9 @@
 // node main.js
 //
 // runs the commands on its standard input, one per line: {"client": [NAME, BASE_URL, KEY,
-// MODEL], "do": "models" | "ask" | "stream" | "useTool", "prompt"}. For each command it
-// prints lines of JSON: {"models"} or {"text"}, and at the end {"error"} or {"done": true}.
+// MODEL], "do": "models" | "ask" | "stream" | "useTool" | "continue", "prompt", "next"}. For
+// each command it prints lines of JSON: {"models"} or {"text"}, and at the end {"error"} or
+// {"done": true}.
 // The command {"do": "abort"} aborts the one before it.
 import { createInterface } from 'node:readline';
 import { clients } from './clients.js';
@@ -17,12 +18,13 @@ function clientOf([name, ...options]) {
 const reply = (what) => process.stdout.write(JSON.stringify(what) + '\n');
 
 let controller;
-async function run({ client: which, do: what, prompt }) {
+async function run({ client: which, do: what, prompt, next }) {
   controller = new AbortController();
   try {
     const client = clientOf(which);
     if (what === 'models') reply({ models: await client.models() });
     if (what === 'ask') reply({ text: await client.ask(prompt, controller.signal) });
+    if (what === 'continue') reply({ text: await client.continue(prompt, next) });
     if (what === 'useTool') await client.useTool(prompt);
     if (what === 'stream') for await (const text of client.stream(prompt, controller.signal)) reply({ text });
     reply({ done: true });
