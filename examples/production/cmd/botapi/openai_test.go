@@ -45,19 +45,31 @@ func TestOpenAIClients(t *testing.T) {
 	is.True(strings.Contains(runtime.Requests()[0].Body, `"max_tokens":5`))
 	is.True(strings.Contains(runtime.Requests()[0].Body, `"stop":["."]`))
 
+	status, answer = ask(t, key, "POST", p.url+"/v1/responses", `{"model":"helper","input":"Hi","max_output_tokens":6}`)
+	is.Equal(status, http.StatusOK)
+	is.True(strings.Contains(answer, `"text":"Hello"`))
+	is.True(strings.Contains(answer, `"usage":{"input_tokens":9,`))
+	is.True(strings.Contains(runtime.Requests()[1].Body, `"max_tokens":6`))
+
+	// Runtimes do not get the format, so a client that asks for one is told.
+	status, answer = ask(t, key, "POST", p.url+"/v1/chat/completions", strings.Replace(chat, `"stop"`, `"response_format":{"type":"json_object"},"stop"`, 1))
+	is.Equal(status, http.StatusBadRequest)
+	is.True(strings.Contains(answer, `"param":"response_format","code":"unsupported_value"`))
+
 	status, answer = ask(t, "wrong", "POST", p.url+"/v1/chat/completions", chat)
 	is.Equal(status, http.StatusUnauthorized)
 	is.True(strings.Contains(answer, `"code":"invalid_api_key"`))
 
 	eventually(t, "it is measured", func() bool {
 		metrics := scrape(t, p)
-		return strings.Contains(metrics, `http_route="/v1/chat/completions"`) &&
+		return strings.Contains(metrics, `http_route="/v1/chat/completions"`) && strings.Contains(metrics, `http_route="/v1/responses"`) &&
 			strings.Contains(metrics, `reason="Invalid API key"`) // the same reason as for all clients
 	})
 
 	p.terminate(t)
 	p.wait(t)
-	is.True(strings.Contains(command(t, "", env, "usage", "--csv").stdout, ",acme,1,1,5,1,9,7")) // 5 bytes; 9 and 7 tokens
+	is.True(strings.Contains(p.log.String(), `"400 unsupported_value: bots cannot honour this value of \\"response_format\\""`))
+	is.True(strings.Contains(command(t, "", env, "usage", "--csv").stdout, ",acme,2,2,10,2,18,14")) // twice 5 bytes; 9 and 7 tokens
 
 	p = serve(t, env, "--runtime", "local="+runtime.URL)
 	p.ready(t)

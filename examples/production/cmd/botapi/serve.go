@@ -35,7 +35,7 @@ type serveCommand struct {
 
 	CountAlong []string `env:"BOTAPI_COUNT_ALONG" placeholder:"NAME" help:"Ask runtimes of this name to report tokens while they answer (vLLM and SGLang can, others may reject the request). So the tokens of incomplete answers are counted and not estimated. Repeat it, or separate by commas."`
 
-	OpenAI bool `name:"openai" env:"BOTAPI_OPENAI" help:"Also serve OpenAI-compatible clients, at /v1/models and /v1/chat/completions, with the same keys, limits and usage."`
+	OpenAI bool `name:"openai" env:"BOTAPI_OPENAI" help:"Also serve OpenAI-compatible clients, at /v1/models, /v1/chat/completions and /v1/responses, with the same keys, limits and usage."`
 
 	AttemptTimeout     time.Duration `env:"BOTAPI_ATTEMPT_TIMEOUT" default:"${attempt_timeout}" help:"How long a chat waits for a runtime that sends nothing to any chat, if there is another of its name (${default})."`
 	StallTimeout       time.Duration `env:"BOTAPI_STALL_TIMEOUT" default:"1m" help:"How long a model may be silent, before and during its answer (${default}). Thinking counts as silence."`

@@ -33,7 +33,7 @@ func (r *replica) openAI(api http.Handler) http.Handler {
 	if !r.config.OpenAI {
 		return api
 	}
-	return openai.NewHandler(api, openai.HandlerOptions{MaxBodyBytes: r.config.MaxBodyBytes})
+	return openai.NewHandler(api, openai.HandlerOptions{MaxBodyBytes: r.config.MaxBodyBytes, Logger: r.notedLogger()})
 }
 
 // internal serves the proxy, probes and Prometheus, at an address that clients
