@@ -47,7 +47,7 @@ func BenchmarkEngine(b *testing.B) {
 	}
 }
 
-// BenchmarkTranslation compares botapi's protocol with OpenAI's over HTTP: a single
+// BenchmarkTranslation compares botapi's protocol with OpenAI's two over HTTP: a single
 // fragment (sent once the client has read the one before), a stream of 1,000 fragments
 // without pauses, and a JSON response of 1,000 fragments.
 func BenchmarkTranslation(b *testing.B) {
@@ -63,6 +63,7 @@ func BenchmarkTranslation(b *testing.B) {
 	protocols := []struct{ name, path, stream, json string }{
 		{"plain", "/v1/chat", stream, noStream},
 		{"openai", "/v1/chat/completions", askStream, ask},
+		{"responses", "/v1/responses", respondStream, respond},
 	}
 	for _, p := range protocols {
 		b.Run("paced/"+p.name, func(b *testing.B) { benchmarkPaced(b, p.path, p.stream) })

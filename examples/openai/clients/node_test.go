@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -71,6 +73,28 @@ func TestNextTurn(t *testing.T) {
 		is.True(err != nil)
 		is.True(strings.Contains(err.Error(), "store: false"))
 	})
+}
+
+// The programs of the README answer when they are pasted.
+func TestREADME(t *testing.T) {
+	installNode(t)
+	s := newService(t)
+	readme, err := os.ReadFile("../README.md")
+	is.New(t).NoErr(err)
+	programs := strings.Split(string(readme), "\n```js\n")[1:]
+	is.New(t).Equal(len(programs), 3)
+	for i, program := range programs {
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			is := is.New(t)
+			program, _, _ := strings.Cut(program, "\n```")
+			program = strings.NewReplacer("http://127.0.0.1:8080/v1", s.url, "my-key", key, "llama", "helper", "A story, please", "say Once upon a time").Replace(program)
+			node := exec.CommandContext(t.Context(), "node", "--input-type=module")
+			node.Dir, node.Stdin, node.Stderr = "node", strings.NewReader(program), t.Output()
+			said, err := node.Output()
+			is.NoErr(err)
+			is.Equal(string(said), "Once upon a time")
+		})
+	}
 }
 
 // A node is a process of Node.js with the libraries. It runs one command at a time, and
