@@ -87,8 +87,9 @@ func (c *completion) readRequest(fields map[string]json.RawMessage) *apiError {
 		return invalid("metadata", "invalid_type", "metadata: an object of strings is expected")
 	}
 	c.request.metadata, _ = json.Marshal(metadata)
-	for name, raw := range map[string]json.RawMessage{"max_output_tokens": c.request.maxOutputTokens, "temperature": c.request.temperature, "top_p": c.request.topP} {
-		if number := new(float64); raw != nil && json.Unmarshal(raw, number) != nil {
+	for _, name := range []string{"max_output_tokens", "temperature", "top_p"} {
+		var number float64
+		if raw := fields[name]; raw != nil && json.Unmarshal(raw, &number) != nil {
 			return invalid(name, "invalid_type", name+": value is not a valid float")
 		}
 	}

@@ -34,7 +34,7 @@ var updateWire = flag.Bool("update", false, "rewrite the responses in testdata/w
 // it shows; -update writes what follows "-- response --".
 func TestWire(t *testing.T) {
 	files, err := filepath.Glob("testdata/wire/*.txt")
-	if err != nil || len(files) < 6 {
+	if err != nil || len(files) < 8 {
 		t.Fatalf("only %d conversations: %v", len(files), err)
 	}
 	for _, file := range files {
