@@ -46,7 +46,7 @@ type serveCommand struct {
 	MaxChatsPerAccount int64         `env:"BOTAPI_MAX_CHATS_PER_ACCOUNT" default:"0" placeholder:"N" help:"The same for one account, with 429 (${default})."`
 
 	sharedRedis
-	RedisTimeout time.Duration `env:"BOTAPI_REDIS_TIMEOUT" default:"${redis_timeout}" help:"With --redis: how long a chat waits for it in all, and one with an Idempotency-Key a second longer. After that, its replica decides by what it knows (${default})."`
+	RedisTimeout time.Duration `env:"BOTAPI_REDIS_TIMEOUT" default:"${redis_timeout}" help:"With --redis: how long a chat waits for it in all. After that, its replica decides by what it knows (${default})."`
 
 	AnswerTokens int64 `env:"BOTAPI_ANSWER_TOKENS" default:"4096" placeholder:"N" help:"With --redis: the tokens reserved for an answer that has no maximum, if its account has --tokens-per-day (${default})."`
 

@@ -31,7 +31,8 @@ func share(t *testing.T, runtime string, args ...string) sharing {
 	t.Helper()
 	s := sharing{redis: redistest.NewServer(t)}
 	s.env, s.key = withOneBot(t)
-	s.replicas = serveAll(t, s.env, append([]string{"--runtime", "local=" + runtime, "--redis", s.redis.URL}, args...)...)
+	s.replicas = serveAll(t, s.env, append([]string{"--runtime", "local=" + runtime, "--redis", s.redis.URL,
+		"--redis-timeout", "1m"}, args...)...) // however busy the machine is
 	return s
 }
 

@@ -4,13 +4,10 @@ import (
 	"bufio"
 	"context"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -214,61 +211,22 @@ func TestFiftyConcurrentChats(t *testing.T) {
 	}
 }
 
-// slowly is a connection to a Redis whose responses are delayed.
-func slowly(t *testing.T, to string, delay *atomic.Int64) (address string) {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { listener.Close() })
-	go func() {
-		for {
-			client, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			server, err := net.Dial("tcp", to)
-			if err != nil {
-				client.Close()
-				return
-			}
-			go func() {
-				defer server.Close()
-				_, _ = io.Copy(server, client)
-			}()
-			go func() {
-				defer client.Close()
-				for buffer := make([]byte, 64<<10); ; {
-					n, err := server.Read(buffer)
-					time.Sleep(time.Duration(delay.Load()))
-					if _, failed := client.Write(buffer[:n]); err != nil || failed != nil {
-						return
-					}
-				}
-			}()
-		}
-	}()
-	return listener.Addr().String()
-}
-
 // TestSlowRedis takes 20 seconds for each response: a chat waits once, and not
 // at its end, with a key and without.
 func TestSlowRedis(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
-	var delay atomic.Int64
-	way := slowly(t, strings.TrimSuffix(strings.TrimPrefix(server.URL, "redis://"), "/0"), &delay)
+	way := server.Slowly(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("one") })
 	env, key := withOneBot(t)
 	is.Equal(command(t, "", env, "limits", "set", "--tokens-per-day", "1000000", "--chats-at-once", "5").code, 0)
-	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", "redis://"+way+"/0")
+	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", way.URL)
 	p.ready(t)
 	s := sharing{key: key, replicas: []*process{p}}
 	status, _ := s.status(t, 0, "k0")
 	is.Equal(status, http.StatusOK)
 
-	delay.Store(int64(20 * time.Second))
+	way.Delay(20 * time.Second)
 	for _, idempotency := range []string{"", "k1", "k2", ""} {
 		began := time.Now()
 		response, err := s.send(t.Context(), 0, idempotency, "Hi")
@@ -284,24 +242,23 @@ func TestSlowRedis(t *testing.T) {
 		response.Body.Close()
 	}
 	is.True(strings.Contains(scrape(t, p), `db_client_operation_duration_seconds_count{db_operation_name="evalsha",db_system_name="redis",error_type="timeout"`))
-	delay.Store(0)
+	way.Delay(0)
 	eventually(t, "it is back", func() bool { return len(p.logged(t, "redis is back")) > 0 })
 }
 
 // TestRedisThatTakesASecond has a Redis that takes more than a second for each
-// response, and is not down. A chat with a key is answered after one wait for its
-// answer and one for its limits, is not handed back to the proxy, and leaves
-// nothing that a later one could join.
+// response, and is not down. A chat with a key is answered after --redis-timeout at
+// most, is not handed back to the proxy, and leaves nothing that a later one could
+// join. Its claim and its limits share that time, so it is longer here than usual.
 func TestRedisThatTakesASecond(t *testing.T) {
 	is := is.New(t)
 	const connected = 10
 	server := redistest.NewServer(t)
-	var delay atomic.Int64
-	way := slowly(t, strings.TrimSuffix(strings.TrimPrefix(server.URL, "redis://"), "/0"), &delay)
+	way := server.Slowly(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("one") })
 	env, key := withOneBot(t)
 	is.Equal(command(t, "", env, "limits", "set", "--chats-at-once", "50").code, 0)
-	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", "redis://"+way+"/0")
+	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", way.URL, "--redis-timeout", "4s")
 	p.ready(t)
 	s := sharing{key: key}
 	proxy := startProxy(t, []*process{p, p, p})
@@ -315,17 +272,17 @@ func TestRedisThatTakesASecond(t *testing.T) {
 		is.Equal(events.next(), "[DONE]")
 		return response.Header.Get("X-Botapi-Answer")
 	}
-	delay.Store(int64(50 * time.Millisecond))
+	way.Delay(50 * time.Millisecond)
 	var all sync.WaitGroup
 	for i := range connected {
 		all.Go(func() { chat(fmt.Sprint("before-", i)) }) // so that the replica has connections
 	}
 	all.Wait()
-	delay.Store(int64(1300 * time.Millisecond))
+	way.Delay(1300 * time.Millisecond)
 	for _, idempotency := range []string{"k1", "k1", "k2"} {
 		is.Equal(chat(idempotency), "not-kept")
 	}
-	delay.Store(0)
+	way.Delay(0)
 	chat("k1") // does not fail because of what was claimed too late
 	is.Equal(len(runtime.Requests()), connected+4)
 	is.Equal(len(p.logged(t, "chat handed back to the proxy")), 0)

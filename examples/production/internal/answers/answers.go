@@ -8,6 +8,7 @@ import (
 	_ "embed"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -46,10 +47,16 @@ var script = redis.NewScript(source)
 // fragmentBytes is the memory of a fragment in a list of Redis besides its text.
 const fragmentBytes = 4
 
+// claimsPart is which part of the time that a chat waits for Redis it may wait for
+// a claim: the rest is for its limits.
+const claimsPart = 4
+
 // New returns a store, which works until it is closed. The caller closes the
-// client, after the store.
+// client, after the store. By default a chat waits a quarter of the client's
+// Timeout for its claim.
 func New(client *redisclient.Client, settings resume.Settings, meter metric.Meter) (*Store, error) {
 	settings.FragmentBytes = cmp.Or(settings.FragmentBytes, fragmentBytes)
+	settings.Wait = cmp.Or(settings.Wait, client.Timeout()/claimsPart)
 	settings = settings.Completed()
 	rules, err := json.Marshal(map[string]int64{
 		"alone": settings.Alone.Milliseconds(), "keep": settings.Keep.Milliseconds(), "lease": settings.Lease.Milliseconds(),
@@ -148,8 +155,17 @@ func wait(ctx context.Context, method string, replies <-chan reply) (reply, erro
 	}
 }
 
-// Claim implements resume.Store.
+var errSlow = errors.New("answers in redis: it is slow")
+
+// Claim implements resume.Store. A chat that waits for it waits the less for other
+// commands, and does not wait for a Redis that is known to be too slow.
 func (s *Store) Claim(ctx context.Context, c resume.Claim) (resume.Claimed, error) {
+	if s.redis.Slow(s.settings.Wait) {
+		s.measured.claimed(ctx, "", "redis is slow", 0)
+		return resume.Claimed{}, errSlow
+	}
+	ctx, done := s.redis.Waiting(ctx)
+	defer done()
 	replies := s.send(ctx, "claim", c.Ref, c.Body, c.Reader, c.Join,
 		cmp.Or(c.Limits.Running, s.settings.RunningPerOwner), cmp.Or(c.Limits.Readers, s.settings.ReadersPerOwner), s.redis.Full())
 	got, err := wait(ctx, "claim", replies)

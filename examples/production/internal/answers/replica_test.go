@@ -2,8 +2,10 @@ package answers_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -54,6 +56,7 @@ type replica string
 func serve(t *testing.T, client *redisclient.Client, engine botapi.ChatEngine, s resume.Settings, l limits.Limits) replica {
 	t.Helper()
 	logger := slog.New(slog.NewTextHandler(t.Output(), nil))
+	s.Wait = cmp.Or(s.Wait, 20*time.Second) // however busy the machine is
 	store, err := answers.New(client, s, noop.Meter{})
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +71,10 @@ func serve(t *testing.T, client *redisclient.Client, engine botapi.ChatEngine, s
 		t.Fatal(err)
 	}
 	keys := botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) { return key, nil })
-	api := botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: resuming, Logger: logger})
+	waiting := botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		return resuming.Chat(redisclient.WithWait(ctx), req)
+	})
+	api := botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: waiting, Logger: logger})
 	server := httptest.NewServer(resuming.Handler(api, keys))
 	t.Cleanup(func() {
 		server.CloseClientConnections()
@@ -305,6 +311,93 @@ func TestRejectedChatsCostLittle(t *testing.T) {
 	said = models.says("two") // as soon as there is room
 	is.Equal(r.connect(t, "k3").outcome(), "kept")
 	close(<-said)
+}
+
+// TestSlowRedis has a Redis that needs longer for each command than a chat waits
+// for a claim, and is not down. Chats are answered as without a key, within the time
+// that their account's limits need. Once that is known, no chat claims its key.
+func TestSlowRedis(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	way, operator := server.Slowly(t), server.Client(t)
+	client := server.ClientWith(t, redisclient.Options{URL: way.URL, Timeout: 8 * time.Second})
+	const claims = 500 * time.Millisecond
+	models := make(model)
+	r := serve(t, client, models, resume.Settings{Wait: claims}, limits.Limits{ChatsAtOnce: 2})
+	chat := func(key string) (outcome string) {
+		said := models.says("one")
+		c := r.connect(t, key)
+		is.Equal(c.StatusCode, http.StatusOK)
+		close(<-said)
+		is.Equal(c.rest(), []string{"one", "[DONE]"})
+		return c.outcome()
+	}
+	watch(t, client)
+	is.Equal(chat("k1"), "kept")
+	way.Delay(2 * claims)
+	is.Equal(chat("k2"), "not-kept")
+	eventually(t, "that is known", func() bool { return client.Slow(claims) })
+	before := calls(t, operator, "hset") // by which a claim begins an answer
+	for range 2 {
+		is.Equal(chat("k3"), "not-kept")
+	}
+	is.Equal(calls(t, operator, "hset"), before)
+	said := models.says("one")
+	r.connect(t, "k4")
+	words := <-said
+	said = models.says("one")
+	r.connect(t, "k5")
+	is.Equal(r.connect(t, "k6").StatusCode, http.StatusTooManyRequests) // limits are enforced
+	close(words)
+	close(<-said)
+	way.Delay(0)
+	eventually(t, "it is fast again", func() bool { return !client.Slow(claims) })
+	is.Equal(chat("k7"), "kept")
+}
+
+// TestOneWait has a Redis that hangs. What a chat waits for its claim is taken from
+// the time that it may wait in all.
+func TestOneWait(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	const timeout, claims = 20 * time.Second, 100 * time.Millisecond
+	client := server.ClientWith(t, redisclient.Options{Timeout: timeout})
+	store, err := answers.New(client, resume.Settings{Wait: claims}, noop.Meter{})
+	is.NoErr(err)
+	defer store.Close()
+	server.Hang(t)
+	defer server.GoOn(t)
+	ctx, cancel := context.WithTimeout(redisclient.WithWait(t.Context()), claims)
+	defer cancel()
+	_, err = store.Claim(ctx, resume.Claim{Ref: refOf("k1"), Body: "body"})
+	is.True(errors.Is(err, context.DeadlineExceeded))
+	waiting, done := client.Waiting(context.WithoutCancel(ctx))
+	defer done()
+	until, _ := waiting.Deadline()
+	is.True(time.Until(until) <= timeout-claims)
+}
+
+func watch(t *testing.T, client *redisclient.Client) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	var watching sync.WaitGroup
+	watching.Go(func() { client.Watch(ctx) })
+	t.Cleanup(func() {
+		stop()
+		watching.Wait()
+	})
+}
+
+// calls is how often Redis has executed a command, in scripts, too.
+func calls(t *testing.T, operator *redisclient.Client, command string) string {
+	t.Helper()
+	info, err := operator.Info(t.Context(), "commandstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, stats, _ := strings.Cut(info, "cmdstat_"+command+":calls=")
+	calls, _, _ := strings.Cut(stats, ",")
+	return calls
 }
 
 // commands is how many commands Redis has executed, in scripts, too.

@@ -43,8 +43,10 @@ type breaker struct {
 
 	mu       sync.Mutex
 	away     bool
-	answered time.Time // the last time
-	rejected time.Time // the last time
+	answered time.Time     // the last time
+	checking time.Time     // since when; zero if no check is in progress
+	took     time.Duration // the last check
+	rejected time.Time     // the last time
 	closed   bool
 	probing  sync.WaitGroup
 	ctx      context.Context // of the probing
@@ -142,6 +144,8 @@ var (
 // look checks that Redis can do all that limits need, even while it is away.
 // PING would not do: it succeeds even if Redis accepts no writes.
 func (b *breaker) look(ctx context.Context) error {
+	b.beginCheck()
+	defer b.endCheck()
 	answer, err := probeScript.Run(ctx, b.probe, []string{b.prefix + "owner", b.prefix + "probe"},
 		b.owner, ownerLasts.Milliseconds()).Slice()
 	if err != nil {
@@ -155,6 +159,29 @@ func (b *breaker) look(ctx context.Context) error {
 		b.logger.Warn("redis: room for answers", slog.Bool("full", full))
 	}
 	return nil
+}
+
+func (b *breaker) beginCheck() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.checking = time.Now()
+}
+
+func (b *breaker) endCheck() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.took, b.checking = time.Since(b.checking), time.Time{}
+}
+
+// takes returns how long the last check took, or if that is longer, how long the
+// one in progress has taken so far.
+func (b *breaker) takes() time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.checking.IsZero() {
+		return b.took
+	}
+	return max(b.took, time.Since(b.checking))
 }
 
 // lookForIt returns when Redis is back or the client is closed.

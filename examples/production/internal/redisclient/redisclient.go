@@ -139,6 +139,10 @@ func (c *Client) Away() bool { return c.breaker.isAway() }
 // lately.
 func (c *Client) Reachable() bool { return c.breaker.obeys() }
 
+// Slow reports whether Redis needs longer than this for a command, as the checks
+// of Watch show.
+func (c *Client) Slow(than time.Duration) bool { return c.breaker.takes() > than }
+
 // Full reports whether Redis accepts only scripts that begin with a command that
 // frees memory, as those of limits do.
 func (c *Client) Full() bool { return c.breaker.full.Load() }

@@ -3,16 +3,20 @@
 package redistest
 
 import (
+	"cmp"
 	_ "embed"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -152,16 +156,67 @@ func (s *Server) signal(t testing.TB, signal syscall.Signal) {
 	}
 }
 
+// A Way is a connection to a server whose responses are delayed.
+type Way struct {
+	URL   string
+	delay atomic.Int64
+}
+
+// Slowly returns a way to the server, at first without a delay.
+func (s *Server) Slowly(t testing.TB) *Way {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	w := &Way{URL: "redis://" + listener.Addr().String() + "/0"}
+	go func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", s.port))
+			if err != nil {
+				client.Close()
+				return
+			}
+			go func() {
+				defer server.Close()
+				_, _ = io.Copy(server, client)
+			}()
+			go w.respond(client, server)
+		}
+	}()
+	return w
+}
+
+// Delay sets how long each response of Redis takes.
+func (w *Way) Delay(d time.Duration) { w.delay.Store(int64(d)) }
+
+func (w *Way) respond(client, server net.Conn) {
+	defer client.Close()
+	for buffer := make([]byte, 64<<10); ; {
+		n, err := server.Read(buffer)
+		time.Sleep(time.Duration(w.delay.Load()))
+		if _, failed := client.Write(buffer[:n]); err != nil || failed != nil {
+			return
+		}
+	}
+}
+
 // Client returns a client of the server, like a replica's.
 func (s *Server) Client(t testing.TB) *redisclient.Client {
 	t.Helper()
 	return s.ClientWith(t, redisclient.Options{})
 }
 
-// ClientWith returns a client of the server with these options.
+// ClientWith returns a client of the server with these options, in which the URL may
+// be that of a Way.
 func (s *Server) ClientWith(t testing.TB, o redisclient.Options) *redisclient.Client {
 	t.Helper()
-	o.URL = s.URL
+	o.URL = cmp.Or(o.URL, s.URL)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 	}
