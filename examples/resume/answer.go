@@ -25,7 +25,7 @@ type answer struct {
 	mu       sync.Mutex
 	texts    []string // fragments that the store may lack
 	first    int      // number of texts[0]
-	size     int64    // of texts
+	size     int64    // of texts, in memory
 	kept     bool     // the store gets them
 	over     bool
 	err      error         // why it is incomplete, once it is over
@@ -34,9 +34,13 @@ type answer struct {
 	readers  map[*reader]struct{}
 }
 
-// window is how many bytes the engine may be ahead of the store, or of the
-// slowest reader of an answer that is not kept.
-const window = 64 << 10
+const (
+	// window is how many bytes the engine may be ahead of the store, or of the
+	// slowest reader of an answer that is not kept.
+	window = 64 << 10
+	// inMemory is what a fragment takes in memory besides its text.
+	inMemory = 24
+)
 
 // run calls the engine. The answer is over when the engine has returned or its
 // context has ended, whichever comes first.
@@ -104,7 +108,7 @@ func (a *answer) add(ctx context.Context, text string) (more bool) {
 	a.mu.Lock()
 	if !a.over {
 		a.texts = append(a.texts, text)
-		a.size += int64(len(text)) + a.engine.rules.FragmentBytes
+		a.size += int64(len(text)) + inMemory
 		a.notify()
 	}
 	for !a.over && a.size > window && ctx.Err() == nil {
@@ -131,8 +135,8 @@ func (a *answer) trim(stored int) {
 		}
 	}
 	for ; a.first < needed && len(a.texts) > 0; a.first++ {
-		a.size -= int64(len(a.texts[0])) + a.engine.rules.FragmentBytes
-		a.texts = a.texts[1:] // the fragment stays in the array: a reader may be yielding it
+		a.size -= int64(len(a.texts[0])) + inMemory
+		a.texts = a.texts[1:] // it stays in the array: the keeper may be sending it
 	}
 	if len(a.texts) == 0 {
 		a.texts = nil // and frees them

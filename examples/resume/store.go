@@ -55,7 +55,7 @@ func (s Settings) Completed() Settings {
 		AnswerBytes:     cmp.Or(s.AnswerBytes, 1<<20),
 		OwnerBytes:      cmp.Or(s.OwnerBytes, 32<<20),
 		AllBytes:        cmp.Or(s.AllBytes, 256<<20),
-		FragmentBytes:   cmp.Or(s.FragmentBytes, 24),
+		FragmentBytes:   cmp.Or(s.FragmentBytes, inMemory),
 		Lease:           cmp.Or(s.Lease, 9*time.Second),
 		Wait:            cmp.Or(s.Wait, time.Second),
 	}
