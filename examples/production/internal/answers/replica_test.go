@@ -106,9 +106,14 @@ type client struct {
 // connect sends a chat, and returns when its answer begins.
 func (r replica) connect(t *testing.T, key string) client {
 	t.Helper()
+	return r.connectAs(t, "acme", key)
+}
+
+func (r replica) connectAs(t *testing.T, account, key string) client {
+	t.Helper()
 	ctx, disconnect := context.WithTimeout(t.Context(), 20*time.Second)
 	t.Cleanup(disconnect)
-	response, err := r.send(ctx, key)
+	response, err := r.sendAs(ctx, account, key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,11 +122,15 @@ func (r replica) connect(t *testing.T, key string) client {
 }
 
 func (r replica) send(ctx context.Context, key string) (*http.Response, error) {
+	return r.sendAs(ctx, "acme", key)
+}
+
+func (r replica) sendAs(ctx context.Context, account, key string) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, "POST", string(r)+"/v1/chat", strings.NewReader(`{"bot_slug":"helper","prompt":"Hi","stream":true}`))
 	if err != nil {
 		return nil, err
 	}
-	request.Header.Set("Authorization", "Bearer acme")
+	request.Header.Set("Authorization", "Bearer "+account)
 	request.Header.Set(resume.Header, key)
 	return http.DefaultClient.Do(request)
 }
@@ -271,8 +280,11 @@ func TestRedisStopsAndRestarts(t *testing.T) {
 }
 
 // TestRejectedChatsCostLittle has an account with a limit of one concurrent chat
-// send 100 more, each with a new key.
+// send 500 more, each with a new key, and meanwhile another account one chat. That
+// costs as many commands as it does alone, and those of the others that it may wait
+// for are at most three for each.
 func TestRejectedChatsCostLittle(t *testing.T) {
+	const chats = 500
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	models, operator := make(model), server.Client(t)
@@ -293,16 +305,29 @@ func TestRejectedChatsCostLittle(t *testing.T) {
 			t.Errorf("status %d", response.StatusCode)
 		}
 	}
-	rejected("k2") // claims its key: now the replica knows
-	before := commands(t, operator)
-	var all sync.WaitGroup
-	for i := range 100 {
-		all.Go(func() { rejected(fmt.Sprint("new-", i)) })
+	cost := func(of func()) (calls int, seconds int) {
+		before, began := commands(t, operator), time.Now()
+		of()
+		return commands(t, operator) - before, int(time.Since(began) / time.Second)
 	}
-	all.Wait()
-	cost := commands(t, operator) - before
-	t.Logf("%d commands", cost)
-	is.True(cost <= 3*100+100) // a chat may have asked anew, after a second
+	tenant := func(key string) {
+		said := models.says("hello")
+		c := r.connectAs(t, "other", key)
+		close(<-said)
+		is.Equal(c.rest(), []string{"hello", "[DONE]"})
+	}
+	alone, _ := cost(func() { tenant("k1") })
+	one, _ := cost(func() { rejected("k2") }) // claims its key: now the replica knows
+	together, seconds := cost(func() {
+		var all sync.WaitGroup
+		defer all.Wait()
+		for i := range chats {
+			all.Go(func() { rejected(fmt.Sprint("new-", i)) })
+		}
+		tenant("k2")
+	})
+	t.Logf("%d commands; of the other account alone %d, of a chat that claims its key %d", together, alone, one)
+	is.True(together < 3*chats+3*(alone+one)*(1+seconds)) // some commands follow a response; after a second, chats ask anew
 	joined := r.connect(t, "k1")
 	is.Equal(joined.outcome(), "joined") // which is still allowed
 
