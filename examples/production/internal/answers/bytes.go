@@ -28,7 +28,7 @@ func Bytes(ctx context.Context, client *redisclient.Client, owners []string) (ma
 	if err == nil {
 		counted = client.HGetAll(ctx, key("bytes"))
 		var expired []string
-		expired, err = client.ZRangeByScore(ctx, key("kept"), &redis.ZRangeBy{Min: "-inf", Max: strconv.FormatInt(now.UnixMilli(), 10)}).Result()
+		expired, err = client.ZRangeArgs(ctx, redis.ZRangeArgs{Key: key("kept"), ByScore: true, Start: "-inf", Stop: now.UnixMilli()}).Result()
 		if err == nil && len(expired) > 0 {
 			sizes, err = client.HMGet(ctx, key("sizes"), expired...).Result()
 		}
