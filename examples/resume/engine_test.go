@@ -327,3 +327,65 @@ func TestTimeoutsAreLogged(t *testing.T) {
 		}
 	}
 }
+
+// TestReloads has a client reload several times, when its lost request still has the
+// only slot of its account. The last request gets the answer.
+func TestReloads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		const reloads = 5
+		goOn := make(chan struct{})
+		engine := resume.New(resume.Options{Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+			return func(yield func(string, error) bool) {
+				<-goOn
+				yield("one", nil)
+			}
+		})})
+		bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
+		is.NoErr(err)
+		keys := &arrivals{all: make(chan struct{}, reloads)}
+		h := engine.Handler(botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: engine, MaxChatsPerAccount: 1, Logger: slog.New(slog.DiscardHandler)}), keys)
+		var all sync.WaitGroup
+		var responses [reloads]*httptest.ResponseRecorder
+		send := func(i int) {
+			responses[i] = httptest.NewRecorder()
+			all.Go(func() {
+				defer func() { _ = recover() }() // http.ErrAbortHandler
+				h.ServeHTTP(responses[i], request(t.Context(), "key", key, false))
+			})
+		}
+		send(0)
+		synctest.Wait()
+		keys.hold = make(chan struct{})
+		for i := range reloads - 1 { // all of them before the first of them has a slot
+			send(i + 1)
+			<-keys.all
+		}
+		close(keys.hold)
+		synctest.Wait()
+		close(goOn)
+		all.Wait()
+		for _, response := range responses[:reloads-1] {
+			is.True(response.Body.String() != `{"content":"one"}`)
+		}
+		is.Equal(responses[reloads-1].Body.String(), `{"content":"one"}`)
+		is.NoErr(engine.Close(t.Context()))
+	})
+}
+
+// arrivals are the API keys of requests, which may be held.
+type arrivals struct {
+	all  chan struct{}
+	hold chan struct{}
+}
+
+func (a *arrivals) VerifyKey(context.Context, string) (string, error) {
+	if a.hold != nil {
+		select {
+		case a.all <- struct{}{}:
+		default:
+		}
+		<-a.hold
+	}
+	return "acme", nil
+}

@@ -171,29 +171,18 @@ func (h *handler) chat(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// noticeTime is how long net/http may take to notice that a client has
-// disconnected: one that reloads twice in a row has two lost requests.
-const noticeTime = 20 * time.Millisecond
-
-// takeSlot ends the oldest other request with the same owner and key, and reports
-// whether there was one. If that is newer than the chat, it only waits for its end:
-// two requests of one client may arrive in the other order.
+// takeSlot ends the oldest of the earlier requests with the same owner and key, and
+// reports whether there was one. A later one is not ended: of several reloads, the
+// last gets the answer.
 func (h *handler) takeSlot(r *http.Request, chat *request) bool {
-	select {
-	case <-chat.ctx.Done():
-		return false
-	case <-time.After(noticeTime):
-	}
-	others, older := h.engine.others(chat)
-	i := slices.IndexFunc(others, func(other *request) bool { return h.haveSameOwner(r, chat, other) })
+	earlier := h.engine.earlier(chat)
+	i := slices.IndexFunc(earlier, func(other *request) bool { return h.haveSameOwner(r, chat, other) })
 	if i < 0 {
 		return false
 	}
-	if i < older {
-		others[i].cancel() // as if its client had disconnected
-	}
+	earlier[i].cancel() // as if its client had disconnected
 	select {
-	case <-others[i].served:
+	case <-earlier[i].served:
 		return true
 	case <-chat.ctx.Done():
 	case <-time.After(h.engine.rules.Wait):
@@ -237,14 +226,13 @@ func (e *Engine) exit(chat *request) {
 	}
 }
 
-// others returns the other requests with the same credentials, oldest first, and
-// how many of them are older.
-func (e *Engine) others(chat *request) (others []*request, older int) {
+// earlier returns the requests with the same credentials that came before a chat and
+// are still being served, oldest first.
+func (e *Engine) earlier(chat *request) []*request {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	all := e.chats[chat.credentials]
-	older = slices.Index(all, chat)
-	return slices.Concat(all[:older], all[older+1:]), older
+	return slices.Clone(all[:slices.Index(all, chat)])
 }
 
 // limits are what botapi says when a limit has rejected a chat, as a JSON string:
