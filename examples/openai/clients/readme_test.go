@@ -16,9 +16,9 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestREADME runs the README's program with a model, in a module of its own as the README
-// says, and its program of a client.
-func TestREADME(t *testing.T) {
+// TestProjectREADME runs the program with a model of the project's README, in a module of
+// its own as the README says, and its program of a client.
+func TestProjectREADME(t *testing.T) {
 	installNode(t)
 	is := is.New(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
