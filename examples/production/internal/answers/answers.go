@@ -124,7 +124,8 @@ func (r reply) number(i int) int64 {
 }
 
 // send runs a method of the script. Its only limit of time is the client's own:
-// that a caller waits for less says nothing about Redis.
+// that a caller waits for less says nothing about Redis. The channel is closed after
+// the reply.
 func (s *Store) send(ctx context.Context, method string, r resume.Ref, arguments ...any) <-chan reply {
 	// No other owner can have the same name.
 	name := sha256.Sum256([]byte(strconv.Itoa(len(r.Owner)) + ":" + r.Owner + r.Key))
@@ -132,6 +133,7 @@ func (s *Store) send(ctx context.Context, method string, r resume.Ref, arguments
 	arguments = append([]any{method, s.prefix(), ownerName(r.Owner), r.ID, s.rules}, arguments...)
 	replies := make(chan reply, 1)
 	s.running.Go(func() {
+		defer close(replies)
 		values, err := script.Run(context.WithoutCancel(ctx), s.redis, keys, arguments...).Slice()
 		replies <- reply{values, err}
 	})
@@ -187,7 +189,8 @@ func (s *Store) Claim(ctx context.Context, c resume.Claim) (resume.Claimed, erro
 }
 
 // takeBack ends an answer that a claim starts after its caller has given up. The
-// engine ends it, too, but that may have come first.
+// engine ends it, too, but that may have come first. There is no reply if Claim has
+// received it.
 func (s *Store) takeBack(r resume.Ref, replies <-chan reply) {
 	if got := <-replies; got.text(0) == string(resume.Started) {
 		_ = s.End(context.Background(), r, -1, resume.Ending{}) // otherwise its lease expires

@@ -233,6 +233,30 @@ func TestClockIsSetBack(t *testing.T) {
 	eventually(t, "its slots are free", func() bool { return join(t, store, "k2") == resume.Started })
 }
 
+// TestClaimsThatAreGivenUp gives up claims when their replies arrive, or just before
+// or after that. None of them keeps the store from closing.
+func TestClaimsThatAreGivenUp(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	store, err := answers.New(server.Client(t), resume.Settings{Running: 1 << 20, RunningPerOwner: 1 << 20}, noop.Meter{})
+	is.NoErr(err)
+	for i := range 1000 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*time.Microsecond)
+		_, _ = store.Claim(ctx, resume.Claim{Ref: refOf(strconv.Itoa(i)), Body: "body"})
+		cancel()
+	}
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		store.Close()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(20 * time.Second):
+		t.Fatal("it does not close")
+	}
+}
+
 // TestRedisIsFull has no room for new answers. Those that there are can be
 // joined, continued and stopped.
 func TestRedisIsFull(t *testing.T) {
