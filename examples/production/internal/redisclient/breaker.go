@@ -144,8 +144,7 @@ var (
 // look checks that Redis can do all that limits need, even while it is away.
 // PING would not do: it succeeds even if Redis accepts no writes.
 func (b *breaker) look(ctx context.Context) error {
-	b.beginCheck()
-	defer b.endCheck()
+	defer b.endCheck(b.beginCheck())
 	answer, err := probeScript.Run(ctx, b.probe, []string{b.prefix + "owner", b.prefix + "probe"},
 		b.owner, ownerLasts.Milliseconds()).Slice()
 	if err != nil {
@@ -161,16 +160,22 @@ func (b *breaker) look(ctx context.Context) error {
 	return nil
 }
 
-func (b *breaker) beginCheck() {
+func (b *breaker) beginCheck() (began time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.checking = time.Now()
+	return b.checking
 }
 
-func (b *breaker) endCheck() {
+// endCheck ends a check. A later one may be in progress: Watch and lookForIt check
+// independently of each other.
+func (b *breaker) endCheck(began time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.took, b.checking = time.Since(b.checking), time.Time{}
+	b.took = time.Since(began)
+	if b.checking.Equal(began) {
+		b.checking = time.Time{}
+	}
 }
 
 // takes returns how long the last check took, or if that is longer, how long the

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -288,4 +289,17 @@ func eventually(t *testing.T, what string, so func() bool) {
 			t.Fatalf("not true after %v: %s", patience, what)
 		}
 	}
+}
+
+// TestOverlappingChecks has checks of a Redis overlap, as those of Watch and of the
+// one that looks for a Redis that is away do. It is not slow for that.
+func TestOverlappingChecks(t *testing.T) {
+	is := is.New(t)
+	client := redistest.NewServer(t).Client(t)
+	var all sync.WaitGroup
+	for range 20 {
+		all.Go(func() { _ = client.Admitted(t.Context()) })
+	}
+	all.Wait()
+	is.True(!client.Slow(time.Hour))
 }

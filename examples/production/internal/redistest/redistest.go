@@ -179,8 +179,8 @@ func (s *Server) Slowly(t testing.TB) *Way {
 			}
 			server, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", s.port))
 			if err != nil {
-				client.Close()
-				return
+				client.Close() // the server is stopped, and may be started again
+				continue
 			}
 			go func() {
 				defer server.Close()
