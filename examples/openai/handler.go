@@ -116,7 +116,6 @@ func (h *handler) chat(w http.ResponseWriter, r *http.Request, p *protocol) {
 // model serves one bot of the list.
 func (h *handler) model(w http.ResponseWriter, r *http.Request, slug string) {
 	r = to(r, "/v1/bots")
-	r.Header = r.Header.Clone()
 	r.Header.Del("If-None-Match") // the list has another ETag than this model
 	if r.Method == http.MethodHead {
 		r.Method = http.MethodGet // the list is needed; net/http drops the body
@@ -131,6 +130,7 @@ func to(r *http.Request, path string) *http.Request {
 	moved := r.WithContext(r.Context()) // a shallow copy
 	address := *r.URL
 	address.Path, address.RawPath = path, ""
-	moved.URL = &address
+	moved.URL, moved.Header = &address, r.Header.Clone()
+	moved.Header.Del("Accept-Encoding") // what middleware of api compresses cannot be translated
 	return moved
 }

@@ -3,6 +3,7 @@ package openai_test
 import (
 	"bufio"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -537,6 +538,39 @@ func TestErrorsOfMiddleware(t *testing.T) {
 		})
 	}
 }
+
+// Middleware of api that compresses leaves the response as it is.
+func TestNothingIsCompressedBeforeItIsTranslated(t *testing.T) {
+	api := newAPI(t, speaks(nil, "Hi"))
+	compressing := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Accept-Encoding") != "" {
+			w.Header().Set("Content-Encoding", "gzip")
+			compressed := gzip.NewWriter(w)
+			defer compressed.Close()
+			w = compressedWriter{w, compressed}
+		}
+		api.ServeHTTP(w, r)
+	})
+	server := httptest.NewServer(openai.NewHandler(compressing, openai.HandlerOptions{}))
+	t.Cleanup(server.Close)
+	for _, c := range []struct{ method, path, body string }{
+		{"POST", "/v1/chat/completions", ask}, {"POST", "/v1/responses", respondStream}, {"GET", "/v1/models", ""},
+		{"GET", "/v1/models/helper", ""}, {"GET", "/v1/x", ""},
+	} {
+		is := is.New(t)
+		response, answer, err := call(t, c.method, server.URL+c.path, c.body, "Accept-Encoding", "gzip")
+		is.NoErr(err)
+		is.Equal(response.Header.Get("Content-Encoding"), "")
+		is.True(strings.Contains(answer, `"created`) || strings.Contains(answer, `"unknown_url"`))
+	}
+}
+
+type compressedWriter struct {
+	http.ResponseWriter
+	compressed *gzip.Writer
+}
+
+func (w compressedWriter) Write(p []byte) (int, error) { return w.compressed.Write(p) }
 
 func TestOtherRequestsPass(t *testing.T) {
 	is := is.New(t)

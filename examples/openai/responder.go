@@ -183,6 +183,7 @@ func (w *responder) sendModel(m *oneModel) error {
 }
 
 func (w *responder) sendJSON(status int, body []byte) error {
+	w.Header().Del("Content-Encoding") // of the 404 of an unknown path
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.ResponseWriter.WriteHeader(status)
