@@ -41,8 +41,8 @@ func readEvent(e *events) (Chunk, error) {
 // an unexpected type counts as absent.
 //
 // Some runtimes send "message", or "text" as for OpenAI's older completions, in place of
-// "delta". Others repeat the answer so far in "message" next to "delta", so delta has
-// precedence.
+// "delta". Others repeat the answer so far in "message" next to "delta", so a delta with
+// text has precedence.
 func readChunk(event []byte) (Chunk, error) {
 	var c Chunk
 	var failed, isError bool
@@ -92,11 +92,9 @@ func (c *Chunk) readChoice(s *scanner, texts *joined) {
 		return
 	}
 	var delta, message, text, finish []byte
-	var hasDelta bool
 	for s.open('{'); s.more('}'); {
 		switch string(s.name()) {
 		case "delta":
-			hasDelta = s.peek() == '{'
 			delta = c.readMessage(s)
 		case "message":
 			message = c.readMessage(s)
@@ -112,13 +110,13 @@ func (c *Chunk) readChoice(s *scanner, texts *joined) {
 		message = text
 	}
 	switch {
-	case hasDelta:
+	case len(delta) > 0:
 		texts.add(delta)
 	case len(message) > 0:
 		texts.add(message)
 		c.isMessage = true
 	}
-	if len(finish) > 0 {
+	if len(finish) > 0 && !isAborted(string(c.Finish)) { // of several choices, none may be aborted
 		c.Finish = finish
 	}
 }
@@ -126,7 +124,7 @@ func (c *Chunk) readChoice(s *scanner, texts *joined) {
 // readMessage reads a delta or a message.
 func (c *Chunk) readMessage(s *scanner) []byte {
 	if s.peek() != '{' {
-		s.skip()
+		c.cannotRead(s)
 		return nil
 	}
 	var content, refusal []byte

@@ -33,7 +33,8 @@ func TestReadChunk(t *testing.T) {
 		`{"choices":[{"delta":{"content":[{"text":"a","type":"reasoning"},{"type":"image_url"},null,7,[]],"refusal":"r"}}]}`:                             "r",
 		`{"choices":[{"message":{"content":"a"}},{"message":{"content":[{"type":"text","text":"\u0062"}]}},{"text":"c"}]}`:                               "abc",
 		`{"choices":[{"delta":null,"message":{"content":"a"},"text":"b"},{"delta":[],"message":{"content":""},"text":"c"}]}`:                             "ac",
-		`{"choices":[{"message":{"content":"so far"},"delta":{"content":"a"}},{"delta":{},"message":{"content":"so far"},"text":"b"}]}`:                  "a",
+		`{"choices":[{"message":{"content":"so far"},"delta":{"content":"a"}}]}`:                                                                         "a",
+		`{"choices":[{"delta":{"role":"assistant","content":null},"message":{"content":"a"},"text":"b"},{"delta":{},"text":"c"}]}`:                       "ac",
 		``:                                   invalid,
 		`oops`:                               invalid,
 		`null`:                               invalid,
@@ -85,6 +86,10 @@ func TestReadChunkOtherFields(t *testing.T) {
 	is.True(c.Counted)
 	is.True(!c.failed)
 
+	c, err = readChunk([]byte(`{"choices":[{"finish_reason":"abort"},{"finish_reason":"stop"}]}`))
+	is.NoErr(err)
+	is.Equal(string(c.Finish), "abort")
+
 	for usage, absurd := range map[string]bool{
 		`null`:                false,
 		`{}`:                  false,
@@ -101,6 +106,9 @@ func TestReadChunkOtherFields(t *testing.T) {
 	}
 	for message, unreadable := range map[string]bool{
 		`{}`:                                    false,
+		`""`:                                    false,
+		`"a"`:                                   true,
+		`[{"content":"a"}]`:                     true,
 		`{"content":"","tool_calls":null}`:      false,
 		`{"tool_calls":[ ],"function_call":{}}`: false,
 		`{"content":null,"audio":null}`:         false,
@@ -163,6 +171,7 @@ func FuzzReadChunk(f *testing.F) {
 		"{\"choices\":[{\"delta\":{\"content\":\"caf\xc3\",\"refusal\":\"r\"}}]}",
 		`{"choices":[{"delta":{"content":[{"type":"thinking","thinking":[{"type":"text","text":"hm"}]},{"type":"text","text":"a"},"b",7]}}]}`,
 		`{"choices":[{"message":{"content":"a","tool_calls":[{}]},"text":"b"},{"text":"c","delta":null}]}`,
+		`{"choices":[{"message":{"content":"a"},"delta":{"role":"b"},"finish_reason":"abort"},{"finish_reason":"stop"}]}`,
 	} {
 		f.Add([]byte(event))
 	}
@@ -194,15 +203,15 @@ func textOf(chunk map[string]any) (text, finish string) {
 	choices, _ := chunk["choices"].([]any)
 	for _, choice := range choices {
 		fields, _ := choice.(map[string]any)
-		if delta, ok := fields["delta"].(map[string]any); ok {
-			text += textOfMessage(delta)
+		if delta := textOfMessage(fields["delta"]); delta != "" {
+			text += delta
 		} else if message := textOfMessage(fields["message"]); message != "" {
 			text += message
 		} else {
 			old, _ := fields["text"].(string)
 			text += old
 		}
-		if reason, _ := fields["finish_reason"].(string); reason != "" {
+		if reason, _ := fields["finish_reason"].(string); reason != "" && !isAborted(finish) {
 			finish = reason
 		}
 	}

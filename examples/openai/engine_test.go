@@ -157,6 +157,10 @@ func TestCompleteStreams(t *testing.T) {
 			s.Raw(`data: {"choices":[{"delta":{"content":"plete"},"message":{"content":"complete"}}]}` + "\n\n")
 			s.Raw(`data: {"object":"chat.completion.done","choices":[{"message":{"content":"complete"},"finish_reason":"stop"}]}` + "\n\n")
 		}, "complete"},
+		"an empty delta next to each message": {func(s *runtimetest.Stream) {
+			s.Raw(`data: {"choices":[{"delta":{"role":"assistant"},"message":{"content":"com"}}]}` + "\n\n")
+			s.Raw(`data: {"choices":[{"delta":{},"message":{"content":"plete"},"finish_reason":"stop"}]}` + "\n\n")
+		}, "complete"},
 		"the older completions": {func(s *runtimetest.Stream) {
 			s.Raw(`data: {"object":"text_completion","choices":[{"text":"com","finish_reason":null}]}` + "\n\n")
 			s.Raw(`data: {"object":"text_completion","choices":[{"text":"plete","finish_reason":"stop"}]}` + "\n\n")
@@ -458,6 +462,7 @@ func TestAnswersWithoutText(t *testing.T) {
 		"a function call":       {`{"choices":[{"message":{"function_call":{"name":"SECRET"}},"finish_reason":"stop"}]}`},
 		"tool calls by name":    {`{"choices":[{"delta":{"content":""},"finish_reason":"tool_calls"}]}`},
 		"parts of another kind": {`{"choices":[{"delta":{"content":[{"type":"image_url","image_url":"SECRET"}]},"finish_reason":"stop"}]}`},
+		"a text as the delta":   {`{"choices":[{"delta":"SECRET","finish_reason":"stop"}]}`},
 		"an object":             {`{"choices":[{"delta":{"content":{"SECRET":"a"}},"finish_reason":"stop"}]}`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -49,13 +49,12 @@ func readSlowly(stream string) (s said) {
 		finish, chunkText := "", ""
 		for _, c := range choices {
 			choice, _ := c.(map[string]any)
-			delta, isDelta := choice["delta"].(map[string]any)
-			text, other := contentOf(delta)
+			text, other := contentOf(choice["delta"])
 			message, otherInMessage := contentOf(choice["message"])
 			old, _ := choice["text"].(string)
 			switch {
-			case isDelta:
-				deltas = deltas || text != ""
+			case text != "":
+				deltas = true
 			case deltas: // repeated
 			case message != "":
 				text = message
@@ -113,7 +112,8 @@ func eventsOf(stream string) (all []event) {
 
 // contentOf returns the text of a delta or a message, and whether it has other content.
 func contentOf(v any) (text string, other bool) {
-	message, _ := v.(map[string]any)
+	message, isMessage := v.(map[string]any)
+	other = !isMessage && !slices.Contains([]string{"null", "[]", "{}", `""`}, asJSON(v))
 	for _, name := range []string{"tool_calls", "function_call", "audio", "images"} {
 		other = other || !slices.Contains([]string{"null", "[]", "{}", "[{}]", `""`}, asJSON(message[name]))
 	}
@@ -283,7 +283,7 @@ func randomChunk(random *rand.Rand) string {
 			fields = append(fields, pick(`"role":"assistant"`, `"refusal":"no"`, `"reasoning_content":"hm"`, `"tool_calls":null`, `"tool_calls":[]`,
 				`"tool_calls":[{"index":0}]`, `"function_call":{}`, `"function_call":{"name":"f"}`, `"audio":{"data":"x"}`))
 		}
-		return pick("{"+strings.Join(withoutRepetition(fields), ", ")+"}", "{"+fields[0]+"}", "{"+fields[0]+"}", "{}", "null")
+		return pick("{"+strings.Join(withoutRepetition(fields), ", ")+"}", "{"+fields[0]+"}", "{"+fields[0]+"}", "{}", "null", text(), "[]")
 	}
 	choice := []string{`"index": 0`}
 	switch random.IntN(10) {
