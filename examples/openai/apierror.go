@@ -42,9 +42,9 @@ const (
 	typeServer         = "server_error"
 )
 
-// invalid is the error for a request that this handler rejects.
-func invalid(param, code, message string) *apiError {
-	return &apiError{status: http.StatusBadRequest, Message: message, Type: typeInvalidRequest, Param: &param, Code: &code}
+// invalid is the error for a parameter that this handler rejects.
+func invalid(param, code, problem string) *apiError {
+	return &apiError{status: http.StatusBadRequest, Message: param + ": " + problem, Type: typeInvalidRequest, Param: &param, Code: &code}
 }
 
 // unknownURL is the error for a path that neither this handler nor the API serves.

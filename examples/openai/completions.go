@@ -27,7 +27,7 @@ func readStreamOptions(c *completion, fields map[string]json.RawMessage) *apiErr
 	}
 	var options map[string]json.RawMessage
 	if json.Unmarshal(raw, &options) != nil || options["include_usage"] != nil && json.Unmarshal(options["include_usage"], &c.includeUsage) != nil {
-		return invalid("stream_options", "invalid_type", "stream_options: an object with the boolean include_usage is expected")
+		return invalid("stream_options", "invalid_type", "an object with the boolean include_usage is expected")
 	}
 	return nil
 }

@@ -663,9 +663,9 @@ func TestResponseFormat(t *testing.T) {
 // The log says why a request was rejected, without what the client has sent.
 func TestLogOfRejectedRequests(t *testing.T) {
 	for name, c := range map[string]struct{ path, body, want string }{
-		"tools":     {"/v1/chat/completions", ask[:len(ask)-1] + `,"tools":["SECRET"]}`, `400 unsupported_value: bots cannot honour this value of "tools"`},
+		"tools":     {"/v1/chat/completions", ask[:len(ask)-1] + `,"tools":["SECRET"]}`, `400 unsupported_value: tools: bots cannot honour this value`},
 		"an image":  {"/v1/chat/completions", `{"model":"SECRET","messages":[{"role":"user","content":[{"type":"SECRET"}]}]}`, `400 unsupported_value: messages[0].content[0].type: bots read text only`},
-		"a storage": {"/v1/responses", `{"model":"helper","input":"SECRET","store":true}`, `400 unsupported_value: bots cannot honour this value of "store"`},
+		"a storage": {"/v1/responses", `{"model":"helper","input":"SECRET","store":true}`, `400 unsupported_value: store: bots cannot honour this value`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)

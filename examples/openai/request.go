@@ -181,17 +181,16 @@ func (c *completion) checkFields(fields map[string]json.RawMessage) *apiError {
 		case limited && isOneOf(fields[name], values):
 			delete(fields, name)
 		case limited:
-			name = c.protocol.nameOf(name)
-			return invalid(name, "unsupported_value", fmt.Sprintf("bots cannot honour this value of %q", name))
+			return invalid(c.protocol.nameOf(name), "unsupported_value", "bots cannot honour this value")
 		}
 		switch name {
 		case "bot_uid", "bot_slug", "prompt", "user_id":
-			return invalid(name, "unknown_parameter", fmt.Sprintf("unknown parameter: %q", name))
+			return invalid(name, "unknown_parameter", "unknown parameter")
 		}
 	}
 	for _, name := range []string{"model", c.protocol.messages} {
 		if fields[name] == nil || isOneOf(fields[name], []any{"", []any{}}) {
-			return invalid(name, "missing_required_parameter", fmt.Sprintf("missing required parameter: %q", name))
+			return invalid(name, "missing_required_parameter", "missing required parameter")
 		}
 	}
 	return nil
@@ -269,11 +268,11 @@ func (c *completion) readMessage(raw json.RawMessage, param string) (json.RawMes
 	case "developer":
 		role = json.RawMessage(`"system"`)
 	case "tool", "function":
-		return nil, invalid(param+".role", "unsupported_value", param+".role: bots have no tools")
+		return nil, invalid(param+".role", "unsupported_value", "bots have no tools")
 	}
 	for _, name := range []string{"tool_calls", "function_call", "audio"} {
 		if value := fields[name]; value != nil && !isOneOf(value, []any{nil, []any{}}) {
-			return nil, invalid(param+"."+name, "unsupported_value", param+"."+name+": bots have neither tools nor audio")
+			return nil, invalid(param+"."+name, "unsupported_value", "bots have neither tools nor audio")
 		}
 	}
 	if refusal := fields["refusal"]; refusal != nil && (content == nil || string(content) == "null") {
@@ -303,9 +302,9 @@ func (c *completion) checkItem(kind json.RawMessage, param string) *apiError {
 	case !c.protocol.items, kind == nil, isOneOf(kind, []any{nil, "message"}):
 		return nil
 	case isOneOf(kind, []any{"item_reference"}):
-		return invalid(param, "unsupported_value", param+": bots store no responses, so send the message itself; some clients do so with store: false")
+		return invalid(param, "unsupported_value", "bots store no responses, so send the message itself; some clients do so with store: false")
 	}
-	return invalid(param, "unsupported_value", param+": bots read messages only")
+	return invalid(param, "unsupported_value", "bots read messages only")
 }
 
 // readParts joins the texts of content parts with line breaks, as runtimes do.
@@ -317,17 +316,17 @@ func (c *completion) readParts(parts []json.RawMessage, param string) (string, *
 		decodeErr := json.Unmarshal(raw, &part)
 		kind, isText := textIn(part["type"])
 		if decodeErr != nil || !isText {
-			return "", invalid(at, "invalid_type", at+": a part of a message is an object with a type")
+			return "", invalid(at, "invalid_type", "a part of a message is an object with a type")
 		}
 		field := c.protocol.parts[kind]
 		if field == "" {
-			return "", invalid(at+".type", "unsupported_value", at+".type: bots read text only")
+			return "", invalid(at+".type", "unsupported_value", "bots read text only")
 		}
 		if part[field] == nil || string(part[field]) == "null" {
-			return "", invalid(at, "missing_required_parameter", at+": the text is missing")
+			return "", invalid(at, "missing_required_parameter", "the text is missing")
 		}
 		if texts[i], isText = textIn(part[field]); !isText {
-			return "", invalid(at+"."+field, "invalid_type", at+"."+field+": str type expected")
+			return "", invalid(at+"."+field, "invalid_type", "str type expected")
 		}
 	}
 	return strings.Join(texts, "\n"), nil

@@ -36,8 +36,7 @@ type responder struct {
 
 	status   int        // set by the API; 0 until it is known
 	body     translator // nil for a body that is not translated
-	late     bool       // the header is sent when the body is complete
-	failed   bool       // the response is an error that is translated
+	failed   bool       // the response is an error that is translated when it is complete
 	stream   bool
 	failure  []byte // the body of an error, at most maxErrorBody
 	finished bool
@@ -56,14 +55,14 @@ func (w *responder) WriteHeader(status int) {
 	kind, _, _ := mime.ParseMediaType(header.Get("Content-Type"))
 	switch {
 	case status >= 400 && !w.unknown, status == http.StatusNotFound:
-		w.late, w.failed = true, true
+		w.failed = true
 		return
 	case status == http.StatusOK && kind == "text/event-stream" && w.completion != nil:
 		w.stream, w.body = true, newEventStream(w.completion)
 	case status == http.StatusOK && kind == "application/json" && w.translate != nil:
 		w.body = w.translate()
-		if _, w.late = w.body.(*oneModel); w.late {
-			return
+		if _, ok := w.body.(*oneModel); ok {
+			return // the header is sent when the model has been found, or not
 		}
 		w.setLength()
 	}

@@ -47,7 +47,7 @@ type responseRequest struct {
 func readResponse(c *completion, fields map[string]json.RawMessage) *apiError {
 	for _, name := range slices.Sorted(maps.Keys(c.protocol.names)) {
 		if fields[name] != nil {
-			return invalid(name, "unknown_parameter", fmt.Sprintf("unknown parameter: %q; here it is %q", name, c.protocol.names[name]))
+			return invalid(name, "unknown_parameter", fmt.Sprintf("unknown parameter; here it is %q", c.protocol.names[name]))
 		}
 	}
 	if rejection := c.readRequest(fields); rejection != nil {
@@ -75,7 +75,7 @@ func (c *completion) readRequest(fields map[string]json.RawMessage) *apiError {
 	if raw := fields["instructions"]; raw != nil {
 		text, isText := textIn(raw)
 		if !isText {
-			return invalid("instructions", "invalid_type", "instructions: str type expected")
+			return invalid("instructions", "invalid_type", "str type expected")
 		}
 		c.request.instructions, _ = json.Marshal(text)
 		if text != "" {
@@ -84,13 +84,13 @@ func (c *completion) readRequest(fields map[string]json.RawMessage) *apiError {
 	}
 	metadata := map[string]string{}
 	if raw := fields["metadata"]; raw != nil && json.Unmarshal(raw, &metadata) != nil {
-		return invalid("metadata", "invalid_type", "metadata: an object of strings is expected")
+		return invalid("metadata", "invalid_type", "an object of strings is expected")
 	}
 	c.request.metadata, _ = json.Marshal(metadata)
 	for _, name := range []string{"max_output_tokens", "temperature", "top_p"} {
 		var number float64
 		if raw := fields[name]; raw != nil && json.Unmarshal(raw, &number) != nil {
-			return invalid(name, "invalid_type", name+": value is not a valid float")
+			return invalid(name, "invalid_type", "value is not a valid float")
 		}
 	}
 	return nil
@@ -106,7 +106,7 @@ func readText(fields map[string]json.RawMessage) *apiError {
 	}
 	var text map[string]json.RawMessage
 	if json.Unmarshal(raw, &text) != nil {
-		return invalid("text", "invalid_type", "text: value is not a valid dict")
+		return invalid("text", "invalid_type", "value is not a valid dict")
 	}
 	if verbosity := text["verbosity"]; verbosity != nil && string(verbosity) != "null" {
 		fields["verbosity"] = verbosity
@@ -127,8 +127,8 @@ func readText(fields map[string]json.RawMessage) *apiError {
 	return nil
 }
 
-// end returns how a complete answer has ended.
-func (c *completion) end() (status, incomplete string) {
+// status returns how a complete answer has ended.
+func (c *completion) status() (status, incomplete string) {
 	switch c.finishReason() {
 	case "length":
 		return "incomplete", `{"reason":"max_output_tokens"}`
@@ -184,7 +184,7 @@ func (c *completion) appendItemStart(dst []byte, status string) []byte {
 }
 
 func responseAround(c *completion) (start, after []byte) {
-	status, incomplete := c.end()
+	status, incomplete := c.status()
 	start = c.appendItemStart(c.appendResponseStart(nil, status, incomplete), status)
 	return append(start, partStart...), c.appendResponseEnd([]byte(partEnd+itemEnd), true)
 }
@@ -251,7 +251,7 @@ func (s *responseEvents) appendEnd(dst []byte) []byte {
 	dst = append(append(dst, s.text...), `"`+responseEventEnd...)
 	dst = append(s.startOfPart(dst, "response.content_part.done"), `,"part":`...)
 	dst = append(s.appendPart(dst), responseEventEnd...)
-	status, incomplete := c.end()
+	status, incomplete := c.status()
 	dst = append(s.start(dst, "response.output_item.done"), `,"output_index":0,"item":`...)
 	dst = append(s.appendItem(dst, status), responseEventEnd...)
 	dst = append(s.start(dst, "response."+status), `,"response":`...)

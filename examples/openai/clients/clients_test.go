@@ -215,7 +215,7 @@ func testClient(t *testing.T, name string, make func(url, key, model string) cli
 	})
 	t.Run("a tool", func(t *testing.T) {
 		is := is.New(t)
-		isError(is, c, c.useTool(t.Context(), "say Hello"), 400, `bots cannot honour this value of "tools"`)
+		isError(is, c, c.useTool(t.Context(), "say Hello"), 400, `tools: bots cannot honour this value`)
 	})
 	t.Run("an incomplete stream", func(t *testing.T) {
 		is := is.New(t)

@@ -68,7 +68,7 @@ func TestOpenAIClients(t *testing.T) {
 
 	p.terminate(t)
 	p.wait(t)
-	is.True(strings.Contains(p.log.String(), `"400 unsupported_value: bots cannot honour this value of \"response_format\""`))
+	is.True(strings.Contains(p.log.String(), `"400 unsupported_value: response_format: bots cannot honour this value"`))
 	is.True(strings.Contains(command(t, "", env, "usage", "--csv").stdout, ",acme,2,2,10,2,18,14")) // twice 5 bytes; 9 and 7 tokens
 
 	p = serve(t, env, "--runtime", "local="+runtime.URL)
