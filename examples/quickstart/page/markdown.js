@@ -61,7 +61,7 @@ function linesOf(text, arriving) {
 // nesting can overload a browser.
 const deepest = 16;
 const mostColumns = 64;
-const mostCells = 1500; // in one part of a table
+const mostCells = 500; // in one part of a table
 
 const fenceEnd = Symbol("the line that ends a block of code");
 

@@ -19,7 +19,7 @@ const quick = 8;
 // layout: first half of what the frame before has shown, but at least some characters,
 // and then as many as it has shown already. A longer answer continues in the next
 // frames, so that the page always stays responsive.
-const budget = 10;
+const budget = 6;
 const fewest = 512;
 
 // Each step takes some time for the text that is shown already, so that it must not be
