@@ -117,7 +117,6 @@ func New(o Options) (*Engine, error) {
 // failures upstream.
 func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
-		growStack()
 		ctx, observed := e.instruments.begin(ctx, req.Bot.Model)
 		err := e.answer(ctx, req, observed, func(text string) bool { return yield(text, nil) })
 		observed.end(ctx, err)
@@ -126,20 +125,6 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 		}
 	}
 }
-
-// growStack grows the stack of a chat's new goroutine once, to the size that
-// asking a runtime needs. Otherwise it would grow twice, and copy all frames
-// each time: without it, opening a chat costs 3 to 6 % more (BenchmarkBeside/short,
-// replicas with and without it in the same rounds).
-//
-//go:noinline
-func growStack() {
-	var stack [12 << 10]byte
-	stackUsed(&stack)
-}
-
-//go:noinline
-func stackUsed(*[12 << 10]byte) {}
 
 // errChatEnded ends an answer after yield has returned false.
 var errChatEnded = errors.New("the chat has ended")
