@@ -164,7 +164,7 @@ func TestDisconnectedClientsPay(t *testing.T) {
 	metrics := ""
 	eventually(t, "all are measured", func() bool {
 		metrics = scrape(t, p)
-		return strings.Contains(metrics, `known="absurd"`) && strings.Contains(metrics, `known="cut_short"`) && strings.Contains(metrics, `known="reported"`) &&
+		return strings.Contains(metrics, `known="absurd"`) && strings.Contains(metrics, `known="incomplete"`) && strings.Contains(metrics, `known="reported"`) &&
 			strings.Contains(metrics, `botapi_runtime_reports_tokens{otel_scope_name="example.com/botapi/examples/production/internal/service",otel_scope_schema_url="",otel_scope_version="",runtime="never"} 0`)
 	})
 	const unreporting = "a runtime reports no usable tokens: they are estimated"

@@ -27,7 +27,7 @@ func (t Tokens) Total() int64 { return t.Prompt + t.Completion }
 const (
 	Reported   = "reported"   // by the runtime
 	Unreported = "unreported" // the runtime ended the answer without a count
-	CutShort   = "cut_short"  // the answer ended before the runtime reported a count
+	Incomplete = "incomplete" // the answer ended before the runtime reported a count
 	Absurd     = "absurd"     // the runtime reported an impossible count
 )
 
@@ -186,12 +186,12 @@ func (m *meter) settle(reported openai.Tokens, isReported bool) (t *Tokens, why 
 	case !isReported && complete:
 		return estimate, Unreported
 	case !isReported:
-		return estimate, CutShort
+		return estimate, Incomplete
 	case !m.possible(reported, complete):
 		return estimate, Absurd
 	case !complete && reported.Completion+1 < m.fragments: // the report does not cover all fragments
 		estimate.Prompt = reported.Prompt
-		return estimate, CutShort
+		return estimate, Incomplete
 	}
 	return &Tokens{Prompt: reported.Prompt, Completion: reported.Completion}, Reported
 }
