@@ -217,3 +217,46 @@ func TestRejectedChatsAreWrittenTogether(t *testing.T) {
 	_, line, _ = strings.Cut(line, ",") // the day
 	is.Equal(line, "acme,501,1,25,1,20,7,0,500\n")
 }
+
+// TestChatsThatAskNoModelAreWrittenTogether has an account repeat chats with an
+// invalid field and then, while Redis is away, chats over its limit that have an
+// Idempotency-Key.
+func TestChatsThatAskNoModelAreWrittenTogether(t *testing.T) {
+	is := is.New(t)
+	const rejected = 100
+	runtime, redis := meteredRuntime(t), redistest.NewServer(t)
+	env, key := withOneBot(t)
+	is.Equal(command(t, "", env, "limits", "set", "--chats-at-once", "1").code, 0)
+	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", redis.URL)
+	p.ready(t)
+	began := time.Now()
+	for range rejected {
+		status, _ := ask(t, key, "POST", p.url+"/v1/chat", strings.Replace(chatBody("Hi", true), "{", `{"max_words":0,`, 1))
+		is.Equal(status, http.StatusUnprocessableEntity)
+	}
+	is.Equal(len(runtime.Requests()), 0)
+
+	redis.Stop(t)
+	eventually(t, "redis is away", func() bool { return len(p.logged(t, "redis is away")) > 0 })
+	s := sharing{key: key, replicas: []*process{p}}
+	response, err := s.send(t.Context(), 0, "", "stall words")
+	is.NoErr(err)
+	defer response.Body.Close()
+	for i := range rejected {
+		status, _ := s.status(t, 0, fmt.Sprint("k", i))
+		is.Equal(status, http.StatusTooManyRequests)
+	}
+	response.Body.Close()
+	p.terminate(t)
+	p.wait(t)
+	most := 2 * (int(time.Since(began)/telemetry.LogPeriod) + 2)
+	is.True(len(p.logged(t, "chat rejected")) <= most)
+	is.Equal(len(p.logged(t, "chat")), 1)
+	for status, reason := range map[int]string{422: "invalid request", 429: "429 Too many chats in progress for this account"} {
+		var rows, chats, charged int
+		query(t, env, fmt.Sprintf(`SELECT count(*), sum(chats), count(prompt_tokens) FROM usage WHERE status = %d AND starts_with(rejected, '%s')`, status, reason), &rows, &chats, &charged)
+		is.True(rows <= most)
+		is.Equal(chats, rejected)
+		is.Equal(charged, 0)
+	}
+}

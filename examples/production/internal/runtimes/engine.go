@@ -130,6 +130,9 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 var errChatEnded = errors.New("the chat has ended")
 
 func (e *Engine) answer(ctx context.Context, req *botapi.ChatRequest, observed *observation, yield func(string) bool) error {
+	if err := checkExtra(req.Extra); err != nil { // before Settings, after which the model counts as asked
+		return err
+	}
 	settings, err := e.settings.Settings(ctx, req.Bot.UID)
 	if errors.Is(err, botapi.ErrBotNotFound) {
 		return &botapi.StatusError{Status: http.StatusNotFound, Detail: "Bot not found", Err: err}
@@ -145,10 +148,7 @@ func (e *Engine) answer(ctx context.Context, req *botapi.ChatRequest, observed *
 	if !ok {
 		return fmt.Errorf("bot %q: no runtime is configured as %q", req.Bot.Slug, name)
 	}
-	upstream, err := upstreamRequest(req, settings)
-	if err != nil {
-		return err
-	}
+	upstream := upstreamRequest(req, settings)
 	observed.asks(upstream)
 	return e.speak(ctx, runtime, upstream, observed, yield)
 }

@@ -22,15 +22,21 @@ const (
 	tokensPerWord = 3
 )
 
-// upstreamRequest is the chat as runtimes get it: the bot's instructions come
-// first, and its temperature applies if the client did not choose one. Its error
-// lists every mistake in Extra.
-func upstreamRequest(req *botapi.ChatRequest, settings postgres.Settings) (*botapi.ChatRequest, error) {
-	words, mistakes := wordsIn(req.Extra)
-	mistakes = append(mistakes, openai.CheckExtra(req.Extra)...)
+// checkExtra returns an error that lists every mistake in Extra.
+func checkExtra(extra map[string]json.RawMessage) error {
+	_, mistakes := wordsIn(extra)
+	mistakes = append(mistakes, openai.CheckExtra(extra)...)
 	if len(mistakes) > 0 {
-		return nil, &botapi.HTTPValidationError{Detail: mistakes}
+		return &botapi.HTTPValidationError{Detail: mistakes}
 	}
+	return nil
+}
+
+// upstreamRequest is the chat as runtimes get it: the bot's instructions come
+// first, and its temperature applies if the client did not choose one. Extra has
+// been checked.
+func upstreamRequest(req *botapi.ChatRequest, settings postgres.Settings) *botapi.ChatRequest {
+	words, _ := wordsIn(req.Extra)
 	upstream := *req
 	upstream.Extra = make(map[string]json.RawMessage)
 	maps.Copy(upstream.Extra, req.Extra)
@@ -44,7 +50,7 @@ func upstreamRequest(req *botapi.ChatRequest, settings postgres.Settings) (*bota
 	if system := instructions(settings.Instructions, words); system != "" {
 		upstream.Messages = slices.Insert(slices.Clone(req.Messages), 0, botapi.ChatMessage{Role: botapi.RoleSystem, Content: system})
 	}
-	return &upstream, nil
+	return &upstream
 }
 
 // MaxTokens returns how long the answer to a chat may be: the smallest of the

@@ -110,7 +110,7 @@ func (r *replica) end(ctx context.Context) {
 	defer r.unrecorded.Add(-1)
 	level, line := t.line()
 	report, outcome := t.report, t.outcome.Load()
-	if report.Err == nil || outcome == asked || outcome == open && report.Status == http.StatusOK {
+	if report.Err == nil || outcome == asked || outcome != handedBack && report.Status == http.StatusOK {
 		r.logger.LogAttrs(ctx, level, "chat", line...)
 		r.usage.Add(usage.NewRecord(ctx, report))
 		return

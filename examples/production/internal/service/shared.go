@@ -78,7 +78,7 @@ func (r *replica) chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[s
 func (s *shared) chat(ctx context.Context, req *botapi.ChatRequest, yield func(string, error) bool) {
 	s.resume.Chat(redisclient.WithWait(ctx), req)(func(text string, err error) bool {
 		if err != nil && !mayBeHandedBack(resume.OutcomeFrom(ctx)) {
-			turnOf(ctx).outcome.CompareAndSwap(open, asked)
+			turnOf(ctx).outcome.CompareAndSwap(open, final)
 		}
 		return yield(text, err)
 	})

@@ -35,6 +35,7 @@ type turn struct {
 const (
 	open       = iota
 	asked      // a model may have been asked: the request must not be retried
+	final      // no model was asked here, but the request must not be retried
 	handedBack // the proxy retries it on another replica: no model may be asked any more
 )
 
