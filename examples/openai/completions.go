@@ -87,6 +87,8 @@ func (s *chunks) startText(dst []byte) []byte {
 
 func (s *chunks) appendText(dst, text []byte) []byte { return append(dst, text...) }
 
+func (s *chunks) isTooLong() bool { return false }
+
 func (s *chunks) endText(dst []byte) []byte {
 	return append(s.appendNoUsage(append(dst, chunkEnd...)), "}\n\n"...)
 }

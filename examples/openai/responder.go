@@ -237,6 +237,8 @@ type eventWriter interface {
 	startText(dst []byte) []byte
 	appendText(dst, text []byte) []byte
 	endText(dst []byte) []byte
+	// isTooLong reports whether appendEnd cannot repeat all of the text.
+	isTooLong() bool
 	// appendEnd ends a complete answer.
 	appendEnd(dst []byte) []byte
 	// appendError ends an incomplete answer.
@@ -259,7 +261,10 @@ func newEventStream(c *completion) *eventStream {
 // maxLine bounds a line of the API's stream.
 const maxLine = 64 << 10
 
-var errStrangeStream = errors.New("openai: the stream is not in the format of botapi")
+var (
+	errStrangeStream = errors.New("openai: the stream is not in the format of botapi")
+	errTooLong       = errors.New("openai: the answer is too long for a streamed response")
+)
 
 func (s *eventStream) length(int) int { return -1 }
 
@@ -279,7 +284,9 @@ func (s *eventStream) translate(dst, src []byte) ([]byte, error) {
 			s.rest = bytes.Clone(src)
 			break
 		}
-		dst, src = s.line(dst, line), after
+		if dst, src = s.line(dst, line), after; s.events.isTooLong() {
+			return nil, errTooLong
+		}
 	}
 	return s.close(dst), nil
 }

@@ -224,6 +224,11 @@ func (s *responseEvents) appendText(dst, text []byte) []byte {
 	return append(dst, text...)
 }
 
+// maxRepeated bounds the memory of a streamed response.
+const maxRepeated = 16 << 20
+
+func (s *responseEvents) isTooLong() bool { return len(s.text) > maxRepeated }
+
 func (s *responseEvents) endText(dst []byte) []byte {
 	return append(dst, `"`+responseEventEnd...)
 }

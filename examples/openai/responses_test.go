@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -371,6 +372,34 @@ func TestResponseOfClientThatDisconnects(t *testing.T) {
 	is.NoErr(err)
 	disconnect()
 	is.True(errors.Is(<-teller.ended, botapi.ErrClientLeft))
+}
+
+// A streamed response that is too long to be repeated is aborted, and its engine stopped.
+// A streamed completion keeps nothing.
+func TestEndlessResponse(t *testing.T) {
+	const fragments, most = 256, 300 * (64 << 10)
+	for path, body := range map[string]string{"/v1/responses": respondStream, "/v1/chat/completions": askStream} {
+		t.Run(path, func(t *testing.T) {
+			is := is.New(t)
+			var yielded atomic.Int32
+			url := serveHandler(t, botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+				return func(yield func(string, error) bool) {
+					for yielded.Load() < 400 && yield(strings.Repeat("a", 64<<10), nil) {
+						yielded.Add(1)
+					}
+				}
+			}))
+			_, answer, err := call(t, "POST", url+path, body)
+			if path == "/v1/chat/completions" {
+				is.NoErr(err)
+				is.True(strings.HasSuffix(answer, "data: [DONE]\n\n"))
+				return
+			}
+			is.True(err != nil)
+			is.True(!strings.Contains(answer, "response.completed"))
+			is.True(yielded.Load() >= fragments && len(answer) < most)
+		})
+	}
 }
 
 // Errors before the first text are the same as those of completions.
