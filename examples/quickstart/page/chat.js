@@ -8,6 +8,7 @@ import { ConversationView, drawAvatar } from "./view.js";
 import { Scroller } from "./scrolling.js";
 import { directionOf } from "./direction.js";
 import { save } from "./copying.js";
+import { button } from "./elements.js";
 import { BotList, addressOf } from "./list.js";
 import { store, titleOf } from "./store.js";
 import { explain, troubleWith } from "./words.js";
@@ -72,9 +73,7 @@ $("key-form").addEventListener("submit", (event) => {
 
 // offerToKeep offers to keep the key in the browser. With the printed link, the
 // form that offers it is never shown.
-function offerToKeep() {
-  $("keep-offer").hidden = store.keepsKey;
-}
+const offerToKeep = () => { $("keep-offer").hidden = store.keepsKey; };
 
 $("keep-now").addEventListener("click", () => {
   store.keepKey(store.key, true);
@@ -189,8 +188,7 @@ function conversations() {
 }
 
 function stateOf(chat) {
-  if (chat?.conversation.answering) return "answering";
-  return chat?.unseen ? "unseen" : "";
+  return chat?.conversation.answering ? "answering" : chat?.unseen ? "unseen" : "";
 }
 
 // deleteConversation can be undone until the next one is deleted.
@@ -233,12 +231,7 @@ function note(text, action, act) {
   element.textContent = text;
   announce(text);
   if (!action) return;
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "quiet";
-  button.textContent = action;
-  button.addEventListener("click", act);
-  element.append(button);
+  element.append(button(action, "quiet", act));
 }
 
 // ---- The conversation on show ----

@@ -1,35 +1,28 @@
 // Copies text and saves it as a file.
 
+import { button, el } from "./elements.js";
+
 // copyButton makes a button that copies the result of textOf and shows whether
 // that succeeded.
 export function copyButton(textOf, label = "Copy") {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "copy";
-  button.textContent = label;
   let reset;
-  button.addEventListener("click", async () => {
-    button.textContent = (await copy(textOf())) ? "Copied" : "Not copied";
+  const copying = button(label, "copy", async () => {
+    copying.textContent = (await copy(textOf())) ? "Copied" : "Not copied";
     clearTimeout(reset);
-    reset = setTimeout(() => { button.textContent = label; }, 2000);
+    reset = setTimeout(() => { copying.textContent = label; }, 2000);
   });
-  return button;
+  return copying;
 }
 
+// copy returns whether it succeeded. There is no navigator.clipboard without https.
 async function copy(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    return copyOld(text); // there is no navigator.clipboard on pages without https
-  }
+  return (await navigator.clipboard?.writeText(text).then(() => true, () => false)) || copyOld(text);
 }
 
 function copyOld(text) {
   const before = document.activeElement;
-  const field = document.createElement("textarea");
+  const field = el("textarea", { class: "unseen" });
   field.value = text;
-  field.className = "unseen";
   document.body.append(field);
   field.select();
   const copied = document.execCommand("copy");
@@ -41,9 +34,6 @@ function copyOld(text) {
 // save downloads text as a file.
 export function save(name, type, text) {
   const address = URL.createObjectURL(new Blob([text], { type }));
-  const link = document.createElement("a");
-  link.href = address;
-  link.download = name;
-  link.click();
+  el("a", { href: address, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(address), 60_000); // the browser may read the blob later
 }

@@ -7,6 +7,13 @@ export function el(name, attributes, ...children) {
   return element;
 }
 
+// button makes a button that calls act when it is clicked.
+export function button(label, name, act) {
+  const element = el("button", { type: "button", class: name }, label);
+  element.addEventListener("click", act);
+  return element;
+}
+
 // arrange makes these items the children of an element. It does not move an item
 // that is already in the right place.
 export function arrange(element, items) {

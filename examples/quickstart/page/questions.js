@@ -1,7 +1,7 @@
 // Suggested questions for the beginning of a conversation, from
 // page.Options.Questions.
 
-import { el } from "./elements.js";
+import { button, el } from "./elements.js";
 
 const suggested = JSON.parse(document.querySelector("meta[name=questions]").content) ?? {};
 
@@ -32,7 +32,7 @@ function introduction(bot, drawAvatar) {
 }
 
 function asking(question, ask) {
-  const button = el("button", { type: "button", class: "suggestion", dir: "auto" }, question);
-  button.addEventListener("click", () => ask(question));
-  return button;
+  const suggestion = button(question, "suggestion", () => ask(question));
+  suggestion.dir = "auto";
+  return suggestion;
 }

@@ -99,13 +99,12 @@ function go({ method, address, key, body, streams }) {
       "\tvar answer struct{ Content string }",
       "\tcheck(json.NewDecoder(resp.Body).Decode(&answer))",
       "\tfmt.Println(answer.Content)",
-      "}",
     ] : [
       "\tbots, err := io.ReadAll(resp.Body)",
       "\tcheck(err)",
       "\tfmt.Println(string(bots))",
-      "}",
     ]),
+    "}",
     "",
     "func check(err error) {",
     "\tif err != nil {",
@@ -138,7 +137,6 @@ const goStream = [
   "\t\t}",
   "\t}",
   "\tlog.Fatal(\"the stream ended without [DONE]: the answer is incomplete\")",
-  "}",
 ];
 
 // goText writes the body as a raw string. What such a string cannot contain occurs

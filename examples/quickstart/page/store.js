@@ -52,7 +52,7 @@ export const store = {
   // conversations lists all conversations, the last changed first, with titles and
   // the last turn's pending instead of turns.
   conversations() {
-    const names = chatNames();
+    const names = namesWith(chatPrefix);
     [...summaries.keys()].filter((name) => !names.includes(name)).forEach((name) => summaries.delete(name));
     return names.map(summary).filter(Boolean).sort((a, b) => b.changed - a.changed);
   },
@@ -133,8 +133,6 @@ function erase(name) {
   if (id) removed.set(name, id);
   return write(permanent, name, "");
 }
-
-const chatNames = () => namesWith(chatPrefix);
 
 const summaries = new Map(); // by name: {text, summary}, so that each text is read once
 

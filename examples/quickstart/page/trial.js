@@ -10,7 +10,6 @@ import { languages } from "./snippets.js";
 import { store } from "./store.js";
 
 const apiBase = new URL(document.querySelector("meta[name=api]").content, document.baseURI);
-const elsewhere = "Or choose “Keep it in this browser” in a tab that has it.";
 const keyHint = document.querySelector("meta[name=key-hint]").content;
 
 const trials = []; // all trials on the page
@@ -59,7 +58,7 @@ class Trial {
   #keyProblem = el("p", { class: "problem", role: "alert" });
   #keyForm = el("form", { class: "trial-key" }, this.#keyProblem,
     el("label", null, "API key ", this.#keyInput), el("button", { class: "quiet" }, "Use"),
-    el("p", { class: "hint" }, `The key is sent to this server only. ${keyHint} ${store.conversations().length > 0 ? elsewhere : ""}`));
+    el("p", { class: "hint" }, `The key is sent to this server only. ${keyHint} ${store.conversations().length > 0 ? "Or choose “Keep it in this browser” in a tab that has it." : ""}`));
   #keyNote = el("p", { class: "hint" });
 
   #bots = el("select");
@@ -93,10 +92,6 @@ class Trial {
     this.meet("", "");
   }
 
-  rewrite() {
-    this.#write();
-  }
-
   #bodyFields() {
     if (this.#examples.length === 0) return [];
     this.#choice.append(...this.#examples.map(({ summary }, i) => el("option", { value: i }, summary)));
@@ -105,7 +100,7 @@ class Trial {
       bot = bots[this.#bots.value];
       trials.forEach((trial) => trial.changeBot());
     });
-    this.#body.addEventListener("input", () => this.#write());
+    this.#body.addEventListener("input", () => this.write());
     return [
       el("label", { class: "field" }, "Bot", this.#bots),
       el("label", { class: "field" }, "Example", this.#choice),
@@ -157,7 +152,7 @@ class Trial {
     this.#bots.value = bots.indexOf(bot);
     if (this.#body.value === this.#filled) return this.#fill();
     this.#body.value = this.#body.value.replace(/("bot_(slug|uid)"\s*:\s*)"(?:[^"\\]|\\.)*"/g, (_, start, name) => start + JSON.stringify(bot[name]));
-    this.#write();
+    this.write();
   }
 
   // fill puts the chosen example into the body, for the chosen bot.
@@ -167,16 +162,17 @@ class Trial {
       this.#body.value = this.#filled = JSON.stringify(forBot(example.value), null, 2);
       this.#body.rows = this.#body.value.split("\n").length;
     }
-    this.#write();
+    this.write();
   }
 
   // write shows the program that makes the call.
-  #write() {
+  write() {
     const body = this.#examples.length > 0 ? this.#body.value : undefined;
-    const understood = body === undefined || isObject(parse(body));
+    const value = body === undefined ? {} : parse(body);
+    const understood = typeof value === "object" && !Array.isArray(value);
     this.#bodyProblem.hidden = understood;
     this.#bodyProblem.textContent = understood ? "" : "This is not a JSON object. Send shows the error that the service returns; the program below has the last valid object.";
-    if (understood) this.#call = { method: this.#method, address: this.#address, key: this.#key, body, streams: parse(body)?.stream === true };
+    if (understood) this.#call = { method: this.#method, address: this.#address, key: this.#key, body, streams: value.stream === true };
     this.#tabs.forEach((tab) => {
       const chosen = tab.textContent === language;
       tab.setAttribute("aria-selected", chosen);
@@ -236,7 +232,7 @@ class Trial {
 
 function choose(name) {
   language = name;
-  trials.forEach((trial) => trial.rewrite());
+  trials.forEach((trial) => trial.write());
 }
 
 // forBot fills the chosen bot and a question for it into an example. As long as
@@ -250,10 +246,6 @@ function forBot(example) {
   if ("prompt" in body) body.prompt = question;
   if ("messages" in body) body.messages = [{ role: "system", content: "Be brief." }, { role: "user", content: question }];
   return body;
-}
-
-function isObject(value) {
-  return typeof value === "object" && !Array.isArray(value);
 }
 
 function parse(text) {

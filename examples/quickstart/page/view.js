@@ -3,7 +3,7 @@
 import { MarkdownText } from "./rendering.js";
 import { beginning } from "./questions.js";
 import { copyButton } from "./copying.js";
-import { arrange } from "./elements.js";
+import { arrange, button } from "./elements.js";
 import { directionOf } from "./direction.js";
 import { noteOn, secondsUntil, troubleWith } from "./words.js";
 
@@ -136,7 +136,7 @@ class TurnView {
   #turn;
   #conversation;
   #page;
-  #question;
+  question;
   #answer;
   #text; // of the answer
   #wanted = { text: "", arriving: false }; // the text to show
@@ -149,23 +149,19 @@ class TurnView {
     this.#turn = turn;
     this.#conversation = conversation;
     this.#page = page;
-    this.#question = messageItem("user", conversation.bot);
-    showAsWritten(this.#question.querySelector(".text"), turn.question);
+    this.question = messageItem("user", conversation.bot);
+    showAsWritten(this.question.querySelector(".text"), turn.question);
     this.#answer = messageItem("assistant", conversation.bot);
     this.#text = new MarkdownText(this.#answer.querySelector(".text"));
     this.#addActions(undo);
   }
 
   get items() {
-    return [this.#question, this.#answer];
-  }
-
-  get question() {
-    return this.#question;
+    return [this.question, this.#answer];
   }
 
   #addActions(undo) {
-    this.#question.querySelector(".actions").append(
+    this.question.querySelector(".actions").append(
       button("Edit", "edit", () => this.#page.edit(this.#turn)),
       copyButton(() => this.#turn.question));
     this.#find(".actions").append(
@@ -203,8 +199,8 @@ class TurnView {
     this.#find(".lost").hidden = this.#find(".silence").hidden = true;
     this.#find(".elapsed").textContent = "";
     if (!attempt) this.#showText(turn.answer, turn.state === "partial"); // a mark without its end stays open
-    this.#question.querySelector(".edit").disabled = attempt !== null;
-    this.#question.querySelector(".edit").hidden = trouble !== null && turn.answer === ""; // so here
+    this.question.querySelector(".edit").disabled = attempt !== null;
+    this.question.querySelector(".edit").hidden = trouble !== null && turn.answer === ""; // so here
     for (const item of this.items) item.classList.toggle("left-out", turn.leftOut || (!isLast && turn.answer === ""));
   }
 
@@ -306,15 +302,6 @@ class TurnView {
     again.textContent = seconds > 0 ? `Try again in ${duration(seconds)}` : "Try again";
     if (seconds > 0) this.#waiting = setTimeout(() => this.#countDown(failure), 1000);
   }
-}
-
-function button(label, name, act) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = name;
-  button.textContent = label;
-  button.addEventListener("click", act);
-  return button;
 }
 
 function duration(seconds) {

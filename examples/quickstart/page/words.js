@@ -8,11 +8,7 @@ export function explain(error) {
       advice: "Check your connection, and that the server is running. Then try again.",
     };
   }
-  if (error.kind === "incomplete") {
-    return {
-      title: "The connection was lost.",
-    };
-  }
+  if (error.kind === "incomplete") return { title: "The connection was lost." };
   if (error.kind === "failed") {
     return {
       title: "The bot stopped in the middle of its answer.",
