@@ -72,6 +72,8 @@ func TestQuestions(t *testing.T) {
 		{"What is aBLT?", "aBLT's clients", "docs/wire.md"},
 		{"How do I set a rate limit?", "Limits and bounds", "docs/operating.md"},
 		{"How do I deploy it?", "The server", "docs/operating.md"},
+		{"go get does not work", "Depend on it", "docs/operating.md"},
+		{"How do I rename the module?", "Depend on it", "docs/operating.md"},
 		{"How do I shut it down without cutting streams?", "Shutdown", "docs/operating.md"},
 		{"What happens when a client disconnects?", "Engines", "docs/operating.md"},
 		{"WHAT ABOUT NGINX?", "Proxies", "docs/operating.md"},
