@@ -186,7 +186,7 @@ func TestEachPostIsANewAnswer(t *testing.T) {
 	}
 }
 
-// The chat of one owner is nothing to another, whoever has sent it first.
+// An owner cannot come back for the chat of another, even under an id that both use.
 func TestChatsHaveOwners(t *testing.T) {
 	is := is.New(t)
 	teller := newStoryteller()

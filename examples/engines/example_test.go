@@ -29,7 +29,7 @@ func Example() {
 		Whole: engines.Words,
 		Check: func(_ context.Context, part string) error {
 			if strings.Contains(strings.ToLower(part), "cracker") {
-				return &botapi.StatusError{Status: http.StatusForbidden, Detail: "The answer was refused"}
+				return &botapi.StatusError{Status: http.StatusForbidden, Detail: "The answer was rejected"}
 			}
 			return nil
 		},
@@ -56,7 +56,7 @@ func Example() {
 	}
 	// Output:
 	// 200 {"content":"Pretty Polly"}
-	// 403 {"detail":"The answer was refused"}
+	// 403 {"detail":"The answer was rejected"}
 }
 
 // A parrot is a model that repeats the prompt. Each token is a byte.

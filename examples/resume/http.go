@@ -49,7 +49,7 @@ func requestFrom(ctx context.Context) *request {
 	return r
 }
 
-// OutcomeFrom returns what happened to the key of a request, for OnChat: whoever
+// OutcomeFrom returns what happened to the key of a request, for OnChat: code that
 // bills there must not bill a Joined answer again. It is empty without a key, and
 // for a request that was rejected.
 func OutcomeFrom(ctx context.Context) (o Outcome) {
