@@ -82,7 +82,7 @@ func TestCuts(t *testing.T) {
 		{"link across a cut", strings.Repeat("word ", 800) + "[" + strings.Repeat("linked ", 30) + "](https://a.example) " + many("word "), "p > .piece", "a", 3, 1},
 		{"list", many("1. a\n"), "ol.cut", "ol > li", 10, 1000},
 		{"table", "| a |\n|---|\n" + many("| b |\n"), ".table.cut.even", "td", 11, 1000},
-		{"wide table", strings.Repeat("| a ", 7) + "\n" + strings.Repeat("|---", 7) + "\n" + many("| b |\n"), ".table.cut:not(.even)", "tr", 11, 1001},
+		{"wide table", strings.Repeat("| a ", 7) + "\n" + strings.Repeat("|---", 7) + "\n" + many("| b |\n"), ".table.cut:not(.even)", "tr", 15, 1001},
 		{"blocks", many("a\n\n"), ".part", "p", 10, 1000},
 		{"blocks in a quote", many("> a\n>\n"), "blockquote > .part", "p", 10, 1000},
 		{"code", "```\n" + many("a\n") + "```", "code > .piece", "pre", 20, 1},
