@@ -175,11 +175,12 @@ func attributesOf(line slog.Record) (attributes []slog.Attr) {
 }
 
 func textOf(line slog.Record, name string) (text string) {
-	for _, a := range attributesOf(line) {
+	line.Attrs(func(a slog.Attr) bool {
 		if a.Key == name {
 			text = a.Value.String()
 		}
-	}
+		return true
+	})
 	return text
 }
 
