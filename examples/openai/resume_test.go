@@ -23,7 +23,7 @@ type storyteller struct {
 	asked atomic.Int32
 	begun chan struct{} // receives when an answer has begun
 	goOn  chan struct{} // closed when answers may go on
-	ended chan error    // the cause, if the context of an answer ends first
+	ended chan error    // the cause, if an answer ends before its end
 }
 
 func newStoryteller() *storyteller {
@@ -35,6 +35,7 @@ func (s *storyteller) Chat(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2
 		s.asked.Add(1)
 		s.begun <- struct{}{}
 		if !yield("Once ", nil) {
+			s.ended <- context.Cause(ctx)
 			return
 		}
 		select {

@@ -52,10 +52,8 @@ func TestUpstreamStatuses(t *testing.T) {
 
 func TestRefusedConnection(t *testing.T) {
 	is := is.New(t)
-	runtime := runtimetest.New(t, nil)
-	runtime.Close()
 	var log bytes.Buffer
-	o := options(t, runtime.URL)
+	o := options(t, "http://127.0.0.1:1/v1") // a port that no server gets by asking for any
 	o.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	response, answer := chat(t, serve(t, o), stream)
 	is.Equal(response.StatusCode, http.StatusServiceUnavailable)
