@@ -284,11 +284,11 @@ func TestRejectedChatChangesNothing(t *testing.T) {
 // An answer that failed is not kept: those who follow it get its text and its error.
 func TestFailedAnswer(t *testing.T) {
 	is := is.New(t)
-	url := serveAnswers(t, resume.Options{Engine: says(&botapi.StatusError{Status: 502, Detail: "The model broke off"}, "Once ")})
+	url := serveAnswers(t, resume.Options{Engine: says(&botapi.StatusError{Status: 502, Detail: "The answer is incomplete"}, "Once ")})
 	_, text, err := call(t, "POST", url+"/api/chat", chatBody("c", "Hi"))
 	is.True(err != nil)
 	a := readAnswer(t, text)
-	is.Equal([]string{a.text, a.failure}, []string{"Once ", "The model broke off"})
+	is.Equal([]string{a.text, a.failure}, []string{"Once ", "The answer is incomplete"})
 	is.Equal(statusOf(t, "GET", url+"/api/chat/c/stream"), 204)
 }
 

@@ -30,7 +30,7 @@ func TestWire(t *testing.T) {
 		openai.UsageFrom(ctx).Finish("length")
 		return says(nil, "Good ", "morning").Chat(ctx, nil)
 	})
-	broken := &botapi.StatusError{Status: 502, Detail: `The model's answer broke off: "why"`, RetryAfter: 2 * time.Second}
+	broken := &botapi.StatusError{Status: 502, Detail: `The model's answer is incomplete: "why"`, RetryAfter: 2 * time.Second}
 	for name, c := range map[string]struct {
 		engine botapi.ChatEngine
 		key    string

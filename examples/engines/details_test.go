@@ -262,7 +262,7 @@ func TestAnthropicInvalidEvents(t *testing.T) {
 		w.End()
 	})
 	s := serve(t, r.engine)
-	is.Equal(s.chat(t, noStream), answer{502, "", `{"detail":"The model's answer broke off"}`, false})
+	is.Equal(s.chat(t, noStream), answer{502, "", `{"detail":"The model's answer is incomplete"}`, false})
 	text := (<-s.reports).err.Error()
 	is.True(strings.Contains(text, "the stream is invalid"))
 	is.True(!strings.Contains(text, "SECRET"))

@@ -234,9 +234,9 @@ func failsMidway(t *testing.T, c column) {
 			got := s.chat(t, stream)
 			is.True(got.aborted)
 			is.Equal(got.body, "data: {\"content\":\"Once upon \"}\n\n"+
-				"event: error\ndata: {\"detail\":\"The model's answer broke off\",\"status\":502}")
+				"event: error\ndata: {\"detail\":\"The model's answer is incomplete\",\"status\":502}")
 			got = s.chat(t, noStream)
-			is.Equal(got, answer{502, "", `{"detail":"The model's answer broke off"}`, false})
+			is.Equal(got, answer{502, "", `{"detail":"The model's answer is incomplete"}`, false})
 			is.True((<-s.reports).err != nil)
 			is.True((<-s.reports).err != nil)
 			is.True(!strings.Contains(log.String(), "SECRET"))

@@ -443,11 +443,11 @@ func TestIncompleteStreams(t *testing.T) {
 			aborted, err := io.ReadAll(response.Body)
 			is.True(err != nil) // aborted, so that no client takes it for complete
 			is.Equal(string(aborted), "data: {\"content\":\"Once upon\"}\n\n"+
-				"event: error\ndata: {\"detail\":\"The model's answer broke off\",\"status\":502}\n\n")
+				"event: error\ndata: {\"detail\":\"The model's answer is incomplete\",\"status\":502}\n\n")
 
 			response, answer = chat(t, begun, noStream)
 			is.Equal(response.StatusCode, http.StatusBadGateway)
-			is.Equal(answer, `{"detail":"The model's answer broke off"}`)
+			is.Equal(answer, `{"detail":"The model's answer is incomplete"}`)
 		})
 	}
 }

@@ -63,7 +63,7 @@ func (f *Failure) Answer() error {
 	case f.TooLong:
 		return fmt.Errorf("%w: %w", tooLong, f)
 	case f.Begun:
-		return f.badGateway("The model's answer broke off")
+		return f.badGateway("The model's answer is incomplete")
 	case f.NoText:
 		return f.badGateway("The model's answer has no text")
 	}

@@ -62,7 +62,7 @@ func TestRealModelFails(t *testing.T) {
 		}, 502,
 			"The model runtime at %s does not have the model llama3.2. With Ollama: ollama pull llama3.2"},
 		{"too busy", func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Refuse(429, `{}`) }, 503, "The model is unavailable for the moment"},
-		{"an incomplete answer", func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Text("Half"); s.Break() }, 502, "The model's answer broke off"},
+		{"an incomplete answer", func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Text("Half"); s.Break() }, 502, "The model's answer is incomplete"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			is := is.New(t)

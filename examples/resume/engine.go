@@ -107,7 +107,7 @@ func errUnavailable(cause error) error {
 }
 
 func errBroken(cause error) error {
-	return &botapi.StatusError{Status: http.StatusBadGateway, Detail: "The answer broke off", RetryAfter: time.Second, Err: cause}
+	return &botapi.StatusError{Status: http.StatusBadGateway, Detail: "The answer is incomplete", RetryAfter: time.Second, Err: cause}
 }
 
 // Engine is a botapi.ChatEngine whose answers outlive their connections. See the

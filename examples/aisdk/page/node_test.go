@@ -204,7 +204,7 @@ func TestRejected(t *testing.T) {
 // may ask again.
 func TestIncomplete(t *testing.T) {
 	forServices(t, func(t *testing.T, _ *obedient, server *httptest.Server) {
-		for order, text := range map[string]string{"break": "The model broke off", "panic": "Internal Server Error"} {
+		for order, text := range map[string]string{"break": "The answer is incomplete", "panic": "Internal Server Error"} {
 			is := is.New(t)
 			c := newChat(t, server.URL, key, "chat-1")
 			s := c.ask(order)

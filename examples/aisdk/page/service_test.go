@@ -82,7 +82,7 @@ func (e *obedient) obey(ctx context.Context, req *botapi.ChatRequest, emit func(
 		return &botapi.StatusError{Status: n, Detail: "This is a " + rest, RetryAfter: 3 * time.Second}
 	case "break":
 		_ = emit("Once ")
-		return &botapi.StatusError{Status: 502, Detail: "The model broke off"}
+		return &botapi.StatusError{Status: 502, Detail: "The answer is incomplete"}
 	case "panic":
 		_ = emit("Once ")
 		panic("a panic of the test")

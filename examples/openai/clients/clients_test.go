@@ -88,7 +88,7 @@ func (s *service) obey(ctx context.Context, req *botapi.ChatRequest, emit func(s
 		return failure(rest)
 	case "break":
 		_ = emit("Once upon")
-		return &botapi.StatusError{Status: 502, Detail: "The model's answer broke off"}
+		return &botapi.StatusError{Status: 502, Detail: "The model's answer is incomplete"}
 	case "wait":
 		_ = emit("Once upon")
 		<-ctx.Done()

@@ -22,7 +22,7 @@ export function isFresh({ heard }) {
 
 // mayContinue reports whether to ask again after an error. An attempt has lost, the
 // time when it lost its connection, and breaks, the number of times when the answer
-// itself broke off.
+// was aborted.
 export function mayContinue({ turn, kept, lost, breaks }, error) {
   if (!turn.pending || kept === false || breaks > mostBreaks) return false;
   if (kept ? !isPassing(error) : error.kind !== "unreachable") return false;

@@ -59,7 +59,7 @@ func TestErrorsAreCountedByReason(t *testing.T) {
 func errorsOf(t *testing.T, p *process) map[string]string {
 	t.Helper()
 	counted := make(map[string]string)
-	series := regexp.MustCompile(`botapi_refusals_total\{http_response_status_code="(\d+)",.*reason="([^"]*)"\} (\d+)`)
+	series := regexp.MustCompile(`botapi_error_responses_total\{http_response_status_code="(\d+)",.*reason="([^"]*)"\} (\d+)`)
 	for _, found := range series.FindAllStringSubmatch(scrape(t, p), -1) {
 		counted[found[1]+" "+found[2]] = found[3]
 	}

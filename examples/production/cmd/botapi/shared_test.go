@@ -211,7 +211,7 @@ func TestReplicaIsKilled(t *testing.T) {
 	elsewhere, _ := s.connect(t, 1, "k1")
 	is.Equal(elsewhere.next(), `{"content":"one"}`)
 	is.NoErr(s.replicas[0].cmd.Process.Kill())
-	is.Equal(elsewhere.next(), `{"detail":"The answer broke off","status":502,"retry_after":1}`)
+	is.Equal(elsewhere.next(), `{"detail":"The answer is incomplete","status":502,"retry_after":1}`)
 	is.Equal(elsewhere.next(), "") // aborted
 	again, _ := s.connect(t, 2, "k1")
 	is.Equal(again.next(), `{"content":"two"}`)

@@ -188,7 +188,7 @@ func TestReplicaThatDies(t *testing.T) {
 	words := <-said
 	is.Equal(elsewhere.next(), "one")
 	connection.Close()
-	is.Equal(elsewhere.next(), "The answer broke off")
+	is.Equal(elsewhere.next(), "The answer is incomplete")
 
 	said = models.says("two")
 	again := living.connect(t, "k1")

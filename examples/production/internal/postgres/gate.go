@@ -81,7 +81,7 @@ func (g *gate) wasGood(sum digest) { g.good.Add(sum, struct{}{}) }
 // count counts a rejection. The log has one line for many of them.
 func (g *gate) count(ctx context.Context) {
 	g.rejections.Count(func(times int64) {
-		g.logger.WarnContext(ctx, "API keys were rejected", slog.Int64("refusals", times))
+		g.logger.WarnContext(ctx, "API keys were rejected", slog.Int64("times", times))
 	})
 }
 

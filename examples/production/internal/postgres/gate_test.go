@@ -171,7 +171,7 @@ func TestRejectedKeysAreLoggedAtABoundedRate(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		reject(5_000)
 		is.Equal(strings.Count(log.String(), "\n"), 2)
-		is.True(strings.Contains(log.String(), `"msg":"API keys were rejected","refusals":5000}`))
+		is.True(strings.Contains(log.String(), `"msg":"API keys were rejected","times":5000}`))
 		is.True(!strings.Contains(log.String(), "SECRET"))
 	})
 }

@@ -96,7 +96,7 @@ func TestStreamThatBreaksAfterItsFirstFragment(t *testing.T) {
 			answer, err := io.ReadAll(response.Body)
 			is.True(err != nil) // aborted, so that nobody takes it for complete
 			is.Equal(string(answer), "data: {\"content\":\"Once upon\"}\n\n"+
-				"event: error\ndata: {\"detail\":\"The model's answer broke off\",\"status\":502}\n\n")
+				"event: error\ndata: {\"detail\":\"The model's answer is incomplete\",\"status\":502}\n\n")
 			is.Equal(len(runtime.Requests()), 1) // and no other try:
 			is.Equal(len(other.Requests()), 0)   // text that was sent cannot be taken back
 		})

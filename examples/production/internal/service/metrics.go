@@ -15,7 +15,7 @@ const scope = "example.com/botapi/examples/production/internal/service"
 // measure creates the replica's own metrics.
 func (r *replica) measure() (err error) {
 	meter := r.telemetry.Metrics.Meter(scope)
-	r.errorResponses, err = meter.Int64Counter("botapi.refusals",
+	r.errorResponses, err = meter.Int64Counter("botapi.error_responses",
 		metric.WithDescription("Error responses by the detail that the client gets, including those that the proxy then retried on another replica."))
 	return errors.Join(err, r.measureDatabase(meter), r.measureUsage(meter), r.measureLog(meter), r.rejected.measure(meter))
 }
