@@ -727,8 +727,8 @@ func (e *ending) cause() error {
 }
 
 // level says how an ending is logged of which the client is told: a limit that was reached (a
-// response with RetryAfter and no cause, or the 413) at Info; otherwise a 5xx and any after the
-// commit at Error, and a 4xx with a cause that the client does not see at Info.
+// response with RetryAfter and no cause, or the 413) at Info; otherwise a 5xx at Error, and at
+// Info a 4xx after the commit, or with a cause that the client does not see.
 func (e *ending) level(committed bool) (level slog.Level, logged bool) {
 	r := &e.response
 	switch {
@@ -736,10 +736,10 @@ func (e *ending) level(committed bool) (level slog.Level, logged bool) {
 		return slog.LevelError, e.stack != nil && e.isOfClient() // only if the ResponseWriter has panicked
 	case r.Err == nil && (r.RetryAfter > 0 || *r == errBodyTooLarge):
 		return slog.LevelInfo, true
-	case committed || r.Status >= 500:
+	case r.Status >= 500:
 		return slog.LevelError, true
 	}
-	return slog.LevelInfo, r.Err != nil && r.Err != ErrInvalidKey
+	return slog.LevelInfo, committed || r.Err != nil && r.Err != ErrInvalidKey
 }
 
 // sendable returns e with a text and an error status. Its Err is nil if the response says
