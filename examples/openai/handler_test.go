@@ -690,7 +690,7 @@ func TestLogOfRejectedRequests(t *testing.T) {
 // The error of a stream has the type and the code of the error response.
 func TestFailedStream(t *testing.T) {
 	for failure, want := range map[error]string{
-		&botapi.StatusError{Status: 502, Detail: "The model's answer is incomplete"}:       `{"error":{"message":"The model's answer is incomplete","type":"server_error","param":null,"code":null}}`,
+		&botapi.StatusError{Status: 502, Detail: "The model's answer is incomplete"}:   `{"error":{"message":"The model's answer is incomplete","type":"server_error","param":null,"code":null}}`,
 		&botapi.StatusError{Status: 429, Detail: "Slow down", RetryAfter: time.Second}: `{"error":{"message":"Slow down","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}`,
 		&botapi.StatusError{Status: 403, Detail: "Not that"}:                           `{"error":{"message":"Not that","type":"invalid_request_error","param":null,"code":null}}`,
 		errors.New("SECRET"): `{"error":{"message":"Internal Server Error","type":"server_error","param":null,"code":null}}`,
