@@ -7,7 +7,6 @@ import (
 
 	"example.com/botapi"
 	"example.com/botapi/examples/openai"
-	"example.com/botapi/examples/production/internal/usage"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -17,7 +16,7 @@ import (
 // public serves everything that clients can reach. It compares paths itself
 // because http.ServeMux redirects some, and a redirected POST is lost.
 func (r *replica) public(engine botapi.ChatEngine) http.Handler {
-	api := r.identified(r.observed(r.openAI(r.logging(handingBack(r.countingErrors(r.api(engine)))))))
+	api := r.identified(r.observed(r.openAI(r.responding(r.api(engine)))))
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.URL.Path == "/health-check" {
 			w.WriteHeader(http.StatusOK) // the process is alive; the published Python client requests this
@@ -46,10 +45,10 @@ func (r *replica) internal() http.Handler {
 	return mux
 }
 
-// api serves the API and counts the tokens of its chats.
+// api serves the API.
 func (r *replica) api(engine botapi.ChatEngine) http.Handler {
-	keys := botapi.CacheKeys(r.database, r.config.KeyCache)
-	return usage.Counted(r.resumable(botapi.New(botapi.Options{
+	keys := notedKeys(botapi.CacheKeys(r.database, r.config.KeyCache))
+	return r.resumable(botapi.New(botapi.Options{
 		Bots:               notedBots{r.database, newLookups()},
 		Keys:               keys,
 		Engine:             engine,
@@ -60,7 +59,7 @@ func (r *replica) api(engine botapi.ChatEngine) http.Handler {
 		MaxChatsPerAccount: r.config.MaxChatsPerAccount,
 		Logger:             r.notedLogger(),
 		OnChat:             r.onChat,
-	}), keys))
+	}), keys)
 }
 
 // notedLogger logs the lines of requests that are still being answered.

@@ -14,11 +14,11 @@ import (
 
 // notedLines is a slog.Handler for the lines of requests. They wait in the turn
 // for the end of its chat, whose one line has everything, or of a request that
-// starts no chat: see logging.
+// starts no chat: see logNotes.
 type notedLines struct{ slog.Handler }
 
 func (h notedLines) Handle(ctx context.Context, line slog.Record) error {
-	if t := turnOf(ctx); t != nil && t.note(line, botapi.AccountFrom(ctx) != "") {
+	if t := turnOf(ctx); t != nil && t.note(line) {
 		return nil
 	}
 	return h.Handler.Handle(ctx, line)
@@ -33,12 +33,11 @@ func (h notedLines) WithGroup(name string) slog.Handler {
 }
 
 // note reports whether a line will be logged later.
-func (t *turn) note(line slog.Record, hasKey bool) bool {
+func (t *turn) note(line slog.Record) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.logged {
 		t.notes = append(t.notes, line.Clone())
-		t.hasKey = t.hasKey || hasKey
 	}
 	return !t.logged
 }
@@ -51,34 +50,19 @@ func (t *turn) takeNotes() (notes []slog.Record) {
 	return notes
 }
 
-// anyKey stands for the account of a request that starts no chat: requests without
-// a valid key must not hide it.
-const anyKey = "*"
-
-// logging writes the notes of a request that starts no chat after its response:
-// only then is it known whether it was handed back to the proxy, and so no error.
-func (r *replica) logging(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		t, ctx := turnOf(req.Context()), req.Context()
-		defer func() {
-			if t.ended.Load() > 0 {
-				return // see end
-			}
-			for _, line := range t.takeNotes() {
-				if t.outcome.Load() == handedBack && line.Level > slog.LevelWarn {
-					line.Level, line.Message = slog.LevelWarn, "request handed back to the proxy"
-				}
-				k := kind{level: line.Level, message: line.Message, about: about(textOf(line, "error"))}
-				if t.hasKey {
-					k.account = anyKey
-				}
-				r.repeats.count(k, func(times int64) {
-					r.logger.LogAttrs(ctx, line.Level, line.Message, append(attributesOf(line), slog.Int64("times", times))...)
-				})
-			}
-		}()
-		next.ServeHTTP(w, req)
-	})
+// logNotes writes the notes of a request that has started no chat after its
+// response: only then is it known whether it was handed back to the proxy, and so no
+// error.
+func (r *replica) logNotes(ctx context.Context, t *turn) {
+	for _, line := range t.takeNotes() {
+		if t.outcome.Load() == handedBack && line.Level > slog.LevelWarn {
+			line.Level, line.Message = slog.LevelWarn, "request handed back to the proxy"
+		}
+		k := kind{line.Level, line.Message, about(textOf(line, "error")), t.account}
+		r.repeats.count(k, func(times int64) {
+			r.logger.LogAttrs(ctx, line.Level, line.Message, append(attributesOf(line), slog.Int64("times", times))...)
+		})
+	}
 }
 
 // onChat is called when the client's answer to a chat has ended.

@@ -52,10 +52,10 @@ func TestChatIsRecordedWhenItsEngineHasReturned(t *testing.T) {
 		r.model = usage.Metered(stubborn, func(context.Context, string, usage.Tokens, string) {})
 		bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
 		is.NoErr(err)
-		api := r.identified(usage.Counted(botapi.New(botapi.Options{
+		api := r.identified(botapi.New(botapi.Options{
 			Bots: bots, Keys: botapi.StaticKeys(map[string]string{"key": "acme"}), Engine: botapi.ChatEngineFunc(r.chat),
 			OnChat: r.onChat, Logger: r.notedLogger(),
-		})))
+		}))
 		ctx, disconnect := context.WithCancel(t.Context())
 		request := httptest.NewRequestWithContext(ctx, "POST", "/v1/chat", strings.NewReader(`{"bot_slug":"helper","prompt":"Hi","stream":true}`))
 		request.Header.Set("Authorization", "Bearer key")

@@ -28,7 +28,7 @@ type kind struct {
 	level   slog.Level
 	message string
 	about   string // the error, see about
-	account string // of a chat; for other requests, anyKey or none
+	account string // empty without a valid key: such requests hide none of an account
 }
 
 // A repeat is what has happened of one kind.

@@ -17,6 +17,7 @@ import (
 	"example.com/botapi"
 	"example.com/botapi/examples/production/internal/telemetry"
 	"github.com/matryer/is"
+	"go.opentelemetry.io/otel/metric/noop"
 )
 
 // A failing replica has lost its database.
@@ -45,20 +46,20 @@ func away(doing string) error {
 func newFailing() *failing {
 	f := &failing{lost: away("listing bots")}
 	logger := telemetry.NewLogger(&f.log, slog.LevelInfo)
-	f.replica = &replica{logger: logger, repeats: repeats{kinds: make(map[kind]*repeat)}}
+	f.replica = &replica{logger: logger, repeats: repeats{kinds: make(map[kind]*repeat)}, errorResponses: noop.Int64Counter{}}
 	api := botapi.New(botapi.Options{
 		Bots: f,
-		Keys: botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
+		Keys: notedKeys(botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
 			if key == "known" {
 				return "acme", nil
 			}
 			f.port++
 			return "", away(fmt.Sprintf("verifying a key: 127.0.0.1:%d", f.port))
-		}),
+		})),
 		Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] { panic("not reached") }),
 		Logger: f.notedLogger(),
 	})
-	f.handler = f.identified(f.logging(handingBack(api)))
+	f.handler = f.identified(f.responding(api))
 	return f
 }
 

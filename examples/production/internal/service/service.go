@@ -4,15 +4,14 @@
 // A chat passes through these handlers and engines. What they tell each other
 // about it is in its turn.
 //
-//	identified       begins the turn; the client's address
+//	identified       begins the turn and the meter of tokens; the client's address
 //	observed         the span and the metrics
 //	openAI           with --openai: completions become chats
-//	logging          the lines of a request that starts no chat
-//	handingBack      asks the proxy to try another replica, unless a model was asked
-//	countingErrors   error responses by their detail
-//	usage.Counted    begins the meter
+//	responding       error responses by their detail; the lines of a request that
+//	                 starts no chat; asks the proxy to try another replica, unless
+//	                 a model was asked
 //	resumable        with --redis: Idempotency-Key, DELETE /v1/answers
-//	botapi           notedBots: the bot's settings go into the turn
+//	botapi           notedKeys, notedBots: account and settings go into the turn
 //	 ├ onChat ──────────────────────────────────────────────► end
 //	chat ───────────────────────────────────────────────────► end
 //	resume.Engine    with --redis: joins an answer, or starts it

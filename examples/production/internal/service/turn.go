@@ -21,7 +21,7 @@ import (
 // passes through tell each other about it.
 type turn struct {
 	outcome  atomic.Int32      // open, or what follows; it changes once
-	account  string            // empty until the bot of a chat, or the list, is looked up
+	account  string            // empty until the key has been verified
 	settings postgres.Settings // of the bot that was looked up
 	report   botapi.ChatReport // of its chat
 	ended    atomic.Int32      // see end
@@ -29,7 +29,6 @@ type turn struct {
 	mu     sync.Mutex
 	notes  []slog.Record // see notedLines
 	logged bool
-	hasKey bool // the request had a valid key when a line was noted
 }
 
 const (
@@ -47,53 +46,26 @@ func turnOf(ctx context.Context) *turn {
 	return t
 }
 
-// identified begins the turn of a request, and passes the client's address to
-// the log and the span.
+// identified begins the turn of a request and the meter of its chat, and passes the
+// client's address to the log and the span.
 func (r *replica) identified(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		client := clientAddress(req, r.config.TrustedProxies)
-		ctx := telemetry.WithClient(req.Context(), client)
+		ctx := usage.WithTokens(telemetry.WithClient(req.Context(), client))
 		req = req.WithContext(context.WithValue(ctx, turnKey{}, new(turn)))
 		req.Header["X-Forwarded-For"] = []string{client} // otelhttp reads it
 		next.ServeHTTP(w, req)
 	})
 }
 
-const (
-	// tryElsewhere is the header by which the proxy says that it can ask another
-	// replica, and which status requests that.
-	tryElsewhere = "X-Botapi-Try-Elsewhere"
-
-	// statusTryElsewhere is a status that this service does not use otherwise. A
-	// 503 would not say whether a model was asked.
-	statusTryElsewhere = http.StatusTooEarly
-)
-
-// handingBack lets the proxy retry a request on another replica if this one
-// cannot serve it and no model was asked. Only a proxy that sends tryElsewhere
-// gets such a response.
-func handingBack(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		if req.Header.Get(tryElsewhere) == "425" {
-			w = &handingBackWriter{w, turnOf(req.Context())}
-		}
-		next.ServeHTTP(w, req)
+// notedKeys verifies keys, and notes the account of a valid one in the turn.
+func notedKeys(keys botapi.KeyVerifier) botapi.KeyVerifier {
+	return botapi.KeyVerifierFunc(func(ctx context.Context, key string) (string, error) {
+		account, err := keys.VerifyKey(ctx, key)
+		turnOf(ctx).account = account
+		return account, err
 	})
 }
-
-type handingBackWriter struct {
-	http.ResponseWriter
-	turn *turn
-}
-
-func (w *handingBackWriter) WriteHeader(status int) {
-	if status == http.StatusServiceUnavailable && w.turn.outcome.CompareAndSwap(open, handedBack) {
-		status = statusTryElsewhere
-	}
-	w.ResponseWriter.WriteHeader(status)
-}
-
-func (w *handingBackWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // notedBots are the bots in the database. It keeps a bot's settings in the turn,
 // so that a chat queries the database once, and bounds how often an account can
@@ -104,7 +76,6 @@ type notedBots struct {
 }
 
 func (b notedBots) Bots(ctx context.Context) ([]botapi.Bot, error) {
-	noteAccount(ctx)
 	if err := b.lookups.wait(ctx, botapi.AccountFrom(ctx)); err != nil {
 		return nil, err
 	}
@@ -120,7 +91,6 @@ func (b notedBots) BotBySlug(ctx context.Context, slug string) (botapi.Bot, erro
 }
 
 func (b notedBots) noted(ctx context.Context) func(postgres.Bot, error) (botapi.Bot, error) {
-	noteAccount(ctx)
 	return func(found postgres.Bot, err error) (botapi.Bot, error) {
 		if errors.Is(err, botapi.ErrBotNotFound) {
 			err = cmp.Or(b.lookups.wait(ctx, botapi.AccountFrom(ctx)), err)
@@ -129,12 +99,6 @@ func (b notedBots) noted(ctx context.Context) func(postgres.Bot, error) (botapi.
 			t.settings = found.Settings
 		}
 		return found.Bot, err
-	}
-}
-
-func noteAccount(ctx context.Context) {
-	if t := turnOf(ctx); t != nil {
-		t.account = botapi.AccountFrom(ctx)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/matryer/is"
+	"go.opentelemetry.io/otel/metric/noop"
 )
 
 // TestTurnIsAskedOrHandedBack has a replica hand a request back, and ask a model
@@ -13,7 +14,8 @@ import (
 func TestTurnIsAskedOrHandedBack(t *testing.T) {
 	is := is.New(t)
 	var ask func() error
-	unavailable := handingBack(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	r := &replica{errorResponses: noop.Int64Counter{}}
+	serve := r.identified(r.responding(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ask = func() error {
 			_, err := askingOnce{}.Settings(r.Context(), "u1")
 			return err
@@ -22,8 +24,7 @@ func TestTurnIsAskedOrHandedBack(t *testing.T) {
 			is.NoErr(ask())
 		}
 		w.WriteHeader(http.StatusServiceUnavailable)
-	}))
-	serve := (&replica{}).identified(unavailable)
+	})))
 	status := func(path, header string) int {
 		r := httptest.NewRequest("POST", path, nil)
 		r.Header.Set(tryElsewhere, header)

@@ -74,15 +74,8 @@ func meterOf(ctx context.Context) *meter {
 	return m
 }
 
-// Counted gives each request a meter for the tokens of its chat; TokensOf reads
-// it.
-func Counted(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		next.ServeHTTP(w, r.WithContext(WithTokens(r.Context())))
-	})
-}
-
-// WithTokens returns the context of a request whose chat can be counted.
+// WithTokens returns the context of a request with a meter for the tokens of its
+// chat; TokensOf reads it.
 func WithTokens(ctx context.Context) context.Context {
 	ctx, reported := openai.CountTokens(ctx)
 	return context.WithValue(ctx, meterKey{}, &meter{reported: reported})
