@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/csv"
 	"fmt"
 	"io"
 	"net/http"
@@ -64,8 +65,11 @@ func (w way) send(t *testing.T, key, url string) {
 	ctx, disconnect := context.WithTimeout(t.Context(), patience)
 	defer disconnect()
 	body := chatBody(w.prompt, !w.json)
-	if w.path != "/v1/chat" {
+	switch w.path {
+	case "/v1/chat/completions":
 		body = fmt.Sprintf(`{"model":"helper","messages":[{"role":"user","content":%q}],"stream":%t}`, w.prompt, !w.json)
+	case "/v1/responses":
+		body = fmt.Sprintf(`{"model":"helper","input":%q,"stream":%t}`, w.prompt, !w.json)
 	}
 	r, err := http.NewRequestWithContext(ctx, "POST", url+w.path, strings.NewReader(body))
 	if err != nil {
@@ -95,7 +99,7 @@ func (w way) send(t *testing.T, key, url string) {
 
 // TestBillAndLimitAgree has tenants who want to pay less: they disconnect, stall
 // the model, and repeat. What the usage table says of each account is what its
-// limit has counted.
+// limit has counted, and what both commands of the operator print.
 func TestBillAndLimitAgree(t *testing.T) {
 	is := is.New(t)
 	redis := redistest.NewServer(t)
@@ -124,7 +128,7 @@ func TestBillAndLimitAgree(t *testing.T) {
 	keys := make(map[string]string)
 	var all sync.WaitGroup
 	for name, w := range ways {
-		for _, path := range []string{"/v1/chat", "/v1/chat/completions"} {
+		for _, path := range []string{"/v1/chat", "/v1/chat/completions", "/v1/responses"} {
 			for _, json := range []bool{false, true} {
 				for _, keyed := range []bool{false, true} {
 					w, account := w, fmt.Sprintf("%s %s %t %t", name, path, json, keyed)
@@ -148,12 +152,27 @@ func TestBillAndLimitAgree(t *testing.T) {
 	p.terminate(t)
 	p.wait(t)
 	client := redis.Client(t)
+	shown, printed := make(map[string]string), make(map[string]string)
+	for line := range strings.Lines(command(t, "", env, "limits", "show", "--redis", redis.URL, "--redis-prefix", "t:").stdout) {
+		cells := strings.Fields(line)
+		n := len(cells) - 7 // words of the account
+		shown[strings.Join(cells[:n], " ")] = cells[n+2] + " " + cells[n+5]
+	}
+	days, err := csv.NewReader(strings.NewReader(command(t, "", env, "usage", "--csv").stdout)).ReadAll()
+	is.NoErr(err)
+	for _, day := range days {
+		printed[day[1]] = day[6] + "+" + day[7]
+	}
 	for account := range keys {
-		var billed, chats int64
-		query(t, env, `SELECT coalesce(sum(prompt_tokens + completion_tokens), 0), count(prompt_tokens) FROM usage WHERE account = '`+account+`'`, &billed, &chats)
+		var billed, chats, prompt int64
+		query(t, env, `SELECT coalesce(sum(prompt_tokens + completion_tokens), 0), count(prompt_tokens), coalesce(sum(prompt_tokens), 0) FROM usage WHERE account = '`+account+`'`, &billed, &chats, &prompt)
 		limited, _ := strconv.ParseInt(client.Get(t.Context(), "t:limits:tokens:"+account).Val(), 10, 64)
 		if billed != limited {
 			t.Errorf("%s: %d tokens are billed, and %d limited", account, billed, limited)
+		}
+		if chats > 0 {
+			is.Equal(shown[account], fmt.Sprintf("%d/1000000 %d", limited, billed))
+			is.Equal(printed[account], fmt.Sprintf("%d+%d", prompt, billed-prompt))
 		}
 		name, _, _ := strings.Cut(account, " /")
 		if want := ways[name].want; want >= 0 && billed != want*chats || want > 0 && chats == 0 {
