@@ -20,7 +20,7 @@ const quick = 8;
 // and then as many as it has shown already. A longer answer continues in the next
 // frames, so that the page always stays responsive.
 const budget = 6;
-const fewest = 512;
+const fewest = 256;
 
 // Each step takes some time for the text that is shown already, so that it must not be
 // too short for a very long one.
