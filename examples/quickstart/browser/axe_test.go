@@ -41,8 +41,6 @@ func TestAxe(t *testing.T) {
 	failing := startService(t, botapi.Options{Engine: fails("Well,", nil, errors.New("a failure"))}, nil)
 	waiting := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil)
 	cy := botapi.Bot{UID: "c", Slug: "cy", Name: "Cy", Model: "echo"}
-	changing := startService(t, botapi.Options{}, nil)
-	is.New(t).NoErr(changing.bots.Replace(ada, cy))
 	short := startPage(t, botapi.Options{}, page.Options{MaxBodyBytes: 160})
 	rejecting := startPage(t, botapi.Options{MaxBodyBytes: 64}, page.Options{})
 	home := "/#key=" + key
@@ -90,6 +88,8 @@ func TestAxe(t *testing.T) {
 			tab.see("#menu")
 		},
 		"bot gone": func(tab *tab) {
+			changing := startService(tab.t, botapi.Options{}, nil)
+			is.New(tab.t).NoErr(changing.bots.Replace(ada, cy))
 			greet(tab, changing.URL+home+"&bot=cy")
 			tab.waitForAnswer()
 			is.New(tab.t).NoErr(changing.bots.Replace(ada))
@@ -97,7 +97,6 @@ func TestAxe(t *testing.T) {
 			tab.see("#gone-note")
 			evaluate[any](tab, `location.hash = "bots"; null`)
 			tab.see("#gone-title")
-			is.New(tab.t).NoErr(changing.bots.Replace(ada, cy))
 		},
 		"too long": func(tab *tab) {
 			greet(tab, rejecting.URL+home+"&bot=ada")
@@ -131,19 +130,20 @@ func TestAxe(t *testing.T) {
 		},
 	}
 	for name, show := range screens {
-		for _, width := range []int64{1280, 390} {
-			t.Run(fmt.Sprint(name, " ", width), func(t *testing.T) {
-				is := is.New(t)
-				tab := newTab(t)
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			tab := newTab(t)
+			tab.do(chromedp.EmulateViewport(390, 800))
+			show(tab)
+			evaluate[any](tab, source+"; null")
+			for _, width := range []int64{390, 1280} {
 				tab.do(chromedp.EmulateViewport(width, 800))
-				show(tab)
-				evaluate[any](tab, source+"; null")
 				for _, scheme := range []string{"light", "dark"} {
 					tab.prefer("prefers-color-scheme", scheme, "prefers-reduced-motion", "reduce")
 					is.Equal(evaluate[[]string](tab, violations), []string{})
 				}
-			})
-		}
+			}
+		})
 	}
 }
 
