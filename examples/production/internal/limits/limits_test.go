@@ -314,6 +314,36 @@ func TestReplicaThatDies(t *testing.T) {
 	eventually(t, "the slots are free again", func() bool { return living.chat(t, "acme") == answered })
 }
 
+// TestReservedByAReplicaThatDied has a chat at a replica that renews its lease, and one
+// at a replica that stops doing so. What that one has reserved is not used any longer.
+func TestReservedByAReplicaThatDied(t *testing.T) {
+	is := is.New(t)
+	server := redistest.NewServer(t)
+	engine := &holding{done: make(chan struct{})}
+	o := limits.Options{Engine: engine, Store: everybody(limits.Limits{TokensPerDay: 1000}), Lease: 3 * time.Second}
+	o.Reserve = func(context.Context, *botapi.ChatRequest) int64 { return 100 }
+	dying, living := serve(t, server.Client(t), o), serve(t, server.Client(t), o)
+	ctx, leave := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	for _, r := range []replica{dying, living} {
+		all.Go(func() { _, _ = r.ask(ctx, "acme") })
+	}
+	defer all.Wait()
+	defer leave()
+	eventually(t, "both chats are in progress", func() bool { return engine.begun.Load() == 2 })
+	redis := server.Client(t)
+	used := func() limits.Use {
+		used, err := limits.Uses(t.Context(), redis)
+		is.NoErr(err)
+		is.Equal(len(used), 1)
+		is.Equal(used[0].Reserved, 100*used[0].InProgress)
+		return used[0]
+	}
+	is.Equal(used(), limits.Use{Account: "acme", InProgress: 2, Reserved: 200})
+	dying.Close()
+	eventually(t, "one chat is in progress", func() bool { return used().InProgress == 1 })
+}
+
 // leaseEnd returns when the first lease expires, in milliseconds.
 func leaseEnd(t *testing.T, client *redisclient.Client) float64 {
 	t.Helper()

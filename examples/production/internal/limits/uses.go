@@ -65,14 +65,29 @@ func (u *Use) read(ctx context.Context, client *redisclient.Client, kind, key st
 			}
 		}
 	case "places":
-		u.InProgress, err = client.ZCount(ctx, key, "("+strconv.FormatInt(now.UnixMilli(), 10), "+inf").Result()
+		var leases []string
+		leases, err = client.ZRangeArgs(ctx, redis.ZRangeArgs{Key: key, ByScore: true, Start: "(" + strconv.FormatInt(now.UnixMilli(), 10), Stop: "+inf"}).Result()
+		if len(leases) > 0 {
+			u.InProgress = int64(len(leases))
+			u.Reserved, err = reservedFor(ctx, client, u.Account, leases)
+		}
 	case "tokens":
 		u.Today, err = client.Get(ctx, key).Int64()
-	case "reserved":
-		u.Reserved, err = client.HGet(ctx, key, "all").Int64()
 	}
 	if redis.HasErrorPrefix(err, "WRONGTYPE") || err == redis.Nil {
 		return nil
 	}
 	return err
+}
+
+// reservedFor returns the tokens that chats in progress may still use. Those of a
+// replica that died stay in Redis until the next chat of the account.
+func reservedFor(ctx context.Context, client *redisclient.Client, account string, leases []string) (tokens int64, err error) {
+	held, err := client.HMGet(ctx, client.Key("limits:reserved:"+account), leases...).Result()
+	for _, one := range held {
+		text, _ := one.(string)
+		number, _ := strconv.ParseInt(text, 10, 64) // 0 if nothing is reserved
+		tokens += number
+	}
+	return tokens, err
 }
