@@ -21,12 +21,13 @@ type answer struct {
 	Ref
 	engine *Engine
 	cancel context.CancelCauseFunc // ends the model's context
+	room   chan struct{}           // receives when texts were dropped
 
 	mu       sync.Mutex
 	texts    []string // fragments that the store may lack
 	first    int      // number of texts[0]
 	size     int64    // of texts, in memory
-	kept     bool     // the store gets them
+	kept     bool     // the store gets them; the keeper ends that, once
 	over     bool
 	err      error         // why it is incomplete, once it is over
 	returned bool          // the engine has returned
@@ -112,10 +113,9 @@ func (a *answer) add(ctx context.Context, text string) (more bool) {
 		a.notify()
 	}
 	for !a.over && a.size > window && ctx.Err() == nil {
-		changed := a.changed
 		a.mu.Unlock()
 		select {
-		case <-changed:
+		case <-a.room:
 		case <-ctx.Done():
 		}
 		a.mu.Lock()
@@ -141,7 +141,7 @@ func (a *answer) trim(stored int) {
 	if len(a.texts) == 0 {
 		a.texts = nil // and frees them
 	}
-	a.notify()
+	wake(a.room)
 }
 
 // notify is called with the lock held.
@@ -160,34 +160,21 @@ func (a *answer) engineReturned() {
 
 // A load is what keep sends to the store in one step.
 type load struct {
-	from                     int // number of texts[0]
-	texts                    []string
-	attended, over, returned bool
-	err                      error
+	from                           int // number of texts[0]
+	texts                          []string
+	attended, kept, over, returned bool
+	err                            error
+	changed                        <-chan struct{} // closed when there is more
 }
-
-// loadSize bounds the fragments of one Add.
-const loadSize = 1000
 
 func (a *answer) load() load {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	l := load{from: a.first, texts: a.texts, attended: len(a.readers) > 0, over: a.over, returned: a.returned, err: a.err}
-	if len(l.texts) > loadSize {
-		l.texts, l.over = l.texts[:loadSize], false
+	l := load{a.first, a.texts, len(a.readers) > 0, a.kept, a.over, a.returned, a.err, a.changed}
+	if !a.kept {
+		l.texts = nil // only the model is still counted
 	}
 	return l
-}
-
-// changedSince returns a channel that is closed on the next change, or nil if there
-// is something to tell the store that a load did not have.
-func (a *answer) changedSince(l load) <-chan struct{} {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.kept && len(a.texts) > 0 || a.over != l.over || a.returned != l.returned || (len(a.readers) > 0) != l.attended {
-		return nil
-	}
-	return a.changed
 }
 
 // stored drops what the store has. It returns false if the store has lost some of
@@ -207,6 +194,7 @@ func (a *answer) keepNoLonger() {
 	defer a.mu.Unlock()
 	a.kept = false
 	a.trim(0)
+	a.notify()
 }
 
 const (
@@ -219,8 +207,6 @@ type keeper struct {
 	*answer
 	heard time.Time // when the store last answered
 	alone time.Duration
-	gone  bool // the store does not keep it any longer: it was stopped, abandoned, lost, or has outgrown its room
-	ended bool // the store knows its end, and the engine may still run
 }
 
 // keep copies the answer to the store as it arrives, renews its lease and that of
@@ -228,34 +214,22 @@ type keeper struct {
 // nobody comes back for. It returns when the engine has returned.
 func (a *answer) keep(ctx context.Context) {
 	defer a.engine.forget(a)
-	_, stopped, unwatch := a.engine.store.Watch(a.ID)
+	stopped, unwatch := a.engine.store.Watch(a.ID, true)
 	defer unwatch()
-	for k := (keeper{answer: a, heard: time.Now()}); ; {
-		l := a.load()
-		err := k.step(ctx, l)
-		if l.returned && (k.gone || k.ended) {
-			return
-		}
-		pause, changed := k.pause(l), (<-chan struct{})(nil)
-		if err != nil {
-			pause = retryPeriod
-		} else if changed = a.changedSince(l); changed == nil {
-			continue
+	k := keeper{answer: a, heard: time.Now()}
+	for l := a.load(); l.kept || !l.returned; l = a.load() {
+		pause := a.engine.rules.Lease / 3
+		if err := k.step(ctx, l); err != nil {
+			pause, l.changed = retryPeriod, nil
+		} else if !l.attended && !l.over {
+			pause = max(minPause, min(pause, a.engine.rules.Alone-k.alone))
 		}
 		select {
-		case <-changed:
+		case <-l.changed:
 		case <-stopped:
 		case <-time.After(pause):
 		}
 	}
-}
-
-func (k *keeper) pause(l load) time.Duration {
-	pause := k.engine.rules.Lease / 3
-	if !l.attended && !l.over {
-		pause = min(pause, k.engine.rules.Alone-k.alone)
-	}
-	return max(pause, minPause)
 }
 
 // step tells the store what it lacks. A store that does not answer for a Lease
@@ -263,11 +237,7 @@ func (k *keeper) pause(l load) time.Duration {
 func (k *keeper) step(ctx context.Context, l load) error {
 	asked, cancel := context.WithTimeout(context.Background(), k.engine.rules.Lease)
 	defer cancel()
-	texts := l.texts
-	if k.gone {
-		texts = nil // only the model is still counted
-	}
-	now, err := k.engine.store.Add(asked, k.Ref, l.from, texts, l.attended)
+	now, err := k.engine.store.Add(asked, k.Ref, l.from, l.texts, l.attended)
 	switch {
 	case err == nil:
 		k.heard, k.alone = time.Now(), now.Alone
@@ -277,33 +247,24 @@ func (k *keeper) step(ctx context.Context, l load) error {
 		now.State = Lost
 	}
 	switch {
-	case now.State == Stopped && !k.ended:
-		k.gone = true
-		k.cancel(ErrStopped)
-	case k.gone, k.ended:
-		k.abandon(l)
-	case now.State == Running && k.stored(now.Have):
-		if l.over && now.Have == l.from+len(l.texts) {
-			err := k.engine.store.End(asked, k.Ref, now.Have, endingOf(l.err))
-			k.ended = err == nil
+	case now.State == Running && l.kept && k.stored(now.Have):
+		if !l.over {
+			return nil
+		}
+		if err := k.engine.store.End(asked, k.Ref, now.Have, endingOf(l.err)); err != nil {
 			return err
 		}
-	default: // outgrown, abandoned, or lost by the store
-		k.gone = true
+	case now.State == Stopped:
+		k.cancel(ErrStopped)
+	case !l.attended && !l.over: // nobody follows it, and nobody can join it
+		k.cancel(ErrAbandoned)
+	case l.kept: // outgrown, or lost by the store
+		k.engine.log(ctx, slog.LevelInfo, "an answer is no longer kept", slog.String("state", string(now.State)), slog.Any("error", err))
+	}
+	if l.kept {
 		k.keepNoLonger()
-		k.abandon(l)
-		if l.attended {
-			k.engine.log(ctx, slog.LevelInfo, "an answer is no longer kept", slog.String("state", string(now.State)), slog.Any("error", err))
-		}
 	}
 	return nil
-}
-
-// abandon cancels an answer that nobody follows and nobody can join.
-func (k *keeper) abandon(l load) {
-	if !l.attended && !l.over {
-		k.cancel(ErrAbandoned)
-	}
 }
 
 // forget ends what the process knows of an answer.

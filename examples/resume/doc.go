@@ -19,11 +19,12 @@
 //   - A client that disconnects may come back for [Settings].Alone (1 minute) with
 //     the same request, on any process that shares the [Store]. It gets the answer
 //     from its first fragment, complete or still running: it replaces what it had,
-//     and does not append. An answer that nobody follows for that long is stopped.
+//     and does not append. The model of an answer that nobody follows for that long is
+//     cancelled.
 //   - A complete answer is kept for Keep (2 minutes), or longer while clients
-//     fetch it. One that has failed, or that
-//     nobody came back for in time, is not: the next request with its key asks the
-//     model again. Those who follow it when it fails get all of its text and its error.
+//     fetch it. One that has failed, or that nobody came back for, is not kept: the
+//     next request with its key asks the model again. Those who follow an answer when
+//     it fails get all of its text and its error.
 //   - DELETE /v1/answers with the Idempotency-Key stops the model immediately; then
 //     the key is a 410 for Keep. It does not change an answer that is complete.
 //     "Regenerate", and another try after a stop, use a new key.
@@ -37,11 +38,11 @@
 //     those who follow it in its process; who comes later starts anew.
 //   - A running answer counts against Running and RunningPerOwner until its model has
 //     returned, with or without readers. Too many of them, too many readers and
-//     readers that come back too often are a 429 with Retry-After. A client that
-//     comes back takes the slot that botapi still counts for its lost request, if
-//     MaxChatsPerAccount is reached: with 1, a second tab disconnects the first. Set
-//     RunningPerOwner where you set MaxChatsPerAccount: an answer without readers
-//     has no slot of botapi's.
+//     readers that come back too often are a 429 with Retry-After. Set RunningPerOwner
+//     where you set MaxChatsPerAccount: botapi does not count an answer without readers.
+//   - A client that comes back when a limit of botapi is reached takes the slot of its
+//     lost request, which botapi may still count. So with MaxChatsPerAccount 1, a second
+//     tab disconnects the first.
 //   - ChatTimeout and StallTimeout of [Options] bound the model's work, those of
 //     botapi.Options each reader, and an answer that is not kept.
 //   - OnAnswer is called once for each call of the model, when it has returned; bill

@@ -79,8 +79,8 @@ var (
 	ErrAbandoned = errors.New("resume: nobody came back for the answer")
 )
 
-// ErrHanging is what Close returns if an engine has not returned in time.
-var ErrHanging = errors.New("resume: an engine goes on after its answer has ended")
+// ErrHanging is what Close returns if an answer has not ended in time.
+var ErrHanging = errors.New("resume: an answer has not ended: its engine has not returned, or its store does not answer")
 
 // Responses to clients.
 var (
@@ -182,6 +182,8 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 			e.ask(ctx, req, "", func() {}, yield)
 			return
 		}
+		owner := e.options.Owner(ctx)
+		r.setOwner(owner)
 		r.reached.Store(true)
 		if len(r.keys) != 1 || !e.options.ValidKey(r.keys[0]) {
 			yield("", e.badKey)
@@ -191,8 +193,8 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 		if e.options.Admit != nil {
 			rejected = e.options.Admit(ctx, req)
 		}
-		id := Ref{e.options.Owner(ctx), r.keys[0], rand.Text()}
-		e.answer(ctx, Claim{Ref: id, Body: fingerprint(req), Join: rejected != nil}, req, rejected, yield)
+		c := Claim{Ref: Ref{Owner: owner, Key: r.keys[0]}, Body: fingerprint(req), Join: rejected != nil}
+		e.answer(ctx, c, req, rejected, yield)
 	}
 }
 
@@ -220,7 +222,7 @@ func (e *Engine) answer(ctx context.Context, c Claim, req *botapi.ChatRequest, r
 			return
 		}
 	}
-	c.Reader = rand.Text()
+	c.ID, c.Reader = rand.Text(), rand.Text()
 	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.rules.Wait)
 	found, err := e.store.Claim(claiming, c)
 	cancel()
@@ -240,11 +242,9 @@ func (e *Engine) answer(ctx context.Context, c Claim, req *botapi.ChatRequest, r
 		e.start(ctx, c, req, yield)
 	case found.State == Found:
 		c.ID = found.ID
-		died := e.join(ctx, c, yield)
-		if died && rejected != nil {
-			yield("", rejected)
-		} else if died {
-			e.unkept(ctx, c, req, yield)
+		if died := e.join(ctx, c, yield); died {
+			tell(ctx, "")
+			e.answer(ctx, c, req, rejected, yield)
 		}
 	case found.State == NoRoom:
 		e.unkept(ctx, c, req, yield)
@@ -261,7 +261,7 @@ func (e *Engine) start(ctx context.Context, c Claim, req *botapi.ChatRequest, yi
 		return
 	}
 	model, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	a := &answer{Ref: c.Ref, engine: e, cancel: cancel, kept: true, changed: make(chan struct{}), readers: make(map[*reader]struct{})}
+	a := &answer{Ref: c.Ref, engine: e, cancel: cancel, room: make(chan struct{}, 1), kept: true, changed: make(chan struct{}), readers: make(map[*reader]struct{})}
 	first := &reader{Ref: c.Ref, engine: e}
 	first.attend(a)
 	if !e.begin(a, func() { a.keep(model) }, func() { a.run(model, req) }) {
@@ -292,8 +292,7 @@ func (e *Engine) begin(a *answer, goroutines ...func()) bool {
 	return true
 }
 
-// takeBack ends an answer that was not started: the store drops a complete answer
-// of which it has another number of fragments.
+// takeBack undoes a claim. No answer has -1 fragments, so the store drops it.
 func (e *Engine) takeBack(r Ref) {
 	ctx, cancel := context.WithTimeout(context.Background(), e.rules.Lease)
 	defer cancel()
@@ -438,8 +437,8 @@ const maxStops = 8
 const closeGrace = 5 * time.Second
 
 // Close waits for answers that continue without a reader until ctx ends, then
-// stops them, and returns when their engines have returned, or ErrHanging after
-// 5 more seconds. Call it after http.Server.Shutdown: later chats are not kept.
+// stops them, and returns when their engines have returned and the store knows it,
+// or ErrHanging after 5 more seconds. Call it after http.Server.Shutdown: later chats are not kept.
 // Nobody can come back to a store in memory then: give it a context that has ended.
 func (e *Engine) Close(ctx context.Context) error {
 	e.mu.Lock()

@@ -36,10 +36,13 @@ type request struct {
 	credentials string          // the key of the API and the Idempotency-Key
 	ctx         context.Context // before its API key is verified
 	cancel      context.CancelFunc
-	served      chan struct{} // closed when it has been served
-	reached     atomic.Bool   // the Engine
-	outcome     atomic.Value  // an Outcome, once it is known
+	served      chan struct{}          // closed when it has been served
+	owner       atomic.Pointer[string] // once it is known
+	reached     atomic.Bool            // the Engine
+	outcome     atomic.Value           // an Outcome, once it is known
 }
+
+func (r *request) setOwner(owner string) { r.owner.Store(&owner) }
 
 type requestKey struct{}
 
@@ -90,8 +93,8 @@ type handler struct {
 	list   http.Handler // calls a function for a request with a valid API key
 }
 
-// call calls f for a request that has a valid API key, as a list of bots: botapi
-// authenticates the request, responds to its errors and logs them.
+// call calls f if a request has a valid API key. It is made within a request for the
+// list of bots, so that botapi verifies the key, and writes and logs the errors.
 func (h *handler) call(w http.ResponseWriter, r *http.Request, method string, f func(context.Context) error) {
 	list := r.Clone(context.WithValue(r.Context(), callKey{}, f))
 	list.Method, list.URL.Path, list.URL.RawPath = method, "/v1/bots", ""
@@ -146,7 +149,7 @@ func (h *handler) chat(w http.ResponseWriter, r *http.Request) {
 	isOnly := h.engine.enter(chat)
 	defer h.engine.exit(chat)
 	r = r.WithContext(context.WithValue(ctx, requestKey{}, chat))
-	if isOnly {
+	if isOnly || !h.hasValidKey(r, chat) { // nothing to take, or nobody who may; the body may be long
 		h.api.ServeHTTP(flushing(&response{ResponseWriter: w, request: chat}), r)
 		return
 	}
@@ -154,13 +157,13 @@ func (h *handler) chat(w http.ResponseWriter, r *http.Request) {
 	r.Body = io.NopCloser(io.TeeReader(r.Body, body))
 	for {
 		held := &response{ResponseWriter: w, request: chat, holds: func(status int) bool {
-			return limits[status] != "" && !chat.reached.Load()
+			return limitDetails[status] != "" && !chat.reached.Load()
 		}}
 		h.api.ServeHTTP(flushing(held), r)
 		if held.status == 0 {
 			return
 		}
-		if !held.isLimit() || !h.takeSlot(r, chat) {
+		if !held.isLimit() || !h.takeSlot(chat) {
 			held.send()
 			return
 		}
@@ -174,9 +177,12 @@ func (h *handler) chat(w http.ResponseWriter, r *http.Request) {
 // takeSlot ends the oldest of the earlier requests with the same owner and key, and
 // reports whether there was one. A later one is not ended: of several reloads, the
 // last gets the answer.
-func (h *handler) takeSlot(r *http.Request, chat *request) bool {
+func (h *handler) takeSlot(chat *request) bool {
 	earlier := h.engine.earlier(chat)
-	i := slices.IndexFunc(earlier, func(other *request) bool { return h.haveSameOwner(r, chat, other) })
+	i := slices.IndexFunc(earlier, func(other *request) bool {
+		owner := other.owner.Load()
+		return owner != nil && *owner == *chat.owner.Load()
+	})
 	if i < 0 {
 		return false
 	}
@@ -190,22 +196,16 @@ func (h *handler) takeSlot(r *http.Request, chat *request) bool {
 	return false
 }
 
-// haveSameOwner asks for the owners of two requests that have the API key of r.
-func (h *handler) haveSameOwner(r *http.Request, chats ...*request) bool {
-	owners := make(map[string]bool)
-	for _, chat := range chats {
-		r := r.WithContext(context.WithoutCancel(chat.ctx))
-		r.Body, r.ContentLength = http.NoBody, 0
-		isKnown := false
-		h.call(nowhere{}, r, http.MethodGet, func(ctx context.Context) error {
-			owners[h.engine.options.Owner(ctx)], isKnown = true, true
-			return nil
-		})
-		if !isKnown { // the API key is no longer valid
-			return false
-		}
-	}
-	return len(owners) == 1
+// hasValidKey reports whether the API key of a chat is valid, and notes its owner.
+func (h *handler) hasValidKey(r *http.Request, chat *request) (isValid bool) {
+	r = r.WithContext(r.Context()) // a copy
+	r.Body, r.ContentLength = http.NoBody, 0
+	h.call(discard{}, r, http.MethodGet, func(ctx context.Context) error {
+		chat.setOwner(h.engine.options.Owner(ctx))
+		isValid = true
+		return nil
+	})
+	return isValid
 }
 
 // enter notes that a chat is being served. It reports whether it is the only one
@@ -235,9 +235,9 @@ func (e *Engine) earlier(chat *request) []*request {
 	return slices.Clone(all[:slices.Index(all, chat)])
 }
 
-// limits are what botapi says when a limit has rejected a chat, as a JSON string:
-// a handler between may have put it into another object.
-var limits = map[int]string{
+// limitDetails are what botapi says when a limit has rejected a chat, as a JSON
+// string: a handler between may have put it into another object.
+var limitDetails = map[int]string{
 	http.StatusTooManyRequests:    `"Too many chats in progress for this key"`,
 	http.StatusServiceUnavailable: `"Too many chats in progress"`,
 }
@@ -257,7 +257,7 @@ func (w *response) WriteHeader(status int) {
 		return
 	}
 	if w.request != nil && status < http.StatusBadRequest { // a rejected request is neither kept nor joined
-		if outcome, isKnown := w.request.outcome.Load().(Outcome); isKnown {
+		if outcome, _ := w.request.outcome.Load().(Outcome); outcome != "" {
 			w.Header().Set(OutcomeHeader, string(outcome))
 		}
 	}
@@ -273,7 +273,9 @@ func (w *response) Write(body []byte) (int, error) {
 
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-func (w *response) isLimit() bool { return bytes.Contains(w.body.Bytes(), []byte(limits[w.status])) }
+func (w *response) isLimit() bool {
+	return bytes.Contains(w.body.Bytes(), []byte(limitDetails[w.status]))
+}
 
 // send sends what is held back.
 func (w *response) send() {
@@ -300,9 +302,9 @@ func (w flushingResponse) FlushError() error {
 	return http.NewResponseController(w.ResponseWriter).Flush()
 }
 
-// nowhere is a ResponseWriter of which nobody reads.
-type nowhere struct{}
+// discard is the ResponseWriter of a response that nobody gets.
+type discard struct{}
 
-func (nowhere) Header() http.Header            { return http.Header{} }
-func (nowhere) Write(body []byte) (int, error) { return len(body), nil }
-func (nowhere) WriteHeader(int)                {}
+func (discard) Header() http.Header            { return http.Header{} }
+func (discard) Write(body []byte) (int, error) { return len(body), nil }
+func (discard) WriteHeader(int)                {}

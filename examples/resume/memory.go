@@ -14,14 +14,12 @@ type Memory struct {
 	settings Settings
 
 	mu      sync.Mutex
-	names   map[name]*kept   // what a Claim finds
+	names   map[Ref]*kept    // what a Claim finds, by a Ref without an ID
 	ids     map[string]*kept // those, and what only their readers find
 	owners  map[string]*owner
 	running leases // of all owners, by answer
 	bytes   int64  // of all owners
 }
-
-type name struct{ owner, key string }
 
 // A kept is one answer.
 type kept struct {
@@ -40,13 +38,13 @@ type kept struct {
 	timer   *time.Timer
 }
 
-// An owner has the counts of an owner.
+// An owner is what the limits of one owner count.
 type owner struct {
 	bytes            int64
 	running, readers leases
 }
 
-// leases says until when each holder is believed in.
+// leases maps each holder to the end of its lease.
 type leases map[string]time.Time
 
 func (l leases) live() int64 {
@@ -62,7 +60,7 @@ func (l leases) live() int64 {
 func NewMemory(s Settings) *Memory {
 	return &Memory{
 		settings: s.Completed(),
-		names:    make(map[name]*kept),
+		names:    make(map[Ref]*kept),
 		ids:      make(map[string]*kept),
 		owners:   make(map[string]*owner),
 		running:  make(leases),
@@ -76,7 +74,7 @@ func (m *Memory) Settings() Settings { return m.settings }
 func (m *Memory) Claim(_ context.Context, c Claim) (Claimed, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a := m.names[name{c.Owner, c.Key}]
+	a := m.names[Ref{Owner: c.Owner, Key: c.Key}]
 	switch {
 	case a != nil && c.Body != "" && c.Body != a.body:
 		return Claimed{State: Other}, nil
@@ -100,10 +98,10 @@ func (m *Memory) start(c Claim) Claimed {
 		return Claimed{State: NoRoom}
 	}
 	a := &kept{Ref: c.Ref, body: c.Body, state: Running, born: time.Now(), readers: make(leases)}
-	m.names[name{a.Owner, a.Key}], m.ids[a.ID] = a, a
+	m.names[Ref{Owner: a.Owner, Key: a.Key}], m.ids[a.ID] = a, a
 	m.expire(a, m.settings.Lease)
 	m.count(a, LeastRunning)
-	m.renew(a.Ref, true)
+	m.renew(a.Ref)
 	return Claimed{Started, a.ID}
 }
 
@@ -127,20 +125,17 @@ func (m *Memory) attend(a *kept, reader string) {
 	a.alone = time.Time{}
 }
 
-// renew gives a model its slot if it is new, and otherwise renews the one that
-// it has.
-func (m *Memory) renew(a Ref, isNew bool) {
-	if _, runs := m.running[a.ID]; runs || isNew {
-		until := time.Now().Add(m.settings.Lease)
-		m.running[a.ID], m.owner(a.Owner).running[a.ID] = until, until
-	}
+// renew gives a model its slot, or renews that.
+func (m *Memory) renew(a Ref) {
+	until := time.Now().Add(m.settings.Lease)
+	m.running[a.ID], m.owner(a.Owner).running[a.ID] = until, until
 }
 
 // Add implements Store.
 func (m *Memory) Add(_ context.Context, r Ref, from int, texts []string, attended bool) (Added, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.renew(r, false)
+	m.renew(r)
 	a := m.ids[r.ID]
 	switch {
 	case a == nil:
@@ -214,7 +209,7 @@ func (m *Memory) End(_ context.Context, r Ref, fragments int, e Ending) error {
 func (m *Memory) Stop(_ context.Context, owner, key string) (found bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a := m.names[name{owner, key}]
+	a := m.names[Ref{Owner: owner, Key: key}]
 	if a == nil {
 		return false, nil
 	}
@@ -238,7 +233,7 @@ func (m *Memory) Read(_ context.Context, r Ref, reader string, from int) (Part, 
 	if reader != "" {
 		m.attend(a, reader)
 	}
-	if (a.state == Complete || a.state == Failed) && time.Until(a.until) < m.settings.Lease { // it is kept while it is read
+	if a.state != Running && time.Until(a.until) < m.settings.Lease { // it is kept while it is read
 		m.expire(a, m.settings.Lease)
 	}
 	texts := a.texts[min(from, len(a.texts)):]
@@ -304,7 +299,7 @@ func (m *Memory) drop(a *kept) {
 
 // free takes the key from an answer: the next Claim does not find it.
 func (m *Memory) free(a *kept) {
-	if key := (name{a.Owner, a.Key}); m.names[key] == a {
+	if key := (Ref{Owner: a.Owner, Key: a.Key}); m.names[key] == a {
 		delete(m.names, key)
 	}
 }

@@ -11,10 +11,9 @@ import (
 // lookPeriod is how often a reader looks at an answer without news of it.
 const lookPeriod = 500 * time.Millisecond
 
-// A reader is a request that follows an answer from its first fragment. The
-// request that started the answer reads the fragments of this process first, and
-// the store for what that has dropped already. One that has joined reads the
-// store first, and the fragments of this process while the store does not answer.
+// A reader is a request that follows an answer from its first fragment. It reads
+// the fragments of this process, if that runs the answer, and the store for what
+// was dropped already.
 type reader struct {
 	Ref
 	engine *Engine
@@ -33,18 +32,16 @@ var errDied = errors.New("resume: the process that gave the answer has died, or 
 // returns true, and has yielded nothing, if the answer died before it said
 // anything.
 func (r *reader) follow(ctx context.Context, yield func(string, error) bool) (died bool) {
-	changed, _, unwatch := r.engine.store.Watch(r.ID)
+	changed, unwatch := r.engine.store.Watch(r.ID, false)
 	defer unwatch()
 	defer r.leave()
 	r.renewLater()
 	for healthy := time.Now(); ctx.Err() == nil; {
 		p, err := r.read(ctx)
 		switch {
-		case err == nil:
-			healthy = time.Now()
-		case errors.Is(err, errDied) && r.next == 0:
+		case errors.Is(err, errDied) && r.next == 0 && r.name != "":
 			return true
-		case errors.Is(err, errDied), time.Since(healthy) > r.engine.rules.Lease:
+		case errors.Is(err, errDied), err != nil && time.Since(healthy) > r.engine.rules.Lease:
 			yield("", errBroken(err))
 			return false
 		}
@@ -54,6 +51,9 @@ func (r *reader) follow(ctx context.Context, yield func(string, error) bool) (di
 			}
 		}
 		r.advance(len(p.texts))
+		if err == nil {
+			healthy = time.Now()
+		}
 		switch {
 		case p.over && p.err != nil:
 			yield("", p.err)
@@ -89,21 +89,6 @@ type progress struct {
 	changed <-chan struct{} // closed when there is more; nil if only the store tells
 }
 
-func (r *reader) read(ctx context.Context) (progress, error) {
-	if r.name == "" {
-		if p, ok := r.readHere(); ok {
-			return p, nil
-		}
-	}
-	p, err := r.readStore(ctx)
-	if err != nil && ctx.Err() == nil {
-		if here, ok := r.readHere(); ok {
-			return here, nil
-		}
-	}
-	return p, err
-}
-
 func (r *reader) readHere() (p progress, ok bool) {
 	a := r.local
 	if a == nil {
@@ -114,10 +99,14 @@ func (r *reader) readHere() (p progress, ok bool) {
 	if r.next < a.first {
 		return progress{}, false
 	}
-	return progress{a.texts[r.next-a.first:], a.over, a.err, a.changed}, true
+	isOver := a.over && (a.err == nil || !a.kept) // of a failure, the store learns first: a client may come back immediately
+	return progress{a.texts[r.next-a.first:], isOver, a.err, a.changed}, true
 }
 
-func (r *reader) readStore(ctx context.Context) (progress, error) {
+func (r *reader) read(ctx context.Context) (progress, error) {
+	if p, ok := r.readHere(); ok {
+		return p, nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, r.engine.rules.Lease)
 	defer cancel()
 	part, err := r.engine.store.Read(ctx, r.Ref, r.name, r.next)
@@ -176,6 +165,7 @@ func (r *reader) leave() {
 		a.mu.Lock()
 		delete(a.readers, r)
 		a.trim(0)
+		a.notify()
 		a.mu.Unlock()
 	}
 	r.mu.Lock()

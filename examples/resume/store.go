@@ -79,9 +79,9 @@ type Store interface {
 	// that runs it.
 	Add(ctx context.Context, a Ref, from int, texts []string, attended bool) (Added, error)
 
-	// End ends a running answer that has so many fragments. A complete answer is
-	// kept; of one that failed, only its present readers learn. A complete answer
-	// of which the store has another number of fragments is Lost.
+	// End ends a running answer that has this number of fragments. A complete answer
+	// is kept, unless the store has another number of them: then it is Lost. Of one
+	// that failed, only its present readers learn.
 	End(ctx context.Context, a Ref, fragments int, e Ending) error
 
 	// Stop ends the running answer of a key in the state Stopped, and does not
@@ -96,10 +96,10 @@ type Store interface {
 	// the id of the answer.
 	Leave(ctx context.Context, a Ref, name string) error
 
-	// Watch returns channels that receive when fragments or an end were added to an
-	// answer, and when it was stopped, until forget is called. News that were not
-	// received yet are merged; some may be missing.
-	Watch(id string) (changed, stopped <-chan struct{}, forget func())
+	// Watch returns a channel that receives when an answer has changed, or only when
+	// it was stopped, until forget is called. News that were not received yet are
+	// merged; some may be missing.
+	Watch(id string, onlyStop bool) (news <-chan struct{}, forget func())
 }
 
 // A Ref is one answer: whose it is, under which key, and an ID that no other
@@ -129,7 +129,7 @@ type Claimed struct {
 type State string
 
 // States of answers. A key leads to an answer that is Running, Complete or
-// Stopped; to the others, only those who follow them already. One that is
+// Stopped. Of the others, only their present readers learn. One that is
 // Outgrown can still be stopped by its key, until the key has another answer.
 const (
 	Running  State = "running"
@@ -216,24 +216,22 @@ func (e Ending) Err() error {
 // Watchers implements Watch for stores. The zero value is ready for use.
 type Watchers struct {
 	mu       sync.Mutex
-	watchers map[string]map[*watcher]struct{}
+	watchers map[string]map[chan struct{}]bool // by answer; true: only of a stop
 }
 
-type watcher struct{ changed, stopped chan struct{} }
-
 // Watch is Store.Watch.
-func (w *Watchers) Watch(id string) (changed, stopped <-chan struct{}, forget func()) {
+func (w *Watchers) Watch(id string, onlyStop bool) (news <-chan struct{}, forget func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	added := &watcher{make(chan struct{}, 1), make(chan struct{}, 1)}
 	if w.watchers == nil {
-		w.watchers = make(map[string]map[*watcher]struct{})
+		w.watchers = make(map[string]map[chan struct{}]bool)
 	}
 	if w.watchers[id] == nil {
-		w.watchers[id] = make(map[*watcher]struct{})
+		w.watchers[id] = make(map[chan struct{}]bool)
 	}
-	w.watchers[id][added] = struct{}{}
-	return added.changed, added.stopped, func() {
+	added := make(chan struct{}, 1)
+	w.watchers[id][added] = onlyStop
+	return added, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		delete(w.watchers[id], added)
@@ -247,10 +245,9 @@ func (w *Watchers) Watch(id string) (changed, stopped <-chan struct{}, forget fu
 func (w *Watchers) Tell(id string, stopped bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for watcher := range w.watchers[id] {
-		wake(watcher.changed)
-		if stopped {
-			wake(watcher.stopped)
+	for watcher, onlyStop := range w.watchers[id] {
+		if stopped || !onlyStop {
+			wake(watcher)
 		}
 	}
 }

@@ -47,8 +47,8 @@ var script = redis.NewScript(source)
 // fragmentBytes is the memory of a fragment in a list of Redis besides its text.
 const fragmentBytes = 4
 
-// claimsPart is which part of the time that a chat waits for Redis it may wait for
-// a claim: the rest is for its limits.
+// A chat waits for its claim at most 1/claimsPart of the time that it may wait for
+// Redis: the rest is for its limits.
 const claimsPart = 4
 
 // New returns a store, which works until it is closed. The caller closes the
@@ -101,60 +101,49 @@ func ValidKey(key string) bool {
 // Settings implements resume.Store.
 func (s *Store) Settings() resume.Settings { return s.settings }
 
-// A reply is what the script has returned.
-type reply struct {
-	values []any
-	err    error
-}
-
-func (r reply) text(i int) string {
-	if i >= len(r.values) {
-		return ""
+// at returns one value of a reply of the script.
+func at[T any](reply []any, i int) (value T) {
+	if i < len(reply) {
+		value, _ = reply[i].(T)
 	}
-	text, _ := r.values[i].(string)
-	return text
+	return value
 }
 
-func (r reply) number(i int) int64 {
-	if i >= len(r.values) {
-		return 0
-	}
-	number, _ := r.values[i].(int64)
-	return number
-}
-
-// send runs a method of the script. Its only limit of time is the client's own:
-// that a caller waits for less says nothing about Redis. The channel is closed after
-// the reply.
-func (s *Store) send(ctx context.Context, method string, r resume.Ref, arguments ...any) <-chan reply {
+// run runs a method of the script, and returns when ctx ends. The script's own limit
+// of time is that of the client: that a caller waits for less says nothing about Redis.
+// An answer that a claim starts after its caller has given up is ended. (The engine
+// ends it, too, but that may have come first.)
+func (s *Store) run(ctx context.Context, method string, r resume.Ref, arguments ...any) ([]any, error) {
 	// No other owner can have the same name.
 	name := sha256.Sum256([]byte(strconv.Itoa(len(r.Owner)) + ":" + r.Owner + r.Key))
 	keys := []string{s.prefix() + "name:" + hex.EncodeToString(name[:])}
 	arguments = append([]any{method, s.prefix(), ownerName(r.Owner), r.ID, s.rules}, arguments...)
-	replies := make(chan reply, 1)
-	s.running.Go(func() {
-		defer close(replies)
-		values, err := script.Run(context.WithoutCancel(ctx), s.redis, keys, arguments...).Slice()
-		replies <- reply{values, err}
-	})
-	return replies
-}
-
-// run runs a method of the script, and returns when ctx ends.
-func (s *Store) run(ctx context.Context, method string, r resume.Ref, arguments ...any) (reply, error) {
-	return wait(ctx, method, s.send(ctx, method, r, arguments...))
-}
-
-func wait(ctx context.Context, method string, replies <-chan reply) (reply, error) {
-	select {
-	case got := <-replies:
-		if got.err != nil {
-			return reply{}, fmt.Errorf("answers in redis: %s: %w", method, got.err)
-		}
-		return got, nil
-	case <-ctx.Done():
-		return reply{}, fmt.Errorf("answers in redis: %s: %w", method, ctx.Err())
+	type reply struct {
+		values []any
+		err    error
 	}
+	replies := make(chan reply)
+	s.running.Go(func() {
+		values, err := script.Run(context.WithoutCancel(ctx), s.redis, keys, arguments...).Slice()
+		select {
+		case replies <- reply{values, err}:
+		case <-ctx.Done():
+			if at[string](values, 0) == string(resume.Started) {
+				_ = s.End(context.Background(), r, -1, resume.Ending{}) // otherwise its lease expires
+				_ = s.Leave(context.Background(), r, r.ID)
+			}
+		}
+	})
+	var got reply
+	select {
+	case got = <-replies:
+	case <-ctx.Done():
+		got.err = ctx.Err()
+	}
+	if got.err != nil {
+		return nil, fmt.Errorf("answers in redis: %s: %w", method, got.err)
+	}
+	return got.values, nil
 }
 
 var errSlow = errors.New("answers in redis: it is slow")
@@ -168,34 +157,15 @@ func (s *Store) Claim(ctx context.Context, c resume.Claim) (resume.Claimed, erro
 	}
 	ctx, done := s.redis.Waiting(ctx)
 	defer done()
-	replies := s.send(ctx, "claim", c.Ref, c.Body, c.Reader, c.Join,
+	got, err := s.run(ctx, "claim", c.Ref, c.Body, c.Reader, c.Join,
 		cmp.Or(c.Limits.Running, s.settings.RunningPerOwner), cmp.Or(c.Limits.Readers, s.settings.ReadersPerOwner), s.redis.Full())
-	got, err := wait(ctx, "claim", replies)
-	if ctx.Err() != nil {
-		s.running.Go(func() { s.takeBack(c.Ref, replies) })
-	}
 	if err != nil {
 		s.measured.claimed(ctx, "", "redis is away", 0)
 		return resume.Claimed{}, err
 	}
-	claimed := resume.Claimed{State: resume.State(got.text(0))}
-	if claimed.State == resume.NoRoom {
-		s.measured.claimed(ctx, claimed.State, got.text(1), 0)
-		return claimed, nil
-	}
-	claimed.ID = got.text(1)
-	s.measured.claimed(ctx, claimed.State, "", got.number(2))
+	claimed := resume.Claimed{State: resume.State(at[string](got, 0)), ID: at[string](got, 1)}
+	s.measured.claimed(ctx, claimed.State, at[string](got, 2), at[int64](got, 3))
 	return claimed, nil
-}
-
-// takeBack ends an answer that a claim starts after its caller has given up. The
-// engine ends it, too, but that may have come first. There is no reply if Claim has
-// received it.
-func (s *Store) takeBack(r resume.Ref, replies <-chan reply) {
-	if got := <-replies; got.text(0) == string(resume.Started) {
-		_ = s.End(context.Background(), r, -1, resume.Ending{}) // otherwise its lease expires
-		_ = s.Leave(context.Background(), r, r.ID)
-	}
 }
 
 // Add implements resume.Store.
@@ -208,7 +178,7 @@ func (s *Store) Add(ctx context.Context, r resume.Ref, from int, texts []string,
 	if err != nil {
 		return resume.Added{}, err
 	}
-	added := resume.Added{State: resume.State(got.text(0)), Have: int(got.number(1)), Alone: time.Duration(got.number(2)) * time.Millisecond}
+	added := resume.Added{State: resume.State(at[string](got, 0)), Have: int(at[int64](got, 1)), Alone: time.Duration(at[int64](got, 2)) * time.Millisecond}
 	s.measured.added(ctx, added, len(texts))
 	return added, nil
 }
@@ -226,7 +196,7 @@ func (s *Store) End(ctx context.Context, r resume.Ref, fragments int, e resume.E
 // Stop implements resume.Store.
 func (s *Store) Stop(ctx context.Context, owner, key string) (found bool, err error) {
 	got, err := s.run(ctx, "stop", resume.Ref{Owner: owner, Key: key})
-	return got.number(0) == 1, err
+	return at[int64](got, 0) == 1, err
 }
 
 // Read implements resume.Store.
@@ -235,14 +205,14 @@ func (s *Store) Read(ctx context.Context, r resume.Ref, reader string, from int)
 	if err != nil {
 		return resume.Part{}, err
 	}
-	part := resume.Part{State: resume.State(got.text(0))}
-	for i := range got.values[2:] {
-		part.Texts = append(part.Texts, got.text(2+i))
+	part := resume.Part{State: resume.State(at[string](got, 0))}
+	for i := range got[2:] {
+		part.Texts = append(part.Texts, at[string](got, 2+i))
 	}
 	if len(part.Texts) > resume.PartFragments {
 		return resume.Part{Texts: part.Texts[:resume.PartFragments], State: resume.Running}, nil
 	}
-	if ending := got.text(1); ending != "" {
+	if ending := at[string](got, 1); ending != "" {
 		if err := json.Unmarshal([]byte(ending), &part.Ending); err != nil {
 			return resume.Part{}, fmt.Errorf("reading how an answer ended: %w", err)
 		}

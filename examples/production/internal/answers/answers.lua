@@ -125,14 +125,14 @@ local methods = {}
 local function start(old, body, most, isFull)
   if live(running) >= most or live(all) >= rules.running then return {'busy'} end
   local why = isFull and 'all are full' or full(least)
-  if why then return {'no room', why} end
+  if why then return {'no room', '', why} end
   if old then free(old) end
   redis.call('HSET', answer, 'id', id, 'body', body, 'state', 'running', 'born', now, 'joins', 0, 'held', 0)
   expire(load(answer), rules.lease)
   count(id, least)
   hold(running, id)
   hold(all, id)
-  return {'started', id, counted('all')}
+  return {'started', id, '', counted('all')}
 end
 
 local function join(a, reader, most)
@@ -140,7 +140,7 @@ local function join(a, reader, most)
   if live(a.readers) >= rules.readers or live(following) >= most then return {'crowded'} end
   redis.call('HINCRBY', a.at, 'joins', 1)
   attend(a, reader)
-  return {'found', a.id, counted('all')}
+  return {'found', a.id, '', counted('all')}
 end
 
 function methods.claim(body, reader, only, mostRunning, mostReaders, isFull)
@@ -154,10 +154,8 @@ end
 
 function methods.add(from, attended, ...)
   from = tonumber(from)
-  for _, leases in ipairs({running, all}) do
-    redis.call('ZADD', leases, 'XX', now + rules.lease, id)
-    redis.call('PEXPIRE', leases, rules.lease)
-  end
+  hold(running, id)
+  hold(all, id)
   local a = find()
   if not a then return {'lost', 0, 0} end
   if not a.goesOn then return {a.state, 0, 0} end
@@ -223,8 +221,7 @@ function methods.read(reader, from, most)
   end
   if reader ~= '' then attend(a, reader) end
   local left = redis.call('PTTL', a.at)
-  local isOver = a.state == 'complete' or a.state == 'failed'
-  if isOver and left < rules.lease or a.goesOn and left > rules.lease then -- it is read, or the clock was set back
+  if a.state ~= 'running' and left < rules.lease or a.goesOn and left > rules.lease then -- it is read, or the clock was set back
     expire(a, rules.lease)
   end
   return {a.state, a.ending or '', unpack(redis.call('LRANGE', a.fragments, from, from + most))}

@@ -23,7 +23,7 @@ func ownerName(owner string) string {
 func Bytes(ctx context.Context, client *redisclient.Client, owners []string) (map[string]int64, error) {
 	key := func(name string) string { return client.Key("answers:" + name) }
 	var counted *redis.MapStringStringCmd
-	var sizes []any // of answers that nobody has counted off yet
+	var sizes []any // of expired answers that are still in the sums
 	now, err := client.Time(ctx).Result()
 	if err == nil {
 		counted = client.HGetAll(ctx, key("bytes"))

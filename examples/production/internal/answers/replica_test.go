@@ -239,7 +239,7 @@ func TestDeathBeforeTheFirstFragment(t *testing.T) {
 	defer response.Body.Close()
 	close(<-said)
 	c := client{response, bufio.NewScanner(response.Body), nil}
-	is.Equal(c.outcome(), "not-kept")
+	is.Equal(c.outcome(), "kept")
 	is.Equal(c.rest(), []string{"two", "[DONE]"})
 	close(silent)
 }
