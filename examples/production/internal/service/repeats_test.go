@@ -46,7 +46,7 @@ func away(doing string) error {
 func newFailing() *failing {
 	f := &failing{lost: away("listing bots")}
 	logger := telemetry.NewLogger(&f.log, slog.LevelInfo)
-	f.replica = &replica{logger: logger, repeats: repeats{kinds: make(map[kind]*repeat)}, errorResponses: noop.Int64Counter{}}
+	f.replica = &replica{logger: logger, repeats: repeats{kinds: make(map[kind]*repeat)}, errorResponses: noop.Int64Counter{}, throttle: newThrottle()}
 	api := botapi.New(botapi.Options{
 		Bots: f,
 		Keys: notedKeys(botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) {

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 
@@ -25,7 +26,13 @@ const (
 func (r *replica) responding(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		ctx, t := req.Context(), turnOf(req.Context())
-		response := &response{ResponseWriter: w, turn: t, elsewhere: req.Header.Get(tryElsewhere) == "425"}
+		response := &response{
+			ResponseWriter: w,
+			ctx:            ctx,
+			turn:           t,
+			throttle:       r.throttle,
+			elsewhere:      req.Header.Get(tryElsewhere) == "425",
+		}
 		defer func() {
 			if response.status == http.StatusTooManyRequests && t.account != "" {
 				r.rejected.saw(t.account)
@@ -42,12 +49,14 @@ func (r *replica) responding(next http.Handler) http.Handler {
 	})
 }
 
-// A response notes the status and the detail of an error response. It lets the
-// proxy retry a request on another replica if this one cannot serve it and no
-// model was asked.
+// A response notes the status and the detail of an error response, and throttles
+// those that the client has caused. It lets the proxy retry a request on another
+// replica if this one cannot serve it and no model was asked.
 type response struct {
 	http.ResponseWriter
+	ctx       context.Context // of the request
 	turn      *turn
+	throttle  *throttle
 	elsewhere bool // the proxy can ask another replica
 	status    int
 	reason    string
@@ -55,8 +64,11 @@ type response struct {
 
 func (w *response) WriteHeader(status int) {
 	w.status, w.reason = status, http.StatusText(status)
-	if w.elsewhere && status == http.StatusServiceUnavailable && w.turn.outcome.CompareAndSwap(open, handedBack) {
+	switch {
+	case w.elsewhere && status == http.StatusServiceUnavailable && w.turn.outcome.CompareAndSwap(open, handedBack):
 		status = statusTryElsewhere
+	case w.turn.account != "" && http.StatusBadRequest <= status && status < http.StatusInternalServerError:
+		w.throttle.fail(w.ctx, w.turn.account)
 	}
 	w.ResponseWriter.WriteHeader(status)
 }

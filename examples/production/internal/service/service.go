@@ -116,6 +116,7 @@ type replica struct {
 	counts         *counts
 	errorResponses metric.Int64Counter
 	rejected       *rejected
+	throttle       *throttle
 	repeats        repeats
 	readiness      readiness
 	shared         atomic.Pointer[shared] // nil if replicas share no Redis, and until the database has been reached
@@ -145,6 +146,7 @@ func Run(ctx context.Context, c Config) error {
 		usage:     usage.NewWriter(c.Database, c.Logger),
 		readiness: readiness{starting: telemetry.NewSparing()},
 		rejected:  newRejected(),
+		throttle:  newThrottle(),
 		repeats:   repeats{kinds: make(map[kind]*repeat)},
 		fatal:     make(chan error, 1),
 	}

@@ -69,14 +69,14 @@ func notedKeys(keys botapi.KeyVerifier) botapi.KeyVerifier {
 
 // notedBots are the bots in the database. It keeps a bot's settings in the turn,
 // so that a chat queries the database once, and bounds how often an account can
-// ask for anything that leads to no chat.
+// list them.
 type notedBots struct {
 	*postgres.Database
-	lookups *lookups
+	throttle *throttle
 }
 
 func (b notedBots) Bots(ctx context.Context) ([]botapi.Bot, error) {
-	if err := b.lookups.wait(ctx, botapi.AccountFrom(ctx)); err != nil {
+	if err := b.throttle.list(ctx, botapi.AccountFrom(ctx)); err != nil {
 		return nil, err
 	}
 	return b.Database.Bots(ctx)
@@ -92,9 +92,6 @@ func (b notedBots) BotBySlug(ctx context.Context, slug string) (botapi.Bot, erro
 
 func (b notedBots) noted(ctx context.Context) func(postgres.Bot, error) (botapi.Bot, error) {
 	return func(found postgres.Bot, err error) (botapi.Bot, error) {
-		if errors.Is(err, botapi.ErrBotNotFound) {
-			err = cmp.Or(b.lookups.wait(ctx, botapi.AccountFrom(ctx)), err)
-		}
 		if t := turnOf(ctx); t != nil && err == nil {
 			t.settings = found.Settings
 		}
