@@ -438,8 +438,9 @@ const closeGrace = 5 * time.Second
 
 // Close waits for answers that continue without a reader until ctx ends, then
 // stops them, and returns when their engines have returned and the store knows it,
-// or ErrHanging after 5 more seconds. Call it after http.Server.Shutdown: later chats are not kept.
-// Nobody can come back to a store in memory then: give it a context that has ended.
+// or ErrHanging after 5 more seconds. Call it after http.Server.Shutdown: later chats
+// are not kept. Nobody can come back to a store in memory then: give it a context that
+// has ended.
 func (e *Engine) Close(ctx context.Context) error {
 	e.mu.Lock()
 	e.closed = true
