@@ -22,6 +22,7 @@ type answer struct {
 	engine *Engine
 	cancel context.CancelCauseFunc // ends the model's context
 	room   chan struct{}           // receives when texts were dropped
+	urgent chan struct{}           // receives when the keeper should not wait for more fragments
 
 	mu       sync.Mutex
 	texts    []string // fragments that the store may lack
@@ -42,6 +43,19 @@ const (
 	// inMemory is what a fragment takes in memory besides its text.
 	inMemory = 24
 )
+
+func newAnswer(r Ref, e *Engine, cancel context.CancelCauseFunc) *answer {
+	return &answer{
+		Ref:     r,
+		engine:  e,
+		cancel:  cancel,
+		room:    make(chan struct{}, 1),
+		urgent:  make(chan struct{}, 1),
+		kept:    true,
+		changed: make(chan struct{}),
+		readers: make(map[*reader]struct{}),
+	}
+}
 
 // run calls the engine. The answer is over when the engine has returned or its
 // context has ended, whichever comes first.
@@ -110,10 +124,11 @@ func (a *answer) add(ctx context.Context, text string) (more bool) {
 	if !a.over {
 		a.texts = append(a.texts, text)
 		a.size += int64(len(text)) + inMemory
-		a.notify()
+		a.notifyReaders()
 	}
 	for !a.over && a.size > window && ctx.Err() == nil {
 		a.mu.Unlock()
+		wake(a.urgent)
 		select {
 		case <-a.room:
 		case <-ctx.Done():
@@ -144,8 +159,14 @@ func (a *answer) trim(stored int) {
 	wake(a.room)
 }
 
-// notify is called with the lock held.
+// notify tells the readers of a change, and the keeper that it is urgent. It is called
+// with the lock held.
 func (a *answer) notify() {
+	a.notifyReaders()
+	wake(a.urgent)
+}
+
+func (a *answer) notifyReaders() {
 	close(a.changed)
 	a.changed = make(chan struct{})
 }
@@ -198,6 +219,7 @@ func (a *answer) keepNoLonger() {
 }
 
 const (
+	batchPeriod = 100 * time.Millisecond // whose fragments the store gets together
 	retryPeriod = 100 * time.Millisecond // after a failure of the store
 	minPause    = 10 * time.Millisecond  // when Alone is nearly over
 )
@@ -209,9 +231,9 @@ type keeper struct {
 	alone time.Duration
 }
 
-// keep copies the answer to the store as it arrives, renews its lease and that of
-// its model, and ends it there. It cancels an answer that was stopped, or that
-// nobody comes back for. It returns when the engine has returned.
+// keep copies the answer to the store as it arrives, ten times a second, renews its
+// lease and that of its model, and ends it there. It cancels an answer that was
+// stopped, or that nobody comes back for. It returns when the engine has returned.
 func (a *answer) keep(ctx context.Context) {
 	defer a.engine.forget(a)
 	stopped, unwatch := a.engine.store.Watch(a.ID, true)
@@ -226,9 +248,19 @@ func (a *answer) keep(ctx context.Context) {
 		}
 		select {
 		case <-l.changed:
+			a.collect(stopped)
 		case <-stopped:
 		case <-time.After(pause):
 		}
+	}
+}
+
+// collect waits for more fragments, unless something is urgent.
+func (a *answer) collect(stopped <-chan struct{}) {
+	select {
+	case <-a.urgent:
+	case <-stopped:
+	case <-time.After(batchPeriod):
 	}
 }
 

@@ -261,7 +261,7 @@ func (e *Engine) start(ctx context.Context, c Claim, req *botapi.ChatRequest, yi
 		return
 	}
 	model, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	a := &answer{Ref: c.Ref, engine: e, cancel: cancel, room: make(chan struct{}, 1), kept: true, changed: make(chan struct{}), readers: make(map[*reader]struct{})}
+	a := newAnswer(c.Ref, e, cancel)
 	first := &reader{Ref: c.Ref, engine: e}
 	first.attend(a)
 	if !e.begin(a, func() { a.keep(model) }, func() { a.run(model, req) }) {

@@ -88,6 +88,42 @@ func TestStopWithFragmentsLeft(t *testing.T) {
 	})
 }
 
+// TestFragmentsAreStoredTogether has an engine say a word every 10 ms for two seconds:
+// the store gets them ten times a second. Its end, and text that comes all at once, do
+// not wait.
+func TestFragmentsAreStoredTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		store := &badStore{Store: resume.NewMemory(resume.Settings{RunningPerOwner: 1})}
+		var pause time.Duration
+		engine, h := handler(t, resume.Options{Store: store, Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+			return func(yield func(string, error) bool) {
+				for range 200 {
+					if !yield(strings.Repeat("x", 1000), nil) {
+						return
+					}
+					time.Sleep(pause)
+				}
+			}
+		})})
+		ask := func(name string) (took time.Duration) {
+			began := time.Now()
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, request(t.Context(), "key", name, true))
+			is.Equal(strings.Count(w.Body.String(), "x"), 200_000)
+			is.Equal(w.Header().Get(resume.OutcomeHeader), string(resume.Kept))
+			return time.Since(began)
+		}
+		pause = 10 * time.Millisecond
+		ask(key)
+		is.True(store.adds.Load() >= 15 && store.adds.Load() <= 25)
+		time.Sleep(2 * time.Millisecond) // the store hears of the end
+		pause = 0
+		is.True(ask(key+"2") < 50*time.Millisecond)
+		is.NoErr(engine.Close(t.Context()))
+	})
+}
+
 // TestSlowReaderOfAnOutgrownAnswer has a client read only after two leases. The store
 // has the beginning of its answer until then.
 func TestSlowReaderOfAnOutgrownAnswer(t *testing.T) {
