@@ -58,6 +58,7 @@ func speaking(t *testing.T) *runtimetest.Server {
 // A proxy is HAProxy with the configuration of this example.
 type proxy struct {
 	url, stats string
+	balanced   bool // clients come with the PROXY protocol, from a proxy in front of it
 	log        *logtest.Log
 	cmd        *exec.Cmd
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"example.com/botapi/examples/openai/runtimetest"
 	"github.com/matryer/is"
 )
 
@@ -40,20 +42,120 @@ func TestOneAddressWithoutAKey(t *testing.T) {
 }
 
 // TestOneAddressWithAKey opens more connections than an address may have before a
-// key of it was accepted.
+// key of it was accepted, also through another proxy, in front of this one.
 func TestOneAddressWithAKey(t *testing.T) {
-	is := is.New(t)
 	env, key := withOneBot(t)
 	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1")
 	p.ready(t)
-	proxy := startProxyAt(t, "", []*process{p, p, p}, "CONNECTIONS_BEFORE_A_KEY=20", "CONNECTIONS=60")
-	listing := "GET /v1/bots HTTP/1.1\r\nHost: bots\r\nAuthorization: Bearer "
-	is.Equal(openMany(t, proxy, "127.0.0.2", 50, listing+"guessed\r\n\r\n").answered(time.Now().Add(patience), http.StatusUnauthorized), 20)
+	for name, options := range map[string]string{"directly": "", "balanced": " accept-proxy"} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			proxy := startProxyAt(t, options, []*process{p, p, p}, "CONNECTIONS_BEFORE_A_KEY=20", "CONNECTIONS=60")
+			proxy.balanced = options != ""
+			is.Equal(openMany(t, proxy, "127.0.0.2", 50, listing("guessed")).answered(time.Now().Add(patience), http.StatusUnauthorized), 20)
 
-	is.Equal(openMany(t, proxy, "127.0.0.3", 1, listing+key+"\r\n\r\n").answered(time.Now().Add(patience), http.StatusOK), 1)
-	is.Equal(openMany(t, proxy, "127.0.0.3", 100, listing+"guessed\r\n\r\n").answered(time.Now().Add(patience), http.StatusUnauthorized), 59)
-	is.Equal(openMany(t, proxy, "127.0.0.4", 1, "GET /health-check HTTP/1.1\r\nHost: bots\r\nAuthorization: Bearer x\r\n\r\n").answered(time.Now().Add(patience), http.StatusOK), 1)
-	is.Equal(openMany(t, proxy, "127.0.0.4", 50, listing+"guessed\r\n\r\n").answered(time.Now().Add(patience), http.StatusUnauthorized), 19) // that was no key
+			is.Equal(openMany(t, proxy, "127.0.0.3", 1, listing(key)).answered(time.Now().Add(patience), http.StatusOK), 1)
+			is.Equal(openMany(t, proxy, "127.0.0.3", 100, listing("guessed")).answered(time.Now().Add(patience), http.StatusUnauthorized), 59)
+			for i, unlocked := range []string{"GET /health-check", "GET /health%2dcheck", "GET http://bots/health-check", "OPTIONS *"} { // these need no key
+				from := fmt.Sprint("127.0.0.", 10+i)
+				is.Equal(openMany(t, proxy, from, 1, unlocked+" HTTP/1.1\r\nHost: bots\r\nAuthorization: Bearer guessed\r\n\r\n").answered(time.Now().Add(patience), http.StatusOK), 1)
+				is.Equal(openMany(t, proxy, from, 50, listing("guessed")).answered(time.Now().Add(patience), http.StatusUnauthorized), 19)
+			}
+		})
+	}
+}
+
+func listing(key string) string {
+	return "GET /v1/bots HTTP/1.1\r\nHost: bots\r\nAuthorization: Bearer " + key + "\r\n\r\n"
+}
+
+// TestOneAddressWithAKeyIsForgotten opens connections without a valid key all the
+// time. They do not prolong the time for which the address has the higher limit.
+func TestOneAddressWithAKeyIsForgotten(t *testing.T) {
+	env, key := withOneBot(t)
+	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1")
+	p.ready(t)
+	proxy := startProxyAt(t, "", []*process{p, p, p}, "CONNECTIONS_BEFORE_A_KEY=5", "KNOWN_TIME=2s")
+	proxy.know(t, key)
+	eventually(t, "the address has the lower limit", func() bool {
+		opened := openMany(t, proxy, "127.0.0.1", 10, listing("guessed"))
+		defer opened.close()
+		return opened.answered(time.Now().Add(patience), http.StatusUnauthorized) <= 5
+	})
+}
+
+// TestOneAddressWithoutHandshakes opens connections, and does not begin with TLS.
+func TestOneAddressWithoutHandshakes(t *testing.T) {
+	p := serve(t, migrated(t), "--runtime", "local=http://127.0.0.1:1/v1")
+	p.ready(t)
+	file, _ := certificate(t)
+	proxy := startProxyAt(t, " ssl crt "+file, []*process{p, p, p}, "CONNECTIONS_BEFORE_A_KEY=20")
+	openMany(t, proxy, "127.0.0.2", 50, "")
+	eventually(t, "the others are closed", func() bool {
+		_, metrics := raw(t, proxy.stats, "GET /metrics HTTP/1.0\r\n\r\n")
+		return strings.Contains(metrics, `haproxy_frontend_denied_connections_total{proxy="api"} 30`)
+	})
+}
+
+// TestOneAddressOverHTTP2 sends more requests at the same time, in one connection,
+// than an address may have before and after a key of it was accepted.
+func TestOneAddressOverHTTP2(t *testing.T) {
+	env, key := withOneBot(t)
+	asked, answer := make(chan struct{}, 100), make(chan struct{})
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+		asked <- struct{}{}
+		select {
+		case <-answer:
+			s.Whole("Hello")
+		case <-r.Context().Done():
+		}
+	})
+	p := serve(t, env, "--runtime", "local="+runtime.URL)
+	p.ready(t)
+	proxy := startProxyAt(t, "", []*process{p, p, p}, "CONNECTIONS_BEFORE_A_KEY=20", "CONNECTIONS=60")
+	client := &http.Client{Transport: &http.Transport{Protocols: new(http.Protocols)}}
+	client.Transport.(*http.Transport).Protocols.SetUnencryptedHTTP2(true)
+	defer client.CloseIdleConnections()
+	response, err := request(t.Context(), client, "guessed", "GET", proxy.url+"/v1/bots", "") // from now on, it has a connection
+	is.New(t).NoErr(err)
+	response.Body.Close()
+
+	before := 0
+	for _, limit := range []int{20, 60} {
+		is := is.New(t)
+		rejected, served := make(chan *http.Response, 100), make(chan string, 100)
+		for range limit + 10 {
+			go func() {
+				response, err := request(t.Context(), client, key, "POST", proxy.url+"/v1/chat", chatBody("Hi", false))
+				if err == nil && response.StatusCode == http.StatusTooManyRequests {
+					rejected <- response
+					return
+				}
+				served <- bodyOf(response, err)
+			}()
+		}
+		count := 0
+		for range limit + 10 {
+			select {
+			case <-asked:
+				count++
+			case response := <-rejected:
+				is.Equal(response.Proto, "HTTP/2.0")
+				is.Equal(response.Header.Get("Retry-After"), "1")
+				is.Equal(response.Header.Get("Content-Type"), "application/json")
+				is.True(response.Header.Get("X-Request-Id") != "")
+				is.Equal(bodyOf(response, nil), `{"detail":"Too many requests from this address"}`)
+			case failed := <-served:
+				t.Fatal(failed)
+			}
+		}
+		is.True(count > before && count <= limit) // the proxy may still count a request whose response has arrived
+		before = count
+		for range count {
+			answer <- struct{}{}
+			is.Equal(<-served, `{"content":"Hello"}`)
+		}
+	}
 }
 
 // connections are connections that stay open until the test ends.
@@ -63,6 +165,9 @@ type connections []net.Conn
 // each.
 func openMany(t *testing.T, p proxy, from string, count int, begun string) (opened connections) {
 	t.Helper()
+	if p.balanced {
+		from, begun = "127.0.0.1", "PROXY TCP4 "+from+" 127.0.0.1 1 1\r\n"+begun
+	}
 	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
 	for range count {
 		conn, err := dialer.DialContext(t.Context(), "tcp", strings.TrimPrefix(p.url, "http://"))
@@ -75,6 +180,12 @@ func openMany(t *testing.T, p proxy, from string, count int, begun string) (open
 		_, _ = io.WriteString(conn, begun)
 	}
 	return opened
+}
+
+func (c connections) close() {
+	for _, conn := range c {
+		conn.Close()
+	}
 }
 
 // answered counts the connections that have a response with this status, as far
