@@ -145,8 +145,9 @@ func TestManifest(t *testing.T) {
 	}
 	served := servedWith(t, "--database=postgres://")
 	served.Shared = new(service.Shared)
-	longest := served.ShutdownTime()
-	is.True(time.Duration(*replica.Spec.TerminationGracePeriodSeconds)*time.Second >= longest+longest/16)
+	longest, grace := served.ShutdownTime(), *replica.Spec.TerminationGracePeriodSeconds
+	is.True(time.Duration(grace)*time.Second >= longest+longest/16)
+	is.True(strings.Contains(deployed(t, "kubernetes.yaml"), fmt.Sprintf(" %d s, as terminationGracePeriodSeconds.", grace)))
 }
 
 // TestMemoryLimits checks that the manifest and the unit give a replica memory for
