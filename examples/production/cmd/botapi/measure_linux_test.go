@@ -27,7 +27,7 @@ import (
 // proxy, for a gateway written by hand, and for HAProxy in front of a replica,
 // all with the same runtime:
 //
-//	go test -run '^$' -bench Beside -benchtime 9x ./cmd/botapi
+//	go test -run '^$' -bench Beside -benchtime 7x ./cmd/botapi
 //
 // Each server is a separate process. A round measures all of them, one after
 // another, and each round begins with a different one. The figures are medians
@@ -39,8 +39,7 @@ import (
 func BenchmarkBeside(b *testing.B) {
 	runtime := httptest.NewServer(http.HandlerFunc(speakPlan))
 	b.Cleanup(runtime.Close)
-	servers, replica := startServers(b, runtime.URL+"/v1")
-	idle := memory(b, replica.Process, "VmRSS")
+	servers := startServers(b, runtime.URL+"/v1")
 
 	var table strings.Builder
 	table.WriteString("\n| | proxy | gateway | replica | replica ÷ proxy | replica ÷ gateway | HAProxy |\n|---|---|---|---|---|---|---|\n")
@@ -54,11 +53,6 @@ func BenchmarkBeside(b *testing.B) {
 			measured := measure(b, servers, load)
 			measured.report(b, load)
 			measured.writeTo(&table, load)
-			if load.name == "paced" {
-				peak := memory(b, replica.Process, "VmHWM")
-				b.ReportMetric(peak, "replica-MiB")
-				fmt.Fprintf(&table, "| memory, idle and per stream (of 200) | | | %.0f MiB, %.2f MiB | | | |\n", idle, (peak-idle)/200)
-			}
 		})
 	}
 	fmt.Print(table.String())
@@ -179,9 +173,8 @@ type server struct {
 	pid    int // whose processor time counts
 }
 
-// startServers starts all measured servers, and returns the replica's command,
-// too.
-func startServers(b *testing.B, runtime string) ([]server, *exec.Cmd) {
+// startServers starts all measured servers.
+func startServers(b *testing.B, runtime string) []server {
 	env := migrated(b)
 	importBots(b, env, oneBot)
 	key := createKey(b, env)
@@ -193,7 +186,7 @@ func startServers(b *testing.B, runtime string) ([]server, *exec.Cmd) {
 		{name: "replica", url: p.url + "/v1/chat", bodies: chatBody, key: key, pid: p.cmd.Process.Pid},
 	}
 	haproxy := startProxy(b, []*process{p, p, p})
-	return append(servers, server{"HAProxy", haproxy.url + "/v1/chat", chatBody, key, haproxy.cmd.Process.Pid}), p.cmd
+	return append(servers, server{"HAProxy", haproxy.url + "/v1/chat", chatBody, key, haproxy.cmd.Process.Pid})
 }
 
 // completionBody is a request to the runtime itself, which always streams.
