@@ -89,12 +89,13 @@ func TestBackUpAndRestore(t *testing.T) {
 	p.wait(t)
 	is.NoErr(redis.Client(t).Del(t.Context(), owner).Err())
 
+	is.Equal(command(t, "", restored, "keys", "revoke", "--account", "globex").code, 0) // again, before it is valid for clients
 	p = serve(t, restored, args...)
 	p.ready(t)
 	for _, c := range []struct {
 		key  string
 		want int
-	}{{key, http.StatusOK}, {revoked, http.StatusOK}, {later, http.StatusUnauthorized}} {
+	}{{key, http.StatusOK}, {revoked, http.StatusUnauthorized}, {later, http.StatusUnauthorized}} {
 		status, _ := ask(t, c.key, "POST", p.url+"/v1/chat", chatBody("Hi", false))
 		is.Equal(status, c.want)
 	}
