@@ -124,8 +124,9 @@ func (c *showLimitsCommand) Help() string {
 RESERVED are the tokens that chats in progress may still use. CHATS TODAY are those
 that have ended, rejected ones included, and BILLED TODAY is the sum of their tokens
 in the usage table: a second or two after the last chat it is that of TOKENS TODAY,
-unless Redis was emptied. Days are in UTC. KEPT BYTES is the memory of answers in
-Redis, in progress or kept for clients that return.`
+unless Redis was emptied, or a chat was in progress at midnight: it is billed today,
+but what it had used by then counted yesterday. Days are in UTC. KEPT BYTES is the
+memory of answers in Redis, in progress or kept for clients that return.`
 }
 
 // Validate finds what is missing: for serve, Redis is optional.
