@@ -76,7 +76,8 @@ type Store interface {
 	// Add adds the fragments from a number on to a running answer, and renews its
 	// lease and that of its model. Fragments that the store has already are not
 	// added again. attended says that somebody follows the answer in the process
-	// that runs it.
+	// that runs it. It is called ten times a second while a model writes, and three
+	// times a Lease while it does not.
 	Add(ctx context.Context, a Ref, from int, texts []string, attended bool) (Added, error)
 
 	// End ends a running answer that has this number of fragments. A complete answer
