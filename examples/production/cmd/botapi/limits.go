@@ -17,10 +17,10 @@ import (
 )
 
 type limitsCommands struct {
-	Set    setLimitsCommand    `cmd:"" help:"Set the limits of an account, or of everybody else."`
+	Set    setLimitsCommand    `cmd:"" help:"Set limits of an account, or of everybody else."`
 	List   listLimitsCommand   `cmd:"" help:"List the limits."`
 	Show   showLimitsCommand   `cmd:"" help:"Show which account uses what of its limits at this moment, over all replicas."`
-	Remove removeLimitsCommand `cmd:"" help:"Remove the limits of an account, or of everybody else."`
+	Remove removeLimitsCommand `cmd:"" help:"Remove limits of an account, or of everybody else."`
 }
 
 // limitedAccount is the account whose limits a command changes.
@@ -53,10 +53,10 @@ type setLimitsCommand struct {
 }
 
 func (c *setLimitsCommand) Help() string {
-	return `Limits are counted over all replicas that run with --redis. They replace the
-previous ones. A limit that is not given is that of everybody else; for everybody
-else, it means no limit. 0 means no limit. Replicas take up to ten seconds to see
-the change.`
+	return `Limits are counted over all replicas that run with --redis. A limit that is not
+given stays as it is. An account without one has that of everybody else; without
+that, there is no limit. 0 means no limit. Use limits remove to remove one. Replicas
+take up to ten seconds to see the change.`
 }
 
 // Validate finds values that parse but are invalid.
@@ -65,7 +65,7 @@ func (c *setLimitsCommand) Validate() error {
 		return err
 	}
 	if c.ChatsPerMinute == nil && c.TokensPerDay == nil && c.ChatsAtOnce == nil {
-		return errors.New("no limit is given: use remove to remove the limits of an account")
+		return errors.New("no limit is given: use remove to remove limits")
 	}
 	for flag, value := range map[string]*int64{
 		"--chats-per-minute": c.ChatsPerMinute,
@@ -242,11 +242,25 @@ func (c *showLimitsCommand) readRedis(ctx context.Context, d *postgres.Database,
 	return err
 }
 
-type removeLimitsCommand struct{ limitedAccount }
+type removeLimitsCommand struct {
+	limitedAccount
+	ChatsPerMinute bool `help:"Remove this limit."`
+	TokensPerDay   bool `help:"Remove this limit."`
+	ChatsAtOnce    bool `help:"Remove this limit."`
+}
+
+func (c *removeLimitsCommand) Help() string {
+	return `If no limit is named, all are removed. Those of everybody else then apply to the
+account. To lift one of these for an account instead, set it to 0 there.`
+}
 
 func (c *removeLimitsCommand) Run(ctx context.Context, p *program) error {
+	which := postgres.WhichLimits{ChatsPerMinute: c.ChatsPerMinute, TokensPerDay: c.TokensPerDay, ChatsAtOnce: c.ChatsAtOnce}
+	if which == (postgres.WhichLimits{}) {
+		which = postgres.WhichLimits{ChatsPerMinute: true, TokensPerDay: true, ChatsAtOnce: true}
+	}
 	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		err := d.RemoveLimits(ctx, c.name())
+		err := d.RemoveLimits(ctx, c.name(), which)
 		if errors.Is(err, postgres.ErrNoLimits) {
 			return mistakef("there are no limits to remove")
 		}

@@ -23,8 +23,21 @@ func TestLimitsCommands(t *testing.T) {
 		"ACCOUNT           CHATS PER MINUTE  TOKENS PER DAY  CHATS AT ONCE\n"+
 		"(everybody else)  60                -               5\n"+
 		"acme              -                 0               -\n")
+	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--chats-at-once", "7"), result{})
+	is.Equal(command(t, "", env, "limits", "set", "--chats-per-minute", "90"), result{})
+	is.Equal(command(t, "", env, "limits", "list").stdout, ""+ // those that are not given are kept
+		"ACCOUNT           CHATS PER MINUTE  TOKENS PER DAY  CHATS AT ONCE\n"+
+		"(everybody else)  90                -               5\n"+
+		"acme              -                 0               7\n")
+	is.Equal(command(t, "", env, "limits", "remove", "--account", "acme", "--chats-at-once"), result{})
+	is.Equal(command(t, "", env, "limits", "list").stdout, ""+
+		"ACCOUNT           CHATS PER MINUTE  TOKENS PER DAY  CHATS AT ONCE\n"+
+		"(everybody else)  90                -               5\n"+
+		"acme              -                 0               -\n")
+	is.Equal(command(t, "", env, "limits", "remove", "--account", "acme", "--chats-at-once"), result{
+		code: 2, stderr: "botapi: there are no limits to remove\n"})
 	is.Equal(command(t, "", env, "limits", "remove", "--account", "acme"), result{})
-	is.Equal(command(t, "", env, "limits", "remove"), result{})
+	is.Equal(command(t, "", env, "limits", "remove", "--chats-per-minute", "--chats-at-once"), result{})
 	is.Equal(command(t, "", env, "limits", "remove"), result{code: 2, stderr: "botapi: there are no limits to remove\n"})
 	is.Equal(command(t, "", env, "limits", "set", "--chats-at-once=-1").code, 2)
 	is.Equal(command(t, "", env, "limits", "set", "--account", "acme\nother", "--chats-at-once", "1").code, 2)

@@ -21,8 +21,7 @@ type AccountLimits struct {
 
 var _ limits.Store = (*Database)(nil)
 
-// ErrNoLimits is what RemoveLimits returns for an account that has no limits of
-// its own.
+// ErrNoLimits is what RemoveLimits returns if there is nothing to remove.
 var ErrNoLimits = errors.New("no such limits")
 
 // Limits returns the limits of an account: its own, and where it has none, those
@@ -42,9 +41,9 @@ func (d *Database) Limits(ctx context.Context, account string) (found limits.Lim
 	return found, err
 }
 
-// SetLimits replaces the limits of an account, or of everybody else. Replicas
-// see the change when they next ask. An account that is not one short line is a
-// validation.Errors: no key can belong to it.
+// SetLimits sets limits of an account, or of everybody else: those that are not
+// nil. Replicas see the change when they next ask. An account that is not one short
+// line is a validation.Errors: no key can belong to it.
 func (d *Database) SetLimits(ctx context.Context, l AccountLimits) error {
 	if err := (validation.Errors{
 		"account": validation.Validate(l.Account, oneLine, validation.Length(0, maxName)),
@@ -53,20 +52,31 @@ func (d *Database) SetLimits(ctx context.Context, l AccountLimits) error {
 	}
 	return d.run(ctx, "setting limits", func(ctx context.Context, conn *pgxpool.Conn) error {
 		_, err := conn.Exec(ctx, `
-			INSERT INTO account_limits (account, chats_per_minute, tokens_per_day, chats_at_once) VALUES ($1, $2, $3, $4)
-			ON CONFLICT (account) DO UPDATE SET chats_per_minute = excluded.chats_per_minute,
-				tokens_per_day = excluded.tokens_per_day, chats_at_once = excluded.chats_at_once`,
+			INSERT INTO account_limits AS own (account, chats_per_minute, tokens_per_day, chats_at_once) VALUES ($1, $2, $3, $4)
+			ON CONFLICT (account) DO UPDATE SET
+				chats_per_minute = coalesce(excluded.chats_per_minute, own.chats_per_minute),
+				tokens_per_day = coalesce(excluded.tokens_per_day, own.tokens_per_day),
+				chats_at_once = coalesce(excluded.chats_at_once, own.chats_at_once)`,
 			l.Account, l.ChatsPerMinute, l.TokensPerDay, l.ChatsAtOnce)
 		return err
 	})
 }
 
-// RemoveLimits removes an account's own limits, so that those of everybody else
-// apply to it; for everybody else, it removes all limits. It returns ErrNoLimits
-// if there are none.
-func (d *Database) RemoveLimits(ctx context.Context, account string) error {
+// WhichLimits are some of the limits.
+type WhichLimits struct{ ChatsPerMinute, TokensPerDay, ChatsAtOnce bool }
+
+// RemoveLimits removes some of an account's own limits, so that those of everybody
+// else apply to it, or of those of everybody else. It returns ErrNoLimits if there
+// are none of them.
+func (d *Database) RemoveLimits(ctx context.Context, account string, which WhichLimits) error {
 	return d.run(ctx, "removing limits", func(ctx context.Context, conn *pgxpool.Conn) error {
-		tag, err := conn.Exec(ctx, `DELETE FROM account_limits WHERE account = $1`, account)
+		tag, err := conn.Exec(ctx, `
+			UPDATE account_limits SET
+				chats_per_minute = CASE WHEN $2 THEN NULL ELSE chats_per_minute END,
+				tokens_per_day = CASE WHEN $3 THEN NULL ELSE tokens_per_day END,
+				chats_at_once = CASE WHEN $4 THEN NULL ELSE chats_at_once END
+			WHERE account = $1 AND ($2 AND chats_per_minute IS NOT NULL OR $3 AND tokens_per_day IS NOT NULL OR $4 AND chats_at_once IS NOT NULL)`,
+			account, which.ChatsPerMinute, which.TokensPerDay, which.ChatsAtOnce)
 		if err == nil && tag.RowsAffected() == 0 {
 			return ErrNoLimits
 		}
@@ -78,7 +88,9 @@ func (d *Database) RemoveLimits(ctx context.Context, account string) error {
 // those of accounts, by name.
 func (d *Database) AllLimits(ctx context.Context) (all []AccountLimits, err error) {
 	err = d.run(ctx, "listing limits", func(ctx context.Context, conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, `SELECT account, chats_per_minute, tokens_per_day, chats_at_once FROM account_limits ORDER BY account`)
+		rows, _ := conn.Query(ctx, `
+			SELECT account, chats_per_minute, tokens_per_day, chats_at_once FROM account_limits
+			WHERE num_nonnulls(chats_per_minute, tokens_per_day, chats_at_once) > 0 ORDER BY account`)
 		all, err = pgx.CollectRows(rows, pgx.RowToStructByPos[AccountLimits])
 		return err
 	})

@@ -23,7 +23,7 @@ func TestLimits(t *testing.T) {
 	is.Equal(limitsOf("acme"), limits.Limits{}) // nobody has limits
 
 	is.NoErr(d.SetLimits(t.Context(), postgres.AccountLimits{ChatsPerMinute: number(60), ChatsAtOnce: number(5)}))
-	is.NoErr(d.SetLimits(t.Context(), postgres.AccountLimits{Account: "acme", TokensPerDay: number(1), ChatsAtOnce: number(9)}))
+	is.NoErr(d.SetLimits(t.Context(), postgres.AccountLimits{Account: "acme", TokensPerDay: number(1)}))
 	is.NoErr(d.SetLimits(t.Context(), postgres.AccountLimits{Account: "acme", TokensPerDay: number(1000), ChatsPerMinute: number(0)}))
 	is.Equal(limitsOf("acme"), limits.Limits{ChatsPerMinute: 0, TokensPerDay: 1000, ChatsAtOnce: 5}) // its own take precedence
 	is.Equal(limitsOf("other"), limits.Limits{ChatsPerMinute: 60, ChatsAtOnce: 5})
@@ -34,9 +34,15 @@ func TestLimits(t *testing.T) {
 	is.Equal(all[0].Account, "")
 	is.Equal(all[1], postgres.AccountLimits{Account: "acme", TokensPerDay: number(1000), ChatsPerMinute: number(0)})
 
-	is.NoErr(d.RemoveLimits(t.Context(), "acme"))
+	is.NoErr(d.RemoveLimits(t.Context(), "acme", postgres.WhichLimits{ChatsPerMinute: true}))
+	is.Equal(limitsOf("acme"), limits.Limits{ChatsPerMinute: 60, TokensPerDay: 1000, ChatsAtOnce: 5}) // the rest is kept
+	whole := postgres.WhichLimits{ChatsPerMinute: true, TokensPerDay: true, ChatsAtOnce: true}
+	is.NoErr(d.RemoveLimits(t.Context(), "acme", whole))
 	is.Equal(limitsOf("acme"), limitsOf("other"))
-	is.True(errors.Is(d.RemoveLimits(t.Context(), "acme"), postgres.ErrNoLimits))
-	is.NoErr(d.RemoveLimits(t.Context(), ""))
+	is.True(errors.Is(d.RemoveLimits(t.Context(), "acme", whole), postgres.ErrNoLimits))
+	all, err = d.AllLimits(t.Context())
+	is.NoErr(err)
+	is.Equal(len(all), 1)
+	is.NoErr(d.RemoveLimits(t.Context(), "", whole))
 	is.Equal(limitsOf("acme"), limits.Limits{})
 }
