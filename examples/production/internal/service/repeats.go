@@ -11,7 +11,7 @@ import (
 
 // mostKinds bounds the kinds that repeats distinguish: some dozens for requests,
 // and a few for each account whose chats are rejected. Further ones of an account
-// share one.
+// with the same message share one: only rejected chats have usage records.
 const mostKinds = 1000
 
 // repeats write what clients can cause in any number: of each kind, once in
@@ -43,7 +43,7 @@ func (r *repeats) count(k kind, write func(times int64)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.kinds[k] == nil && len(r.kinds) >= mostKinds {
-		k = kind{account: k.account}
+		k = kind{message: k.message, account: k.account}
 	}
 	one := r.kinds[k]
 	if one == nil {

@@ -145,6 +145,12 @@ func TestKindsAreBounded(t *testing.T) {
 	}
 	is.Equal(len(f.said(t)), mostKinds+1)
 	is.Equal(len(f.repeats.kinds), mostKinds+1)
+	var rejected int64 // a usage record has this number
+	for range 3 {
+		f.repeats.count(kind{slog.LevelInfo, "chat rejected", "429", "acme"}, func(times int64) { rejected += times })
+		f.ask("known", "")
+	}
 	f.repeats.writeAll()
-	is.Equal(f.said(t), []string{fmt.Sprintf("ERROR request failed: %d ×%d", 2*mostKinds-1, mostKinds-1)})
+	is.Equal(rejected, int64(3))
+	is.Equal(f.said(t), []string{fmt.Sprintf("ERROR request failed: %d ×%d", 2*mostKinds-1, mostKinds+2)})
 }
