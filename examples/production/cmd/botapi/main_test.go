@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime/debug"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,7 +20,7 @@ import (
 )
 
 // binary is the program, built once for all tests: they run what runs in
-// production.
+// production, under the race detector if they are.
 var binary string
 
 func TestMain(m *testing.M) {
@@ -36,11 +38,27 @@ func buildAndRun(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	binary = filepath.Join(dir, "botapi")
-	if out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
+	info, _ := debug.ReadBuildInfo()
+	race := slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+	if out, err := exec.Command("go", "build", fmt.Sprintf("-race=%t", race), "-o", binary, ".").CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "building the program: %v\n%s", err, out)
 		return 1
 	}
-	return m.Run()
+	raceReports := filepath.Join(dir, "race")
+	os.Setenv("GORACE", "atexit_sleep_ms=0 log_path="+raceReports) // otherwise each command takes a second
+	code := m.Run()
+	reports, _ := filepath.Glob(raceReports + ".*") // also of programs that were killed
+	for _, report := range reports {
+		text, _ := os.ReadFile(report)
+		fmt.Fprintf(os.Stderr, "%s\n", text)
+		code = 1
+	}
+	return code
+}
+
+// only returns this environment, with where the race detector reports.
+func only(env []string) []string {
+	return append([]string{"GORACE=" + os.Getenv("GORACE")}, env...)
 }
 
 // result is the result of a run of the program.
@@ -56,7 +74,7 @@ func command(t testing.TB, stdin string, env []string, args ...string) result {
 	defer cancel()
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, binary, args...)
-	cmd.Env = append([]string{}, env...) // not nil, which would inherit the environment
+	cmd.Env = only(env)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
 	err := cmd.Run()
 	if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited {

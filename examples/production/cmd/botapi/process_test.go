@@ -46,7 +46,7 @@ func serveTo(t testing.TB, stderr io.Writer, env []string, args ...string) *proc
 	p := &process{
 		url:      "http://" + address,
 		internal: "http://" + internal,
-		env:      append([]string{}, env...),
+		env:      env,
 		stderr:   stderr,
 		args:     append([]string{"serve", "--listen", address, "--internal-listen", internal, "--drain-delay", "0s"}, args...),
 	}
@@ -62,7 +62,7 @@ func serveTo(t testing.TB, stderr io.Writer, env []string, args ...string) *proc
 func (p *process) start(t testing.TB) {
 	t.Helper()
 	p.cmd = exec.Command(binary, p.args...)
-	p.cmd.Env, p.cmd.Stderr = p.env, &p.log
+	p.cmd.Env, p.cmd.Stderr = only(p.env), &p.log
 	if p.stderr != nil {
 		p.cmd.Stderr = p.stderr
 	}
