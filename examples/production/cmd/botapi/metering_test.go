@@ -102,7 +102,7 @@ func (w way) send(t *testing.T, key, url string) {
 // limit has counted, and what both commands of the operator print.
 func TestBillAndLimitAgree(t *testing.T) {
 	is := is.New(t)
-	redis := redistest.NewServer(t)
+	redis := redistest.NewServerAtNoon(t)
 	env := migrated(t)
 	importBots(t, env, oneBot)
 	is.Equal(command(t, "", env, "limits", "set", "--tokens-per-day", "1000000").code, 0)
@@ -153,11 +153,14 @@ func TestBillAndLimitAgree(t *testing.T) {
 	p.wait(t)
 	client := redis.Client(t)
 	shown, printed := make(map[string]string), make(map[string]string)
-	for line := range strings.Lines(command(t, "", env, "limits", "show", "--redis", redis.URL, "--redis-prefix", "t:").stdout) {
-		cells := strings.Fields(line)
-		n := len(cells) - 7 // words of the account
-		shown[strings.Join(cells[:n], " ")] = cells[n+2] + " " + cells[n+5]
-	}
+	onOneDay(func() {
+		endChatsToday(t, env)
+		for line := range strings.Lines(command(t, "", env, "limits", "show", "--redis", redis.URL, "--redis-prefix", "t:").stdout) {
+			cells := strings.Fields(line)
+			n := len(cells) - 7 // words of the account
+			shown[strings.Join(cells[:n], " ")] = cells[n+2] + " " + cells[n+5]
+		}
+	})
 	days, err := csv.NewReader(strings.NewReader(command(t, "", env, "usage", "--csv").stdout)).ReadAll()
 	is.NoErr(err)
 	for _, day := range days {
@@ -182,6 +185,21 @@ func TestBillAndLimitAgree(t *testing.T) {
 	is.Equal(len(p.logged(t, "usage not stored")), 0)
 }
 
+// endChatsToday has the chats so far end now: what is shown and printed is added
+// up by day, and the test may run across midnight.
+func endChatsToday(t *testing.T, env []string) {
+	t.Helper()
+	query(t, env, `UPDATE usage SET ended_at = now()`)
+}
+
+// onOneDay calls show, and again if midnight has passed meanwhile.
+func onOneDay(show func()) {
+	for day := (time.Time{}); day != today(); {
+		day = today()
+		show()
+	}
+}
+
 // TestStallingChatsUseTheBudget has a budget of 100 tokens, and a model that never
 // answers long prompts.
 func TestStallingChatsUseTheBudget(t *testing.T) {
@@ -189,7 +207,7 @@ func TestStallingChatsUseTheBudget(t *testing.T) {
 	runtime := meteredRuntime(t)
 	env, key := withOneBot(t)
 	is.Equal(command(t, "", env, "limits", "set", "--tokens-per-day", "100").code, 0)
-	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", redistest.NewServer(t).URL, "--stall-timeout", "200ms")
+	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", redistest.NewServerAtNoon(t).URL, "--stall-timeout", "200ms")
 	p.ready(t)
 	status, _ := ask(t, key, "POST", p.url+"/v1/chat", chatBody("stall"+strings.Repeat(" x", 96<<10), true))
 	is.Equal(status, http.StatusGatewayTimeout)
@@ -207,7 +225,7 @@ func TestRejectedChatsAreWrittenTogether(t *testing.T) {
 	const rejected = 500
 	env, key := withOneBot(t)
 	is.Equal(command(t, "", env, "limits", "set", "--tokens-per-day", "1").code, 0)
-	p := serve(t, env, "--runtime", "local="+meteredRuntime(t).URL, "--redis", redistest.NewServer(t).URL)
+	p := serve(t, env, "--runtime", "local="+meteredRuntime(t).URL, "--redis", redistest.NewServerAtNoon(t).URL)
 	p.ready(t)
 	way{prompt: "words", path: "/v1/chat"}.send(t, key, p.url)
 	began := time.Now()
@@ -232,6 +250,7 @@ func TestRejectedChatsAreWrittenTogether(t *testing.T) {
 	query(t, env, `SELECT count(*), sum(chats) FROM usage WHERE rejected = '429 The tokens of this account for today are used up' AND account = 'acme' AND status = 429`, &rows, &chats)
 	is.True(rows <= most)
 	is.Equal(chats, rejected)
+	endChatsToday(t, env)
 	_, line, _ := strings.Cut(command(t, "", env, "usage", "--csv").stdout, "\n")
 	_, line, _ = strings.Cut(line, ",") // the day
 	is.Equal(line, "acme,501,1,25,1,20,7,0,500\n")

@@ -29,7 +29,7 @@ type sharing struct {
 
 func share(t *testing.T, runtime string, args ...string) sharing {
 	t.Helper()
-	s := sharing{redis: redistest.NewServer(t)}
+	s := sharing{redis: redistest.NewServerAtNoon(t)}
 	s.env, s.key = withOneBot(t)
 	s.replicas = serveAll(t, s.env, append([]string{"--runtime", "local=" + runtime, "--redis", s.redis.URL,
 		"--redis-timeout", "1m"}, args...)...) // however busy the machine is

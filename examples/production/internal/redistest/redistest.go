@@ -57,6 +57,22 @@ func NewServer(t testing.TB) *Server {
 // compiler, the test is skipped.
 func NewServerWithClock(t testing.TB) *Server {
 	t.Helper()
+	return newServer(t, newClock(t, 0))
+}
+
+// NewServerAtNoon starts a server whose clock begins at noon in UTC, for tests of
+// what is counted by day: none of them runs across midnight. Without a C compiler,
+// the clock is the machine's.
+func NewServerAtNoon(t testing.TB) *Server {
+	t.Helper()
+	if !CanMoveClock() {
+		return newServer(t, nil)
+	}
+	return newServer(t, newClock(t, time.Until(time.Now().Truncate(24*time.Hour).Add(12*time.Hour))))
+}
+
+func newClock(t testing.TB, ahead time.Duration) *clock {
+	t.Helper()
 	if !CanMoveClock() {
 		t.Skip("no C compiler was found, or this is not Linux: this test moves the clock of a Redis server (Debian: apt-get install gcc libc6-dev)")
 	}
@@ -69,8 +85,8 @@ func NewServerWithClock(t testing.TB) *Server {
 	if said, err := exec.Command("cc", "-shared", "-fPIC", "-o", c.library, source).CombinedOutput(); err != nil {
 		t.Fatalf("compiling a clock: %v: %s", err, said)
 	}
-	c.move(t, 0)
-	return newServer(t, c)
+	c.move(t, ahead)
+	return c
 }
 
 // CanMoveClock reports whether NewServerWithClock works on this machine.
