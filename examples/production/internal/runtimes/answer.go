@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/openai"
 )
 
 // An answer is one try at one endpoint.
@@ -26,6 +27,7 @@ type answer struct {
 // run passes the endpoint's text on. It returns nil when the answer is complete.
 func (a *answer) run(req *botapi.ChatRequest) error {
 	a.observed.askedAt(a.endpoint)
+	openai.UsageFrom(a.ctx).Reset() // it has that of an endpoint that has failed
 	for chunk, err := range a.endpoint.engine.Chunks(a.ctx, req) {
 		switch {
 		case err != nil:

@@ -11,9 +11,11 @@ import (
 	"testing"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/openai"
 	"example.com/botapi/examples/openai/runtimetest"
 	"example.com/botapi/examples/production/internal/runtimes"
 	"github.com/matryer/is"
+	"go.opentelemetry.io/otel/sdk/metric"
 )
 
 // The tests in examples/openai check what a runtime's failure means for the
@@ -242,4 +244,33 @@ func TestDisconnectedClientStopsTheModel(t *testing.T) {
 	}
 	<-stopped
 	is.Equal(len(other.Requests()), 0)
+}
+
+// TestTokensOfAFailedEndpoint has one that reports tokens and fails, and another that
+// answers and reports none.
+func TestTokensOfAFailedEndpoint(t *testing.T) {
+	is := is.New(t)
+	failing := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
+		s.Usage(9, 0)
+		s.Break()
+	})
+	other := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
+		s.Text("other")
+		s.Stop()
+		s.Done()
+	})
+	telemetry := seen{reader: metric.NewManualReader()}
+	o := options(t, failing.URL, other.URL)
+	o.MeterProvider = metric.NewMeterProvider(metric.WithReader(telemetry.reader))
+	engine, err := runtimes.New(o)
+	is.NoErr(err)
+	ctx, usage := openai.CountTokens(t.Context())
+	for _, err := range engine.Chat(ctx, &botapi.ChatRequest{Bot: helper}) {
+		is.NoErr(err)
+	}
+	is.Equal(len(failing.Requests()), 1)
+	_, reported := usage.Tokens()
+	is.True(!reported)
+	is.Equal(usage.FinishReason(), "stop")
+	is.Equal(telemetry.counts(t)["gen_ai.client.token.usage input"], int64(0))
 }

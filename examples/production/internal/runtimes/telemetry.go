@@ -83,7 +83,7 @@ func (o *observation) asks(req *botapi.ChatRequest) {
 	}
 }
 
-func (o *observation) askedAt(e *endpoint) { o.endpoint, o.answerID = e, "" }
+func (o *observation) askedAt(e *endpoint) { o.endpoint, o.answerID, o.counted = e, "", false }
 
 // firstFragment records the first text, not the first chunk: a user does not see
 // chunks without text.

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"bytes"
 	"context"
 	"iter"
 	"log/slog"
@@ -38,7 +39,8 @@ func TestChatIsRecordedWhenItsEngineHasReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		var stored recorded
-		r := &replica{logger: slog.New(slog.DiscardHandler), usage: usage.NewWriter(&stored, slog.Default())}
+		var log bytes.Buffer
+		r := &replica{logger: slog.New(slog.NewTextHandler(&log, nil)), usage: usage.NewWriter(&stored, slog.Default())}
 		stubborn := botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
 			return func(yield func(string, error) bool) {
 				if _, err := (askingOnce{}).Settings(ctx, "u1"); err != nil {
@@ -65,7 +67,10 @@ func TestChatIsRecordedWhenItsEngineHasReturned(t *testing.T) {
 			api.ServeHTTP(httptest.NewRecorder(), request)
 		}()
 		is.Equal(r.unrecorded.Load(), int64(1))
+		r.awaitEngines(time.Second)
+		is.True(strings.HasSuffix(log.String(), "chats=1\n")) // its record may be lost
 		r.awaitEngines(time.Minute)
+		is.Equal(strings.Count(log.String(), "some engines have not returned"), 1)
 		r.usage.Close(t.Context())
 		is.Equal(len(stored.all), 1)
 		is.Equal(stored.all[0].Tokens, &usage.Tokens{Prompt: 9, Completion: 7})

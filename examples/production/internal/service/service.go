@@ -291,9 +291,13 @@ func (r *replica) close() {
 }
 
 // awaitEngines waits for engines that have not returned although their clients'
-// answers have ended: only then are their chats recorded.
+// answers have ended: only then are their chats recorded. Chats of those that still
+// have not returned have no record.
 func (r *replica) awaitEngines(most time.Duration) {
 	for began := time.Now(); r.unrecorded.Load() > 0 && time.Since(began) < most; {
 		time.Sleep(10 * time.Millisecond)
+	}
+	if chats := r.unrecorded.Load(); chats > 0 {
+		r.logger.Warn("draining: some engines have not returned, so their chats are not recorded", slog.Int64("chats", chats))
 	}
 }
