@@ -92,7 +92,8 @@ func TestKeyOfAnAnswerIsInNoTrace(t *testing.T) {
 	is.True(!strings.Contains(p.log.String(), "SECRET"))
 }
 
-// TestUnknownRuntime has a bot whose row was changed directly.
+// TestUnknownRuntime has a bot whose row was changed directly. Another replica may
+// have its runtime.
 func TestUnknownRuntime(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
@@ -107,6 +108,14 @@ func TestUnknownRuntime(t *testing.T) {
 	body := bufio.NewScanner(response.Body)
 	body.Scan()
 	is.Equal(body.Text(), `{"detail":"The model is unavailable for the moment"}`)
+	r, err := http.NewRequestWithContext(t.Context(), "POST", p.url+"/v1/chat", strings.NewReader(chatBody("Hi", true)))
+	is.NoErr(err)
+	r.Header.Set("Authorization", "Bearer "+key)
+	r.Header.Set("X-Botapi-Try-Elsewhere", "425") // as the proxy
+	handedBack, err := http.DefaultClient.Do(r)
+	is.NoErr(err)
+	handedBack.Body.Close()
+	is.Equal(handedBack.StatusCode, http.StatusTooEarly)
 	eventually(t, "the log says why", func() bool {
 		return strings.Contains(p.log.String(), `bot \"u1\": no runtime is configured as \"missing\"`)
 	})

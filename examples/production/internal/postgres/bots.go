@@ -30,8 +30,6 @@ type Settings struct {
 	MaxTokens    *int64   `json:"max_tokens"`   // of an answer; nil for no limit
 }
 
-var _ botapi.BotStore = (*Database)(nil)
-
 // The columns of a botapi.Bot and of a Bot.
 const (
 	wireColumns = `uid, slug, name, description, welcome_message, model, avatar_url`
@@ -49,24 +47,12 @@ func (d *Database) Bots(ctx context.Context) (bots []botapi.Bot, err error) {
 }
 
 // BotByUID returns the published bot with this uid, or botapi.ErrBotNotFound.
-func (d *Database) BotByUID(ctx context.Context, uid string) (botapi.Bot, error) {
-	bot, err := d.PublishedByUID(ctx, uid)
-	return bot.Bot, err
-}
-
-// BotBySlug returns the published bot with this slug, or botapi.ErrBotNotFound.
-func (d *Database) BotBySlug(ctx context.Context, slug string) (botapi.Bot, error) {
-	bot, err := d.PublishedBySlug(ctx, slug)
-	return bot.Bot, err
-}
-
-// PublishedByUID is BotByUID with the columns that clients do not see.
-func (d *Database) PublishedByUID(ctx context.Context, uid string) (Bot, error) {
+func (d *Database) BotByUID(ctx context.Context, uid string) (Bot, error) {
 	return d.publishedBot(ctx, `SELECT `+columns+` FROM bots WHERE published AND uid = $1`, uid)
 }
 
-// PublishedBySlug is BotBySlug with the columns that clients do not see.
-func (d *Database) PublishedBySlug(ctx context.Context, slug string) (Bot, error) {
+// BotBySlug returns the published bot with this slug, or botapi.ErrBotNotFound.
+func (d *Database) BotBySlug(ctx context.Context, slug string) (Bot, error) {
 	return d.publishedBot(ctx, `SELECT `+columns+` FROM bots WHERE published AND slug = $1`, slug)
 }
 

@@ -52,8 +52,8 @@ func TestListingShowsPublishedBotsWithoutInternals(t *testing.T) {
 		`]`)
 
 	for _, find := range []func() (postgres.Bot, error){
-		func() (postgres.Bot, error) { return d.PublishedByUID(t.Context(), "u1") },
-		func() (postgres.Bot, error) { return d.PublishedBySlug(t.Context(), "zebra") },
+		func() (postgres.Bot, error) { return d.BotByUID(t.Context(), "u1") },
+		func() (postgres.Bot, error) { return d.BotBySlug(t.Context(), "zebra") },
 	} {
 		found, err := find()
 		is.NoErr(err)
@@ -118,7 +118,7 @@ func TestPublishAndUnpublish(t *testing.T) {
 
 	is.NoErr(d.SetPublished(t.Context(), "helper", false))
 	is.Equal(listed(), 0)
-	_, err := d.PublishedByUID(t.Context(), "u1")
+	_, err := d.BotByUID(t.Context(), "u1")
 	is.True(errors.Is(err, botapi.ErrBotNotFound))
 	is.True(errors.Is(d.SetPublished(t.Context(), "nobody", true), botapi.ErrBotNotFound))
 
@@ -239,7 +239,7 @@ func TestNamesAreBounded(t *testing.T) {
 		is.True(rejected)
 	}
 	d.Close()
-	for _, find := range []func(context.Context, string) (botapi.Bot, error){d.BotByUID, d.BotBySlug} {
+	for _, find := range []func(context.Context, string) (postgres.Bot, error){d.BotByUID, d.BotBySlug} {
 		_, err := find(t.Context(), strings.Repeat("n", 1<<20))
 		is.True(errors.Is(err, botapi.ErrBotNotFound)) // without the database
 	}

@@ -17,7 +17,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"golang.org/x/time/rate"
 )
 
 const (
@@ -38,7 +37,7 @@ type Database struct {
 	pool         *pgxpool.Pool
 	gate         *gate // limits lookups of keys
 	uses         keyUses
-	unstored     rate.Sometimes // logs that uses of keys were not stored
+	unstored     *telemetry.Sparing // logs that uses of keys were not stored
 	queryTimeout time.Duration
 	logger       *slog.Logger
 }
@@ -70,7 +69,7 @@ func Open(url string, o Options) (*Database, error) {
 	d := &Database{
 		pool:         pool,
 		uses:         keyUses{last: make(map[int64]time.Time)},
-		unstored:     rate.Sometimes{Interval: telemetry.LogPeriod},
+		unstored:     telemetry.NewSparing(),
 		queryTimeout: o.QueryTimeout,
 		logger:       o.Logger,
 	}

@@ -52,11 +52,24 @@ func connect(t *testing.T, url string) *pgx.Conn {
 	return conn
 }
 
+// store is the botapi.BotStore of a database.
+type store struct{ *postgres.Database }
+
+func (s store) BotByUID(ctx context.Context, uid string) (botapi.Bot, error) {
+	bot, err := s.Database.BotByUID(ctx, uid)
+	return bot.Bot, err
+}
+
+func (s store) BotBySlug(ctx context.Context, slug string) (botapi.Bot, error) {
+	bot, err := s.Database.BotBySlug(ctx, slug)
+	return bot.Bot, err
+}
+
 // serve returns an API handler for the database, with an engine that echoes.
 func serve(t *testing.T, d *postgres.Database) http.Handler {
 	t.Helper()
 	return botapi.New(botapi.Options{
-		Bots:   d,
+		Bots:   store{d},
 		Keys:   d,
 		Engine: botapi.ChatEngineFunc(echo),
 		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
@@ -162,7 +175,7 @@ func TestWithoutPreparedStatements(t *testing.T) {
 	bot.Temperature = new(0.5)
 	is.NoErr(d.ImportBots(t.Context(), []postgres.ImportedBot{bot, published("u2", "other")}))
 	is.NoErr(d.SetPublished(t.Context(), "other", false))
-	found, err := d.PublishedByUID(t.Context(), "u1")
+	found, err := d.BotByUID(t.Context(), "u1")
 	is.NoErr(err)
 	is.Equal(*found.Temperature, 0.5)
 	all, err := d.AllBots(t.Context())

@@ -218,7 +218,7 @@ func newChatting(t *testing.T, d *postgres.Database) *chatting {
 	c.usage = usage.NewWriter(d, slog.New(slog.NewJSONHandler(&c.log, nil)))
 	t.Cleanup(func() { c.close(0) })
 	c.handler = botapi.New(botapi.Options{
-		Bots:         d,
+		Bots:         store{d},
 		Keys:         botapi.CacheKeys(d, time.Minute),
 		Engine:       botapi.ChatEngineFunc(echo),
 		MaxBodyBytes: 4 << 20,

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"iter"
 	"log/slog"
 	"net/http"
@@ -25,8 +24,8 @@ import (
 // any chat, if there are others of its name.
 const DefaultAttempt = 20 * time.Second
 
-// Settings returns how a bot answers, or botapi.ErrBotNotFound if the bot was
-// unpublished since the chat was admitted.
+// Settings returns how a bot answers. Its runtime is empty or that of an endpoint.
+// An error ends the chat.
 type Settings interface {
 	Settings(ctx context.Context, uid string) (postgres.Settings, error)
 }
@@ -134,23 +133,13 @@ func (e *Engine) answer(ctx context.Context, req *botapi.ChatRequest, observed *
 		return err
 	}
 	settings, err := e.settings.Settings(ctx, req.Bot.UID)
-	if errors.Is(err, botapi.ErrBotNotFound) {
-		return &botapi.StatusError{Status: http.StatusNotFound, Detail: "Bot not found", Err: err}
-	}
 	if err != nil {
 		return err
 	}
-	name := settings.Runtime
-	if name == "" {
-		name = e.standard
-	}
-	runtime, ok := e.runtimes[name]
-	if !ok {
-		return fmt.Errorf("bot %q: no runtime is configured as %q", req.Bot.Slug, name)
-	}
+	name := cmp.Or(settings.Runtime, e.standard)
 	upstream := upstreamRequest(req, settings)
 	observed.asks(upstream)
-	return e.speak(ctx, runtime, upstream, observed, yield)
+	return e.speak(ctx, e.runtimes[name], upstream, observed, yield)
 }
 
 // speak asks the endpoints of a runtime one after another until one of them has

@@ -49,7 +49,7 @@ func (r *replica) internal() http.Handler {
 func (r *replica) api(engine botapi.ChatEngine) http.Handler {
 	keys := notedKeys(botapi.CacheKeys(r.database, r.config.KeyCache))
 	return r.resumable(botapi.New(botapi.Options{
-		Bots:               notedBots{r.database, r.throttle},
+		Bots:               notedBots{r.database, r.throttle, r.hasRuntime},
 		Keys:               keys,
 		Engine:             engine,
 		MaxBodyBytes:       r.config.MaxBodyBytes,

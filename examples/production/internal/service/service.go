@@ -153,7 +153,7 @@ func Run(ctx context.Context, c Config) error {
 	defer r.close()
 	engine, err := runtimes.New(runtimes.Options{
 		Endpoints:      c.Endpoints,
-		Settings:       askingOnce{r.hasRuntime, c.Endpoints[0].Runtime},
+		Settings:       askingOnce{c.Endpoints[0].Runtime},
 		Attempt:        c.Attempt,
 		TracerProvider: observed.Traces,
 		MeterProvider:  observed.Metrics,

@@ -200,9 +200,6 @@ func (r *replica) unshare() {
 // Redis: then an Idempotency-Key can only join an answer.
 func (r *replica) admit(limited *limits.Engine) func(context.Context, *botapi.ChatRequest) error {
 	return func(ctx context.Context, req *botapi.ChatRequest) error {
-		if name := turnOf(ctx).settings.Runtime; name != "" && !r.hasRuntime(name) {
-			return noSuchRuntime(req.Bot.UID, name)
-		}
 		return limited.Rejected(botapi.AccountFrom(ctx))
 	}
 }

@@ -68,11 +68,13 @@ func notedKeys(keys botapi.KeyVerifier) botapi.KeyVerifier {
 }
 
 // notedBots are the bots in the database. It keeps a bot's settings in the turn,
-// so that a chat queries the database once, and bounds how often an account can
-// list them.
+// so that a chat queries the database once, bounds how often an account can list
+// bots, and rejects chats of a bot whose runtime this replica lacks, which another
+// may have.
 type notedBots struct {
 	*postgres.Database
-	throttle *throttle
+	throttle   *throttle
+	hasRuntime func(name string) bool
 }
 
 func (b notedBots) Bots(ctx context.Context) ([]botapi.Bot, error) {
@@ -83,15 +85,18 @@ func (b notedBots) Bots(ctx context.Context) ([]botapi.Bot, error) {
 }
 
 func (b notedBots) BotByUID(ctx context.Context, uid string) (botapi.Bot, error) {
-	return b.noted(ctx)(b.PublishedByUID(ctx, uid))
+	return b.noted(ctx)(b.Database.BotByUID(ctx, uid))
 }
 
 func (b notedBots) BotBySlug(ctx context.Context, slug string) (botapi.Bot, error) {
-	return b.noted(ctx)(b.PublishedBySlug(ctx, slug))
+	return b.noted(ctx)(b.Database.BotBySlug(ctx, slug))
 }
 
 func (b notedBots) noted(ctx context.Context) func(postgres.Bot, error) (botapi.Bot, error) {
 	return func(found postgres.Bot, err error) (botapi.Bot, error) {
+		if err == nil && found.Runtime != "" && !b.hasRuntime(found.Runtime) {
+			err = noSuchRuntime(found.UID, found.Runtime)
+		}
 		if t := turnOf(ctx); t != nil && err == nil {
 			t.settings = found.Settings
 		}
@@ -102,20 +107,15 @@ func (b notedBots) noted(ctx context.Context) func(postgres.Bot, error) (botapi.
 // askingOnce returns the settings of the bot of a turn. It is called last before
 // a model is asked.
 type askingOnce struct {
-	hasRuntime func(name string) bool
-	standard   string // the runtime of bots that name none
+	standard string // the runtime of bots that name none
 }
 
 var errHandedBack = errors.New("the request has been handed back to the proxy")
 
 // Settings fails if the turn has been handed back; otherwise it notes that the
-// turn can no longer be handed back. Another replica may have a runtime that
-// this one lacks.
-func (a askingOnce) Settings(ctx context.Context, uid string) (postgres.Settings, error) {
+// turn can no longer be handed back.
+func (a askingOnce) Settings(ctx context.Context, _ string) (postgres.Settings, error) {
 	t := turnOf(ctx)
-	if name := t.settings.Runtime; name != "" && !a.hasRuntime(name) {
-		return postgres.Settings{}, noSuchRuntime(uid, name)
-	}
 	if cause := context.Cause(ctx); cause != nil { // nobody would hear the model
 		return postgres.Settings{}, cause
 	}

@@ -27,6 +27,3 @@ func (s *Sparing) Count(log func(times int64)) {
 	s.count.Add(1)
 	s.sometimes.Do(func() { log(s.count.Swap(0)) })
 }
-
-// Rest returns the number of events since the last line, and resets it.
-func (s *Sparing) Rest() int64 { return s.count.Swap(0) }
