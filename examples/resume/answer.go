@@ -22,17 +22,17 @@ type answer struct {
 	engine *Engine
 	cancel context.CancelCauseFunc // ends the model's context
 	room   chan struct{}           // receives when texts were dropped
-	urgent chan struct{}           // receives when the keeper should not wait for more fragments
+	urgent chan struct{}           // receives what the keeper should not let wait
 
 	mu       sync.Mutex
-	texts    []string // fragments that the store may lack
-	first    int      // number of texts[0]
-	size     int64    // of texts, in memory
-	kept     bool     // the store gets them; the keeper ends that, once
-	over     bool
+	texts    []string      // fragments that the store may lack
+	first    int           // number of texts[0]
+	size     int64         // of texts, in memory
+	kept     bool          // the store gets them; the keeper ends that, once
+	over     time.Time     // when it was over; zero until then
 	err      error         // why it is incomplete, once it is over
 	returned bool          // the engine has returned
-	changed  chan struct{} // closed, and replaced, on each change
+	changed  chan struct{} // closed, and replaced, on each change; for readers
 	readers  map[*reader]struct{}
 }
 
@@ -62,7 +62,6 @@ func newAnswer(r Ref, e *Engine, cancel context.CancelCauseFunc) *answer {
 func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 	r, o := Report{Request: req, Outcome: Kept}, a.engine.options
 	defer a.engine.report(ctx, &r)
-	defer a.engineReturned()
 	defer a.cancel(nil)
 	stall := time.AfterFunc(o.StallTimeout, func() { a.cancel(botapi.ErrEngineStalled) })
 	defer stall.Stop()
@@ -78,7 +77,8 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 		if v := recover(); v != nil {
 			r.Err = fmt.Errorf("panic while running the engine: %v\n%s", v, debug.Stack())
 		}
-		r.Err = cmp.Or(context.Cause(model), r.Err)
+		r.Err = cmp.Or(context.Cause(model), checked(r.Err))
+		a.engineReturned() // first: who hears of the end may come with the next chat
 		a.end(ctx, r.Err)
 	}()
 	a.engine.play(model, &r, func(text string, err error) bool {
@@ -95,15 +95,27 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 // no reader here sees the error, the log has it.
 func (a *answer) end(ctx context.Context, err error) {
 	a.mu.Lock()
-	isFirst, isSeen := !a.over, len(a.readers) > 0
+	isFirst, isSeen := a.over.IsZero(), len(a.readers) > 0
 	if isFirst {
-		a.over, a.err = true, answerTo(err)
+		a.over, a.err = time.Now(), answerTo(err)
 		a.notify()
 	}
 	a.mu.Unlock()
 	if isFirst && !isSeen && err != nil && !errors.Is(err, ErrAbandoned) && !errors.Is(err, ErrStopped) {
 		a.engine.log(ctx, slog.LevelWarn, "an answer without readers failed", slog.Any("error", err))
 	}
+}
+
+// checked returns an error of the engine, or another one if its methods panic, as
+// those of a typed nil do.
+func checked(err error) (usable error) {
+	defer func() {
+		if v := recover(); v != nil {
+			usable = fmt.Errorf("panic in a method of an error of the engine: %v", v)
+		}
+	}()
+	_, _ = answerTo(err), endingOf(err)
+	return err
 }
 
 // answerTo is the error for the readers of an answer that has ended with one.
@@ -121,12 +133,12 @@ func answerTo(err error) error {
 // answer is over.
 func (a *answer) add(ctx context.Context, text string) (more bool) {
 	a.mu.Lock()
-	if !a.over {
+	if a.over.IsZero() {
 		a.texts = append(a.texts, text)
 		a.size += int64(len(text)) + inMemory
 		a.notifyReaders()
 	}
-	for !a.over && a.size > window && ctx.Err() == nil {
+	for a.over.IsZero() && a.size > window && ctx.Err() == nil {
 		a.mu.Unlock()
 		wake(a.urgent)
 		select {
@@ -136,7 +148,7 @@ func (a *answer) add(ctx context.Context, text string) (more bool) {
 		a.mu.Lock()
 	}
 	defer a.mu.Unlock()
-	return !a.over
+	return a.over.IsZero()
 }
 
 // trim drops fragments that are not needed here: the store has them, or if the
@@ -185,15 +197,15 @@ type load struct {
 	texts                          []string
 	attended, kept, over, returned bool
 	err                            error
-	changed                        <-chan struct{} // closed when there is more
+	changed                        <-chan struct{} // closed when there is more to send
 }
 
 func (a *answer) load() load {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	l := load{a.first, a.texts, len(a.readers) > 0, a.kept, a.over, a.returned, a.err, a.changed}
+	l := load{a.first, a.texts, len(a.readers) > 0, a.kept, !a.over.IsZero(), a.returned, a.err, a.changed}
 	if !a.kept {
-		l.texts = nil // only the model is still counted
+		l.texts, l.changed = nil, nil // only the model is still counted
 	}
 	return l
 }
@@ -249,6 +261,7 @@ func (a *answer) keep(ctx context.Context) {
 		select {
 		case <-l.changed:
 			a.collect(stopped)
+		case <-a.urgent:
 		case <-stopped:
 		case <-time.After(pause):
 		}
@@ -278,13 +291,20 @@ func (k *keeper) step(ctx context.Context, l load) error {
 	default:
 		now.State = Lost
 	}
+	isKept := l.kept && now.State == Running && k.stored(now.Have)
+	if now.State == Running && !isKept { // a part is missing: nobody may join it
+		_ = k.engine.store.End(asked, k.Ref, -1, Ending{}) // or the next step does
+		now.State = Lost
+	}
 	switch {
-	case now.State == Running && l.kept && k.stored(now.Have):
-		if !l.over {
-			return nil
-		}
+	case isKept && !l.over:
+		return nil
+	case isKept:
 		if err := k.engine.store.End(asked, k.Ref, now.Have, endingOf(l.err)); err != nil {
 			return err
+		}
+		if l.returned {
+			k.engine.forget(k.answer)
 		}
 	case now.State == Stopped:
 		k.cancel(ErrStopped)
@@ -299,12 +319,16 @@ func (k *keeper) step(ctx context.Context, l load) error {
 	return nil
 }
 
-// forget ends what the process knows of an answer.
+// forget ends what the process knows of an answer whose engine has returned, and
+// releases the slot of its model. Only the first call counts.
 func (e *Engine) forget(a *answer) {
-	ctx, cancel := context.WithTimeout(context.Background(), e.rules.Lease)
-	defer cancel()
-	_ = e.store.Leave(ctx, a.Ref, a.ID) // otherwise its lease expires
 	e.mu.Lock()
-	defer e.mu.Unlock()
+	known := e.answers[a.ID] == a
 	delete(e.answers, a.ID)
+	e.mu.Unlock()
+	if known {
+		ctx, cancel := context.WithTimeout(context.Background(), e.rules.Lease)
+		defer cancel()
+		_ = e.store.Leave(ctx, a.Ref, a.ID) // otherwise its lease expires
+	}
 }

@@ -205,3 +205,33 @@ func TestReloadsWithOneSlot(t *testing.T) {
 		is.NoErr(engine.Close(t.Context()))
 	}
 }
+
+// TestReloadsInOneInstant has a client with MaxChatsPerAccount 1 send a request many
+// times at once. Each takes the slot of an earlier one a few times at most.
+func TestReloadsInOneInstant(t *testing.T) {
+	is := is.New(t)
+	const requests = 200
+	goOn := make(chan struct{})
+	var verified atomic.Int64
+	engine, server := serveOver(t, false, resume.Options{Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			yield("one", nil)
+			<-goOn
+		}
+	})}, func(o *botapi.Options) {
+		o.MaxChatsPerAccount = 1
+		keys := o.Keys
+		o.Keys = botapi.KeyVerifierFunc(func(ctx context.Context, key string) (string, error) {
+			verified.Add(1)
+			return keys.VerifyKey(ctx, key)
+		})
+	})
+	var all sync.WaitGroup
+	for range requests {
+		all.Go(func() { sendTo(t.Context(), server, "/v1/chat", "POST", "key", "Hi", key) })
+	}
+	time.AfterFunc(time.Second, func() { close(goOn) })
+	all.Wait()
+	is.True(verified.Load() <= 8*requests)
+	is.NoErr(engine.Close(t.Context()))
+}

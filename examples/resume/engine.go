@@ -249,7 +249,7 @@ func (e *Engine) answer(ctx context.Context, c Claim, req *botapi.ChatRequest, r
 	case found.State == NoRoom:
 		e.unkept(ctx, c, req, yield)
 	default:
-		yield("", cmp.Or(rejections[found.State], rejected))
+		yield("", cmp.Or(rejections[found.State], rejected, errUnavailable(fmt.Errorf("the store has answered a claim with %q", found.State))))
 	}
 }
 

@@ -3,12 +3,14 @@ package resume_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"iter"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -19,26 +21,55 @@ import (
 	"github.com/matryer/is"
 )
 
-// A badStore is a store whose calls take a millisecond, and whose reads may fail or
-// find nothing.
+// A badStore is a store that takes a millisecond to add, end or leave, and whose calls may
+// fail, before or after their effect, or find nothing.
 type badStore struct {
 	resume.Store
-	adds      atomic.Int64
-	failsOnce atomic.Bool // the next Read
-	lost      bool        // all answers
+	adds       atomic.Int64
+	away       atomic.Bool // all calls fail
+	losesReply atomic.Bool // Add fails after its effect
+	failsOnce  atomic.Bool // the next Read
+	lost       atomic.Bool // what is read
+	loses      atomic.Bool // the answer that is read next
+	forgets    atomic.Bool // all fragments of running answers but one
 }
+
+var errAway = errors.New("the connection is lost")
 
 func (s *badStore) Add(ctx context.Context, a resume.Ref, from int, texts []string, attended bool) (resume.Added, error) {
 	s.adds.Add(1)
 	time.Sleep(time.Millisecond)
-	return s.Store.Add(ctx, a, from, texts, attended)
+	if s.away.Load() {
+		return resume.Added{}, errAway
+	}
+	added, err := s.Store.Add(ctx, a, from, texts, attended)
+	if s.losesReply.Load() {
+		return resume.Added{}, errAway
+	}
+	if s.forgets.Load() && added.State == resume.Running {
+		added.Have = 1
+	}
+	return added, err
+}
+
+func (s *badStore) End(ctx context.Context, a resume.Ref, fragments int, e resume.Ending) error {
+	time.Sleep(time.Millisecond)
+	return s.Store.End(ctx, a, fragments, e)
+}
+
+func (s *badStore) Leave(ctx context.Context, a resume.Ref, name string) error {
+	time.Sleep(time.Millisecond)
+	return s.Store.Leave(ctx, a, name)
 }
 
 func (s *badStore) Read(ctx context.Context, a resume.Ref, reader string, from int) (resume.Part, error) {
-	if s.failsOnce.CompareAndSwap(true, false) {
-		return resume.Part{}, errors.New("the connection is lost")
+	if s.away.Load() || s.failsOnce.CompareAndSwap(true, false) {
+		return resume.Part{}, errAway
 	}
-	if s.lost {
+	if s.loses.CompareAndSwap(true, false) {
+		_ = s.Store.End(ctx, a, -1, resume.Ending{})
+	}
+	if s.lost.Load() {
 		return resume.Part{State: resume.Lost}, nil
 	}
 	return s.Store.Read(ctx, a, reader, from)
@@ -158,7 +189,8 @@ func long(fragments int) botapi.ChatEngineFunc {
 func TestLostBeforeItIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		store := &badStore{Store: resume.NewMemory(resume.Settings{}), lost: true}
+		store := &badStore{Store: resume.NewMemory(resume.Settings{})}
+		store.lost.Store(true)
 		engine, h := handler(t, resume.Options{Store: store, Engine: words("one")})
 		response := post(t, h, key)
 		is.Equal(response.StatusCode, http.StatusBadGateway)
@@ -184,6 +216,299 @@ func TestOneFailureAfterALongWrite(t *testing.T) {
 		is.Equal(w.Header().Get(resume.OutcomeHeader), "joined")
 		is.Equal(strings.Count(w.Body.String(), "x"), 300_000)
 		is.True(!store.failsOnce.Load())
+		is.NoErr(engine.Close(t.Context()))
+	})
+}
+
+// counting says a number each period, 300 of them.
+func counting(period time.Duration, asked *atomic.Int64) botapi.ChatEngineFunc {
+	return func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			asked.Add(1)
+			for i := range 300 {
+				if !yield(fmt.Sprint(i, " "), nil) {
+					return
+				}
+				time.Sleep(period)
+			}
+		}
+	}
+}
+
+// isCounted says that a stream has all that counting says.
+func isCounted(body string) bool {
+	return strings.Count(body, `"content"`) == 300 && strings.HasSuffix(body, "data: [DONE]\n\n")
+}
+
+// TestAnswerIsKeptNoLonger has an answer outgrow its room, and a store that goes away:
+// the client gets all of the answer, and the store is asked ten times a second until
+// the answer is given up, and three times a lease afterwards.
+func TestAnswerIsKeptNoLonger(t *testing.T) {
+	for _, away := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			is := is.New(t)
+			store := &badStore{Store: resume.NewMemory(resume.Settings{AnswerBytes: 2000})}
+			if away {
+				store.Store = resume.NewMemory(resume.Settings{})
+				time.AfterFunc(time.Second, func() { store.away.Store(true) })
+			}
+			engine, h := handler(t, resume.Options{Store: store, Engine: counting(100*time.Millisecond, new(atomic.Int64))})
+			time.AfterFunc(20*time.Second, func() {
+				is.True(store.adds.Load() <= 120)
+				store.adds.Store(0)
+			})
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, request(t.Context(), "key", key, true)) // for 30 s
+			is.True(isCounted(w.Body.String()))
+			is.True(store.adds.Load() <= 6)
+			is.NoErr(engine.Close(t.Context()))
+		})
+	}
+}
+
+// TestStoreLearnsOfTheEndFirst has a client that may have one model running send its next
+// requests in the instant in which it has an answer.
+func TestStoreLearnsOfTheEndFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		store := &badStore{Store: resume.NewMemory(resume.Settings{RunningPerOwner: 1})}
+		owner := func(context.Context) string { return "acme" }
+		engine, h := handler(t, resume.Options{Store: store, Owner: owner, Engine: long(30)})
+		for i := range 3 {
+			is.Equal(post(t, h, fmt.Sprint(key, i)).StatusCode, http.StatusOK)
+		}
+		is.NoErr(engine.Stop(t.Context(), key+"2")) // of a complete answer: no effect
+		response := post(t, h, key+"2")
+		is.Equal(response.Header.Get(resume.OutcomeHeader), "joined")
+		is.Equal(strings.Count(text(t, response), "x"), 30_000)
+		store.away.Store(true) // a complete answer does not wait for it for long
+		began := time.Now()
+		is.Equal(post(t, h, key+"3").StatusCode, http.StatusOK)
+		is.True(time.Since(began) < 2*time.Second)
+		is.NoErr(engine.Close(t.Context()))
+	})
+}
+
+// TestStoreComesBack has a store that has lost its replies for longer than a lease, or
+// most of an answer: a client that comes later does not get stuck with what is left.
+func TestStoreComesBack(t *testing.T) {
+	for name, breaks := range map[string]func(*badStore){
+		"replies":   func(s *badStore) { s.losesReply.Store(true); time.Sleep(12 * time.Second); s.losesReply.Store(false) },
+		"fragments": func(s *badStore) { s.forgets.Store(true); time.Sleep(2 * time.Second); s.forgets.Store(false) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				store := &badStore{Store: resume.NewMemory(resume.Settings{})}
+				var asked atomic.Int64
+				engine, h := handler(t, resume.Options{Store: store, Engine: counting(time.Second, &asked)})
+				first, done := httptest.NewRecorder(), make(chan struct{})
+				go func() {
+					defer close(done)
+					h.ServeHTTP(first, request(t.Context(), "key", key, true))
+				}()
+				time.Sleep(5500 * time.Millisecond)
+				breaks(store)
+				time.Sleep(5 * time.Second)
+				second := httptest.NewRecorder()
+				h.ServeHTTP(second, request(t.Context(), "key", key, true))
+				<-done
+				for _, w := range []*httptest.ResponseRecorder{first, second} {
+					is.Equal(w.Header().Get(resume.OutcomeHeader), "kept")
+					is.True(isCounted(w.Body.String()))
+				}
+				is.Equal(asked.Load(), int64(2))
+				is.NoErr(engine.Close(t.Context()))
+			})
+		})
+	}
+}
+
+// TestJoinedAnswerIsLost has a store lose an answer that a client of another process has
+// read a part of, and one that does not come back.
+func TestJoinedAnswerIsLost(t *testing.T) {
+	for name, breaks := range map[string]func(*badStore){
+		"lost": func(s *badStore) { s.loses.Store(true) },
+		"away": func(s *badStore) { s.away.Store(true) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				memory := resume.NewMemory(resume.Settings{})
+				store := &badStore{Store: memory}
+				var asked atomic.Int64
+				e := counting(time.Second, &asked)
+				engine, first := handler(t, resume.Options{Store: memory, Engine: e})
+				other, second := handler(t, resume.Options{Store: store, Engine: e})
+				go serveAborted(first, httptest.NewRecorder(), request(t.Context(), "key", key, true))
+				time.Sleep(5500 * time.Millisecond)
+				time.AfterFunc(5*time.Second, func() { breaks(store) })
+				w, began := httptest.NewRecorder(), time.Now()
+				serveAborted(second, w, request(t.Context(), "key", key, true))
+				is.True(time.Since(began) < 20*time.Second)
+				is.True(strings.Contains(w.Body.String(), `"content":"9 "`))
+				is.True(strings.HasSuffix(w.Body.String(), "event: error\ndata: {\"detail\":\"The answer is incomplete\",\"status\":502,\"retry_after\":1}\n\n"))
+				is.Equal(asked.Load(), int64(1))
+				is.NoErr(engine.Close(t.Context()))
+				is.NoErr(other.Close(t.Context()))
+			})
+		})
+	}
+}
+
+// A brokenWriter writes nothing until its connection breaks.
+type brokenWriter struct {
+	*httptest.ResponseRecorder
+	breaks chan struct{}
+}
+
+func (w brokenWriter) Write([]byte) (int, error) {
+	<-w.breaks
+	return 0, errAway
+}
+
+// TestStalledReaderOfAnOutgrownAnswer has two clients follow an answer that has outgrown
+// its room, one of which does not read. The engine waits for it, for longer than
+// StallTimeout, and goes on when it disconnects.
+func TestStalledReaderOfAnOutgrownAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		var said atomic.Int64
+		engine, h := handler(t, resume.Options{
+			Store:        resume.NewMemory(resume.Settings{AnswerBytes: 100_000}),
+			StallTimeout: time.Minute,
+			Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+				return func(yield func(string, error) bool) {
+					for text := range long(1000)(nil, nil) {
+						if said.Add(1); !yield(text, nil) {
+							return
+						}
+					}
+				}
+			}),
+		})
+		stalled := brokenWriter{httptest.NewRecorder(), make(chan struct{})}
+		go serveAborted(h, stalled, request(t.Context(), "key", key, true))
+		time.Sleep(20 * time.Millisecond)
+		w := httptest.NewRecorder()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			h.ServeHTTP(w, request(t.Context(), "key", key, true))
+		}()
+		time.Sleep(2 * time.Minute)
+		is.True(said.Load() < 300)
+		close(stalled.breaks)
+		<-done
+		is.Equal(w.Header().Get(resume.OutcomeHeader), "joined")
+		is.Equal(strings.Count(w.Body.String(), "x"), 1_000_000)
+		is.True(strings.HasSuffix(w.Body.String(), "data: [DONE]\n\n"))
+		is.NoErr(engine.Close(t.Context()))
+	})
+}
+
+// TestAbandonedInTime has a client disconnect: the model ends when Alone has passed, also
+// if a lease is longer, and the store is not asked more often for that.
+func TestAbandonedInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		store := &badStore{Store: resume.NewMemory(resume.Settings{Alone: 30 * time.Second, Lease: 3 * time.Minute})}
+		var left time.Time
+		engine, h := handler(t, resume.Options{Store: store, Engine: botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+			return func(yield func(string, error) bool) {
+				yield("one", nil)
+				<-ctx.Done()
+				is.Equal(context.Cause(ctx), resume.ErrAbandoned)
+				is.True(time.Since(left) >= 30*time.Second && time.Since(left) < 30*time.Second+50*time.Millisecond)
+			}
+		})})
+		ctx, disconnect := context.WithCancel(t.Context())
+		time.AfterFunc(10*time.Second, func() {
+			left = time.Now()
+			disconnect()
+		})
+		serveAborted(h, httptest.NewRecorder(), request(ctx, "key", key, true))
+		time.Sleep(time.Minute)
+		is.True(store.adds.Load() <= 8)
+		is.NoErr(engine.Close(t.Context()))
+	})
+}
+
+// TestErrorsOfEngines has an engine fail in each way. The clients that follow its answer
+// get the same error, those of another process too, and the next one asks again.
+func TestErrorsOfEngines(t *testing.T) {
+	for name, failure := range map[string]error{
+		"a status":                       &botapi.StatusError{Status: 429, Detail: "Later", RetryAfter: time.Second},
+		"a status as a value":            botapi.StatusError{Status: 418, Detail: "Tea"},
+		"no status":                      &botapi.StatusError{Detail: "The model broke"},
+		"a status that is none":          &botapi.StatusError{Status: 200, Detail: "OK"},
+		"validation":                     &botapi.HTTPValidationError{Detail: []botapi.ValidationError{{Loc: []any{"body"}, Msg: "m", Type: "t"}}},
+		"a status for validation":        &botapi.StatusError{Status: 418, Detail: "Tea", Err: &botapi.HTTPValidationError{Detail: []botapi.ValidationError{{Msg: "m"}}}},
+		"a bot that is gone":             botapi.ErrBotNotFound,
+		"an invalid key":                 botapi.ErrInvalidKey,
+		"an error":                       errAway,
+		"a status that is nil":           (*botapi.StatusError)(nil),
+		"a validation error that is nil": (*botapi.HTTPValidationError)(nil),
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, stream := range []bool{true, false} {
+				synctest.Test(t, func(t *testing.T) { errorOfEngine(t, failure, stream) })
+			}
+		})
+	}
+}
+
+func errorOfEngine(t *testing.T, failure error, stream bool) {
+	is := is.New(t)
+	var asked atomic.Int64
+	o := resume.Options{Store: resume.NewMemory(resume.Settings{}), Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			asked.Add(1)
+			if yield("half", nil) {
+				time.Sleep(time.Second)
+				yield("", failure)
+			}
+		}
+	})}
+	first, h := handler(t, o)
+	second, other := handler(t, o)
+	var clients sync.WaitGroup
+	var got [3]string
+	for i, h := range []http.Handler{h, h, other} {
+		clients.Go(func() {
+			w := httptest.NewRecorder()
+			serveAborted(h, w, request(t.Context(), "key", key, stream))
+			got[i] = fmt.Sprint(w.Code, " ", w.Body.String())
+		})
+		time.Sleep(100 * time.Millisecond)
+	}
+	clients.Wait()
+	is.True(stream == strings.Contains(got[0], "event: error"))
+	is.Equal(got[1], got[0])
+	is.Equal(got[2], got[0])
+	is.Equal(asked.Load(), int64(1))
+	serveAborted(other, httptest.NewRecorder(), request(t.Context(), "key", key, stream))
+	is.Equal(asked.Load(), int64(2))
+	is.NoErr(first.Close(t.Context()))
+	is.NoErr(second.Close(t.Context()))
+}
+
+// TestJoinIsCancelled joins an answer with a context that ends before it: what it has
+// yielded is not taken for the answer.
+func TestJoinIsCancelled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		owner := func(context.Context) string { return "acme" }
+		engine, h := handler(t, resume.Options{Owner: owner, Engine: counting(time.Second, new(atomic.Int64))})
+		go serveAborted(h, httptest.NewRecorder(), request(t.Context(), "key", key, true))
+		time.Sleep(1500 * time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		var last error
+		for _, last = range engine.Join(ctx, key) {
+		}
+		is.Equal(last, context.DeadlineExceeded)
+		is.NoErr(engine.Stop(t.Context(), key))
 		is.NoErr(engine.Close(t.Context()))
 	})
 }
@@ -218,4 +543,22 @@ func TestBodyWithoutAValidKey(t *testing.T) {
 	is.True(after.TotalAlloc-before.TotalAlloc < 1<<20)
 	is.NoErr(unblock.Close())
 	<-sent
+}
+
+// TestHandlerThatBuffers has a handler between that sends a response without WriteHeader.
+func TestHandlerThatBuffers(t *testing.T) {
+	is := is.New(t)
+	engine := resume.New(resume.Options{Engine: words("one")})
+	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
+	is.NoErr(err)
+	keys := botapi.StaticKeys(map[string]string{"key": "acme"})
+	api := botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: engine})
+	h := engine.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		buffer := httptest.NewRecorder()
+		api.ServeHTTP(buffer, r)
+		_, err := w.Write(buffer.Body.Bytes())
+		is.NoErr(err)
+	}), keys)
+	is.Equal(post(t, h, key).Header.Get(resume.OutcomeHeader), "kept")
+	is.NoErr(engine.Close(t.Context()))
 }

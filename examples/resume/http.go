@@ -155,7 +155,7 @@ func (h *handler) chat(w http.ResponseWriter, r *http.Request) {
 	}
 	header, body := w.Header().Clone(), new(bytes.Buffer)
 	r.Body = io.NopCloser(io.TeeReader(r.Body, body))
-	for {
+	for tries := 1; ; tries++ {
 		held := &response{ResponseWriter: w, request: chat, holds: func(status int) bool {
 			return limitDetails[status] != "" && !chat.reached.Load()
 		}}
@@ -163,7 +163,7 @@ func (h *handler) chat(w http.ResponseWriter, r *http.Request) {
 		if held.status == 0 {
 			return
 		}
-		if !held.isLimit() || !h.takeSlot(chat) {
+		if !held.isLimit() || tries == maxTries || !h.takeSlot(chat) {
 			held.send()
 			return
 		}
@@ -173,6 +173,10 @@ func (h *handler) chat(w http.ResponseWriter, r *http.Request) {
 		r.Body = io.NopCloser(bytes.NewReader(body.Bytes())) // all of it: the limits come after the body
 	}
 }
+
+// maxTries bounds how often a chat is served again with the slot of an earlier request,
+// which another may take first.
+const maxTries = 8
 
 // takeSlot ends the oldest of the earlier requests with the same owner and key, and
 // reports whether there was one. A later one is not ended: of several reloads, the
@@ -249,9 +253,12 @@ type response struct {
 	holds   func(status int) bool // nil if nothing is held back
 	status  int                   // of what is held back; 0 if nothing is
 	body    bytes.Buffer
+
+	wroteHeader bool
 }
 
 func (w *response) WriteHeader(status int) {
+	w.wroteHeader = true
 	if w.holds != nil && w.holds(status) {
 		w.status = status
 		return
@@ -265,6 +272,9 @@ func (w *response) WriteHeader(status int) {
 }
 
 func (w *response) Write(body []byte) (int, error) {
+	if !w.wroteHeader {
+		w.WriteHeader(http.StatusOK)
+	}
 	if w.status != 0 {
 		return w.body.Write(body)
 	}

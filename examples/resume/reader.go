@@ -70,6 +70,7 @@ func (r *reader) follow(ctx context.Context, yield func(string, error) bool) (di
 		case <-ctx.Done():
 		}
 	}
+	yield("", context.Cause(ctx))
 	return false
 }
 
@@ -99,7 +100,9 @@ func (r *reader) readHere() (p progress, ok bool) {
 	if r.next < a.first {
 		return progress{}, false
 	}
-	isOver := a.over && (a.err == nil || !a.kept) // of a failure, the store learns first: a client may come back immediately
+	// The store learns first, since the client may come back immediately. For the end
+	// of a complete answer, a store that does not respond is not waited for.
+	isOver := !a.over.IsZero() && (!a.kept || a.err == nil && time.Since(a.over) >= r.engine.rules.Wait)
 	return progress{a.texts[r.next-a.first:], isOver, a.err, a.changed}, true
 }
 

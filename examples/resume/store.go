@@ -191,14 +191,19 @@ type Ending struct {
 }
 
 func endingOf(err error) Ending {
-	if err == nil {
+	response, isResponse := errors.AsType[*botapi.StatusError](err)
+	invalid, isInvalid := errors.AsType[*botapi.HTTPValidationError](err)
+	switch {
+	case err == nil:
 		return Ending{}
-	}
-	if invalid, ok := errors.AsType[*botapi.HTTPValidationError](err); ok {
-		return Ending{Status: http.StatusUnprocessableEntity, Invalid: invalid.Detail}
-	}
-	if response, ok := errors.AsType[*botapi.StatusError](err); ok {
+	case isResponse && 400 <= response.Status && response.Status <= 599:
 		return Ending{Status: response.Status, Detail: response.Detail, RetryAfter: response.RetryAfter}
+	case isInvalid && !isResponse:
+		return Ending{Status: http.StatusUnprocessableEntity, Invalid: invalid.Detail}
+	case errors.Is(err, botapi.ErrBotNotFound) && !isResponse:
+		return Ending{Status: http.StatusNotFound, Detail: "Bot not found"}
+	case errors.Is(err, botapi.ErrInvalidKey) && !isResponse:
+		return Ending{Status: http.StatusUnauthorized, Detail: "Invalid API key"}
 	}
 	return Ending{Status: http.StatusInternalServerError, Detail: "Internal Server Error"}
 }

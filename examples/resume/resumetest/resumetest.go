@@ -42,6 +42,7 @@ func Run(t *testing.T, backend Backend) {
 		"BadEngines":      testBadEngines,
 		"Timeouts":        testTimeouts,
 		"RunningLimit":    testRunningLimit,
+		"AfterTheEnd":     testAfterTheEnd,
 		"EngineThatStays": testEngineThatStays,
 		"NoRoom":          testNoRoom,
 		"FrozenProcess":   testFrozenProcess,
@@ -517,6 +518,26 @@ func testRunningLimit(t *testing.T, backend Backend) {
 		}
 	})
 	is.Equal(model.asked(), 4)
+}
+
+// testAfterTheEnd has a client that may have one model running send its next request as
+// soon as it has an answer: the answer stays complete, and its model does not count.
+func testAfterTheEnd(t *testing.T, backend Backend) {
+	is := is.New(t)
+	engine := botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) { yield("one", nil) }
+	})
+	replica := one(t, backend, resume.Settings{RunningPerOwner: 1}, resume.Options{Engine: engine})
+	for i := range 50 {
+		c := hi(fmt.Sprint("k", i))
+		for _, outcome := range []string{"kept", "joined"} {
+			reader := replica.connect(t, c)
+			is.Equal(reader.outcome(), outcome)
+			text, end := reader.rest()
+			is.Equal(text+end, "one[DONE]")
+			is.Equal(replica.call(t, "DELETE", "acme", c.keys...).status, http.StatusNoContent)
+		}
+	}
 }
 
 // testEngineThatStays has an engine that ignores its cancellation. It counts
