@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"example.com/botapi/examples/openai/runtimetest"
+	"example.com/botapi/examples/production/internal/redistest"
 	"github.com/matryer/is"
 )
 
@@ -21,8 +22,8 @@ func TestListsOfOneAccount(t *testing.T) {
 	p := serve(t, env, "--openai", "--runtime", "local="+runtime.URL)
 	p.ready(t)
 	for _, c := range []struct{ path, rejected string }{
-		{"/v1/bots", `{"detail":"Too many requests for bots"}`},
-		{"/v1/models", `{"error":{"message":"Too many requests for bots","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}`},
+		{"/v1/bots", `{"detail":"Too many lists or failed requests"}`},
+		{"/v1/models", `{"error":{"message":"Too many lists or failed requests","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}`},
 	} {
 		ctx, stop := context.WithTimeout(t.Context(), patience)
 		rejections := make(chan string, 100)
@@ -57,5 +58,44 @@ func TestListsOfOneAccount(t *testing.T) {
 		stop()
 		clients.Wait()
 		is.Equal(strings.TrimSpace(first), c.rejected)
+	}
+}
+
+// TestFailuresOfOneAccount has an account repeat a chat over more connections than a
+// replica may have chats: one over its limit, and one with an invalid field. They hold no
+// slot while they wait, so all chats of another account are answered.
+func TestFailuresOfOneAccount(t *testing.T) {
+	is := is.New(t)
+	env, key := withOneBot(t)
+	other := createKeyOf(t, env, "globex")
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("Hello") })
+	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--tokens-per-day", "1").code, 0)
+	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", redistest.NewServer(t).URL, "--max-chats", "20")
+	p.ready(t)
+	ask(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", true)) // uses the token up
+	for _, body := range []string{chatBody("Hi", true), strings.Replace(chatBody("Hi", true), "{", `{"max_words":0,`, 1)} {
+		ctx, stop := context.WithCancel(t.Context())
+		throttled := make(chan struct{}, 60)
+		var clients sync.WaitGroup
+		for range cap(throttled) {
+			clients.Go(func() {
+				for ctx.Err() == nil {
+					response, err := request(ctx, http.DefaultClient, key, "POST", p.url+"/v1/chat", body)
+					if strings.Contains(bodyOf(response, err), "Too many lists or failed requests") {
+						select {
+						case throttled <- struct{}{}:
+						default:
+						}
+					}
+				}
+			})
+		}
+		for range 20 {
+			<-throttled
+			status, _ := ask(t, other, "POST", p.url+"/v1/chat", chatBody("Hi", false))
+			is.Equal(status, http.StatusOK)
+		}
+		stop()
+		clients.Wait()
 	}
 }

@@ -47,9 +47,9 @@ func (r *replica) internal() http.Handler {
 
 // api serves the API.
 func (r *replica) api(engine botapi.ChatEngine) http.Handler {
-	keys := notedKeys(botapi.CacheKeys(r.database, r.config.KeyCache))
+	keys := notedKeys(botapi.CacheKeys(r.database, r.config.KeyCache), r.failures)
 	return r.resumable(botapi.New(botapi.Options{
-		Bots:               notedBots{r.database, r.throttle, r.hasRuntime},
+		Bots:               notedBots{r.database, r.lists, r.hasRuntime},
 		Keys:               keys,
 		Engine:             engine,
 		MaxBodyBytes:       r.config.MaxBodyBytes,

@@ -46,7 +46,7 @@ func away(doing string) error {
 func newFailing() *failing {
 	f := &failing{lost: away("listing bots")}
 	logger := telemetry.NewLogger(&f.log, slog.LevelInfo)
-	f.replica = &replica{logger: logger, repeats: repeats{kinds: make(map[kind]*repeat)}, errorResponses: noop.Int64Counter{}, throttle: newThrottle()}
+	f.replica = &replica{logger: logger, repeats: repeats{kinds: make(map[kind]*repeat)}, errorResponses: noop.Int64Counter{}, failures: newThrottle()}
 	api := botapi.New(botapi.Options{
 		Bots: f,
 		Keys: notedKeys(botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
@@ -55,7 +55,7 @@ func newFailing() *failing {
 			}
 			f.port++
 			return "", away(fmt.Sprintf("verifying a key: 127.0.0.1:%d", f.port))
-		})),
+		}), f.failures),
 		Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] { panic("not reached") }),
 		Logger: f.notedLogger(),
 	})

@@ -1,7 +1,6 @@
 package service
 
 import (
-	"context"
 	"encoding/json"
 	"net/http"
 
@@ -28,14 +27,15 @@ func (r *replica) responding(next http.Handler) http.Handler {
 		ctx, t := req.Context(), turnOf(req.Context())
 		response := &response{
 			ResponseWriter: w,
-			ctx:            ctx,
 			turn:           t,
-			throttle:       r.throttle,
 			elsewhere:      req.Header.Get(tryElsewhere) == "425",
 		}
 		defer func() {
 			if response.status == http.StatusTooManyRequests && t.account != "" {
 				r.rejected.saw(t.account)
+			}
+			if t.account != "" && response.costsNoSlot() {
+				r.failures.count(t.account)
 			}
 			if response.status >= http.StatusBadRequest {
 				r.errorResponses.Add(ctx, 1, metric.WithAttributes(
@@ -49,14 +49,12 @@ func (r *replica) responding(next http.Handler) http.Handler {
 	})
 }
 
-// A response notes the status and the detail of an error response, and throttles
-// those that the client has caused. It lets the proxy retry a request on another
-// replica if this one cannot serve it and no model was asked.
+// A response notes the status and the detail of an error response. It lets the
+// proxy retry a request on another replica if this one cannot serve it and no
+// model was asked.
 type response struct {
 	http.ResponseWriter
-	ctx       context.Context // of the request
 	turn      *turn
-	throttle  *throttle
 	elsewhere bool // the proxy can ask another replica
 	status    int
 	reason    string
@@ -64,11 +62,8 @@ type response struct {
 
 func (w *response) WriteHeader(status int) {
 	w.status, w.reason = status, http.StatusText(status)
-	switch {
-	case w.elsewhere && status == http.StatusServiceUnavailable && w.turn.outcome.CompareAndSwap(open, handedBack):
+	if w.elsewhere && status == http.StatusServiceUnavailable && w.turn.outcome.CompareAndSwap(open, handedBack) {
 		status = statusTryElsewhere
-	case w.turn.account != "" && http.StatusBadRequest <= status && status < http.StatusInternalServerError:
-		w.throttle.fail(w.ctx, w.turn.account)
 	}
 	w.ResponseWriter.WriteHeader(status)
 }
@@ -84,6 +79,13 @@ func (w *response) Write(p []byte) (int, error) {
 		}
 	}
 	return w.ResponseWriter.Write(p)
+}
+
+// costsNoSlot reports whether a request has failed through its client, or stopped an
+// answer. Those that were throttled count already.
+func (w *response) costsNoSlot() bool {
+	failed := http.StatusBadRequest <= w.status && w.status < http.StatusInternalServerError
+	return failed && w.reason != errThrottled.Detail || w.status == http.StatusNoContent
 }
 
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }

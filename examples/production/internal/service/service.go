@@ -116,7 +116,8 @@ type replica struct {
 	counts         *counts
 	errorResponses metric.Int64Counter
 	rejected       *rejected
-	throttle       *throttle
+	lists          *throttle
+	failures       *throttle // also of requests that stop an answer
 	repeats        repeats
 	readiness      readiness
 	shared         atomic.Pointer[shared] // nil if replicas share no Redis, and until the database has been reached
@@ -146,7 +147,8 @@ func Run(ctx context.Context, c Config) error {
 		usage:     usage.NewWriter(c.Database, c.Logger),
 		readiness: readiness{starting: telemetry.NewSparing()},
 		rejected:  newRejected(),
-		throttle:  newThrottle(),
+		lists:     newThrottle(),
+		failures:  newThrottle(),
 		repeats:   repeats{kinds: make(map[kind]*repeat)},
 		fatal:     make(chan error, 1),
 	}

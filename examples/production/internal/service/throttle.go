@@ -11,26 +11,26 @@ import (
 )
 
 const (
-	// At one replica, an account may send this many requests a second that list bots
-	// or end in a 4xx. They cost work, and no slot and no token.
+	// At one replica, an account may send this many requests a second that list bots,
+	// and as many that fail: they cost work, and no slot and no token.
 	throttleRate  = 50
 	throttleBurst = 100
 
-	// throttleWait is how long such a request waits at most, a list for its turn and
-	// an error response to be sent. Who sends the next request immediately waits, too.
+	// throttleWait is how long a request over that waits: for its turn, or for its
+	// rejection, so that a client that asks again immediately costs little.
 	throttleWait = time.Second
 
 	throttleAccounts = 10_000 // that are distinguished
 )
 
-var errTooManyLists = &botapi.StatusError{
+var errThrottled = &botapi.StatusError{
 	Status:     http.StatusTooManyRequests,
-	Detail:     "Too many requests for bots",
+	Detail:     "Too many lists or failed requests",
 	RetryAfter: time.Second,
 }
 
 // A throttle bounds what an account can take of a replica with requests that no
-// limit of chats counts. The chats of the account do not wait.
+// limit of chats counts.
 type throttle struct {
 	limiters *lru.Cache[string, *rate.Limiter]
 }
@@ -43,42 +43,40 @@ func newThrottle() *throttle {
 	return &throttle{limiters}
 }
 
-// list returns when it is the turn of a list, or an error if that is too far away.
-func (t *throttle) list(ctx context.Context, account string) error {
-	wait, ok := t.turn(account)
-	if !ok {
-		return errTooManyLists
+// wait returns when it is the turn of a request of an account, or an error if
+// that is too far away.
+func (t *throttle) wait(ctx context.Context, account string) error {
+	turn := t.of(account).Reserve()
+	wait, rejected := turn.Delay(), error(nil)
+	if wait > throttleWait {
+		turn.Cancel()
+		wait, rejected = throttleWait, errThrottled
 	}
-	return sleep(ctx, wait)
-}
-
-// fail returns when an error response may be sent.
-func (t *throttle) fail(ctx context.Context, account string) {
-	wait, _ := t.turn(account)
-	_ = sleep(ctx, wait)
-}
-
-// turn returns how long a request of an account has to wait, at most throttleWait. If
-// its turn is too far away, ok is false and the request is not counted.
-func (t *throttle) turn(account string) (wait time.Duration, ok bool) {
-	reserved := t.of(account).Reserve()
-	if wait = reserved.Delay(); wait > throttleWait {
-		reserved.Cancel()
-		return throttleWait, false
-	}
-	return wait, true
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	if d == 0 {
+	if wait == 0 {
 		return nil
 	}
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
-	case <-time.After(d):
+	case <-time.After(wait):
+		return rejected
+	}
+}
+
+// count counts a request that was not known to count when it came.
+func (t *throttle) count(account string) {
+	if limiter := t.of(account); limiter.Tokens() > -throttleRate*throttleWait.Seconds() {
+		limiter.Reserve()
+	}
+}
+
+// admit returns when an account that has sent too many requests lately may send one
+// more.
+func (t *throttle) admit(ctx context.Context, account string) error {
+	if t.of(account).Tokens() >= 0 {
 		return nil
 	}
+	return t.wait(ctx, account)
 }
 
 func (t *throttle) of(account string) *rate.Limiter {

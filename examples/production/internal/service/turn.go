@@ -58,12 +58,16 @@ func (r *replica) identified(next http.Handler) http.Handler {
 	})
 }
 
-// notedKeys verifies keys, and notes the account of a valid one in the turn.
-func notedKeys(keys botapi.KeyVerifier) botapi.KeyVerifier {
+// notedKeys verifies keys, and notes the account of a valid one in the turn. It
+// throttles an account whose requests fail, before their bodies are read.
+func notedKeys(keys botapi.KeyVerifier, failures *throttle) botapi.KeyVerifier {
 	return botapi.KeyVerifierFunc(func(ctx context.Context, key string) (string, error) {
 		account, err := keys.VerifyKey(ctx, key)
+		if err != nil {
+			return "", err
+		}
 		turnOf(ctx).account = account
-		return account, err
+		return account, failures.admit(ctx, account)
 	})
 }
 
@@ -73,12 +77,12 @@ func notedKeys(keys botapi.KeyVerifier) botapi.KeyVerifier {
 // may have.
 type notedBots struct {
 	*postgres.Database
-	throttle   *throttle
+	lists      *throttle
 	hasRuntime func(name string) bool
 }
 
 func (b notedBots) Bots(ctx context.Context) ([]botapi.Bot, error) {
-	if err := b.throttle.list(ctx, botapi.AccountFrom(ctx)); err != nil {
+	if err := b.lists.wait(ctx, botapi.AccountFrom(ctx)); err != nil {
 		return nil, err
 	}
 	return b.Database.Bots(ctx)
