@@ -195,6 +195,7 @@ func (a *answer) engineReturned() {
 type load struct {
 	from                           int // number of texts[0]
 	texts                          []string
+	isFull                         bool // the engine waits for the store
 	attended, kept, over, returned bool
 	err                            error
 	changed                        <-chan struct{} // closed when there is more to send
@@ -203,7 +204,7 @@ type load struct {
 func (a *answer) load() load {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	l := load{a.first, a.texts, len(a.readers) > 0, a.kept, !a.over.IsZero(), a.returned, a.err, a.changed}
+	l := load{a.first, a.texts, a.size > window, len(a.readers) > 0, a.kept, !a.over.IsZero(), a.returned, a.err, a.changed}
 	if !a.kept {
 		l.texts, l.changed = nil, nil // only the model is still counted
 	}
@@ -278,15 +279,19 @@ func (a *answer) collect(stopped <-chan struct{}) {
 }
 
 // step tells the store what it lacks. A store that does not answer for a Lease
-// has lost the answer.
+// has lost the answer; if the engine and a client wait for that, after Wait.
 func (k *keeper) step(ctx context.Context, l load) error {
 	asked, cancel := context.WithTimeout(context.Background(), k.engine.rules.Lease)
 	defer cancel()
+	tolerated := k.engine.rules.Lease
+	if l.isFull && l.attended {
+		tolerated = k.engine.rules.Wait
+	}
 	now, err := k.engine.store.Add(asked, k.Ref, l.from, l.texts, l.attended)
 	switch {
 	case err == nil:
 		k.heard, k.alone = time.Now(), now.Alone
-	case time.Since(k.heard) <= k.engine.rules.Lease:
+	case time.Since(k.heard) <= tolerated:
 		return err
 	default:
 		now.State = Lost

@@ -266,6 +266,22 @@ func TestAnswerIsKeptNoLonger(t *testing.T) {
 	}
 }
 
+// TestFastAnswerWithoutItsStore has a store go away while an engine says a megabyte a
+// second. The client does not wait for it for longer than Wait.
+func TestFastAnswerWithoutItsStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		store := &badStore{Store: resume.NewMemory(resume.Settings{AnswerBytes: 8 << 20})}
+		engine, h := handler(t, resume.Options{Store: store, Engine: long(2000)})
+		time.AfterFunc(time.Second, func() { store.away.Store(true) })
+		w, began := httptest.NewRecorder(), time.Now()
+		h.ServeHTTP(w, request(t.Context(), "key", key, true))
+		is.True(time.Since(began) < 4*time.Second)
+		is.Equal(strings.Count(w.Body.String(), "x"), 2_000_000)
+		is.NoErr(engine.Close(t.Context()))
+	})
+}
+
 // TestStoreLearnsOfTheEndFirst has a client that may have one model running send its next
 // requests in the instant in which it has an answer.
 func TestStoreLearnsOfTheEndFirst(t *testing.T) {
