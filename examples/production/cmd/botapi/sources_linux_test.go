@@ -84,6 +84,44 @@ func TestOneAddressWithAKeyIsForgotten(t *testing.T) {
 	})
 }
 
+// TestFirstChatIsRetried sends the first chat of each of 20 addresses, with its body in a
+// packet of its own, while one replica is full.
+func TestFirstChatIsRetried(t *testing.T) {
+	is := is.New(t)
+	env, key := withOneBot(t)
+	asked, answer := make(chan struct{}, 1), make(chan struct{})
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+		if strings.Contains(r.Messages[len(r.Messages)-1].Content, "Wait") {
+			asked <- struct{}{}
+			<-answer
+		}
+		s.Whole("Hello")
+	})
+	defer close(answer)
+	full := serve(t, env, "--runtime", "local="+runtime.URL, "--max-chats", "1")
+	other := serve(t, env, "--runtime", "local="+runtime.URL)
+	full.ready(t)
+	other.ready(t)
+	go request(t.Context(), http.DefaultClient, key, "POST", full.url+"/v1/chat", chatBody("Wait", true))
+	<-asked
+	proxy := startProxyAt(t, "", []*process{full, other, other})
+	body := chatBody("Hi", false)
+	for i := range 20 {
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(i))}}
+		conn, err := dialer.DialContext(t.Context(), "tcp", strings.TrimPrefix(proxy.url, "http://"))
+		is.NoErr(err)
+		defer conn.Close()
+		_, err = fmt.Fprintf(conn, "POST /v1/chat HTTP/1.1\r\nHost: bots\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n", key, len(body))
+		is.NoErr(err)
+		time.Sleep(5 * time.Millisecond)
+		_, err = io.WriteString(conn, body)
+		is.NoErr(err)
+		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		is.NoErr(err)
+		is.Equal(response.StatusCode, http.StatusOK)
+	}
+}
+
 // TestOneAddressWithoutHandshakes opens connections, and does not begin with TLS.
 func TestOneAddressWithoutHandshakes(t *testing.T) {
 	p := serve(t, migrated(t), "--runtime", "local=http://127.0.0.1:1/v1")
