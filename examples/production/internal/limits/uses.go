@@ -52,8 +52,8 @@ func Uses(ctx context.Context, client *redisclient.Client) ([]Use, error) {
 // literal escapes what a pattern of Redis would take for more than itself.
 var literal = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 
-// read reads one key. A foreign one, of another type, counts as nothing: chats
-// ignore it, too.
+// read reads one key. A foreign one, of another type or with other text, counts as
+// nothing: chats ignore it, too.
 func (u *Use) read(ctx context.Context, client *redisclient.Client, kind, key string, now time.Time) (err error) {
 	switch kind {
 	case "minute":
@@ -72,7 +72,9 @@ func (u *Use) read(ctx context.Context, client *redisclient.Client, kind, key st
 			u.Reserved, err = reservedFor(ctx, client, u.Account, leases)
 		}
 	case "tokens":
-		u.Today, err = client.Get(ctx, key).Int64()
+		var tokens string
+		tokens, err = client.Get(ctx, key).Result()
+		u.Today, _ = strconv.ParseInt(tokens, 10, 64)
 	}
 	if redis.HasErrorPrefix(err, "WRONGTYPE") || err == redis.Nil {
 		return nil

@@ -9,6 +9,7 @@ import (
 
 	"example.com/botapi"
 	"example.com/botapi/examples/openai"
+	"example.com/botapi/examples/resume"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
@@ -148,6 +149,9 @@ func (o *observation) attributes() []attribute.KeyValue {
 
 // errorType returns one of a few kinds of errors.
 func errorType(err error) string {
+	if errors.Is(err, resume.ErrStopped) || errors.Is(err, resume.ErrAbandoned) {
+		return "canceled"
+	}
 	if answer, ok := errors.AsType[*botapi.StatusError](err); ok {
 		return strconv.Itoa(answer.Status)
 	}
