@@ -204,9 +204,16 @@ type load struct {
 func (a *answer) load() load {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	l := load{a.first, a.texts, a.size > window, len(a.readers) > 0, a.kept, !a.over.IsZero(), a.returned, a.err, a.changed}
-	if !a.kept {
-		l.texts, l.changed = nil, nil // only the model is still counted
+	l := load{
+		isFull:   a.size > window,
+		attended: len(a.readers) > 0,
+		kept:     a.kept,
+		over:     !a.over.IsZero(),
+		returned: a.returned,
+		err:      a.err,
+	}
+	if a.kept { // otherwise only the model is still counted
+		l.from, l.texts, l.changed = a.first, a.texts, a.changed
 	}
 	return l
 }

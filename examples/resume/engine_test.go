@@ -78,6 +78,12 @@ func post(t *testing.T, h http.Handler, key string) *http.Response {
 	return w.Result()
 }
 
+// serveAborted serves a request whose response may be aborted.
+func serveAborted(h http.Handler, w http.ResponseWriter, r *http.Request) {
+	defer func() { _ = recover() }() // http.ErrAbortHandler
+	h.ServeHTTP(w, r)
+}
+
 func text(t *testing.T, response *http.Response) string {
 	t.Helper()
 	body, err := io.ReadAll(response.Body)
@@ -241,10 +247,7 @@ func slowReadersOfFailure(t *testing.T, readers []slowWriter) {
 	var all sync.WaitGroup
 	for i := range readers {
 		readers[i] = slowWriter{httptest.NewRecorder(), make(chan struct{})}
-		all.Go(func() {
-			defer func() { _ = recover() }() // http.ErrAbortHandler
-			h.ServeHTTP(&readers[i], request(t.Context(), "key", key, true))
-		})
+		all.Go(func() { serveAborted(h, &readers[i], request(t.Context(), "key", key, true)) })
 		synctest.Wait()
 	}
 	close(fails)
@@ -309,10 +312,7 @@ func TestTimeoutsAreLogged(t *testing.T) {
 					if client == "disconnected" {
 						time.AfterFunc(time.Second, disconnect)
 					}
-					func() {
-						defer func() { _ = recover() }() // http.ErrAbortHandler, if the client has disconnected
-						h.ServeHTTP(httptest.NewRecorder(), r)
-					}()
+					serveAborted(h, httptest.NewRecorder(), r)
 					time.Sleep(time.Minute)
 					is.NoErr(engine.Close(t.Context()))
 					synctest.Wait()
@@ -349,10 +349,7 @@ func TestReloads(t *testing.T) {
 		var responses [reloads]*httptest.ResponseRecorder
 		send := func(i int) {
 			responses[i] = httptest.NewRecorder()
-			all.Go(func() {
-				defer func() { _ = recover() }() // http.ErrAbortHandler
-				h.ServeHTTP(responses[i], request(t.Context(), "key", key, false))
-			})
+			all.Go(func() { serveAborted(h, responses[i], request(t.Context(), "key", key, false)) })
 		}
 		send(0)
 		synctest.Wait()

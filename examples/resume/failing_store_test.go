@@ -83,12 +83,6 @@ func (s *badStore) Watch(id string, onlyStop bool) (<-chan struct{}, func()) {
 	return s.Store.Watch(id, onlyStop)
 }
 
-// serveAborted serves a request whose response may be aborted.
-func serveAborted(h http.Handler, w http.ResponseWriter, r *http.Request) {
-	defer func() { _ = recover() }() // http.ErrAbortHandler
-	h.ServeHTTP(w, r)
-}
-
 // TestStopWithFragmentsLeft stops an answer with fragments that the store does not have
 // yet, and an engine that ignores its cancellation: the store hears of the engine three
 // times a lease.
@@ -127,15 +121,8 @@ func TestFragmentsAreStoredTogether(t *testing.T) {
 		is := is.New(t)
 		store := &badStore{Store: resume.NewMemory(resume.Settings{RunningPerOwner: 1})}
 		var pause time.Duration
-		engine, h := handler(t, resume.Options{Store: store, Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
-			return func(yield func(string, error) bool) {
-				for range 200 {
-					if !yield(strings.Repeat("x", 1000), nil) {
-						return
-					}
-					time.Sleep(pause)
-				}
-			}
+		engine, h := handler(t, resume.Options{Store: store, Engine: botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+			return long(200, pause)(ctx, req)
 		})})
 		ask := func(name string) (took time.Duration) {
 			began := time.Now()
@@ -160,7 +147,7 @@ func TestFragmentsAreStoredTogether(t *testing.T) {
 func TestSlowReaderOfAnOutgrownAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		engine, h := handler(t, resume.Options{Store: resume.NewMemory(resume.Settings{AnswerBytes: 100_000}), Engine: long(150)})
+		engine, h := handler(t, resume.Options{Store: resume.NewMemory(resume.Settings{AnswerBytes: 100_000}), Engine: long(150, time.Millisecond)})
 		w := slowWriter{httptest.NewRecorder(), make(chan struct{})}
 		time.AfterFunc(25*time.Second, func() { close(w.reads) })
 		serveAborted(h, &w, request(t.Context(), "key", key, true))
@@ -170,15 +157,15 @@ func TestSlowReaderOfAnOutgrownAnswer(t *testing.T) {
 	})
 }
 
-// long says so many fragments of 1,000 bytes.
-func long(fragments int) botapi.ChatEngineFunc {
+// long says so many fragments of 1,000 bytes, one each period.
+func long(fragments int, period time.Duration) botapi.ChatEngineFunc {
 	return func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
 		return func(yield func(string, error) bool) {
 			for range fragments {
 				if !yield(strings.Repeat("x", 1000), nil) {
 					return
 				}
-				time.Sleep(time.Millisecond)
+				time.Sleep(period)
 			}
 		}
 	}
@@ -205,7 +192,7 @@ func TestOneFailureAfterALongWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		store := &badStore{Store: resume.NewMemory(resume.Settings{})}
-		engine, h := handler(t, resume.Options{Store: store, Engine: long(300)})
+		engine, h := handler(t, resume.Options{Store: store, Engine: long(300, time.Millisecond)})
 		h.ServeHTTP(httptest.NewRecorder(), request(t.Context(), "key", key, true))
 		w := slowWriter{httptest.NewRecorder(), make(chan struct{})}
 		time.AfterFunc(20*time.Second, func() {
@@ -272,7 +259,7 @@ func TestFastAnswerWithoutItsStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		store := &badStore{Store: resume.NewMemory(resume.Settings{AnswerBytes: 8 << 20})}
-		engine, h := handler(t, resume.Options{Store: store, Engine: long(2000)})
+		engine, h := handler(t, resume.Options{Store: store, Engine: long(2000, time.Millisecond)})
 		time.AfterFunc(time.Second, func() { store.away.Store(true) })
 		w, began := httptest.NewRecorder(), time.Now()
 		h.ServeHTTP(w, request(t.Context(), "key", key, true))
@@ -289,7 +276,7 @@ func TestStoreLearnsOfTheEndFirst(t *testing.T) {
 		is := is.New(t)
 		store := &badStore{Store: resume.NewMemory(resume.Settings{RunningPerOwner: 1})}
 		owner := func(context.Context) string { return "acme" }
-		engine, h := handler(t, resume.Options{Store: store, Owner: owner, Engine: long(30)})
+		engine, h := handler(t, resume.Options{Store: store, Owner: owner, Engine: long(30, time.Millisecond)})
 		for i := range 3 {
 			is.Equal(post(t, h, fmt.Sprint(key, i)).StatusCode, http.StatusOK)
 		}
@@ -395,7 +382,7 @@ func TestStalledReaderOfAnOutgrownAnswer(t *testing.T) {
 			StallTimeout: time.Minute,
 			Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
 				return func(yield func(string, error) bool) {
-					for text := range long(1000)(nil, nil) {
+					for text := range long(1000, time.Millisecond)(nil, nil) {
 						if said.Add(1); !yield(text, nil) {
 							return
 						}
@@ -457,7 +444,7 @@ func TestErrorsOfEngines(t *testing.T) {
 		"a status":                       &botapi.StatusError{Status: 429, Detail: "Later", RetryAfter: time.Second},
 		"a status as a value":            botapi.StatusError{Status: 418, Detail: "Tea"},
 		"no status":                      &botapi.StatusError{Detail: "The model broke"},
-		"a status that is none":          &botapi.StatusError{Status: 200, Detail: "OK"},
+		"a status of a success":          &botapi.StatusError{Status: 200, Detail: "OK"},
 		"validation":                     &botapi.HTTPValidationError{Detail: []botapi.ValidationError{{Loc: []any{"body"}, Msg: "m", Type: "t"}}},
 		"a status for validation":        &botapi.StatusError{Status: 418, Detail: "Tea", Err: &botapi.HTTPValidationError{Detail: []botapi.ValidationError{{Msg: "m"}}}},
 		"a bot that is gone":             botapi.ErrBotNotFound,

@@ -14,12 +14,15 @@ type Memory struct {
 	settings Settings
 
 	mu      sync.Mutex
-	names   map[Ref]*kept    // what a Claim finds, by a Ref without an ID
+	names   map[Ref]*kept    // what a Claim finds, by name
 	ids     map[string]*kept // those, and what only their readers find
 	owners  map[string]*owner
 	running leases // of all owners, by answer
 	bytes   int64  // of all owners
 }
+
+// name is what all answers of a key have in common.
+func (r Ref) name() Ref { return Ref{Owner: r.Owner, Key: r.Key} }
 
 // A kept is one answer.
 type kept struct {
@@ -74,7 +77,7 @@ func (m *Memory) Settings() Settings { return m.settings }
 func (m *Memory) Claim(_ context.Context, c Claim) (Claimed, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a := m.names[Ref{Owner: c.Owner, Key: c.Key}]
+	a := m.names[c.name()]
 	switch {
 	case a != nil && c.Body != "" && c.Body != a.body:
 		return Claimed{State: Other}, nil
@@ -98,7 +101,7 @@ func (m *Memory) start(c Claim) Claimed {
 		return Claimed{State: NoRoom}
 	}
 	a := &kept{Ref: c.Ref, body: c.Body, state: Running, born: time.Now(), readers: make(leases)}
-	m.names[Ref{Owner: a.Owner, Key: a.Key}], m.ids[a.ID] = a, a
+	m.names[a.name()], m.ids[a.ID] = a, a
 	m.expire(a, m.settings.Lease)
 	m.count(a, LeastRunning)
 	m.renew(a.Ref)
@@ -299,8 +302,8 @@ func (m *Memory) drop(a *kept) {
 
 // free takes the key from an answer: the next Claim does not find it.
 func (m *Memory) free(a *kept) {
-	if key := (Ref{Owner: a.Owner, Key: a.Key}); m.names[key] == a {
-		delete(m.names, key)
+	if name := a.name(); m.names[name] == a {
+		delete(m.names, name)
 	}
 }
 

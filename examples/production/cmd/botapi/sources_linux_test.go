@@ -107,18 +107,12 @@ func TestFirstChatIsRetried(t *testing.T) {
 	proxy := startProxyAt(t, "", []*process{full, other, other})
 	body := chatBody("Hi", false)
 	for i := range 20 {
-		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 1, byte(i))}}
-		conn, err := dialer.DialContext(t.Context(), "tcp", strings.TrimPrefix(proxy.url, "http://"))
-		is.NoErr(err)
-		defer conn.Close()
-		_, err = fmt.Fprintf(conn, "POST /v1/chat HTTP/1.1\r\nHost: bots\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n", key, len(body))
-		is.NoErr(err)
+		begun := fmt.Sprintf("POST /v1/chat HTTP/1.1\r\nHost: bots\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n", key, len(body))
+		opened := openMany(t, proxy, fmt.Sprint("127.0.1.", i), 1, begun)
 		time.Sleep(5 * time.Millisecond)
-		_, err = io.WriteString(conn, body)
+		_, err := io.WriteString(opened[0], body)
 		is.NoErr(err)
-		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		is.NoErr(err)
-		is.Equal(response.StatusCode, http.StatusOK)
+		is.Equal(opened.answered(time.Now().Add(patience), http.StatusOK), 1)
 	}
 }
 

@@ -166,7 +166,11 @@ func (r *replica) newShared(client *redisclient.Client) (*shared, error) {
 		ValidKey:     answers.ValidKey,
 		ChatTimeout:  r.config.ChatTimeout,
 		StallTimeout: r.config.StallTimeout,
-		Admit:        r.admit(s.limits),
+		// As far as this replica knows without Redis: a chat that it would reject can
+		// only join an answer.
+		Admit: func(ctx context.Context, _ *botapi.ChatRequest) error {
+			return s.limits.Rejected(botapi.AccountFrom(ctx))
+		},
 		Limits: func(ctx context.Context, account string) (resume.Limits, error) {
 			atOnce, err := s.limits.ChatsAtOnce(ctx, account)
 			return resume.Limits{Readers: atOnce}, err
@@ -193,14 +197,6 @@ func (r *replica) unshare() {
 		s.limits.Close()
 		s.answers.Close()
 		s.redis.Close()
-	}
-}
-
-// admit returns why this replica would reject a chat, as far as it knows without
-// Redis: then an Idempotency-Key can only join an answer.
-func (r *replica) admit(limited *limits.Engine) func(context.Context, *botapi.ChatRequest) error {
-	return func(ctx context.Context, req *botapi.ChatRequest) error {
-		return limited.Rejected(botapi.AccountFrom(ctx))
 	}
 }
 

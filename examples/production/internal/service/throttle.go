@@ -73,8 +73,8 @@ func (t *throttle) count(account string) {
 // admit returns when an account that has sent too many requests lately may send one
 // more.
 func (t *throttle) admit(ctx context.Context, account string) error {
-	if t.of(account).Tokens() >= 0 {
-		return nil
+	if limiter, ok := t.limiters.Peek(account); !ok || limiter.Tokens() >= 0 {
+		return nil // each request comes here, so an account without failures gets no limiter
 	}
 	return t.wait(ctx, account)
 }
