@@ -91,14 +91,17 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 	})
 }
 
-// end ends the answer, with an error unless that is nil; the first call counts. If
-// no reader here sees the error, the log has it.
+// end ends the answer, with an error unless that is nil; the first call counts, unless
+// the store has heard of a stop before it heard that the answer is complete. If no
+// reader here sees the error, the log has it.
 func (a *answer) end(ctx context.Context, err error) {
 	a.mu.Lock()
 	isFirst, isSeen := a.over.IsZero(), len(a.readers) > 0
 	if isFirst {
 		a.over, a.err = time.Now(), answerTo(err)
 		a.notify()
+	} else if a.err == nil && errors.Is(err, ErrStopped) {
+		a.err = err
 	}
 	a.mu.Unlock()
 	if isFirst && !isSeen && err != nil && !errors.Is(err, ErrAbandoned) && !errors.Is(err, ErrStopped) {
@@ -320,6 +323,7 @@ func (k *keeper) step(ctx context.Context, l load) error {
 		}
 	case now.State == Stopped:
 		k.cancel(ErrStopped)
+		k.end(ctx, ErrStopped)
 	case !l.attended && !l.over: // nobody follows it, and nobody can join it
 		k.cancel(ErrAbandoned)
 	case l.kept: // outgrown, or lost by the store

@@ -292,6 +292,24 @@ func TestStoreLearnsOfTheEndFirst(t *testing.T) {
 	})
 }
 
+// TestStopBeforeTheStoreLearnsOfTheEnd stops an answer whose engine has returned half a
+// millisecond ago. The stop was accepted, so its client gets no complete answer either.
+func TestStopBeforeTheStoreLearnsOfTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		store := &badStore{Store: resume.NewMemory(resume.Settings{})}
+		owner := func(context.Context) string { return "acme" }
+		engine, h := handler(t, resume.Options{Store: store, Owner: owner, Engine: long(1, 20*time.Millisecond)})
+		time.AfterFunc(20500*time.Microsecond, func() { is.NoErr(engine.Stop(t.Context(), key)) })
+		for range 2 {
+			response := post(t, h, key)
+			is.Equal(response.StatusCode, http.StatusGone)
+			is.Equal(text(t, response), `{"detail":"The answer was stopped"}`)
+		}
+		is.NoErr(engine.Close(t.Context()))
+	})
+}
+
 // TestStoreComesBack has a store that has lost its replies for longer than a lease, or
 // most of an answer: a client that comes later does not get stuck with what is left.
 func TestStoreComesBack(t *testing.T) {
