@@ -16,7 +16,7 @@ type answer struct {
 	tries    bool        // this chat finds out whether the endpoint has recovered
 	attempt  time.Duration
 	observed *observation
-	yield    func(string) bool
+	yield    func(string, error) bool
 
 	ctx    context.Context // of this try; it ends with the chat's, or with errSilent
 	cancel context.CancelCauseFunc
@@ -96,5 +96,5 @@ func (a *answer) pass(text []byte) bool {
 		a.begun = true
 		a.observed.firstFragment(a.ctx)
 	}
-	return a.yield(string(text))
+	return a.yield(string(text), nil)
 }

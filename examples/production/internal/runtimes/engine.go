@@ -117,7 +117,7 @@ func New(o Options) (*Engine, error) {
 func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		ctx, observed := e.instruments.begin(ctx, req.Bot.Model)
-		err := e.answer(ctx, req, observed, func(text string) bool { return yield(text, nil) })
+		err := e.answer(ctx, req, observed, yield)
 		observed.end(ctx, err)
 		if err != nil && !errors.Is(err, errChatEnded) {
 			yield("", err)
@@ -128,7 +128,7 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 // errChatEnded ends an answer after yield has returned false.
 var errChatEnded = errors.New("the chat has ended")
 
-func (e *Engine) answer(ctx context.Context, req *botapi.ChatRequest, observed *observation, yield func(string) bool) error {
+func (e *Engine) answer(ctx context.Context, req *botapi.ChatRequest, observed *observation, yield func(string, error) bool) error {
 	if err := checkExtra(req.Extra); err != nil { // before Settings, after which the model counts as asked
 		return err
 	}
@@ -145,7 +145,7 @@ func (e *Engine) answer(ctx context.Context, req *botapi.ChatRequest, observed *
 // speak asks the endpoints of a runtime one after another until one of them has
 // begun to answer. After that it tries no other: text that was sent cannot be
 // taken back.
-func (e *Engine) speak(ctx context.Context, r *runtime, req *botapi.ChatRequest, observed *observation, yield func(string) bool) error {
+func (e *Engine) speak(ctx context.Context, r *runtime, req *botapi.ChatRequest, observed *observation, yield func(string, error) bool) error {
 	var last *failure
 	order, onTrial := r.order()
 	for i, endpoint := range order {
