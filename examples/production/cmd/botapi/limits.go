@@ -244,9 +244,9 @@ func (c *showLimitsCommand) readRedis(ctx context.Context, d *postgres.Database,
 
 type removeLimitsCommand struct {
 	limitedAccount
-	ChatsPerMinute bool `help:"Remove this limit."`
-	TokensPerDay   bool `help:"Remove this limit."`
-	ChatsAtOnce    bool `help:"Remove this limit."`
+	ChatsPerMinute *bool `help:"Remove this limit."`
+	TokensPerDay   *bool `help:"Remove this limit."`
+	ChatsAtOnce    *bool `help:"Remove this limit."`
 }
 
 func (c *removeLimitsCommand) Help() string {
@@ -254,8 +254,18 @@ func (c *removeLimitsCommand) Help() string {
 account. To lift one of these for an account instead, set it to 0 there.`
 }
 
+// Validate rejects --tokens-per-day=false, which names a limit and does not remove it.
+func (c *removeLimitsCommand) Validate() error {
+	for _, named := range []*bool{c.ChatsPerMinute, c.TokensPerDay, c.ChatsAtOnce} {
+		if named != nil && !*named {
+			return errors.New("to keep a limit, do not name it")
+		}
+	}
+	return c.limitedAccount.Validate()
+}
+
 func (c *removeLimitsCommand) Run(ctx context.Context, p *program) error {
-	which := postgres.WhichLimits{ChatsPerMinute: c.ChatsPerMinute, TokensPerDay: c.TokensPerDay, ChatsAtOnce: c.ChatsAtOnce}
+	which := postgres.WhichLimits{ChatsPerMinute: c.ChatsPerMinute != nil, TokensPerDay: c.TokensPerDay != nil, ChatsAtOnce: c.ChatsAtOnce != nil}
 	if which == (postgres.WhichLimits{}) {
 		which = postgres.WhichLimits{ChatsPerMinute: true, TokensPerDay: true, ChatsAtOnce: true}
 	}

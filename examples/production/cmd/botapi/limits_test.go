@@ -36,6 +36,9 @@ func TestLimitsCommands(t *testing.T) {
 		"acme              -                 0               -\n")
 	is.Equal(command(t, "", env, "limits", "remove", "--account", "acme", "--chats-at-once"), result{
 		code: 2, stderr: "botapi: there are no limits to remove\n"})
+	is.Equal(command(t, "", env, "limits", "remove", "--account", "acme", "--chats-at-once=false"), result{
+		code: 2, stderr: "botapi: limits remove: to keep a limit, do not name it (see botapi --help)\n"})
+	is.Equal(command(t, "", env, "limits", "remove", "--account", "").code, 2)
 	is.Equal(command(t, "", env, "limits", "remove", "--account", "acme"), result{})
 	is.Equal(command(t, "", env, "limits", "remove", "--chats-per-minute", "--chats-at-once"), result{})
 	is.Equal(command(t, "", env, "limits", "remove"), result{code: 2, stderr: "botapi: there are no limits to remove\n"})
