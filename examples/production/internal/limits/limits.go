@@ -110,7 +110,6 @@ type Engine struct {
 	options Options
 	known   *cache
 	shared  shared
-	slots   *slots
 	tallies *tallies
 	book    *book
 
@@ -131,8 +130,7 @@ func New(o Options) *Engine {
 		options: o,
 		known:   newCache(o.Store, o.CacheTTL),
 		shared:  shared{redis: o.Redis, replica: rand.Text(), lease: o.Lease, window: minute},
-		slots:   newSlots(o.MaxChats, o.MaxChatsPerAccount),
-		tallies: newTallies(),
+		tallies: newTallies(o.MaxChats, o.MaxChatsPerAccount),
 		book:    newBook(),
 		stop:    stop,
 		done:    make(chan struct{}),
@@ -168,12 +166,7 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 // Rejected returns why a chat of an account would be rejected, as far as this
 // replica knows without asking Redis, and nil if it does not. What Redis has said
 // counts for a second at most.
-func (e *Engine) Rejected(account string) error {
-	if why := e.tallies.recent(account); why.reason != "" {
-		return why.err()
-	}
-	return e.slots.full(account)
-}
+func (e *Engine) Rejected(account string) error { return e.tallies.rejected(account) }
 
 // ChatsAtOnce returns that limit of an account, for callers that count other
 // things by it.
@@ -201,10 +194,7 @@ func (e *Engine) admit(ctx context.Context, req *botapi.ChatRequest) (*chat, err
 	if err != nil {
 		return nil, fmt.Errorf("asking for the limits of an account: %w", err)
 	}
-	if why := e.tallies.rejected(account); why.reason != "" { // asking again would only add load to Redis
-		return nil, why.err()
-	}
-	here, err := e.slots.reserve(account)
+	here, err := e.tallies.reserve(account)
 	if err != nil {
 		return nil, err
 	}
@@ -215,7 +205,7 @@ func (e *Engine) admit(ctx context.Context, req *botapi.ChatRequest) (*chat, err
 		used:     func() int64 { return e.options.Used(ctx) },
 	}
 	if err := e.ask(ctx, c, limits, here); err != nil {
-		e.slots.release(account)
+		e.tallies.release(account)
 		return nil, err
 	}
 	e.book.begin(c)
@@ -257,7 +247,7 @@ func (e *Engine) askShared(ctx context.Context, c *chat, limits Limits) (rejecti
 // end releases the slot of a chat. If Redis does not learn of it, the lease
 // expires.
 func (e *Engine) end(c *chat) {
-	e.slots.release(c.account)
+	e.tallies.release(c.account)
 	e.tallies.ended(c.account)
 	e.book.end(c)
 }

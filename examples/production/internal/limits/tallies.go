@@ -1,15 +1,18 @@
 package limits
 
 import (
+	"cmp"
+	"net/http"
 	"sync"
 	"time"
 
+	"example.com/botapi"
 	"golang.org/x/time/rate"
 )
 
 // A tally is what this replica knows of one account.
 type tally struct {
-	day  int64 // of UTC, in days since 1970
+	here int64 // chats in progress in this replica, including those that are still being admitted
 	seen int64 // tokens of the day that Redis is known to have counted
 
 	minute *rate.Limiter // nil unless Redis is away
@@ -19,23 +22,35 @@ type tally struct {
 	askAt     time.Time // when Redis is asked again
 }
 
-// tallies are those of all accounts that were active on a day.
+// tallies are those of all accounts that were active on a day, or have chats in
+// progress.
 type tallies struct {
-	mu  sync.Mutex
-	day int64
-	all map[string]*tally
+	max, maxPerAccount int64 // chats in progress in this replica; 0 for no limit
+
+	mu    sync.Mutex
+	chats int64 // in progress, of all accounts
+	day   int64 // of UTC, in days since 1970
+	all   map[string]*tally
 }
 
-func newTallies() *tallies { return &tallies{all: make(map[string]*tally)} }
+func newTallies(limit, perAccount int64) *tallies {
+	return &tallies{max: limit, maxPerAccount: perAccount, all: make(map[string]*tally)}
+}
 
-// of is called with the lock held.
+// of is called with the lock held. On a new day it forgets all but the chats in
+// progress.
 func (t *tallies) of(account string) *tally {
 	if day := time.Now().Unix() / 86400; day != t.day {
 		t.day = day
-		clear(t.all)
+		for known, one := range t.all {
+			*one = tally{here: one.here}
+			if one.here == 0 {
+				delete(t.all, known)
+			}
+		}
 	}
 	if t.all[account] == nil {
-		t.all[account] = &tally{day: t.day}
+		t.all[account] = new(tally)
 	}
 	return t.all[account]
 }
@@ -45,7 +60,7 @@ func (t *tallies) seen(account string) (day, tokens int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	one := t.of(account)
-	return one.day, one.seen
+	return t.day, one.seen
 }
 
 // note stores the result of seen in entries.
@@ -71,23 +86,59 @@ func (t *tallies) saw(account string, used int64, why rejection) {
 	}
 }
 
-// recent returns a recent rejection.
-func (t *tallies) recent(account string) rejection {
+// reserve takes a slot for a chat in this replica, unless this replica is full or
+// Redis has just said why to reject it: asking again would only add load to Redis. It
+// returns how many slots the account has here.
+func (t *tallies) reserve(account string) (here int64, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	one := t.of(account)
-	if time.Until(one.askAt) <= 0 {
-		return rejection{}
+	why := one.recent()
+	if why.passes() {
+		why = rejection{} // only Redis knows whether it still applies
 	}
-	return rejection{one.rejection.reason, time.Until(one.until)}
+	if err := cmp.Or(why.err(), t.full(one)); err != nil {
+		return 0, err
+	}
+	t.chats++
+	one.here++
+	return one.here, nil
 }
 
-// rejected returns a recent rejection that still applies.
-func (t *tallies) rejected(account string) rejection {
-	if why := t.recent(account); !why.passes() {
-		return why
+// release undoes reserve.
+func (t *tallies) release(account string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.chats--
+	t.of(account).here--
+}
+
+// rejected returns why a chat of an account would be rejected without asking Redis.
+func (t *tallies) rejected(account string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	one := t.of(account)
+	return cmp.Or(one.recent().err(), t.full(one))
+}
+
+// recent is a recent rejection by Redis.
+func (t *tally) recent() rejection {
+	if time.Until(t.askAt) <= 0 {
+		return rejection{}
 	}
-	return rejection{}
+	return rejection{t.rejection.reason, time.Until(t.until)}
+}
+
+// full returns an error if this replica has no slot for a chat of an account. It is
+// called with the lock held.
+func (t *tallies) full(one *tally) error {
+	if t.max > 0 && t.chats >= t.max {
+		return &botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "Too many chats in progress", RetryAfter: soon}
+	}
+	if t.maxPerAccount > 0 && one.here >= t.maxPerAccount {
+		return rejection{"places", soon}.err()
+	}
+	return nil
 }
 
 // ended notes the end of a chat, after which there may be room for another.
@@ -119,7 +170,7 @@ func (t *tallies) admit(account string, limits Limits, unsettled, here int64) re
 	one := t.of(account)
 	switch {
 	case limits.TokensPerDay > 0 && one.seen+unsettled >= limits.TokensPerDay:
-		return rejection{"tokens", time.Until(time.Unix((one.day+1)*86400, 0))}
+		return rejection{"tokens", time.Until(time.Unix((t.day+1)*86400, 0))}
 	case limits.ChatsAtOnce > 0 && here > limits.ChatsAtOnce:
 		return rejection{"places", soon}
 	case limits.ChatsPerMinute > 0 && !one.perMinute(limits.ChatsPerMinute).Allow():
