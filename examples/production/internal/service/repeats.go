@@ -1,7 +1,6 @@
 package service
 
 import (
-	"context"
 	"log/slog"
 	"sync"
 	"time"
@@ -19,7 +18,7 @@ const mostKinds = 1000
 // is written immediately.
 type repeats struct {
 	mu    sync.Mutex
-	kinds map[kind]*repeat
+	kinds map[kind]repeat // those of the last period
 }
 
 // A kind is what is counted as one. Nothing in it comes from a client, so that
@@ -35,56 +34,44 @@ type kind struct {
 type repeat struct {
 	times int64             // that are not written
 	write func(times int64) // of the last of them
-	due   time.Time         // when it may be written
 }
 
 // count counts one of a kind: it has write called, or that of a later one.
 func (r *repeats) count(k kind, write func(times int64)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.kinds[k] == nil && len(r.kinds) >= mostKinds {
+	if _, isKnown := r.kinds[k]; !isKnown && len(r.kinds) >= mostKinds {
 		k = kind{message: k.message, account: k.account}
 	}
+	one, isKnown := r.kinds[k]
+	r.kinds[k] = repeat{one.times + 1, write}
+	if !isKnown {
+		r.write(k)
+	}
+}
+
+// write writes what is not written of a kind, and is called again after a period.
+// If there is nothing, it forgets the kind. It is called with the lock held.
+func (r *repeats) write(k kind) {
 	one := r.kinds[k]
-	if one == nil {
-		one = new(repeat)
-		r.kinds[k] = one
+	if one.times == 0 {
+		delete(r.kinds, k)
+		return
 	}
-	one.times, one.write = one.times+1, write
-	one.writeBy(time.Now())
-}
-
-func (r *repeat) writeBy(now time.Time) {
-	if r.times > 0 && !now.Before(r.due) {
-		r.write(r.times)
-		*r = repeat{due: now.Add(telemetry.LogPeriod)}
-	}
-}
-
-// writeBy writes what is due by then, and forgets kinds that happen no longer.
-func (r *repeats) writeBy(then time.Time) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for k, one := range r.kinds {
-		if one.times == 0 && !then.Before(one.due) {
-			delete(r.kinds, k)
-		}
-		one.writeBy(then)
-	}
+	one.write(one.times)
+	r.kinds[k] = repeat{}
+	time.AfterFunc(telemetry.LogPeriod, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.write(k)
+	})
 }
 
 // writeAll writes everything.
-func (r *repeats) writeAll() { r.writeBy(time.Now().Add(telemetry.LogPeriod)) }
-
-// watch writes what is due until ctx ends.
-func (r *repeats) watch(ctx context.Context) {
-	next := time.NewTicker(time.Second)
-	defer next.Stop()
-	for ctx.Err() == nil {
-		select {
-		case <-ctx.Done():
-		case now := <-next.C:
-			r.writeBy(now)
-		}
+func (r *repeats) writeAll() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for k := range r.kinds {
+		r.write(k)
 	}
 }

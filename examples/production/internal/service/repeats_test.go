@@ -46,7 +46,7 @@ func away(doing string) error {
 func newFailing() *failing {
 	f := &failing{lost: away("listing bots")}
 	logger := telemetry.NewLogger(&f.log, slog.LevelInfo)
-	f.replica = &replica{logger: logger, repeats: repeats{kinds: make(map[kind]*repeat)}, errorResponses: noop.Int64Counter{}, failures: newThrottle()}
+	f.replica = &replica{logger: logger, repeats: repeats{kinds: make(map[kind]repeat)}, errorResponses: noop.Int64Counter{}, failures: newThrottle()}
 	api := botapi.New(botapi.Options{
 		Bots: f,
 		Keys: notedKeys(botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
@@ -76,6 +76,8 @@ func (f *failing) ask(key, elsewhere string) (status int) {
 // said returns the new lines of the log.
 func (f *failing) said(t *testing.T) (lines []string) {
 	t.Helper()
+	f.repeats.mu.Lock() // a timer writes with it held
+	defer f.repeats.mu.Unlock()
 	for decoder := json.NewDecoder(&f.log); decoder.More(); {
 		var line struct {
 			Level, Msg, Error string
@@ -107,12 +109,16 @@ func TestFailuresAreLoggedAtABoundedRate(t *testing.T) {
 		})
 
 		time.Sleep(telemetry.LogPeriod)
+		synctest.Wait()
+		is.Equal(f.said(t), []string{"ERROR request failed: 503 Away: verifying a key: 127.0.0.1:600 ×599"})
+		f.ask("known", "") // the last one was a period ago
+		is.Equal(f.said(t), []string{"ERROR request failed: listing bots: no such table ×1"})
 		f.ask("stranger", "")
 		f.ask("stranger", "")
-		is.Equal(f.said(t), []string{"ERROR request failed: 503 Away: verifying a key: 127.0.0.1:601 ×600"})
+		is.Equal(f.said(t), nil)
 		f.repeats.writeAll()
 		f.repeats.writeAll()
-		is.Equal(f.said(t), []string{"ERROR request failed: 503 Away: verifying a key: 127.0.0.1:602 ×1"}) // nothing is lost or logged twice
+		is.Equal(f.said(t), []string{"ERROR request failed: 503 Away: verifying a key: 127.0.0.1:602 ×2"}) // nothing is lost or logged twice
 	})
 }
 

@@ -149,7 +149,7 @@ func Run(ctx context.Context, c Config) error {
 		rejected:  newRejected(),
 		lists:     newThrottle(),
 		failures:  newThrottle(),
-		repeats:   repeats{kinds: make(map[kind]*repeat)},
+		repeats:   repeats{kinds: make(map[kind]repeat)},
 		fatal:     make(chan error, 1),
 	}
 	defer r.close()
@@ -234,14 +234,13 @@ func (r *replica) server(handler http.Handler) *http.Server {
 	}
 }
 
-// watch checks the readiness of the replica, stores when keys were used, and writes
-// what has happened repeatedly, in goroutines. The function that it returns ends them.
+// watch checks the readiness of the replica and stores when keys were used, in
+// goroutines. The function that it returns ends them.
 func (r *replica) watch(ctx context.Context) (end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
 	watching.Go(func() { r.readiness.watch(ctx, r.schemaReady, r.logger) })
 	watching.Go(func() { r.database.KeepKeyUses(ctx) })
-	watching.Go(func() { r.repeats.watch(ctx) })
 	return func() {
 		cancel()
 		watching.Wait()
