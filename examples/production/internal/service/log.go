@@ -58,7 +58,7 @@ func (r *replica) logNotes(ctx context.Context, t *turn) {
 		if t.outcome.Load() == handedBack && line.Level > slog.LevelWarn {
 			line.Level, line.Message = slog.LevelWarn, "request handed back to the proxy"
 		}
-		k := kind{line.Level, line.Message, about(textOf(line, "error")), t.account}
+		k := kind{line.Message, about(textOf(line, "error")), t.account}
 		r.repeats.count(k, func(times int64) {
 			r.logger.LogAttrs(ctx, line.Level, line.Message, append(attributesOf(line), slog.Int64("times", times))...)
 		})
@@ -104,7 +104,7 @@ func (r *replica) end(ctx context.Context) {
 		message, level = "chat handed back to the proxy", min(level, slog.LevelWarn)
 	}
 	why := about(report.Err.Error())
-	r.repeats.count(kind{level, message, why, report.Account}, func(times int64) {
+	r.repeats.count(kind{message, why, report.Account}, func(times int64) {
 		r.logger.LogAttrs(ctx, level, message, append(line, slog.Int64("times", times))...)
 		if outcome != handedBack {
 			r.usage.Add(usage.NewRejection(report, why, times))

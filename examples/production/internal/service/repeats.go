@@ -1,17 +1,11 @@
 package service
 
 import (
-	"log/slog"
 	"sync"
 	"time"
 
 	"example.com/botapi/examples/production/internal/telemetry"
 )
-
-// mostKinds bounds the kinds that repeats distinguish: some dozens for requests,
-// and a few for each account whose chats are rejected. Further ones of an account
-// with the same message share one: only rejected chats have usage records.
-const mostKinds = 1000
 
 // repeats write what clients can cause in any number: of each kind, once in
 // telemetry.LogPeriod, with how often it has happened since. The first of a kind
@@ -24,7 +18,6 @@ type repeats struct {
 // A kind is what is counted as one. Nothing in it comes from a client, so that
 // many failing requests of one kind hide no other failure.
 type kind struct {
-	level   slog.Level
 	message string
 	about   string // the error, see about
 	account string // empty without a valid key: such requests hide none of an account
@@ -40,9 +33,6 @@ type repeat struct {
 func (r *repeats) count(k kind, write func(times int64)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, isKnown := r.kinds[k]; !isKnown && len(r.kinds) >= mostKinds {
-		k = kind{message: k.message, account: k.account}
-	}
 	one, isKnown := r.kinds[k]
 	r.kinds[k] = repeat{one.times + 1, write}
 	if !isKnown {

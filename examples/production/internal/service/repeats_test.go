@@ -140,23 +140,3 @@ func TestHandedBackIsNoError(t *testing.T) {
 		"WARN request handed back to the proxy: 503 Away: listing bots ×1",
 	})
 }
-
-// TestKindsAreBounded has errors that no code should have.
-func TestKindsAreBounded(t *testing.T) {
-	is := is.New(t)
-	f := newFailing()
-	for i := range 2 * mostKinds {
-		f.lost = fmt.Errorf("%d", i)
-		f.ask("known", "")
-	}
-	is.Equal(len(f.said(t)), mostKinds+1)
-	is.Equal(len(f.repeats.kinds), mostKinds+1)
-	var rejected int64 // a usage record has this number
-	for range 3 {
-		f.repeats.count(kind{slog.LevelInfo, "chat rejected", "429", "acme"}, func(times int64) { rejected += times })
-		f.ask("known", "")
-	}
-	f.repeats.writeAll()
-	is.Equal(rejected, int64(3))
-	is.Equal(f.said(t), []string{fmt.Sprintf("ERROR request failed: %d ×%d", 2*mostKinds-1, mostKinds+2)})
-}
