@@ -294,7 +294,7 @@ func TestRedisThatTakesASecond(t *testing.T) {
 	way.Delay(0)
 	chat("k1") // does not fail because of what was claimed too late
 	is.Equal(len(runtime.Requests()), connected+4)
-	is.Equal(len(p.logged(t, "chat handed back to the proxy")), 0)
+	is.Equal(len(p.logged(t, "request handed back to the proxy")), 0)
 }
 
 // TestRedisWhoseScriptIsBusy checks that chats are answered, and that the log

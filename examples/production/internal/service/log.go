@@ -14,7 +14,8 @@ import (
 
 // notedLines is a slog.Handler for the lines of requests. They wait in the turn
 // for the end of its chat, whose one line has everything, or of a request that
-// starts no chat: see logNotes.
+// starts no chat: see logNotes. A logger that is derived with attributes logs
+// immediately.
 type notedLines struct{ slog.Handler }
 
 func (h notedLines) Handle(ctx context.Context, line slog.Record) error {
@@ -22,14 +23,6 @@ func (h notedLines) Handle(ctx context.Context, line slog.Record) error {
 		return nil
 	}
 	return h.Handler.Handle(ctx, line)
-}
-
-func (h notedLines) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return notedLines{h.Handler.WithAttrs(attrs)}
-}
-
-func (h notedLines) WithGroup(name string) slog.Handler {
-	return notedLines{h.Handler.WithGroup(name)}
 }
 
 // note reports whether a line will be logged later.
@@ -50,24 +43,41 @@ func (t *turn) takeNotes() (notes []slog.Record) {
 	return notes
 }
 
-// logNotes writes the notes of a request that has started no chat after its
-// response: only then is it known whether it was handed back to the proxy, and so no
-// error.
+// logNotes logs the notes of a request that has started no chat after its
+// response: only then is it known whether it was handed back to the proxy.
 func (r *replica) logNotes(ctx context.Context, t *turn) {
 	for _, line := range t.takeNotes() {
-		if t.outcome.Load() == handedBack && line.Level > slog.LevelWarn {
-			line.Level, line.Message = slog.LevelWarn, "request handed back to the proxy"
+		r.logTogether(ctx, t, line)
+	}
+}
+
+// logTogether logs a line, and has a rejected chat recorded, together with others of
+// its kind. A request that was handed back to the proxy is no error, and its chat has
+// no record: another replica answers it.
+func (r *replica) logTogether(ctx context.Context, t *turn, line slog.Record) {
+	isHandedBack := t.outcome.Load() == handedBack
+	if isHandedBack {
+		line.Level, line.Message = min(line.Level, slog.LevelWarn), "request handed back to the proxy"
+	}
+	k := kind{line.Message, about(fieldsOf(line)["error"]), t.account}
+	r.repeats.count(k, func(times int64) {
+		line.AddAttrs(slog.Int64("times", times))
+		r.log(ctx, line)
+		if t.report != nil && !isHandedBack {
+			r.usage.Add(usage.NewRejection(*t.report, k.about, times))
 		}
-		k := kind{line.Message, about(textOf(line, "error")), t.account}
-		r.repeats.count(k, func(times int64) {
-			r.logger.LogAttrs(ctx, line.Level, line.Message, append(attributesOf(line), slog.Int64("times", times))...)
-		})
+	})
+}
+
+func (r *replica) log(ctx context.Context, line slog.Record) {
+	if h := r.logger.Handler(); h.Enabled(ctx, line.Level) {
+		_ = h.Handle(ctx, line)
 	}
 }
 
 // onChat is called when the client's answer to a chat has ended.
 func (r *replica) onChat(ctx context.Context, report botapi.ChatReport) {
-	turnOf(ctx).report = report
+	turnOf(ctx).report = &report
 	r.end(ctx)
 }
 
@@ -80,11 +90,7 @@ func (r *replica) onAnswer(ctx context.Context, report resume.Report) {
 
 // end writes down a chat when it is called the second time: its client's answer
 // has ended, and its engine has returned. Only then are its tokens final, and the
-// limits have counted the same.
-//
-// Chats that an account has had rejected for the same reason are written down
-// together; so are those that were handed back to the proxy, which are no errors,
-// and have no record: another replica answers them.
+// limits have counted the same. Chats that asked no model are written down together.
 func (r *replica) end(ctx context.Context) {
 	t := turnOf(ctx)
 	if t.ended.Add(1) == 1 {
@@ -92,31 +98,22 @@ func (r *replica) end(ctx context.Context) {
 		return
 	}
 	defer r.unrecorded.Add(-1)
-	level, line := t.line()
-	report, outcome := t.report, t.outcome.Load()
-	if report.Err == nil || outcome == asked || outcome != handedBack && report.Status == http.StatusOK {
-		r.logger.LogAttrs(ctx, level, "chat", line...)
-		r.usage.Add(usage.NewRecord(ctx, report))
+	line := t.line()
+	if t.outcome.Load() != asked && t.report.Status != http.StatusOK {
+		line.Message = "chat rejected"
+		r.logTogether(ctx, t, line)
 		return
 	}
-	message := "chat rejected"
-	if outcome == handedBack {
-		message, level = "chat handed back to the proxy", min(level, slog.LevelWarn)
-	}
-	why := about(report.Err.Error())
-	r.repeats.count(kind{message, why, report.Account}, func(times int64) {
-		r.logger.LogAttrs(ctx, level, message, append(line, slog.Int64("times", times))...)
-		if outcome != handedBack {
-			r.usage.Add(usage.NewRejection(report, why, times))
-		}
-	})
+	r.log(ctx, line)
+	r.usage.Add(usage.NewRecord(ctx, *t.report))
 }
 
 // line returns the line of a chat. It omits the end user, who is in the usage
 // record.
-func (t *turn) line() (level slog.Level, line []slog.Attr) {
-	report := &t.report
-	line = []slog.Attr{
+func (t *turn) line() slog.Record {
+	report := t.report
+	line := slog.NewRecord(time.Now(), slog.LevelInfo, "chat", 0)
+	line.AddAttrs(
 		slog.String("account", report.Account),
 		slog.String("bot", report.Bot.Slug),
 		slog.Bool("stream", report.Stream),
@@ -125,47 +122,34 @@ func (t *turn) line() (level slog.Level, line []slog.Attr) {
 		slog.Int64("bytes", report.Bytes),
 		slog.Float64("first_fragment_ms", milliseconds(report.FirstFragment)),
 		slog.Float64("duration_ms", milliseconds(report.Duration)),
-	}
+	)
 	var why string
 	if report.Err != nil {
 		why = report.Err.Error()
-		line = append(line, slog.String("error", why))
+		line.AddAttrs(slog.String("error", why))
 	}
 	var others []map[string]string
 	for _, note := range t.takeNotes() {
-		level = max(level, note.Level)
-		if why == "" || textOf(note, "error") != why {
-			other := map[string]string{"msg": note.Message}
-			for _, a := range attributesOf(note) {
-				other[a.Key] = a.Value.String()
-			}
-			others = append(others, other)
-		} else if stack := textOf(note, "stack"); stack != "" {
-			line = append(line, slog.String("stack", stack))
+		line.Level = max(line.Level, note.Level)
+		fields := fieldsOf(note)
+		if why == "" || fields["error"] != why || fields["stack"] != "" { // otherwise it says nothing else
+			others = append(others, fields)
 		}
 	}
 	if len(others) > 0 {
-		line = append(line, slog.Any("notes", others))
+		line.AddAttrs(slog.Any("notes", others))
 	}
-	return level, line
+	return line
 }
 
-func attributesOf(line slog.Record) (attributes []slog.Attr) {
+// fieldsOf returns what a line says.
+func fieldsOf(line slog.Record) map[string]string {
+	fields := map[string]string{"msg": line.Message}
 	line.Attrs(func(a slog.Attr) bool {
-		attributes = append(attributes, a)
+		fields[a.Key] = a.Value.String()
 		return true
 	})
-	return attributes
-}
-
-func textOf(line slog.Record, name string) (text string) {
-	line.Attrs(func(a slog.Attr) bool {
-		if a.Key == name {
-			text = a.Value.String()
-		}
-		return true
-	})
-	return text
+	return fields
 }
 
 // about is an error up to its first colon: the status with the client's detail,

@@ -3,6 +3,8 @@ package service
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"iter"
 	"log/slog"
 	"net/http"
@@ -76,3 +78,69 @@ func TestChatIsRecordedWhenItsEngineHasReturned(t *testing.T) {
 		is.True(!stored.all[0].Complete)
 	})
 }
+
+// TestLineOfAChat ends chats in every way, each with a failing runtime, the error of
+// the chat, and a panic among the lines that wait for it.
+func TestLineOfAChat(t *testing.T) {
+	for name, c := range map[string]struct {
+		outcome              int32
+		status               int
+		fails                error
+		message, level       string
+		notes                int
+		isStored, isRejected bool // as a record, and as rejected
+	}{
+		"complete":              {asked, 200, nil, "chat", "ERROR", 3, true, false},
+		"the model failed":      {asked, 502, errFailed, "chat", "ERROR", 2, true, false},
+		"rejected":              {open, 502, errFailed, "chat rejected", "ERROR", 2, true, true},
+		"rejected for good":     {final, 502, errFailed, "chat rejected", "ERROR", 2, true, true},
+		"handed back":           {handedBack, 502, errFailed, "request handed back to the proxy", "WARN", 2, false, false},
+		"joined and incomplete": {open, 200, errFailed, "chat", "ERROR", 2, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			var stored recorded
+			var log bytes.Buffer
+			r := &replica{
+				logger:  slog.New(slog.NewJSONHandler(&log, nil)),
+				usage:   usage.NewWriter(&stored, slog.Default()),
+				repeats: repeats{kinds: make(map[kind]repeat)},
+			}
+			one := new(turn)
+			one.outcome.Store(c.outcome)
+			ctx := context.WithValue(t.Context(), turnKey{}, one)
+			noted := r.notedLogger()
+			noted.WarnContext(ctx, "a model runtime failed", "error", "connection refused")
+			noted.ErrorContext(ctx, "request failed", "error", errFailed)
+			noted.ErrorContext(ctx, "it panicked", "error", errFailed, "stack", "main.go:1")
+			r.onChat(ctx, botapi.ChatReport{Account: "acme", Status: c.status, Err: c.fails})
+			is.Equal(log.String(), "") // its engine has not returned
+			r.end(ctx)
+
+			var line struct {
+				Msg, Level string
+				Times      int
+				Notes      []map[string]string
+			}
+			is.NoErr(json.Unmarshal(log.Bytes(), &line)) // one line
+			is.Equal(line.Msg, c.message)
+			is.Equal(line.Level, c.level)
+			is.Equal(line.Times == 1, c.message != "chat")
+			is.Equal(len(line.Notes), c.notes)
+			is.Equal(line.Notes[0], map[string]string{"msg": "a model runtime failed", "error": "connection refused"})
+			is.Equal(line.Notes[c.notes-1]["stack"], "main.go:1")
+			log.Reset()
+			noted.ErrorContext(ctx, "too late for the line")
+			is.True(strings.Contains(log.String(), "too late"))
+
+			r.usage.Close(t.Context())
+			is.Equal(len(stored.all) == 1, c.isStored)
+			for _, record := range stored.all {
+				is.Equal(record.Rejected == "502 Bad Gateway", c.isRejected)
+				is.Equal(record.Rejected == "", !c.isRejected)
+			}
+		})
+	}
+}
+
+var errFailed = errors.New("502 Bad Gateway: connection refused")

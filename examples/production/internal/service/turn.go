@@ -20,11 +20,11 @@ import (
 // A turn is one request at this replica: what the handlers and engines that it
 // passes through tell each other about it.
 type turn struct {
-	outcome  atomic.Int32      // open, or what follows; it changes once
-	account  string            // empty until the key has been verified
-	settings postgres.Settings // of the bot that was looked up
-	report   botapi.ChatReport // of its chat
-	ended    atomic.Int32      // see end
+	outcome  atomic.Int32       // open, or what follows; it changes once
+	account  string             // empty until the key has been verified
+	settings postgres.Settings  // of the bot that was looked up
+	report   *botapi.ChatReport // of its chat, when its client's answer has ended
+	ended    atomic.Int32       // see end
 
 	mu     sync.Mutex
 	notes  []slog.Record // see notedLines
