@@ -17,6 +17,7 @@ import (
 
 	"example.com/botapi"
 	"example.com/botapi/examples/openai"
+	"example.com/botapi/examples/production/internal/runtimes"
 	"example.com/botapi/examples/production/internal/usage"
 	"github.com/matryer/is"
 )
@@ -42,10 +43,14 @@ func TestChatIsRecordedWhenItsEngineHasReturned(t *testing.T) {
 		is := is.New(t)
 		var stored recorded
 		var log bytes.Buffer
-		r := &replica{logger: slog.New(slog.NewTextHandler(&log, nil)), usage: usage.NewWriter(&stored, slog.Default())}
+		r := &replica{
+			config: Config{Endpoints: []runtimes.Endpoint{{}}},
+			logger: slog.New(slog.NewTextHandler(&log, nil)),
+			usage:  usage.NewWriter(&stored, slog.Default()),
+		}
 		stubborn := botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
 			return func(yield func(string, error) bool) {
-				if _, err := (askingOnce{}).Settings(ctx, "u1"); err != nil {
+				if _, err := r.Settings(ctx, "u1"); err != nil {
 					t.Error(err)
 				}
 				time.Sleep(3 * time.Second)

@@ -18,7 +18,7 @@
 //	 ├ onAnswer, if the answer may outlive its client ──────► end
 //	limits.Engine    with --redis: takes a slot, reserves tokens
 //	usage.Metered    counts the tokens
-//	runtimes.Engine  askingOnce: from now on, the chat is not handed back
+//	runtimes.Engine  Settings: from now on, the chat is not handed back
 //
 // The second end of a chat writes its log line and its usage record.
 package service
@@ -155,7 +155,7 @@ func Run(ctx context.Context, c Config) error {
 	defer r.close()
 	engine, err := runtimes.New(runtimes.Options{
 		Endpoints:      c.Endpoints,
-		Settings:       askingOnce{c.Endpoints[0].Runtime},
+		Settings:       r,
 		Attempt:        c.Attempt,
 		TracerProvider: observed.Traces,
 		MeterProvider:  observed.Metrics,

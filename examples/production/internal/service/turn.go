@@ -89,36 +89,34 @@ func (b notedBots) Bots(ctx context.Context) ([]botapi.Bot, error) {
 }
 
 func (b notedBots) BotByUID(ctx context.Context, uid string) (botapi.Bot, error) {
-	return b.noted(ctx)(b.Database.BotByUID(ctx, uid))
+	found, err := b.Database.BotByUID(ctx, uid)
+	return b.noted(ctx, found, err)
 }
 
 func (b notedBots) BotBySlug(ctx context.Context, slug string) (botapi.Bot, error) {
-	return b.noted(ctx)(b.Database.BotBySlug(ctx, slug))
+	found, err := b.Database.BotBySlug(ctx, slug)
+	return b.noted(ctx, found, err)
 }
 
-func (b notedBots) noted(ctx context.Context) func(postgres.Bot, error) (botapi.Bot, error) {
-	return func(found postgres.Bot, err error) (botapi.Bot, error) {
-		if err == nil && found.Runtime != "" && !b.hasRuntime(found.Runtime) {
-			err = noSuchRuntime(found.UID, found.Runtime)
+func (b notedBots) noted(ctx context.Context, found postgres.Bot, err error) (botapi.Bot, error) {
+	turnOf(ctx).settings = found.Settings
+	if err == nil && found.Runtime != "" && !b.hasRuntime(found.Runtime) { // its row was changed directly: import and publish reject it
+		err = &botapi.StatusError{
+			Status:     http.StatusServiceUnavailable,
+			Detail:     "The model is unavailable for the moment",
+			RetryAfter: 10 * time.Second,
+			Err:        fmt.Errorf("bot %q: no runtime is configured as %q", found.UID, found.Runtime),
 		}
-		if t := turnOf(ctx); t != nil && err == nil {
-			t.settings = found.Settings
-		}
-		return found.Bot, err
 	}
-}
-
-// askingOnce returns the settings of the bot of a turn. It is called last before
-// a model is asked.
-type askingOnce struct {
-	standard string // the runtime of bots that name none
+	return found.Bot, err
 }
 
 var errHandedBack = errors.New("the request has been handed back to the proxy")
 
-// Settings fails if the turn has been handed back; otherwise it notes that the
-// turn can no longer be handed back.
-func (a askingOnce) Settings(ctx context.Context, _ string) (postgres.Settings, error) {
+// Settings returns the settings of the bot of a turn, just before its model is asked.
+// It fails if the turn has been handed back; otherwise it notes that the turn can no
+// longer be handed back.
+func (r *replica) Settings(ctx context.Context, _ string) (postgres.Settings, error) {
 	t := turnOf(ctx)
 	if cause := context.Cause(ctx); cause != nil { // nobody would hear the model
 		return postgres.Settings{}, cause
@@ -126,17 +124,9 @@ func (a askingOnce) Settings(ctx context.Context, _ string) (postgres.Settings, 
 	if !t.outcome.CompareAndSwap(open, asked) {
 		return postgres.Settings{}, errHandedBack
 	}
-	usage.Asks(ctx, usage.Asking{Runtime: cmp.Or(t.settings.Runtime, a.standard), Instructions: t.settings.Instructions})
+	usage.Asks(ctx, usage.Asking{
+		Runtime:      cmp.Or(t.settings.Runtime, r.config.Endpoints[0].Runtime),
+		Instructions: t.settings.Instructions,
+	})
 	return t.settings, nil
-}
-
-// noSuchRuntime is the error for a bot whose row was changed directly: import
-// and publish reject such a bot.
-func noSuchRuntime(uid, runtime string) error {
-	return &botapi.StatusError{
-		Status:     http.StatusServiceUnavailable,
-		Detail:     "The model is unavailable for the moment",
-		RetryAfter: 10 * time.Second,
-		Err:        fmt.Errorf("bot %q: no runtime is configured as %q", uid, runtime),
-	}
 }

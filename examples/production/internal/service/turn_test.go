@@ -5,6 +5,7 @@ import (
 	"net/http/httptest"
 	"testing"
 
+	"example.com/botapi/examples/production/internal/runtimes"
 	"github.com/matryer/is"
 	"go.opentelemetry.io/otel/metric/noop"
 )
@@ -14,13 +15,13 @@ import (
 func TestTurnIsAskedOrHandedBack(t *testing.T) {
 	is := is.New(t)
 	var ask func() error
-	r := &replica{errorResponses: noop.Int64Counter{}}
-	serve := r.identified(r.responding(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	r := &replica{errorResponses: noop.Int64Counter{}, config: Config{Endpoints: []runtimes.Endpoint{{}}}}
+	serve := r.identified(r.responding(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		ask = func() error {
-			_, err := askingOnce{}.Settings(r.Context(), "u1")
+			_, err := r.Settings(req.Context(), "u1")
 			return err
 		}
-		if r.URL.Path == "/asked" {
+		if req.URL.Path == "/asked" {
 			is.NoErr(ask())
 		}
 		w.WriteHeader(http.StatusServiceUnavailable)
