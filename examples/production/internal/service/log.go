@@ -29,9 +29,7 @@ func (h notedLines) Handle(ctx context.Context, line slog.Record) error {
 func (t *turn) note(line slog.Record) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.logged {
-		t.notes = append(t.notes, line.Clone())
-	}
+	t.notes = append(t.notes, line.Clone())
 	return !t.logged
 }
 

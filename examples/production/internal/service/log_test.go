@@ -41,13 +41,7 @@ func (r *recorded) InsertUsage(_ context.Context, records []*usage.Record) error
 func TestChatIsRecordedWhenItsEngineHasReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		var stored recorded
-		var log bytes.Buffer
-		r := &replica{
-			config: Config{Endpoints: []runtimes.Endpoint{{}}},
-			logger: slog.New(slog.NewTextHandler(&log, nil)),
-			usage:  usage.NewWriter(&stored, slog.Default()),
-		}
+		r, log, stored := recording(slog.LevelInfo)
 		stubborn := botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
 			return func(yield func(string, error) bool) {
 				if _, err := r.Settings(ctx, "u1"); err != nil {
@@ -58,7 +52,7 @@ func TestChatIsRecordedWhenItsEngineHasReturned(t *testing.T) {
 				openai.UsageFrom(ctx).Finish("stop")
 			}
 		})
-		r.model = usage.Metered(stubborn, func(context.Context, string, usage.Tokens, string) {})
+		r.model = usage.Metered(stubborn, func(_ context.Context, runtime string, _ usage.Tokens, _ string) { is.Equal(runtime, "standard") })
 		bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
 		is.NoErr(err)
 		api := r.identified(botapi.New(botapi.Options{
@@ -76,7 +70,7 @@ func TestChatIsRecordedWhenItsEngineHasReturned(t *testing.T) {
 		is.Equal(r.unrecorded.Load(), int64(1))
 		r.awaitEngines(time.Second)
 		r.awaitEngines(time.Minute)
-		is.Equal(strings.Count(log.String(), "are not recorded\" chats=1\n"), 1) // by the first call
+		is.Equal(strings.Count(log.String(), `are not recorded","chats":1}`), 1) // by the first call
 		r.usage.Close(t.Context())
 		is.Equal(len(stored.all), 1)
 		is.Equal(stored.all[0].Tokens, &usage.Tokens{Prompt: 9, Completion: 7})
@@ -85,39 +79,37 @@ func TestChatIsRecordedWhenItsEngineHasReturned(t *testing.T) {
 }
 
 // TestLineOfAChat ends chats in every way, each with a failing runtime, the error of
-// the chat, and a panic among the lines that wait for it.
+// the chat, a panic and a warning among the lines that wait for it.
 func TestLineOfAChat(t *testing.T) {
+	failed, disconnected := errors.New("502 Bad Gateway: connection refused"), botapi.ErrClientLeft
 	for name, c := range map[string]struct {
-		outcome              int32
-		status               int
-		fails                error
-		message, level       string
-		notes                int
-		isStored, isRejected bool // as a record, and as rejected
+		outcome        int32
+		status         int
+		fails          error
+		message, level string
+		notes          int
+		isStored       bool
+		rejected       string // in its record
 	}{
-		"complete":              {asked, 200, nil, "chat", "ERROR", 3, true, false},
-		"the model failed":      {asked, 502, errFailed, "chat", "ERROR", 2, true, false},
-		"rejected":              {open, 502, errFailed, "chat rejected", "ERROR", 2, true, true},
-		"rejected for good":     {final, 502, errFailed, "chat rejected", "ERROR", 2, true, true},
-		"handed back":           {handedBack, 502, errFailed, "request handed back to the proxy", "WARN", 2, false, false},
-		"joined and incomplete": {open, 200, errFailed, "chat", "ERROR", 2, true, false},
+		"complete":              {asked, 200, nil, "chat", "ERROR", 4, true, ""},
+		"the model failed":      {asked, 502, failed, "chat", "ERROR", 3, true, ""},
+		"rejected":              {open, 502, failed, "chat rejected", "ERROR", 3, true, "502 Bad Gateway"},
+		"rejected for good":     {final, 502, failed, "chat rejected", "ERROR", 3, true, "502 Bad Gateway"},
+		"without a client":      {open, 0, disconnected, "chat rejected", "ERROR", 4, true, "the client disconnected"},
+		"handed back":           {handedBack, 502, failed, "request handed back to the proxy", "WARN", 3, false, ""},
+		"joined and incomplete": {open, 200, failed, "chat", "ERROR", 3, true, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
-			var stored recorded
-			var log bytes.Buffer
-			r := &replica{
-				logger:  slog.New(slog.NewJSONHandler(&log, nil)),
-				usage:   usage.NewWriter(&stored, slog.Default()),
-				repeats: repeats{kinds: make(map[kind]repeat)},
-			}
+			r, log, stored := recording(slog.LevelInfo)
 			one := new(turn)
 			one.outcome.Store(c.outcome)
 			ctx := context.WithValue(t.Context(), turnKey{}, one)
 			noted := r.notedLogger()
 			noted.WarnContext(ctx, "a model runtime failed", "error", "connection refused")
-			noted.ErrorContext(ctx, "request failed", "error", errFailed)
-			noted.ErrorContext(ctx, "it panicked", "error", errFailed, "stack", "main.go:1")
+			noted.ErrorContext(ctx, "request failed", "error", failed)
+			noted.ErrorContext(ctx, "it panicked", "error", failed, "stack", "main.go:1")
+			noted.WarnContext(ctx, "not flushed")
 			r.onChat(ctx, botapi.ChatReport{Account: "acme", Status: c.status, Err: c.fails})
 			is.Equal(log.String(), "") // its engine has not returned
 			r.end(ctx)
@@ -133,7 +125,7 @@ func TestLineOfAChat(t *testing.T) {
 			is.Equal(line.Times == 1, c.message != "chat")
 			is.Equal(len(line.Notes), c.notes)
 			is.Equal(line.Notes[0], map[string]string{"msg": "a model runtime failed", "error": "connection refused"})
-			is.Equal(line.Notes[c.notes-1]["stack"], "main.go:1")
+			is.Equal(line.Notes[c.notes-2]["stack"], "main.go:1")
 			log.Reset()
 			noted.ErrorContext(ctx, "too late for the line")
 			is.True(strings.Contains(log.String(), "too late"))
@@ -141,11 +133,32 @@ func TestLineOfAChat(t *testing.T) {
 			r.usage.Close(t.Context())
 			is.Equal(len(stored.all) == 1, c.isStored)
 			for _, record := range stored.all {
-				is.Equal(record.Rejected == "502 Bad Gateway", c.isRejected)
-				is.Equal(record.Rejected == "", !c.isRejected)
+				is.Equal(record.Rejected, c.rejected)
 			}
 		})
 	}
 }
 
-var errFailed = errors.New("502 Bad Gateway: connection refused")
+// TestLogLevelCountsForChats has a chat of which there is nothing to say.
+func TestLogLevelCountsForChats(t *testing.T) {
+	for level, lines := range map[slog.Level]int{slog.LevelInfo: 1, slog.LevelWarn: 0} {
+		is := is.New(t)
+		r, log, _ := recording(level)
+		ctx := context.WithValue(t.Context(), turnKey{}, new(turn))
+		r.onChat(ctx, botapi.ChatReport{Status: http.StatusOK})
+		r.end(ctx)
+		r.usage.Close(t.Context())
+		is.Equal(strings.Count(log.String(), "\n"), lines)
+		is.True(!strings.Contains(log.String(), "notes"))
+	}
+}
+
+func recording(level slog.Level) (*replica, *bytes.Buffer, *recorded) {
+	log, stored := new(bytes.Buffer), new(recorded)
+	return &replica{
+		config:  Config{Endpoints: []runtimes.Endpoint{{Runtime: "standard"}}},
+		logger:  slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: level})),
+		usage:   usage.NewWriter(stored, slog.Default()),
+		repeats: repeats{kinds: make(map[kind]repeat)},
+	}, log, stored
+}
