@@ -55,7 +55,7 @@ func (r *replica) logNotes(ctx context.Context, t *turn) {
 func (r *replica) logTogether(ctx context.Context, t *turn, line slog.Record) {
 	isHandedBack := t.outcome.Load() == handedBack
 	if isHandedBack {
-		line.Level, line.Message = min(line.Level, slog.LevelWarn), "request handed back to the proxy"
+		line.Level, line.Message = slog.LevelWarn, "request handed back to the proxy"
 	}
 	k := kind{line.Message, about(fieldsOf(line)["error"]), t.account}
 	r.repeats.count(k, func(times int64) {

@@ -132,11 +132,14 @@ func TestHandedBackIsNoError(t *testing.T) {
 	is.Equal(f.ask("known", ""), http.StatusServiceUnavailable) // nobody can retry it
 	f.lost = errors.New("listing bots: no such table")
 	is.Equal(f.ask("known", "425"), http.StatusInternalServerError)
+	f.lost = &botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "Full", RetryAfter: time.Second}
+	is.Equal(f.ask("known", "425"), http.StatusTooEarly)
 	f.repeats.writeAll()
 	is.Equal(f.said(t), []string{
 		"WARN request handed back to the proxy: 503 Away: listing bots ×1",
 		"ERROR request failed: 503 Away: listing bots ×1",
 		"ERROR request failed: listing bots: no such table ×1",
+		"WARN request handed back to the proxy: 503 Full ×1",
 		"WARN request handed back to the proxy: 503 Away: listing bots ×1",
 	})
 }
