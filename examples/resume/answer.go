@@ -186,6 +186,13 @@ func (a *answer) notifyReaders() {
 	a.changed = make(chan struct{})
 }
 
+func wake(waiting chan struct{}) {
+	select {
+	case waiting <- struct{}{}:
+	default: // it has not noticed the last time yet
+	}
+}
+
 func (a *answer) engineReturned() {
 	a.mu.Lock()
 	a.returned = true
@@ -259,8 +266,6 @@ type keeper struct {
 // stopped, or that nobody comes back for. It returns when the engine has returned.
 func (a *answer) keep(ctx context.Context) {
 	defer a.engine.forget(a)
-	stopped, unwatch := a.engine.store.Watch(a.ID, true)
-	defer unwatch()
 	k := keeper{answer: a, heard: time.Now()}
 	for l := a.load(); l.kept || !l.returned; l = a.load() {
 		pause := a.engine.rules.Lease / 3
@@ -271,20 +276,13 @@ func (a *answer) keep(ctx context.Context) {
 		}
 		select {
 		case <-l.changed:
-			a.collect(stopped)
+			select { // more fragments may come
+			case <-a.urgent:
+			case <-time.After(batchPeriod):
+			}
 		case <-a.urgent:
-		case <-stopped:
 		case <-time.After(pause):
 		}
-	}
-}
-
-// collect waits for more fragments, unless something is urgent.
-func (a *answer) collect(stopped <-chan struct{}) {
-	select {
-	case <-a.urgent:
-	case <-stopped:
-	case <-time.After(batchPeriod):
 	}
 }
 

@@ -153,7 +153,7 @@ func New(o Options) *Engine {
 		o.Logger = slog.Default()
 	}
 	rules := o.Store.Settings()
-	return &Engine{
+	e := &Engine{
 		options: o,
 		store:   o.Store,
 		rules:   rules,
@@ -162,6 +162,17 @@ func New(o Options) *Engine {
 		stops:   counter{most: math.MaxInt64, counts: make(map[string]int64)},
 		answers: make(map[string]*answer),
 		chats:   make(map[string][]*request),
+	}
+	e.store.Watch(e.stopped)
+	return e
+}
+
+// stopped tells the keeper of an answer that it was stopped.
+func (e *Engine) stopped(id string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if a := e.answers[id]; a != nil {
+		wake(a.urgent)
 	}
 }
 

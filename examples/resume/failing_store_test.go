@@ -29,7 +29,6 @@ type badStore struct {
 	away       atomic.Bool // all calls fail
 	losesReply atomic.Bool // Add fails after its effect
 	failsOnce  atomic.Bool // the next Read
-	lost       atomic.Bool // what is read
 	loses      atomic.Bool // the answer that is read next
 	forgets    atomic.Bool // all fragments of running answers but one
 }
@@ -69,18 +68,7 @@ func (s *badStore) Read(ctx context.Context, a resume.Ref, reader string, from i
 	if s.loses.CompareAndSwap(true, false) {
 		_ = s.Store.End(ctx, a, -1, resume.Ending{})
 	}
-	if s.lost.Load() {
-		return resume.Part{State: resume.Lost}, nil
-	}
 	return s.Store.Read(ctx, a, reader, from)
-}
-
-// Watch takes so long that a model can say something meanwhile.
-func (s *badStore) Watch(id string, onlyStop bool) (<-chan struct{}, func()) {
-	if !onlyStop {
-		time.Sleep(10 * time.Millisecond)
-	}
-	return s.Store.Watch(id, onlyStop)
 }
 
 // TestStopWithFragmentsLeft stops an answer with fragments that the store does not have
@@ -169,21 +157,6 @@ func long(fragments int, period time.Duration) botapi.ChatEngineFunc {
 			}
 		}
 	}
-}
-
-// TestLostBeforeItIsRead has a store lose an answer before the request that started it
-// has read of it: it is incomplete, and not empty.
-func TestLostBeforeItIsRead(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		is := is.New(t)
-		store := &badStore{Store: resume.NewMemory(resume.Settings{})}
-		store.lost.Store(true)
-		engine, h := handler(t, resume.Options{Store: store, Engine: words("one")})
-		response := post(t, h, key)
-		is.Equal(response.StatusCode, http.StatusBadGateway)
-		is.Equal(text(t, response), `{"detail":"The answer is incomplete"}`)
-		is.NoErr(engine.Close(t.Context()))
-	})
 }
 
 // TestOneFailureAfterALongWrite has the store fail once, after a client has read

@@ -149,7 +149,6 @@ func (m *Memory) Add(_ context.Context, r Ref, from int, texts []string, attende
 	m.expire(a, m.settings.Lease)
 	if have := len(a.texts); a.state == Running && from <= have && from+len(texts) > have {
 		m.append(a, texts[have-from:])
-		m.Tell(a.ID, false)
 	}
 	if attended || a.readers.live() > 0 {
 		a.alone = time.Time{}
@@ -204,7 +203,6 @@ func (m *Memory) End(_ context.Context, r Ref, fragments int, e Ending) error {
 	}
 	m.count(a, AnswerOverhead+a.held)
 	m.expire(a, keep)
-	m.Tell(a.ID, false)
 	return nil
 }
 
@@ -220,7 +218,7 @@ func (m *Memory) Stop(_ context.Context, owner, key string) (found bool, err err
 		a.state, a.texts = Stopped, nil
 		m.count(a, AnswerOverhead)
 		m.expire(a, m.settings.Keep)
-		m.Tell(a.ID, true)
+		m.Tell(a.ID)
 	}
 	return true, nil
 }
@@ -297,7 +295,6 @@ func (m *Memory) drop(a *kept) {
 		delete(m.owner(a.Owner).readers, reader)
 	}
 	m.dropOwner(a.Owner)
-	m.Tell(a.ID, false)
 }
 
 // free takes the key from an answer: the next Claim does not find it.

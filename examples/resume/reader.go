@@ -8,9 +8,6 @@ import (
 	"time"
 )
 
-// lookPeriod is how often a reader looks at an answer without news of it.
-const lookPeriod = 500 * time.Millisecond
-
 // A reader is a request that follows an answer from its first fragment. It reads
 // the fragments of this process, if that runs the answer, and the store for what
 // was dropped already.
@@ -32,8 +29,6 @@ var errDied = errors.New("resume: the process that gave the answer has died, or 
 // returns true, and has yielded nothing, if the answer died before it said
 // anything.
 func (r *reader) follow(ctx context.Context, yield func(string, error) bool) (died bool) {
-	changed, unwatch := r.engine.store.Watch(r.ID, false)
-	defer unwatch()
 	defer r.leave()
 	r.renewLater()
 	for healthy := time.Now(); ctx.Err() == nil; {
@@ -63,10 +58,13 @@ func (r *reader) follow(ctx context.Context, yield func(string, error) bool) (di
 		case len(p.texts) > 0:
 			continue
 		}
+		pause := r.engine.rules.Wait // readHere waits for the store for so long
+		if p.changed == nil {
+			pause = batchPeriod // as often as the store gets fragments
+		}
 		select {
-		case <-changed:
 		case <-p.changed:
-		case <-time.After(min(lookPeriod, r.engine.rules.Lease/3)):
+		case <-time.After(pause):
 		case <-ctx.Done():
 		}
 	}

@@ -97,10 +97,9 @@ type Store interface {
 	// the id of the answer.
 	Leave(ctx context.Context, a Ref, name string) error
 
-	// Watch returns a channel that receives when an answer has changed, or only when
-	// it was stopped, until forget is called. News that were not received yet are
-	// merged; some may be missing.
-	Watch(id string, onlyStop bool) (news <-chan struct{}, forget func())
+	// Watch has f called with the ID of each answer that is stopped from now on, by
+	// any process. f returns immediately. A call may be missing: Add says it later.
+	Watch(f func(id string))
 }
 
 // A Ref is one answer: whose it is, under which key, and an ID that no other
@@ -221,46 +220,22 @@ func (e Ending) Err() error {
 
 // Watchers implements Watch for stores. The zero value is ready for use.
 type Watchers struct {
-	mu       sync.Mutex
-	watchers map[string]map[chan struct{}]bool // by answer; true: only of a stop
+	mu  sync.Mutex
+	all []func(id string)
 }
 
 // Watch is Store.Watch.
-func (w *Watchers) Watch(id string, onlyStop bool) (news <-chan struct{}, forget func()) {
+func (w *Watchers) Watch(f func(id string)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.watchers == nil {
-		w.watchers = make(map[string]map[chan struct{}]bool)
-	}
-	if w.watchers[id] == nil {
-		w.watchers[id] = make(map[chan struct{}]bool)
-	}
-	added := make(chan struct{}, 1)
-	w.watchers[id][added] = onlyStop
-	return added, func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		delete(w.watchers[id], added)
-		if len(w.watchers[id]) == 0 {
-			delete(w.watchers, id)
-		}
-	}
+	w.all = append(w.all, f)
 }
 
-// Tell wakes those who watch an answer, after it has changed or was stopped.
-func (w *Watchers) Tell(id string, stopped bool) {
+// Tell tells the watchers that an answer was stopped.
+func (w *Watchers) Tell(id string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for watcher, onlyStop := range w.watchers[id] {
-		if stopped || !onlyStop {
-			wake(watcher)
-		}
-	}
-}
-
-func wake(watcher chan struct{}) {
-	select {
-	case watcher <- struct{}{}:
-	default: // it has not noticed the last time yet
+	for _, f := range w.all {
+		f(id)
 	}
 }

@@ -33,7 +33,7 @@ type Store struct {
 	rules    []byte // the settings, for the script
 	measured *measured
 
-	news    *redis.PubSub
+	stops   *redis.PubSub
 	running sync.WaitGroup // calls of the script, and listen
 }
 
@@ -70,22 +70,21 @@ func New(client *redisclient.Client, settings resume.Settings, meter metric.Mete
 	if s.measured, err = measure(meter, settings.AllBytes); err != nil {
 		return nil, fmt.Errorf("preparing the metrics of answers: %w", err)
 	}
-	s.news = client.Subscribe(context.Background(), s.prefix()+"news")
+	s.stops = client.Subscribe(context.Background(), s.prefix()+"stopped")
 	s.running.Go(s.listen)
 	return s, nil
 }
 
 // Close ends the store, after the engine that uses it.
 func (s *Store) Close() {
-	_ = s.news.Close() // the connection may be broken already
+	_ = s.stops.Close() // the connection may be broken already
 	s.running.Wait()
 }
 
-// listen wakes those who watch an answer, as the script publishes.
+// listen tells of stopped answers, as the script publishes.
 func (s *Store) listen() {
-	for message := range s.news.Channel() {
-		what, id, _ := strings.Cut(message.Payload, " ")
-		s.Tell(id, what == string(resume.Stopped))
+	for message := range s.stops.Channel() {
+		s.Tell(message.Payload)
 	}
 }
 

@@ -32,8 +32,6 @@ local function find()
   return load(apart)
 end
 
-local function publish(a, what) redis.call('PUBLISH', prefix .. 'news', what .. ' ' .. a.id) end
-
 -- count sets how many bytes the limits count for an answer.
 local function count(of, size)
   local before, whose = string.match(redis.call('HGET', sizes, of) or '0 ' .. owner, '^(%d+) (.*)$')
@@ -101,7 +99,6 @@ local function drop(a)
   if #readers > 0 then redis.call('ZREM', following, unpack(readers)) end
   redis.call('DEL', a.at, a.fragments, a.readers)
   count(a.id, 0)
-  publish(a, 'changed')
 end
 
 -- append adds fragments, unless the answer outgrows its room by them.
@@ -164,7 +161,6 @@ function methods.add(from, attended, ...)
   if a.state == 'running' and from <= have and #texts > 0 then
     append(a, texts)
     have = redis.call('LLEN', a.fragments)
-    if readers > 0 then publish(a, 'changed') end
   end
   expire(a, rules.lease)
   local alone = tonumber(a.alone)
@@ -197,7 +193,6 @@ function methods.finish(fragments, failed, ending)
   end
   count(a.id, overhead + a.held)
   expire(a, keep)
-  publish(a, 'changed')
 end
 
 function methods.stop()
@@ -207,7 +202,7 @@ function methods.stop()
     redis.call('HSET', a.at, 'state', 'stopped')
     count(a.id, overhead)
     expire(a, rules.keep)
-    publish(a, 'stopped')
+    redis.call('PUBLISH', prefix .. 'stopped', a.id)
   end
   return {a and 1 or 0}
 end
