@@ -21,10 +21,10 @@ type answer struct {
 	Ref
 	engine *Engine
 	cancel context.CancelCauseFunc // ends the model's context
-	room   chan struct{}           // receives when texts were dropped
 	urgent chan struct{}           // receives what the keeper should not let wait
 
 	mu       sync.Mutex
+	room     sync.Cond     // for the engine, with mu: texts were dropped, or it is over
 	texts    []string      // fragments that the store may lack
 	first    int           // number of texts[0]
 	size     int64         // of texts, in memory
@@ -45,16 +45,17 @@ const (
 )
 
 func newAnswer(r Ref, e *Engine, cancel context.CancelCauseFunc) *answer {
-	return &answer{
+	a := &answer{
 		Ref:     r,
 		engine:  e,
 		cancel:  cancel,
-		room:    make(chan struct{}, 1),
 		urgent:  make(chan struct{}, 1),
 		kept:    true,
 		changed: make(chan struct{}),
 		readers: make(map[*reader]struct{}),
 	}
+	a.room.L = &a.mu
+	return a
 }
 
 // run calls the engine. The answer is over when the engine has returned or its
@@ -83,7 +84,7 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 	}()
 	a.engine.play(model, &r, func(text string, err error) bool {
 		stall.Stop()
-		more := err == nil && a.add(model, text)
+		more := err == nil && a.add(text)
 		if more {
 			stall.Reset(o.StallTimeout)
 		}
@@ -100,6 +101,7 @@ func (a *answer) end(ctx context.Context, err error) {
 	if isFirst {
 		a.over, a.err = time.Now(), answerTo(err)
 		a.notify()
+		a.room.Broadcast()
 	} else if a.err == nil && errors.Is(err, ErrStopped) {
 		a.err = err
 	}
@@ -134,23 +136,18 @@ func answerTo(err error) error {
 
 // add adds a fragment, and returns when the engine may continue: false once the
 // answer is over.
-func (a *answer) add(ctx context.Context, text string) (more bool) {
+func (a *answer) add(text string) (more bool) {
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	if a.over.IsZero() {
 		a.texts = append(a.texts, text)
 		a.size += int64(len(text)) + inMemory
 		a.notifyReaders()
 	}
-	for a.over.IsZero() && a.size > window && ctx.Err() == nil {
-		a.mu.Unlock()
+	for a.over.IsZero() && a.size > window {
 		wake(a.urgent)
-		select {
-		case <-a.room:
-		case <-ctx.Done():
-		}
-		a.mu.Lock()
+		a.room.Wait()
 	}
-	defer a.mu.Unlock()
 	return a.over.IsZero()
 }
 
@@ -171,7 +168,7 @@ func (a *answer) trim(stored int) {
 	if len(a.texts) == 0 {
 		a.texts = nil // and frees them
 	}
-	wake(a.room)
+	a.room.Broadcast()
 }
 
 // notify tells the readers of a change, and the keeper that it is urgent. It is called
