@@ -78,13 +78,17 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 		if v := recover(); v != nil {
 			r.Err = fmt.Errorf("panic while running the engine: %v\n%s", v, debug.Stack())
 		}
-		r.Err = cmp.Or(context.Cause(model), checked(r.Err))
+		r.Err = cmp.Or(context.Cause(model), r.Err)
 		a.engineReturned() // first: who hears of the end may come with the next chat
 		a.end(ctx, r.Err)
 	}()
 	a.engine.play(model, &r, func(text string, err error) bool {
 		stall.Stop()
-		more := err == nil && a.add(text)
+		if err != nil {
+			_, _ = answerTo(err), endingOf(err) // a method may panic, as that of a typed nil does: here it is caught
+			return false
+		}
+		more := a.add(text)
 		if more {
 			stall.Reset(o.StallTimeout)
 		}
@@ -109,18 +113,6 @@ func (a *answer) end(ctx context.Context, err error) {
 	if isFirst && !isSeen && err != nil && !errors.Is(err, ErrAbandoned) && !errors.Is(err, ErrStopped) {
 		a.engine.log(ctx, slog.LevelWarn, "an answer without readers failed", slog.Any("error", err))
 	}
-}
-
-// checked returns an error of the engine, or another one if its methods panic, as
-// those of a typed nil do.
-func checked(err error) (usable error) {
-	defer func() {
-		if v := recover(); v != nil {
-			usable = fmt.Errorf("panic in a method of an error of the engine: %v", v)
-		}
-	}()
-	_, _ = answerTo(err), endingOf(err)
-	return err
 }
 
 // answerTo is the error for the readers of an answer that has ended with one.
