@@ -23,8 +23,14 @@ type answer struct {
 	cancel context.CancelCauseFunc // ends the model's context
 	urgent chan struct{}           // receives what the keeper should not let wait
 
-	mu       sync.Mutex
-	room     sync.Cond     // for the engine, with mu: texts were dropped, or it is over
+	mu      sync.Mutex
+	room    sync.Cond // for the engine, with mu: texts were dropped, or it is over
+	readers map[*reader]struct{}
+	state
+}
+
+// A state is how far an answer is.
+type state struct {
 	texts    []string      // fragments that the store may lack
 	first    int           // number of texts[0]
 	size     int64         // of texts, in memory
@@ -32,8 +38,8 @@ type answer struct {
 	over     time.Time     // when it was over; zero until then
 	err      error         // why it is incomplete, once it is over
 	returned bool          // the engine has returned
+	attended bool          // it has readers
 	changed  chan struct{} // closed, and replaced, on each change; for readers
-	readers  map[*reader]struct{}
 }
 
 const (
@@ -50,9 +56,8 @@ func newAnswer(r Ref, e *Engine, cancel context.CancelCauseFunc) *answer {
 		engine:  e,
 		cancel:  cancel,
 		urgent:  make(chan struct{}, 1),
-		kept:    true,
-		changed: make(chan struct{}),
 		readers: make(map[*reader]struct{}),
+		state:   state{kept: true, changed: make(chan struct{})},
 	}
 	a.room.L = &a.mu
 	return a
@@ -101,7 +106,7 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 // reader here sees the error, the log has it.
 func (a *answer) end(ctx context.Context, err error) {
 	a.mu.Lock()
-	isFirst, isSeen := a.over.IsZero(), len(a.readers) > 0
+	isFirst, isSeen := a.over.IsZero(), a.attended
 	if isFirst {
 		a.over, a.err = time.Now(), answerTo(err)
 		a.notify()
@@ -183,38 +188,22 @@ func wake(waiting chan struct{}) {
 }
 
 func (a *answer) engineReturned() {
-	a.mu.Lock()
-	a.returned = true
-	a.notify()
-	a.mu.Unlock()
 	a.engine.models.release(a.Owner)
-}
-
-// A load is what keep sends to the store in one step.
-type load struct {
-	from                           int // number of texts[0]
-	texts                          []string
-	isFull                         bool // the engine waits for the store
-	attended, kept, over, returned bool
-	err                            error
-	changed                        <-chan struct{} // closed when there is more to send
-}
-
-func (a *answer) load() load {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	l := load{
-		isFull:   a.size > window,
-		attended: len(a.readers) > 0,
-		kept:     a.kept,
-		over:     !a.over.IsZero(),
-		returned: a.returned,
-		err:      a.err,
+	a.returned = true
+	a.notify()
+}
+
+// load returns what the keeper sends to the store.
+func (a *answer) load() state {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.state
+	if !a.kept { // only the model is still counted
+		s.texts, s.changed = nil, nil
 	}
-	if a.kept { // otherwise only the model is still counted
-		l.from, l.texts, l.changed = a.first, a.texts, a.changed
-	}
-	return l
+	return s
 }
 
 // stored drops what the store has. It returns false if the store has lost some of
@@ -256,15 +245,15 @@ type keeper struct {
 func (a *answer) keep(ctx context.Context) {
 	defer a.engine.forget(a)
 	k := keeper{answer: a, heard: time.Now()}
-	for l := a.load(); l.kept || !l.returned; l = a.load() {
+	for s := a.load(); s.kept || !s.returned; s = a.load() {
 		pause := a.engine.rules.Lease / 3
-		if err := k.step(ctx, l); err != nil {
-			pause, l.changed = retryPeriod, nil
-		} else if !l.attended && !l.over {
+		if err := k.step(ctx, s); err != nil {
+			pause, s.changed = retryPeriod, nil
+		} else if !s.attended && s.over.IsZero() {
 			pause = max(minPause, min(pause, a.engine.rules.Alone-k.alone))
 		}
 		select {
-		case <-l.changed:
+		case <-s.changed:
 			select { // more fragments may come
 			case <-a.urgent:
 			case <-time.After(batchPeriod):
@@ -277,14 +266,14 @@ func (a *answer) keep(ctx context.Context) {
 
 // step tells the store what it lacks. A store that does not answer for a Lease
 // has lost the answer; if the engine and a client wait for that, after Wait.
-func (k *keeper) step(ctx context.Context, l load) error {
+func (k *keeper) step(ctx context.Context, s state) error {
 	asked, cancel := context.WithTimeout(context.Background(), k.engine.rules.Lease)
 	defer cancel()
 	tolerated := k.engine.rules.Lease
-	if l.isFull && l.attended {
+	if s.size > window && s.attended {
 		tolerated = k.engine.rules.Wait
 	}
-	now, err := k.engine.store.Add(asked, k.Ref, l.from, l.texts, l.attended)
+	now, err := k.engine.store.Add(asked, k.Ref, s.first, s.texts, s.attended)
 	switch {
 	case err == nil:
 		k.heard, k.alone = time.Now(), now.Alone
@@ -293,30 +282,30 @@ func (k *keeper) step(ctx context.Context, l load) error {
 	default:
 		now.State = Lost
 	}
-	isKept := l.kept && now.State == Running && k.stored(now.Have)
+	isKept := s.kept && now.State == Running && k.stored(now.Have)
 	if now.State == Running && !isKept { // a part is missing: nobody may join it
 		_ = k.engine.store.End(asked, k.Ref, -1, Ending{}) // or the next step does
 		now.State = Lost
 	}
 	switch {
-	case isKept && !l.over:
+	case isKept && s.over.IsZero():
 		return nil
 	case isKept:
-		if err := k.engine.store.End(asked, k.Ref, now.Have, endingOf(l.err)); err != nil {
+		if err := k.engine.store.End(asked, k.Ref, now.Have, endingOf(s.err)); err != nil {
 			return err
 		}
-		if l.returned {
+		if s.returned {
 			k.engine.forget(k.answer)
 		}
 	case now.State == Stopped:
 		k.cancel(ErrStopped)
 		k.end(ctx, ErrStopped)
-	case !l.attended && !l.over: // nobody follows it, and nobody can join it
+	case !s.attended && s.over.IsZero(): // nobody follows it, and nobody can join it
 		k.cancel(ErrAbandoned)
-	case l.kept: // outgrown, or lost by the store
+	case s.kept: // outgrown, or lost by the store
 		k.engine.log(ctx, slog.LevelInfo, "an answer is no longer kept", slog.String("state", string(now.State)), slog.Any("error", err))
 	}
-	if l.kept {
+	if s.kept {
 		k.keepNoLonger()
 	}
 	return nil

@@ -77,7 +77,7 @@ func (r *reader) attend(a *answer) {
 	r.local = a
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.readers[r] = struct{}{}
+	a.readers[r], a.attended = struct{}{}, true
 }
 
 // progress is the part of an answer from some fragment on.
@@ -152,7 +152,7 @@ func (r *reader) renewLater() {
 		if r.left {
 			return
 		}
-		if r.name != "" || r.local.load().over {
+		if r.name != "" || !r.local.load().over.IsZero() {
 			ctx, cancel := context.WithTimeout(context.Background(), r.engine.rules.Wait)
 			defer cancel()
 			_, _ = r.engine.store.Read(ctx, r.Ref, r.name, math.MaxInt32) // of no fragment: it renews, or else the next call does
@@ -165,6 +165,7 @@ func (r *reader) leave() {
 	if a := r.local; a != nil {
 		a.mu.Lock()
 		delete(a.readers, r)
+		a.attended = len(a.readers) > 0
 		a.trim(0)
 		a.notify()
 		a.mu.Unlock()
