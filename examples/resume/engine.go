@@ -194,7 +194,7 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 			return
 		}
 		owner := e.options.Owner(ctx)
-		r.setOwner(owner)
+		r.owner.Store(owner)
 		r.reached.Store(true)
 		if len(r.keys) != 1 || !e.options.ValidKey(r.keys[0]) {
 			yield("", e.badKey)

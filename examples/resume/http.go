@@ -36,13 +36,11 @@ type request struct {
 	credentials string          // the key of the API and the Idempotency-Key
 	ctx         context.Context // before its API key is verified
 	cancel      context.CancelFunc
-	served      chan struct{}          // closed when it has been served
-	owner       atomic.Pointer[string] // once it is known
-	reached     atomic.Bool            // the Engine
-	outcome     atomic.Value           // an Outcome, once it is known
+	served      chan struct{} // closed when it has been served
+	owner       atomic.Value  // a string, once it is known
+	reached     atomic.Bool   // the Engine
+	outcome     atomic.Value  // an Outcome, once it is known
 }
-
-func (r *request) setOwner(owner string) { r.owner.Store(&owner) }
 
 type requestKey struct{}
 
@@ -182,17 +180,16 @@ const maxTries = 8
 // reports whether there was one. A later one is not ended: of several reloads, the
 // last gets the answer.
 func (h *handler) takeSlot(chat *request) bool {
-	earlier := h.engine.earlier(chat)
-	i := slices.IndexFunc(earlier, func(other *request) bool {
-		owner := other.owner.Load()
-		return owner != nil && *owner == *chat.owner.Load()
-	})
-	if i < 0 {
+	h.engine.mu.Lock()
+	all := h.engine.chats[chat.credentials]
+	oldest := all[slices.IndexFunc(all, func(one *request) bool { return one.owner.Load() == chat.owner.Load() })]
+	h.engine.mu.Unlock()
+	if oldest == chat {
 		return false
 	}
-	earlier[i].cancel() // as if its client had disconnected
+	oldest.cancel() // as if its client had disconnected
 	select {
-	case <-earlier[i].served:
+	case <-oldest.served:
 		return true
 	case <-chat.ctx.Done():
 	case <-time.After(h.engine.rules.Wait):
@@ -201,15 +198,14 @@ func (h *handler) takeSlot(chat *request) bool {
 }
 
 // hasValidKey reports whether the API key of a chat is valid, and notes its owner.
-func (h *handler) hasValidKey(r *http.Request, chat *request) (isValid bool) {
+func (h *handler) hasValidKey(r *http.Request, chat *request) bool {
 	r = r.WithContext(r.Context()) // a copy
 	r.Body, r.ContentLength = http.NoBody, 0
 	h.call(discard{}, r, http.MethodGet, func(ctx context.Context) error {
-		chat.setOwner(h.engine.options.Owner(ctx))
-		isValid = true
+		chat.owner.Store(h.engine.options.Owner(ctx))
 		return nil
 	})
-	return isValid
+	return chat.owner.Load() != nil
 }
 
 // enter notes that a chat is being served. It reports whether it is the only one
@@ -228,15 +224,6 @@ func (e *Engine) exit(chat *request) {
 	if e.chats[chat.credentials] = left; len(left) == 0 {
 		delete(e.chats, chat.credentials)
 	}
-}
-
-// earlier returns the requests with the same credentials that came before a chat and
-// are still being served, oldest first.
-func (e *Engine) earlier(chat *request) []*request {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	all := e.chats[chat.credentials]
-	return slices.Clone(all[:slices.Index(all, chat)])
 }
 
 // limitDetails are what botapi says when a limit has rejected a chat, as a JSON
