@@ -190,7 +190,9 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 	}
 	return func(yield func(string, error) bool) {
 		if r == nil {
-			e.ask(ctx, req, "", func() {}, yield)
+			report := Report{Request: req}
+			defer e.report(ctx, &report)
+			e.play(ctx, &report, yield)
 			return
 		}
 		owner := e.options.Owner(ctx)
@@ -333,7 +335,10 @@ func (e *Engine) unkept(ctx context.Context, c Claim, req *botapi.ChatRequest, y
 		return
 	}
 	tell(ctx, NotKept)
-	e.ask(ctx, req, NotKept, func() { e.models.release(c.Owner) }, yield)
+	report := Report{Request: req, Outcome: NotKept}
+	defer e.report(ctx, &report)
+	defer e.models.release(c.Owner)
+	e.play(ctx, &report, yield)
 }
 
 // hold counts a model that is about to be asked, unless as many are running as
@@ -377,16 +382,7 @@ var (
 	errNotRead = errors.New("resume: the answer was not read to its end")
 )
 
-// ask calls the engine once, on the goroutine of the chat, and returned when it has
-// returned.
-func (e *Engine) ask(ctx context.Context, req *botapi.ChatRequest, o Outcome, returned func(), yield func(string, error) bool) {
-	r := Report{Request: req, Outcome: o}
-	defer e.report(ctx, &r)
-	defer returned()
-	e.play(ctx, &r, yield)
-}
-
-// play yields an answer of the engine, and notes what has become of it.
+// play calls the engine once, yields its answer, and notes what has become of it.
 func (e *Engine) play(ctx context.Context, r *Report, yield func(string, error) bool) {
 	began := time.Now()
 	defer func() { r.Duration = time.Since(began) }()
