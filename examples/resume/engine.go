@@ -246,10 +246,7 @@ func (e *Engine) answer(ctx context.Context, c Claim, req *botapi.ChatRequest, r
 		yield("", rejected)
 	case err != nil:
 		e.log(ctx, slog.LevelWarn, "an answer cannot be kept", slog.Any("error", err))
-		undo := func() { e.takeBack(c.Ref) } // the claim may have succeeded
-		if !e.begin(nil, undo) {
-			undo()
-		}
+		e.begin(nil, func() { e.takeBack(c.Ref) }) // the claim may have succeeded; after Close, its lease expires
 		e.unkept(ctx, c, req, yield)
 	case found.State == Started:
 		e.start(ctx, c, req, yield)
