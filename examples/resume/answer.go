@@ -206,17 +206,6 @@ func (a *answer) load() state {
 	return s
 }
 
-// stored drops what the store has. It returns false if the store has lost some of
-// that.
-func (a *answer) stored(have int) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if have > a.first {
-		a.trim(have)
-	}
-	return have >= a.first
-}
-
 // keepNoLonger has the answer continue for the readers that it has here.
 func (a *answer) keepNoLonger() {
 	a.mu.Lock()
@@ -282,8 +271,12 @@ func (k *keeper) step(ctx context.Context, s state) error {
 	default:
 		now.State = Lost
 	}
-	isKept := s.kept && now.State == Running && k.stored(now.Have)
-	if now.State == Running && !isKept { // a part is missing: nobody may join it
+	isKept := s.kept && now.State == Running && now.Have >= s.first
+	if isKept {
+		k.mu.Lock()
+		k.trim(now.Have)
+		k.mu.Unlock()
+	} else if now.State == Running { // a part is missing: nobody may join it
 		_ = k.engine.store.End(asked, k.Ref, -1, Ending{}) // or the next step does
 		now.State = Lost
 	}
