@@ -90,7 +90,8 @@ type Store interface {
 	Stop(ctx context.Context, owner, key string) (found bool, err error)
 
 	// Read returns fragments from a number on, without waiting for any, and renews
-	// the lease of a reader that a Claim has let join; an empty name has none.
+	// the lease of a reader that a Claim has let join; an empty name has none. It is
+	// called ten times a second for a reader of another process.
 	Read(ctx context.Context, a Ref, reader string, from int) (Part, error)
 
 	// Leave releases what a Claim took: a reader's slot by its name, the model's by
