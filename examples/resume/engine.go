@@ -235,7 +235,7 @@ func (e *Engine) answer(ctx context.Context, c Claim, req *botapi.ChatRequest, r
 			return
 		}
 	}
-	c.ID, c.Reader = rand.Text(), rand.Text()
+	c.ID = rand.Text()
 	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.rules.Wait)
 	found, err := e.store.Claim(claiming, c)
 	cancel()
@@ -251,8 +251,7 @@ func (e *Engine) answer(ctx context.Context, c Claim, req *botapi.ChatRequest, r
 	case found.State == Started:
 		e.start(ctx, c, req, yield)
 	case found.State == Found:
-		c.ID = found.ID
-		if died := e.join(ctx, c, yield); died {
+		if died := e.join(ctx, c, found.ID, yield); died {
 			tell(ctx, "")
 			e.answer(ctx, c, req, rejected, yield)
 		}
@@ -312,12 +311,12 @@ func (e *Engine) takeBack(r Ref) {
 
 // join follows an answer that another request has started. It returns true, and
 // has yielded nothing, if the answer died before it said anything.
-func (e *Engine) join(ctx context.Context, c Claim, yield func(string, error) bool) (died bool) {
+func (e *Engine) join(ctx context.Context, c Claim, id string, yield func(string, error) bool) (died bool) {
 	tell(ctx, Joined)
 	e.mu.Lock()
-	local := e.answers[c.ID]
+	local := e.answers[id]
 	e.mu.Unlock()
-	r := &reader{Ref: c.Ref, engine: e, name: c.Reader}
+	r := &reader{Ref: Ref{c.Owner, c.Key, id}, engine: e, claim: c.ID}
 	if local != nil {
 		r.attend(local)
 	}

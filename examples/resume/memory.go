@@ -117,7 +117,7 @@ func (m *Memory) join(a *kept, c Claim) Claimed {
 		return Claimed{State: Crowded}
 	}
 	a.joins++
-	m.attend(a, c.Reader)
+	m.attend(a, c.ID)
 	return Claimed{Found, a.ID}
 }
 

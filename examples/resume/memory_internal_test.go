@@ -19,11 +19,12 @@ func TestMemoryIsGivenBack(t *testing.T) {
 		m := NewMemory(Settings{Running: 1 << 20, RunningPerOwner: 1 << 20})
 		for i := range 10_000 {
 			r := Ref{Owner: fmt.Sprint("owner", i%100), Key: fmt.Sprint("key", i), ID: fmt.Sprint("id", i)}
-			c := Claim{Ref: r, Reader: "reader", Body: "body"}
+			c := Claim{Ref: r, Body: "body"}
 			claimed, err := m.Claim(t.Context(), c)
 			is.NoErr(err)
 			is.Equal(claimed.State, Started)
 			_, _ = m.Add(t.Context(), r, 0, []string{"text"}, true)
+			c.ID = fmt.Sprint("reader", i)
 			claimed, _ = m.Claim(t.Context(), c)
 			is.Equal(claimed.State, Found)
 			switch i % 4 {
@@ -37,9 +38,9 @@ func TestMemoryIsGivenBack(t *testing.T) {
 			} // otherwise its process dies
 			if i%4 != 3 {
 				is.NoErr(m.Leave(t.Context(), r, r.ID))
-				is.NoErr(m.Leave(t.Context(), r, c.Reader))
+				is.NoErr(m.Leave(t.Context(), r, c.ID))
 			} else {
-				is.NoErr(m.Leave(t.Context(), r, c.Reader))
+				is.NoErr(m.Leave(t.Context(), r, c.ID))
 				is.NoErr(m.Leave(t.Context(), r, r.ID))
 			}
 		}

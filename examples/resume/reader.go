@@ -14,7 +14,7 @@ import (
 type reader struct {
 	Ref
 	engine *Engine
-	name   string  // of its slot; empty if it started the answer
+	claim  string  // the ID of its Claim; empty if it started the answer
 	local  *answer // nil if another process runs it
 	next   int     // number of the next fragment; guarded by local.mu, if that is set
 
@@ -34,7 +34,7 @@ func (r *reader) follow(ctx context.Context, yield func(string, error) bool) (di
 	for healthy := time.Now(); ctx.Err() == nil; {
 		p, err := r.read(ctx)
 		switch {
-		case errors.Is(err, errDied) && r.next == 0 && r.name != "":
+		case errors.Is(err, errDied) && r.next == 0 && r.claim != "":
 			return true
 		case errors.Is(err, errDied), err != nil && time.Since(healthy) > r.engine.rules.Lease:
 			yield("", errBroken(err))
@@ -110,7 +110,7 @@ func (r *reader) read(ctx context.Context) (progress, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.engine.rules.Lease)
 	defer cancel()
-	part, err := r.engine.store.Read(ctx, r.Ref, r.name, r.next)
+	part, err := r.engine.store.Read(ctx, r.Ref, r.claim, r.next)
 	switch {
 	case err != nil:
 		return progress{}, err
@@ -152,10 +152,10 @@ func (r *reader) renewLater() {
 		if r.left {
 			return
 		}
-		if r.name != "" || !r.local.load().over.IsZero() {
+		if r.claim != "" || !r.local.load().over.IsZero() {
 			ctx, cancel := context.WithTimeout(context.Background(), r.engine.rules.Wait)
 			defer cancel()
-			_, _ = r.engine.store.Read(ctx, r.Ref, r.name, math.MaxInt32) // of no fragment: it renews, or else the next call does
+			_, _ = r.engine.store.Read(ctx, r.Ref, r.claim, math.MaxInt32) // of no fragment: it renews, or else the next call does
 		}
 		r.renewal.Reset(r.engine.rules.Lease / 3)
 	})
@@ -174,9 +174,9 @@ func (r *reader) leave() {
 	defer r.mu.Unlock()
 	r.left = true
 	r.renewal.Stop()
-	if r.name != "" {
+	if r.claim != "" {
 		ctx, cancel := context.WithTimeout(context.Background(), r.engine.rules.Wait)
 		defer cancel()
-		_ = r.engine.store.Leave(ctx, r.Ref, r.name) // otherwise its lease expires
+		_ = r.engine.store.Leave(ctx, r.Ref, r.claim) // otherwise its lease expires
 	}
 }

@@ -90,13 +90,13 @@ type Store interface {
 	Stop(ctx context.Context, owner, key string) (found bool, err error)
 
 	// Read returns fragments from a number on, without waiting for any, and renews
-	// the lease of a reader that a Claim has let join; an empty name has none. It is
+	// the slot of a reader, by the ID of its Claim; an empty one has none. It is
 	// called ten times a second for a reader of another process.
 	Read(ctx context.Context, a Ref, reader string, from int) (Part, error)
 
-	// Leave releases what a Claim took: a reader's slot by its name, the model's by
-	// the id of the answer.
-	Leave(ctx context.Context, a Ref, name string) error
+	// Leave releases the slot that a Claim took, by the ID of the Claim: that of a
+	// reader or, if it started the answer, of the model.
+	Leave(ctx context.Context, a Ref, claim string) error
 
 	// Watch has f called with the ID of each answer that is stopped from now on, by
 	// any process. f returns immediately. A call may be missing: Add says it later.
@@ -109,9 +109,7 @@ type Ref struct{ Owner, Key, ID string }
 
 // A Claim asks for the answer of a key.
 type Claim struct {
-	Ref           // with the ID that the answer gets if it is started
-	Reader string // a name for the request that joins an answer
-
+	Ref           // with a new ID: that of the answer, if it is started
 	Body   string // distinguishes what was asked; empty for whatever was asked
 	Join   bool   // only join
 	Limits Limits // of the owner

@@ -25,6 +25,7 @@ func testRules(t *testing.T, backend Backend) {
 		store, rules := backend(t, settings)(), resume.NewMemory(settings)
 		var said []string
 		var answers []resume.Ref
+		readers := []string{"nobody"}
 		for call := range calls {
 			owner, key := fmt.Sprint("owner", r.IntN(2)), fmt.Sprint("key", r.IntN(3))
 			a := resume.Ref{Owner: owner, Key: key, ID: fmt.Sprint(round, "-", call)}
@@ -33,12 +34,12 @@ func testRules(t *testing.T, backend Backend) {
 			}
 			got, want := "", ""
 			what := r.IntN(7)
-			from, reader := r.IntN(6), fmt.Sprint("reader", r.IntN(3))
+			from, reader := r.IntN(6), readers[max(0, len(readers)-1-r.IntN(4))]
 			texts := strings.Fields(strings.Repeat("word ", r.IntN(4)))
 			if r.IntN(30) == 0 {
 				texts = append(texts, strings.Repeat("x", 6000))
 			}
-			c := resume.Claim{Ref: resume.Ref{Owner: owner, Key: key, ID: fmt.Sprint(round, "-", call)}, Reader: reader, Body: fmt.Sprint("body", r.IntN(5)/4), Join: r.IntN(5) == 0}
+			c := resume.Claim{Ref: resume.Ref{Owner: owner, Key: key, ID: fmt.Sprint(round, "-", call)}, Body: fmt.Sprint("body", r.IntN(5)/4), Join: r.IntN(5) == 0}
 			attended, status := r.IntN(2) == 0, 502*r.IntN(2)
 			do := func(s resume.Store) string {
 				switch what {
@@ -69,8 +70,11 @@ func testRules(t *testing.T, backend Backend) {
 			if got != want {
 				t.Fatalf("seed %d, after\n%s\ngot  %s\nwant %s", seed, strings.Join(said[max(0, len(said)-30):], "\n"), got, want)
 			}
-			if what == 0 && strings.Contains(want, "{started") {
+			switch {
+			case what == 0 && strings.Contains(want, "{started"):
 				answers = append(answers, c.Ref)
+			case what == 0 && strings.Contains(want, "{found"):
+				readers = append(readers, c.ID)
 			}
 		}
 	}

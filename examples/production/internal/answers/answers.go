@@ -156,7 +156,7 @@ func (s *Store) Claim(ctx context.Context, c resume.Claim) (resume.Claimed, erro
 	}
 	ctx, done := s.redis.Waiting(ctx)
 	defer done()
-	got, err := s.run(ctx, "claim", c.Ref, c.Body, c.Reader, c.Join,
+	got, err := s.run(ctx, "claim", c.Ref, c.Body, c.Join,
 		cmp.Or(c.Limits.Running, s.settings.RunningPerOwner), cmp.Or(c.Limits.Readers, s.settings.ReadersPerOwner), s.redis.Full())
 	if err != nil {
 		s.measured.claimed(ctx, "", "redis is away", 0)
@@ -220,7 +220,7 @@ func (s *Store) Read(ctx context.Context, r resume.Ref, reader string, from int)
 }
 
 // Leave implements resume.Store.
-func (s *Store) Leave(ctx context.Context, r resume.Ref, name string) error {
-	_, err := s.run(ctx, "leave", r, name)
+func (s *Store) Leave(ctx context.Context, r resume.Ref, claim string) error {
+	_, err := s.run(ctx, "leave", r, claim)
 	return err
 }

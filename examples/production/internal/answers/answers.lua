@@ -132,19 +132,19 @@ local function start(old, body, most, isFull)
   return {'started', id, '', counted('all')}
 end
 
-local function join(a, reader, most)
+local function join(a, most)
   if a.joins + 0 >= burst + math.floor(math.max(0, now - a.born) / 1000) then return {'hurried'} end
   if live(a.readers) >= rules.readers or live(following) >= most then return {'crowded'} end
   redis.call('HINCRBY', a.at, 'joins', 1)
-  attend(a, reader)
+  attend(a, id)
   return {'found', a.id, '', counted('all')}
 end
 
-function methods.claim(body, reader, only, mostRunning, mostReaders, isFull)
+function methods.claim(body, only, mostRunning, mostReaders, isFull)
   local a = load(answer)
   if a and body ~= '' and body ~= a.body then return {'other'} end
   if a and a.state == 'stopped' then return {'stopped'} end
-  if a and a.state ~= 'outgrown' then return join(a, reader, tonumber(mostReaders)) end
+  if a and a.state ~= 'outgrown' then return join(a, tonumber(mostReaders)) end
   if only == '1' then return {'nothing'} end
   return start(a, body, tonumber(mostRunning), isFull == '1')
 end

@@ -31,7 +31,7 @@ func begin(t *testing.T, store *answers.Store, key string) resume.Ref {
 
 func join(t *testing.T, store *answers.Store, key string) resume.State {
 	t.Helper()
-	c := resume.Claim{Ref: resume.Ref{Owner: "acme", Key: key, ID: "another"}, Reader: "reader", Body: "body"}
+	c := resume.Claim{Ref: resume.Ref{Owner: "acme", Key: key, ID: "reader"}, Body: "body"}
 	found, err := store.Claim(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
