@@ -57,7 +57,7 @@ func (r *replica) logTogether(ctx context.Context, t *turn, line slog.Record) {
 	if isHandedBack {
 		line.Level, line.Message = slog.LevelWarn, "request handed back to the proxy"
 	}
-	k := kind{line.Message, about(fieldsOf(line)["error"]), t.account}
+	k := kind{line.Level, line.Message, about(fieldsOf(line)["error"]), t.account}
 	r.repeats.count(k, func(times int64) {
 		line.AddAttrs(slog.Int64("times", times))
 		r.log(ctx, line)

@@ -139,6 +139,31 @@ func TestLineOfAChat(t *testing.T) {
 	}
 }
 
+// TestRejectionsHideNoWarning has an account's chats rejected for one reason, one of
+// them with a warning among its notes.
+func TestRejectionsHideNoWarning(t *testing.T) {
+	is := is.New(t)
+	r, log, stored := recording(slog.LevelInfo)
+	for _, warns := range []bool{false, true, false, false} {
+		ctx := context.WithValue(t.Context(), turnKey{}, &turn{account: "acme"})
+		if warns {
+			r.notedLogger().WarnContext(ctx, "an answer cannot be kept")
+		}
+		r.onChat(ctx, botapi.ChatReport{Account: "acme", Err: botapi.ErrClientLeft})
+		r.end(ctx)
+	}
+	r.repeats.writeAll()
+	is.Equal(strings.Count(log.String(), "\n"), 3)
+	is.Equal(strings.Count(log.String(), `"level":"WARN"`), 1)
+	is.Equal(strings.Count(log.String(), "an answer cannot be kept"), 1)
+	r.usage.Close(t.Context())
+	var chats int64
+	for _, record := range stored.all {
+		chats += record.Chats
+	}
+	is.Equal(chats, int64(4))
+}
+
 // TestLogLevelCountsForChats has a chat of which there is nothing to say.
 func TestLogLevelCountsForChats(t *testing.T) {
 	for level, lines := range map[slog.Level]int{slog.LevelInfo: 1, slog.LevelWarn: 0} {

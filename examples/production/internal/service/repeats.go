@@ -1,6 +1,7 @@
 package service
 
 import (
+	"log/slog"
 	"sync"
 	"time"
 
@@ -18,6 +19,7 @@ type repeats struct {
 // A kind is what is counted as one. Nothing in it comes from a client, so that
 // many failing requests of one kind hide no other failure.
 type kind struct {
+	level   slog.Level
 	message string
 	about   string // the error, see about
 	account string // empty without a valid key: such requests hide none of an account
