@@ -45,6 +45,7 @@ func (t *turn) takeNotes() (notes []slog.Record) {
 // response: only then is it known whether it was handed back to the proxy.
 func (r *replica) logNotes(ctx context.Context, t *turn) {
 	for _, line := range t.takeNotes() {
+		line.AddAttrs(slog.String("account", t.account))
 		r.logTogether(ctx, t, line)
 	}
 }

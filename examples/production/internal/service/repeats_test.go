@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -142,4 +143,15 @@ func TestHandedBackIsNoError(t *testing.T) {
 		"WARN request handed back to the proxy: 503 Full ×1",
 		"WARN request handed back to the proxy: 503 Away: listing bots ×1",
 	})
+}
+
+// TestLinesNameTheAccount has requests that start no chat, with a valid key and without.
+func TestLinesNameTheAccount(t *testing.T) {
+	is := is.New(t)
+	f := newFailing()
+	f.ask("known", "")
+	is.True(strings.Contains(f.log.String(), `"account":"acme"`))
+	f.log.Reset()
+	f.ask("stranger", "")
+	is.True(strings.Contains(f.log.String(), `"account":""`))
 }
