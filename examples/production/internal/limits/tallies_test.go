@@ -34,3 +34,33 @@ func TestChatsInProgressAtMidnight(t *testing.T) {
 		is.Equal(len(all.all), 1)
 	})
 }
+
+// TestRejectedWithoutRedis has Redis reject an account for each reason at a replica that
+// has one slot, and then none.
+func TestRejectedWithoutRedis(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for reason, lasts := range map[string]bool{"minute": true, "tokens": true, "places": false, "reserved": false} {
+			is := is.New(t)
+			all := newTallies(1, 0)
+			why := rejection{reason, mostRejected}
+			all.saw("acme", 0, why)
+			is.Equal(all.rejected("acme"), why.err())
+			is.NoErr(all.rejected("globex"))
+			_, err := all.reserve("acme")
+			is.Equal(err != nil, lasts)  // otherwise Redis is asked: a chat may have ended at another replica
+			_, _ = all.reserve("globex") // now there is none
+
+			full := all.rejected("globex")
+			is.True(full != nil)
+			is.Equal(all.rejected("acme"), why.err()) // no other replica would admit it
+			_, err = all.reserve("acme")
+			if lasts {
+				is.Equal(err, why.err())
+			} else {
+				is.Equal(err, full)
+			}
+			time.Sleep(mostRejected)
+			is.Equal(all.rejected("acme"), full)
+		}
+	})
+}
