@@ -89,7 +89,8 @@ func (r *replica) onAnswer(ctx context.Context, report resume.Report) {
 
 // end writes down a chat when it is called the second time: its client's answer
 // has ended, and its engine has returned. Only then are its tokens final, and the
-// limits have counted the same. Chats that asked no model are written down together.
+// limits have counted the same. Chats that asked no model, and got no answer of another
+// chat, are written down together.
 func (r *replica) end(ctx context.Context) {
 	t := turnOf(ctx)
 	if t.ended.Add(1) == 1 {
