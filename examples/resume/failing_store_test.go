@@ -242,6 +242,33 @@ func TestFastAnswerWithoutItsStore(t *testing.T) {
 	})
 }
 
+// TestEndWithoutItsStore has another reader leave an answer while its end waits for a
+// store that is away: the wait does not begin again.
+func TestEndWithoutItsStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		store := &badStore{Store: resume.NewMemory(resume.Settings{})}
+		var over time.Time
+		engine, h := handler(t, resume.Options{Store: store, Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+			return func(yield func(string, error) bool) {
+				yield("one", nil)
+				time.Sleep(2 * time.Second)
+				store.away.Store(true)
+				over = time.Now()
+			}
+		})})
+		leaving, leave := context.WithTimeout(t.Context(), 2950*time.Millisecond)
+		defer leave()
+		time.AfterFunc(time.Second, func() { serveAborted(h, httptest.NewRecorder(), request(leaving, "key", key, true)) })
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, request(t.Context(), "key", key, true))
+		is.True(strings.HasSuffix(w.Body.String(), "data: [DONE]\n\n"))
+		is.True(time.Since(over) <= 1500*time.Millisecond)
+		store.away.Store(false)
+		is.NoErr(engine.Close(t.Context()))
+	})
+}
+
 // TestStoreLearnsOfTheEndFirst has a client that may have one model running send its next
 // requests in the instant in which it has an answer.
 func TestStoreLearnsOfTheEndFirst(t *testing.T) {

@@ -58,7 +58,7 @@ func (r *reader) follow(ctx context.Context, yield func(string, error) bool) (di
 		case len(p.texts) > 0:
 			continue
 		}
-		pause := r.engine.rules.Wait // readHere waits for the store for so long
+		pause := r.engine.rules.Wait / 2 // readHere waits for the store for Wait; a change here begins the pause again
 		if p.changed == nil {
 			pause = batchPeriod // as often as the store gets fragments
 		}
