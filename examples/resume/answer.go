@@ -38,7 +38,7 @@ type state struct {
 	over     time.Time     // when it was over; zero until then
 	err      error         // why it is incomplete, once it is over
 	returned bool          // the engine has returned
-	attended bool          // it has readers
+	attended bool          // it has readers; load sets it
 	changed  chan struct{} // closed, and replaced, on each change; for readers
 }
 
@@ -106,7 +106,7 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 // reader here sees the error, the log has it.
 func (a *answer) end(ctx context.Context, err error) {
 	a.mu.Lock()
-	isFirst, isSeen := a.over.IsZero(), a.attended
+	isFirst, isSeen := a.over.IsZero(), len(a.readers) > 0
 	if isFirst {
 		a.over, a.err = time.Now(), answerTo(err)
 		a.notify()
@@ -200,6 +200,7 @@ func (a *answer) load() state {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := a.state
+	s.attended = len(a.readers) > 0
 	if !a.kept { // only the model is still counted
 		s.texts, s.changed = nil, nil
 	}

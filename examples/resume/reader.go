@@ -77,7 +77,7 @@ func (r *reader) attend(a *answer) {
 	r.local = a
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.readers[r], a.attended = struct{}{}, true
+	a.readers[r] = struct{}{}
 }
 
 // progress is the part of an answer from some fragment on.
@@ -165,7 +165,6 @@ func (r *reader) leave() {
 	if a := r.local; a != nil {
 		a.mu.Lock()
 		delete(a.readers, r)
-		a.attended = len(a.readers) > 0
 		a.trim(0)
 		a.notify()
 		a.mu.Unlock()
