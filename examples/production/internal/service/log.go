@@ -29,7 +29,9 @@ func (h notedLines) Handle(ctx context.Context, line slog.Record) error {
 func (t *turn) note(line slog.Record) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.notes = append(t.notes, line.Clone())
+	if !t.logged {
+		t.notes = append(t.notes, line.Clone())
+	}
 	return !t.logged
 }
 
