@@ -5,8 +5,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"path/filepath"
-	"regexp"
 	"runtime/debug"
 	"runtime/pprof"
 	"slices"
@@ -14,8 +12,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/matryer/is"
 )
 
 // These tests play one chat again and again, each time with another order of events.
@@ -158,11 +154,6 @@ func (p *play) state() string {
 		alarms)
 }
 
-// .ci/faults core plants faults in the package, one at a time, and fails if this test does
-// not notice one of them. The faults are patches in testdata/faults, whose first line says
-// what they break:
-//
-//	head -qn 1 testdata/faults/*.patch
 func TestEveryOrder(t *testing.T) {
 	if *oneOrder != "" {
 		playAlone(t, *oneOrder)
@@ -305,20 +296,6 @@ func TestSkippingLosesNothing(t *testing.T) {
 	for state, o := range all.states {
 		if _, ok := some.states[state]; !ok {
 			t.Errorf("not found without %q: %s", o, state)
-		}
-	}
-}
-
-// A patch begins with a sentence that says what it breaks.
-func TestEveryFaultIsDescribed(t *testing.T) {
-	is := is.New(t)
-	faults, err := filepath.Glob("testdata/faults/*.patch")
-	is.NoErr(err)
-	is.True(len(faults) >= 58)
-	described := regexp.MustCompile(`^[A-Z].*\.\n\n--- a/`)
-	for _, fault := range faults {
-		if !described.MatchString(readDocument(t, fault)) {
-			t.Errorf("%s does not say what it breaks", fault)
 		}
 	}
 }
