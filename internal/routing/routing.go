@@ -1,0 +1,142 @@
+// Package routing finds what serves a request, by the patterns of [http.ServeMux] but
+// without its redirects, which would turn a POST into a GET, and without its responses.
+package routing
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// A Table has the routes of a handler. It is not changed after the last Add. The zero value
+// is empty.
+type Table[T any] struct {
+	byPath   map[string][]entry[T] // literal patterns
+	mux      *http.ServeMux        // all patterns: finds conflicts, and matches wildcards
+	wildcard bool
+	added    int
+}
+
+type entry[T any] struct {
+	order   int // of Add
+	method  string
+	pattern string
+	route   T
+}
+
+// A Match is what a Table has for a request.
+type Match[T any] struct {
+	Route   T             // the first of the path, if the method is not allowed
+	Pattern string        // of the route
+	Request *http.Request // a copy with the path's values, if the pattern has wildcards
+	Allow   []string      // the methods of the path, if the request has another one
+}
+
+// Add adds a route for a pattern such as "GET /v1/models/{model}". The method is required,
+// a host is not allowed. A trailing slash stands for itself. It fails if another route
+// claims the same requests.
+func (t *Table[T]) Add(pattern string, route T) (err error) {
+	method, path, _ := strings.Cut(pattern, " ")
+	if method == "" || !strings.HasPrefix(path, "/") {
+		return fmt.Errorf("the pattern %q is not a method, a space and a path", pattern)
+	}
+	if t.mux == nil {
+		t.byPath, t.mux = make(map[string][]entry[T]), http.NewServeMux()
+	}
+	e := entry[T]{t.added, method, pattern, route}
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("the pattern %q: %v", pattern, v)
+		}
+	}()
+	inMux := path
+	if strings.HasSuffix(path, "/") {
+		inMux += "{$}"
+	}
+	t.mux.HandleFunc(method+" "+inMux, func(w http.ResponseWriter, r *http.Request) {
+		found := w.(*result[T])
+		found.entry, found.request = &e, r
+	})
+	t.added++
+	if strings.Contains(path, "{") {
+		t.wildcard = true
+	} else {
+		t.byPath[path] = append(t.byPath[path], e)
+	}
+	return nil
+}
+
+// Find finds the route of a request, comparing literal patterns with r.URL.Path.
+func (t *Table[T]) Find(r *http.Request) (m Match[T], known bool) {
+	literal := t.byPath[r.URL.Path]
+	for _, method := range [...]string{r.Method, getOf(r.Method)} {
+		for i := range literal {
+			if literal[i].method == method {
+				return Match[T]{Route: literal[i].route, Pattern: literal[i].pattern, Request: r}, true
+			}
+		}
+	}
+	if t.wildcard {
+		if found := t.match(r, r.Method); found.entry != nil {
+			return Match[T]{Route: found.entry.route, Pattern: found.entry.pattern, Request: found.request}, true
+		}
+	}
+	return t.otherMethods(r, literal)
+}
+
+// getOf returns the method whose routes serve this one, too.
+func getOf(method string) string {
+	if method == http.MethodHead {
+		return http.MethodGet
+	}
+	return method
+}
+
+func (t *Table[T]) otherMethods(r *http.Request, entries []entry[T]) (m Match[T], known bool) {
+	if t.wildcard {
+		for _, method := range strings.Split(t.match(r, r.Method).header.Get("Allow"), ", ") {
+			if found := t.match(r, method); method != "" && found.entry != nil {
+				entries = append(slices.Clip(entries), *found.entry)
+			}
+		}
+	}
+	if len(entries) == 0 {
+		return m, false
+	}
+	first := entries[0]
+	for _, e := range entries {
+		m.Allow = append(m.Allow, e.method)
+		if e.method == http.MethodGet {
+			m.Allow = append(m.Allow, http.MethodHead)
+		}
+		if e.order < first.order {
+			first = e
+		}
+	}
+	slices.Sort(m.Allow)
+	m.Allow = slices.Compact(m.Allow)
+	m.Route, m.Pattern, m.Request = first.route, first.pattern, r
+	return m, true
+}
+
+// match asks the mux, with a copy of the request, which the mux changes. What the mux would
+// write, a redirect for instance, is dropped.
+func (t *Table[T]) match(r *http.Request, method string) *result[T] {
+	found := &result[T]{header: make(http.Header)}
+	copied := r.WithContext(r.Context())
+	copied.Method = method
+	t.mux.ServeHTTP(found, copied)
+	return found
+}
+
+// A result is the ResponseWriter of a mux that is only asked for a route.
+type result[T any] struct {
+	entry   *entry[T] // nil if there is none
+	request *http.Request
+	header  http.Header
+}
+
+func (f *result[T]) Header() http.Header         { return f.header }
+func (f *result[T]) Write(p []byte) (int, error) { return len(p), nil }
+func (f *result[T]) WriteHeader(int)             {}
