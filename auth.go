@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 	"unicode"
+
+	"example.com/botapi/internal/panics"
 )
 
 // KeyVerifier decides which account an API key belongs to. It must be safe for
@@ -28,15 +30,15 @@ type KeyVerifier interface {
 	// body has been read, and the handler sets no deadline: a verifier that may
 	// block should set its own. [CacheKeys] sets one.
 	//
-	// If err is not nil, account is ignored and err decides the response, as that of a
-	// store or an engine does:
+	// If err is not nil, account only appears in the [RequestReport], and err decides the
+	// response, as that of a store or an engine does:
 	//   - a [StatusError]: its own status and detail, for instance 429 for an
 	//     account that has used up its quota;
 	//   - [ErrInvalidKey]: 401 "Invalid API key";
 	//   - any other, and a panic: as under Errors in the package's documentation.
 	//
 	// The first two may be wrapped. If the text of the error contains the key, as it
-	// is or query-escaped, the text is not logged.
+	// is, query-escaped or path-escaped, the text is not logged.
 	VerifyKey(ctx context.Context, key string) (account string, err error)
 }
 
@@ -52,53 +54,57 @@ func (f KeyVerifierFunc) VerifyKey(ctx context.Context, key string) (string, err
 // is not valid. The client gets a 401.
 var ErrInvalidKey = errors.New("botapi: invalid API key")
 
-func (x *exchange) authenticate() (account string, end *ending) {
-	key, ok := bearerKey(x.r.Header)
+func (x *exchange) authenticate() *ending {
+	key := x.operation.key(x.r.Header)
 	switch {
-	case !ok:
-		return "", rejected(errNotAuthenticated)
 	case len(key) > maxKey:
-		return "", rejected(errKeyRejected)
+		return rejected(errKeyRejected)
+	case key == "" || strings.ContainsFunc(key, unicode.IsSpace):
+		return rejected(errNotAuthenticated)
 	}
-	x.unverifiedKey = key
+	x.presentedKey = key
 	account, err := x.handler.keys.VerifyKey(x.ctx, key)
+	x.account = account
 	if err != nil {
-		return "", failureOf(err)
+		return failureOf(err)
 	}
-	x.unverifiedKey = ""
-	return account, nil
+	x.presentedKey = ""
+	x.identified = x.anonymous
+	x.identified.account = account
+	x.ctx = &x.identified
+	return nil
 }
 
 // maxKey bounds a key, in bytes: nothing looks at a longer one.
 const maxKey = 8 << 10
 
-// bearerKey returns the key of the first Authorization header: the scheme Bearer in any
-// case, one or more spaces, and a key without white space. authenticate rejects a key that
-// is too long; nothing else looks at it.
-func bearerKey(header http.Header) (key string, ok bool) {
+// bearerKey returns the key of the first Authorization header, behind the scheme Bearer in
+// any case and one or more spaces; "" if there is none.
+func bearerKey(header http.Header) string {
 	values := header["Authorization"]
 	if len(values) == 0 {
-		return "", false
+		return ""
 	}
-	scheme, rest, _ := strings.Cut(values[0], " ")
-	key = strings.TrimLeft(rest, " ")
-	if key == "" || !strings.EqualFold(scheme, "bearer") {
-		return "", false
+	scheme, key, _ := strings.Cut(values[0], " ")
+	if !strings.EqualFold(scheme, "bearer") {
+		return ""
 	}
-	return key, len(key) > maxKey || !strings.ContainsFunc(key, unicode.IsSpace)
+	return strings.TrimLeft(key, " ")
 }
 
-// quotesKey reports whether a text contains the key, as it is or query-escaped. The first
-// bytes of a long key are enough: escaping it would multiply what a client has sent.
+// quotesKey reports whether a text contains the key, as it is, query-escaped or
+// path-escaped. The first bytes of a long key are enough: escaping it would multiply what a
+// client has sent.
 func quotesKey(text, key string) bool {
 	start := key[:min(len(key), 64)]
-	return strings.Contains(text, start) || strings.Contains(text, url.QueryEscape(start))
+	return strings.Contains(text, start) || strings.Contains(text, url.QueryEscape(start)) || strings.Contains(text, url.PathEscape(start))
 }
 
-// requestContext is the request's context with the request id and the account.
+// requestContext is the request's context with what the handler knows of the request.
 type requestContext struct {
 	context.Context
 	requestID, account string
+	request            *Request
 }
 
 type requestContextKey struct{}
@@ -110,6 +116,14 @@ func (c *requestContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
+// routeContext is a request's context with the values of another.
+type routeContext struct {
+	context.Context
+	values context.Context
+}
+
+func (c *routeContext) Value(key any) any { return c.values.Value(key) }
+
 // AccountFrom returns what the [KeyVerifier] returned for the request that ctx
 // belongs to. It is empty in other contexts, and while the verifier runs.
 func AccountFrom(ctx context.Context) string { return requestOf(ctx).account }
@@ -118,11 +132,112 @@ func AccountFrom(ctx context.Context) string { return requestOf(ctx).account }
 // the X-Request-Id header of its response. It is empty in other contexts.
 func RequestIDFrom(ctx context.Context) string { return requestOf(ctx).requestID }
 
+// RequestFrom returns the request that ctx belongs to. In other contexts, it is one without
+// headers whose SetHeader returns false.
+func RequestFrom(ctx context.Context) *Request { return requestOf(ctx).request }
+
 func requestOf(ctx context.Context) *requestContext {
 	if c, ok := ctx.Value(requestContextKey{}).(*requestContext); ok {
 		return c
 	}
-	return new(requestContext)
+	return &requestContext{request: new(Request)}
+}
+
+// A Request is what a verifier, a store, an engine or a callback may use of the request that
+// its context belongs to. It is safe for concurrent use, also after the request has ended.
+type Request struct {
+	exchange *exchange // nil in a context without a request; only its body and the request are used
+
+	mu      sync.Mutex
+	begun   bool              // the response
+	headers map[string]string // of the response; "" to delete one
+	values  map[any]any
+	slot    *Slot
+}
+
+// Header returns the headers of the request. They must not be changed.
+func (r *Request) Header() http.Header {
+	if r.exchange == nil {
+		return http.Header{}
+	}
+	return r.exchange.body.r.Header
+}
+
+// SetHeader sets a header of the response, if its status is a 2xx; an empty value deletes
+// one, also of middleware's. It returns false, and does nothing, once the sending of the response
+// has begun, for a name or a value that is not valid, and for headers that are the handler's:
+// Content-*, X-Request-Id, and those of the connection.
+func (r *Request) SetHeader(name, value string) bool {
+	name = http.CanonicalHeaderKey(name)
+	isValid := name != "" && !strings.ContainsFunc(name, isNoToken) && !strings.ContainsFunc(value, unicode.IsControl)
+	if !isValid || strings.HasPrefix(name, "Content-") || name == "X-Request-Id" || name == "Date" || isHopByHop[name] {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.exchange == nil || r.begun {
+		return false
+	}
+	if r.headers == nil {
+		r.headers = make(map[string]string)
+	}
+	r.headers[name] = value
+	return true
+}
+
+func isNoToken(c rune) bool {
+	return c <= ' ' || c >= 0x7F || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, c)
+}
+
+// begin sets the headers of the application. Later ones are too late.
+func (r *Request) begin(header http.Header) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.begun = true
+	for name, value := range r.headers {
+		if value == "" {
+			header.Del(name)
+		} else {
+			header.Set(name, value)
+		}
+	}
+}
+
+func (r *Request) hasBegun() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.begun
+}
+
+// SetValue notes a value under a key, as a context has keys, for whatever comes later in the
+// same request: an engine notes what OnChat and OnRequest read.
+func (r *Request) SetValue(key, value any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.values == nil {
+		r.values = make(map[any]any)
+	}
+	r.values[key] = value
+}
+
+// Value returns what SetValue has noted last under a key, or nil.
+func (r *Request) Value(key any) any {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.values[key]
+}
+
+// Slot returns the slot of a chat, or nil before it has one.
+func (r *Request) Slot() *Slot {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.slot
+}
+
+func (r *Request) setSlot(s *Slot) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.slot = s
 }
 
 // A digest is all that is kept of a key.
@@ -257,7 +372,7 @@ func (c *keyCache) lookUp(ctx context.Context, l *lookup, key string, sum digest
 	defer c.finish(l, sum)
 	defer func() {
 		if v := recover(); v != nil {
-			l.err = recovered("verifying the key", v)
+			l.err = panics.Recovered("verifying the key", v)
 		}
 	}()
 	l.account, l.err = c.verifier.VerifyKey(ctx, key)

@@ -232,7 +232,7 @@ func TestBodyFails(t *testing.T) {
 		"a panic's error":    {func() error { panic(textproto.ProtocolError(testKey)) }, 500, "panic while reading the request body: textproto.ProtocolError"},
 		"an abort":           {func() error { panic(http.ErrAbortHandler) }, 0, ""},
 		"an error":           {func() error { return fmt.Errorf("unpacking %q", testKey) }, 400, "reading the request body: *"},
-		"an end too early":   {func() error { return io.ErrUnexpectedEOF }, 400, io.ErrUnexpectedEOF.Error()},
+		"an end too early":   {func() error { return io.ErrUnexpectedEOF }, 400, ""},
 		"a deadline":         {func() error { return fmt.Errorf("unpacking: %w", os.ErrDeadlineExceeded) }, 408, "timeout"},
 		"a bad trailer":      {func() error { return textproto.ProtocolError(testKey) }, 400, "body: malformed trailer"},
 		"a limit of its own": {func() error { return &http.MaxBytesError{Limit: 10} }, 413, "http: request body too large"}, // the response does not say whose limit it was

@@ -13,34 +13,20 @@ import (
 	"example.com/botapi/internal/jsontext"
 )
 
-// listBots reads no body, and keeps net/http from waiting for one.
-func (x *exchange) listBots() *ending {
-	x.endBody()
+// listBots is GET /v1/bots.
+func (x *exchange) listBots() (Response, error) {
 	bots, fixed, err := x.publishedBots()
 	if err != nil {
-		return failureOf(err)
+		return nil, err
 	}
 	list, check := x.handler.listed.encode(bots, fixed)
 	if check {
 		x.warnOfUnreachable(bots)
 	}
-	header := x.conn.w.Header()
-	header.Set("ETag", list.etag)
-	header.Set("Cache-Control", "private, no-cache")
-	var failed *ending
-	if matchesETag(x.r.Header["If-None-Match"], list.etag) {
-		failed = x.conn.write(x.conn.elapsed(), 0, func() error {
-			x.conn.w.WriteHeader(http.StatusNotModified)
-			return nil
-		})
-	} else {
-		failed = x.send(http.StatusOK, len(list.body), [][]byte{list.body}, never)
+	if matchesETag(x.r.Header["If-None-Match"], list.header.Get("ETag")) {
+		return Reply{Status: http.StatusNotModified, Header: list.header, free: list.free}, nil
 	}
-	list.free(failed)
-	if failed != nil {
-		x.abortOnReturn(failed)
-	}
-	return nil
+	return Reply{Header: list.header, Body: list.body, free: list.free}, nil
 }
 
 // matchesETag is the weak comparison that RFC 9110 prescribes for If-None-Match.
@@ -63,15 +49,11 @@ func (x *exchange) publishedBots() (bots []Bot, fixed bool, err error) {
 }
 
 // findBot finds the bot of a request by its UID, by its slug, or by both, which must agree.
-func (x *exchange) findBot(body *chatBody) *ending {
-	if !isIdentifier(body.botUID) || !isIdentifier(body.botSlug) {
-		return rejected(errNoSuchBot)
+func (x *exchange) findBot(uid, slug string) (Bot, error) {
+	if !isIdentifier(uid) || !isIdentifier(slug) {
+		return Bot{}, errNoSuchBot
 	}
-	var err error
-	if body.request.Bot, err = x.lookUpBot(body.botUID, body.botSlug); err != nil {
-		return failureOf(err)
-	}
-	return nil
+	return x.lookUpBot(uid, slug)
 }
 
 func (x *exchange) lookUpBot(uid, slug string) (Bot, error) {
@@ -99,9 +81,9 @@ type listing struct {
 }
 
 type encodedBots struct {
-	bots []Bot // not modified by anybody: a copy, if the store may reuse its slice; nil unless cached
-	body []byte
-	etag string
+	bots   []Bot // not modified by anybody: a copy, if the store may reuse its slice; nil unless cached
+	body   []byte
+	header http.Header // with the ETag of the body
 
 	cached bool // shared with other requests, and no longer modified
 }
@@ -115,7 +97,7 @@ func (l *listing) encode(bots []Bot, fixed bool) (list *encodedBots, check bool)
 	list = encodedLists.Get().(*encodedBots)
 	list.body = appendBots(list.body[:0], bots)
 	etag := newETag(list.body)
-	list.etag = etag
+	list.header = http.Header{"Etag": {etag}, "Cache-Control": {"private, no-cache"}}
 	if last := l.lastETag.Swap(&etag); last == nil || *last != etag {
 		return list, last == nil
 	}
@@ -145,7 +127,7 @@ func unreachable(bots []Bot) string {
 		for _, id := range [...]identifier{{"uid", bots[i].UID}, {"slug", bots[i].Slug}} {
 			switch {
 			case id.value == "" || !isIdentifier(id.value):
-				return fmt.Sprintf("bot %d: %s %.80q is empty, or contains white space or control characters", i, id.field, id.value)
+				return fmt.Sprintf("bot %d: %s %.80q is empty, not UTF-8, or contains white space or control characters", i, id.field, id.value)
 			case taken[id]:
 				return fmt.Sprintf("bot %d: %s %.80q belongs to an earlier bot, too", i, id.field, id.value)
 			}
@@ -165,8 +147,8 @@ func equalBots(a, b []Bot) bool {
 var encodedLists = sync.Pool{New: func() any { return new(encodedBots) }}
 
 // free drops a list whose write has failed: on HTTP/2, net/http may still read it.
-func (list *encodedBots) free(failed *ending) {
-	if failed == nil && !list.cached {
+func (list *encodedBots) free(sent bool) {
+	if sent && !list.cached {
 		encodedLists.Put(list)
 	}
 }

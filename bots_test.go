@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/matryer/is"
+
+	"example.com/botapi/internal/connection"
 )
 
 const listedBots = `[{"uid":"11111111-1111-4111-8111-111111111111","slug":"echo","name":"Echo","description":"Says what it hears",` +
@@ -184,7 +186,7 @@ func TestListPerAccount(t *testing.T) {
 // A bot that requests cannot reach is a warning, once for each handler.
 func TestListWarnsOfUnreachableBots(t *testing.T) {
 	const warning = `level=WARN msg="the store lists a bot that requests cannot reach" request_id=1 error=`
-	const invalid = "is empty, or contains white space or control characters"
+	const invalid = "is empty, not UTF-8, or contains white space or control characters"
 	for _, c := range []struct {
 		name  string
 		lists [][]Bot
@@ -355,7 +357,7 @@ func TestListClientStalls(t *testing.T) {
 // less than the server's buffer, is written after the handler has returned, unless it is
 // flushed before. That write must have a deadline, too.
 func TestListClientStallsOnHTTP2(t *testing.T) {
-	const window = maxChunk
+	const window = connection.MaxChunk
 	little := manyBots(1)
 	for len(appendBots(nil, little)) <= window {
 		little = manyBots(len(little) + 1)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"log/slog"
 	"net/http"
 	"net/textproto"
@@ -16,43 +17,160 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
-	"github.com/invopop/validation"
-
-	"example.com/botapi/internal/jsonscan"
+	"example.com/botapi/internal/chatbody"
+	"example.com/botapi/internal/connection"
+	"example.com/botapi/internal/instant"
 	"example.com/botapi/internal/jsontext"
+	"example.com/botapi/internal/panics"
 	"example.com/botapi/internal/readtext"
-	"example.com/botapi/internal/responsewriter"
 )
 
-// POST /v1/chat: first the life of a chat, then the JSON response, then the request body
-// and its rules.
+// This file is where the parts of the package meet. A request passes through it thus:
+//
+//	[handler.ServeHTTP]      makes an [exchange], which owns the request and its response
+//	[exchange.route]         finds the [operation]: the API's own, or an application's [Route]
+//	[exchange.authenticate]  asks the [KeyVerifier] for the account (auth.go)
+//	operation.serve          returns a [Reply], which [exchange.reply] sends, or a [Chat]
+//	[exchange.chat]          finds the bot (bots.go), takes a [Slot] (engine.go), makes a [chat]
+//	[chat.run]               has an [engineCall] run the engine in a goroutine of its own, and waits
+//	[stream], [jsonResponse] take the fragments, on the engine's goroutine (sse.go, below)
+//	[chat.finish]            ends the response, on the handler's goroutine; OnChat and OnRequest follow
+//
+// Three words mean one thing each. An [ending] is why a request ends without a complete
+// response: classify makes it of an application's error, outcomes says what follows. The
+// token is the right to write of a stream: its holder formats and writes. A [Slot] is what a
+// chat uses of the limits: the engine's goroutine and the handler's each release it.
+//
+// What an ending leads to is decided once: [exchange.writeError] for a response that has not
+// begun, [chat.abort] for one that has. Everything that writes to the client does so with
+// [connection.Connection].
 
-// chat returns an ending if there was no chat. When it returns nil, the chat has been
-// reported; its engine may still run.
-func (x *exchange) chat() *ending {
-	text, end := x.readBody()
-	if end != nil {
-		return end
+// A Chat is a [Response] that is the answer of an engine. A [Route] makes it of its request:
+// the handler takes a slot, runs the engine, and sends the answer as a stream or as JSON. It
+// is not used after the chat.
+type Chat struct {
+	// Context adds its values to the request's context, which has them from then on: for the
+	// store, OnLimit, the engine, the formats, and the reports. Its cancellation does not count. Nil
+	// adds none.
+	Context context.Context
+
+	// BotUID and BotSlug name the bot; if both do, they must name the same one. With Answer,
+	// there may be neither.
+	BotUID, BotSlug string
+
+	// Request is what the engine gets. The handler sets its Bot. Its Messages are the
+	// conversation, at least one unless Answer is set, with the three roles and valid UTF-8;
+	// otherwise the response is a 500, and the log names the route. Its Stream decides
+	// whether the answer is a stream.
+	Request ChatRequest
+
+	// Extra, if not nil, makes Request.Extra. It is called once the chat has a slot, and by
+	// Limit.Request: so the body of a chat that is rejected takes no more memory than it has.
+	Extra func() map[string]json.RawMessage
+
+	// Answer, if not nil, is called in place of Options.Engine, under the same contract: for
+	// an answer that exists already.
+	Answer func(context.Context) iter.Seq2[string, error]
+
+	// Stream is the format of a stream; nil means the API's own.
+	Stream StreamFormat
+
+	// JoinsFragments makes one text of fragments that are ready together. Otherwise, each
+	// fragment is at least one event.
+	JoinsFragments bool
+
+	// JSON returns what is sent before and after the text of a JSON response, inside of
+	// whose quotes the text is; nil means the API's own. It is called when the answer is
+	// complete: what the engine has noted is final. An error or a panic is a failure of the
+	// answer. Its context has the request's values.
+	JSON func(context.Context) (before, after []byte, err error)
+}
+
+func (*Chat) isResponse() {}
+
+// chat plays the chat that a route asks for. It returns an ending if there was none. When it
+// returns nil, the chat has been reported; its engine may still run.
+func (x *exchange) chat(asked *Chat) *ending {
+	if x.r.Method == http.MethodHead {
+		return x.notAllowed(http.MethodGet)
 	}
-	body, err := decodeChat(text)
+	if asked.Context != nil {
+		x.ctx = &requestContext{&routeContext{x.ctx.Context, asked.Context}, x.ctx.requestID, x.ctx.account, x.ctx.request}
+	}
+	if err := x.checkChat(asked); err != nil {
+		return x.misused(err)
+	}
+	if asked.Answer == nil || asked.BotUID != "" || asked.BotSlug != "" {
+		bot, err := x.findBot(asked.BotUID, asked.BotSlug)
+		if err != nil {
+			return failureOf(err)
+		}
+		x.bot, asked.Request.Bot = bot, bot
+	}
+	requestDone := x.r.Context().Done()
+	x.discardBody()                     // of a route that has not read it: only at its end does net/http notice a disconnect
+	x.conn.SetReadDeadline(time.Time{}) // on HTTP/2, where the end of the body does not clear the server's
+	slot, err := x.takeSlot(asked, requestDone)
 	if err != nil {
 		return failureOf(err)
 	}
-	if end := x.findBot(body); end != nil {
-		return end
+	c, err := x.newChat(asked, slot, requestDone)
+	if err != nil {
+		slot.release()
+		slot.release() // once for the engine
+		return failureOf(err)
 	}
-	x.conn.setReadDeadline(time.Time{}) // on HTTP/2, where the end of the body does not clear the server's
-	c := &chat{exchange: x, requestDone: x.r.Context().Done(), stopped: make(chan struct{})}
-	if end := c.slot.take(x.handler.slots, x.ctx.account); end != nil {
-		return end
-	}
-	body.request.Extra = body.unknown.extra() // only now: it is many times as large as its part of the body
-	c.prepare(&body.request)
+	x.played = c
 	c.run()
 	c.sendReport()
-	c.awaitEngine()
 	return nil
+}
+
+// checkChat holds a route to the contract of an engine's request.
+func (x *exchange) checkChat(asked *Chat) error {
+	switch {
+	case x.operation.isOwn:
+		return nil
+	case asked.Answer == nil && asked.BotUID == "" && asked.BotSlug == "":
+		return errors.New("a chat has neither BotUID nor BotSlug")
+	case asked.Answer == nil && len(asked.Request.Messages) == 0:
+		return errors.New("a chat has no messages")
+	}
+	for i, message := range asked.Request.Messages {
+		switch {
+		case !slices.Contains(roles[:], message.Role):
+			return fmt.Errorf("message %d of a chat has none of the three roles", i)
+		case !utf8.ValidString(message.Content):
+			return fmt.Errorf("message %d of a chat is not UTF-8", i)
+		}
+	}
+	return nil
+}
+
+var roles = [...]Role{RoleSystem, RoleUser, RoleAssistant}
+
+// takeSlot asks OnLimit before it rejects a chat.
+func (x *exchange) takeSlot(asked *Chat, requestDone <-chan struct{}) (*Slot, error) {
+	h, account := x.handler, x.ctx.account
+	slot, limit := h.slots.take(account)
+	if limit == nil || h.onLimit == nil && h.slots.maxWaiting <= 0 {
+		return slot, limit
+	}
+	if h.onLimit != nil {
+		reached := Limit{limit, account, asked.Request.Bot, h.slots.countWaiting(), &asked.Request, asked.Extra}
+		share, err := h.onLimit(x.ctx, reached)
+		switch {
+		case err != nil:
+			return nil, err
+		case share != nil && share.use(chatUsers):
+			return share, nil
+		case share != nil:
+			return h.slots.take(account)
+		}
+	}
+	return h.slots.waitFor(account, limit, h.maxWait, requestDone)
 }
 
 // A chat begins when its slot is taken.
@@ -62,8 +180,8 @@ func (x *exchange) chat() *ending {
 // No variable holds the state: the states are names for the order of events. Any
 // goroutine may stop a running chat. The handler's goroutine takes all later steps.
 //
-//   - running: the chat stops when its engine returns or fails, when a write fails, and
-//     when a JSON response grows too large. wait notices that the client has disconnected,
+//   - running: the chat stops when its engine returns or fails, when a write or a format
+//     fails, and when a JSON response grows too large. wait notices that the client has disconnected,
 //     that the application has cancelled the request, and that a timeout has passed.
 //   - stopped: the first call of stop has recorded the ending. A yield that begins now
 //     returns false. wait replaces an ending that is only a symptom (realEnding).
@@ -74,26 +192,27 @@ func (x *exchange) chat() *ending {
 //     cannot be sent, that is the ending, of which the engine learns nothing.
 //   - reported: OnChat has returned.
 //
-// Then the handler gives the client time to read an error event, and waits a little for an
-// engine that has not returned (awaitEngine). Nothing that such an engine does reaches the
+// Then OnRequest is called, and the handler gives the client time to read an error event, and
+// waits a little for an engine that has not returned (awaitEngine). Nothing that such an engine does reaches the
 // client.
 type chat struct {
 	// Set before the engine starts.
 	exchange    *exchange
+	asked       *Chat
 	startedAt   time.Duration   // since the start of the request
 	requestDone <-chan struct{} // closed when the client disconnects, or the application cancels the request
 	call        engineCall
 	answer      answer
 
 	// Safe for concurrent use.
-	slot       slot
-	firstText  instant       // when the engine's first text came
-	stopCalled atomic.Bool   // only the first call of stop counts
-	stopped    chan struct{} // closed by that call, when ending is set
+	slot       *Slot
+	firstText  instant.Instant // when the engine's first text came
+	stopCalled atomic.Bool     // only the first call of stop counts
+	stopped    chan struct{}   // closed by that call, when ending is set
 
 	// Owned by the first call of stop and, when stopped is closed, by the handler's
 	// goroutine.
-	ending *ending // nil if the answer is complete
+	ending *ending // answerComplete, or why the answer is not complete
 
 	// Owned by the handler's goroutine.
 	report         *ChatReport // nil if there is no OnChat
@@ -115,12 +234,12 @@ type answer interface {
 	close() (committed bool)
 
 	// complete sends what is left of a complete answer. It is called at most once.
-	complete() *ending
+	complete(ctx context.Context) *ending
 
-	// sendError sends what is left of an incomplete answer, and the error event with this
-	// JSON, if it is not nil: all of it before the deadline. It is called at most once,
-	// perhaps after a complete that has failed.
-	sendError(errorData []byte, deadline time.Duration) (sent bool)
+	// sendError sends what is left of an incomplete answer and, if f is not nil, the error:
+	// all of it before the deadline. It is called at most once, perhaps after a complete
+	// that has failed.
+	sendError(f *Failure, deadline time.Duration) (sent bool)
 
 	// figures is what was handed to the connection; drop lets go of the rest.
 	figures() (fragments int, bytes int64)
@@ -129,35 +248,77 @@ type answer interface {
 
 var _, _ answer = (*stream)(nil), (*jsonResponse)(nil)
 
-// prepare makes the report before the engine is started, which may change the request.
-func (c *chat) prepare(request *ChatRequest) {
-	x, h := c.exchange, c.exchange.handler
-	c.startedAt = x.conn.elapsed()
-	if h.onChat != nil {
-		c.report = &ChatReport{RequestID: x.ctx.requestID, Account: x.ctx.account, Bot: request.Bot, Stream: request.Stream}
-		c.report.UserID = strings.Clone(request.UserID) // a report that is kept must not retain the request body
+// newChat makes what the engine gets, which it may change, after what is kept of it.
+func (x *exchange) newChat(asked *Chat, slot *Slot, requestDone <-chan struct{}) (*chat, error) {
+	h := x.handler
+	request := asked.Request // a copy: an engine that keeps it must not retain the exchange
+	err := panics.Catch("reading the extra fields", func() error {
+		if asked.Extra != nil {
+			request.Extra = asked.Extra()
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
-	var deadline time.Time
+	c := &chat{exchange: x, slot: slot, startedAt: x.conn.Elapsed(), requestDone: requestDone, stopped: make(chan struct{})}
+	x.request.setSlot(slot)
+	if h.onChat != nil || h.onRequest != nil {
+		c.report = x.newReport(&request)
+	}
+	c.call = engineCall{engine: h.engine, request: &request, answer: asked.Answer, listener: c, hasStallTimeout: h.stallTimeout < never, returned: make(chan struct{})}
+	c.call.detached = detachedContext{Context: x.ctx}
 	if h.chatTimeout < never {
-		deadline = x.conn.start.Add(c.timeoutAt())
+		c.call.detached.deadline = x.conn.Start().Add(c.timeoutAt())
 	}
-	c.call = engineCall{engine: h.engine, request: request, listener: c, hasStallTimeout: h.stallTimeout < never, returned: make(chan struct{})}
-	c.call.detached = detachedContext{x.ctx, deadline}
 	c.call.ctx, c.call.cancel = context.WithCancelCause(&c.call.detached)
-	if request.Stream {
-		c.answer = newStream(&x.conn, h.keepAlive, func(failed *ending) { c.stop(failed) })
-	} else {
-		c.answer = newJSONResponse(c)
+	c.answer = c.newAnswer(asked)
+	return c, nil
+}
+
+// newReport copies the user: a report that is kept must not retain the request body.
+func (x *exchange) newReport(request *ChatRequest) *ChatReport {
+	return &ChatReport{
+		RequestID: x.ctx.requestID, Account: x.ctx.account, UserID: strings.Clone(request.UserID), Bot: request.Bot, Stream: request.Stream,
 	}
+}
+
+func (c *chat) newAnswer(asked *Chat) answer {
+	switch {
+	case !asked.Request.Stream:
+		return newJSONResponse(c, asked.JSON)
+	case asked.Stream == nil:
+		return newStream(&c.exchange.conn, ownFormat{}, asked.JoinsFragments, c.exchange.handler.keepAlive, c)
+	}
+	return newStream(&c.exchange.conn, asked.Stream, asked.JoinsFragments, c.exchange.handler.keepAlive, c)
 }
 
 func (c *chat) run() {
 	defer c.slot.release()
+	ended := false
+	defer func() {
+		if !ended { // application code has panicked, or ended this goroutine
+			c.endAbruptly()
+		}
+	}()
 	go c.call.run()
 	runtime.Gosched() // an engine that need not wait finishes now: that saves 2 µs and 3 allocations
 	c.wait()
 	c.finish()
+	ended = true
 }
+
+// endAbruptly calls nothing of the application. What the client has got stays incomplete.
+func (c *chat) endAbruptly() {
+	c.stop(abruptEnd)
+	c.call.cancel(abruptEnd.err)
+	c.exchange.conn.Interrupt()
+	c.answer.close()
+	c.answer.drop()
+	c.exchange.aborted = true
+}
+
+var abruptEnd = failureOf(errors.New("the goroutine of the request has ended"))
 
 func (c *chat) wait() {
 	for !isClosed(c.stopped) { // checked before select, which would make a timer
@@ -184,7 +345,7 @@ func isClosed(done <-chan struct{}) bool {
 	}
 }
 
-// stop records why the chat stops, nil if its answer is complete, and wakes the handler's
+// stop records why the chat stops, answerComplete if it is complete, and wakes the handler's
 // goroutine. Only the first call counts. It is safe for concurrent use.
 func (c *chat) stop(end *ending) (first bool) {
 	if !c.stopCalled.CompareAndSwap(false, true) {
@@ -211,25 +372,35 @@ func (c *chat) timeLeft() (left time.Duration, timeout *ending) {
 func (c *chat) finish() {
 	x := c.exchange
 	c.call.cancel(c.ending.cause())
-	defer c.answer.drop()                    // an engine that does not return must not keep its memory
-	deadline := c.elapsed() + x.conn.timeout // of all that is still to be written of an incomplete answer
-	if c.ending != nil && c.ending.kind == kindClientDisconnected {
-		x.conn.interrupt() // any other ending leaves the write in progress its time, so that the error event can follow
+	defer c.answer.drop()                            // an engine that does not return must not keep its memory
+	deadline := c.elapsed() + x.handler.writeTimeout // of all that is still to be written of an incomplete answer
+	if c.ending.kind == kindClientDisconnected {
+		x.conn.Interrupt() // any other ending leaves the write in progress its time, so that the error event can follow
 	}
 	committed := c.answer.close()
-	if c.ending != nil && !committed {
-		c.status = x.writeError(c.ending)
-		return
+	if c.ending.isComplete() {
+		c.complete()
+		committed = committed || x.request.hasBegun()
 	}
-	c.status = http.StatusOK
-	if c.ending == nil {
-		c.ending = x.realEnding(c.answer.complete())
-	}
-	if c.ending != nil {
+	switch {
+	case c.ending.isComplete():
+		c.status = http.StatusOK
+	case committed:
+		c.status = http.StatusOK
 		c.abort(deadline)
+	default:
+		x.writeError(c.ending)
+		c.status = x.status
 	}
-	if x.conn.cannotFlush {
+	if x.conn.CannotFlush() {
 		x.handler.log(x.ctx, slog.LevelWarn, "the ResponseWriter cannot flush: the stream is not sent before the handler returns")
+	}
+}
+
+// complete sends the rest of a complete answer. If that fails, it is the ending.
+func (c *chat) complete() {
+	if failed := c.answer.complete(c.exchange.ctx); failed != nil {
+		c.ending = c.exchange.realEnding(failed)
 	}
 }
 
@@ -238,7 +409,8 @@ func (c *chat) abort(deadline time.Duration) {
 	c.exchange.abortOnReturn(c.ending)
 	switch {
 	case c.ending.tellsClient():
-		c.errorEventSent = c.answer.sendError(c.ending.response.eventData(), deadline)
+		failure := c.ending.failure()
+		c.errorEventSent = c.answer.sendError(&failure, deadline)
 	case c.ending.kind == kindAborted:
 		c.answer.sendError(nil, deadline)
 	}
@@ -248,21 +420,18 @@ func (c *chat) sendReport() {
 	if c.report == nil {
 		return
 	}
-	x := c.exchange
 	c.report.Status, c.report.Err = c.status, c.ending.cause()
 	if c.status == http.StatusOK {
 		c.report.Fragments, c.report.Bytes = c.answer.figures()
 	}
-	if at, isSet := c.firstText.get(); isSet {
+	if at, isSet := c.firstText.Get(); isSet {
 		c.report.FirstFragment = at
 	}
 	c.report.Duration = c.elapsed()
-	defer func() {
-		if v := recover(); v != nil {
-			x.handler.log(x.ctx, slog.LevelError, "OnChat panicked", x.attributes(failureOf(recovered("calling OnChat", v)))...)
-		}
-	}()
-	x.handler.onChat(context.WithoutCancel(x.ctx), *c.report)
+	x := c.exchange
+	if onChat := x.handler.onChat; onChat != nil {
+		x.callBack("OnChat panicked", func() { onChat(context.WithoutCancel(x.ctx), *c.report) })
+	}
 }
 
 const (
@@ -299,17 +468,21 @@ func (c *chat) awaitReading() {
 	}
 }
 
-func (c *chat) elapsed() time.Duration { return c.exchange.conn.elapsed() }
+func (c *chat) elapsed() time.Duration { return c.exchange.conn.Elapsed() }
 
 func (c *chat) fragment(text string) (more bool) {
 	if c.stopCalled.Load() { // cheaper than isClosed(c.stopped)
 		return false
 	}
-	if _, isSet := c.firstText.get(); !isSet && text != "" {
-		c.firstText.set(max(c.elapsed(), 1)) // 0 in a report means that there was none
+	if _, isSet := c.firstText.Get(); !isSet && text != "" {
+		c.firstText.Set(max(c.elapsed(), 1)) // 0 in a report means that there was none
 	}
 	return c.answer.fragment(text)
 }
+
+func (c *chat) beginResponse(header http.Header) { c.exchange.request.begin(header) }
+
+func (c *chat) streamFailed(failed *ending) { c.stop(failed) }
 
 func (c *chat) engineFailed(failure *ending) { c.stop(c.orTimedOut(failure)) }
 
@@ -317,7 +490,7 @@ func (c *chat) engineFailed(failure *ending) { c.stop(c.orTimedOut(failure)) }
 // ChatTimeout: an engine that watches that deadline fails at the same time as the handler's
 // timer fires.
 func (c *chat) orTimedOut(failure *ending) *ending {
-	if failure != nil && c.elapsed() >= c.timeoutAt() {
+	if c.elapsed() >= c.timeoutAt() {
 		return timedOutWith(failure)
 	}
 	return failure
@@ -327,7 +500,11 @@ func (c *chat) orTimedOut(failure *ending) *ending {
 // and before it calls the Logger. The slot is free once run has released the handler's.
 func (c *chat) engineReturned(failure *ending) {
 	c.slot.release()
-	if !c.stop(c.orTimedOut(failure)) && failure != nil && failure.stack != nil {
+	end := answerComplete
+	if failure != nil {
+		end = c.orTimedOut(failure)
+	}
+	if !c.stop(end) && failure != nil && failure.stack != nil {
 		c.exchange.handler.log(c.exchange.ctx, slog.LevelError, "the engine panicked after its answer had ended", c.exchange.attributes(failure)...)
 	}
 }
@@ -337,21 +514,22 @@ func (c *chat) engineReturned(failure *ending) {
 // A jsonResponse collects the fragments of an answer in chunks, which it sends when the
 // answer is complete.
 type jsonResponse struct {
-	chat *chat
+	chat   *chat
+	around func(context.Context) (before, after []byte, err error)
 
 	mu sync.Mutex
 
 	// Guarded by mu. After close, owned by the handler, except closed.
-	closed    bool // no more fragments are accepted
-	chunks    [][]byte
-	few       [1][]byte // holds chunks while there is only one
-	first     *batch    // the pooled buffer of the first chunk
-	full      int       // bytes of all chunks but the last
-	text      jsontext.Encoder
-	fragments int
+	closed     bool // no more fragments are accepted
+	chunks     [][]byte
+	few        [1][]byte // holds chunks while there is only one
+	first      *batch    // the pooled buffer of the first chunk
+	fullChunks int       // bytes of all chunks but the last
+	text       jsontext.Encoder
+	fragments  int
 }
 
-// maxJSONResponse bounds the memory of an answer that is not streamed.
+// maxJSONResponse bounds the memory of an answer that is not streamed: its text, escaped.
 const maxJSONResponse = 64 << 20
 
 var errAnswerTooLarge = errors.New("the engine's answer is too large for a JSON response")
@@ -359,12 +537,21 @@ var errAnswerTooLarge = errors.New("the engine's answer is too large for a JSON 
 const (
 	jsonStart = `{"content":"`
 	jsonEnd   = `"}`
-	// chunkText leaves room in a chunk for jsonEnd, and to complete a split character.
-	chunkText = maxChunk - 32
+	// chunkText leaves room in a chunk for what is around a short answer, and to complete a
+	// split character.
+	chunkText = connection.MaxChunk - 32
 )
 
-func newJSONResponse(c *chat) *jsonResponse {
-	j := &jsonResponse{chat: c, first: newBatch(jsonStart)}
+// aroundOwn is what the API's own JSON has around the text.
+func aroundOwn(context.Context) (before, after []byte, err error) { return ownBefore, ownAfter, nil }
+
+var ownBefore, ownAfter = []byte(jsonStart), []byte(jsonEnd)
+
+func newJSONResponse(c *chat, around func(context.Context) (before, after []byte, err error)) *jsonResponse {
+	if around == nil {
+		around = aroundOwn
+	}
+	j := &jsonResponse{chat: c, around: around, first: newBatch()}
 	j.chunks = append(j.few[:0], j.first.data)
 	return j
 }
@@ -379,7 +566,7 @@ func (j *jsonResponse) fragment(text string) (more bool) {
 	for {
 		last := &j.chunks[len(j.chunks)-1]
 		*last, text = j.text.Append(*last, text, chunkText)
-		if j.full+len(*last) > maxJSONResponse {
+		if j.fullChunks+len(*last) > maxJSONResponse {
 			j.closed = true
 			j.chat.stop(answerTooLarge)
 			return false
@@ -387,8 +574,8 @@ func (j *jsonResponse) fragment(text string) (more bool) {
 		if text == "" && len(*last) < chunkText {
 			return true
 		}
-		j.full += len(*last)
-		j.chunks = append(j.chunks, make([]byte, 0, maxChunk))
+		j.fullChunks += len(*last)
+		j.chunks = append(j.chunks, make([]byte, 0, connection.MaxChunk))
 	}
 }
 
@@ -400,24 +587,149 @@ func (j *jsonResponse) close() (committed bool) {
 }
 
 // complete sends the response. No chunk but the first is begun after ChatTimeout.
-func (j *jsonResponse) complete() *ending {
+func (j *jsonResponse) complete(ctx context.Context) *ending {
+	var before, after []byte
+	err := panics.Catch("formatting a JSON response", func() (err error) {
+		before, after, err = j.around(ctx)
+		return err
+	})
+	if err != nil {
+		return failureOf(err)
+	}
 	last := &j.chunks[len(j.chunks)-1]
-	*last = append(j.text.AppendHeld(*last), jsonEnd...)
-	failed := j.chat.exchange.send(http.StatusOK, j.full+len(*last), j.chunks, j.chat.timeoutAt())
-	j.first.data = j.chunks[0]
-	j.first.free(failed)
+	*last = j.text.AppendHeld(*last)
+	j.enclose(before, after)
+	x := j.chat.exchange
+	failed := x.send(http.StatusOK, nil, j.chunks, j.chat.timeoutAt())
+	if failed == nil { // otherwise, net/http may still read it on HTTP/2
+		j.first.data = j.chunks[0]
+		j.first.free()
+	}
 	return failed
+}
+
+// enclose puts the text between before and after, in the chunks of the text if they fit.
+func (j *jsonResponse) enclose(before, after []byte) {
+	if first := &j.chunks[0]; len(before)+len(*first) <= connection.MaxChunk {
+		*first = slices.Insert(*first, 0, before...)
+	} else {
+		j.chunks = slices.Insert(j.chunks, 0, before)
+	}
+	if last := &j.chunks[len(j.chunks)-1]; len(*last)+len(after) <= connection.MaxChunk {
+		*last = append(*last, after...)
+	} else {
+		j.chunks = append(j.chunks, after)
+	}
 }
 
 // sendError sends nothing: a response that is shorter than its Content-Length is an error
 // to every client.
-func (j *jsonResponse) sendError([]byte, time.Duration) (sent bool) { return false }
+func (j *jsonResponse) sendError(*Failure, time.Duration) (sent bool) { return false }
 
 func (j *jsonResponse) drop() { j.chunks, j.few, j.first = nil, [1][]byte{}, nil }
 
 func (j *jsonResponse) figures() (fragments int, bytes int64) { return j.fragments, j.text.Written() }
 
-// The request body and its rules.
+// The request body.
+
+// decodeChat is POST /v1/chat.
+func (x *exchange) decodeChat() (Response, error) {
+	text, end := x.readBody()
+	if end != nil {
+		return nil, endingError{end}
+	}
+	body, problems := bodies.Read(text)
+	if len(problems) > 0 {
+		return nil, rejectedBody(problems)
+	}
+	chat := &Chat{BotUID: body.BotUID, BotSlug: body.BotSlug}
+	chat.Request = ChatRequest{Messages: body.Messages, UserID: body.UserID, Stream: body.Stream}
+	if body.Unknown.Any() {
+		chat.Extra = body.Unknown.Extra
+	}
+	return chat, nil
+}
+
+var bodies = chatbody.New(func(role, content string) ChatMessage { return ChatMessage{Role(role), content} })
+
+func rejectedBody(problems []chatbody.Problem) error {
+	err := HTTPValidationError{make([]ValidationError, len(problems))}
+	for i, problem := range problems {
+		err.Detail[i] = ValidationError(problem)
+	}
+	return err
+}
+
+// HTTPValidationError is a 422 with a list of problems. An engine may yield one
+// before its first fragment, for instance for a field of Extra. In a stream that has
+// begun, the error event has the status 422, but not the list. Both HTTPValidationError and
+// *HTTPValidationError will do.
+type HTTPValidationError struct {
+	Detail []ValidationError `json:"detail"`
+}
+
+func (e HTTPValidationError) Error() string {
+	if len(e.Detail) == 0 {
+		return "invalid request"
+	}
+	first := e.Detail[0]
+	return fmt.Sprintf("invalid request: %v: %s (%d in all)", first.Loc, first.Msg, len(e.Detail))
+}
+
+// As matches an HTTPValidationError and an *HTTPValidationError.
+func (e HTTPValidationError) As(target any) bool { return setEither(e, target) }
+
+// ValidationError is one problem of a request.
+type ValidationError struct {
+	Loc  []any  `json:"loc"` // strings and ints: "body", then field names and indexes
+	Msg  string `json:"msg"`
+	Type string `json:"type"`
+}
+
+// body returns the JSON of a 422, with [] for a nil Detail or Loc. It panics if a Loc has
+// no JSON form.
+func (e HTTPValidationError) body() []byte {
+	detail := make([]ValidationError, len(e.Detail)) // a copy: the application's is not changed
+	for i, problem := range e.Detail {
+		if problem.Loc == nil {
+			problem.Loc = []any{}
+		}
+		detail[i] = problem
+	}
+	body, err := json.Marshal(HTTPValidationError{detail})
+	if err != nil {
+		panic(fmt.Errorf("encoding a validation error: %w", err))
+	}
+	return body
+}
+
+// firstProblem says it in one line, for what has no room for a list.
+func (e HTTPValidationError) firstProblem() string {
+	if len(e.Detail) == 0 {
+		return http.StatusText(http.StatusUnprocessableEntity)
+	}
+	first := e.Detail[0]
+	path := make([]string, len(first.Loc))
+	for i, step := range first.Loc {
+		path[i] = fmt.Sprint(step)
+	}
+	return strings.TrimPrefix(strings.Join(path, ".")+": "+first.Msg, ": ")
+}
+
+// ReadBody reads the body of a request that a [Route] serves, to its end: so a client that
+// disconnects later is noticed. Its memory is that of the bytes that have arrived. An error,
+// returned by Serve wrapped or not, decides the response: a 413, 408 or 400.
+func ReadBody(r *http.Request) (string, error) {
+	x := RequestFrom(r.Context()).exchange
+	if x == nil {
+		return "", errors.New("botapi: ReadBody: the request is not one that a Route serves")
+	}
+	text, end := x.readBody()
+	if end != nil {
+		return "", endingError{end}
+	}
+	return text, nil
+}
 
 // readBody reads the body to its end: only then does net/http notice that a client has
 // disconnected. Content-Length is not trusted: a body takes memory for what has arrived.
@@ -433,16 +745,44 @@ func (x *exchange) readBody() (string, *ending) {
 	case err == readtext.ErrTooLong:
 		return "", rejected(errBodyTooLarge)
 	case err != nil:
-		return "", bodyError(err)
+		return "", x.bodyError(err)
 	}
 	return text, nil
 }
 
+// A boundedBody is the body of a request as a Route reads it by itself.
+type boundedBody struct {
+	exchange *exchange
+	left     int64 // of MaxBodyBytes
+}
+
+func (b *boundedBody) Read(p []byte) (n int, err error) {
+	if b.exchange.r.Body == nil {
+		return 0, io.EOF
+	}
+	n, err = b.exchange.body.Read(p[:min(int64(len(p)), b.left+1)])
+	b.left -= int64(n)
+	switch {
+	case b.left < 0:
+		return n - 1, endingError{rejected(errBodyTooLarge)}
+	case err != nil && err != io.EOF:
+		return n, endingError{b.exchange.bodyError(err)}
+	}
+	return n, err
+}
+
+// Close does nothing: the handler ends the body.
+func (b *boundedBody) Close() error { return nil }
+
 // bodyError returns the ending for a body that could not be read. The log gets the kind of
-// the error, not its text: net/http's may quote what the client sent.
-func bodyError(err error) *ending {
-	if _, panicked := errors.AsType[*panicError](err); panicked {
+// the error, not its text: net/http's may quote what the client sent. A client that has
+// stopped in the middle is not logged.
+func (x *exchange) bodyError(err error) *ending {
+	if _, panicked := errors.AsType[*panics.Error](err); panicked {
 		return failureOf(err)
+	}
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return rejected(errBodyUnreadable)
 	}
 	response, kind := errBodyUnreadable, fmt.Sprintf("%T", err)
 	limit, tooLarge := errors.AsType[*http.MaxBytesError](err)
@@ -452,14 +792,14 @@ func bodyError(err error) *ending {
 		response, kind = errBodyTooLarge, limit.Error()
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		response, kind = errBodyTooSlow, os.ErrDeadlineExceeded.Error()
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		kind = io.ErrUnexpectedEOF.Error()
 	case badTrailer:
 		kind = "malformed trailer"
 	}
 	response.Err = errors.New("reading the request body: " + kind)
-	mayBeSymptom := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
-	return &ending{kind: kindRejected, response: response, text: response.Error(), mayBeSymptom: mayBeSymptom}
+	end := failureOf(response)
+	end.mayBeSymptom = errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) ||
+		response.Status == errBodyUnreadable.Status && x.cancellation() != nil
+	return end
 }
 
 // A requestBody is the body of a request, and how far it has been read.
@@ -477,7 +817,7 @@ func (b *requestBody) Read(p []byte) (n int, err error) {
 			if v != any(http.ErrAbortHandler) {
 				v = fmt.Sprintf("%T", v)
 			}
-			err = recovered("reading the request body", v)
+			err = panics.Recovered("reading the request body", v)
 		}
 		b.err = err
 	}()
@@ -495,361 +835,23 @@ const (
 	discardTime  = 5 * time.Second
 )
 
-// discardBody reads what the client of a rejected request is still sending, within
+// discardBody reads what the client is still sending of a body that nobody reads, within
 // bounds. Many clients read nothing before they have sent everything, and a connection
 // that is closed with unread bytes is reset: the response would be lost. The bound on
 // time is a read deadline, which net/http clears at the end of the body.
 func (x *exchange) discardBody() {
 	awaitsContinue := !x.body.started && x.r.ProtoAtLeast(1, 1) && x.r.Header.Get("Expect") != ""
 	if x.body.remains() && x.body.err == nil && !awaitsContinue {
-		x.conn.setReadDeadline(time.Now().Add(discardTime))
+		x.conn.SetReadDeadline(time.Now().Add(discardTime))
 		_, _ = io.CopyN(io.Discard, &x.body, discardBytes)
 	}
 	x.endBody()
 }
 
-// endBody keeps net/http from reading more of the body, for which it would wait, and has
-// it close the connection after the response.
+// endBody keeps net/http from waiting for what is left of the body.
 func (x *exchange) endBody() {
 	if x.body.remains() {
 		x.body.err = io.EOF
-		x.conn.setReadDeadline(longAgo)
-		_ = guard(func() error { responsewriter.CloseAfterResponse(x.conn.w); return nil })
+		x.conn.EndReading()
 	}
-}
-
-// A chatBody is a request body that has passed every rule. It is allocated apart from the
-// chat, since an engine may keep the request.
-type chatBody struct {
-	botUID, botSlug string // at least one of them
-	request         ChatRequest
-	unknown         unknownFields
-}
-
-// decodeChat reads a body as the reference service does, which is built with FastAPI 0.92
-// and pydantic 1.10. The error is an HTTPValidationError that lists every problem.
-//
-// Strings share the memory of the body where they can: the body stays in memory as long
-// as any of them.
-func decodeChat(body string) (*chatBody, error) {
-	if body == "" {
-		return nil, HTTPValidationError{problems{}.add(errMissing, "body")}
-	}
-	d := decoders.Get().(*decoder)
-	defer d.free()
-	d.parser = jsonscan.New(body, 0)
-	d.decode()
-	if err := d.parser.Err(); err != nil {
-		return nil, HTTPValidationError{[]ValidationError{{[]any{"body", err.Offset}, err.Text, "value_error.jsondecode"}}}
-	}
-	if found := d.check(); len(found) > 0 {
-		return nil, HTTPValidationError{found}
-	}
-	return d.result(body), nil
-}
-
-// The fields, in the order in which their problems are listed.
-const (
-	fieldBotUID = iota
-	fieldBotSlug
-	fieldPrompt
-	fieldMessages
-	fieldStream
-	fieldUserID
-	bodyFields
-)
-
-const (
-	fieldRole = iota
-	fieldContent
-	messageFields
-)
-
-// A field is one that the API defines, with the rules for its value. The first rule that
-// fails is the problem that is listed.
-type field struct {
-	name  string
-	rules []validation.Rule
-}
-
-// The rules of a body: this table, and nothing else, says when a chat request is a 422.
-// Codes and messages are the API's types and texts.
-var (
-	bodyRules = [bodyFields]field{
-		fieldBotUID:   {"bot_uid", []validation.Rule{isNameOrNull}},
-		fieldBotSlug:  {"bot_slug", []validation.Rule{isNameOrNull}},
-		fieldPrompt:   {"prompt", []validation.Rule{isTextOrNull}},
-		fieldMessages: {"messages", []validation.Rule{isListOrNull}},
-		fieldStream:   {"stream", []validation.Rule{isPresent, isNotNull, isBoolean}},
-		fieldUserID:   {"user_id", []validation.Rule{isNameOrNull}},
-	}
-	messageRules = [messageFields]field{
-		fieldRole:    {"role", []validation.Rule{isPresent, isNotNull, isRole}},
-		fieldContent: {"content", []validation.Rule{isPresent, isNotNull, isText}},
-	}
-	elementRules = []validation.Rule{isNotNull, isObject}
-	wholeRules   = []validation.Rule{namesABot, saysSomething}
-)
-
-// The rules for a *jsonscan.Value.
-var (
-	isPresent    = rule(errMissing, func(v *jsonscan.Value) bool { return v.Kind != jsonscan.Absent })
-	isNotNull    = rule(errNull, func(v *jsonscan.Value) bool { return v.Kind != jsonscan.Null })
-	isBoolean    = ruleOfKinds(errNotBoolean, jsonscan.Boolean)
-	isText       = ruleOfKinds(errNotText, jsonscan.Text)
-	isTextOrNull = ruleOfKinds(errNotText, jsonscan.Absent, jsonscan.Null, jsonscan.Text)
-	isNameOrNull = ruleOfKinds(errNotText, jsonscan.Absent, jsonscan.Null, jsonscan.Text, jsonscan.Integer)
-	isListOrNull = ruleOfKinds(errNotList, jsonscan.Absent, jsonscan.Null, jsonscan.List)
-	isObject     = ruleOfKinds(errNotObject, jsonscan.Object)
-	isRole       = rule(errNotRole, func(v *jsonscan.Value) bool {
-		return v.Kind == jsonscan.Text && slices.Contains(roles[:], Role(v.Text))
-	})
-)
-
-func ruleOfKinds(problem validation.Error, kinds ...jsonscan.Kind) validation.Rule {
-	return rule(problem, func(v *jsonscan.Value) bool { return slices.Contains(kinds, v.Kind) })
-}
-
-var roles = [...]Role{RoleSystem, RoleUser, RoleAssistant}
-
-// The rules for a *decoder, whose fields have been checked.
-var (
-	namesABot     = rule(errNoBot, func(d *decoder) bool { return d.isSet(fieldBotUID) || d.isSet(fieldBotSlug) })
-	saysSomething = rule(errNoInput, func(d *decoder) bool { return d.isSet(fieldPrompt) || d.isSet(fieldMessages) })
-)
-
-var (
-	errMissing    = validation.NewError("value_error.missing", "field required")
-	errNull       = validation.NewError("type_error.none.not_allowed", "none is not an allowed value")
-	errNotBoolean = validation.NewError("type_error.bool", "value could not be parsed to a boolean")
-	errNotText    = validation.NewError("type_error.str", "str type expected")
-	errNotList    = validation.NewError("type_error.list", "value is not a valid list")
-	errNotObject  = validation.NewError("type_error.dict", "value is not a valid dict")
-	errNotRole    = validation.NewError("type_error.enum", "value is not a valid enumeration member; permitted: 'system', 'user', 'assistant'")
-	errNoBot      = validation.NewError("value_error", `Either "bot_uid" or "bot_slug" is required`)
-	errNoInput    = validation.NewError("value_error", `Either "prompt" or "messages" is required`)
-)
-
-func rule[T any](problem validation.Error, holds func(*T) bool) validation.Rule {
-	return validation.By(func(v any) error {
-		if holds(v.(*T)) {
-			return nil
-		}
-		return problem
-	})
-}
-
-func firstProblem(rules []validation.Rule, v any) error {
-	for _, rule := range rules {
-		if err := rule.Validate(v); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-type problems []ValidationError
-
-// maxProblems bounds the list: a small body must not cause a huge response.
-const maxProblems = 100
-
-func (p problems) add(err error, loc ...any) problems {
-	problem := err.(validation.Error)
-	return append(p, ValidationError{Loc: loc, Msg: problem.Message(), Type: problem.Code()})
-}
-
-// A decoder reads all of a body, the last of a repeated field replacing the earlier ones.
-// Then it applies the rules.
-type decoder struct {
-	parser   jsonscan.Parser
-	document jsonscan.Value
-	fields   [bodyFields]jsonscan.Value
-	messages []ChatMessage // those without problems
-	problems problems      // of messages
-	unknown  unknownFields
-	failed   [bodyFields]bool // did not pass its own rules
-
-	// The message that is being read.
-	element jsonscan.Value
-	message [messageFields]jsonscan.Value
-}
-
-// Decoders are pooled: the rules get pointers into them, so they cannot be on the stack.
-var decoders = sync.Pool{New: func() any { return new(decoder) }}
-
-func (d *decoder) free() {
-	*d = decoder{}
-	decoders.Put(d)
-}
-
-func (d *decoder) decode() {
-	p := &d.parser
-	p.Begin()
-	if p.Peek() == '{' {
-		d.document.Kind = jsonscan.Object
-		d.decodeBody()
-	} else {
-		d.document = p.Value()
-	}
-	p.End()
-}
-
-func (d *decoder) decodeBody() {
-	p := &d.parser
-	p.Enter()
-	for first := true; p.Next('}', first); first = false {
-		beforeName := p.Offset()
-		known := fieldNamed(bodyRules[:], p.Name())
-		switch {
-		case known == fieldMessages && p.Peek() == '[':
-			d.fields[fieldMessages] = jsonscan.Value{Kind: jsonscan.List}
-			d.decodeMessages()
-		case known >= 0:
-			d.fields[known] = p.Value()
-		default:
-			if d.unknown.end == 0 {
-				d.unknown.start = beforeName
-			}
-			value := p.Offset()
-			p.Value()
-			d.unknown.end = p.Offset()
-			d.unknown.size += p.Offset() - value
-		}
-	}
-}
-
-func (d *decoder) decodeMessages() {
-	p := &d.parser
-	d.messages, d.problems = nil, nil
-	p.Enter()
-	for i := 0; p.Next(']', i == 0); i++ {
-		d.decodeMessage(i)
-	}
-}
-
-// decodeMessage leaves nothing of a bad message but its problems, so that a list of them
-// costs no memory.
-func (d *decoder) decodeMessage(i int) {
-	d.readMessage()
-	if len(d.problems) >= maxProblems {
-		return
-	}
-	before := len(d.problems)
-	if err := firstProblem(elementRules, &d.element); err != nil {
-		d.problems = d.problems.add(err, "body", "messages", i)
-		return
-	}
-	for f := range messageRules {
-		if err := firstProblem(messageRules[f].rules, &d.message[f]); err != nil {
-			d.problems = d.problems.add(err, "body", "messages", i, messageRules[f].name)
-		}
-	}
-	if len(d.problems) > before {
-		return
-	}
-	if len(d.messages) == cap(d.messages) { // append would make more room than the body can fill
-		room := d.parser.Rest() / len(`{"role":"user","content":""},`)
-		d.messages = slices.Grow(d.messages, 1+min(max(len(d.messages), 3), room))
-	}
-	d.messages = append(d.messages, ChatMessage{Role(d.message[fieldRole].Text), d.message[fieldContent].Text})
-}
-
-func (d *decoder) readMessage() {
-	p := &d.parser
-	if p.Peek() != '{' {
-		d.element = p.Value()
-		return
-	}
-	d.element = jsonscan.Value{Kind: jsonscan.Object}
-	d.message = [messageFields]jsonscan.Value{}
-	p.Enter()
-	for first := true; p.Next('}', first); first = false {
-		known := fieldNamed(messageRules[:], p.Name())
-		v := p.Value()
-		if known >= 0 {
-			d.message[known] = v
-		}
-	}
-}
-
-// fieldNamed returns the index of the field with exactly this name, or -1.
-func fieldNamed(fields []field, name string) int {
-	return slices.IndexFunc(fields, func(f field) bool { return f.name == name })
-}
-
-func (d *decoder) check() problems {
-	var found problems
-	switch d.document.Kind {
-	case jsonscan.Object:
-	case jsonscan.Null:
-		return found.add(errMissing, "body")
-	default:
-		return found.add(errNotObject, "body")
-	}
-	for f := range bodyRules {
-		if err := firstProblem(bodyRules[f].rules, &d.fields[f]); err != nil {
-			found = found.add(err, "body", bodyRules[f].name)
-			d.failed[f] = true
-		}
-		if f == fieldMessages && d.fields[f].Kind == jsonscan.List && len(d.problems) > 0 {
-			found = append(found, d.problems...)
-			d.failed[f] = true
-		}
-	}
-	for _, rule := range wholeRules {
-		if err := rule.Validate(d); err != nil {
-			found = found.add(err, "body", "__root__")
-		}
-	}
-	return found[:min(len(found), maxProblems)]
-}
-
-// isSet reports whether a field has passed its rules, and is neither null nor empty.
-func (d *decoder) isSet(f int) bool {
-	v := &d.fields[f]
-	return !d.failed[f] && (v.Text != "" || v.Kind == jsonscan.List && len(d.messages) > 0)
-}
-
-func (d *decoder) result(body string) *chatBody {
-	b := &chatBody{botUID: d.fields[fieldBotUID].Text, botSlug: d.fields[fieldBotSlug].Text, unknown: d.unknown}
-	b.unknown.body = body
-	b.request.UserID = d.fields[fieldUserID].Text
-	b.request.Stream = d.fields[fieldStream].Text == "true"
-	if d.isSet(fieldMessages) {
-		b.request.Messages = d.messages
-	}
-	if d.isSet(fieldPrompt) {
-		b.request.Messages = append(b.request.Messages, ChatMessage{RoleUser, d.fields[fieldPrompt].Text})
-	}
-	return b
-}
-
-// unknownFields are the fields of a body that the API does not define. Only their place is
-// kept: a small body may have very many.
-type unknownFields struct {
-	body       string
-	size       int // of all their values
-	start, end int // of the first and of the last in the body, with other fields between them; end is 0 if there are none
-}
-
-// extra reads the fields again, which are known to be JSON. Their values are copied, all
-// together: an engine may change them, and keeping them must not retain the body.
-func (u *unknownFields) extra() map[string]json.RawMessage {
-	if u.end == 0 {
-		return nil
-	}
-	values := make([]byte, 0, u.size)
-	extra := make(map[string]json.RawMessage)
-	p := jsonscan.New(u.body[:u.end], u.start)
-	for first := true; p.Rest() > 0 && p.Next('}', first); first = false {
-		name := p.Name()
-		start := p.Offset()
-		p.Value()
-		if fieldNamed(bodyRules[:], name) < 0 {
-			kept := len(values)
-			values = append(values, p.Since(start)...)
-			extra[strings.Clone(name)] = values[kept:len(values):len(values)]
-		}
-	}
-	return extra
 }

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/matryer/is"
+
+	"example.com/botapi/internal/connection"
 )
 
 // A bot is looked up by exactly the names in the request. If there are two, both must
@@ -68,15 +70,15 @@ func TestChatFindsItsBot(t *testing.T) {
 // character between fragments makes no difference. yield never panics.
 func TestJSONResponseTooLarge(t *testing.T) {
 	t.Parallel()
-	most := strings.Repeat("x", maxJSONResponse-len(jsonStart))
+	most := strings.Repeat("x", maxJSONResponse)
 	for name, c := range map[string]struct {
 		first string
 		rest  []string
 		fits  bool
 	}{
 		"one fragment":                 {most + "x", nil, false},
-		"escaped":                      {strings.Repeat("\x00", maxJSONResponse/6), nil, false},
-		"escaped, and fits":            {strings.Repeat("\x00", maxJSONResponse/6-3), nil, true},
+		"escaped":                      {strings.Repeat("\x00", maxJSONResponse/6+1), nil, false},
+		"escaped, and fits":            {strings.Repeat("\x00", maxJSONResponse/6), nil, true},
 		"a character":                  {most[1:], []string{"é"}, false},
 		"a character that fits":        {most[2:], []string{"é"}, true},
 		"a character and a byte":       {most[2:], []string{"é", "x"}, false},
@@ -156,7 +158,7 @@ func TestJSONResponseCostsItsText(t *testing.T) {
 // An answer of any length is complete, in however many chunks it is written.
 func TestJSONResponseOfAnyLength(t *testing.T) {
 	is := is.New(t)
-	for _, size := range []int{maxChunk - 1, maxChunk, maxChunk + 1, maxChunk + 2, 2*maxChunk + 1} {
+	for _, size := range []int{connection.MaxChunk - 1, connection.MaxChunk, connection.MaxChunk + 1, connection.MaxChunk + 2, 2*connection.MaxChunk + 1} {
 		text := strings.Repeat("x", size-len(jsonStart+jsonEnd))
 		got := playOn(t, httptest.NewRecorder(), false, fragmentsOf(text))
 		is.Equal(got.body, jsonStart+text+jsonEnd)
@@ -194,11 +196,11 @@ func TestChatTimeoutLeavesTheFirstChunk(t *testing.T) {
 func TestChatTimeoutAbortsAJSONResponseImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		text := strings.Repeat("x", 2*maxChunk)
+		text := strings.Repeat("x", 2*connection.MaxChunk)
 		start := time.Now()
 		got := playOn(t, faulty("Write", 0, takes(2*time.Second)), false, fragmentsOf(text), func(o *Options) { o.ChatTimeout = time.Second })
 		is.Equal(got.err, http.ErrAbortHandler)
-		is.Equal(len(got.body), chunkText)
+		is.Equal(len(got.body), len(jsonStart)+chunkText)
 		is.Equal(time.Since(start), 2*time.Second)
 	})
 }

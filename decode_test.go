@@ -24,6 +24,7 @@ import (
 
 	"github.com/matryer/is"
 
+	"example.com/botapi/internal/chatbody"
 	"example.com/botapi/internal/jsonscan"
 )
 
@@ -233,17 +234,17 @@ func nested(levels int) string {
 
 func compareWithSlowReading(t *testing.T, body string) {
 	t.Helper()
-	got, err := decodeChat(body)
+	got, err := decodeBody(body)
 	want, extra, problems := readSlowly(body)
 	if len(problems) == 0 {
 		if err != nil {
 			t.Fatalf("rejected: %v\n%q", err, body)
 		}
-		if read := got.unknown.extra(); !reflect.DeepEqual(read, extra) {
+		if read := got.Unknown.Extra(); !reflect.DeepEqual(read, extra) {
 			t.Fatalf("%q\nhas the unknown fields %q\nand, read slowly,      %q", body, read, extra)
 		}
-		if got.unknown = (unknownFields{}); !reflect.DeepEqual(*got, want) {
-			t.Fatalf("%q\nreads as      %#v\nand slowly as %#v", body, *got, want)
+		if got.Unknown = (chatbody.UnknownFields{}); !reflect.DeepEqual(got, want) {
+			t.Fatalf("%q\nreads as      %#v\nand slowly as %#v", body, got, want)
 		}
 		return
 	}
@@ -259,8 +260,16 @@ func compareWithSlowReading(t *testing.T, body string) {
 	}
 }
 
+func decodeBody(body string) (chatbody.Body[ChatMessage], error) {
+	read, problems := bodies.Read(body)
+	if len(problems) > 0 {
+		return read, rejectedBody(problems)
+	}
+	return read, nil
+}
+
 // readSlowly reads a body step by step, as the API is described.
-func readSlowly(body string) (read chatBody, extra map[string]json.RawMessage, problems []ValidationError) {
+func readSlowly(body string) (read chatbody.Body[ChatMessage], extra map[string]json.RawMessage, problems []ValidationError) {
 	problem := func(msg, code string, loc ...any) {
 		problems = append(problems, ValidationError{append([]any{"body"}, loc...), msg, code})
 	}
@@ -297,19 +306,19 @@ func readSlowly(body string) (read chatBody, extra map[string]json.RawMessage, p
 		problem("str type expected", "type_error.str", name)
 		return ""
 	}
-	read.botUID = text("bot_uid", true)
-	read.botSlug = text("bot_slug", true)
+	read.BotUID = text("bot_uid", true)
+	read.BotSlug = text("bot_slug", true)
 	prompt := text("prompt", false)
 	switch raw := string(fields["messages"]); {
 	case raw == "" || raw == "null":
 	case raw[0] == '[':
-		read.request.Messages = messagesSlowly(raw, problem)
+		read.Messages = messagesSlowly(raw, problem)
 	default:
 		problem("value is not a valid list", "type_error.list", "messages")
 	}
 	switch raw := string(fields["stream"]); raw {
 	case "true", "false":
-		read.request.Stream = raw == "true"
+		read.Stream = raw == "true"
 	case "":
 		problem("field required", "value_error.missing", "stream")
 	case "null":
@@ -317,16 +326,16 @@ func readSlowly(body string) (read chatBody, extra map[string]json.RawMessage, p
 	default:
 		problem("value could not be parsed to a boolean", "type_error.bool", "stream")
 	}
-	read.request.UserID = text("user_id", true)
-	if read.botUID == "" && read.botSlug == "" {
+	read.UserID = text("user_id", true)
+	if read.BotUID == "" && read.BotSlug == "" {
 		problem(`Either "bot_uid" or "bot_slug" is required`, "value_error", "__root__")
 	}
-	if prompt == "" && len(read.request.Messages) == 0 {
+	if prompt == "" && len(read.Messages) == 0 {
 		problem(`Either "prompt" or "messages" is required`, "value_error", "__root__")
 	}
 
 	if prompt != "" {
-		read.request.Messages = append(read.request.Messages, ChatMessage{RoleUser, prompt})
+		read.Messages = append(read.Messages, ChatMessage{RoleUser, prompt})
 	}
 	for _, known := range []string{"bot_uid", "bot_slug", "prompt", "messages", "stream", "user_id"} {
 		delete(fields, known)

@@ -8,13 +8,16 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"net/http"
 	"os"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
+
+	"example.com/botapi/internal/instant"
+	"example.com/botapi/internal/panics"
 )
 
 // ChatEngine answers chats: a model runtime, or code that calls one. The application
@@ -216,6 +219,31 @@ type ChatReport struct {
 	Err error
 }
 
+// A RequestReport is the report of one request, for counting and for logs.
+type RequestReport struct {
+	RequestID string
+	// Account is what the KeyVerifier returned, even together with an error.
+	Account string
+	Method  string
+	// Route is the pattern of the route, such as "POST /v1/chat"; for a method that is not
+	// allowed, that of the path's first route; "" for an unknown path.
+	Route string
+	// Bot is that of a chat, once the store has returned it.
+	Bot Bot
+	// Status is that of the response; 0 if none was sent.
+	Status int
+	// Bytes is the length of the body that was handed to the connection, for a response that
+	// is no chat's answer.
+	Bytes int64
+	// Duration is the time from the request's start until everything was sent.
+	Duration time.Duration
+	// Chat is what OnChat got; nil if no engine was called.
+	Chat *ChatReport
+	// Err is why the request was rejected, or has failed: the error of the application as it
+	// was returned, or one of this package. It is nil if the response says no error.
+	Err error
+}
+
 // Why an answer is incomplete, where only the handler can know: for errors.Is with
 // ChatReport.Err and, in an engine, with the context.Cause of its context. An engine's
 // own timeout or cancellation is none of them, unless it comes at or after the deadline
@@ -264,6 +292,7 @@ type engineCall struct {
 	// Set before run.
 	engine          ChatEngine
 	request         *ChatRequest
+	answer          func(context.Context) iter.Seq2[string, error] // in place of the engine, if not nil
 	listener        listener
 	detached        detachedContext
 	ctx             context.Context // the engine's, derived from detached
@@ -272,7 +301,7 @@ type engineCall struct {
 	returned        chan struct{} // closed when the engine has returned and the listener knows it
 
 	// Safe for concurrent use.
-	silentSince instant // since when the engine has been silent; not set while yield runs, or without a StallTimeout
+	silentSince instant.Instant // since when the engine has been silent; not set while yield runs, or without a StallTimeout
 }
 
 // A listener learns what an engine does. All of its methods are safe for concurrent use:
@@ -292,20 +321,6 @@ type listener interface {
 	// engineReturned is called once, by the engine's goroutine. failure is a panic,
 	// runtime.Goexit or a nil iterator, or nil if the iterator has returned.
 	engineReturned(failure *ending)
-}
-
-// An instant is an optional time, counted from the start of a request. It is safe
-// for concurrent use. The zero value is not set.
-type instant struct {
-	plusOne atomic.Int64 // the time plus a nanosecond; 0 if it is not set
-}
-
-func (i *instant) set(at time.Duration) { i.plusOne.Store(int64(at) + 1) }
-func (i *instant) clear()               { i.plusOne.Store(0) }
-
-func (i *instant) get() (at time.Duration, isSet bool) {
-	plusOne := i.plusOne.Load()
-	return time.Duration(plusOne - 1), plusOne != 0
 }
 
 // A detachedContext has the values of the request's context and a deadline, but is never
@@ -343,11 +358,11 @@ var engineExited = failureOf(errEngineExited)
 func (call *engineCall) iterate() (failure *ending) {
 	defer func() {
 		if v := recover(); v != nil {
-			failure = failureOf(recovered("running the engine", v))
+			failure = failureOf(panics.Recovered("running the engine", v))
 		}
 	}()
 	call.startSilence()
-	fragments := call.engine.Chat(call.ctx, call.request)
+	fragments := call.fragments()
 	if fragments == nil {
 		return failureOf(errNilIterator)
 	}
@@ -355,8 +370,15 @@ func (call *engineCall) iterate() (failure *ending) {
 	return nil
 }
 
+func (call *engineCall) fragments() iter.Seq2[string, error] {
+	if call.answer != nil {
+		return call.answer(call.ctx)
+	}
+	return call.engine.Chat(call.ctx, call.request)
+}
+
 func (call *engineCall) yield(text string, err error) (more bool) {
-	call.silentSince.clear()
+	call.silentSince.Clear()
 	if err != nil {
 		call.listener.engineFailed(failureOf(err))
 		return false
@@ -368,83 +390,215 @@ func (call *engineCall) yield(text string, err error) (more bool) {
 
 func (call *engineCall) startSilence() {
 	if call.hasStallTimeout {
-		call.silentSince.set(call.listener.elapsed())
+		call.silentSince.Set(call.listener.elapsed())
 	}
 }
 
 func (call *engineCall) silentFor() time.Duration {
-	if since, isSet := call.silentSince.get(); isSet {
+	if since, isSet := call.silentSince.Get(); isSet {
 		return call.listener.elapsed() - since
 	}
 	return 0
+}
+
+// The limits that reject a chat: for errors.Is with Limit.Err, Failure.Err and
+// RequestReport.Err. Each is a StatusError.
+var (
+	// ErrTooManyChats is MaxConcurrentChats: a 503.
+	ErrTooManyChats error = StatusError{Status: http.StatusServiceUnavailable, Detail: "Too many chats in progress", RetryAfter: time.Second}
+	// ErrTooManyAccountChats is MaxChatsPerAccount: a 429.
+	ErrTooManyAccountChats error = StatusError{Status: http.StatusTooManyRequests, Detail: "Too many chats in progress for this key", RetryAfter: time.Second}
+)
+
+// A Limit is one that a chat has reached, for Options.OnLimit.
+type Limit struct {
+	Err     error // ErrTooManyChats or ErrTooManyAccountChats; if both are reached, the first
+	Account string
+	Bot     Bot
+	Waiting int // how many chats wait for room
+
+	request *ChatRequest
+	extra   func() map[string]json.RawMessage
+}
+
+// Request returns the request of the chat, with its Extra, which may be many times as large
+// as its part of the body. It must not be changed. Each call reads Extra again.
+func (l Limit) Request() *ChatRequest {
+	request := *l.request
+	if l.extra != nil {
+		request.Extra = l.extra()
+	}
+	return &request
 }
 
 // slots counts the chats in progress, under one lock: a chat that its account's limit
 // rejects must not take the last of all slots from another chat for a moment.
 type slots struct {
 	perAccount int64 // 0 or less: no limit
+	maxWaiting int64
 
-	mu    sync.Mutex
-	total *semaphore.Weighted
-	inUse map[string]int64 // by account, if there is a limit; an account without chats in progress has no entry
+	mu      sync.Mutex
+	total   *semaphore.Weighted
+	inUse   map[string]int64 // by account, if there is a limit; an account without chats in progress has no entry
+	waiting []*waiter        // in the order in which they came; none of them has room
 }
 
-func newSlots(total, perAccount int64) *slots {
+// A waiter is a chat that waits for room.
+type waiter struct {
+	account string
+	granted chan *Slot // has room for one
+}
+
+func newSlots(total, perAccount, maxWaiting int64) *slots {
 	if total <= 0 {
 		total = math.MaxInt64
 	}
-	return &slots{perAccount: perAccount, total: semaphore.NewWeighted(total), inUse: make(map[string]int64)}
+	return &slots{perAccount: perAccount, maxWaiting: maxWaiting, total: semaphore.NewWeighted(total), inUse: make(map[string]int64)}
 }
 
-// take rejects the chat if a limit was reached: if both are, by the one for all chats.
-func (s *slots) take(account string) *ending {
+// take returns a slot for a chat, or the limit that was reached.
+func (s *slots) take(account string) (*Slot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.takeLocked(account)
+}
+
+func (s *slots) takeLocked(account string) (*Slot, error) {
 	switch {
 	case !s.total.TryAcquire(1):
-		return rejected(errTooManyChats)
+		return nil, ErrTooManyChats
 	case s.perAccount <= 0:
 	case s.inUse[account] >= s.perAccount:
 		s.total.Release(1)
-		return rejected(errTooManyAccountChats)
+		return nil, ErrTooManyAccountChats
 	default:
 		s.inUse[account]++
 	}
-	return nil
+	return &Slot{slots: s, account: account, users: chatUsers}, nil
 }
 
-func (s *slots) release(account string) {
+// waitFor waits for a slot: at most maxWait, and while done is not closed. limit is what
+// rejects the chat otherwise.
+func (s *slots) waitFor(account string, limit error, maxWait time.Duration, done <-chan struct{}) (*Slot, error) {
+	w, slot := s.enqueue(account)
+	if w == nil {
+		return slot, limitUnless(slot, limit)
+	}
+	timeout := time.NewTimer(maxWait)
+	defer timeout.Stop()
+	select {
+	case slot = <-w.granted:
+	case <-timeout.C:
+		slot = s.leave(w)
+	case <-done:
+		slot = s.leave(w)
+	}
+	return slot, limitUnless(slot, limit)
+}
+
+func limitUnless(slot *Slot, limit error) error {
+	if slot != nil {
+		return nil
+	}
+	return limit
+}
+
+// enqueue returns a waiter, or a slot if there is room after all, or neither if as many wait
+// as may.
+func (s *slots) enqueue(account string) (*waiter, *Slot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.total.Release(1)
-	if s.perAccount <= 0 {
-		return
+	slot, limit := s.takeLocked(account)
+	if limit == nil {
+		return nil, slot
 	}
-	if s.inUse[account]--; s.inUse[account] == 0 {
-		delete(s.inUse, account)
+	own := int64(0)
+	for _, w := range s.waiting {
+		if w.account == account {
+			own++
+		}
+	}
+	if int64(len(s.waiting)) >= s.maxWaiting || s.perAccount > 0 && own >= s.perAccount {
+		return nil, nil
+	}
+	w := &waiter{account, make(chan *Slot, 1)}
+	s.waiting = append(s.waiting, w)
+	return w, nil
+}
+
+// leave ends a wait. It returns a slot that was granted meanwhile.
+func (s *slots) leave(w *waiter) *Slot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiting = slices.DeleteFunc(s.waiting, func(other *waiter) bool { return other == w })
+	select {
+	case slot := <-w.granted:
+		return slot
+	default:
+		return nil
 	}
 }
 
-// A slot is what one chat uses of the limits, until its engine has returned and its answer
-// has ended.
-type slot struct {
+func (s *slots) countWaiting() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.waiting)
+}
+
+// releaseLocked is called with the lock held. Room goes to the first chat that waits for
+// it: one whose account has no room lets others pass.
+func (s *slots) releaseLocked(account string) {
+	s.total.Release(1)
+	if s.perAccount > 0 {
+		if s.inUse[account]--; s.inUse[account] == 0 {
+			delete(s.inUse, account)
+		}
+	}
+	s.waiting = slices.DeleteFunc(s.waiting, func(w *waiter) bool {
+		slot, limit := s.takeLocked(w.account)
+		if limit == nil {
+			w.granted <- slot
+		}
+		return limit == nil
+	})
+}
+
+// A Slot is what one chat uses of MaxConcurrentChats and MaxChatsPerAccount: until its engine
+// has returned, its answer has ended, and whoever holds it has released it. An engine finds
+// that of its chat with [RequestFrom]. It is safe for concurrent use.
+type Slot struct {
 	slots   *slots
 	account string
-	users   atomic.Int32 // how many of the two goroutines, the engine's and the handler's, still need it
+	users   int // guarded by slots.mu
 }
 
-func (s *slot) take(slots *slots, account string) *ending {
-	if end := slots.take(account); end != nil {
-		return end
+// chatUsers are the engine's goroutine and the handler's: each releases the slot once.
+const chatUsers = 2
+
+// Hold keeps the slot in use until release is called, which may be called more than once.
+// ok is false if the slot is free already; then release does nothing.
+func (s *Slot) Hold() (release func(), ok bool) {
+	if !s.use(1) {
+		return func() {}, false
 	}
-	s.slots, s.account = slots, account
-	s.users.Store(2)
-	return nil
+	return sync.OnceFunc(s.release), true
 }
 
-// release is called once by the engine's goroutine and once by the handler's.
-func (s *slot) release() {
-	if s.users.Add(-1) == 0 {
-		s.slots.release(s.account)
+// use adds users to a slot that is in use.
+func (s *Slot) use(users int) bool {
+	s.slots.mu.Lock()
+	defer s.slots.mu.Unlock()
+	if s.users == 0 {
+		return false
+	}
+	s.users += users
+	return true
+}
+
+func (s *Slot) release() {
+	s.slots.mu.Lock()
+	defer s.slots.mu.Unlock()
+	if s.users--; s.users == 0 {
+		s.slots.releaseLocked(s.account)
 	}
 }

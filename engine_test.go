@@ -19,6 +19,8 @@ import (
 	"weak"
 
 	"github.com/matryer/is"
+
+	"example.com/botapi/internal/panics"
 )
 
 var (
@@ -80,7 +82,7 @@ var endings = []struct {
 		runtime.Goexit()
 	}, status: 529, detail: "Overloaded", err: errOverloaded},
 	{name: "a plain error", end: failsWith(io.ErrUnexpectedEOF), status: 500, detail: internalError, err: io.ErrUnexpectedEOF, logs: "unexpected EOF"},
-	{name: "a panic", end: panicsWith(fmt.Errorf("%w", errBroken)), status: 500, detail: internalError, err: new(panicError), logs: "stack="},
+	{name: "a panic", end: panicsWith(fmt.Errorf("%w", errBroken)), status: 500, detail: internalError, err: new(panics.Error), logs: "stack="},
 	{name: "runtime.Goexit", end: exits, status: 500, detail: internalError, err: errEngineExited},
 	{name: "a nil iterator", engine: nilIterator, status: 500, detail: internalError, err: errNilIterator, logs: "nil iterator"},
 
@@ -117,7 +119,7 @@ var endings = []struct {
 	{name: "a panic at its deadline", timeout: 5 * time.Second, end: atDeadline(0, panicsWith("late")), status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second, logs: "stack="},
 	{name: "runtime.Goexit at its deadline", timeout: 5 * time.Second, end: atDeadline(0, exits), status: 504, detail: tooLong, err: ErrChatTimeout, at: 5 * time.Second},
 	{name: "an error just before its deadline", timeout: 5 * time.Second, end: atDeadline(1, failsWith(os.ErrDeadlineExceeded)), status: 500, detail: internalError, err: os.ErrDeadlineExceeded, at: 5*time.Second - 1},
-	{name: "a panic just before its deadline", timeout: 5 * time.Second, end: atDeadline(1, panicsWith("early")), status: 500, detail: internalError, err: new(panicError), at: 5*time.Second - 1},
+	{name: "a panic just before its deadline", timeout: 5 * time.Second, end: atDeadline(1, panicsWith("early")), status: 500, detail: internalError, err: new(panics.Error), at: 5*time.Second - 1},
 
 	{name: "silent for too long", stall: 1500 * time.Millisecond, status: 504, detail: tooLong, err: ErrEngineStalled, after: 1500 * time.Millisecond, logs: ErrEngineStalled.Error()},
 	{name: "silent for too long before Chat returns", stall: time.Second, engine: slowToBegin, status: 504, detail: tooLong, err: ErrEngineStalled, after: time.Second},
@@ -301,8 +303,8 @@ func TestEndings(t *testing.T) {
 // sameEnd compares errors by errors.Is, panics by their type, and an onlyText by its text.
 func sameEnd(err, want error) bool {
 	switch want.(type) {
-	case *panicError:
-		return errors.As(err, new(*panicError))
+	case *panics.Error:
+		return errors.As(err, new(*panics.Error))
 	case onlyText:
 		return err.Error() == want.Error()
 	}

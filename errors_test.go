@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/matryer/is"
+
+	"example.com/botapi/internal/connection"
 )
 
 // An applicationPart is one piece of application code that fails, in a chat or a list,
@@ -185,7 +187,7 @@ func TestErrorResponse(t *testing.T) {
 		{"a list that has no JSON form", returns(HTTPValidationError{[]ValidationError{{Loc: []any{make(chan int)}}}}), internal, "", classifying + "encoding a validation error: json: unsupported type: chan int"},
 		{"a list whose JSON form panics", returns(HTTPValidationError{[]ValidationError{{Loc: []any{faultyJSON{}}}}}), internal, "", classifying + "a bug in the application"},
 		{"a list beside a StatusError", returns(errors.Join(list, StatusError{Status: 502})), `502 {"detail":"Bad Gateway"}`, "", "ERROR invalid request: [body tools 0 <name>]: unknown tool"},
-		{"a list that is a StatusError's cause", responds(502, "", 0, list), `502 {"detail":"Bad Gateway"}`, "", "ERROR 502 : invalid request: [body tools 0 <name>]: unknown tool"},
+		{"a list that is a StatusError's cause", responds(502, "", 0, list), `502 {"detail":"Bad Gateway"}`, "", "ERROR 502 Bad Gateway: invalid request: [body tools 0 <name>]: unknown tool"},
 
 		{"a trap in Error", returns(trapError{"Error"}), internal, "", classifying + "a trap in Error"},
 		{"a trap in Is", trapped("Is"), internal, "", classifying + "a trap in Is"},
@@ -310,7 +312,7 @@ func TestApplicationCancelsInEachPart(t *testing.T) {
 func TestChatTimeoutDuringAStalledWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		conn, reports := dialChat(t, false, fragmentsOf(strings.Repeat("x", 3*maxChunk)), func(o *Options) { o.ChatTimeout = time.Second })
+		conn, reports := dialChat(t, false, fragmentsOf(strings.Repeat("x", 3*connection.MaxChunk)), func(o *Options) { o.ChatTimeout = time.Second })
 		defer conn.Close() // the client reads nothing
 		report := <-reports
 		is.True(errors.Is(report.Err, ErrClientStalled))

@@ -40,22 +40,20 @@ import (
 	"cmp"
 	"context"
 	_ "embed"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math"
 	"net/http"
-	"runtime/debug"
-	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
+	"example.com/botapi/internal/connection"
 	"example.com/botapi/internal/jsontext"
+	"example.com/botapi/internal/panics"
 	"example.com/botapi/internal/requestid"
-	"example.com/botapi/internal/responsewriter"
+	"example.com/botapi/internal/routing"
 )
 
 // Defaults of [Options].
@@ -64,6 +62,7 @@ const (
 	DefaultChatTimeout  = 10 * time.Minute
 	DefaultKeepAlive    = 15 * time.Second
 	DefaultWriteTimeout = 30 * time.Second
+	DefaultMaxWait      = 10 * time.Second
 )
 
 // Options configure a handler. Bots, Keys and Engine are required. [New] copies them;
@@ -111,6 +110,32 @@ type Options struct {
 	// them, must bound its writes itself.
 	WriteTimeout time.Duration
 
+	// Routes are operations of the application's own, and other protocols, under the same
+	// keys and limits. New panics if two of them, or one and the API, claim the same requests.
+	Routes []Route
+
+	// NotFound, if not nil, makes the response to a request for an unknown path, a 404
+	// without a key. Its contract is that of Route.Errors.
+	NotFound func(context.Context, Failure) Reply
+
+	// OnLimit, if not nil, is asked before a chat is rejected because a limit was reached.
+	// With a share, the chat begins in that slot, for which it does not wait. With an error,
+	// it is rejected: the error decides the response, as a store's does; Limit.Err is the
+	// usual one. With neither, it waits for room under MaxWaiting and MaxWait. OnLimit is
+	// called on the request's goroutine, without a lock, and must be safe for concurrent use.
+	// The context is the chat's: it has the values of the request, and ends with it. A panic
+	// is a 500.
+	OnLimit func(context.Context, Limit) (share *Slot, err error)
+
+	// MaxWaiting bounds the chats that wait for room, before their engines are called; of one
+	// account, MaxChatsPerAccount wait at most. They get room in the order in which they came,
+	// and leave when their clients disconnect. Zero or negative means that no chat waits.
+	MaxWaiting int64
+
+	// MaxWait bounds the wait of one chat; then it is rejected. Zero means DefaultMaxWait,
+	// negative no limit.
+	MaxWait time.Duration
+
 	// Logger gets what the client must not see, with the request id. It never gets a
 	// key or a text of a chat. Nil means slog.Default() at the time of New.
 	Logger *slog.Logger
@@ -123,6 +148,11 @@ type Options struct {
 	// buffer it.) It must be safe for concurrent use. The context has the request's values
 	// and is not cancelled. A panic is logged.
 	OnChat func(context.Context, ChatReport)
+
+	// OnRequest, if not nil, is called once for each request when its response has ended,
+	// after OnChat if the request was a chat that reached its engine. What was said of OnChat's
+	// context, concurrency and panics is true of it.
+	OnRequest func(context.Context, RequestReport)
 }
 
 // OpenAPI describes the API for tools: an OpenAPI 3.0 document in JSON, with every
@@ -135,9 +165,9 @@ type Options struct {
 var OpenAPI string
 
 // New returns the handler that the options describe. It serves GET /v1/bots
-// and POST /v1/chat, each also without /v1. It panics, naming the field, when
+// and POST /v1/chat, each also without /v1, and the Routes. It panics, naming the field, when
 // Bots, Keys or Engine is nil, or holds a nil *MemoryStore, KeyVerifierFunc or
-// ChatEngineFunc.
+// ChatEngineFunc, and when a Route cannot be served.
 func New(o Options) http.Handler {
 	switch {
 	case isNil(o.Bots):
@@ -151,18 +181,23 @@ func New(o Options) http.Handler {
 		bots:         o.Bots,
 		keys:         o.Keys,
 		engine:       o.Engine,
-		slots:        newSlots(o.MaxConcurrentChats, o.MaxChatsPerAccount),
+		slots:        newSlots(o.MaxConcurrentChats, o.MaxChatsPerAccount, o.MaxWaiting),
+		notFound:     o.NotFound,
 		maxBodyBytes: cmp.Or(max(o.MaxBodyBytes, 0), DefaultMaxBodyBytes),
 		chatTimeout:  orDefault(o.ChatTimeout, DefaultChatTimeout),
 		stallTimeout: orDefault(o.StallTimeout, never),
 		keepAlive:    orDefault(o.KeepAlive, DefaultKeepAlive),
 		writeTimeout: orDefault(o.WriteTimeout, DefaultWriteTimeout),
+		maxWait:      orDefault(o.MaxWait, DefaultMaxWait),
 		logger:       cmp.Or(o.Logger, slog.Default()),
 		onChat:       o.OnChat,
+		onRequest:    o.OnRequest,
+		onLimit:      o.OnLimit,
 	}
 	if o.WriteTimeout < 0 {
 		h.writeTimeout = h.chatTimeout
 	}
+	h.addRoutes(o.Routes)
 	return h
 }
 
@@ -192,19 +227,116 @@ func orDefault(d, whenZero time.Duration) time.Duration {
 }
 
 type handler struct {
-	bots   BotStore
-	keys   KeyVerifier
-	engine ChatEngine
-	slots  *slots
-	listed listing
+	bots     BotStore
+	keys     KeyVerifier
+	engine   ChatEngine
+	slots    *slots
+	listed   listing
+	routes   routing.Table[*operation]
+	notFound func(context.Context, Failure) Reply
 
 	maxBodyBytes int64
 	chatTimeout  time.Duration
 	stallTimeout time.Duration
 	keepAlive    time.Duration
 	writeTimeout time.Duration
+	maxWait      time.Duration
 	logger       *slog.Logger
 	onChat       func(context.Context, ChatReport)
+	onRequest    func(context.Context, RequestReport)
+	onLimit      func(context.Context, Limit) (*Slot, error)
+}
+
+// A Route is an operation of the application's own beside those of the API, or an operation
+// of another protocol. The handler verifies the key, sets request id, account and deadlines,
+// calls Serve, and writes what it returns.
+type Route struct {
+	// Patterns are those of [http.ServeMux] with a method and without a host, such as
+	// "POST /v1/chat/completions" or "GET /v1/models/{model}". A pattern without wildcards
+	// is compared with the decoded path. No request is redirected. GET serves HEAD, too,
+	// unless Serve returns a chat: then HEAD is a 405. At least one is required.
+	Patterns []string
+
+	// Serve returns the response: a [Reply] or a [*Chat]. An error decides the response as
+	// that of a store does. It is required, called on the request's goroutine once its key
+	// has been verified, and must be safe for concurrent use. A panic is a 500.
+	//
+	// The request is a copy. Its context is the one that stores get, and its body has at most
+	// MaxBodyBytes: an error of the body, returned wrapped or not, is a 413, 408 or 400.
+	// [ReadBody] reads it as the API does. What Serve does not read of a body is discarded,
+	// within bounds, before a chat begins. Serve must not write: the handler does, when Serve
+	// has returned.
+	Serve func(r *http.Request) (Response, error)
+
+	// Errors makes the response to a request of this route that was rejected or has
+	// failed, its 401 and 405 included; nil means the API's own form. The Reply may have
+	// another status; 0 means that of the Failure. The handler adds WWW-Authenticate, Allow
+	// and Retry-After where the status asks for them. It is called at most once for a
+	// request, without a lock; after a panic, the API's own form is sent.
+	Errors func(ctx context.Context, f Failure) Reply
+
+	// Key returns the key of a request, or "" if it has none; nil means that of
+	// "Authorization: Bearer". A key with white space, or of more than 8 KiB, is never
+	// verified.
+	Key func(header http.Header) string
+}
+
+// A Response is what a [Route] has to send: a [Reply] or a [*Chat].
+type Response interface{ isResponse() }
+
+// A Reply is a complete response.
+type Reply struct {
+	Status int         // 200 to 599; 0 means 200 or, in Route.Errors, that of the Failure
+	Header http.Header // not changed; Content-Type is application/json unless it says otherwise
+	Body   []byte      // not changed; the handler sets Content-Length, and sends none for HEAD, 204 and 304
+
+	free func(sent bool) // nil unless the body is pooled
+}
+
+func (Reply) isResponse() {}
+
+// A Failure is why a request was rejected or has failed, in terms of a response.
+type Failure struct {
+	Status     int
+	Detail     string // for the client; of a 422 with Problems, the first of them
+	RetryAfter time.Duration
+	Problems   []ValidationError // of an HTTPValidationError, and of a body of the API's own
+
+	// Err is the error as the application has returned it, or one of this package, for
+	// errors.Is and errors.AsType. It must not be sent.
+	Err error
+}
+
+// An operation is one that the handler serves: the API's own, or a Route.
+type operation struct {
+	serve  func(*exchange) (Response, error)
+	errors func(context.Context, Failure) Reply // nil for the API's own form
+	key    func(http.Header) string
+	isOwn  bool // what serve returns follows the contract of an engine
+}
+
+func (h *handler) addRoutes(routes []Route) {
+	list := &operation{serve: (*exchange).listBots, key: bearerKey, isOwn: true}
+	chat := &operation{serve: (*exchange).decodeChat, key: bearerKey, isOwn: true}
+	for pattern, own := range map[string]*operation{"GET /v1/bots": list, "GET /bots": list, "POST /v1/chat": chat, "POST /chat": chat} {
+		if err := h.routes.Add(pattern, own); err != nil {
+			panic(err)
+		}
+	}
+	for i, route := range routes {
+		if route.Serve == nil || len(route.Patterns) == 0 {
+			panic(fmt.Sprintf("botapi: New: Options.Routes[%d]: Serve or Patterns are missing", i))
+		}
+		o := &operation{serve: func(x *exchange) (Response, error) { return route.Serve(x.routed()) }, errors: route.Errors, key: bearerKey}
+		if route.Key != nil {
+			o.key = route.Key
+		}
+		for _, pattern := range route.Patterns {
+			if err := h.routes.Add(pattern, o); err != nil {
+				panic(fmt.Sprintf("botapi: New: Options.Routes[%d]: %v", i, err))
+			}
+		}
+	}
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -213,7 +345,11 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if end := x.serve(); end != nil {
 		x.writeError(x.realEnding(end))
 	}
-	x.conn.extendDeadlineForReturn()
+	x.report()
+	if x.played != nil {
+		x.played.awaitEngine()
+	}
+	x.conn.ExtendDeadlineForReturn()
 	if x.aborted {
 		panic(http.ErrAbortHandler)
 	}
@@ -224,114 +360,208 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 type exchange struct {
 	// Set by newExchange.
 	handler *handler
-	r       *http.Request
+	request Request // what the application may use of it; safe for concurrent use
 
 	// Owned by the handler's goroutine until an engine starts, and then only read.
-	ctx           *requestContext // &unverified, and then &verified
-	unverified    requestContext  // a goroutine of the verifier's may still read it when ctx is &verified
-	verified      requestContext  // with the account
-	unverifiedKey string          // "" once the verifier has accepted it; its error may quote the key
+	r            *http.Request // a copy once a pattern with wildcards has matched
+	operation    *operation    // nil for an unknown path
+	pattern      string
+	ctx          *requestContext // &anonymous, and then &identified or, with values of a route, another
+	anonymous    requestContext  // a goroutine of the verifier's may read it later
+	identified   requestContext  // with the account
+	presentedKey string          // until the verifier has accepted it; its error may quote the key
+	account      string          // even of a key that was rejected
+	bot          Bot             // of a chat, once it was found
 
 	// Owned by the handler's goroutine or, while a stream is open, by the holder of its token.
-	conn connection
+	conn connection.Connection
 
 	// Owned by the handler's goroutine.
 	body    requestBody
-	aborted bool // ServeHTTP aborts the connection
+	status  int     // of a response that is no chat's answer; 0 until it was sent
+	bytes   int64   // of its body
+	ending  *ending // why the request has no complete response; nil if there is no reason
+	played  *chat   // nil unless an engine was called
+	aborted bool    // ServeHTTP aborts the connection
 }
 
 func newExchange(h *handler, w http.ResponseWriter, r *http.Request) *exchange {
-	x := &exchange{
-		handler: h, r: r, body: requestBody{r: r},
-		unverified: requestContext{Context: r.Context(), requestID: requestid.Of(r.Header)},
-		conn:       connection{w: w, control: *http.NewResponseController(w), start: time.Now(), timeout: h.writeTimeout, http2: r.ProtoMajor != 1},
-	}
-	x.ctx = &x.unverified
+	x := &exchange{handler: h, r: r, body: requestBody{r: r}}
+	x.request.exchange = x
+	x.anonymous = requestContext{Context: r.Context(), requestID: requestid.Of(r.Header), request: &x.request}
+	x.ctx = &x.anonymous
+	x.conn.Init(w, r.ProtoMajor != 1, h.writeTimeout)
 	return x
 }
 
-// serve returns nil, or an ending that still has to be written.
-func (x *exchange) serve() (end *ending) {
+// serve returns an ending that still has to be written, or nil if the response has been sent.
+func (x *exchange) serve() (unsent *ending) {
 	defer func() {
 		if v := recover(); v != nil {
-			end = failureOf(recovered("serving the request", v))
+			unsent = failureOf(panics.Recovered("serving the request", v))
 		}
 	}()
-	if x.conn.http2 {
-		x.conn.setWriteDeadline(0) // the server's WriteTimeout would reset an HTTP/2 stream while application code runs
-	}
-	x.conn.w.Header().Set("X-Request-Id", x.ctx.requestID)
-	operation, end := x.route()
-	if end != nil {
+	x.conn.Header().Set("X-Request-Id", x.ctx.requestID)
+	if end := x.route(); end != nil {
 		return end
 	}
-	account, end := x.authenticate()
-	if end != nil {
+	if end := x.authenticate(); end != nil {
 		return end
 	}
-	x.verified = requestContext{x.ctx.Context, x.ctx.requestID, account}
-	x.ctx = &x.verified
-	return operation(x)
+	response, err := x.operation.serve(x)
+	if err != nil {
+		return failureOf(err)
+	}
+	switch response := response.(type) {
+	case Reply:
+		return x.reply(response)
+	case *Chat:
+		if response != nil {
+			return x.chat(response)
+		}
+	}
+	return x.misused(errors.New("it has returned neither a Reply nor a *Chat"))
 }
 
-// route compares paths exactly: a redirect to a cleaner one would turn a POST
-// into a GET.
-func (x *exchange) route() (func(*exchange) *ending, *ending) {
-	switch x.r.URL.Path {
-	case "/v1/bots", "/bots":
-		return (*exchange).listBots, x.allow(http.MethodGet, http.MethodHead)
-	case "/v1/chat", "/chat":
-		return (*exchange).chat, x.allow(http.MethodPost)
+// route compares paths exactly: a redirect to a cleaner one would turn a POST into a GET.
+func (x *exchange) route() *ending {
+	found, known := x.handler.routes.Find(x.r)
+	if !known {
+		return rejected(errNotFound)
 	}
-	return nil, rejected(errNotFound)
+	x.operation, x.pattern, x.r = found.Route, found.Pattern, found.Request
+	if len(found.Allow) > 0 {
+		return x.notAllowed(found.Allow...)
+	}
+	return nil
 }
 
-func (x *exchange) allow(methods ...string) *ending {
-	if slices.Contains(methods, x.r.Method) {
-		return nil
-	}
-	x.conn.w.Header().Set("Allow", strings.Join(methods, ", "))
+func (x *exchange) notAllowed(allowed ...string) *ending {
+	x.conn.Header().Set("Allow", strings.Join(allowed, ", "))
 	return rejected(errMethodNotAllowed)
 }
 
-// maxChunk is what the slowest client must read within WriteTimeout.
-const maxChunk = 64 << 10
+// misused returns the ending for a route that breaks its contract.
+func (x *exchange) misused(err error) *ending {
+	return failureOf(fmt.Errorf("the route %q: %w", x.pattern, err))
+}
 
-// send sends a JSON response, and flushes it where the writer can: it is on its way before
-// OnChat is called. No chunk but the first is begun after lastBegin.
-func (x *exchange) send(status, length int, body [][]byte, lastBegin time.Duration) *ending {
-	failed := x.conn.write(x.conn.elapsed(), 0, func() error {
-		header := x.conn.w.Header()
-		header.Set("Content-Type", "application/json")
-		header.Set("Content-Length", strconv.Itoa(length))
-		x.conn.w.WriteHeader(status)
-		return nil
-	})
-	if failed != nil || x.r.Method == http.MethodHead {
-		return failed
+// routed returns the request for a Route, with the context and the body of the handler.
+func (x *exchange) routed() *http.Request {
+	r := x.r.WithContext(x.ctx)
+	r.Body = &boundedBody{exchange: x, left: x.handler.maxBodyBytes}
+	return r
+}
+
+// reply sends the response of a route. A body that was not read is not waited for.
+func (x *exchange) reply(r Reply) *ending {
+	status := cmp.Or(r.Status, http.StatusOK)
+	if status < 200 || status > 599 {
+		return x.misused(fmt.Errorf("a reply has the status %d", status))
 	}
-	left := length
-	for _, bytes := range body {
-		for chunk := range slices.Chunk(bytes, maxChunk) {
-			now := x.conn.elapsed()
-			if left < length && now > lastBegin {
-				return chatTimedOut
-			}
-			left -= len(chunk)
-			if failed := x.conn.writeChunk(now, chunk, left == 0); failed != nil {
-				return failed
-			}
-		}
+	x.endBody()
+	failed := x.send(status, r.Header, [][]byte{r.Body}, never)
+	if r.free != nil {
+		r.free(failed == nil)
+	}
+	if failed != nil {
+		x.abortOnReturn(failed)
 	}
 	return nil
 }
 
-// cancellation returns nil while the request's context has not ended.
-func (x *exchange) cancellation() *ending {
-	if ctx := x.r.Context(); ctx.Err() != nil {
-		return cancelledBy(context.Cause(ctx))
+// setHeader sets the header of a response, except for what is the handler's.
+func (x *exchange) setHeader(to, header http.Header, status, length int) {
+	if status < 300 {
+		x.request.begin(to)
 	}
-	return nil
+	for name, values := range header {
+		if name != "X-Request-Id" && name != "Content-Length" && !isHopByHop[name] {
+			to[name] = values
+		}
+	}
+	if length > 0 && len(header["Content-Type"]) == 0 {
+		to.Set("Content-Type", "application/json")
+	}
+	if hasBody(status) {
+		to.Set("Content-Length", strconv.Itoa(length))
+	}
+}
+
+func hasBody(status int) bool {
+	return status != http.StatusNoContent && status != http.StatusNotModified
+}
+
+var isHopByHop = map[string]bool{
+	"Connection": true, "Keep-Alive": true, "Proxy-Connection": true, "Te": true, "Trailer": true, "Transfer-Encoding": true, "Upgrade": true,
+}
+
+// send sends a response that is no stream, and flushes it where the writer can: it is on its
+// way before OnChat is called. No chunk but the first is begun after lastBegin.
+func (x *exchange) send(status int, header http.Header, body [][]byte, lastBegin time.Duration) *ending {
+	length := 0
+	for _, piece := range body {
+		length += len(piece)
+	}
+	failed := x.conn.Write(func(w http.ResponseWriter) error {
+		x.setHeader(w.Header(), header, status, length)
+		w.WriteHeader(status)
+		return nil
+	})
+	if failed != nil {
+		return writeFailed(failed)
+	}
+	if !hasBody(status) || length == 0 || x.r.Method == http.MethodHead {
+		x.status = status
+		return nil
+	}
+	written, err := x.conn.WriteBody(body, lastBegin)
+	if err == nil || x.conn.BodyReached() {
+		x.status, x.bytes = status, written
+	}
+	if err == connection.ErrLate {
+		return chatTimedOut
+	}
+	return writeFailed(x.conn.Failed())
+}
+
+// report calls OnRequest.
+func (x *exchange) report() {
+	h := x.handler
+	if h.onRequest == nil {
+		return
+	}
+	report := RequestReport{
+		RequestID: x.ctx.requestID, Account: x.account, Method: x.r.Method, Route: x.pattern, Bot: x.bot,
+		Status: x.status, Bytes: x.bytes, Duration: x.conn.Elapsed(), Err: x.ending.cause(),
+	}
+	if x.played != nil {
+		report.Chat, report.Status, report.Err = x.played.report, x.played.status, x.played.ending.cause()
+	}
+	x.callBack("OnRequest panicked", func() { h.onRequest(context.WithoutCancel(x.ctx), report) })
+}
+
+// callBack calls a function of the application that cannot fail the request. If it panics,
+// the message is logged.
+func (x *exchange) callBack(message string, call func()) {
+	err := panics.Catch("calling the application back", func() error { call(); return nil })
+	if err != nil {
+		x.handler.log(x.ctx, slog.LevelError, message, x.attributes(failureOf(err))...)
+	}
+}
+
+// cancellation returns nil while the request's context has not ended.
+func (x *exchange) cancellation() (end *ending) {
+	err := panics.Catch("asking the request's context", func() error {
+		if ctx := x.body.r.Context(); ctx.Err() != nil {
+			end = cancelledBy(context.Cause(ctx))
+		}
+		return nil
+	})
+	if err != nil {
+		return failureOf(err)
+	}
+	return end
 }
 
 // realEnding returns the cause of an ending that is only its symptom; otherwise the ending
@@ -342,7 +572,7 @@ func (x *exchange) cancellation() *ending {
 //   - A write has used up its time: the client seems to have disconnected, since net/http
 //     cancels the request's context after every write that fails.
 func (x *exchange) realEnding(end *ending) *ending {
-	if end == nil || !end.isOfClient() && !end.mayBeSymptom {
+	if !end.isOfClient() && !end.mayBeSymptom {
 		return end
 	}
 	cancelled := x.cancellation()
@@ -351,146 +581,10 @@ func (x *exchange) realEnding(end *ending) *ending {
 		return cancelled
 	case cancelled != nil && end.mayBeSymptom:
 		return cancelled
-	case end.kind == kindClientDisconnected && x.conn.stalled():
+	case end.kind == kindClientDisconnected && x.conn.Stalled():
 		return clientStalled
 	}
 	return end
-}
-
-// A connection writes to one client. Its times are durations since the request's start.
-type connection struct {
-	// Set by newExchange.
-	w       http.ResponseWriter
-	control http.ResponseController
-	start   time.Time     // of the request
-	timeout time.Duration // WriteTimeout
-	http2   bool          // or later: a deadline that passes between two writes ends the stream, so it is cleared after each write
-
-	// Owned by the goroutine that may write.
-	writeDeadline time.Duration // the last one set; 0 if there is none
-	cannotFlush   bool          // the writer has no Flush for a stream, which is sent when the handler returns
-	flushed       bool          // the last flush worked: nothing is left in the writer's buffer
-	headSent      bool          // the status of a response with a body, other than a stream, was sent
-	failed        *ending       // why a write has failed: nothing more is written
-
-	// Safe for concurrent use, as are stalled and interrupt.
-	writeBegan instant // when the write in progress began, or the one that has failed
-
-	mu             sync.Mutex // held during SetWriteDeadline
-	deadlineFrozen bool       // the write deadline is not changed any longer: after interrupt, or since it could not be set
-}
-
-func (c *connection) elapsed() time.Duration { return time.Since(c.start) }
-
-// write calls the ResponseWriter. The call has until deadline; if that is 0, it has
-// WriteTimeout. If it fails or panics, nothing more is written.
-func (c *connection) write(now, deadline time.Duration, call func() error) *ending {
-	if c.failed != nil {
-		return c.failed
-	}
-	if deadline == 0 {
-		c.extendDeadline(now)
-	} else {
-		c.setWriteDeadline(deadline)
-	}
-	c.writeBegan.set(now)
-	if err := guard(call); err != nil {
-		c.failed = writeFailed(err, c.stalled())
-	} else {
-		c.writeBegan.clear()
-	}
-	if c.http2 {
-		c.setWriteDeadline(0)
-	}
-	return c.failed
-}
-
-func (c *connection) writeChunk(now time.Duration, chunk []byte, last bool) *ending {
-	var written bool
-	failed := c.write(now, 0, func() error {
-		_, err := c.w.Write(chunk)
-		written = err == nil
-		if err != nil || !last {
-			return err
-		}
-		if c.flushed, err = responsewriter.FlushOutermost(c.w); errors.Is(err, errors.ErrUnsupported) {
-			err = nil
-		}
-		return err
-	})
-	// If only the flush has failed, HTTP/1 has kept the head in its buffer; HTTP/2 has sent it.
-	c.headSent = c.headSent || failed == nil || written && c.http2
-	return failed
-}
-
-// stalled reports whether the write in progress, or the one that has failed, began at least
-// WriteTimeout ago.
-func (c *connection) stalled() bool {
-	began, isSet := c.writeBegan.get()
-	return isSet && c.elapsed()-began >= c.timeout
-}
-
-// extendDeadline gives a write that begins now all of its time. It moves the deadline a
-// little further than needed, since moving it costs.
-func (c *connection) extendDeadline(now time.Duration) {
-	if c.writeDeadline < now+c.timeout {
-		c.setWriteDeadline(now + c.timeout + min(c.timeout/8, time.Second))
-	}
-}
-
-// extendDeadlineForReturn sets a deadline for what net/http writes when the handler has
-// returned: on HTTP/2 only if there may be something left to write.
-func (c *connection) extendDeadlineForReturn() {
-	if !c.http2 || !c.flushed {
-		c.extendDeadline(c.elapsed())
-	}
-}
-
-// setWriteDeadline sets the deadline for writes; 0 means none.
-func (c *connection) setWriteDeadline(at time.Duration) {
-	c.writeDeadline = at
-	if at == 0 {
-		c.changeDeadline(time.Time{}, false)
-	} else {
-		c.changeDeadline(c.start.Add(at), false)
-	}
-}
-
-// interrupt makes the write in progress fail, and every later one.
-func (c *connection) interrupt() { c.changeDeadline(longAgo, true) }
-
-var longAgo = time.Unix(1, 0) // a deadline that has passed
-
-func (c *connection) changeDeadline(at time.Time, freeze bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.deadlineFrozen {
-		c.deadlineFrozen = guard(func() error { return c.control.SetWriteDeadline(at) }) != nil || freeze
-	}
-}
-
-func (c *connection) setReadDeadline(at time.Time) {
-	_ = guard(func() error { return c.control.SetReadDeadline(at) })
-}
-
-// flush sends what the writer has buffered of a stream. It may return the error of an
-// earlier Write.
-func (c *connection) flush() error {
-	err := c.control.Flush()
-	c.flushed = err == nil
-	if errors.Is(err, errors.ErrUnsupported) {
-		c.cannotFlush, err = true, nil
-	}
-	return err
-}
-
-func guard(call func() error) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = recovered("calling the ResponseWriter", v)
-		}
-	}()
-	return call()
 }
 
 // StatusError lets a store, a verifier or an engine choose the response: return
@@ -507,7 +601,7 @@ type StatusError struct {
 }
 
 func (e StatusError) Error() string {
-	text := strconv.Itoa(e.Status) + " " + e.Detail
+	text := strconv.Itoa(e.Status) + " " + cmp.Or(e.Detail, http.StatusText(e.Status))
 	if e.Err != nil {
 		text += ": " + e.Err.Error()
 	}
@@ -519,25 +613,6 @@ func (e StatusError) Unwrap() error { return e.Err }
 
 // As matches a StatusError and a *StatusError.
 func (e StatusError) As(target any) bool { return setEither(e, target) }
-
-// HTTPValidationError is a 422 with a list of problems. An engine may yield one
-// before its first fragment, for instance for a field of Extra. In a stream that has
-// begun, the error event has the status 422, but not the list. Both HTTPValidationError and
-// *HTTPValidationError will do.
-type HTTPValidationError struct {
-	Detail []ValidationError `json:"detail"`
-}
-
-func (e HTTPValidationError) Error() string {
-	if len(e.Detail) == 0 {
-		return "invalid request"
-	}
-	first := e.Detail[0]
-	return fmt.Sprintf("invalid request: %v: %s (%d in all)", first.Loc, first.Msg, len(e.Detail))
-}
-
-// As matches an HTTPValidationError and an *HTTPValidationError.
-func (e HTTPValidationError) As(target any) bool { return setEither(e, target) }
 
 func setEither[E error](e E, target any) bool {
 	switch target := target.(type) {
@@ -551,48 +626,42 @@ func setEither[E error](e E, target any) bool {
 	return true
 }
 
-// ValidationError is one problem of a request.
-type ValidationError struct {
-	Loc  []any  `json:"loc"` // strings and ints: "body", then field names and indexes
-	Msg  string `json:"msg"`
-	Type string `json:"type"`
-}
-
 // The error responses of the handler itself.
 var (
-	errNotFound            = StatusError{Status: http.StatusNotFound, Detail: "Not Found"}
-	errMethodNotAllowed    = StatusError{Status: http.StatusMethodNotAllowed, Detail: "Method Not Allowed"}
-	errNotAuthenticated    = StatusError{Status: http.StatusUnauthorized, Detail: "Not authenticated"}
-	errKeyRejected         = StatusError{Status: http.StatusUnauthorized, Detail: "Invalid API key", Err: ErrInvalidKey}
-	errNoSuchBot           = StatusError{Status: http.StatusNotFound, Detail: "Bot not found"}
-	errBodyTooLarge        = StatusError{Status: http.StatusRequestEntityTooLarge, Detail: "Request body too large"}
-	errBodyTooSlow         = StatusError{Status: http.StatusRequestTimeout, Detail: "Request body did not arrive in time"}
-	errBodyUnreadable      = StatusError{Status: http.StatusBadRequest, Detail: "Request body could not be read"}
-	errTooManyChats        = StatusError{Status: http.StatusServiceUnavailable, Detail: "Too many chats in progress", RetryAfter: time.Second}
-	errTooManyAccountChats = StatusError{Status: http.StatusTooManyRequests, Detail: "Too many chats in progress for this key", RetryAfter: time.Second}
-	errTooLong             = StatusError{Status: http.StatusGatewayTimeout, Detail: "The answer took too long"}
-	errUnavailable         = StatusError{Status: http.StatusServiceUnavailable, Detail: "Service Unavailable"}
-	errInternal            = StatusError{Status: http.StatusInternalServerError, Detail: "Internal Server Error"}
+	errNotFound         = StatusError{Status: http.StatusNotFound, Detail: "Not Found"}
+	errMethodNotAllowed = StatusError{Status: http.StatusMethodNotAllowed, Detail: "Method Not Allowed"}
+	errNotAuthenticated = StatusError{Status: http.StatusUnauthorized, Detail: "Not authenticated"}
+	errKeyRejected      = StatusError{Status: http.StatusUnauthorized, Detail: "Invalid API key", Err: ErrInvalidKey}
+	errNoSuchBot        = StatusError{Status: http.StatusNotFound, Detail: "Bot not found", Err: ErrBotNotFound}
+	errBodyTooLarge     = StatusError{Status: http.StatusRequestEntityTooLarge, Detail: "Request body too large"}
+	errBodyTooSlow      = StatusError{Status: http.StatusRequestTimeout, Detail: "Request body did not arrive in time"}
+	errBodyUnreadable   = StatusError{Status: http.StatusBadRequest, Detail: "Request body could not be read"}
+	errTooLong          = StatusError{Status: http.StatusGatewayTimeout, Detail: "The answer took too long"}
+	errUnavailable      = StatusError{Status: http.StatusServiceUnavailable, Detail: "Service Unavailable"}
+	errInternal         = StatusError{Status: http.StatusInternalServerError, Detail: "Internal Server Error"}
 )
 
-// An ending is why a request ends without a complete answer. It is never changed. A nil
-// *ending is a complete answer or, while a chat runs, no reason to end it.
+// An ending is why a request ends without a complete response. It is never changed. Where a
+// function returns nil in place of one, there is no reason to end; a complete answer is
+// answerComplete.
 type ending struct {
 	kind         endingKind
-	response     StatusError // the error response, or what an error event says; its Err, if set, is a cause that the client does not see
-	list         []byte      // the body of a 422; otherwise nil
-	err          error       // what OnChat and context.Cause get
-	text         string      // what is logged
-	stack        []byte      // of a panic; logged, too
-	mayBeSymptom bool        // the application has returned context.Canceled or context.DeadlineExceeded: perhaps a symptom (realEnding)
+	response     StatusError       // the error response, or what an error event says; without an Err
+	problems     []ValidationError // of a 422
+	list         []byte            // their JSON; nil unless it is a 422 with a list
+	err          error             // what the application gets: in reports, as context.Cause, in a Failure
+	text         string            // what is logged
+	hasCause     bool              // text says more than the response
+	stack        []byte            // of a panic; logged, too
+	mayBeSymptom bool              // the application has returned context.Canceled or context.DeadlineExceeded: perhaps a symptom (realEnding)
 }
 
 type endingKind uint8
 
 const (
-	kindRejected endingKind = 1 + iota
-	kindInvalid
+	kindComplete endingKind = iota
 	kindFailed
+	kindInvalid
 	kindAborted
 	kindClientDisconnected
 	kindClientStalled
@@ -610,11 +679,11 @@ var outcomes = [...]struct {
 	name     string      // in docs/operating.md
 	tells    bool        // the client gets a response or an event; otherwise the connection is only aborted
 	response StatusError // if it does not depend on the error
-	err      error       // what OnChat and context.Cause get, if it is not the application's error
+	err      error       // what the application gets, if it is not its own error
 }{
-	kindRejected:           {name: "rejected", tells: true},
-	kindInvalid:            {name: "invalid", tells: true, response: StatusError{Status: http.StatusUnprocessableEntity, Detail: errInternal.Detail}}, // an event says this in place of the list
+	kindComplete:           {name: "complete"},
 	kindFailed:             {name: "failed", tells: true},
+	kindInvalid:            {name: "invalid", tells: true, response: StatusError{Status: http.StatusUnprocessableEntity}},
 	kindAborted:            {name: "aborted"},
 	kindClientDisconnected: {name: "client disconnected", err: ErrClientLeft},
 	kindClientStalled:      {name: "client stopped reading", err: ErrClientStalled},
@@ -626,6 +695,7 @@ var outcomes = [...]struct {
 
 // The endings that are the same in every chat.
 var (
+	answerComplete     = &ending{kind: kindComplete}
 	clientDisconnected = alwaysOf(kindClientDisconnected)
 	clientStalled      = alwaysOf(kindClientStalled)
 	chatTimedOut       = alwaysOf(kindChatTimedOut)
@@ -638,12 +708,15 @@ func alwaysOf(kind endingKind) *ending {
 	return &ending{kind: kind, response: o.response, err: o.err, text: o.err.Error()}
 }
 
+// rejected returns the ending for a request that the handler itself rejects.
 func rejected(response StatusError) *ending {
-	return &ending{kind: kindRejected, response: response, text: response.Error()}
+	err := response
+	response.Err = nil
+	return &ending{kind: kindFailed, response: response, err: err, text: err.Error()}
 }
 
-// failureOf returns the ending for what an engine yielded, what a store or a verifier
-// returned, a panic, or the problems of a body.
+// failureOf returns the ending for what an engine yielded, what a store, a verifier or a
+// route returned, or a panic.
 func failureOf(err error) *ending { return classify(kindFailed, err) }
 
 // cancelledBy returns the ending for the cause with which the request's context was
@@ -656,42 +729,59 @@ func cancelledBy(cause error) *ending { return classify(kindCancelled, cause) }
 func classify(kind endingKind, err error) (end *ending) {
 	defer func() {
 		if v := recover(); v != nil { // in a method of err, as that of a typed nil
-			end = failureOf(recovered("classifying an error", v))
+			end = failureOf(panics.Recovered("classifying an error", v))
 		}
 	}()
-	var response StatusError
-	var list, stack []byte
+	if known, isKnown := errors.AsType[endingError](err); isKnown {
+		return known.ending
+	}
+	end = &ending{kind: kind, err: hideReasons(err), text: err.Error()}
 	chosen, isChosen := errors.AsType[StatusError](err)
 	invalid, isInvalid := errors.AsType[HTTPValidationError](err)
 	isCanceled, isDeadline := errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded)
-	if p, panicked := errors.AsType[*panicError](err); panicked {
-		stack = p.stack
+	end.mayBeSymptom = isCanceled || isDeadline
+	if p, panicked := errors.AsType[*panics.Error](err); panicked {
+		end.stack = p.Stack
 	}
 	switch {
 	case isChosen:
-		response = chosen.sendable()
+		end.response, end.hasCause = chosen.sendable()
 	case errors.Is(err, http.ErrAbortHandler):
-		kind = kindAborted
+		end.kind = kindAborted
 	case kind == kindCancelled && isCanceled && !isDeadline:
 		return clientDisconnected
+	case kind == kindCancelled && isDeadline:
+		end.setCancelled(errTooLong, err)
 	case kind == kindCancelled:
-		response = errUnavailable
-		if isDeadline {
-			response = errTooLong
-		}
-		response.Err = err
-		err = response
+		end.setCancelled(errUnavailable, err)
 	case isInvalid:
-		list, kind, response = invalid.body(), kindInvalid, outcomes[kindInvalid].response
+		end.kind, end.problems, end.list = kindInvalid, invalid.Detail, invalid.body()
+		end.response = StatusError{Status: http.StatusUnprocessableEntity, Detail: invalid.firstProblem()}
 	case errors.Is(err, ErrInvalidKey):
-		response = errKeyRejected
+		end.response = errKeyRejected
+		end.response.Err = nil
 	case errors.Is(err, ErrBotNotFound):
-		response = errNoSuchBot
+		end.response = errNoSuchBot
+		end.response.Err = nil
 	default:
-		response = errInternal
+		end.response = errInternal
 	}
-	return &ending{kind: kind, response: response, list: list, err: hideReasons(err), text: err.Error(), stack: stack, mayBeSymptom: isCanceled || isDeadline}
+	return end
 }
+
+// setCancelled sets the response, and an error that has the cause and what it led to.
+func (e *ending) setCancelled(response StatusError, cause error) {
+	e.response, e.hasCause = response, true
+	response.Err = cause
+	e.err, e.text = hideReasons(response), response.Error()
+}
+
+// An endingError is an ending on its way through a function of the application, as the error
+// of a body's Read.
+type endingError struct{ *ending }
+
+func (e endingError) Error() string { return e.text }
+func (e endingError) Unwrap() error { return e.err }
 
 // timedOutWith is chatTimedOut, with what the engine has failed with for the log.
 func timedOutWith(failure *ending) *ending {
@@ -700,18 +790,24 @@ func timedOutWith(failure *ending) *ending {
 	return &end
 }
 
-// writeFailed returns an ending that is logged only if the ResponseWriter has panicked.
-func writeFailed(err error, stalled bool) *ending {
+// writeFailed returns an ending that is logged only if the ResponseWriter has panicked; nil
+// for nil.
+func writeFailed(failed *connection.WriteError) *ending {
+	if failed == nil {
+		return nil
+	}
 	end := *clientDisconnected
-	if stalled {
+	if failed.Stalled {
 		end = *clientStalled
 	}
-	end.err = fmt.Errorf("%w: %w", end.err, hideReasons(err))
-	if p, panicked := err.(*panicError); panicked && p.value != any(http.ErrAbortHandler) {
-		end.text, end.stack = p.text, p.stack
+	end.err = fmt.Errorf("%w: %w", end.err, hideReasons(failed.Err))
+	if p, panicked := failed.Err.(*panics.Error); panicked && !errors.Is(p, http.ErrAbortHandler) {
+		end.text, end.stack = p.Error(), p.Stack
 	}
 	return &end
 }
+
+func (e *ending) isComplete() bool { return e.kind == kindComplete }
 
 func (e *ending) tellsClient() bool { return outcomes[e.kind].tells }
 
@@ -719,6 +815,7 @@ func (e *ending) isOfClient() bool {
 	return e.kind == kindClientDisconnected || e.kind == kindClientStalled
 }
 
+// cause is what the application gets; nil for no ending, and for a complete answer.
 func (e *ending) cause() error {
 	if e == nil {
 		return nil
@@ -726,116 +823,111 @@ func (e *ending) cause() error {
 	return e.err
 }
 
-// level says how an ending is logged of which the client is told: a limit that was reached (a
-// response with RetryAfter and no cause, or the 413) at Info; otherwise a 5xx at Error, and at
-// Info a 4xx after the commit, or with a cause that the client does not see.
-func (e *ending) level(committed bool) (level slog.Level, logged bool) {
-	r := &e.response
-	switch {
-	case !e.tellsClient():
-		return slog.LevelError, e.stack != nil && e.isOfClient() // only if the ResponseWriter has panicked
-	case r.Err == nil && (r.RetryAfter > 0 || *r == errBodyTooLarge):
-		return slog.LevelInfo, true
-	case r.Status >= 500:
-		return slog.LevelError, true
-	}
-	return slog.LevelInfo, committed || r.Err != nil && r.Err != ErrInvalidKey
+func (e *ending) failure() Failure {
+	return Failure{e.response.Status, e.response.Detail, e.response.RetryAfter, e.problems, e.err}
 }
 
-// sendable returns e with a text and an error status. Its Err is nil if the response says
-// all of it, and ErrInvalidKey, for setErrorHeaders, if the key is invalid.
-func (e StatusError) sendable() StatusError {
-	if e.Status < 400 || e.Status > 599 {
-		return errInternal
-	}
-	if e.Detail == "" {
-		e.Detail = http.StatusText(e.Status)
-	}
+// isLimit reports whether the response says all of it: a limit was reached.
+func (e *ending) isLimit() bool {
+	return !e.hasCause && (e.response.RetryAfter > 0 || e.response.Status == http.StatusRequestEntityTooLarge)
+}
+
+// level says how an ending is logged, if at all. committed is whether the client has been
+// told otherwise, or in an event only.
+func (e *ending) level(committed bool) (level slog.Level, logged bool) {
 	switch {
-	case errors.Is(e.Err, ErrInvalidKey):
-		e.Err = ErrInvalidKey
-	case errors.Is(e.Err, ErrBotNotFound):
-		e.Err = nil
+	case e.isOfClient(): // there is nobody to tell; a panic of the ResponseWriter is a defect
+		return slog.LevelError, e.stack != nil
+	case e.kind == kindAborted:
+		return slog.LevelError, false
+	case e.isLimit():
+		return slog.LevelInfo, true
+	case e.response.Status >= 500:
+		return slog.LevelError, true
 	}
-	return e
+	return slog.LevelInfo, committed || e.hasCause
+}
+
+// sendable returns e with a text and an error status, and without its Err. hasCause is
+// whether that says more than the response.
+func (e StatusError) sendable() (response StatusError, hasCause bool) {
+	if e.Status < 400 || e.Status > 599 {
+		return errInternal, false
+	}
+	hasCause = e.Err != nil && !errors.Is(e.Err, ErrInvalidKey) && !errors.Is(e.Err, ErrBotNotFound)
+	e.Detail, e.Err = cmp.Or(e.Detail, http.StatusText(e.Status)), nil
+	return e, hasCause
 }
 
 // writeError sends the error response of an ending, or aborts the connection. Nothing else
-// writes error responses. It returns the status, or 0 if none was sent.
-func (x *exchange) writeError(end *ending) (status int) {
-	if !end.tellsClient() {
+// writes error responses.
+func (x *exchange) writeError(end *ending) {
+	x.ending = end
+	if x.aborted || !end.tellsClient() {
 		x.abortOnReturn(end)
-		return 0
+		return
 	}
 	x.discardBody()
 	x.logEnding(end, false)
-	body := end.list
-	if body == nil {
-		body = end.response.body()
+	reply := x.errorReply(end)
+	failed := panics.Catch("calling the ResponseWriter", func() error { x.setErrorHeaders(end); return nil })
+	if failed != nil {
+		x.abortOnReturn(writeFailed(&connection.WriteError{Err: failed}))
+		return
 	}
-	if err := guard(func() error { x.setErrorHeaders(end.response); return nil }); err != nil {
-		x.abortOnReturn(writeFailed(err, false))
-		return 0
+	if failed := x.send(reply.Status, reply.Header, [][]byte{reply.Body}, never); failed != nil {
+		x.abortOnReturn(failed)
 	}
-	if failure := x.send(end.response.Status, len(body), [][]byte{body}, never); failure != nil {
-		x.abortOnReturn(failure)
-	}
-	if !x.conn.headSent {
-		return 0
-	}
-	return end.response.Status
 }
+
+// errorReply is in the form of the route, or in the API's own.
+func (x *exchange) errorReply(end *ending) (reply Reply) {
+	form := x.handler.notFound
+	if x.operation != nil {
+		form = x.operation.errors
+	}
+	failure := end.failure()
+	if form != nil {
+		x.callBack("the form of an error response panicked", func() { reply = form(x.ctx, failure) })
+	}
+	status := cmp.Or(reply.Status, failure.Status)
+	if form == nil || reply.isZero() || status < 200 || status > 599 {
+		return Reply{Status: failure.Status, Body: end.body()}
+	}
+	reply.Status = status
+	return reply
+}
+
+func (r Reply) isZero() bool { return r.Status == 0 && r.Header == nil && r.Body == nil }
 
 func (x *exchange) abortOnReturn(end *ending) {
 	x.aborted = true
 	x.logEnding(end, true)
 }
 
-func (x *exchange) setErrorHeaders(response StatusError) {
-	header := x.conn.w.Header()
+func (x *exchange) setErrorHeaders(end *ending) {
+	header := x.conn.Header()
 	switch {
-	case response.Status != http.StatusUnauthorized:
-	case response.Err == ErrInvalidKey:
+	case end.response.Status != http.StatusUnauthorized:
+	case errors.Is(end.err, ErrInvalidKey):
 		header.Set("WWW-Authenticate", `Bearer error="invalid_token"`)
 	default:
 		header.Set("WWW-Authenticate", "Bearer")
 	}
-	if seconds := response.retryAfter(); seconds > 0 {
+	if seconds := wholeSeconds(end.response.RetryAfter); seconds > 0 {
 		header.Set("Retry-After", strconv.FormatInt(seconds, 10))
 	}
 }
 
-// retryAfter is in whole seconds. The client gets it only if it is positive.
-func (e StatusError) retryAfter() int64 { return int64(math.Ceil(e.RetryAfter.Seconds())) }
+// wholeSeconds is rounded up. The client gets them only if they are positive.
+func wholeSeconds(d time.Duration) int64 { return int64(math.Ceil(d.Seconds())) }
 
-func (e StatusError) body() []byte {
-	return append(jsontext.AppendString([]byte(`{"detail":`), e.Detail), '}')
-}
-
-// eventData is the JSON of an error event, with what the head of a response would say.
-func (e StatusError) eventData() []byte {
-	data := fmt.Appendf(jsontext.AppendString([]byte(`{"detail":`), e.Detail), `,"status":%d`, e.Status)
-	if seconds := e.retryAfter(); seconds > 0 {
-		data = fmt.Appendf(data, `,"retry_after":%d`, seconds)
+// body is that of an error response in the API's own form.
+func (e *ending) body() []byte {
+	if e.list != nil {
+		return e.list
 	}
-	return append(data, '}')
-}
-
-// body returns the JSON of a 422, with [] for a nil Detail or Loc. It panics if a Loc has
-// no JSON form.
-func (e HTTPValidationError) body() []byte {
-	detail := make([]ValidationError, len(e.Detail)) // a copy: the application's is not changed
-	for i, problem := range e.Detail {
-		if problem.Loc == nil {
-			problem.Loc = []any{}
-		}
-		detail[i] = problem
-	}
-	body, err := json.Marshal(HTTPValidationError{detail})
-	if err != nil {
-		panic(fmt.Errorf("encoding a validation error: %w", err))
-	}
-	return body
+	return append(jsontext.AppendString([]byte(`{"detail":`), e.response.Detail), '}')
 }
 
 func (x *exchange) logEnding(end *ending, committed bool) {
@@ -858,7 +950,7 @@ func (x *exchange) logEnding(end *ending, committed bool) {
 
 func (x *exchange) attributes(end *ending) []slog.Attr {
 	attributes := []slog.Attr{slog.String("error", end.text)}
-	if x.unverifiedKey != "" && quotesKey(end.text, x.unverifiedKey) {
+	if x.presentedKey != "" && quotesKey(end.text, x.presentedKey) {
 		attributes[0].Value = slog.StringValue("not logged: the text of the error contains the key")
 	}
 	if end.stack != nil {
@@ -873,28 +965,4 @@ func (h *handler) log(ctx context.Context, level slog.Level, message string, att
 	defer func() { _ = recover() }()
 	id := slog.String("request_id", RequestIDFrom(ctx))
 	h.logger.LogAttrs(ctx, level, message, append([]slog.Attr{id}, attributes...)...)
-}
-
-// A panicError is a recovered panic. Its value cannot choose a response, except
-// http.ErrAbortHandler.
-type panicError struct {
-	value any
-	text  string
-	stack []byte
-}
-
-// recovered makes an error of what recover returned. Call it in the deferred function: the
-// stack still shows where the panic began.
-func recovered(doing string, value any) (err error) {
-	p := &panicError{value: value, text: "panic while " + doing, stack: debug.Stack()}
-	err = p
-	defer func() { _ = recover() }() // from a method of the value
-	p.text += fmt.Sprintf(": %v", value)
-	return err
-}
-
-func (e *panicError) Error() string { return e.text }
-
-func (e *panicError) Is(target error) bool {
-	return target == http.ErrAbortHandler && e.value == any(target)
 }

@@ -455,7 +455,7 @@ var orderEvents = []orderEvent{
 	{"error", "engine", (*play).engineIdle, func(p *play) { p.stop(reasonFailed, p.clock()); p.say("", errOfEngine) }},
 	{"error-text", "engine", (*play).engineIdle, func(p *play) { p.stop(reasonStatus, p.clock()); p.say("no text", errTeapot) }},
 	{"return", "engine", (*play).engineIdle, func(p *play) { p.stop(reasonFinished, p.clock()); p.tell(engineStep{ends: true}) }},
-	{"panic", "engine", (*play).engineIdle, func(p *play) { p.stop(reasonCrashed, p.clock()); p.tell(engineStep{other: panics}) }},
+	{"panic", "engine", (*play).engineIdle, func(p *play) { p.stop(reasonCrashed, p.clock()); p.tell(engineStep{other: hasABug}) }},
 	{"exit", "engine", (*play).engineIdle, func(p *play) { p.stop(reasonCrashed, p.clock()); p.tell(engineStep{other: runtime.Goexit}) }},
 	{"ignore", "engine", (*play).engineListens, func(p *play) { p.tell(engineStep{other: func() { p.engine.ignores = true }}) }},
 
@@ -500,7 +500,7 @@ func (p *play) stop(r reason, at time.Duration) {
 	p.stopping = append(p.stopping, r)
 }
 
-func panics() { panic("a bug in the engine") }
+func hasABug() { panic("a bug in the engine") }
 
 func (p *play) clientThere() bool   { return !p.returned.Load() && !p.happened["disconnected"] }
 func (p *play) clientReads() bool   { return p.clientThere() && !p.happened["stopped"] }

@@ -23,8 +23,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/invopop/validation"
 	"github.com/matryer/is"
+
+	"example.com/botapi/internal/chatbody"
+	"example.com/botapi/internal/connection"
 
 	"example.com/botapi/internal/readtext"
 
@@ -374,7 +376,13 @@ func TestDocumentedOptions(t *testing.T) {
 		"StallTimeout":       "no limit",
 		"KeepAlive":          fmt.Sprint(DefaultKeepAlive.Seconds(), " seconds"),
 		"WriteTimeout":       fmt.Sprint(DefaultWriteTimeout.Seconds(), " seconds"),
+		"Routes":             "none",
+		"NotFound":           "the API's own form",
+		"OnLimit":            "none",
+		"MaxWaiting":         "none waits",
+		"MaxWait":            fmt.Sprint(DefaultMaxWait.Seconds(), " seconds"),
 		"Logger":             "`slog.Default()`",
+		"OnRequest":          "none",
 		"OnChat":             "none",
 	}
 	rows := rows(t, "docs/operating.md")
@@ -399,9 +407,9 @@ func TestDocumentedResponses(t *testing.T) {
 	}
 	responses := []StatusError{
 		errNotFound, errMethodNotAllowed, errNotAuthenticated, errKeyRejected, errNoSuchBot, errBodyTooLarge,
-		errBodyTooSlow, errBodyUnreadable, errTooManyChats, errTooManyAccountChats, errTooLong, errUnavailable, errInternal,
+		errBodyTooSlow, errBodyUnreadable, ErrTooManyChats.(StatusError), ErrTooManyAccountChats.(StatusError), errTooLong, errUnavailable, errInternal,
 	}
-	is.Equal(len(responses), len(regexp.MustCompile(`(?m)^\terr\w+ += StatusError`).FindAllString(packageSource(t), -1))) // all of the package's are here
+	is.Equal(len(responses), len(regexp.MustCompile(`(?m)^\t[eE]rr\w+ +(?:error )?= StatusError`).FindAllString(packageSource(t), -1))) // all of the package's are here
 	for _, response := range responses {
 		status := fmt.Sprint(response.Status)
 		switch {
@@ -414,10 +422,10 @@ func TestDocumentedResponses(t *testing.T) {
 		}
 		is.True(shown[status+" | `"+response.Detail+"`"]) // the page has this response
 	}
-	problems := []validation.Error{errMissing, errNull, errNotBoolean, errNotText, errNotList, errNotObject, errNotRole, errNoBot, errNoInput}
-	is.Equal(len(problems), strings.Count(packageSource(t), "= validation.NewError(")) // all of the package's are here
+	problems := regexp.MustCompile("= validation\\.NewError\\(\"([^\"]+)\", [\"`](.+)[\"`]\\)\n").FindAllStringSubmatch(packageSource(t), -1)
+	is.True(len(problems) >= 9)
 	for _, problem := range problems {
-		is.True(shown["`"+problem.Message()+"` | `"+problem.Code()+"`"]) // the page has this problem
+		is.True(shown["`"+problem[2]+"` | `"+problem[1]+"`"]) // the page has this problem
 	}
 }
 
@@ -425,7 +433,7 @@ func TestDocumentedResponses(t *testing.T) {
 func challengeOf(response StatusError) string {
 	w := httptest.NewRecorder()
 	x := newExchange(New(Options{Bots: new(MemoryStore), Keys: StaticKeys(nil), Engine: fragmentsOf()}).(*handler), w, newRequest("GET", "/", nil))
-	x.writeError(rejected(response))
+	x.writeError(failureOf(response))
 	return w.Header().Get("WWW-Authenticate")
 }
 
@@ -435,9 +443,9 @@ func TestDocumentedBounds(t *testing.T) {
 		"docs/operating.md": {
 			fmt.Sprintf("| %d KiB queued and %d KiB being written", maxWrite>>10, maxWrite>>10),
 			fmt.Sprintf("| %d KiB; %d KiB |", maxEvent>>10, maxWrite>>10),
-			fmt.Sprintf("| one write of any other response | %d KiB:", maxChunk>>10),
+			fmt.Sprintf("| one write of any other response | %d KiB:", connection.MaxChunk>>10),
 			fmt.Sprintf("| %d MiB; beyond that", maxJSONResponse>>20),
-			fmt.Sprintf("| %d problems |", maxProblems),
+			fmt.Sprintf("| %d problems |", chatbody.MaxProblems),
 			fmt.Sprintf("of the bytes that have arrived, and %d KiB", readtext.ChunkBytes>>10),
 			fmt.Sprintf("| %d MiB or %.0f seconds, read and discarded", discardBytes>>20, discardTime.Seconds()),
 			fmt.Sprintf("| %d,000 levels |", jsonscan.MaxDepth/1000),
@@ -448,7 +456,7 @@ func TestDocumentedBounds(t *testing.T) {
 			fmt.Sprintf("longer than %d MiB is a 500", maxJSONResponse>>20),
 			fmt.Sprintf("at most %d KiB a write", maxWrite>>10),
 			fmt.Sprintf("at most %d KiB long", maxEvent>>10),
-			fmt.Sprintf("up to %d, in the form", maxProblems),
+			fmt.Sprintf("up to %d, in the form", chatbody.MaxProblems),
 			fmt.Sprintf("more than %d,000 levels", jsonscan.MaxDepth/1000),
 		},
 		"README.md": {fmt.Sprintf("buffers %d KiB at most", 2*maxWrite>>10)},
@@ -551,7 +559,7 @@ func TestDocumentedLog(t *testing.T) {
 		}
 	}
 	inCode := make(map[string]bool)
-	for _, call := range regexp.MustCompile(`\.log(?:Error)?\([^"\n]*"([^"]+)"`).FindAllStringSubmatch(packageSource(t), -1) {
+	for _, call := range regexp.MustCompile(`\.(?:log|callBack)\([^"\n]*"([^"]+)"`).FindAllStringSubmatch(packageSource(t), -1) {
 		inCode[call[1]] = true
 	}
 	is.New(t).Equal(slices.Sorted(maps.Keys(want)), slices.Sorted(maps.Keys(inCode)))
@@ -582,6 +590,14 @@ func TestDocumentedLog(t *testing.T) {
 		o.OnChat = func(context.Context, ChatReport) { panic("a bug") }
 		serve(httptest.NewRecorder(), false)
 		o.OnChat = nil
+		o.OnRequest = func(context.Context, RequestReport) { panic("a bug") }
+		o.Routes = []Route{{
+			Patterns: []string{"GET /broken"},
+			Serve:    func(*http.Request) (Response, error) { return nil, errBroken },
+			Errors:   func(context.Context, Failure) Reply { panic("a bug") },
+		}}
+		serveRequest(httptest.NewRecorder(), withApplicationValue(New(o)), newRequest("GET", "/broken", nil))
+		o.OnRequest, o.Routes = nil, nil
 		o.Engine = engineOf(func(context.Context, *ChatRequest, func(string, error) bool) {
 			time.Sleep(time.Minute)
 			panic("after the answer")
@@ -598,7 +614,7 @@ func TestDocumentedLog(t *testing.T) {
 func TestDocumentedEndings(t *testing.T) {
 	names := map[error]string{ErrClientLeft: "`ErrClientLeft`", ErrClientStalled: "`ErrClientStalled`", ErrChatTimeout: "`ErrChatTimeout`", ErrEngineStalled: "`ErrEngineStalled`"}
 	want := [][]string{}
-	for kind := kindRejected; int(kind) < len(outcomes); kind++ {
+	for kind := kindFailed; int(kind) < len(outcomes); kind++ {
 		o := outcomes[kind]
 		row := []string{o.name, "its own status", "error event, aborted", "by its status", cmp.Or(names[o.err], "the application's error")}
 		if o.response.Status != 0 {
@@ -610,15 +626,12 @@ func TestDocumentedEndings(t *testing.T) {
 		if !o.tells {
 			row[1], row[2], row[3] = "aborted", "aborted", "no"
 		}
-		if kind == kindRejected || kind == kindTooLarge { // which comes before a chat, or before a JSON response
+		if kind == kindTooLarge { // which comes before a JSON response
 			row[2] = "-"
-		}
-		if kind == kindRejected {
-			row[4] = "-"
 		}
 		want = append(want, row)
 	}
 	all := rows(t, "docs/operating.md")
-	first := slices.IndexFunc(all, func(row []string) bool { return row[0] == "rejected" })
+	first := slices.IndexFunc(all, func(row []string) bool { return row[0] == "failed" })
 	is.New(t).Equal(all[first:first+len(want)], want)
 }

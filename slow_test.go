@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/matryer/is"
+
+	"example.com/botapi/internal/connection"
 )
 
 // A pace is how a client reads from a connection in memory, which has no buffer: some bytes
@@ -87,7 +89,7 @@ func TestSlowReaders(t *testing.T) {
 		{"a long WriteTimeout", true, time.Hour, m, fragmentsOf("hi"), pace{first: time.Hour, piece: 1}, ErrClientStalled, 61 * s},
 		{"the longest times there are", true, math.MaxInt64, math.MaxInt64, fragmentsOf("hi"), pace{first: 24 * time.Hour, piece: 4 << 10}, nil, 24 * time.Hour},
 		{"a stream longer than ChatTimeout", true, 5 * m, 0, mebibyte, pace{each: 29 * s, piece: maxWrite}, ErrChatTimeout, 5*m + 30*s},
-		{"a JSON response longer than ChatTimeout", false, 5 * m, 0, mebibyte, pace{each: 29 * s, piece: maxChunk}, ErrChatTimeout, 5*m + 19*s},
+		{"a JSON response longer than ChatTimeout", false, 5 * m, 0, mebibyte, pace{each: 29 * s, piece: connection.MaxChunk}, ErrChatTimeout, 5*m + 19*s},
 		{"a stream that is complete just in time", true, m, 10 * s, endsLate, pace{4 << 10, 4 * s, 4 * s, 2 << 10}, ErrClientStalled, 74 * s},
 		{"an error, and a client that reads no more", true, 0, 0, failsAfter(s), pace{4 << 10, time.Hour, time.Hour, 1}, errBroken, s + DefaultWriteTimeout},
 		{"an error, and a client that reads each 20s", true, 0, 0, failsAfter(s), pace{4 << 10, 20 * s, 20 * s, 6 << 10}, errBroken, s + DefaultWriteTimeout},

@@ -1,12 +1,51 @@
 package botapi
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
+	"example.com/botapi/internal/connection"
 	"example.com/botapi/internal/jsontext"
+	"example.com/botapi/internal/panics"
 )
+
+// A StreamFormat writes one answer as a stream, in the events of one protocol. It belongs
+// to one answer: what a protocol counts or repeats is a field of it.
+//
+// The handler calls one method at a time, each from the goroutine that may write then, and
+// sends what the method has appended. It holds no lock meanwhile. A method that panics, or
+// returns an error, is a failure of the answer as an engine's is: before anything has been
+// sent, the client gets an error response; after it, the connection is aborted, without a
+// call of AppendError.
+type StreamFormat interface {
+	// ContentType is that of the response. It is called once, before anything is sent.
+	ContentType() string
+
+	// AppendText appends one event with text. text is the inside of a JSON string, without
+	// its quotes: whole characters, escaped where JSON needs it, at most 4 KiB, and valid
+	// until AppendText returns. It is empty for an empty fragment.
+	AppendText(dst, text []byte) ([]byte, error)
+
+	// AppendKeepAlive appends what shows a silent stream to be alive. It may append
+	// nothing.
+	AppendKeepAlive(dst []byte) []byte
+
+	// End returns the end of a complete answer, in chunks of any size, which the handler
+	// does not change. Its context has the request's values. What the engine has noted there, such as
+	// its token counts, is final.
+	End(ctx context.Context) iter.Seq[[]byte]
+
+	// AppendError appends what the client gets in place of the end, before the connection
+	// is aborted.
+	AppendError(dst []byte, f Failure) []byte
+}
 
 const (
 	// maxEvent bounds one event with text. (An error event is as long as the
@@ -14,12 +53,16 @@ const (
 	// asynchronous Python client parses each network read separately, and fails at an
 	// event that is split between two reads: a short one is split less often.
 	maxEvent = 4 << 10
-	// maxWrite bounds the queue of a stream, and so one write of it. A stream holds two at
-	// most: one that is being written, and one that is queued.
+	// maxText is how much of an event is text, in the API's own format.
+	maxText = maxEvent - len(eventStart) - len(eventEnd)
+	// maxWrite bounds one write of a stream. A stream holds two at most: one that is being
+	// written, and one that is queued.
 	maxWrite = 16 << 10
-	// endRoom is what the queue leaves for the end of a complete answer: the event of a
+	// endRoom is what a write leaves for the end of a complete answer: the event of a
 	// character that is still incomplete, and the terminator.
 	endRoom = 64
+	// maxQueued bounds the text of a queue, with what its events take beside it.
+	maxQueued = maxWrite - maxEvent - endRoom
 
 	eventStart = `data: {"content":"`
 	eventEnd   = "\"}\n\n"
@@ -30,6 +73,36 @@ const (
 	keepAliveLine = ": keep-alive\n"
 )
 
+// The API's own format, which has no state.
+type ownFormat struct{}
+
+func (ownFormat) ContentType() string { return "text/event-stream" }
+
+func (ownFormat) AppendText(dst, text []byte) ([]byte, error) {
+	return append(append(append(dst, eventStart...), text...), eventEnd...), nil
+}
+
+func (ownFormat) AppendKeepAlive(dst []byte) []byte { return append(dst, keepAliveLine...) }
+
+func (ownFormat) End(context.Context) iter.Seq[[]byte] { return ownEnd }
+
+func ownEnd(yield func([]byte) bool) { yield(doneLine) }
+
+var doneLine = []byte(doneEvent)
+
+func (ownFormat) AppendError(dst []byte, f Failure) []byte {
+	return append(append(append(dst, errorStart...), f.eventData()...), "\n\n"...)
+}
+
+// eventData is the JSON of an error event, with what the head of a response would say.
+func (f *Failure) eventData() []byte {
+	data := fmt.Appendf(jsontext.AppendString([]byte(`{"detail":`), f.Detail), `,"status":%d`, f.Status)
+	if seconds := wholeSeconds(f.RetryAfter); seconds > 0 {
+		data = fmt.Appendf(data, `,"retry_after":%d`, seconds)
+	}
+	return append(data, '}')
+}
+
 // A stream is one streamed answer on its way to the client.
 //
 // A fragment that comes when the connection is idle is written in place, by the goroutine
@@ -38,39 +111,44 @@ const (
 // started that writes until the queue is empty (a burst), so that fragments that are ready
 // together are written together. A burst also makes a fragment's first write (writeFirst).
 //
-// The right to write is a token. While writing is true, one goroutine holds it, and may
-// write without mu: the goroutine that yields, the keep-alive timer's, or a burst. The
-// token is taken only while the stream is open. close waits until it is free: from then on,
-// only the handler writes.
+// The right to write is a token. While writing is true, one goroutine holds it: the one
+// that yields, the keep-alive timer's, or a burst. The holder formats and writes without
+// mu. The token is taken only while the stream is open. close waits until it is free: from
+// then on, only the handler writes.
 //
 // While an open stream's token is free, its queue is empty: sendKeepAlive relies on that. A
 // goroutine that adds to the queue takes the token if it is free, before it releases mu;
 // otherwise the holder of the token writes until the queue is empty.
 type stream struct {
-	conn *connection // owned by the holder of the token and, after close, by the handler's goroutine
+	// Set by newStream.
+	conn      *connection.Connection
+	format    StreamFormat
+	joins     bool // fragments that are ready together are one text
+	owner     streamOwner
+	keepAlive time.Duration
+	burst     func()    // writeBurst, so that starting it allocates nothing
+	changed   sync.Cond // with mu: the queue was taken, the token was returned, or the stream was closed
 
 	mu sync.Mutex
 
 	// Guarded by mu. After close, owned by the handler's goroutine: a late fragment or timer
 	// finds closed set, and changes nothing.
-	closed       bool   // no more fragments are accepted
-	queue        *batch // complete events that wait to be written; nil if there are none
-	text         jsontext.Encoder
-	accepted     int           // fragments that were queued
-	sent         int           // fragments of which a write has begun
-	bytes        int64         // text of which a write has begun
-	wrote        time.Duration // when the last write ended
-	writesInARow int           // begun by fragments, all but the first within quickGap of the end of the one before
-	writing      bool          // the token is taken
-
-	committed bool // the sending of the head has begun; owned as conn is
-
-	// Set by newStream.
-	changed        sync.Cond     // the queue was taken, the token was returned, or the stream was closed
-	onFailure      func(*ending) // called with mu held, at most once, when a write fails before close has returned
-	keepAlive      time.Duration
+	closed         bool       // no more fragments are accepted
+	queue          *textQueue // fragments that nobody has begun to format; nil if there are none
+	queued         int        // what the queue counts as: the text, and the rest of its events
+	wrote          time.Duration
+	writesInARow   int  // begun by fragments, all but the first within quickGap of the end of the one before
+	writing        bool // the token is taken
 	keepAliveTimer *time.Timer
-	burst          func() // writeBurst, so that starting it allocates nothing
+
+	// Owned by the holder of the token. After close, owned by the handler's goroutine.
+	texts        *textQueue // fragments that are being formatted; nil if there are none
+	encoder      jsontext.Encoder
+	begun        int   // fragments whose formatting has begun
+	sent         int   // fragments of which a write has begun
+	sentBytes    int64 // text of which a write has begun
+	committed    bool  // the sending of the head has begun
+	formatFailed bool  // the format is not called again
 }
 
 const (
@@ -81,10 +159,20 @@ const (
 	burstAfter = 3
 )
 
-// newStream starts the keep-alive timer, which may write to conn. onFailure must not block,
-// and must not use the stream.
-func newStream(conn *connection, keepAlive time.Duration, onFailure func(*ending)) *stream {
-	s := &stream{conn: conn, onFailure: onFailure, keepAlive: keepAlive}
+// A streamOwner is told what happens to its stream. Its methods do not block, and do not use
+// the stream.
+type streamOwner interface {
+	// beginResponse adds headers when the head is about to be sent.
+	beginResponse(header http.Header)
+
+	// streamFailed is called at most once, when a write or the format fails before close
+	// has returned. The stream's lock is held.
+	streamFailed(failed *ending)
+}
+
+// newStream starts the keep-alive timer, which may write to conn.
+func newStream(conn *connection.Connection, format StreamFormat, joins bool, keepAlive time.Duration, owner streamOwner) *stream {
+	s := &stream{conn: conn, format: format, joins: joins, owner: owner, keepAlive: keepAlive}
 	s.changed.L = &s.mu
 	s.burst = s.writeBurst
 	s.mu.Lock() // sendKeepAlive uses the timer, and may run before it is assigned
@@ -93,41 +181,40 @@ func newStream(conn *connection, keepAlive time.Duration, onFailure func(*ending
 	return s
 }
 
-// fragment queues the events of one fragment, at least one, and has them written. It waits
-// while the queue is full, so that a client that does not read slows its engine down.
+// fragment queues one fragment, and has it written. It waits while the queue is full, so
+// that a client that does not read slows its engine down.
 func (s *stream) fragment(text string) (more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for begun := false; !begun || text != ""; begun = true {
-		for !s.closed && s.queue.full() {
-			s.changed.Wait()
-		}
-		if s.closed {
-			return false
-		}
-		if !begun {
-			s.accepted++
-		}
-		if s.queue == nil {
-			s.queue = newBatch("")
-		}
-		text = s.queue.addEvent(&s.text, text)
-		if text == "" || s.queue.full() {
-			s.ensureWriter()
-		}
+	for !s.closed && s.queued > maxQueued {
+		s.changed.Wait()
+	}
+	if s.closed {
+		return false
+	}
+	if s.queue == nil {
+		s.queue = newTextQueue()
+	}
+	s.queue.texts = append(s.queue.texts, text)
+	s.queued += weight(text)
+	if !s.writing {
+		s.startWriting()
+	}
+	for !s.closed && s.queued > maxQueued+maxEvent { // the fragment is larger than the queue
+		s.changed.Wait()
 	}
 	return !s.closed
 }
 
-// ensureWriter, writeFirst, writeQueue and writeBatch are called with mu held and return
+// weight is what a fragment counts as in a queue.
+func weight(text string) int { return len(text) + len(eventStart) + len(eventEnd) }
+
+// startWriting, writeFirst, writeQueue and writeBatch are called with mu held and return
 // with mu held, but release it during each write: what was read before may have changed.
 
-func (s *stream) ensureWriter() {
-	if s.writing {
-		return
-	}
+func (s *stream) startWriting() {
 	s.writing = true
-	now := s.conn.elapsed()
+	now := s.conn.Elapsed()
 	if now-s.wrote > quickGap {
 		s.writesInARow = 0
 	}
@@ -138,7 +225,7 @@ func (s *stream) ensureWriter() {
 	case !s.committed:
 		s.writeFirst()
 	default:
-		s.writeQueue(now)
+		s.writeQueue()
 	}
 }
 
@@ -153,70 +240,158 @@ func (s *stream) writeFirst() {
 	}
 }
 
-// writeQueue is called by the holder of the token. It gives the token back in any case.
-func (s *stream) writeQueue(now time.Duration) {
-	defer func() {
-		s.writing = false
-		s.changed.Broadcast()
-	}()
-	for s.queue != nil && !s.closed {
-		s.writeBatch(now)
-		now = s.wrote
-	}
-}
-
-func (s *stream) writeBatch(now time.Duration) {
-	b := s.take()
-	s.changed.Broadcast()
-	failed := s.writeUnlocked(b, now)
-	s.wrote = s.conn.elapsed()
-	if failed != nil {
-		s.queue, s.closed = nil, true
-		s.onFailure(failed)
-	}
-}
-
-// writeUnlocked releases mu during the write, and holds it again when it returns.
-func (s *stream) writeUnlocked(b *batch, now time.Duration) *ending {
-	s.mu.Unlock()
-	defer s.mu.Lock()
-	return s.write(b, now)
-}
-
-func (s *stream) write(b *batch, now time.Duration) *ending {
-	failed := s.conn.write(now, 0, func() error { return s.send(b.data) })
-	b.free(failed)
-	return failed
-}
-
-// take counts what is queued as sent.
-func (s *stream) take() *batch {
-	b := s.queue
-	s.queue = nil
-	s.sent, s.bytes = s.accepted, s.text.Written()
-	return b
-}
-
 // writeBurst is started with the token taken. close waits for it.
 func (s *stream) writeBurst() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.writeQueue(s.conn.elapsed())
+	s.writeQueue()
 }
 
-func (s *stream) send(events []byte) error {
+// writeQueue is called by the holder of the token. It gives the token back in any case.
+func (s *stream) writeQueue() {
+	defer s.returnToken()
+	for !s.closed && s.takeQueue() {
+		s.writeBatch((*stream).addTexts)
+	}
+}
+
+func (s *stream) returnToken() {
+	s.writing = false
+	s.changed.Broadcast()
+}
+
+// takeQueue reports whether there is text to format: what is left of the last queue, or the
+// next one.
+func (s *stream) takeQueue() bool {
+	if s.texts == nil {
+		s.texts, s.queue = s.queue, nil
+	}
+	return s.texts != nil
+}
+
+// writeBatch formats and writes what add adds to a batch, if anything. An engine that waits
+// for room goes on when the write begins.
+func (s *stream) writeBatch(add func(*stream, *batch) error) {
+	b, failed := newBatch(), formatExited // unless formatUnlocked returns
+	defer func() {
+		s.wrote = s.conn.Elapsed()
+		if failed != nil {
+			s.closed = true
+			s.owner.streamFailed(failed)
+		} else {
+			b.free()
+		}
+		s.changed.Broadcast()
+	}()
+	if failed = s.formatUnlocked(b, add); failed == nil {
+		s.queued -= b.took
+		s.changed.Broadcast()
+		failed = s.writeUnlocked(b)
+	}
+}
+
+var formatExited = failureOf(errors.New("the format of a stream ended its goroutine with runtime.Goexit"))
+
+// formatUnlocked releases mu while it formats, writeUnlocked while it writes.
+func (s *stream) formatUnlocked(b *batch, add func(*stream, *batch) error) *ending {
+	s.mu.Unlock()
+	defer s.mu.Lock()
+	return s.formatting(func() error { return add(s, b) })
+}
+
+func (s *stream) writeUnlocked(b *batch) *ending {
+	s.mu.Unlock()
+	defer s.mu.Lock()
+	return s.write(b.data, 0)
+}
+
+// formatting calls the format, by way of call. After a failure, it is not called again.
+func (s *stream) formatting(call func() error) *ending {
+	s.formatFailed = true // unless call returns
+	err := panics.Catch("formatting a stream", call)
+	if err != nil {
+		return failureOf(err)
+	}
+	s.formatFailed = false
+	return nil
+}
+
+// addTexts adds events until the batch is full or all texts are formatted.
+func (s *stream) addTexts(b *batch) (err error) {
+	for s.texts != nil && !b.isFull() && err == nil {
+		err = s.addEvent(b)
+	}
+	return err
+}
+
+// addEvent adds one event with as much text as it has room for.
+func (s *stream) addEvent(b *batch) (err error) {
+	q, inside := s.texts, b.inside[:0]
+	for {
+		if !q.begun {
+			s.begun++
+			b.took += weight("")
+		}
+		text, rest := q.texts[q.next], ""
+		inside, rest = s.encoder.Append(inside, text, maxText)
+		b.took += len(text) - len(rest)
+		q.texts[q.next], q.begun = rest, rest != ""
+		if q.begun {
+			break
+		}
+		if q.next++; q.next == len(q.texts) {
+			q.free()
+			s.texts = nil
+			break
+		}
+		if !s.joins || len(inside) >= maxText-maxRune {
+			break
+		}
+	}
+	b.grow()
+	b.data, err = s.format.AppendText(b.data, inside)
+	b.inside = inside
+	return err
+}
+
+// maxRune is what one character takes at most inside a JSON string.
+const maxRune = 12
+
+// write sends events, if there are any, within the time of a write or, if deadline is not
+// 0, before that. After a failure, the events must not be changed: on HTTP/2, net/http may
+// still read them.
+func (s *stream) write(events []byte, deadline time.Duration) *ending {
+	if len(events) == 0 {
+		return nil
+	}
+	contentType := ""
+	if !s.committed {
+		if failed := s.formatting(func() error { contentType = s.format.ContentType(); return nil }); failed != nil {
+			return failed
+		}
+	}
+	s.sent, s.sentBytes = s.begun, s.encoder.Written()
+	call := func(w http.ResponseWriter) error { return s.writeEvents(w, contentType, events) }
+	if deadline == 0 {
+		return writeFailed(s.conn.Write(call))
+	}
+	return writeFailed(s.conn.WriteBefore(deadline, call))
+}
+
+func (s *stream) writeEvents(w http.ResponseWriter, contentType string, events []byte) error {
 	if !s.committed {
 		s.committed = true
-		header := s.conn.w.Header()
-		header.Set("Content-Type", "text/event-stream")
+		header := w.Header()
+		s.owner.beginResponse(header)
+		header.Set("Content-Type", contentType)
 		header.Set("Cache-Control", "no-cache, no-transform")
 		header.Set("X-Accel-Buffering", "no")
-		s.conn.w.WriteHeader(http.StatusOK)
+		w.WriteHeader(http.StatusOK)
 	}
-	if _, err := s.conn.w.Write(events); err != nil {
+	if _, err := w.Write(events); err != nil {
 		return err
 	}
-	return s.conn.flush()
+	return s.conn.Flush()
 }
 
 // sendKeepAlive is called by the timer.
@@ -226,13 +401,10 @@ func (s *stream) sendKeepAlive() {
 	if s.closed {
 		return
 	}
-	now := s.conn.elapsed()
-	next := s.wrote + s.keepAlive - now
+	next := s.wrote + s.keepAlive - s.conn.Elapsed()
 	due := next <= 0
 	if due && !s.writing {
-		s.queue = newBatch(keepAliveLine) // there was none, since the token is free
-		s.writing = true
-		s.writeQueue(now)
+		s.writeKeepAlive()
 	}
 	if due {
 		next = s.keepAlive
@@ -240,6 +412,15 @@ func (s *stream) sendKeepAlive() {
 	if !s.closed {
 		s.keepAliveTimer.Reset(next)
 	}
+}
+
+func (s *stream) writeKeepAlive() {
+	s.writing = true
+	defer s.writeQueue() // what has come meanwhile; it returns the token
+	s.writeBatch(func(s *stream, b *batch) error {
+		b.data = s.format.AppendKeepAlive(b.data)
+		return nil
+	})
 }
 
 // close waits for the write in progress. What is queued is left to complete or sendError.
@@ -255,81 +436,151 @@ func (s *stream) close() (committed bool) {
 	return s.committed
 }
 
-// complete makes one write of what is queued, of an incomplete character that is held
-// back, and of the terminator.
-func (s *stream) complete() *ending {
-	if s.conn.failed != nil {
-		return s.conn.failed
+// complete writes what is queued, an incomplete character that is held back, and the end:
+// all together, if it is short.
+func (s *stream) complete(ctx context.Context) *ending {
+	if failed := writeFailed(s.conn.Failed()); failed != nil {
+		return failed
 	}
-	if s.queue == nil {
-		s.queue = newBatch("")
+	b, failed := s.writeTexts(math.MaxInt, 0)
+	if failed != nil {
+		return failed
 	}
-	if s.text.Holds() {
-		s.queue.addLastEvent(&s.text)
+	end := s.formatting(func() error {
+		if s.encoder.Holds() {
+			b.inside = s.encoder.AppendHeld(b.inside[:0])
+			var err error
+			if b.data, err = s.format.AppendText(b.data, b.inside); err != nil {
+				return err
+			}
+		}
+		for chunk := range s.format.End(ctx) {
+			if b, failed = s.addChunk(b, chunk); failed != nil {
+				return errNotWritten
+			}
+		}
+		return nil
+	})
+	switch {
+	case failed != nil:
+		return failed
+	case end != nil:
+		return end
 	}
-	b := s.take()
-	b.data = append(b.data, doneEvent...)
-	return s.write(b, s.conn.elapsed())
+	return s.flush(b, 0)
 }
 
-// sendError makes one write of what is queued and of the error event.
-func (s *stream) sendError(errorData []byte, deadline time.Duration) (sent bool) {
-	now := s.conn.elapsed()
-	if s.conn.failed != nil || now >= deadline {
+var errNotWritten = errors.New("the end of the answer could not be written")
+
+// writeTexts writes what is queued, except for the last batch, which it returns. It ends
+// when it has taken about atMost from the queue.
+func (s *stream) writeTexts(atMost int, deadline time.Duration) (*batch, *ending) {
+	b := newBatch()
+	for s.takeQueue() && atMost > 0 {
+		if b.isFull() {
+			atMost -= b.took
+			if failed := s.flush(b, deadline); failed != nil {
+				return nil, failed
+			}
+			b = newBatch()
+			continue
+		}
+		if failed := s.formatting(func() error { return s.addEvent(b) }); failed != nil {
+			return nil, failed
+		}
+	}
+	return b, nil
+}
+
+func (s *stream) flush(b *batch, deadline time.Duration) *ending {
+	failed := s.write(b.data, deadline)
+	if failed == nil {
+		b.free()
+	}
+	return failed
+}
+
+// addChunk adds a chunk of the end to a batch, and writes what does not fit.
+func (s *stream) addChunk(b *batch, chunk []byte) (*batch, *ending) {
+	if len(b.data)+len(chunk) > maxWrite {
+		if failed := s.flush(b, 0); failed != nil {
+			return nil, failed
+		}
+		b = newBatch()
+	}
+	if len(chunk) <= maxWrite {
+		b.data = append(b.data, chunk...)
+		return b, nil
+	}
+	for part := range slices.Chunk(chunk, connection.MaxChunk) {
+		if failed := s.write(part, 0); failed != nil {
+			return nil, failed
+		}
+	}
+	return b, nil
+}
+
+// sendError writes what is queued and, unless f is nil, the error.
+func (s *stream) sendError(f *Failure, deadline time.Duration) (sent bool) {
+	if s.conn.Failed() != nil || s.formatFailed || s.conn.Elapsed() >= deadline {
 		return false
 	}
-	var events []byte
-	if s.queue != nil {
-		events = s.take().data
+	b, failed := s.writeTexts(maxQueued+maxEvent, deadline) // what fragment has accepted
+	if failed == nil && f != nil {
+		failed = s.formatting(func() error { b.data = s.format.AppendError(b.data, *f); return nil })
 	}
-	if errorData != nil {
-		events = append(append(append(events, errorStart...), errorData...), "\n\n"...)
-	}
-	return s.conn.write(now, deadline, func() error { return s.send(events) }) == nil
+	return failed == nil && s.flush(b, deadline) == nil
 }
 
-func (s *stream) drop() { s.queue = nil }
+func (s *stream) drop() { s.queue, s.texts = nil, nil }
 
-func (s *stream) figures() (fragments int, bytes int64) { return s.sent, s.bytes }
+func (s *stream) figures() (fragments int, bytes int64) { return s.sent, s.sentBytes }
 
-// A batch is the events of one write of a stream, or one chunk of a JSON response. It is
-// pooled: a silent stream holds none.
-type batch struct{ data []byte }
+// A textQueue has fragments in order. It is pooled: a silent stream holds none.
+type textQueue struct {
+	texts []string
+	next  int  // the first that is not formatted
+	begun bool // the formatting of that one has begun
+}
+
+var textQueues = sync.Pool{New: func() any { return new(textQueue) }}
+
+func newTextQueue() *textQueue { return textQueues.Get().(*textQueue) }
+
+func (q *textQueue) free() {
+	clear(q.texts)
+	*q = textQueue{texts: q.texts[:0]}
+	textQueues.Put(q)
+}
+
+// A batch is the events of one write of a stream. It is pooled: a silent stream holds none.
+type batch struct {
+	data   []byte
+	inside []byte // of the event that is being formatted
+	took   int    // how much less is queued
+}
 
 var batches = sync.Pool{New: func() any { return new(batch) }}
 
-func newBatch(start string) *batch {
+func newBatch() *batch {
 	b := batches.Get().(*batch)
-	b.data = append(b.data[:0], start...)
+	b.data, b.took = b.data[:0], 0
 	return b
 }
 
-// free returns the batch to the pool. One whose write has failed is dropped: on HTTP/2,
-// net/http may still read it. So is a large one, which few need.
-func (b *batch) free(failed *ending) {
-	if failed == nil && cap(b.data) <= maxWrite {
+// free returns the batch to the pool. A large one, which few need, is dropped.
+func (b *batch) free() {
+	if cap(b.data) <= maxWrite {
 		batches.Put(b)
 	}
 }
 
-// full reports whether there is no room for another event. A nil batch is not full.
-func (b *batch) full() bool {
-	return b != nil && len(b.data) > maxWrite-maxEvent-endRoom
-}
+// isFull reports whether there is no room for another event and the end of an answer.
+func (b *batch) isFull() bool { return len(b.data) > maxQueued }
 
-// addEvent adds one event with as much of the text as it has room for, and returns the
-// rest. Two fragments never share an event: see [jsontext.Encoder].
-func (b *batch) addEvent(encoder *jsontext.Encoder, text string) (rest string) {
-	if cap(b.data)-len(b.data) < maxEvent && cap(b.data) < maxWrite { // append could make it larger than maxWrite
+// grow makes room for one event; append could make the batch larger than maxWrite.
+func (b *batch) grow() {
+	if cap(b.data)-len(b.data) < maxEvent && cap(b.data) < maxWrite {
 		b.data = append(make([]byte, 0, min(2*cap(b.data)+maxEvent, maxWrite)), b.data...)
 	}
-	events := append(b.data, eventStart...) // a local variable saves a fifth of the time
-	events, rest = encoder.Append(events, text, len(b.data)+maxEvent-len(eventEnd))
-	b.data = append(events, eventEnd...)
-	return rest
-}
-
-func (b *batch) addLastEvent(encoder *jsontext.Encoder) {
-	b.data = append(b.data, eventStart...)
-	b.data = append(encoder.AppendHeld(b.data), eventEnd...)
 }

@@ -19,8 +19,6 @@ import (
 	"time"
 
 	"github.com/matryer/is"
-
-	"example.com/botapi/internal/jsontext"
 )
 
 // textOf returns the text that a client must get for an engine's bytes. As in Go's range,
@@ -211,7 +209,7 @@ func TestErrorEvent(t *testing.T) {
 		{name: "a status that is no error", fails: status(200, time.Second), want: `{"detail":"Internal Server Error","status":500}`},
 		{name: "a plain error", fails: errBroken, want: `{"detail":"Internal Server Error","status":500}`},
 		{name: "ErrBotNotFound", fails: ErrBotNotFound, want: `{"detail":"Bot not found","status":404}`},
-		{name: "a list of problems", fails: HTTPValidationError{[]ValidationError{{Loc: []any{"body", "tools"}, Msg: "unknown tool", Type: "value_error"}}}, want: `{"detail":"Internal Server Error","status":422}`},
+		{name: "a list of problems", fails: HTTPValidationError{[]ValidationError{{Loc: []any{"body", "tools"}, Msg: "unknown tool", Type: "value_error"}}}, want: `{"detail":"body.tools: unknown tool","status":422}`},
 		{name: "ChatTimeout", change: func(o *Options) { o.ChatTimeout = time.Second }, want: `{"detail":"The answer took too long","status":504}`},
 		{name: "StallTimeout", change: func(o *Options) { o.StallTimeout = time.Second }, want: `{"detail":"The answer took too long","status":504}`},
 		{name: "the application cancels", cancels: errBroken, want: `{"detail":"Service Unavailable","status":503}`},
@@ -550,26 +548,26 @@ func TestStreamLongFragmentInFewWrites(t *testing.T) {
 	is.True(len(w.writes) <= 4) // including the terminator
 }
 
-// A stream holds two buffers of maxWrite bytes at most: none grows beyond that, whatever it
-// is filled with, and the pool keeps none that is larger.
+// A write of a stream has maxWrite bytes at most, whatever it is filled with, and the pool
+// keeps no batch that is larger.
 func TestBatchIsBounded(t *testing.T) {
 	is := is.New(t)
 	for _, text := range []string{"", "x", strings.Repeat("x", 100), strings.Repeat("\x00", 700), strings.Repeat("x", maxEvent), strings.Repeat("x", 3*maxWrite)} {
-		b, encoder := new(batch), new(jsontext.Encoder)
-		for !b.full() {
-			for rest := text; !b.full(); {
-				if rest = b.addEvent(encoder, rest); rest == "" {
-					break
-				}
+		s, b := &stream{format: ownFormat{}}, new(batch)
+		for !b.isFull() {
+			if s.texts == nil {
+				s.texts = newTextQueue()
+				s.texts.texts = append(s.texts.texts, text)
 			}
+			is.NoErr(s.addEvent(b))
 			is.True(cap(b.data) <= maxWrite)
 		}
 		is.True(len(b.data) <= maxWrite-64) // for the end of the answer
 		is.True(len(b.data) > maxWrite-maxEvent-64)
 	}
 	for range 100 {
-		large := &batch{make([]byte, 0, maxWrite+1)}
-		large.free(nil)
-		is.True(cap(newBatch("").data) <= maxWrite)
+		large := &batch{data: make([]byte, 0, maxWrite+1)}
+		large.free()
+		is.True(cap(newBatch().data) <= maxWrite)
 	}
 }

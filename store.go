@@ -9,13 +9,14 @@ import (
 	"strings"
 	"sync/atomic"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/invopop/validation"
 )
 
 // Bot is one conversational bot as clients see it.
 //
-// UID and Slug each identify the bot in a chat request. They may not contain
+// UID and Slug each identify the bot in a chat request. They are UTF-8 without
 // white space or control characters, and are compared exactly.
 //
 // The JSON fields are uid, slug, name, description, welcome_message, model and
@@ -35,7 +36,7 @@ type Bot struct {
 func (b Bot) MarshalJSON() ([]byte, error) { return appendBot(nil, &b), nil }
 
 // Validate reports what is wrong with a bot: UID, Slug, Name and Model are
-// required, UID and Slug may not contain white space or control characters, and
+// required, UID and Slug are UTF-8 without white space or control characters, and
 // an AvatarURL must be absolute. The error is a validation.Errors, keyed by the
 // JSON names of the fields.
 //
@@ -53,7 +54,7 @@ func (b Bot) Validate() error {
 
 var (
 	identifier = validation.NewStringRuleWithError(isIdentifier,
-		validation.NewError("bot_identifier", "must not contain white space or control characters"))
+		validation.NewError("bot_identifier", "must be UTF-8 without white space or control characters"))
 	absoluteURL = validation.NewStringRuleWithError(isAbsoluteURL,
 		validation.NewError("bot_avatar_url", "must be an absolute URL"))
 )
@@ -61,7 +62,7 @@ var (
 // isIdentifier is true of the empty string: whether one is required is decided
 // elsewhere.
 func isIdentifier(s string) bool {
-	return !strings.ContainsFunc(s, func(r rune) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool {
 		return unicode.IsSpace(r) || unicode.IsControl(r)
 	})
 }

@@ -23,7 +23,7 @@ func botWith(change func(*Bot)) Bot {
 
 func TestBotValidate(t *testing.T) {
 	blank := [2]string{"cannot be blank", "validation_required"}
-	spaced := [2]string{"must not contain white space or control characters", "bot_identifier"}
+	spaced := [2]string{"must be UTF-8 without white space or control characters", "bot_identifier"}
 	noURL := [2]string{"must be an absolute URL", "bot_avatar_url"}
 	valid := [2]string{}
 	for _, c := range []struct {

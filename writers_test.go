@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/matryer/is"
+
+	"example.com/botapi/internal/connection"
 )
 
 // This file tests the handler with different ResponseWriters: first those of middleware,
@@ -464,7 +466,7 @@ func TestWriterFailsAndItsBufferIsNotUsedAgain(t *testing.T) {
 // If the first chunk of a response was written, its status is reported, even if a later
 // chunk fails.
 func TestWriterFailsAfterTheFirstChunk(t *testing.T) {
-	got := playOn(t, faulty("Flush", 0, faultFails), false, failing(StatusError{Status: 503, Detail: strings.Repeat("x", maxChunk)}))
+	got := playOn(t, faulty("Flush", 0, faultFails), false, failing(StatusError{Status: 503, Detail: strings.Repeat("x", connection.MaxChunk)}))
 	is := is.New(t)
 	is.Equal(got.err, http.ErrAbortHandler)
 	is.Equal(got.report(t).Status, 503)
