@@ -234,6 +234,16 @@ func (r *Request) Slot() *Slot {
 	return r.slot
 }
 
+// Timeouts returns ChatTimeout and StallTimeout of [Options]; 0 means no limit. Work that goes
+// on without its chat should have the same.
+func (r *Request) Timeouts() (chat, stall time.Duration) {
+	if r.exchange == nil {
+		return 0, 0
+	}
+	h := r.exchange.handler
+	return h.chatTimeout % never, h.stallTimeout % never
+}
+
 func (r *Request) setSlot(s *Slot) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -576,9 +576,9 @@ type Slot struct {
 const chatUsers = 2
 
 // Hold keeps the slot in use until release is called, which may be called more than once.
-// ok is false if the slot is free already; then release does nothing.
+// ok is false if the slot is free already, or nil; then release does nothing.
 func (s *Slot) Hold() (release func(), ok bool) {
-	if !s.use(1) {
+	if s == nil || !s.use(1) {
 		return func() {}, false
 	}
 	return sync.OnceFunc(s.release), true
