@@ -49,7 +49,7 @@ import (
 
 // A Chat is a [Response] that is the answer of an engine. A [Route] makes it of its request:
 // the handler takes a slot, runs the engine, and sends the answer as a stream or as JSON. It
-// is not used after the chat.
+// belongs to the handler once Serve has returned it.
 type Chat struct {
 	// Context adds its values to the request's context, which has them from then on: for the
 	// store, OnLimit, the engine, the formats, and the reports. Its cancellation does not count. Nil
@@ -96,6 +96,7 @@ func (x *exchange) chat(asked *Chat) *ending {
 	if x.r.Method == http.MethodHead {
 		return x.notAllowed(http.MethodGet)
 	}
+	x.asked = asked
 	if asked.Context != nil {
 		x.ctx = &requestContext{&routeContext{x.ctx.Context, asked.Context}, x.ctx.requestID, x.ctx.account, x.ctx.request}
 	}
@@ -107,7 +108,7 @@ func (x *exchange) chat(asked *Chat) *ending {
 		if err != nil {
 			return failureOf(err)
 		}
-		x.bot, asked.Request.Bot = bot, bot
+		asked.Request.Bot = bot
 	}
 	requestDone := x.r.Context().Done()
 	x.discardBody()                     // of a route that has not read it: only at its end does net/http notice a disconnect
@@ -198,7 +199,6 @@ func (x *exchange) takeSlot(asked *Chat, requestDone <-chan struct{}) (*Slot, er
 type chat struct {
 	// Set before the engine starts.
 	exchange    *exchange
-	asked       *Chat
 	startedAt   time.Duration   // since the start of the request
 	requestDone <-chan struct{} // closed when the client disconnects, or the application cancels the request
 	call        engineCall
@@ -248,10 +248,9 @@ type answer interface {
 
 var _, _ answer = (*stream)(nil), (*jsonResponse)(nil)
 
-// newChat makes what the engine gets, which it may change, after what is kept of it.
+// newChat makes the report before what the engine gets, which may change it.
 func (x *exchange) newChat(asked *Chat, slot *Slot, requestDone <-chan struct{}) (*chat, error) {
-	h := x.handler
-	request := asked.Request // a copy: an engine that keeps it must not retain the exchange
+	h, request := x.handler, &asked.Request
 	err := panics.Catch("reading the extra fields", func() error {
 		if asked.Extra != nil {
 			request.Extra = asked.Extra()
@@ -264,15 +263,17 @@ func (x *exchange) newChat(asked *Chat, slot *Slot, requestDone <-chan struct{})
 	c := &chat{exchange: x, slot: slot, startedAt: x.conn.Elapsed(), requestDone: requestDone, stopped: make(chan struct{})}
 	x.request.setSlot(slot)
 	if h.onChat != nil || h.onRequest != nil {
-		c.report = x.newReport(&request)
+		c.report = x.newReport(request)
 	}
-	c.call = engineCall{engine: h.engine, request: &request, answer: asked.Answer, listener: c, hasStallTimeout: h.stallTimeout < never, returned: make(chan struct{})}
+	c.call = engineCall{engine: h.engine, request: request, answer: asked.Answer, listener: c, hasStallTimeout: h.stallTimeout < never, returned: make(chan struct{})}
 	c.call.detached = detachedContext{Context: x.ctx}
 	if h.chatTimeout < never {
 		c.call.detached.deadline = x.conn.Start().Add(c.timeoutAt())
 	}
 	c.call.ctx, c.call.cancel = context.WithCancelCause(&c.call.detached)
 	c.answer = c.newAnswer(asked)
+	x.asked = nil
+	*asked = Chat{Request: asked.Request} // an engine that keeps its request must not retain the exchange
 	return c, nil
 }
 
@@ -704,11 +705,11 @@ func (e HTTPValidationError) body() []byte {
 }
 
 // firstProblem says it in one line, for what has no room for a list.
-func (e HTTPValidationError) firstProblem() string {
-	if len(e.Detail) == 0 {
+func firstProblem(problems []ValidationError) string {
+	if len(problems) == 0 {
 		return http.StatusText(http.StatusUnprocessableEntity)
 	}
-	first := e.Detail[0]
+	first := problems[0]
 	path := make([]string, len(first.Loc))
 	for i, step := range first.Loc {
 		path[i] = fmt.Sprint(step)

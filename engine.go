@@ -378,7 +378,7 @@ func (call *engineCall) fragments() iter.Seq2[string, error] {
 }
 
 func (call *engineCall) yield(text string, err error) (more bool) {
-	call.silentSince.Clear()
+	call.endSilence()
 	if err != nil {
 		call.listener.engineFailed(failureOf(err))
 		return false
@@ -391,6 +391,12 @@ func (call *engineCall) yield(text string, err error) (more bool) {
 func (call *engineCall) startSilence() {
 	if call.hasStallTimeout {
 		call.silentSince.Set(call.listener.elapsed())
+	}
+}
+
+func (call *engineCall) endSilence() {
+	if call.hasStallTimeout {
+		call.silentSince.Clear()
 	}
 }
 

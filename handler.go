@@ -371,7 +371,7 @@ type exchange struct {
 	identified   requestContext  // with the account
 	presentedKey string          // until the verifier has accepted it; its error may quote the key
 	account      string          // even of a key that was rejected
-	bot          Bot             // of a chat, once it was found
+	asked        *Chat           // that a route has returned, until its engine is called
 
 	// Owned by the handler's goroutine or, while a stream is open, by the holder of its token.
 	conn connection.Connection
@@ -532,11 +532,14 @@ func (x *exchange) report() {
 		return
 	}
 	report := RequestReport{
-		RequestID: x.ctx.requestID, Account: x.account, Method: x.r.Method, Route: x.pattern, Bot: x.bot,
+		RequestID: x.ctx.requestID, Account: x.account, Method: x.r.Method, Route: x.pattern,
 		Status: x.status, Bytes: x.bytes, Duration: x.conn.Elapsed(), Err: x.ending.cause(),
 	}
-	if x.played != nil {
-		report.Chat, report.Status, report.Err = x.played.report, x.played.status, x.played.ending.cause()
+	switch c := x.played; {
+	case c != nil:
+		report.Chat, report.Bot, report.Status, report.Err = c.report, c.report.Bot, c.status, c.ending.cause()
+	case x.asked != nil:
+		report.Bot = x.asked.Request.Bot
 	}
 	x.callBack("OnRequest panicked", func() { h.onRequest(context.WithoutCancel(x.ctx), report) })
 }
@@ -756,7 +759,7 @@ func classify(kind endingKind, err error) (end *ending) {
 		end.setCancelled(errUnavailable, err)
 	case isInvalid:
 		end.kind, end.problems, end.list = kindInvalid, invalid.Detail, invalid.body()
-		end.response = StatusError{Status: http.StatusUnprocessableEntity, Detail: invalid.firstProblem()}
+		end.response = outcomes[kindInvalid].response
 	case errors.Is(err, ErrInvalidKey):
 		end.response = errKeyRejected
 		end.response.Err = nil
@@ -823,8 +826,13 @@ func (e *ending) cause() error {
 	return e.err
 }
 
+// failure is what the form of an error gets.
 func (e *ending) failure() Failure {
-	return Failure{e.response.Status, e.response.Detail, e.response.RetryAfter, e.problems, e.err}
+	detail := e.response.Detail
+	if e.kind == kindInvalid {
+		detail = firstProblem(e.problems)
+	}
+	return Failure{e.response.Status, detail, e.response.RetryAfter, e.problems, e.err}
 }
 
 // isLimit reports whether the response says all of it: a limit was reached.
@@ -886,13 +894,14 @@ func (x *exchange) errorReply(end *ending) (reply Reply) {
 	if x.operation != nil {
 		form = x.operation.errors
 	}
-	failure := end.failure()
-	if form != nil {
-		x.callBack("the form of an error response panicked", func() { reply = form(x.ctx, failure) })
+	own := Reply{Status: end.response.Status, Body: end.body()}
+	if form == nil {
+		return own
 	}
-	status := cmp.Or(reply.Status, failure.Status)
-	if form == nil || reply.isZero() || status < 200 || status > 599 {
-		return Reply{Status: failure.Status, Body: end.body()}
+	x.callBack("the form of an error response panicked", func() { reply = form(x.ctx, end.failure()) })
+	status := cmp.Or(reply.Status, own.Status)
+	if reply.isZero() || status < 200 || status > 599 {
+		return own
 	}
 	reply.Status = status
 	return reply

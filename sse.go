@@ -326,32 +326,34 @@ func (s *stream) addTexts(b *batch) (err error) {
 
 // addEvent adds one event with as much text as it has room for.
 func (s *stream) addEvent(b *batch) (err error) {
-	q, inside := s.texts, b.inside[:0]
-	for {
-		if !q.begun {
-			s.begun++
-			b.took += weight("")
-		}
-		text, rest := q.texts[q.next], ""
-		inside, rest = s.encoder.Append(inside, text, maxText)
-		b.took += len(text) - len(rest)
-		q.texts[q.next], q.begun = rest, rest != ""
-		if q.begun {
-			break
-		}
-		if q.next++; q.next == len(q.texts) {
-			q.free()
-			s.texts = nil
-			break
-		}
-		if !s.joins || len(inside) >= maxText-maxRune {
-			break
-		}
-	}
 	b.grow()
-	b.data, err = s.format.AppendText(b.data, inside)
-	b.inside = inside
+	b.inside = s.appendText(b.inside[:0], b)
+	for s.joins && s.texts != nil && !s.texts.begun && len(b.inside) < maxText-maxRune {
+		b.inside = s.appendText(b.inside, b)
+	}
+	b.data, err = s.format.AppendText(b.data, b.inside)
 	return err
+}
+
+// appendText takes the next text, or as much of it as there is room for.
+func (s *stream) appendText(inside []byte, b *batch) []byte {
+	q := s.texts
+	text := &q.texts[q.next]
+	before := len(*text)
+	if !q.begun {
+		s.begun++
+		b.took += weight("")
+	}
+	inside, *text = s.encoder.Append(inside, *text, maxText)
+	b.took += before - len(*text)
+	if q.begun = *text != ""; q.begun {
+		return inside
+	}
+	if q.next++; q.next == len(q.texts) {
+		q.free()
+		s.texts = nil
+	}
+	return inside
 }
 
 // maxRune is what one character takes at most inside a JSON string.
