@@ -120,7 +120,7 @@ func TestChatOutlivesServerDeadlines(t *testing.T) {
 		is := is.New(t)
 		o := testOptions(t, io.Discard)
 		o.KeepAlive = -1
-		o.Engine = pacedEngine(0, time.Minute, time.Minute)
+		o.Engine, o.Routes = pacedEngine(0, time.Minute, time.Minute), w.routes()
 		server := w.serve(t, New(o), func(s *http.Server) {
 			s.ReadTimeout, s.WriteTimeout, s.IdleTimeout = time.Second, time.Second, time.Hour
 		})
@@ -131,7 +131,7 @@ func TestChatOutlivesServerDeadlines(t *testing.T) {
 			want = strings.Repeat(data("x"), 3) + terminator
 		}
 		for range 2 {
-			got := doAt(t, client, "http://memory", "POST", "/v1/chat", chatBodyJSON("hi", w.stream))
+			got := doAt(t, client, "http://memory", "POST", w.path(), chatBodyJSON("hi", w.stream))
 			is.NoErr(got.err)
 			is.Equal(got.body, want)
 			time.Sleep(10 * time.Minute) // no deadline of the chat remains on the connection

@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -182,6 +183,62 @@ func withApplicationValue(h http.Handler) http.Handler {
 
 type applicationKey struct{}
 
+const routePath = "/route"
+
+// routeTo returns a route of POST and GET.
+func routeTo(serve func(*http.Request) (Response, error)) Route {
+	return Route{Patterns: []string{"POST " + routePath, "GET " + routePath}, Serve: serve}
+}
+
+// chatRoute serves POST /v1/chat's bodies, and writes its bytes, with a StreamFormat and a
+// JSON of its own. change, if it is not nil, changes each chat.
+func chatRoute(change func(*Chat)) Route {
+	return routeTo(func(r *http.Request) (Response, error) {
+		text, err := ReadBody(r)
+		if err != nil {
+			return nil, err
+		}
+		body, problems := bodies.Read(text)
+		if len(problems) > 0 {
+			return nil, rejectedBody(problems)
+		}
+		c := &Chat{BotUID: body.BotUID, BotSlug: body.BotSlug, Extra: body.Unknown.Extra, Stream: new(restating)}
+		c.Request = ChatRequest{Messages: body.Messages, UserID: body.UserID, Stream: body.Stream}
+		c.JSON = func(context.Context) (before, after []byte, err error) {
+			return []byte(jsonStart), []byte(jsonEnd), nil
+		}
+		if change != nil {
+			change(c)
+		}
+		return c, nil
+	})
+}
+
+// echoChat is the chat of chatBodyJSON.
+func echoChat(prompt string, stream bool) *Chat {
+	return &Chat{BotSlug: echoBot.Slug, Request: ChatRequest{Messages: []ChatMessage{{RoleUser, prompt}}, Stream: stream}}
+}
+
+// restating is a StreamFormat that has a state, and writes the API's own events.
+type restating struct{ texts int }
+
+func (f *restating) ContentType() string { return "text/event-stream" }
+
+func (f *restating) AppendText(dst, text []byte) ([]byte, error) {
+	f.texts++
+	return fmt.Appendf(dst, "data: {\"content\":\"%s\"}\n\n", text), nil
+}
+
+func (f *restating) AppendKeepAlive(dst []byte) []byte { return append(dst, ": keep-alive\n"...) }
+
+func (f *restating) End(context.Context) iter.Seq[[]byte] {
+	return slices.Values([][]byte{[]byte("data: "), nil, []byte("[DONE]\n\n")})
+}
+
+func (f *restating) AppendError(dst []byte, failure Failure) []byte {
+	return fmt.Appendf(dst, "event: error\ndata: %s\n\n", failure.eventData())
+}
+
 // A fullResponse is a response, read to its end.
 type fullResponse struct {
 	status int
@@ -302,6 +359,7 @@ type way struct {
 	stream      bool
 	http2       bool
 	hides       bool                            // the writer's Unwrap and every optional method
+	route       bool                            // the request is for chatRoute
 	middleware  func(http.Handler) http.Handler // of the application; nil: none
 	disconnects time.Duration                   // when the client does; 0: never
 }
@@ -313,6 +371,8 @@ var ways = []way{
 	{name: "stream", stream: true},
 	{name: "stream, HTTP/2", stream: true, http2: true},
 	{name: "stream, the writer cannot flush", stream: true, hides: true},
+	{name: "JSON response of a route, HTTP/2", http2: true, route: true},
+	{name: "stream of a route", stream: true, route: true},
 }
 
 // inEachWay runs a test once for each way, in a synctest bubble. Goroutines that are
@@ -358,12 +418,32 @@ func (w way) ask(t testing.TB, server *memoryServer) (fullResponse, error) {
 	if w.disconnects > 0 {
 		defer time.AfterFunc(w.disconnects, disconnect).Stop()
 	}
-	return askAs(ctx, testKey, server, w.stream)
+	return askAt(ctx, w.path(), testKey, server, w.stream)
+}
+
+// path is that of a chat.
+func (w way) path() string {
+	if w.route {
+		return routePath
+	}
+	return "/v1/chat"
+}
+
+// routes are the routes that a chat needs.
+func (w way) routes() []Route {
+	if w.route {
+		return []Route{chatRoute(nil)}
+	}
+	return nil
 }
 
 // askAs sends a chat with a key, and returns an error if there is no response.
 func askAs(ctx context.Context, key string, server *memoryServer, stream bool) (fullResponse, error) {
-	request, err := http.NewRequestWithContext(ctx, "POST", "http://memory/v1/chat", strings.NewReader(chatBodyJSON("hi", stream)))
+	return askAt(ctx, "/v1/chat", key, server, stream)
+}
+
+func askAt(ctx context.Context, path, key string, server *memoryServer, stream bool) (fullResponse, error) {
+	request, err := http.NewRequestWithContext(ctx, "POST", "http://memory"+path, strings.NewReader(chatBodyJSON("hi", stream)))
 	if err != nil {
 		return fullResponse{}, err
 	}
@@ -401,7 +481,7 @@ func playChat(t testing.TB, w way, engine ChatEngine, change ...func(*Options)) 
 	t.Helper()
 	var log testLog
 	o := testOptions(t, &log)
-	o.Engine = engine
+	o.Engine, o.Routes = engine, w.routes()
 	for _, change := range change {
 		change(&o)
 	}

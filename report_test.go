@@ -37,8 +37,9 @@ func TestReport(t *testing.T) {
 			}
 		})
 		o.OnChat = func(ctx context.Context, r ChatReport) { onChatContext, reports = ctx, append(reports, r) }
+		o.Routes = w.routes()
 		body := fmt.Sprintf(`{"bot_slug":"Other","prompt":"p","stream":%t,"user_id":7}`, w.stream)
-		got := doAt(t, w.serve(t, New(o)).client(), "http://memory", "POST", "/v1/chat", body, "X-Request-Id", "r-1")
+		got := doAt(t, w.serve(t, New(o)).client(), "http://memory", "POST", w.path(), body, "X-Request-Id", "r-1")
 		synctest.Wait()
 		is.Equal(got.status, 200)
 		is.Equal(reports, []ChatReport{{
