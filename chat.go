@@ -599,28 +599,31 @@ func (j *jsonResponse) complete(ctx context.Context) *ending {
 	}
 	last := &j.chunks[len(j.chunks)-1]
 	*last = j.text.AppendHeld(*last)
-	j.enclose(before, after)
+	first := j.enclose(before, after)
 	x := j.chat.exchange
 	failed := x.send(http.StatusOK, nil, j.chunks, j.chat.timeoutAt())
 	if failed == nil { // otherwise, net/http may still read it on HTTP/2
-		j.first.data = j.chunks[0]
+		j.first.data = j.chunks[first]
 		j.first.free()
 	}
 	return failed
 }
 
-// enclose puts the text between before and after, in the chunks of the text if they fit.
-func (j *jsonResponse) enclose(before, after []byte) {
-	if first := &j.chunks[0]; len(before)+len(*first) <= connection.MaxChunk {
-		*first = slices.Insert(*first, 0, before...)
+// enclose puts the text between before and after, in the chunks of the text if they fit. It
+// returns the index of the first chunk of the text: the memory of the others is the
+// application's.
+func (j *jsonResponse) enclose(before, after []byte) (first int) {
+	if text := &j.chunks[0]; len(before)+len(*text) <= connection.MaxChunk {
+		*text = slices.Insert(*text, 0, before...)
 	} else {
-		j.chunks = slices.Insert(j.chunks, 0, before)
+		j.chunks, first = slices.Insert(j.chunks, 0, before), 1
 	}
 	if last := &j.chunks[len(j.chunks)-1]; len(*last)+len(after) <= connection.MaxChunk {
 		*last = append(*last, after...)
 	} else {
 		j.chunks = append(j.chunks, after)
 	}
+	return first
 }
 
 // sendError sends nothing: a response that is shorter than its Content-Length is an error
