@@ -272,7 +272,7 @@ func (s *stream) takeQueue() bool {
 // writeBatch formats and writes what add adds to a batch, if anything. An engine that waits
 // for room goes on when the write begins.
 func (s *stream) writeBatch(add func(*stream, *batch) error) {
-	b, failed := newBatch(), formatExited // unless formatUnlocked returns
+	b, failed := newBatch(), formatExited // unless formatAndWrite returns
 	defer func() {
 		s.wrote = s.conn.Elapsed()
 		if failed != nil {
@@ -283,11 +283,16 @@ func (s *stream) writeBatch(add func(*stream, *batch) error) {
 		}
 		s.changed.Broadcast()
 	}()
-	if failed = s.formatUnlocked(b, add); failed == nil {
-		s.queued -= b.took
-		s.changed.Broadcast()
-		failed = s.writeUnlocked(b)
+	failed = s.formatAndWrite(b, add)
+}
+
+func (s *stream) formatAndWrite(b *batch, add func(*stream, *batch) error) *ending {
+	if failed := s.formatUnlocked(b, add); failed != nil {
+		return failed
 	}
+	s.queued -= b.took
+	s.changed.Broadcast()
+	return s.writeUnlocked(b)
 }
 
 var formatExited = failureOf(errors.New("the format of a stream ended its goroutine with runtime.Goexit"))
