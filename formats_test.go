@@ -207,3 +207,28 @@ func TestFormatFails(t *testing.T) {
 		}
 	}
 }
+
+// The end of an answer may be long: it is written while the format makes it. If the format
+// fails then, it is not called again either.
+func TestFormatFailsWithinALongEnd(t *testing.T) {
+	for fault, does := range formatFaults {
+		for _, fragments := range [][]string{nil, {"a"}} {
+			if fault == "fails" {
+				continue // an iterator returns no error
+			}
+			t.Run(fmt.Sprint(fault, ", fragments ", fragments), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					is := is.New(t)
+					f := &lineFormat{end: func(yield func([]byte) bool) {
+						_ = yield([]byte("start ")) && yield([]byte(strings.Repeat("x", maxWrite))) && does() == nil
+					}}
+					got := playChat(t, routeStream, fragmentsOf(fragments...), f.in)
+					is.True(got.err != nil) // aborted
+					is.True(strings.HasSuffix(got.body, "start "))
+					is.True(!slices.Contains(f.calls, "AppendError"))
+					is.Equal(strings.Contains(got.log, "formatting a stream"), fault == "panics")
+				})
+			})
+		}
+	}
+}

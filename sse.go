@@ -314,10 +314,10 @@ func (s *stream) writeUnlocked(b *batch) *ending {
 func (s *stream) formatting(call func() error) *ending {
 	s.formatFailed = true // unless call returns
 	err := panics.Catch("formatting a stream", call)
+	s.formatFailed = err != nil // call may have called formatting, for the first write
 	if err != nil {
 		return failureOf(err)
 	}
-	s.formatFailed = false
 	return nil
 }
 
