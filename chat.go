@@ -238,8 +238,8 @@ type answer interface {
 
 	// sendError sends what is left of an incomplete answer and, if f is not nil, the error:
 	// all of it before the deadline. It is called at most once, perhaps after a complete
-	// that has failed.
-	sendError(f *Failure, deadline time.Duration) (sent bool)
+	// that has failed. failed is why it could not, if that is not known yet.
+	sendError(f *Failure, deadline time.Duration) (sent bool, failed *ending)
 
 	// figures is what was handed to the connection; drop lets go of the rest.
 	figures() (fragments int, bytes int64)
@@ -407,13 +407,18 @@ func (c *chat) complete() {
 
 // abort has the connection aborted, even after an error event: most clients know none.
 func (c *chat) abort(deadline time.Duration) {
-	c.exchange.abortOnReturn(c.ending)
+	x := c.exchange
+	x.abortOnReturn(c.ending)
+	var failed *ending
 	switch {
 	case c.ending.tellsClient():
 		failure := c.ending.failure()
-		c.errorEventSent = c.answer.sendError(&failure, deadline)
+		c.errorEventSent, failed = c.answer.sendError(&failure, deadline)
 	case c.ending.kind == kindAborted:
-		c.answer.sendError(nil, deadline)
+		_, failed = c.answer.sendError(nil, deadline)
+	}
+	if failed != nil && failed.kind == kindFailed {
+		x.handler.log(x.ctx, slog.LevelError, "the format of a stream failed after its answer had ended", x.attributes(failed)...)
 	}
 }
 
@@ -628,7 +633,7 @@ func (j *jsonResponse) enclose(before, after []byte) (first int) {
 
 // sendError sends nothing: a response that is shorter than its Content-Length is an error
 // to every client.
-func (j *jsonResponse) sendError(*Failure, time.Duration) (sent bool) { return false }
+func (j *jsonResponse) sendError(*Failure, time.Duration) (sent bool, failed *ending) { return false, nil }
 
 func (j *jsonResponse) drop() { j.chunks, j.few, j.first = nil, [1][]byte{}, nil }
 

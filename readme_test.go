@@ -598,6 +598,14 @@ func TestDocumentedLog(t *testing.T) {
 		}}
 		serveRequest(httptest.NewRecorder(), withApplicationValue(New(o)), newRequest("GET", "/broken", nil))
 		o.OnRequest, o.Routes = nil, nil
+		(&lineFormat{before: func(method string) error {
+			if method == "AppendError" {
+				panic("a bug")
+			}
+			return nil
+		}}).in(&o)
+		o.Engine = says("ok", errBroken)
+		serveRequest(httptest.NewRecorder(), withApplicationValue(New(o)), newRequest("POST", routePath, strings.NewReader(chatBodyJSON("hi", true))))
 		o.Engine = engineOf(func(context.Context, *ChatRequest, func(string, error) bool) {
 			time.Sleep(time.Minute)
 			panic("after the answer")

@@ -528,15 +528,18 @@ func (s *stream) addChunk(b *batch, chunk []byte) (*batch, *ending) {
 }
 
 // sendError writes what is queued and, unless f is nil, the error.
-func (s *stream) sendError(f *Failure, deadline time.Duration) (sent bool) {
+func (s *stream) sendError(f *Failure, deadline time.Duration) (sent bool, failed *ending) {
 	if s.conn.Failed() != nil || s.formatFailed || s.conn.Elapsed() >= deadline {
-		return false
+		return false, nil
 	}
 	b, failed := s.writeTexts(maxQueued+maxEvent, deadline) // what fragment has accepted
 	if failed == nil && f != nil {
 		failed = s.formatting(func() error { b.data = s.format.AppendError(b.data, *f); return nil })
 	}
-	return failed == nil && s.flush(b, deadline) == nil
+	if failed == nil {
+		failed = s.flush(b, deadline)
+	}
+	return failed == nil, failed
 }
 
 func (s *stream) drop() { s.queue, s.texts = nil, nil }
