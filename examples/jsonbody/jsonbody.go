@@ -19,6 +19,7 @@
 package jsonbody
 
 import (
+	"cmp"
 	"encoding/json"
 	"strings"
 
@@ -95,12 +96,16 @@ func (r *Reader) Raw() string {
 }
 
 // Object calls field for each field of the object at hand, with the Reader at its value. A
-// value that field does not read is skipped. It returns the first error of field, or a
-// *SyntaxError. Repeated names are passed on as they come. For another kind of value, it
-// reads that, and calls nothing: ask Peek before.
+// value that field does not read is skipped. It returns a *SyntaxError, or the first error
+// of field: where field fails because the body stops being JSON, that is the error.
+// Repeated names are passed on as they come. For another kind of value, it reads that, and
+// calls nothing: ask Peek before.
 func (r *Reader) Object(field func(name string) error) error {
 	return r.each('}', Object, func(int) error {
 		name := r.parser.Name()
+		if err := r.err(); err != nil {
+			return err
+		}
 		return r.unlessRead(func() error { return field(name) })
 	})
 }
@@ -130,13 +135,11 @@ func (r *Reader) each(closing byte, kind Kind, call func(i int) error) error {
 // unlessRead skips the value at start if read leaves the Reader there.
 func (r *Reader) unlessRead(read func() error) error {
 	start := r.parser.Offset()
-	if err := read(); err != nil {
-		return err
-	}
-	if r.parser.Err() == nil && r.parser.Offset() == start {
+	failed := read()
+	if failed == nil && r.parser.Offset() == start {
 		r.parser.Value()
 	}
-	return r.err()
+	return cmp.Or(r.err(), failed)
 }
 
 // End fails unless nothing but white space is left.
