@@ -95,6 +95,9 @@ func (r *Reader) Raw() string {
 	return r.parser.Since(start)
 }
 
+// Rest returns how many bytes are still to be read, for the room that a list needs at most.
+func (r *Reader) Rest() int { return r.parser.Rest() }
+
 // Object calls field for each field of the object at hand, with the Reader at its value. A
 // value that field does not read is skipped. It returns a *SyntaxError, or the first error
 // of field: where field fails because the body stops being JSON, that is the error.

@@ -123,6 +123,7 @@ func TestKinds(t *testing.T) {
 		value := r.Value()
 		is.Equal(value.Kind, want.kind)
 		is.Equal(value.Text, want.text)
+		is.True(want.kind == 0 || r.Rest() <= 1 && strings.HasSuffix(body, " ") == (r.Rest() == 1))
 		is.Equal(r.End() == nil, want.kind != 0)
 		is.Equal(jsonbody.New(body).Raw(), want.raw)
 	}
