@@ -1,11 +1,11 @@
 package openai
 
 import (
-	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
 	"strings"
 
 	"example.com/botapi"
@@ -21,19 +21,25 @@ type apiError struct {
 	Code    *string `json:"code"`
 }
 
-// Error is for the log. It begins with what does not depend on the request.
-func (e *apiError) Error() string {
-	text := strconv.Itoa(e.status)
-	if e.Code != nil {
-		text += " " + *e.Code
-	}
-	return text + ": " + e.Message
-}
+// Error is the code, for the log, which has the message beside it.
+func (e *apiError) Error() string { return *e.Code }
 
 // body is the response body.
 func (e *apiError) body() []byte {
 	body, _ := json.Marshal(map[string]*apiError{"error": e}) // it always has a JSON form
 	return body
+}
+
+func (e *apiError) reply() botapi.Reply { return botapi.Reply{Status: e.status, Body: e.body()} }
+
+// inStream has a code in any case: some clients of streams fail without one.
+func (e *apiError) inStream() *apiError {
+	if e.Code != nil {
+		return e
+	}
+	named := *e
+	named.Code = &e.Type
+	return &named
 }
 
 const (
@@ -42,55 +48,51 @@ const (
 	typeServer         = "server_error"
 )
 
-// invalid is the error for a parameter that this handler rejects.
-func invalid(param, code, problem string) *apiError {
-	return &apiError{status: http.StatusBadRequest, Message: param + ": " + problem, Type: typeInvalidRequest, Param: &param, Code: &code}
+// invalid rejects a request because of a parameter; "" stands for the whole body. Nothing
+// that the client has sent is in the texts: they are logged.
+func invalid(param, code, problem string) error {
+	e := &apiError{status: http.StatusBadRequest, Message: problem, Type: typeInvalidRequest, Code: &code}
+	if param != "" {
+		e.Message, e.Param = param+": "+problem, &param
+	}
+	return botapi.StatusError{Status: e.status, Detail: e.Message, Err: e}
 }
 
-// unknownURL is the error for a path that neither this handler nor the API serves.
-func unknownURL() *apiError {
+// unknownURL is the error for a path that is not served.
+func unknownURL(served string) *apiError {
 	code := "unknown_url"
 	return &apiError{status: http.StatusNotFound, Type: typeInvalidRequest, Code: &code,
-		Message: "this path is not served: there are GET /v1/models, GET /v1/models/{model}, POST /v1/chat/completions and POST /v1/responses, " +
-			"so the base URL of a client ends in /v1, once; responses are not stored"}
+		Message: "this path is not served: there are " + served + "; the base URL of a client of OpenAI ends in /v1, once; responses are not stored"}
 }
 
-// errorOf translates an error response of the API, or of the application's
-// middleware. c is nil if the request was not a chat.
-func (c *completion) errorOf(status int, kind string, body []byte) *apiError {
-	detail, problem := readDetail(body)
-	if problem != nil {
-		return c.errorOfProblem(status, *problem)
+// reply is botapi.Route.Errors.
+func (p *protocol) reply(ctx context.Context, f botapi.Failure) botapi.Reply {
+	c, _ := ctx.Value(completionKey{}).(*completion) // nil until the body has been read
+	return p.errorOf(c, f).reply()
+}
+
+func (p *protocol) errorOf(c *completion, f botapi.Failure) *apiError {
+	if own, isOwn := errors.AsType[*apiError](f.Err); isOwn {
+		return own
 	}
-	if kind == "text/plain" && len(body) <= 200 {
-		detail = strings.TrimSpace(string(body))
+	if len(f.Problems) > 0 {
+		return p.errorOfProblem(c, f.Status, f.Problems[0])
 	}
-	if detail == "" {
-		detail = http.StatusText(status)
-	}
-	e := &apiError{status: status, Message: detail, Type: typeInvalidRequest}
-	switch code, param := codes[status], "model"; {
-	case status == http.StatusNotFound && detail == "Bot not found":
+	e := &apiError{status: f.Status, Message: f.Detail, Type: typeInvalidRequest}
+	switch code, param := codes[f.Status], "model"; {
+	case f.Status == http.StatusNotFound && errors.Is(f.Err, botapi.ErrBotNotFound):
 		code = "model_not_found"
 		e.Message, e.Code, e.Param = "the model does not exist", &code, &param
 	case code != "":
 		e.Code = &code
 	}
 	switch {
-	case status == http.StatusTooManyRequests:
+	case f.Status == http.StatusTooManyRequests:
 		e.Type = typeRateLimit
-	case status >= 500:
+	case f.Status >= 500:
 		e.Type = typeServer
 	}
 	return e
-}
-
-// errorOfEvent translates the JSON of an error event, which has the status that an error
-// response would have had.
-func (c *completion) errorOfEvent(data []byte) *apiError {
-	event := struct{ Status int }{http.StatusInternalServerError}
-	_ = json.Unmarshal(data, &event) // an event that is not botapi's is a 500
-	return c.errorOf(event.Status, "", data)
 }
 
 var codes = map[int]string{
@@ -100,14 +102,14 @@ var codes = map[int]string{
 	http.StatusTooManyRequests:       "rate_limit_exceeded",
 }
 
-// errorOfProblem translates a validation error. Where the API sends a 422 with all
+// errorOfProblem translates a validation error. Where botapi sends a 422 with all
 // problems, OpenAI sends a 400 with one.
-func (c *completion) errorOfProblem(status int, problem botapi.ValidationError) *apiError {
+func (p *protocol) errorOfProblem(c *completion, status int, problem botapi.ValidationError) *apiError {
 	if status == http.StatusUnprocessableEntity {
 		status = http.StatusBadRequest
 	}
 	e := &apiError{status: status, Message: problem.Msg, Type: typeInvalidRequest}
-	if param := c.paramOf(problem.Loc); param != "" {
+	if param := p.paramOf(c, problem.Loc); param != "" {
 		e.Param, e.Message = &param, param+": "+problem.Msg
 	}
 	if code := codeOf(problem.Type); code != "" {
@@ -118,32 +120,31 @@ func (c *completion) errorOfProblem(status int, problem botapi.ValidationError) 
 
 // paramOf formats a location in the body as OpenAI does, messages[0].content, with the
 // name of the field that the client has sent.
-func (c *completion) paramOf(loc []any) string {
+func (p *protocol) paramOf(c *completion, loc []any) string {
+	if len(loc) > 0 && loc[0] == "body" {
+		loc = loc[1:]
+	}
 	var b strings.Builder
 	for i, step := range loc {
 		switch step := step.(type) {
 		case string:
-			if i == 0 && step == "body" || step == "__root__" {
+			if step == "__root__" {
 				continue
 			}
 			if b.Len() > 0 {
 				b.WriteByte('.')
-			} else if c != nil {
-				step = c.protocol.nameOf(step)
+			} else {
+				step = p.nameOf(step)
 			}
 			b.WriteString(step)
-		case float64:
-			if i == 1 {
-				continue // the byte offset of a syntax error, which the message describes
+		case int:
+			if i == 1 && c != nil {
+				step -= c.preceding
 			}
-			n := int(step)
-			if i == 2 && c != nil {
-				n -= c.preceding()
-			}
-			if n < 0 {
+			if step < 0 {
 				return "instructions"
 			}
-			b.WriteString("[" + strconv.Itoa(n) + "]")
+			fmt.Fprintf(&b, "[%d]", step)
 		}
 	}
 	return b.String()
@@ -155,34 +156,10 @@ func codeOf(kind string) string {
 		return "context_length_exceeded"
 	case kind == "value_error.missing":
 		return "missing_required_parameter"
-	case kind == "value_error.jsondecode":
-		return "invalid_json"
 	case strings.HasPrefix(kind, "type_error"):
 		return "invalid_type"
 	case strings.HasPrefix(kind, "value_error"):
 		return "invalid_value"
 	}
 	return ""
-}
-
-// readDetail reads {"detail": "text"}, or the first problem of {"detail": [...]}.
-// The list may be truncated after its first problem.
-func readDetail(body []byte) (detail string, first *botapi.ValidationError) {
-	decoder := json.NewDecoder(bytes.NewReader(body))
-	for _, want := range []string{"{", "detail"} {
-		token, err := decoder.Token()
-		if err != nil || fmt.Sprint(token) != want {
-			return "", nil
-		}
-	}
-	switch token, err := decoder.Token(); token := token.(type) {
-	case string:
-		return token, nil
-	case json.Delim:
-		var problem botapi.ValidationError
-		if err == nil && token == '[' && decoder.Decode(&problem) == nil && problem.Msg != "" {
-			return "", &problem
-		}
-	}
-	return "", nil
 }

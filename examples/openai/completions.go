@@ -1,32 +1,36 @@
 package openai
 
 import (
-	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
+	"iter"
 	"strconv"
+
+	"example.com/botapi"
 )
 
 // completions is the Chat Completions API.
-var completions = protocol{
+var completions = (&protocol{
 	idPrefix: "chatcmpl-",
 	messages: "messages",
 	parts:    map[string]string{"text": "text", "refusal": "refusal"},
-	names:    map[string]string{"bot_slug": "model", "user_id": "user"},
-	nothing:  asksNothing,
-	read:     readStreamOptions,
-	answer:   completionAround,
-	stream:   func(c *completion) eventWriter { return &chunks{completion: c} },
-}
+	names:    map[string]string{"bot_slug": "model", "bot_uid": "", "prompt": "", "user_id": "user"},
+	limits:   limits,
+	check:    checkStreamOptions,
+	addExtra: func(*request, map[string]json.RawMessage) {},
+	around:   completionAround,
+	stream:   func(c *completion) botapi.StreamFormat { return newChunks(c) },
+}).init()
 
-func readStreamOptions(c *completion, fields map[string]json.RawMessage) *apiError {
-	raw := fields["stream_options"]
-	delete(fields, "stream_options")
-	if raw == nil {
+func checkStreamOptions(q *request) error {
+	raw := q.fields["stream_options"]
+	if raw == "" {
 		return nil
 	}
-	var options map[string]json.RawMessage
-	if json.Unmarshal(raw, &options) != nil || options["include_usage"] != nil && json.Unmarshal(options["include_usage"], &c.includeUsage) != nil {
+	usage := valueIn(raw, "include_usage")
+	q.includeUsage = usage == "true"
+	if raw[0] != '{' || usage != "" && usage != "true" && usage != "false" {
 		return invalid("stream_options", "invalid_type", "an object with the boolean include_usage is expected")
 	}
 	return nil
@@ -44,6 +48,11 @@ func (c *completion) appendStart(dst []byte, object string) []byte {
 	return append(dst, quote(c.model)...)
 }
 
+func quote(text string) []byte {
+	quoted, _ := json.Marshal(text) // it always has a JSON form
+	return quoted
+}
+
 // appendUsage writes the token counts of the chat; ok is false if there are none.
 func (c *completion) appendUsage(dst []byte) (_ []byte, ok bool) {
 	tokens, ok := c.usage.Tokens()
@@ -54,70 +63,70 @@ func (c *completion) appendUsage(dst []byte) (_ []byte, ok bool) {
 		tokens.Prompt, tokens.Completion, tokens.Prompt+tokens.Completion), true
 }
 
-func completionAround(c *completion) (start, after []byte) {
-	start = c.appendStart(nil, "chat.completion")
-	start = append(start, `,"choices":[{"index":0,"message":{"role":"assistant","content":"`...)
+func completionAround(c *completion) (before, after []byte) {
+	before = c.appendStart(nil, "chat.completion")
+	before = append(before, `,"choices":[{"index":0,"message":{"role":"assistant","content":"`...)
 	after = append(after, `","refusal":null},"logprobs":null,"finish_reason":"`...)
-	after = append(after, c.finishReason()...)
-	after = append(after, `"}]`...)
+	after = append(append(after, c.finishReason()...), `"}]`...)
 	after, _ = c.appendUsage(after)
-	return start, append(after, '}')
+	return before, append(after, '}')
 }
 
-// chunks are the events of a streamed completion.
+// chunks are the events of a streamed completion: its botapi.StreamFormat.
 type chunks struct {
 	completion *completion
-	start      []byte // of a chunk with text
-	begun      bool   // the first chunk has been started
+	start, end []byte // of a chunk with text
+	noUsage    string // of all chunks but the last
+	begun      bool   // there was a chunk, which has the role
 }
 
-const chunkEnd = `"},"logprobs":null,"finish_reason":null}]`
-
-// startText starts a chunk with text. The first chunk has the role.
-func (s *chunks) startText(dst []byte) []byte {
-	if s.start == nil {
-		s.start = append(s.completion.appendStart([]byte("data: "), "chat.completion.chunk"), `,"choices":[{"index":0,"delta":{"content":"`...)
-	}
-	if s.begun {
-		return append(dst, s.start...)
-	}
-	s.begun = true
-	return append(dst, bytes.Replace(s.start, []byte(`"delta":{`), []byte(`"delta":{"role":"assistant",`), 1)...)
-}
-
-func (s *chunks) appendText(dst, text []byte) []byte { return append(dst, text...) }
-
-func (s *chunks) isTooLong() bool { return false }
-
-func (s *chunks) endText(dst []byte) []byte {
-	return append(s.appendNoUsage(append(dst, chunkEnd...)), "}\n\n"...)
-}
-
-func (s *chunks) appendNoUsage(dst []byte) []byte {
-	if s.completion.includeUsage {
-		return append(dst, `,"usage":null`...)
-	}
-	return dst
-}
-
-// appendEnd writes the finish_reason, the token counts if requested, and [DONE]. If
-// there was no text, the role and the empty text are here.
-func (s *chunks) appendEnd(dst []byte) []byte {
-	c, delta := s.completion, `{}`
-	if !s.begun {
-		delta = `{"role":"assistant","content":""}`
-	}
-	last := append(c.appendStart(nil, "chat.completion.chunk"), `,"choices":[{"index":0,"delta":`...)
-	last = append(append(last, delta...), `,"logprobs":null,"finish_reason":"`...)
-	last = append(append(last, c.finishReason()...), `"}]`...)
-	dst = appendEvent(dst, append(s.appendNoUsage(last), '}'))
+func newChunks(c *completion) *chunks {
+	s := &chunks{completion: c, start: append(c.appendStart([]byte("data: "), "chat.completion.chunk"), `,"choices":[{"index":0,"delta":{`...)}
 	if c.includeUsage {
-		counted, ok := c.appendUsage(append(c.appendStart(nil, "chat.completion.chunk"), `,"choices":[]`...))
+		s.noUsage = `,"usage":null`
+	}
+	s.end = append([]byte(`"},"logprobs":null,"finish_reason":null}]`), s.noUsage+eventEnd...)
+	return s
+}
+
+const (
+	eventStream = "text/event-stream"
+	keepAlive   = ": keep-alive\n" // without a blank line: clients fail on an event without data
+	eventEnd    = "}\n\n"
+)
+
+func (s *chunks) ContentType() string { return eventStream }
+
+func (s *chunks) AppendText(dst, text []byte) ([]byte, error) {
+	dst = append(dst, s.start...)
+	if !s.begun {
+		dst, s.begun = append(dst, `"role":"assistant",`...), true
+	}
+	dst = append(append(dst, `"content":"`...), text...)
+	return append(dst, s.end...), nil
+}
+
+func (s *chunks) AppendKeepAlive(dst []byte) []byte { return append(dst, keepAlive...) }
+
+// End returns the finish_reason, the token counts if requested, and [DONE]. If there was no
+// text, the role and the empty text are here.
+func (s *chunks) End(context.Context) iter.Seq[[]byte] {
+	c, delta := s.completion, ""
+	if !s.begun {
+		delta = `"role":"assistant","content":""`
+	}
+	end := append(append([]byte(nil), s.start...), delta+`},"logprobs":null,"finish_reason":"`+c.finishReason()+`"}]`+s.noUsage+eventEnd...)
+	if c.includeUsage {
+		counted, ok := c.appendUsage(append(c.appendStart([]byte("data: "), "chat.completion.chunk"), `,"choices":[]`...))
 		if ok {
-			dst = appendEvent(dst, append(counted, '}'))
+			end = append(append(end, counted...), eventEnd...)
 		}
 	}
-	return append(dst, "data: [DONE]\n\n"...)
+	end = append(end, "data: [DONE]\n\n"...)
+	return func(yield func([]byte) bool) { yield(end) }
 }
 
-func (s *chunks) appendError(dst []byte, e *apiError) []byte { return appendEvent(dst, e.body()) }
+func (s *chunks) AppendError(dst []byte, f botapi.Failure) []byte {
+	e := s.completion.protocol.errorOf(s.completion, f).inStream()
+	return append(append(append(dst, "data: "...), e.body()...), "\n\n"...)
+}

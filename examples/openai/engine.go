@@ -1,6 +1,6 @@
 // Package openai connects botapi with OpenAI's chat completions protocol, in both
 // directions: [NewEngine] answers chats with any server that has an
-// OpenAI-compatible API, and [NewHandler] serves the bots to OpenAI clients.
+// OpenAI-compatible API, and [Routes] serves the bots to OpenAI clients.
 //
 // Besides botapi, it needs only the standard library. Import it or copy it.
 package openai

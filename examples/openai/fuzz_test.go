@@ -14,7 +14,6 @@ import (
 	"unicode/utf8"
 
 	"example.com/botapi"
-	"example.com/botapi/examples/openai"
 )
 
 // FuzzCompletionRequest sends bodies to a bot that repeats the messages. The response
@@ -46,7 +45,7 @@ func fuzzRequests(f *testing.F, path string, plain func(body []byte) (messages [
 	}
 	var received *botapi.ChatRequest
 	quiet := slog.New(slog.DiscardHandler)
-	h := openai.NewHandler(newAPI(f, botapi.ChatEngineFunc(func(_ context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+	h := handlerFor(f, botapi.ChatEngineFunc(func(_ context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 		received = req
 		return func(yield func(string, error) bool) {
 			for _, message := range req.Messages {
@@ -55,7 +54,7 @@ func fuzzRequests(f *testing.F, path string, plain func(body []byte) (messages [
 				}
 			}
 		}
-	}), func(o *botapi.Options) { o.Logger = quiet }), openai.HandlerOptions{MaxBodyBytes: 64 << 10, Logger: quiet})
+	}), func(o *botapi.Options) { o.Logger = quiet })
 	f.Fuzz(func(t *testing.T, body []byte) {
 		received = nil
 		r := httptest.NewRequest("POST", path, strings.NewReader(string(body)))

@@ -1,136 +1,223 @@
 package openai
 
 import (
-	"cmp"
-	"log/slog"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
 	"net/http"
+	"slices"
 	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"example.com/botapi"
 )
 
-// HandlerOptions configures [NewHandler]. Every field is optional.
-type HandlerOptions struct {
-	// MaxBodyBytes bounds the body of a chat as the client sends it; 0 means
-	// 1 MiB. botapi.Options.MaxBodyBytes bounds the translated body, which is about
-	// as long.
-	MaxBodyBytes int64
-	// ResponseFormat says that the engine honours response_format in
-	// ChatRequest.Extra, as one does whose Config.Extra names it. Otherwise a request
-	// for anything but text is rejected, since the client would take the answer for
-	// JSON.
-	ResponseFormat bool
-	// Logger gets the reason of each request that this handler rejects, without
-	// anything that the client sent; botapi.Options.Logger gets those of the API. Nil
-	// means slog.Default() at the time of NewHandler.
-	Logger *slog.Logger
+// Options configures [Routes].
+type Options struct {
+	// Bots is that of botapi.Options: its bots are the models. It is required.
+	Bots botapi.BotStore
+
+	// Honours names the fields of which the application says that its engine honours them
+	// in ChatRequest.Extra: "response_format", "moderation", "web_search_options",
+	// "prompt_cache_options.prewarm" and "truncation". Each of them changes what an answer
+	// is, so a request with one that is not named is rejected: its client would take the
+	// answer for JSON, for moderated, or for the result of a search. An [Engine] passes on
+	// what its Config.Extra names.
+	Honours []string
 }
 
-const defaultMaxBodyBytes = 1 << 20
-
-// NewHandler returns a handler for OpenAI clients:
+// Routes returns the routes of OpenAI's clients, for botapi.Options.Routes:
 //
 //	GET  /v1/models                 the bots, by slug
-//	GET  /v1/models/SLUG            one of them
+//	GET  /v1/models/{model}         one of them
 //	POST /v1/chat/completions       a chat with the bot that "model" names, streamed or not
 //	POST /v1/responses              the same in the Responses API, which OpenAI's own clients use by default
 //
-// each also without /v1. Every other request goes to api, so that one mount serves
-// OpenAI clients and those of botapi's own protocol. If api has no such path below
-// /v1 either, the 404 is in OpenAI's format and names the paths above.
+// each also without /v1. Keys, bots, limits, engine, metering, deadlines and failed streams
+// are those of the handler that serves the routes; errors have OpenAI's format.
 //
-//	mux.Handle("/v1/", openai.NewHandler(botapi.New(options), openai.HandlerOptions{}))
+//	routes := openai.Routes(openai.Options{Bots: bots})
+//	h := botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: engine, Routes: routes, NotFound: openai.NotFound(routes)})
 //
-// api is the handler of botapi.New, with any middleware of the application. It
-// serves the translated requests, too, in process: it decides on keys, bots, limits,
-// metering, deadlines and failed streams. Only the format of the request and of the
-// response changes. OpenAI's other parameters (temperature, max_tokens, stop and so
-// on) reach the engine in ChatRequest.Extra, those of the Responses API under their
-// names in chat completions: max_output_tokens is max_completion_tokens. A request
-// that bots cannot fulfil is rejected, for instance one with tools, or one that refers
-// to a stored response.
+// OpenAI's other parameters (temperature, max_tokens, stop and so on) reach the engine in
+// ChatRequest.Extra, those of the Responses API under their names in chat completions:
+// max_output_tokens is max_completion_tokens. A request that bots cannot fulfil is rejected,
+// for instance one with tools, or one that refers to a stored response.
 //
-// Fragments that are written together become one chunk, so a fast stream still uses
-// large writes. Clients get a chat's token counts if the engine reports them: see
-// [CountTokens].
-func NewHandler(api http.Handler, o HandlerOptions) http.Handler {
-	if api == nil {
-		panic("openai: NewHandler: api is nil")
+// Fragments that are ready together become one chunk. Clients get a chat's token counts if
+// the engine reports them: see [CountTokens]. Routes panics if Bots is nil, or if Honours
+// names another field.
+func Routes(o Options) []botapi.Route {
+	if o.Bots == nil {
+		panic("openai: Routes: Options.Bots is nil")
 	}
-	return &handler{
-		api:          api,
-		maxBodyBytes: cmp.Or(o.MaxBodyBytes, defaultMaxBodyBytes),
-		formats:      o.ResponseFormat,
-		logger:       cmp.Or(o.Logger, slog.Default()),
+	d := &door{bots: o.Bots, honours: make(map[string]bool)}
+	for _, name := range o.Honours {
+		if !responses.limits[name].canBeHonoured {
+			panic("openai: Routes: Options.Honours: an engine cannot honour the field " + name)
+		}
+		d.honours[name] = true
 	}
-}
-
-type handler struct {
-	api          http.Handler
-	maxBodyBytes int64
-	formats      bool // the engine honours response_format
-	logger       *slog.Logger
-}
-
-func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	path := strings.TrimPrefix(r.URL.Path, "/v1")
-	slug, oneModel := strings.CutPrefix(path, "/models/")
-	switch {
-	case path == "/chat/completions":
-		h.chat(w, r, &completions)
-	case path == "/responses":
-		h.chat(w, r, &responses)
-	case path == "/models":
-		answer := &responder{ResponseWriter: w, translate: func() translator { return new(modelList) }}
-		h.api.ServeHTTP(answer, to(r, "/v1/bots"))
-		answer.end()
-	case oneModel && slug != "":
-		h.model(w, r, slug)
-	case isOfBotapi[path] || !strings.HasPrefix(r.URL.Path, "/v1/"):
-		h.api.ServeHTTP(w, r)
-	default:
-		answer := &responder{ResponseWriter: w, unknown: true}
-		h.api.ServeHTTP(answer, r)
-		answer.end()
+	return []botapi.Route{
+		{Patterns: []string{"GET /v1/models", "GET /models"}, Serve: d.list, Errors: models.reply},
+		{Patterns: []string{"GET /v1/models/{model...}", "GET /models/{model...}"}, Serve: d.model, Errors: models.reply},
+		{Patterns: []string{"POST /v1/chat/completions", "POST /chat/completions"}, Serve: d.chat(completions), Errors: completions.reply},
+		{Patterns: []string{"POST /v1/responses", "POST /responses"}, Serve: d.chat(responses), Errors: responses.reply},
 	}
 }
 
-// isOfBotapi has the paths of botapi's own protocol, the last of which is that of
-// examples/resume.
-var isOfBotapi = map[string]bool{"/bots": true, "/chat": true, "/answers": true}
-
-func (h *handler) chat(w http.ResponseWriter, r *http.Request, p *protocol) {
-	ctx, usage := CountTokens(r.Context())
-	c := newCompletion(p, usage, h.formats)
-	r = to(r.WithContext(ctx), "/v1/chat")
-	if r.Body != nil && r.Header.Get("Authorization") != "" { // without a key, the API does not read the body
-		r.Body = &chatBody{client: r.Body, limit: h.maxBodyBytes, completion: c, rejected: func(e *apiError) {
-			// The API has set the header before it reads the body.
-			h.logger.LogAttrs(ctx, slog.LevelInfo, "request rejected",
-				slog.String("request_id", w.Header().Get("X-Request-Id")), slog.String("error", e.Error()))
-		}}
+// NotFound returns a function for botapi.Options.NotFound, whose 404 has OpenAI's format and
+// names what is served: the routes, and those of botapi's own protocol.
+func NotFound(routes []botapi.Route) func(context.Context, botapi.Failure) botapi.Reply {
+	var patterns []string
+	for _, route := range routes {
+		patterns = append(patterns, route.Patterns...)
 	}
-	answer := &responder{ResponseWriter: w, completion: c, translate: func() translator { return newJSONAnswer(c) }}
-	h.api.ServeHTTP(answer, r)
-	answer.end()
+	patterns = append(patterns, "GET /v1/bots", "POST /v1/chat")
+	var served []string
+	for _, pattern := range patterns {
+		withVersion := strings.Replace(pattern, " /", " /v1/", 1)
+		if !slices.Contains(patterns, withVersion) { // otherwise it is the same route
+			served = append(served, strings.ReplaceAll(pattern, "...}", "}"))
+		}
+	}
+	last := len(served) - 1
+	reply := unknownURL(strings.Join(served[:last], ", ") + " and " + served[last]).reply()
+	return func(context.Context, botapi.Failure) botapi.Reply { return reply }
 }
 
-// model serves one bot of the list.
-func (h *handler) model(w http.ResponseWriter, r *http.Request, slug string) {
-	r = to(r, "/v1/bots")
-	r.Header.Del("If-None-Match") // the list has another ETag than this model
-	if r.Method == http.MethodHead {
-		r.Method = http.MethodGet // the list is needed; net/http drops the body
-	}
-	answer := &responder{ResponseWriter: w, translate: func() translator { return &oneModel{slug: slug} }}
-	h.api.ServeHTTP(answer, r)
-	answer.end()
+type door struct {
+	bots    botapi.BotStore
+	honours map[string]bool
 }
 
-// to returns a copy of the request with another path.
-func to(r *http.Request, path string) *http.Request {
-	moved := r.WithContext(r.Context()) // a shallow copy
-	address := *r.URL
-	address.Path, address.RawPath = path, ""
-	moved.URL, moved.Header = &address, r.Header.Clone()
-	moved.Header.Del("Accept-Encoding") // what middleware of api compresses cannot be translated
-	return moved
+// A completion is one chat, as its response needs it. It does not retain the body.
+type completion struct {
+	protocol     *protocol
+	id           string // without the protocol's prefix
+	created      int64
+	usage        *Usage
+	model        string
+	includeUsage bool
+	preceding    int               // messages before those of the client's list
+	repeated     map[string]string // of a response: fields of the request, as they are in the body
+}
+
+type completionKey struct{}
+
+func (d *door) chat(p *protocol) func(*http.Request) (botapi.Response, error) {
+	return func(r *http.Request) (botapi.Response, error) {
+		body, err := botapi.ReadBody(r)
+		if err != nil {
+			return nil, err
+		}
+		q := &request{protocol: p, honours: d.honours, body: body, fields: make(map[string]string)}
+		if err := q.read(); err != nil {
+			return nil, err
+		}
+		ctx, usage := CountTokens(r.Context())
+		c := q.completion(usage)
+		chat := &botapi.Chat{
+			Context:        context.WithValue(ctx, completionKey{}, c),
+			BotSlug:        q.model,
+			Request:        botapi.ChatRequest{Messages: q.messages, UserID: q.user, Stream: q.stream},
+			Stream:         p.stream(c),
+			JoinsFragments: true,
+			JSON: func(context.Context) (before, after []byte, err error) {
+				before, after = p.around(c)
+				return before, after, nil
+			},
+		}
+		if q.hasExtra {
+			chat.Extra = q.extra
+		}
+		return chat, nil
+	}
+}
+
+func (q *request) completion(usage *Usage) *completion {
+	c := &completion{
+		protocol: q.protocol, id: rand.Text(), created: time.Now().Unix(), usage: usage, model: strings.Clone(q.model), includeUsage: q.includeUsage,
+	}
+	if q.instructions != "" {
+		c.preceding = 1
+	}
+	for _, name := range q.protocol.repeats {
+		if value := q.fields[name]; value != "" {
+			if c.repeated == nil {
+				c.repeated = make(map[string]string)
+			}
+			c.repeated[name] = strings.Clone(value)
+		}
+	}
+	return c
+}
+
+// finishReason returns the engine's reason if it is one of OpenAI's that a bot can
+// have, otherwise "stop".
+func (c *completion) finishReason() string {
+	switch reason := c.usage.FinishReason(); reason {
+	case "length", "content_filter":
+		return reason
+	}
+	return "stop"
+}
+
+// models is the protocol of the requests that are no chat.
+var models protocol
+
+// A model is a bot in the list of models.
+type model struct {
+	ID          string `json:"id"`
+	Object      string `json:"object"`
+	Created     int    `json:"created"`
+	OwnedBy     string `json:"owned_by"`
+	Name        string `json:"name"`
+	Description string `json:"description"`
+}
+
+func modelOf(bot botapi.Bot) model {
+	return model{ID: bot.Slug, Object: "model", OwnedBy: "botapi", Name: bot.Name, Description: bot.Description}
+}
+
+func (d *door) list(r *http.Request) (botapi.Response, error) {
+	bots, err := d.bots.Bots(r.Context())
+	if err != nil {
+		return nil, err
+	}
+	data := make([]model, len(bots))
+	for i, bot := range bots {
+		data[i] = modelOf(bot)
+	}
+	body, err := json.Marshal(struct {
+		Object string  `json:"object"`
+		Data   []model `json:"data"`
+	}{"list", data})
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(body)
+	etag := `"` + base64.RawURLEncoding.EncodeToString(sum[:16]) + `"`
+	header := http.Header{"Etag": {etag}, "Cache-Control": {"private, no-cache"}}
+	if known := strings.Join(r.Header["If-None-Match"], ","); known == "*" || strings.Contains(known, etag) {
+		return botapi.Reply{Status: http.StatusNotModified, Header: header}, nil
+	}
+	return botapi.Reply{Header: header, Body: body}, nil
+}
+
+func (d *door) model(r *http.Request) (botapi.Response, error) {
+	slug := r.PathValue("model")
+	if slug == "" || !utf8.ValidString(slug) || strings.ContainsFunc(slug, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }) {
+		return nil, botapi.ErrBotNotFound // as no bot can have this slug, the store is not asked
+	}
+	bot, err := d.bots.BotBySlug(r.Context(), slug)
+	if err != nil {
+		return nil, err
+	}
+	body, err := json.Marshal(modelOf(bot))
+	return botapi.Reply{Body: body}, err
 }

@@ -3,7 +3,6 @@ package openai_test
 import (
 	"bufio"
 	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -50,7 +49,16 @@ func counts(tokens openai.Tokens, finish string, texts ...string) botapi.ChatEng
 
 func handlerFor(t testing.TB, engine botapi.ChatEngine, options ...func(*botapi.Options)) http.Handler {
 	t.Helper()
-	return openai.NewHandler(newAPI(t, engine, options...), openai.HandlerOptions{MaxBodyBytes: 64 << 10})
+	all := []func(*botapi.Options){func(o *botapi.Options) { o.MaxBodyBytes = 64 << 10 }}
+	return newAPI(t, engine, append(append(all, options...), withRoutes())...)
+}
+
+// withRoutes serves OpenAI's clients, and says that the engine honours some fields.
+func withRoutes(honours ...string) func(*botapi.Options) {
+	return func(o *botapi.Options) {
+		o.Routes = append(openai.Routes(openai.Options{Bots: o.Bots, Honours: honours}), o.Routes...)
+		o.NotFound = openai.NotFound(o.Routes)
+	}
 }
 
 func serveHandler(t testing.TB, engine botapi.ChatEngine, options ...func(*botapi.Options)) string {
@@ -512,91 +520,30 @@ func with64KiB(body string) string {
 	return strings.Replace(body, "Hi", strings.Repeat("x", 64<<10), 1)
 }
 
-// Errors of the application's middleware are translated, too.
-func TestErrorsOfMiddleware(t *testing.T) {
-	for name, c := range map[string]struct {
-		middleware http.HandlerFunc
-		want       string
-	}{
-		"text": {func(w http.ResponseWriter, _ *http.Request) {
-			http.Error(w, "come back tomorrow", http.StatusTooManyRequests)
-		}, "come back tomorrow"},
-		"HTML": {func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "text/html")
-			w.WriteHeader(429)
-			io.WriteString(w, "<html>")
-		}, "Too Many Requests"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			is := is.New(t)
-			server := httptest.NewServer(openai.NewHandler(c.middleware, openai.HandlerOptions{}))
-			defer server.Close()
-			response, answer, err := complete(t, server.URL, ask)
-			is.NoErr(err)
-			is.Equal(response.StatusCode, 429)
-			is.Equal(answer, `{"error":{"message":"`+c.want+`","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}`)
-		})
-	}
-}
-
-// Middleware of api that compresses leaves the response as it is.
-func TestNothingIsCompressedBeforeItIsTranslated(t *testing.T) {
-	api := newAPI(t, speaks(nil, "Hi"))
-	compressing := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("Accept-Encoding") != "" {
-			w.Header().Set("Content-Encoding", "gzip")
-			compressed := gzip.NewWriter(w)
-			defer compressed.Close()
-			w = compressedWriter{w, compressed}
-		}
-		api.ServeHTTP(w, r)
-	})
-	server := httptest.NewServer(openai.NewHandler(compressing, openai.HandlerOptions{}))
-	t.Cleanup(server.Close)
-	for _, c := range []struct{ method, path, body string }{
-		{"POST", "/v1/chat/completions", ask}, {"POST", "/v1/responses", respondStream}, {"GET", "/v1/models", ""},
-		{"GET", "/v1/models/helper", ""}, {"GET", "/v1/x", ""},
-	} {
-		is := is.New(t)
-		response, answer, err := call(t, c.method, server.URL+c.path, c.body, "Accept-Encoding", "gzip")
-		is.NoErr(err)
-		is.Equal(response.Header.Get("Content-Encoding"), "")
-		is.True(strings.Contains(answer, `"created`) || strings.Contains(answer, `"unknown_url"`))
-	}
-}
-
-type compressedWriter struct {
-	http.ResponseWriter
-	compressed *gzip.Writer
-}
-
-func (w compressedWriter) Write(p []byte) (int, error) { return w.compressed.Write(p) }
-
 func TestOtherRequestsPass(t *testing.T) {
 	is := is.New(t)
 	url := serveHandler(t, speaks(nil, "Hi"))
 	_, answer, err := call(t, "POST", url+"/v1/chat", noStream)
 	is.NoErr(err)
 	is.Equal(answer, `{"content":"Hi"}`)
-	for _, path := range []string{"/v1/answers", "/embeddings", "/"} {
-		response, answer, _ := call(t, "GET", url+path, "")
-		is.Equal(response.StatusCode, http.StatusNotFound)
-		is.Equal(answer, `{"detail":"Not Found"}`)
-	}
 	response, answer, _ := call(t, "GET", url+"/v1/chat", "")
 	is.Equal(response.StatusCode, http.StatusMethodNotAllowed)
 	is.Equal(answer, `{"detail":"Method Not Allowed"}`)
 }
 
 // A client with a wrong base URL, or one that calls what bots do not have, learns what
-// is served.
+// the application serves.
 func TestUnknownPaths(t *testing.T) {
-	url := serveHandler(t, speaks(nil, "Hi"))
+	url := serveHandler(t, speaks(nil, "Hi"), func(o *botapi.Options) {
+		o.Routes = []botapi.Route{{Patterns: []string{"GET /v1/usage/{month}", "GET /v1/usage", "PUT /v1/usage"}, Serve: func(*http.Request) (botapi.Response, error) {
+			return botapi.Reply{}, nil
+		}}}
+	})
 	for name, c := range map[string]struct{ method, path string }{
 		"embeddings":           {"POST", "/v1/embeddings"},
 		"v1 twice":             {"POST", "/v1/v1/chat/completions"},
 		"the root":             {"GET", "/v1/"},
-		"no model":             {"GET", "/v1/models/"},
+		"without a version":    {"POST", "/embeddings"},
 		"a stored completion":  {"GET", "/v1/chat/completions/chatcmpl-1"},
 		"a stored response":    {"GET", "/v1/responses/resp_1"},
 		"a response to delete": {"DELETE", "/v1/responses/resp_1"},
@@ -611,68 +558,119 @@ func TestUnknownPaths(t *testing.T) {
 			is.Equal(response.Header.Get("Content-Type"), "application/json")
 			is.Equal(response.ContentLength, int64(len(answer)))
 			is.True(response.Header.Get("X-Request-Id") != "")
-			is.True(strings.HasPrefix(answer, `{"error":{"message":"this path is not served: there are GET /v1/models,`))
-			is.True(strings.HasSuffix(answer, `"type":"invalid_request_error","param":null,"code":"unknown_url"}}`))
+			is.Equal(answer, `{"error":{"message":"this path is not served: there are GET /v1/models, GET /v1/models/{model}, POST /v1/chat/completions, POST /v1/responses, `+
+				`GET /v1/usage/{month}, GET /v1/usage, PUT /v1/usage, GET /v1/bots and POST /v1/chat; the base URL of a client of OpenAI ends in /v1, once; responses are not stored",`+
+				`"type":"invalid_request_error","param":null,"code":"unknown_url"}}`)
 		})
 	}
 }
 
-// An application's own paths below /v1 work as without the handler.
-func TestPathsOfTheApplication(t *testing.T) {
-	is := is.New(t)
-	server := httptest.NewServer(openai.NewHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		if r.Method == "PUT" {
-			w.WriteHeader(http.StatusConflict)
+// The application says what its engine honours. What changes an answer otherwise is
+// rejected, with its name and a way out; what only tunes it reaches the engine.
+func TestHonouredFields(t *testing.T) {
+	extras := make(map[string]json.RawMessage)
+	engine := botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		extras = req.Extra
+		return speaks(nil, "{}").Chat(ctx, req)
+	})
+	with := func(path, field string) string {
+		if path == "/v1/responses" {
+			return respond[:len(respond)-1] + "," + field + "}"
 		}
-		io.WriteString(w, "{")
-		is.NoErr(http.NewResponseController(w).Flush())
-		io.WriteString(w, "}")
-	}), openai.HandlerOptions{}))
-	defer server.Close()
-	for method, status := range map[string]int{"GET": 200, "PUT": 409} {
-		response, answer, err := call(t, method, server.URL+"/v1/usage", "")
-		is.NoErr(err)
-		is.Equal(response.StatusCode, status)
-		is.Equal(answer, "{}")
+		return ask[:len(ask)-1] + "," + field + "}"
+	}
+	both := []string{"/v1/chat/completions", "/v1/responses"}
+	for name, c := range map[string]struct {
+		paths         []string
+		field, param  string // of the request
+		honour, extra string // the name in Honours, and what reaches the engine
+		nothing       string // a value that asks for nothing
+	}{
+		"JSON":        {both[:1], `"response_format":{"type":"json_object"}`, "response_format", "response_format", `{"type":"json_object"}`, `"response_format":{"type": "text"}`},
+		"a schema":    {both[1:], `"text":{"format":{"type":"json_schema","name":"a","strict":true,"schema":{"type":"object"}}}`, "text.format", "response_format", `{"json_schema":{"name":"a","schema":{"type":"object"},"strict":true},"type":"json_schema"}`, `"text":{"format":{"type":"text"}}`},
+		"moderation":  {both, `"moderation":{"model":"m","policy":{"input":{"mode":"block"}}}`, "moderation", "moderation", `{"model":"m","policy":{"input":{"mode":"block"}}}`, `"moderation":null`},
+		"web search":  {both, `"web_search_options":{}`, "web_search_options", "web_search_options", `{}`, `"web_search_options":null`},
+		"no answer":   {both, `"prompt_cache_options":{"prewarm":true,"ttl":"12h"}`, "prompt_cache_options.prewarm", "prompt_cache_options.prewarm", `{"prewarm":true,"ttl":"12h"}`, `"prompt_cache_options":{"prewarm":false}`},
+		"a truncated": {both[1:], `"truncation":"auto"`, "truncation", "truncation", `"auto"`, `"truncation":"disabled"`},
+	} {
+		for _, path := range c.paths {
+			t.Run(name+path, func(t *testing.T) {
+				is := is.New(t)
+				url := serveHandler(t, engine)
+				response, answer, err := call(t, "POST", url+path, with(path, c.field))
+				is.NoErr(err)
+				is.Equal(response.StatusCode, 400)
+				is.True(strings.HasPrefix(answer, `{"error":{"message":"`+c.param+`: bots cannot honour this value: `))
+				is.True(strings.HasSuffix(answer, `"param":"`+c.param+`","code":"unsupported_value"}}`))
+				response, _, err = call(t, "POST", url+path, with(path, c.nothing))
+				is.NoErr(err)
+				is.Equal(response.StatusCode, 200)
+
+				server := httptest.NewServer(newAPI(t, engine, withRoutes(c.honour)))
+				defer server.Close()
+				response, answer, err = call(t, "POST", server.URL+path, with(path, c.field))
+				is.NoErr(err)
+				if response.StatusCode != 200 {
+					t.Fatal(answer)
+				}
+				name, _, _ := strings.Cut(c.honour, ".")
+				is.Equal(string(extras[name]), c.extra)
+			})
+		}
 	}
 }
 
-// The application says that its engine honours response_format.
-func TestResponseFormat(t *testing.T) {
-	is := is.New(t)
-	var extra map[string]json.RawMessage
-	api := newAPI(t, botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
-		extra = req.Extra
-		return speaks(nil, "{}").Chat(ctx, req)
-	}))
-	server := httptest.NewServer(openai.NewHandler(api, openai.HandlerOptions{ResponseFormat: true}))
-	defer server.Close()
-	for path, c := range map[string]struct{ body, want string }{
-		"/v1/chat/completions": {ask[:len(ask)-1] + `,"response_format":{"type":"json_object"}}`, `{"type":"json_object"}`},
-		"/v1/responses": {`{"model":"helper","input":"Hi","text":{"verbosity":"low","format":{"type":"json_schema","name":"a","strict":true,"schema":{"type":"object"}}}}`,
-			`{"json_schema":{"name":"a","schema":{"type":"object"},"strict":true},"type":"json_schema"}`},
+func TestInvalidOptions(t *testing.T) {
+	for want, o := range map[string]openai.Options{
+		"openai: Routes: Options.Bots is nil":                                            {},
+		"openai: Routes: Options.Honours: an engine cannot honour the field tools":       {Bots: failingStore{}, Honours: []string{"response_format", "tools"}},
+		"openai: Routes: Options.Honours: an engine cannot honour the field temperature": {Bots: failingStore{}, Honours: []string{"temperature"}},
 	} {
-		response, _, err := call(t, "POST", server.URL+path, c.body)
+		is := is.New(t)
+		func() {
+			defer func() { is.Equal(recover(), want) }()
+			openai.Routes(o)
+		}()
+	}
+}
+
+// safety_identifier has replaced user in OpenAI's APIs.
+func TestUsers(t *testing.T) {
+	is := is.New(t)
+	var got *botapi.ChatRequest
+	url := serveHandler(t, botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		got = req
+		return speaks(nil).Chat(ctx, req)
+	}))
+	for fields, want := range map[string]string{
+		`"safety_identifier":"someone"`:              "someone",
+		`"safety_identifier":"someone","user":"you"`: "you",
+		`"user":"","safety_identifier":"someone"`:    "someone",
+		`"user":null,"safety_identifier":7`:          "7",
+		`"safety_identifier":null`:                   "",
+	} {
+		_, answer, err := complete(t, url, ask[:len(ask)-1]+","+fields+"}")
 		is.NoErr(err)
-		is.Equal(response.StatusCode, 200)
-		is.Equal(string(extra["response_format"]), c.want)
+		is.True(strings.Contains(answer, `"finish_reason":"stop"`))
+		is.Equal(got.UserID, want)
 	}
 }
 
 // The log says why a request was rejected, without what the client has sent.
 func TestLogOfRejectedRequests(t *testing.T) {
 	for name, c := range map[string]struct{ path, body, want string }{
-		"tools":     {"/v1/chat/completions", ask[:len(ask)-1] + `,"tools":["SECRET"]}`, `400 unsupported_value: tools: bots cannot honour this value`},
-		"an image":  {"/v1/chat/completions", `{"model":"SECRET","messages":[{"role":"user","content":[{"type":"SECRET"}]}]}`, `400 unsupported_value: messages[0].content[0].type: bots read text only`},
-		"a storage": {"/v1/responses", `{"model":"helper","input":"SECRET","store":true}`, `400 unsupported_value: store: bots cannot honour this value`},
+		"tools": {"/v1/chat/completions", ask[:len(ask)-1] + `,"tools":["SECRET"]}`, `400 tools: bots cannot honour this value: bots call no tools. ` +
+			`Leave tools out, or send tool_choice "none"; in an agent or editor, choose a mode without tools: unsupported_value`},
+		"an image": {"/v1/chat/completions", `{"model":"SECRET","messages":[{"role":"user","content":[{"type":"SECRET"}]}]}`, `400 messages[0].content[0].type: bots read text only: unsupported_value`},
+		"a storage": {"/v1/responses", `{"model":"helper","input":"SECRET","store":true}`,
+			`400 store: bots cannot honour this value: bots store no answers. Leave the field out, or send false: unsupported_value`},
+		"not JSON": {"/v1/responses", `{"model":"SECRET",x}`, `400 Expecting property name enclosed in double quotes: line 1 column 19 (char 18): invalid_json`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
 			var log bytes.Buffer
 			logger := slog.New(slog.NewJSONHandler(&log, nil))
-			api := newAPI(t, speaks(nil), func(o *botapi.Options) { o.Logger = logger })
-			server := httptest.NewServer(openai.NewHandler(api, openai.HandlerOptions{Logger: logger}))
+			server := httptest.NewServer(handlerFor(t, speaks(nil), func(o *botapi.Options) { o.Logger = logger }))
 			response, _, err := call(t, "POST", server.URL+c.path, c.body)
 			is.NoErr(err)
 			server.Close()
@@ -687,13 +685,14 @@ func TestLogOfRejectedRequests(t *testing.T) {
 	}
 }
 
-// The error of a stream has the type and the code of the error response.
+// The error of a stream says what the error response would have said, and always has a code.
 func TestFailedStream(t *testing.T) {
 	for failure, want := range map[error]string{
-		&botapi.StatusError{Status: 502, Detail: "The model's answer is incomplete"}:   `{"error":{"message":"The model's answer is incomplete","type":"server_error","param":null,"code":null}}`,
+		&botapi.StatusError{Status: 502, Detail: "The model's answer is incomplete"}:   `{"error":{"message":"The model's answer is incomplete","type":"server_error","param":null,"code":"server_error"}}`,
 		&botapi.StatusError{Status: 429, Detail: "Slow down", RetryAfter: time.Second}: `{"error":{"message":"Slow down","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}`,
-		&botapi.StatusError{Status: 403, Detail: "Not that"}:                           `{"error":{"message":"Not that","type":"invalid_request_error","param":null,"code":null}}`,
-		errors.New("SECRET"): `{"error":{"message":"Internal Server Error","type":"server_error","param":null,"code":null}}`,
+		&botapi.StatusError{Status: 403, Detail: "Not that"}:                           `{"error":{"message":"Not that","type":"invalid_request_error","param":null,"code":"invalid_request_error"}}`,
+		errors.New("SECRET"): `{"error":{"message":"Internal Server Error","type":"server_error","param":null,"code":"server_error"}}`,
+		&botapi.HTTPValidationError{Detail: []botapi.ValidationError{{Loc: []any{"body", "messages"}, Msg: "the conversation is too long for the model", Type: "value_error.messages.too_long"}}}: `{"error":{"message":"messages: the conversation is too long for the model","type":"invalid_request_error","param":"messages","code":"context_length_exceeded"}}`,
 	} {
 		is := is.New(t)
 		url := serveHandler(t, speaks(failure, "Once upon"))

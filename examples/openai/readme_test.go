@@ -24,10 +24,12 @@ func TestREADME(t *testing.T) {
 	found := 0
 	for i, block := range strings.Split(string(readme), "\n```go\n")[1:] {
 		code, _, _ := strings.Cut(block, "\n```")
-		if strings.HasPrefix(code, "mux.Handle") {
-			continue // a single line
-		}
-		if !strings.HasPrefix(code, "package ") {
+		switch {
+		case strings.HasPrefix(code, "options.Routes"): // a single line
+			code = imports + "func routes(options *botapi.Options) {\n" + code + "\n}\nvar _, _, _ = context.Background, log.Print, http.Handle\n"
+		case strings.HasPrefix(code, "mux.Handle"):
+			continue
+		case !strings.HasPrefix(code, "package "):
 			code = imports + code
 		}
 		folder := filepath.Join(dir, fmt.Sprint("block", i))
@@ -39,5 +41,5 @@ func TestREADME(t *testing.T) {
 		}
 		found++
 	}
-	is.Equal(found, 2)
+	is.Equal(found, 4)
 }

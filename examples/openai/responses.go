@@ -1,130 +1,104 @@
 package openai
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"maps"
-	"slices"
+	"iter"
 	"strconv"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/jsonbody"
 )
 
 // responses is the Responses API, for text, and without stored responses.
-var responses = protocol{
+var responses = (&protocol{
 	idPrefix: "resp_",
 	messages: "input",
 	items:    true,
 	parts:    map[string]string{"input_text": "text", "output_text": "text", "refusal": "refusal"},
 	names: map[string]string{
-		"bot_slug": "model", "user_id": "user", "messages": "input",
+		"bot_slug": "model", "bot_uid": "", "user_id": "user", "messages": "input",
 		"max_completion_tokens": "max_output_tokens", "response_format": "text.format",
 	},
-	nothing: withFields(asksNothing, map[string][]any{
-		"background":           {false},
-		"conversation":         {},
-		"include":              {[]any{}, []any{"reasoning.encrypted_content"}}, // no response has reasoning
-		"previous_response_id": {},
-		"prompt":               {},
-		"store":                {false},
-		"truncation":           {"disabled"},
-	}),
-	read:   readResponse,
-	answer: responseAround,
-	stream: func(c *completion) eventWriter { return &responseEvents{completion: c} },
-}
+	limits:   responseLimits,
+	own:      []string{"instructions", "max_output_tokens", "text"},
+	repeats:  []string{"instructions", "max_output_tokens", "metadata", "temperature", "top_p"},
+	check:    checkResponse,
+	addExtra: addExtraOfResponse,
+	around:   responseAround,
+	stream:   func(c *completion) botapi.StreamFormat { return &responseEvents{completion: c} },
+}).init()
 
-func withFields(fields, more map[string][]any) map[string][]any {
-	all := maps.Clone(fields)
-	maps.Copy(all, more)
-	return all
-}
-
-// A responseRequest is what a response repeats of its request; nil is null.
-type responseRequest struct {
-	instructions, maxOutputTokens, metadata, temperature, topP json.RawMessage
-}
-
-// readResponse renames the fields of a response that a completion has, too.
-func readResponse(c *completion, fields map[string]json.RawMessage) *apiError {
-	for _, name := range slices.Sorted(maps.Keys(c.protocol.names)) {
-		if fields[name] != nil {
-			return invalid(name, "unknown_parameter", fmt.Sprintf("unknown parameter; here it is %q", c.protocol.names[name]))
-		}
+// checkResponse checks what a response repeats, and where the format of the text is.
+func checkResponse(q *request) error {
+	instructions := q.value("instructions")
+	if instructions.Kind != 0 && !isText(instructions) {
+		return invalid("instructions", "invalid_type", "str type expected")
 	}
-	if rejection := c.readRequest(fields); rejection != nil {
-		return rejection
-	}
-	if rejection := readText(fields); rejection != nil {
-		return rejection
-	}
-	if limit := fields["max_output_tokens"]; limit != nil {
-		fields["max_completion_tokens"] = limit
-	}
-	if text, isText := textIn(fields["input"]); isText && text != "" {
-		fields["input"] = slices.Concat([]byte("["), message(json.RawMessage(`"user"`), fields["input"]), []byte("]"))
-	}
-	for _, name := range []string{"instructions", "max_output_tokens", "stream_options"} {
-		delete(fields, name) // the options of a stream are about obfuscation
-	}
-	return nil
-}
-
-// readRequest keeps what the response repeats, encoded anew: a line break in an event
-// would end it.
-func (c *completion) readRequest(fields map[string]json.RawMessage) *apiError {
-	c.request = responseRequest{maxOutputTokens: fields["max_output_tokens"], temperature: fields["temperature"], topP: fields["top_p"]}
-	if raw := fields["instructions"]; raw != nil {
-		text, isText := textIn(raw)
-		if !isText {
-			return invalid("instructions", "invalid_type", "str type expected")
-		}
-		c.request.instructions, _ = json.Marshal(text)
-		if text != "" {
-			c.instructions = raw
-		}
-	}
-	metadata := map[string]string{}
-	if raw := fields["metadata"]; raw != nil && json.Unmarshal(raw, &metadata) != nil {
+	q.instructions = instructions.Text
+	if raw := q.fields["metadata"]; raw != "" && !isObjectOfTexts(raw) {
 		return invalid("metadata", "invalid_type", "an object of strings is expected")
 	}
-	c.request.metadata, _ = json.Marshal(metadata)
 	for _, name := range []string{"max_output_tokens", "temperature", "top_p"} {
-		var number float64
-		if raw := fields[name]; raw != nil && json.Unmarshal(raw, &number) != nil {
+		v := q.value(name)
+		if _, err := strconv.ParseFloat(v.Text, 64); v.Kind != 0 && (isText(v) || err != nil) {
 			return invalid(name, "invalid_type", "value is not a valid float")
 		}
 	}
+	if v := q.value("text"); v.Kind != 0 && v.Kind != jsonbody.Object {
+		return invalid("text", "invalid_type", "value is not a valid dict")
+	}
 	return nil
 }
 
-// readText replaces "text", which has the format and the verbosity, by the fields of a
-// completion.
-func readText(fields map[string]json.RawMessage) *apiError {
-	raw := fields["text"]
-	delete(fields, "text")
-	if raw == nil {
+func isObjectOfTexts(raw string) bool {
+	in := jsonbody.New(raw)
+	return in.Peek() == jsonbody.Object && in.Object(func(string) error {
+		if v := in.Value(); !isText(v) && v.Kind != jsonbody.Null {
+			return errors.ErrUnsupported
+		}
 		return nil
-	}
-	var text map[string]json.RawMessage
-	if json.Unmarshal(raw, &text) != nil {
-		return invalid("text", "invalid_type", "value is not a valid dict")
-	}
-	if verbosity := text["verbosity"]; verbosity != nil && string(verbosity) != "null" {
-		fields["verbosity"] = verbosity
-	}
-	format := text["format"]
-	if format == nil || string(format) == "null" {
-		return nil
-	}
-	fields["response_format"] = format
-	var schema map[string]json.RawMessage
-	if json.Unmarshal(format, &schema) == nil && isOneOf(schema["type"], []any{"json_schema"}) {
-		delete(schema, "type") // the other fields are one level deeper in a completion
-		nested, err := json.Marshal(map[string]any{"type": "json_schema", "json_schema": schema})
-		if err == nil {
-			fields["response_format"] = nested
+	}) == nil
+}
+
+// addExtraOfResponse adds the fields that a completion has under another name.
+func addExtraOfResponse(q *request, extra map[string]json.RawMessage) {
+	for name, value := range map[string]string{
+		"max_completion_tokens": q.fields["max_output_tokens"],
+		"verbosity":             valueIn(q.fields["text"], "verbosity"),
+	} {
+		if value != "" {
+			extra[name] = json.RawMessage(value)
 		}
 	}
-	return nil
+	format := valueIn(q.fields["text"], "format")
+	if format == "" || !q.honours["response_format"] {
+		return
+	}
+	extra["response_format"] = json.RawMessage(format)
+	var schema map[string]json.RawMessage
+	if isOneOf(valueIn(format, "type"), []any{"json_schema"}) && json.Unmarshal([]byte(format), &schema) == nil {
+		delete(schema, "type") // the other fields are one level deeper in a completion
+		nested, _ := json.Marshal(map[string]any{"type": "json_schema", "json_schema": schema})
+		extra["response_format"] = nested
+	}
+}
+
+// appendRepeated repeats a field of the request, without what would end an event: line breaks,
+// and what some clients take for one.
+func (c *completion) appendRepeated(dst []byte, name, otherwise string) []byte {
+	dst = append(append(append(dst, `,"`...), name...), `":`...)
+	raw := c.repeated[name]
+	if raw == "" {
+		return append(dst, otherwise...)
+	}
+	var compact, escaped bytes.Buffer
+	_ = json.Compact(&compact, []byte(raw)) // it is JSON
+	json.HTMLEscape(&escaped, compact.Bytes())
+	return append(dst, escaped.Bytes()...)
 }
 
 // status returns how a complete answer has ended.
@@ -138,37 +112,29 @@ func (c *completion) status() (status, incomplete string) {
 	return "completed", "null"
 }
 
-func orNull(raw json.RawMessage) []byte {
-	if raw == nil {
-		return []byte("null")
-	}
-	return raw
-}
-
 // appendResponseStart begins a response up to its output.
 func (c *completion) appendResponseStart(dst []byte, status, incomplete string) []byte {
 	dst = fmt.Appendf(dst, `{"id":"resp_%s","object":"response","created_at":%d,"status":"%s","background":false,"error":null,"incomplete_details":%s`,
 		c.id, c.created, status, incomplete)
-	r := &c.request
-	dst = append(append(dst, `,"instructions":`...), orNull(r.instructions)...)
-	dst = append(append(dst, `,"max_output_tokens":`...), orNull(r.maxOutputTokens)...)
+	dst = c.appendRepeated(dst, "instructions", "null")
+	dst = c.appendRepeated(dst, "max_output_tokens", "null")
 	dst = append(append(dst, `,"model":`...), quote(c.model)...)
 	return append(dst, `,"output":[`...)
 }
 
 // appendResponseEnd ends a response after its output.
-func (c *completion) appendResponseEnd(dst []byte, usage bool) []byte {
+func (c *completion) appendResponseEnd(dst []byte, usage string) []byte {
 	dst = append(dst, `],"access_programs":null,"parallel_tool_calls":true,"previous_response_id":null,"store":false,"tool_choice":"auto","tools":[],"truncation":"disabled"`...)
-	r := &c.request
-	dst = append(append(dst, `,"temperature":`...), orNull(r.temperature)...)
-	dst = append(append(dst, `,"top_p":`...), orNull(r.topP)...)
-	dst = append(append(dst, `,"metadata":`...), orNull(r.metadata)...)
-	dst = append(dst, `,"usage":`...)
-	tokens, counted := c.usage.Tokens()
-	if !usage || !counted {
-		return append(dst, "null}"...)
-	}
-	return fmt.Appendf(dst, `{"input_tokens":%d,"input_tokens_details":{"cached_tokens":0,"cache_write_tokens":0},"output_tokens":%d,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":%d}}`,
+	dst = c.appendRepeated(dst, "temperature", "null")
+	dst = c.appendRepeated(dst, "top_p", "null")
+	dst = c.appendRepeated(dst, "metadata", "{}")
+	return append(append(append(dst, `,"usage":`...), usage...), '}')
+}
+
+// finalUsage has zeros if the engine has reported nothing: clients fail without the object.
+func (c *completion) finalUsage() string {
+	tokens, _ := c.usage.Tokens()
+	return fmt.Sprintf(`{"input_tokens":%d,"input_tokens_details":{"cached_tokens":0,"cache_write_tokens":0},"output_tokens":%d,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":%d}`,
 		tokens.Prompt, tokens.Completion, tokens.Prompt+tokens.Completion)
 }
 
@@ -183,18 +149,35 @@ func (c *completion) appendItemStart(dst []byte, status string) []byte {
 	return fmt.Appendf(dst, `{"id":"msg_%s","type":"message","status":"%s","role":"assistant","content":[`, c.id, status)
 }
 
-func responseAround(c *completion) (start, after []byte) {
+func responseAround(c *completion) (before, after []byte) {
 	status, incomplete := c.status()
-	start = c.appendItemStart(c.appendResponseStart(nil, status, incomplete), status)
-	return append(start, partStart...), c.appendResponseEnd([]byte(partEnd+itemEnd), true)
+	before = c.appendItemStart(c.appendResponseStart(nil, status, incomplete), status)
+	return append(before, partStart...), c.appendResponseEnd([]byte(partEnd+itemEnd), c.finalUsage())
 }
 
-// responseEvents are the events of a streamed response. It keeps the text, which the
-// last events repeat.
+// responseEvents are the events of a streamed response: its botapi.StreamFormat. It keeps
+// the text, which the last events repeat.
 type responseEvents struct {
 	completion *completion
 	count      int    // events so far
 	text       []byte // as JSON, without quotes
+}
+
+// maxRepeated bounds the memory of a streamed response.
+const maxRepeated = 16 << 20
+
+var errTooLong = errors.New("openai: the answer is too long for a streamed response")
+
+func (s *responseEvents) ContentType() string { return eventStream }
+
+func (s *responseEvents) AppendKeepAlive(dst []byte) []byte { return append(dst, keepAlive...) }
+
+func (s *responseEvents) AppendText(dst, text []byte) ([]byte, error) {
+	if s.text = append(s.text, text...); len(s.text) > maxRepeated {
+		return dst, errTooLong
+	}
+	dst = append(s.startOfPart(s.begin(dst), "response.output_text.delta"), `,"logprobs":[],"delta":"`...)
+	return append(append(dst, text...), `"`+eventEnd...), nil
 }
 
 // start begins an event up to its other fields.
@@ -206,31 +189,10 @@ func (s *responseEvents) start(dst []byte, kind string) []byte {
 	return dst
 }
 
-const responseEventEnd = "}\n\n"
-
 // startOfPart begins an event about the text.
 func (s *responseEvents) startOfPart(dst []byte, kind string) []byte {
 	dst = append(append(s.start(dst, kind), `,"item_id":"msg_`...), s.completion.id...)
 	return append(dst, `","output_index":0,"content_index":0`...)
-}
-
-func (s *responseEvents) startText(dst []byte) []byte {
-	dst = s.begin(dst)
-	return append(s.startOfPart(dst, "response.output_text.delta"), `,"logprobs":[],"delta":"`...)
-}
-
-func (s *responseEvents) appendText(dst, text []byte) []byte {
-	s.text = append(s.text, text...)
-	return append(dst, text...)
-}
-
-// maxRepeated bounds the memory of a streamed response.
-const maxRepeated = 16 << 20
-
-func (s *responseEvents) isTooLong() bool { return len(s.text) > maxRepeated }
-
-func (s *responseEvents) endText(dst []byte) []byte {
-	return append(dst, `"`+responseEventEnd...)
 }
 
 // begin writes the events before the first text, once.
@@ -238,43 +200,42 @@ func (s *responseEvents) begin(dst []byte) []byte {
 	if s.count > 0 {
 		return dst
 	}
+	c := s.completion
 	for _, kind := range []string{"response.created", "response.in_progress"} {
 		dst = append(s.start(dst, kind), `,"response":`...)
-		dst = s.completion.appendResponseEnd(s.completion.appendResponseStart(dst, "in_progress", "null"), false)
-		dst = append(dst, responseEventEnd...)
+		dst = c.appendResponseEnd(c.appendResponseStart(dst, "in_progress", "null"), "null")
+		dst = append(dst, eventEnd...)
 	}
 	dst = append(s.start(dst, "response.output_item.added"), `,"output_index":0,"item":`...)
-	dst = append(s.completion.appendItemStart(dst, "in_progress"), itemEnd+responseEventEnd...)
+	dst = append(c.appendItemStart(dst, "in_progress"), itemEnd+eventEnd...)
 	dst = append(s.startOfPart(dst, "response.content_part.added"), `,"part":`+partStart+partEnd...)
-	return append(dst, responseEventEnd...)
+	return append(dst, eventEnd...)
 }
 
-func (s *responseEvents) appendEnd(dst []byte) []byte {
+// End repeats the text four times, without copies of it.
+func (s *responseEvents) End(context.Context) iter.Seq[[]byte] {
 	c := s.completion
-	dst = slices.Grow(s.begin(dst), 4*len(s.text))
-	dst = append(s.startOfPart(dst, "response.output_text.done"), `,"logprobs":[],"text":"`...)
-	dst = append(append(dst, s.text...), `"`+responseEventEnd...)
-	dst = append(s.startOfPart(dst, "response.content_part.done"), `,"part":`...)
-	dst = append(s.appendPart(dst), responseEventEnd...)
 	status, incomplete := c.status()
-	dst = append(s.start(dst, "response.output_item.done"), `,"output_index":0,"item":`...)
-	dst = append(s.appendItem(dst, status), responseEventEnd...)
-	dst = append(s.start(dst, "response."+status), `,"response":`...)
-	dst = s.appendItem(c.appendResponseStart(dst, status, incomplete), status)
-	return append(c.appendResponseEnd(dst, true), responseEventEnd...)
+	pieces := [][]byte{
+		append(s.startOfPart(s.begin(nil), "response.output_text.done"), `,"logprobs":[],"text":"`...),
+		append(s.startOfPart([]byte(`"`+eventEnd), "response.content_part.done"), `,"part":`+partStart...),
+		append(c.appendItemStart(append(s.start([]byte(partEnd+eventEnd), "response.output_item.done"), `,"output_index":0,"item":`...), status), partStart...),
+		append(c.appendItemStart(c.appendResponseStart(append(s.start([]byte(partEnd+itemEnd+eventEnd), "response."+status), `,"response":`...), status, incomplete), status), partStart...),
+		append(c.appendResponseEnd([]byte(partEnd+itemEnd), c.finalUsage()), eventEnd...),
+	}
+	return func(yield func([]byte) bool) {
+		for i, piece := range pieces {
+			if i > 0 && !yield(s.text) || !yield(piece) {
+				return
+			}
+		}
+	}
 }
 
-func (s *responseEvents) appendPart(dst []byte) []byte {
-	return append(append(append(dst, partStart...), s.text...), partEnd...)
-}
-
-func (s *responseEvents) appendItem(dst []byte, status string) []byte {
-	return append(s.appendPart(s.completion.appendItemStart(dst, status)), itemEnd...)
-}
-
-// appendError writes the error as the documentation of OpenAI has it, and once more
+// AppendError writes the error as the documentation of OpenAI has it, and once more
 // within "error", where its service has it: clients read one or the other.
-func (s *responseEvents) appendError(dst []byte, e *apiError) []byte {
+func (s *responseEvents) AppendError(dst []byte, f botapi.Failure) []byte {
+	e := s.completion.protocol.errorOf(s.completion, f).inStream()
 	data, _ := json.Marshal(struct { // it always has a JSON form
 		Type     string    `json:"type"`
 		Sequence int       `json:"sequence_number"`
@@ -283,5 +244,5 @@ func (s *responseEvents) appendError(dst []byte, e *apiError) []byte {
 		Param    *string   `json:"param"`
 		Error    *apiError `json:"error"`
 	}{"error", s.count, e.Code, e.Message, e.Param, e})
-	return appendEvent(append(dst, "event: error\n"...), data)
+	return append(append(append(dst, "event: error\ndata: "...), data...), "\n\n"...)
 }

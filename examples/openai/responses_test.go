@@ -10,7 +10,6 @@ import (
 	"io"
 	"iter"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -21,6 +20,7 @@ import (
 
 	"example.com/botapi"
 	"example.com/botapi/examples/openai"
+	"example.com/botapi/examples/resume"
 	"github.com/matryer/is"
 )
 
@@ -175,23 +175,6 @@ func TestHostileTextOfResponse(t *testing.T) {
 	}
 }
 
-// Fragments that are written together are one event, in one write.
-func TestFewEventsOfResponse(t *testing.T) {
-	is := is.New(t)
-	const event = `data: {"content":"word "}` + "\n\n"
-	burst := strings.Repeat(event, 600)
-	recorder := httptest.NewRecorder()
-	w := &sizeRecorder{ResponseWriter: recorder}
-	openai.NewHandler(writing("text/event-stream", 200, burst, ": keep-alive\n", event, burst+"data: [DONE]\n\n"), openai.HandlerOptions{}).
-		ServeHTTP(w, httptest.NewRequest("POST", "/v1/responses", nil))
-	is.Equal(len(w.sizes), 4)
-	text, kinds, _ := eventsOfResponse(t, recorder.Body.String())
-	is.Equal(text, strings.Repeat("word ", 1201))
-	is.Equal(kinds, []string{"created", "in_progress", "output_item.added", "content_part.added",
-		"output_text.delta", "output_text.delta", "output_text.delta",
-		"output_text.done", "content_part.done", "output_item.done", "completed"})
-}
-
 // What a response repeats of its request cannot end an event.
 func TestRepeatedRequest(t *testing.T) {
 	is := is.New(t)
@@ -334,7 +317,7 @@ func TestEngineErrorsOfResponses(t *testing.T) {
 func TestResponseIsJoined(t *testing.T) {
 	is := is.New(t)
 	teller := newStoryteller()
-	url := serveKept(t, teller)
+	url, _ := serveKept(t, resume.Options{Engine: teller})
 	ctx, disconnect := context.WithCancel(t.Context())
 	r, err := http.NewRequestWithContext(ctx, "POST", url+"/v1/responses", strings.NewReader(respondStream))
 	is.NoErr(err)

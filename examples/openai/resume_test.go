@@ -47,48 +47,20 @@ func (s *storyteller) Chat(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2
 	}
 }
 
-// mounts are the ways in which an application can use both handlers.
-var mounts = map[string]func(*resume.Engine, http.Handler, botapi.KeyVerifier) http.Handler{
-	"around": func(answers *resume.Engine, api http.Handler, keys botapi.KeyVerifier) http.Handler {
-		return answers.Handler(openai.NewHandler(api, openai.HandlerOptions{}), keys)
-	},
-	"within": func(answers *resume.Engine, api http.Handler, keys botapi.KeyVerifier) http.Handler {
-		return openai.NewHandler(answers.Handler(api, keys), openai.HandlerOptions{})
-	},
-}
-
-// forMounts runs a test for each of the mounts. serve starts a service.
-func forMounts(t *testing.T, test func(t *testing.T, serve func(engine botapi.ChatEngine, s resume.Settings, options ...func(*botapi.Options)) (url string))) {
-	for name, mount := range mounts {
-		t.Run(name, func(t *testing.T) {
-			test(t, func(engine botapi.ChatEngine, s resume.Settings, options ...func(*botapi.Options)) string {
-				answers := resume.New(resume.Options{Engine: engine, Store: resume.NewMemory(s)})
-				keys := botapi.StaticKeys(map[string]string{"key": "acme"})
-				options = append(options, func(o *botapi.Options) { o.Keys = keys })
-				server := httptest.NewServer(mount(answers, newAPI(t, answers, options...), keys))
-				t.Cleanup(func() {
-					server.CloseClientConnections()
-					server.Close()
-					ctx, cancel := context.WithCancel(context.Background())
-					cancel()
-					is.New(t).NoErr(answers.Close(ctx))
-				})
-				return server.URL
-			})
-		})
-	}
-}
-
-// serveKept serves OpenAI clients whose answers are kept.
-func serveKept(t *testing.T, engine botapi.ChatEngine) (url string) {
-	answers := resume.New(resume.Options{Engine: engine})
+// serveKept serves OpenAI's clients with an engine that keeps its answers.
+func serveKept(t *testing.T, kept resume.Options, options ...func(*botapi.Options)) (url string, answers *resume.Engine) {
+	answers = resume.New(kept)
 	keys := botapi.StaticKeys(map[string]string{"key": "acme"})
-	server := httptest.NewServer(mounts["around"](answers, newAPI(t, answers, func(o *botapi.Options) { o.Keys = keys }), keys))
+	api := handlerFor(t, answers, append(options, func(o *botapi.Options) { o.Keys = keys })...)
+	server := httptest.NewServer(answers.Handler(api, keys))
 	t.Cleanup(func() {
+		server.CloseClientConnections()
 		server.Close()
-		is.New(t).NoErr(answers.Close(context.Background()))
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		is.New(t).NoErr(answers.Close(ctx))
 	})
-	return server.URL
+	return server.URL, answers
 }
 
 const idempotencyKey = "an-answer-of-acme"
@@ -121,91 +93,81 @@ func startAnswer(t *testing.T, url, body string) (disconnect func(), ended <-cha
 // A client that loses its connection and sends the same request again gets the answer
 // that was started for it, from its beginning.
 func TestRetryJoins(t *testing.T) {
-	forMounts(t, func(t *testing.T, serve func(botapi.ChatEngine, resume.Settings, ...func(*botapi.Options)) string) {
-		for name, body := range map[string]string{"JSON": ask, "stream": askStream} {
-			t.Run(name, func(t *testing.T) {
-				is := is.New(t)
-				teller := newStoryteller()
-				url := serve(teller, resume.Settings{})
-				disconnect, _ := startAnswer(t, url, body)
-				<-teller.begun
-				disconnect()
-				close(teller.goOn)
-				response, answer, err := call(t, "POST", url+"/v1/chat/completions", body, "Idempotency-Key", idempotencyKey)
-				is.NoErr(err)
-				is.Equal(response.StatusCode, 200)
-				is.Equal(response.Header.Get("X-Botapi-Answer"), "joined")
-				if name == "JSON" {
-					is.True(strings.Contains(answer, `"content":"Once upon a time"`))
-				} else {
-					text, _ := textOfChunks(t, answer)
-					is.Equal(text, "Once upon a time")
-					is.True(strings.HasSuffix(answer, "data: [DONE]\n\n"))
-				}
-				is.Equal(teller.asked.Load(), int32(1))
-			})
-		}
-	})
+	for name, body := range map[string]string{"JSON": ask, "stream": askStream} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			teller := newStoryteller()
+			url, _ := serveKept(t, resume.Options{Engine: teller})
+			disconnect, _ := startAnswer(t, url, body)
+			<-teller.begun
+			disconnect()
+			close(teller.goOn)
+			response, answer, err := call(t, "POST", url+"/v1/chat/completions", body, "Idempotency-Key", idempotencyKey)
+			is.NoErr(err)
+			is.Equal(response.StatusCode, 200)
+			is.Equal(response.Header.Get("X-Botapi-Answer"), "joined")
+			if name == "JSON" {
+				is.True(strings.Contains(answer, `"content":"Once upon a time"`))
+			} else {
+				text, _ := textOfChunks(t, answer)
+				is.Equal(text, "Once upon a time")
+				is.True(strings.HasSuffix(answer, "data: [DONE]\n\n"))
+			}
+			is.Equal(teller.asked.Load(), int32(1))
+		})
+	}
 }
 
 // The first response says that the answer is kept; without a key, nothing changes.
 func TestAnswersAreKept(t *testing.T) {
-	forMounts(t, func(t *testing.T, serve func(botapi.ChatEngine, resume.Settings, ...func(*botapi.Options)) string) {
-		is := is.New(t)
-		url := serve(speaks(nil, "Hello"), resume.Settings{})
-		for _, c := range []struct{ key, want string }{{idempotencyKey, "kept"}, {idempotencyKey, "joined"}, {"", ""}} {
-			var headers []string
-			if c.key != "" {
-				headers = []string{"Idempotency-Key", c.key}
-			}
-			response, answer, err := call(t, "POST", url+"/v1/chat/completions", ask, headers...)
-			is.NoErr(err)
-			is.True(strings.Contains(answer, `"content":"Hello"`))
-			is.Equal(response.Header.Get("X-Botapi-Answer"), c.want)
+	is := is.New(t)
+	url, _ := serveKept(t, resume.Options{Engine: speaks(nil, "Hello")})
+	for _, c := range []struct{ key, want string }{{idempotencyKey, "kept"}, {idempotencyKey, "joined"}, {"", ""}} {
+		var headers []string
+		if c.key != "" {
+			headers = []string{"Idempotency-Key", c.key}
 		}
-	})
+		response, answer, err := call(t, "POST", url+"/v1/chat/completions", ask, headers...)
+		is.NoErr(err)
+		is.True(strings.Contains(answer, `"content":"Hello"`))
+		is.Equal(response.Header.Get("X-Botapi-Answer"), c.want)
+	}
 }
 
 // A client may come back before the service has noticed that its connection is lost.
 // Its limit then still counts the lost request.
 func TestRetryTakesTheSlot(t *testing.T) {
-	forMounts(t, func(t *testing.T, serve func(botapi.ChatEngine, resume.Settings, ...func(*botapi.Options)) string) {
-		is := is.New(t)
-		teller := newStoryteller()
-		url := serve(teller, resume.Settings{}, func(o *botapi.Options) { o.MaxChatsPerAccount = 1 })
-		_, ended := startAnswer(t, url, ask)
-		<-teller.begun
-		go func() {
-			<-ended // the lost request
-			close(teller.goOn)
-		}()
-		response, answer, err := call(t, "POST", url+"/v1/chat/completions", ask, "Idempotency-Key", idempotencyKey)
-		is.NoErr(err)
-		is.Equal(response.StatusCode, 200)
-		is.True(strings.Contains(answer, `"content":"Once upon a time"`))
-		is.Equal(teller.asked.Load(), int32(1))
-	})
+	is := is.New(t)
+	teller := newStoryteller()
+	url, _ := serveKept(t, resume.Options{Engine: teller}, func(o *botapi.Options) { o.MaxChatsPerAccount = 1 })
+	_, ended := startAnswer(t, url, ask)
+	<-teller.begun
+	go func() {
+		<-ended // the lost request
+		close(teller.goOn)
+	}()
+	response, answer, err := call(t, "POST", url+"/v1/chat/completions", ask, "Idempotency-Key", idempotencyKey)
+	is.NoErr(err)
+	is.Equal(response.StatusCode, 200)
+	is.True(strings.Contains(answer, `"content":"Once upon a time"`))
+	is.Equal(teller.asked.Load(), int32(1))
 }
 
 // Tokens are counted where the model was called, and not for the retry that joins.
 func TestTokensOfAnswers(t *testing.T) {
 	is := is.New(t)
 	var counted []openai.Tokens
-	answers := resume.New(resume.Options{
+	url, answers := serveKept(t, resume.Options{
 		Engine: counts(openai.Tokens{Prompt: 3, Completion: 2}, "length", "Once upon"),
 		OnAnswer: func(ctx context.Context, _ resume.Report) {
 			tokens, _ := openai.UsageFrom(ctx).Tokens()
 			counted = append(counted, tokens)
 		},
 	})
-	keys := botapi.StaticKeys(map[string]string{"key": "acme"})
-	api := newAPI(t, answers, func(o *botapi.Options) { o.Keys = keys })
-	server := httptest.NewServer(mounts["around"](answers, api, keys))
-	defer server.Close()
-	_, first, err := call(t, "POST", server.URL+"/v1/chat/completions", ask, "Idempotency-Key", idempotencyKey)
+	_, first, err := call(t, "POST", url+"/v1/chat/completions", ask, "Idempotency-Key", idempotencyKey)
 	is.NoErr(err)
 	is.True(strings.Contains(first, `"finish_reason":"length"`) && strings.Contains(first, `"usage":{"prompt_tokens":3,`))
-	_, joined, err := call(t, "POST", server.URL+"/v1/chat/completions", ask, "Idempotency-Key", idempotencyKey)
+	_, joined, err := call(t, "POST", url+"/v1/chat/completions", ask, "Idempotency-Key", idempotencyKey)
 	is.NoErr(err)
 	is.True(strings.Contains(joined, `"finish_reason":"stop"`) && !strings.Contains(joined, `"usage"`))
 	is.NoErr(answers.Close(t.Context()))
@@ -215,36 +177,34 @@ func TestTokensOfAnswers(t *testing.T) {
 // DELETE stops the model. The reader gets an error in OpenAI's format, and no [DONE].
 func TestAnswerIsStopped(t *testing.T) {
 	const stopped = `{"error":{"message":"The answer was stopped","type":"invalid_request_error","param":null,"code":null}}`
-	forMounts(t, func(t *testing.T, serve func(botapi.ChatEngine, resume.Settings, ...func(*botapi.Options)) string) {
-		is := is.New(t)
-		teller := newStoryteller()
-		url := serve(teller, resume.Settings{})
-		r, err := http.NewRequestWithContext(t.Context(), "POST", url+"/v1/chat/completions", strings.NewReader(askStream))
-		is.NoErr(err)
-		r.Header.Set("Authorization", "Bearer key")
-		r.Header.Set("Idempotency-Key", idempotencyKey)
-		stream, err := http.DefaultClient.Do(r)
-		is.NoErr(err)
-		defer stream.Body.Close()
-		reader := bufio.NewReader(stream.Body)
-		_, err = reader.ReadString('\n')
-		is.NoErr(err)
+	is := is.New(t)
+	teller := newStoryteller()
+	url, _ := serveKept(t, resume.Options{Engine: teller})
+	r, err := http.NewRequestWithContext(t.Context(), "POST", url+"/v1/chat/completions", strings.NewReader(askStream))
+	is.NoErr(err)
+	r.Header.Set("Authorization", "Bearer key")
+	r.Header.Set("Idempotency-Key", idempotencyKey)
+	stream, err := http.DefaultClient.Do(r)
+	is.NoErr(err)
+	defer stream.Body.Close()
+	reader := bufio.NewReader(stream.Body)
+	_, err = reader.ReadString('\n')
+	is.NoErr(err)
 
-		response, _, err := call(t, "DELETE", url+"/v1/answers", "", "Idempotency-Key", idempotencyKey)
-		is.NoErr(err)
-		is.Equal(response.StatusCode, 204)
-		is.True(errors.Is(<-teller.ended, resume.ErrStopped))
-		rest, err := io.ReadAll(reader)
-		is.True(err != nil) // the connection was aborted
-		is.True(strings.Contains(string(rest), `data: {"error":{"message":"The answer was stopped",`))
-		is.True(!strings.Contains(string(rest), "[DONE]"))
+	response, _, err := call(t, "DELETE", url+"/v1/answers", "", "Idempotency-Key", idempotencyKey)
+	is.NoErr(err)
+	is.Equal(response.StatusCode, 204)
+	is.True(errors.Is(<-teller.ended, resume.ErrStopped))
+	rest, err := io.ReadAll(reader)
+	is.True(err != nil) // the connection was aborted
+	is.True(strings.Contains(string(rest), `data: {"error":{"message":"The answer was stopped",`))
+	is.True(!strings.Contains(string(rest), "[DONE]"))
 
-		response, answer, err := call(t, "POST", url+"/v1/chat/completions", askStream, "Idempotency-Key", idempotencyKey)
-		is.NoErr(err)
-		is.Equal(response.StatusCode, 410)
-		is.Equal(answer, stopped)
-		is.Equal(teller.asked.Load(), int32(1))
-	})
+	response, answer, err := call(t, "POST", url+"/v1/chat/completions", askStream, "Idempotency-Key", idempotencyKey)
+	is.NoErr(err)
+	is.Equal(response.StatusCode, 410)
+	is.Equal(answer, stopped)
+	is.Equal(teller.asked.Load(), int32(1))
 }
 
 func TestErrorsOfAnswers(t *testing.T) {
@@ -254,34 +214,32 @@ func TestErrorsOfAnswers(t *testing.T) {
 		busy    = `{"error":{"message":"Too many answers in progress for this key","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}`
 		noModel = `{"error":{"message":"the model does not exist","type":"invalid_request_error","param":"model","code":"model_not_found"}}`
 	)
-	forMounts(t, func(t *testing.T, serve func(botapi.ChatEngine, resume.Settings, ...func(*botapi.Options)) string) {
-		teller := newStoryteller()
-		url := serve(teller, resume.Settings{RunningPerOwner: 1})
-		startAnswer(t, url, ask)
-		<-teller.begun
-		for name, c := range map[string]struct {
-			method, path, body, key string
-			status                  int
-			want, retryAfter        string
-		}{
-			"another body":       {"POST", "/v1/chat/completions", strings.Replace(ask, "Hi", "Ho", 1), idempotencyKey, 409, other, ""},
-			"a bad key":          {"POST", "/v1/chat/completions", ask, "short", 400, badKey, ""},
-			"one more":           {"POST", "/v1/chat/completions", ask, "another-answer-of-acme", 429, busy, "1"},
-			"an unknown model":   {"POST", "/v1/chat/completions", strings.Replace(ask, "helper", "parrot", 1), idempotencyKey, 404, noModel, ""},
-			"nothing to stop":    {"DELETE", "/v1/answers", "", "another-answer-of-acme", 404, `{"detail":"Answer not found"}`, ""},
-			"not a DELETE":       {"PUT", "/v1/answers", "", idempotencyKey, 405, `{"detail":"Method Not Allowed"}`, ""},
-			"stop under bad key": {"DELETE", "/v1/answers", "", "short", 400, `{"detail":"There must be one Idempotency-Key, of 16 to 255 letters, digits, - and _"}`, ""},
-		} {
-			t.Run(name, func(t *testing.T) {
-				is := is.New(t)
-				response, answer, err := call(t, c.method, url+c.path, c.body, "Idempotency-Key", c.key)
-				is.NoErr(err)
-				is.Equal(response.StatusCode, c.status)
-				is.Equal(strings.TrimSpace(answer), c.want)
-				is.Equal(response.Header.Get("Retry-After"), c.retryAfter)
-				is.Equal(response.Header.Get("X-Botapi-Answer"), "")
-			})
-		}
-		is.New(t).Equal(teller.asked.Load(), int32(1))
-	})
+	teller := newStoryteller()
+	url, _ := serveKept(t, resume.Options{Engine: teller, Store: resume.NewMemory(resume.Settings{RunningPerOwner: 1})})
+	startAnswer(t, url, ask)
+	<-teller.begun
+	for name, c := range map[string]struct {
+		method, path, body, key string
+		status                  int
+		want, retryAfter        string
+	}{
+		"another body":       {"POST", "/v1/chat/completions", strings.Replace(ask, "Hi", "Ho", 1), idempotencyKey, 409, other, ""},
+		"a bad key":          {"POST", "/v1/chat/completions", ask, "short", 400, badKey, ""},
+		"one more":           {"POST", "/v1/chat/completions", ask, "another-answer-of-acme", 429, busy, "1"},
+		"an unknown model":   {"POST", "/v1/chat/completions", strings.Replace(ask, "helper", "parrot", 1), idempotencyKey, 404, noModel, ""},
+		"nothing to stop":    {"DELETE", "/v1/answers", "", "another-answer-of-acme", 404, `{"detail":"Answer not found"}`, ""},
+		"not a DELETE":       {"PUT", "/v1/answers", "", idempotencyKey, 405, `{"detail":"Method Not Allowed"}`, ""},
+		"stop under bad key": {"DELETE", "/v1/answers", "", "short", 400, `{"detail":"There must be one Idempotency-Key, of 16 to 255 letters, digits, - and _"}`, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			response, answer, err := call(t, c.method, url+c.path, c.body, "Idempotency-Key", c.key)
+			is.NoErr(err)
+			is.Equal(response.StatusCode, c.status)
+			is.Equal(strings.TrimSpace(answer), c.want)
+			is.Equal(response.Header.Get("Retry-After"), c.retryAfter)
+			is.Equal(response.Header.Get("X-Botapi-Answer"), "")
+		})
+	}
+	is.New(t).Equal(teller.asked.Load(), int32(1))
 }

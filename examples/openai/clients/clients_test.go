@@ -47,13 +47,13 @@ func newService(t *testing.T) *service {
 	if err != nil {
 		t.Fatal(err)
 	}
-	api := botapi.New(botapi.Options{
+	server := httptest.NewServer(botapi.New(botapi.Options{
 		Bots:   bots,
 		Keys:   botapi.StaticKeys(map[string]string{key: "acme"}),
 		Engine: botapi.CallbackEngine(s.obey),
+		Routes: openai.Routes(openai.Options{Bots: bots}),
 		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
-	})
-	server := httptest.NewServer(openai.NewHandler(api, openai.HandlerOptions{}))
+	}))
 	t.Cleanup(server.Close)
 	s.url = server.URL + "/v1"
 	return s

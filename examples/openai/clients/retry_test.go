@@ -34,12 +34,13 @@ func newLossyService(t *testing.T, lose func(s *lossyService, api http.Handler, 
 	}
 	keys := botapi.StaticKeys(map[string]string{key: "acme"})
 	answers := resume.New(resume.Options{Engine: botapi.ChatEngineFunc(s.tell)})
-	api := answers.Handler(openai.NewHandler(botapi.New(botapi.Options{
+	api := answers.Handler(botapi.New(botapi.Options{
 		Bots:   bots,
 		Keys:   keys,
 		Engine: answers,
+		Routes: openai.Routes(openai.Options{Bots: bots}),
 		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
-	}), openai.HandlerOptions{}), keys)
+	}), keys)
 	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch s.requests.Add(1) {
 		case 1:

@@ -1,0 +1,328 @@
+package openai_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"example.com/botapi"
+	"github.com/matryer/is"
+)
+
+func TestChunksPassImmediately(t *testing.T) {
+	for _, http2 := range []bool{false, true} {
+		t.Run(fmt.Sprint("HTTP/2 ", http2), func(t *testing.T) {
+			is := is.New(t)
+			next := make(chan string, 1)
+			server := httptest.NewUnstartedServer(handlerFor(t, botapi.CallbackEngine(func(_ context.Context, _ *botapi.ChatRequest, emit func(string) error) error {
+				for text := range next {
+					if err := emit(text); err != nil {
+						return err
+					}
+				}
+				return errors.New("it fails")
+			})))
+			server.EnableHTTP2 = http2
+			server.StartTLS()
+			defer server.Close()
+			next <- "word"
+			r, _ := http.NewRequestWithContext(t.Context(), "POST", server.URL+"/v1/chat/completions", strings.NewReader(askStream))
+			r.Header.Set("Authorization", "Bearer key")
+			response, err := server.Client().Do(r)
+			is.NoErr(err)
+			defer response.Body.Close()
+			is.Equal(response.ProtoMajor == 2, http2)
+			lines := bufio.NewReader(response.Body)
+			for range 5 {
+				line, err := lines.ReadString('\n')
+				is.NoErr(err)
+				is.True(strings.Contains(line, `"content":"word"`))
+				_, _ = lines.ReadString('\n')
+				next <- "word" // the client has read the one before
+			}
+			close(next)
+			rest, err := io.ReadAll(lines)
+			is.True(err != nil) // aborted
+			is.True(bytes.HasSuffix(rest, []byte(`data: {"error":{"message":"Internal Server Error","type":"server_error","param":null,"code":"server_error"}}`+"\n\n")))
+		})
+	}
+}
+
+// record calls a handler without a server, so that synctest controls the time.
+func record(t *testing.T, h http.Handler, body string) (recorder *httptest.ResponseRecorder, panicked any) {
+	r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/chat/completions", strings.NewReader(body))
+	r.Header.Set("Authorization", "Bearer key")
+	recorder = httptest.NewRecorder()
+	defer func() { panicked = recover() }()
+	h.ServeHTTP(recorder, r)
+	return recorder, nil
+}
+
+func TestKeepAliveIsPassedOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		slow := botapi.CallbackEngine(func(_ context.Context, _ *botapi.ChatRequest, emit func(string) error) error {
+			time.Sleep(25 * time.Second)
+			_ = emit("Hi")
+			time.Sleep(15 * time.Second)
+			return nil
+		})
+		recorder, panicked := record(t, handlerFor(t, slow, func(o *botapi.Options) { o.KeepAlive = 10 * time.Second }), askStream)
+		is.Equal(panicked, nil)
+		body := recorder.Body.String()
+		is.True(strings.HasPrefix(body, ": keep-alive\n: keep-alive\ndata: {")) // without a blank line
+		is.Equal(strings.Count(body, "keep-alive\n"), 3)
+		text, _ := textOfChunks(t, body)
+		is.Equal(text, "Hi")
+	})
+}
+
+func TestAbortPassesThrough(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // a stream is aborted after a pause
+		is := is.New(t)
+		_, panicked := record(t, handlerFor(t, speaks(errors.New("it fails"), "Hi")), askStream)
+		is.Equal(panicked, http.ErrAbortHandler)
+	})
+}
+
+func TestWriterThatCannotFlush(t *testing.T) {
+	is := is.New(t)
+	server := httptest.NewServer(http.TimeoutHandler(handlerFor(t, speaks(nil, "Hi")), time.Minute, ""))
+	defer server.Close()
+	_, answer, err := complete(t, server.URL, askStream)
+	is.NoErr(err)
+	text, events := textOfChunks(t, answer)
+	is.Equal(text, "Hi")
+	is.Equal(events[len(events)-1], "[DONE]")
+	response, answer, err := complete(t, server.URL, ask)
+	is.NoErr(err)
+	is.True(strings.Contains(answer, `"content":"Hi","refusal":null}`))
+	is.Equal(response.StatusCode, http.StatusOK)
+	response, answer, err = complete(t, server.URL, `{}`)
+	is.NoErr(err)
+	is.True(strings.HasPrefix(answer, `{"error":{`))
+	is.Equal(response.StatusCode, http.StatusBadRequest)
+}
+
+// A plainWriter wraps a ResponseWriter as middleware often does: only Unwrap gives
+// access to deadlines.
+type plainWriter struct{ http.ResponseWriter }
+
+func (w plainWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func TestClientThatStopsReading(t *testing.T) {
+	for name, body := range map[string]string{"stream": askStream, "JSON response": ask} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			reports := make(chan error, 1)
+			h := handlerFor(t, speaks(nil, strings.Repeat("x", 32<<20)), reportsTo(reports), func(o *botapi.Options) { o.WriteTimeout = 50 * time.Millisecond })
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(plainWriter{w}, r) }))
+			defer server.Close()
+			conn, err := net.Dial("tcp", server.Listener.Addr().String())
+			is.NoErr(err)
+			defer conn.Close()
+			fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: bots\r\nAuthorization: Bearer key\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+			is.True(errors.Is(<-reports, botapi.ErrClientStalled)) // the client never reads
+		})
+	}
+}
+
+func TestClientThatDisconnects(t *testing.T) {
+	for name, c := range map[string]struct {
+		body  string
+		begun bool
+	}{
+		"a stream":                       {askStream, true},
+		"a stream before its first text": {askStream, false},
+		"a JSON response":                {ask, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			asked, causes := make(chan bool), make(chan error, 1)
+			url := serveHandler(t, botapi.CallbackEngine(func(ctx context.Context, _ *botapi.ChatRequest, emit func(string) error) error {
+				if c.begun {
+					_ = emit("Once upon")
+				}
+				asked <- true
+				<-ctx.Done()
+				causes <- context.Cause(ctx)
+				return nil
+			}))
+			ctx, disconnect := context.WithCancel(t.Context())
+			disconnected := make(chan bool)
+			go func() {
+				defer close(disconnected)
+				r, _ := http.NewRequestWithContext(ctx, "POST", url+"/v1/chat/completions", strings.NewReader(c.body))
+				r.Header.Set("Authorization", "Bearer key")
+				if response, err := http.DefaultClient.Do(r); err == nil {
+					_, _ = io.Copy(io.Discard, response.Body)
+					response.Body.Close()
+				}
+			}()
+			<-asked
+			disconnect()
+			is.True(errors.Is(<-causes, botapi.ErrClientLeft))
+			<-disconnected
+		})
+	}
+}
+
+// Fragments that are ready together are few events, in few writes.
+func TestFragmentsAreJoined(t *testing.T) {
+	for path, c := range map[string]struct {
+		body, event string
+		fixed       int // events that are not of a text
+	}{
+		"/v1/chat/completions": {askStream, "data: ", 2},
+		"/v1/responses":        {respondStream, "event: ", 8},
+	} {
+		t.Run(path, func(t *testing.T) {
+			is := is.New(t)
+			const fragments = 5000
+			r := httptest.NewRequest("POST", path, strings.NewReader(c.body))
+			r.Header.Set("Authorization", "Bearer key")
+			w := &writesRecorder{ResponseRecorder: httptest.NewRecorder()}
+			handlerFor(t, speaks(nil, slices.Repeat([]string{"word "}, fragments)...)).ServeHTTP(w, r)
+			body := w.Body.String()
+			texts := strings.Count(body, c.event) - c.fixed
+			is.True(texts < fragments/10)
+			is.True(w.writes < fragments/10)
+			text := ""
+			if path == "/v1/responses" {
+				text, _, _ = eventsOfResponse(t, body)
+			} else {
+				text, _ = textOfChunks(t, body)
+			}
+			is.Equal(text, strings.Repeat("word ", fragments))
+		})
+	}
+}
+
+type writesRecorder struct {
+	*httptest.ResponseRecorder
+	writes int
+}
+
+func (w *writesRecorder) Write(p []byte) (int, error) {
+	w.writes++
+	return w.ResponseRecorder.Write(p)
+}
+
+// The end of a streamed response repeats the text, in writes that a steady reader can take,
+// each in its own WriteTimeout.
+func TestEndInChunks(t *testing.T) {
+	is := is.New(t)
+	const text = 4 << 20
+	w := &longestWrite{ResponseRecorder: httptest.NewRecorder()}
+	r := httptest.NewRequest("POST", "/v1/responses", strings.NewReader(respondStream))
+	r.Header.Set("Authorization", "Bearer key")
+	handlerFor(t, speaks(nil, strings.Repeat("x", text))).ServeHTTP(w, r)
+	is.True(w.Body.Len() > 5*text)
+	is.True(w.longest <= 64<<10)
+	said, kinds, last := eventsOfResponse(t, w.Body.String())
+	is.Equal(len(said), text)
+	is.Equal(kinds[len(kinds)-1], "completed")
+	is.Equal(len(textOfResponse(t, encode(t, last["response"]))), text)
+}
+
+type longestWrite struct {
+	*httptest.ResponseRecorder
+	longest int
+}
+
+func (w *longestWrite) Write(p []byte) (int, error) {
+	w.longest = max(w.longest, len(p))
+	return w.ResponseRecorder.Write(p)
+}
+
+// A body takes about three times its bytes before its chat has a slot, whatever is in it.
+func TestMemoryOfBodies(t *testing.T) {
+	const size = 1 << 20
+	fill := func(before, repeated, after string) string {
+		return before + strings.Repeat(repeated, (size-len(before)-len(after))/len(repeated)) + after
+	}
+	for name, c := range map[string]struct {
+		path, body string
+		status     int
+	}{
+		"no messages":      {"/v1/chat/completions", fill(`{"model":"helper","messages":[`, `1,`, `1]}`), 400},
+		"empty messages":   {"/v1/chat/completions", fill(`{"model":"helper","messages":[`, `{"":1},`, `{}]}`), 400},
+		"short messages":   {"/v1/chat/completions", fill(`{"model":"helper","messages":[`, `{"role":"user","content":""},`, `{"role":"user","content":""}]}`), 429},
+		"short parts":      {"/v1/chat/completions", fill(`{"model":"helper","messages":[{"role":"user","content":[`, `{"type":"text","text":""},`, `{"type":"text","text":""}]}]}`), 429},
+		"an escaped text":  {"/v1/chat/completions", fill(`{"model":"helper","messages":[{"role":"user","content":"`, `\n`, `"}]}`), 429},
+		"many fields":      {"/v1/chat/completions", fill(ask[:len(ask)-1], `,"":1`, `}`), 429},
+		"many tools":       {"/v1/chat/completions", fill(ask[:len(ask)-1]+`,"tools":[`, `{},`, `1]}`), 400},
+		"no items":         {"/v1/responses", fill(`{"model":"helper","input":[`, `1,`, `1]}`), 400},
+		"many metadata":    {"/v1/responses", fill(respond[:len(respond)-1]+`,"metadata":{`, `"":"",`, `"":""}}`), 429},
+		"an escaped input": {"/v1/responses", fill(`{"model":"helper","input":"`, `\n`, `"}`), 429},
+		"instructions":     {"/v1/responses", fill(`{"model":"helper","input":"a","instructions":"`, `\n`, `"}`), 429},
+		"a schema":         {"/v1/responses", fill(respond[:len(respond)-1]+`,"text":{"format":{"type":"json_schema","schema":{"a":[`, `1,`, `1]}}}}`), 400},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			held := make(chan bool)
+			started := make(chan bool)
+			h := handlerFor(t, botapi.CallbackEngine(func(context.Context, *botapi.ChatRequest, func(string) error) error {
+				started <- true
+				<-held
+				return nil
+			}), quietOptions, func(o *botapi.Options) { o.MaxBodyBytes, o.MaxChatsPerAccount = 2<<20, 1 })
+			ended := make(chan bool)
+			go func() {
+				defer close(ended)
+				record(t, h, ask)
+			}()
+			<-started
+			var before, after runtime.MemStats
+			request := func() *httptest.ResponseRecorder {
+				r := httptest.NewRequest("POST", c.path, strings.NewReader(c.body))
+				r.Header.Set("Authorization", "Bearer key")
+				recorder := httptest.NewRecorder()
+				h.ServeHTTP(recorder, r)
+				return recorder
+			}
+			is.Equal(request().Code, c.status)
+			runtime.ReadMemStats(&before)
+			request()
+			runtime.ReadMemStats(&after)
+			took := float64(after.TotalAlloc-before.TotalAlloc) / size
+			if took > 9 { // all that was allocated, with what was garbage soon
+				t.Errorf("allocates %.1f times the body", took)
+			}
+			close(held)
+			<-ended
+		})
+	}
+}
+
+func quietOptions(o *botapi.Options) { o.Logger = slog.New(slog.DiscardHandler) }
+
+// The body is read only after the key has been verified.
+func TestBodyIsReadAfterTheKey(t *testing.T) {
+	is := is.New(t)
+	h := handlerFor(t, speaks(nil))
+	for header, want := range map[string]int{"": http.StatusUnauthorized, "Bearer x": http.StatusUnauthorized, "Bearer key": http.StatusRequestEntityTooLarge} {
+		r := httptest.NewRequest("POST", "/v1/chat/completions", io.LimitReader(endlessBody{}, 1<<30))
+		r.Header.Set("Authorization", header)
+		recorder := httptest.NewRecorder()
+		h.ServeHTTP(recorder, r)
+		is.Equal(recorder.Code, want)
+	}
+}
+
+type endlessBody struct{}
+
+func (endlessBody) Read(p []byte) (int, error) { return len(p), nil }
