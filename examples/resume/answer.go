@@ -19,9 +19,10 @@ import (
 // the readers.
 type answer struct {
 	Ref
-	engine *Engine
-	cancel context.CancelCauseFunc // ends the model's context
-	urgent chan struct{}           // receives what the keeper should not let wait
+	engine  *Engine
+	cancel  context.CancelCauseFunc // ends the model's context
+	release func()                  // its slot
+	urgent  chan struct{}           // receives what the keeper should not let wait
 
 	mu      sync.Mutex
 	room    sync.Cond // for the engine, with mu: texts were dropped, or it is over
@@ -66,17 +67,14 @@ func newAnswer(r Ref, e *Engine, cancel context.CancelCauseFunc) *answer {
 // run calls the engine. The answer is over when the engine has returned or its
 // context has ended, whichever comes first.
 func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
-	r, o := Report{Request: req, Outcome: Kept}, a.engine.options
+	r := Report{Request: req, Outcome: Kept}
 	defer a.engine.report(ctx, &r)
 	defer a.cancel(nil)
-	stall := time.AfterFunc(o.StallTimeout, func() { a.cancel(botapi.ErrEngineStalled) })
+	chatTimeout, stallTimeout := a.engine.timeouts(ctx)
+	stall := time.AfterFunc(stallTimeout, func() { a.cancel(botapi.ErrEngineStalled) })
 	defer stall.Stop()
-	model := ctx
-	if o.ChatTimeout > 0 {
-		var done context.CancelFunc
-		model, done = context.WithTimeoutCause(ctx, o.ChatTimeout, botapi.ErrChatTimeout)
-		defer done()
-	}
+	model, done := context.WithTimeoutCause(ctx, chatTimeout, botapi.ErrChatTimeout)
+	defer done()
 	stop := context.AfterFunc(model, func() { a.end(ctx, context.Cause(model)) })
 	defer stop()
 	defer func() {
@@ -95,11 +93,26 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 		}
 		more := a.add(text)
 		if more {
-			stall.Reset(o.StallTimeout)
+			stall.Reset(stallTimeout)
 		}
 		return more
 	})
 }
+
+// timeouts are those of a model that continues without the chat that started it.
+func (e *Engine) timeouts(ctx context.Context) (chat, stall time.Duration) {
+	chat, stall = botapi.RequestFrom(ctx).Timeouts()
+	chat, stall = cmp.Or(e.options.ChatTimeout, chat), cmp.Or(e.options.StallTimeout, stall)
+	if chat <= 0 {
+		chat = never
+	}
+	if stall <= 0 {
+		stall = never
+	}
+	return chat, stall
+}
+
+const never = 100 * 365 * 24 * time.Hour
 
 // end ends the answer, with an error unless that is nil; the first call counts, unless
 // the store has heard of a stop before it heard that the answer is complete. If no
@@ -189,6 +202,7 @@ func wake(waiting chan struct{}) {
 
 func (a *answer) engineReturned() {
 	a.engine.models.release(a.Owner)
+	a.release()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.returned = true

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -22,18 +21,8 @@ import (
 // serveOver serves chats over a real connection, of HTTP/1 or HTTP/2.
 func serveOver(t *testing.T, http2 bool, o resume.Options, change ...func(*botapi.Options)) (*resume.Engine, *httptest.Server) {
 	t.Helper()
-	o.Logger = slog.New(slog.DiscardHandler)
-	engine := resume.New(o)
-	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	keys := botapi.StaticKeys(map[string]string{"key": "acme", "other": "globex"})
-	options := botapi.Options{Bots: bots, Keys: keys, Engine: engine, Logger: o.Logger}
-	for _, f := range change {
-		f(&options)
-	}
-	server := httptest.NewUnstartedServer(engine.Handler(botapi.New(options), keys))
+	engine, h := handler(t, o, change...)
+	server := httptest.NewUnstartedServer(h)
 	server.EnableHTTP2 = http2
 	if http2 {
 		server.StartTLS()
@@ -172,66 +161,5 @@ func TestTwoBodiesUnderOneKey(t *testing.T) {
 		s, _, _ := sendTo(t.Context(), server, "/v1/answers", "DELETE", "other", "", key)
 		is.Equal(s, 404)
 	}
-	is.NoErr(engine.Close(t.Context()))
-}
-
-// TestReloadsWithOneSlot has a client with MaxChatsPerAccount 1 reload.
-func TestReloadsWithOneSlot(t *testing.T) {
-	for _, http2 := range []bool{false, true} {
-		is := is.New(t)
-		goOn := make(chan struct{})
-		engine, server := serveOver(t, http2, resume.Options{Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
-			return func(yield func(string, error) bool) {
-				if yield("one", nil) {
-					<-goOn
-					yield("two", nil)
-				}
-			}
-		})}, func(o *botapi.Options) { o.MaxChatsPerAccount = 1 })
-		for range 5 { // requests that hang about, and are never closed by their client
-			r, _ := http.NewRequestWithContext(t.Context(), "POST", server.URL+"/v1/chat", strings.NewReader(`{"bot_slug":"helper","prompt":"Hi","stream":true}`))
-			r.Header.Set("Authorization", "Bearer key")
-			r.Header.Set(resume.Header, key)
-			response, err := server.Client().Do(r)
-			is.NoErr(err)
-			is.Equal(response.StatusCode, 200)
-			defer response.Body.Close()
-		}
-		time.AfterFunc(100*time.Millisecond, func() { close(goOn) })
-		status, body, header := sendTo(t.Context(), server, "/v1/chat", "POST", "key", "Hi", key)
-		is.Equal(status, 200)
-		is.Equal(body, "data: {\"content\":\"one\"}\n\ndata: {\"content\":\"two\"}\n\ndata: [DONE]\n\n")
-		is.Equal(header.Get(resume.OutcomeHeader), "joined")
-		is.NoErr(engine.Close(t.Context()))
-	}
-}
-
-// TestReloadsInOneInstant has a client with MaxChatsPerAccount 1 send a request many
-// times at once. Each takes the slot of an earlier one a few times at most.
-func TestReloadsInOneInstant(t *testing.T) {
-	is := is.New(t)
-	const requests = 200
-	goOn := make(chan struct{})
-	var verified atomic.Int64
-	engine, server := serveOver(t, false, resume.Options{Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
-		return func(yield func(string, error) bool) {
-			yield("one", nil)
-			<-goOn
-		}
-	})}, func(o *botapi.Options) {
-		o.MaxChatsPerAccount = 1
-		keys := o.Keys
-		o.Keys = botapi.KeyVerifierFunc(func(ctx context.Context, key string) (string, error) {
-			verified.Add(1)
-			return keys.VerifyKey(ctx, key)
-		})
-	})
-	var all sync.WaitGroup
-	for range requests {
-		all.Go(func() { sendTo(t.Context(), server, "/v1/chat", "POST", "key", "Hi", key) })
-	}
-	time.AfterFunc(time.Second, func() { close(goOn) })
-	all.Wait()
-	is.True(verified.Load() <= 8*requests)
 	is.NoErr(engine.Close(t.Context()))
 }

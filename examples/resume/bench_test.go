@@ -19,11 +19,10 @@ func BenchmarkWithoutKey(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	keys := botapi.StaticKeys(map[string]string{"key": "acme"})
 	model := words("Hello", " yourself")
 	engine := resume.New(resume.Options{Engine: model})
-	plain := botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: model})
-	resuming := engine.Handler(botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: engine}), keys)
+	plain := botapi.New(botapi.Options{Bots: bots, Keys: acmeKeys, Engine: model})
+	resuming := botapi.New(botapi.Options{Bots: bots, Keys: acmeKeys, Engine: engine, Routes: engine.Routes(), OnLimit: engine.OnLimit})
 	var spent [2]time.Duration
 	chat := func(i int) {
 		r := request(b.Context(), "key", "", false)

@@ -4,8 +4,8 @@
 // model.
 //
 //	answers := resume.New(resume.Options{Engine: engine})
-//	api := botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: answers})
-//	http.Handle("/", answers.Handler(api, keys))
+//	api := botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: answers, Routes: answers.Routes(), OnLimit: answers.OnLimit})
+//	http.Handle("/", api)
 //	...
 //	server.Shutdown(ctx)
 //	answers.Close(ctx) // with a store in memory, a context that has ended
@@ -36,15 +36,16 @@
 //     not kept, and answered as one without a key, if there is no room for it or the
 //     store does not answer within Wait (1 second). One that outgrows its room goes on for
 //     those who follow it in its process; who comes later starts anew.
-//   - A running answer counts against Running and RunningPerOwner until its model has
-//     returned, with or without readers. Too many of them, too many readers and
-//     readers that come back too often are a 429 with Retry-After. Set RunningPerOwner
-//     where you set MaxChatsPerAccount: botapi does not count an answer without readers.
-//   - A client that comes back when a limit of botapi is reached takes the slot of its
-//     lost request, which botapi may still count. So with MaxChatsPerAccount 1, a second
-//     tab disconnects the first.
-//   - ChatTimeout and StallTimeout of [Options] bound the model's work, those of
-//     botapi.Options each reader, and an answer that is not kept.
+//   - A running answer keeps the slot of the chat that started it until its model has
+//     returned, with or without readers: it counts against MaxConcurrentChats and
+//     MaxChatsPerAccount of botapi, and against Running and RunningPerOwner, which count
+//     in all processes. Too many of them, too many readers and readers that come back too
+//     often are a 429 with Retry-After.
+//   - A client that comes back when a limit of botapi is reached shares the slot of its
+//     answer ([Engine.OnLimit]), in the process that runs the answer. It disconnects nobody.
+//   - ChatTimeout and StallTimeout of [Options], by default those of botapi.Options,
+//     bound the model's work; those of botapi.Options bound each reader, and an answer
+//     that is not kept.
 //   - OnAnswer is called once for each call of the model, when it has returned; bill
 //     there, and not in OnChat, which is called for each reader.
 //   - A key of the API that is revoked does not end the answers that were started

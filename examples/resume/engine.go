@@ -37,9 +37,9 @@ type Options struct {
 	// clients that do not trust each other.
 	ValidKey func(key string) bool
 
-	// ChatTimeout and StallTimeout are as in botapi.Options, for the model's work on
-	// an answer with a key: those of botapi.Options then apply to each reader. 0 or
-	// less means no limit.
+	// ChatTimeout and StallTimeout bound the model's work on an answer with a key, as in
+	// botapi.Options; 0 means those of the botapi.Options, negative no limit. Those of
+	// botapi.Options apply to each reader, too.
 	ChatTimeout, StallTimeout time.Duration
 
 	// Admit is called for a chat with a key before the Store. If it returns an error,
@@ -120,11 +120,11 @@ type Engine struct {
 	models  counter // that run for chats with a key
 	stops   counter // requests to stop an answer
 
-	mu      sync.Mutex
-	answers map[string]*answer    // those in progress in this process, by id
-	chats   map[string][]*request // those with a key that are being served, by credentials, oldest first
-	closed  bool
-	running sync.WaitGroup // answers and their keepers
+	mu       sync.Mutex
+	answers  map[string]*answer // those in progress in this process, by id
+	sharings map[Ref]*sharing   // by name
+	closed   bool
+	running  sync.WaitGroup // answers and their keepers
 }
 
 var _ botapi.ChatEngine = (*Engine)(nil)
@@ -146,22 +146,19 @@ func New(o Options) *Engine {
 	if o.ValidKey == nil {
 		o.ValidKey, badKey = validKey.MatchString, errBadKey
 	}
-	if o.StallTimeout <= 0 {
-		o.StallTimeout = math.MaxInt64
-	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
 	rules := o.Store.Settings()
 	e := &Engine{
-		options: o,
-		store:   o.Store,
-		rules:   rules,
-		badKey:  badKey,
-		models:  counter{most: rules.Running, counts: make(map[string]int64)},
-		stops:   counter{most: math.MaxInt64, counts: make(map[string]int64)},
-		answers: make(map[string]*answer),
-		chats:   make(map[string][]*request),
+		options:  o,
+		store:    o.Store,
+		rules:    rules,
+		badKey:   badKey,
+		models:   counter{most: rules.Running, counts: make(map[string]int64)},
+		stops:    counter{most: math.MaxInt64, counts: make(map[string]int64)},
+		answers:  make(map[string]*answer),
+		sharings: make(map[Ref]*sharing),
 	}
 	e.store.Watch(e.stopped)
 	return e
@@ -184,42 +181,44 @@ func (e *Engine) log(ctx context.Context, level slog.Level, message string, attr
 
 // Chat joins the answer under the key of the chat, or starts it.
 func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
-	r := requestFrom(ctx)
-	if r == nil && e.options.OnAnswer == nil { // nothing to report, and nothing to pay for
+	key, err := e.keyOf(ctx)
+	hasKey := key != "" || err != nil
+	if !hasKey && e.options.OnAnswer == nil { // nothing to report, and nothing to pay for
 		return e.options.Engine.Chat(ctx, req)
 	}
 	return func(yield func(string, error) bool) {
-		if r == nil {
+		switch {
+		case !hasKey:
 			report := Report{Request: req}
 			defer e.report(ctx, &report)
 			e.play(ctx, &report, yield)
 			return
-		}
-		owner := e.options.Owner(ctx)
-		r.owner.Store(owner)
-		r.reached.Store(true)
-		if len(r.keys) != 1 || !e.options.ValidKey(r.keys[0]) {
-			yield("", e.badKey)
+		case err != nil:
+			yield("", err)
 			return
 		}
-		var rejected error
-		if e.options.Admit != nil {
+		lent := loanOf(ctx)
+		defer lent.giveUp()
+		rejected := lent.onlyJoins(ctx)
+		if rejected == nil && e.options.Admit != nil {
 			rejected = e.options.Admit(ctx, req)
 		}
-		c := Claim{Ref: Ref{Owner: owner, Key: r.keys[0]}, Body: fingerprint(req), Join: rejected != nil}
+		c := Claim{Ref: Ref{Owner: e.options.Owner(ctx), Key: key}, Body: fingerprint(req), Join: rejected != nil}
 		e.answer(ctx, c, req, rejected, yield)
 	}
 }
 
 // Join yields the answer under a key from its first fragment, and never asks a
 // model. Its error is a botapi.StatusError, with status 404 if there is no such
-// answer. A key alone leads to the answer: nothing but the Owner protects it.
+// answer. A key alone leads to the answer: nothing but the Owner protects it. A route whose
+// Chat.Answer it is has the key in its Chat.Context ([WithKey]), for OnLimit.
 func (e *Engine) Join(ctx context.Context, key string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		if !e.options.ValidKey(key) {
 			yield("", errNotFound)
 			return
 		}
+		defer loanOf(ctx).giveUp()
 		c := Claim{Ref: Ref{Owner: e.options.Owner(ctx), Key: key}, Join: true}
 		e.answer(ctx, c, nil, errNotFound, yield)
 	}
@@ -252,7 +251,7 @@ func (e *Engine) answer(ctx context.Context, c Claim, req *botapi.ChatRequest, r
 		e.start(ctx, c, req, yield)
 	case found.State == Found:
 		if died := e.join(ctx, c, found.ID, yield); died {
-			tell(ctx, "")
+			noteOutcome(ctx, "")
 			e.answer(ctx, c, req, rejected, yield)
 		}
 	case found.State == NoRoom:
@@ -264,23 +263,26 @@ func (e *Engine) answer(ctx context.Context, c Claim, req *botapi.ChatRequest, r
 
 // start starts an answer of this process, and follows it.
 func (e *Engine) start(ctx context.Context, c Claim, req *botapi.ChatRequest, yield func(string, error) bool) {
-	if !e.hold(c) {
+	if !e.countModel(c) {
 		e.takeBack(c.Ref)
 		yield("", errBusy)
 		return
 	}
 	model, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	a := newAnswer(c.Ref, e, cancel)
+	a.release = sync.OnceFunc(e.hold(ctx, c.name()))
 	first := &reader{Ref: c.Ref, engine: e}
 	first.attend(a)
 	if !e.begin(a, func() { a.keep(model) }, func() { a.run(model, req) }) {
 		cancel(nil)
+		a.release()
 		e.models.release(c.Owner)
 		e.takeBack(c.Ref)
 		e.unkept(ctx, c, req, yield)
 		return
 	}
-	tell(ctx, Kept)
+	noteOutcome(ctx, Kept)
+	defer e.hold(ctx, c.name())()
 	first.follow(ctx, yield)
 }
 
@@ -312,7 +314,8 @@ func (e *Engine) takeBack(r Ref) {
 // join follows an answer that another request has started. It returns true, and
 // has yielded nothing, if the answer died before it said anything.
 func (e *Engine) join(ctx context.Context, c Claim, id string, yield func(string, error) bool) (died bool) {
-	tell(ctx, Joined)
+	noteOutcome(ctx, Joined)
+	defer e.hold(ctx, c.name())()
 	e.mu.Lock()
 	local := e.answers[id]
 	e.mu.Unlock()
@@ -326,20 +329,20 @@ func (e *Engine) join(ctx context.Context, c Claim, id string, yield func(string
 // unkept answers a chat with a key as one without. Its model counts among those
 // of this process.
 func (e *Engine) unkept(ctx context.Context, c Claim, req *botapi.ChatRequest, yield func(string, error) bool) {
-	if !e.hold(c) {
+	if !e.countModel(c) {
 		yield("", errBusy)
 		return
 	}
-	tell(ctx, NotKept)
+	noteOutcome(ctx, NotKept)
 	report := Report{Request: req, Outcome: NotKept}
 	defer e.report(ctx, &report)
 	defer e.models.release(c.Owner)
 	e.play(ctx, &report, yield)
 }
 
-// hold counts a model that is about to be asked, unless as many are running as
+// countModel counts a model that is about to be asked, unless as many are running as
 // may.
-func (e *Engine) hold(c Claim) bool {
+func (e *Engine) countModel(c Claim) bool {
 	return e.models.take(c.Owner, cmp.Or(c.Limits.Running, e.rules.RunningPerOwner))
 }
 

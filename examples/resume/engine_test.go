@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -49,18 +50,33 @@ func words(words ...string) botapi.ChatEngineFunc {
 	}
 }
 
-func handler(t *testing.T, o resume.Options) (*resume.Engine, http.Handler) {
+// optionsOf are the options of an API with these answers.
+func optionsOf(t *testing.T, engine *resume.Engine, keys botapi.KeyVerifier) botapi.Options {
+	t.Helper()
+	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return botapi.Options{
+		Bots: bots, Keys: keys, Engine: engine, Routes: engine.Routes(), OnLimit: engine.OnLimit, Logger: slog.New(slog.DiscardHandler),
+	}
+}
+
+var acmeKeys = botapi.StaticKeys(map[string]string{"key": "acme", "other": "globex"})
+
+// handler returns an API with answers. Its options may be changed.
+func handler(t *testing.T, o resume.Options, change ...func(*botapi.Options)) (*resume.Engine, http.Handler) {
 	t.Helper()
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	engine := resume.New(o)
-	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
-	if err != nil {
-		t.Fatal(err)
+	api := optionsOf(t, engine, acmeKeys)
+	api.Logger = o.Logger
+	for _, f := range change {
+		f(&api)
 	}
-	keys := botapi.StaticKeys(map[string]string{"key": "acme"})
-	return engine, engine.Handler(botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: engine, Logger: o.Logger}), keys)
+	return engine, botapi.New(api)
 }
 
 func request(ctx context.Context, apiKey, key string, stream bool) *http.Request {
@@ -138,9 +154,9 @@ func TestOthersLearnNothing(t *testing.T) {
 			<-goOn
 		}
 	})})
-	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
-	is.NoErr(err)
-	h := engine.Handler(botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: engine, MaxConcurrentChats: 1, Logger: slog.New(slog.DiscardHandler)}), keys)
+	api := optionsOf(t, engine, keys)
+	api.MaxConcurrentChats = 1
+	h := botapi.New(api)
 	send := func(apiKey, key string) int {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, request(t.Context(), apiKey, key, false))
@@ -328,61 +344,153 @@ func TestTimeoutsAreLogged(t *testing.T) {
 	}
 }
 
-// TestReloads has a client reload several times, when its lost request still has the
-// only slot of its account. The last request gets the answer.
-func TestReloads(t *testing.T) {
+// TestLimitsOfTheApplication has one account send 150 chats with fresh keys, each of which
+// disconnects: its models never exceed the limits of the application.
+func TestLimitsOfTheApplication(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		const reloads = 5
-		goOn := make(chan struct{})
-		engine := resume.New(resume.Options{Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+		running, most, calls := 0, 0, 0
+		var mu sync.Mutex
+		engine, h := handler(t, resume.Options{Engine: botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
 			return func(yield func(string, error) bool) {
-				<-goOn
+				count := func(more int) {
+					mu.Lock()
+					defer mu.Unlock()
+					running += more
+					calls += max(0, more)
+					most = max(most, running)
+				}
+				count(1)
+				defer count(-1)
 				yield("one", nil)
+				<-ctx.Done()
 			}
-		})})
-		bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
-		is.NoErr(err)
-		keys := &arrivals{all: make(chan struct{}, reloads)}
-		h := engine.Handler(botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: engine, MaxChatsPerAccount: 1, Logger: slog.New(slog.DiscardHandler)}), keys)
-		var all sync.WaitGroup
-		var responses [reloads]*httptest.ResponseRecorder
-		send := func(i int) {
-			responses[i] = httptest.NewRecorder()
-			all.Go(func() { serveAborted(h, responses[i], request(t.Context(), "key", key, false)) })
+		})}, func(o *botapi.Options) { o.MaxChatsPerAccount, o.MaxConcurrentChats = 2, 4 })
+		for i := range 150 {
+			ctx, disconnect := context.WithTimeout(t.Context(), time.Second)
+			serveAborted(h, httptest.NewRecorder(), request(ctx, "key", fmt.Sprintf("%s-%d", key, i), true))
+			disconnect()
+			time.Sleep(time.Second)
 		}
-		send(0)
-		synctest.Wait()
-		keys.hold = make(chan struct{})
-		for i := range reloads - 1 { // all of them before the first of them has a slot
-			send(i + 1)
-			<-keys.all
-		}
-		close(keys.hold)
-		synctest.Wait()
-		close(goOn)
-		all.Wait()
-		for _, response := range responses[:reloads-1] {
-			is.True(response.Body.String() != `{"content":"one"}`)
-		}
-		is.Equal(responses[reloads-1].Body.String(), `{"content":"one"}`)
+		is.Equal(most, 2)
+		is.True(calls > 2) // the first were abandoned
+		time.Sleep(2 * time.Minute)
+		is.Equal(running, 0)
+		is.Equal(post(t, h, key+"-again").StatusCode, http.StatusGatewayTimeout) // after ChatTimeout of botapi.Options
 		is.NoErr(engine.Close(t.Context()))
 	})
 }
 
-// arrivals are the API keys of requests, which may be held.
-type arrivals struct {
-	all  chan struct{}
-	hold chan struct{}
+// doorsOf are routes that choose the key of an answer: POST starts it, GET joins it. Their
+// chats have one key each, whatever the header says.
+func doorsOf(engine **resume.Engine) []botapi.Route {
+	return []botapi.Route{
+		{Patterns: []string{"POST /chats/{key}"}, Serve: func(r *http.Request) (botapi.Response, error) {
+			return &botapi.Chat{
+				Context: resume.WithKey(r.Context(), r.PathValue("key")),
+				BotSlug: "helper",
+				Request: botapi.ChatRequest{Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: "Hi"}}},
+			}, nil
+		}},
+		{Patterns: []string{"GET /chats/{key}"}, Serve: func(r *http.Request) (botapi.Response, error) {
+			key := r.PathValue("key")
+			return &botapi.Chat{
+				Context: resume.WithKey(r.Context(), key),
+				Answer:  func(ctx context.Context) iter.Seq2[string, error] { return (*engine).Join(ctx, key) },
+			}, nil
+		}},
+		{Patterns: []string{"POST /without"}, Serve: func(r *http.Request) (botapi.Response, error) {
+			return &botapi.Chat{
+				Context: resume.WithKey(r.Context(), ""),
+				BotSlug: "helper",
+				Request: botapi.ChatRequest{Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: "Hi"}}},
+			}, nil
+		}},
+	}
 }
 
-func (a *arrivals) VerifyKey(context.Context, string) (string, error) {
-	if a.hold != nil {
-		select {
-		case a.all <- struct{}{}:
-		default:
+// TestDoorChoosesTheKey has routes with keys of their own, and one slot: joining by key alone
+// shares it.
+func TestDoorChoosesTheKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		var engine *resume.Engine
+		goOn := make(chan struct{})
+		outcomes := make(chan resume.Outcome, 10)
+		engine, h := handler(t, resume.Options{Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+			return func(yield func(string, error) bool) {
+				<-goOn
+				yield("one", nil)
+			}
+		})}, func(o *botapi.Options) {
+			o.Routes = append(o.Routes, doorsOf(&engine)...)
+			o.MaxChatsPerAccount = 1
+			o.OnRequest = func(ctx context.Context, _ botapi.RequestReport) { outcomes <- resume.OutcomeFrom(ctx) }
+		})
+		send := func(method, path string) *http.Response {
+			r := httptest.NewRequestWithContext(t.Context(), method, path, nil)
+			r.Header.Set("Authorization", "Bearer key")
+			r.Header.Set(resume.Header, "of-another-answer")
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, r)
+			return w.Result()
 		}
-		<-a.hold
-	}
-	return "acme", nil
+		var started, joined *http.Response
+		var both sync.WaitGroup
+		both.Go(func() { started = send("POST", "/chats/"+key) })
+		synctest.Wait()
+		both.Go(func() { joined = send("GET", "/chats/"+key) })
+		synctest.Wait()
+		is.Equal(send("GET", "/chats/"+key+"-other").StatusCode, http.StatusTooManyRequests)
+		is.Equal(<-outcomes, resume.Outcome(""))
+		close(goOn)
+		both.Wait()
+		is.Equal(text(t, started), `{"content":"one"}`)
+		is.Equal(started.Header.Get(resume.OutcomeHeader), "kept")
+		is.Equal(text(t, joined), `{"content":"one"}`)
+		is.Equal(joined.Header.Get(resume.OutcomeHeader), "joined")
+		is.Equal(map[resume.Outcome]bool{<-outcomes: true, <-outcomes: true}, map[resume.Outcome]bool{resume.Kept: true, resume.Joined: true})
+		is.Equal(send("GET", "/chats/"+key+"-other").StatusCode, http.StatusNotFound)
+		is.Equal(send("GET", "/chats/short").StatusCode, http.StatusNotFound)
+		is.Equal(send("POST", "/without").Header.Get(resume.OutcomeHeader), "")
+		is.NoErr(engine.Close(t.Context()))
+	})
+}
+
+// TestSharedSlotIsForJoining has a client come back at the limit in the instant in which its
+// answer fails, with an engine that stays: there is no second model in the slot.
+func TestSharedSlotIsForJoining(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		stay, calls := make(chan struct{}), 0
+		store := &slowStore{Store: resume.NewMemory(resume.Settings{Readers: 2})}
+		engine, h := handler(t, resume.Options{Store: store, ChatTimeout: 10 * time.Second, Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+			return func(func(string, error) bool) {
+				calls++
+				<-stay
+			}
+		})}, func(o *botapi.Options) { o.MaxChatsPerAccount = 1 })
+		go post(t, h, key)
+		time.Sleep(11 * time.Second) // it has failed, and its key leads to no answer
+		response := post(t, h, key)
+		is.Equal(response.StatusCode, http.StatusTooManyRequests)
+		is.Equal(text(t, response), `{"detail":"Too many chats in progress for this key"}`)
+		is.Equal(response.Header.Get(resume.OutcomeHeader), "")
+		store.delay = 500 * time.Millisecond
+		var bodies [4]string
+		var all sync.WaitGroup
+		for i := range bodies {
+			all.Go(func() { bodies[i] = text(t, post(t, h, key)) })
+		}
+		all.Wait()
+		slices.Sort(bodies[:])
+		limit, readers := `{"detail":"Too many chats in progress for this key"}`, `{"detail":"Too many clients follow this answer"}`
+		is.Equal(bodies, [4]string{limit, limit, readers, readers})
+		is.Equal(calls, 1)
+		close(stay)
+		synctest.Wait()
+		store.delay = 0
+		is.Equal(post(t, h, key).StatusCode, http.StatusOK) // empty
+		is.NoErr(engine.Close(t.Context()))
+	})
 }

@@ -36,8 +36,8 @@ func Example() {
 	keys := botapi.StaticKeys(map[string]string{"my-key": "me"})
 
 	answers := resume.New(resume.Options{Engine: engine})
-	api := botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: answers})
-	server := httptest.NewServer(answers.Handler(api, keys))
+	api := botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: answers, Routes: answers.Routes(), OnLimit: answers.OnLimit})
+	server := httptest.NewServer(api)
 	defer func() {
 		server.Close() // or Shutdown, of an http.Server
 		if err := answers.Close(context.Background()); err != nil {
@@ -124,8 +124,8 @@ func ExampleOptions_owner() {
 	}
 	keys := botapi.StaticKeys(map[string]string{"the-backends-key": "backend"})
 	answers := resume.New(resume.Options{Engine: engine, Owner: personFrom})
-	api := botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: answers})
-	handler := login(answers.Handler(api, keys)) // the login comes first: DELETE asks for the owner, too
+	api := botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: answers, Routes: answers.Routes(), OnLimit: answers.OnLimit})
+	handler := login(api)
 
 	call := func(session, method, path string) {
 		w := httptest.NewRecorder()

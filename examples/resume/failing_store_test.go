@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
 	"net/http"
 	"net/http/httptest"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -532,54 +530,4 @@ func TestJoinIsCancelled(t *testing.T) {
 		is.NoErr(engine.Stop(t.Context(), key))
 		is.NoErr(engine.Close(t.Context()))
 	})
-}
-
-// TestBodyWithoutAValidKey sends two bodies with the same keys, of which that of the API
-// is not valid: neither is held in memory.
-func TestBodyWithoutAValidKey(t *testing.T) {
-	is := is.New(t)
-	_, h := handler(t, resume.Options{Engine: words("one")})
-	send := func(body io.Reader) {
-		r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/chat", body)
-		r.ContentLength = 4 << 20
-		r.Header.Set("Authorization", "Bearer invalid")
-		r.Header.Set(resume.Header, key)
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, r)
-		is.Equal(w.Code, http.StatusUnauthorized)
-	}
-	first, unblock := io.Pipe()
-	sent := make(chan struct{})
-	go func() {
-		defer close(sent)
-		send(first)
-	}()
-	_, err := unblock.Write([]byte("{")) // the first body is being read
-	is.NoErr(err)
-	second := strings.NewReader(strings.Repeat("x", 4<<20))
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	send(second)
-	runtime.ReadMemStats(&after)
-	is.True(after.TotalAlloc-before.TotalAlloc < 1<<20)
-	is.NoErr(unblock.Close())
-	<-sent
-}
-
-// TestHandlerThatBuffers has a handler between that sends a response without WriteHeader.
-func TestHandlerThatBuffers(t *testing.T) {
-	is := is.New(t)
-	engine := resume.New(resume.Options{Engine: words("one")})
-	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
-	is.NoErr(err)
-	keys := botapi.StaticKeys(map[string]string{"key": "acme"})
-	api := botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: engine})
-	h := engine.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		buffer := httptest.NewRecorder()
-		api.ServeHTTP(buffer, r)
-		_, err := w.Write(buffer.Body.Bytes())
-		is.NoErr(err)
-	}), keys)
-	is.Equal(post(t, h, key).Header.Get(resume.OutcomeHeader), "kept")
-	is.NoErr(engine.Close(t.Context()))
 }

@@ -53,7 +53,7 @@ func Run(t *testing.T, backend Backend) {
 		"Readers":         testReaders,
 		"JoinedTooOften":  testJoinedTooOften,
 		"SlowReader":      testSlowReader,
-		"Takeover":        testTakeover,
+		"SharedSlot":      testSharedSlot,
 		"Admit":           testAdmit,
 		"OnAnswer":        testOnAnswer,
 		"Close":           testClose,
@@ -747,9 +747,9 @@ func testSlowReader(t *testing.T, backend Backend) {
 	is.Equal(len(text), len("one")+fragment*fragments)
 }
 
-// testTakeover has a client come back whose lost request still has the only slot,
-// of its account or of all. Then it stops the answer.
-func testTakeover(t *testing.T, backend Backend) {
+// testSharedSlot has a client come back, and a second one come, whose answer has the only
+// slot, of its account or of all. Nobody is disconnected. Then it stops the answer.
+func testSharedSlot(t *testing.T, backend Backend) {
 	for name, c := range map[string]struct {
 		limit    func(*botapi.Options)
 		rejected reply
@@ -762,22 +762,40 @@ func testTakeover(t *testing.T, backend Backend) {
 			model := newModel()
 			r := one(t, backend, resume.Settings{}, resume.Options{Engine: model}, c.limit)
 			said := model.begins("one")
-			lost := r.connect(t, hi("k1"))
+			tab := r.connect(t, hi("k1"))
 			turn := receive(t, said)
-			is.Equal(r.reply(t.Context(), hi("k2")), c.rejected) // another key does not take it
+			readers := []*client{tab, r.connect(t, hi("k1")), r.connect(t, hi("k1"))}
+			is.Equal(readers[2].outcome(), "joined")
+			other := hi("k1")
+			other.prompt = "Hello"
+			is.Equal(r.reply(t.Context(), other), rejectedWith(http.StatusConflict, "Another chat has this Idempotency-Key"))
+			is.Equal(r.reply(t.Context(), hi("k2")), c.rejected) // another key shares nothing
+			turn.say(t, "two")
+			for _, reader := range readers {
+				for _, word := range []string{"one", "two"} {
+					is.Equal(first(reader.next()), word)
+				}
+			}
+			for _, reader := range readers {
+				reader.disconnect()
+			}
 			back := r.connect(t, hi("k1"))
 			is.Equal(back.outcome(), "joined")
-			_, end := lost.rest()
-			is.Equal(end, "aborted")
-			turn.say(t, "two")
-			for _, word := range []string{"one", "two"} {
-				is.Equal(first(back.next()), word)
-			}
+			is.Equal(r.reply(t.Context(), hi("k2")), c.rejected) // the answer keeps its slot
 			is.Equal(r.call(t, "DELETE", "acme", long("k1")).status, http.StatusNoContent)
-			_, end = back.rest()
-			is.Equal(end, "The answer was stopped")
 			turn.isOver(t)
-			is.Equal(model.asked(), 1)
+			_, end := back.rest()
+			is.Equal(end, "The answer was stopped")
+			said = model.begins("next")
+			eventually(t, "the slot is free", func() bool {
+				ctx, leave := context.WithTimeout(t.Context(), patience)
+				defer leave()
+				response, err := r.send(ctx, hi("k2"))
+				is.NoErr(err)
+				defer response.Body.Close()
+				return response.StatusCode == http.StatusOK
+			})
+			is.Equal(model.asked(), 2)
 		})
 	}
 }

@@ -143,11 +143,11 @@ func serve(t *testing.T, o resume.Options, change ...func(*botapi.Options)) repl
 		}
 		return key, nil
 	})
-	api := botapi.Options{Bots: bots, Keys: keys, Engine: engine, Logger: o.Logger}
+	api := botapi.Options{Bots: bots, Keys: keys, Engine: engine, Routes: engine.Routes(), OnLimit: engine.OnLimit, Logger: o.Logger}
 	for _, f := range change {
 		f(&api)
 	}
-	server := httptest.NewServer(engine.Handler(botapi.New(api), keys))
+	server := httptest.NewServer(botapi.New(api))
 	t.Cleanup(func() {
 		server.CloseClientConnections()
 		server.Close()
