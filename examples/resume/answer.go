@@ -233,14 +233,14 @@ func (a *answer) keepNoLonger() {
 const (
 	batchPeriod = 100 * time.Millisecond // whose fragments the store gets together
 	retryPeriod = 100 * time.Millisecond // after a failure of the store
-	minPause    = 10 * time.Millisecond  // when Alone is nearly over
+	minPause    = 10 * time.Millisecond  // when Abandon is nearly over
 )
 
 // A keeper copies an answer to the store.
 type keeper struct {
 	*answer
-	heard time.Time // when the store last answered
-	alone time.Duration
+	heard      time.Time // when the store last answered
+	unattended time.Duration
 }
 
 // keep copies the answer to the store as it arrives, ten times a second, renews its
@@ -254,7 +254,7 @@ func (a *answer) keep(ctx context.Context) {
 		if err := k.step(ctx, s); err != nil {
 			pause, s.changed = retryPeriod, nil
 		} else if !s.attended && s.over.IsZero() {
-			pause = max(minPause, min(pause, a.engine.rules.Alone-k.alone))
+			pause = max(minPause, min(pause, a.engine.rules.Abandon-k.unattended))
 		}
 		select {
 		case <-s.changed:
@@ -280,7 +280,7 @@ func (k *keeper) step(ctx context.Context, s state) error {
 	now, err := k.engine.store.Add(asked, k.Ref, s.first, s.texts, s.attended)
 	switch {
 	case err == nil:
-		k.heard, k.alone = time.Now(), now.Alone
+		k.heard, k.unattended = time.Now(), now.Unattended
 	case time.Since(k.heard) <= tolerated:
 		return err
 	default:

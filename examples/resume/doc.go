@@ -16,7 +16,7 @@
 // letters, digits, - and _, which it chooses at random for each answer. Without a
 // key nothing changes: the model stops when the client disconnects.
 //
-//   - A client that disconnects may come back for [Settings].Alone (1 minute) with
+//   - A client that disconnects may come back for [Settings].Abandon (1 minute) with
 //     the same request, on any process that shares the [Store]. It gets the answer
 //     from its first fragment, complete or still running: it replaces what it had,
 //     and does not append. The model of an answer that nobody follows for that long is

@@ -84,19 +84,19 @@ var ErrHanging = errors.New("resume: an answer has not ended: its engine has not
 
 // Responses to clients.
 var (
-	errBadKey   = &botapi.StatusError{Status: http.StatusBadRequest, Detail: "There must be one Idempotency-Key, of 16 to 255 letters, digits, - and _"}
-	errOwnKey   = &botapi.StatusError{Status: http.StatusBadRequest, Detail: "There must be one valid Idempotency-Key"} // by a ValidKey of the application
-	errOther    = &botapi.StatusError{Status: http.StatusConflict, Detail: "Another chat has this Idempotency-Key"}
-	errNotFound = &botapi.StatusError{Status: http.StatusNotFound, Detail: "Answer not found"}
-	errEnding   = &botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "Service Unavailable", RetryAfter: time.Second}
-	errBusy     = tooMany("Too many answers in progress for this key")
-	errCrowded  = tooMany("Too many clients follow this answer")
-	errHurried  = tooMany("Too many requests for this answer")
-	errStops    = tooMany("Too many answers are being stopped")
+	errBadKey         = &botapi.StatusError{Status: http.StatusBadRequest, Detail: "There must be one Idempotency-Key, of 16 to 255 letters, digits, - and _"}
+	errOwnKey         = &botapi.StatusError{Status: http.StatusBadRequest, Detail: "There must be one valid Idempotency-Key"} // by a ValidKey of the application
+	errOtherBody      = &botapi.StatusError{Status: http.StatusConflict, Detail: "Another chat has this Idempotency-Key"}
+	errNotFound       = &botapi.StatusError{Status: http.StatusNotFound, Detail: "Answer not found"}
+	errEnding         = &botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "Service Unavailable", RetryAfter: time.Second}
+	errTooManyRunning = tooMany("Too many answers in progress for this key")
+	errTooManyReaders = tooMany("Too many clients follow this answer")
+	errTooManyJoins   = tooMany("Too many requests for this answer")
+	errTooManyStops   = tooMany("Too many answers are being stopped")
 )
 
 // rejections are the responses to a Claim that gives no answer.
-var rejections = map[State]error{Stopped: ErrStopped, Other: errOther, Busy: errBusy, Crowded: errCrowded, Hurried: errHurried}
+var rejections = map[State]error{Stopped: ErrStopped, OtherBody: errOtherBody, TooManyRunning: errTooManyRunning, TooManyReaders: errTooManyReaders, TooManyJoins: errTooManyJoins}
 
 func tooMany(detail string) *botapi.StatusError {
 	return &botapi.StatusError{Status: http.StatusTooManyRequests, Detail: detail, RetryAfter: time.Second}
@@ -265,7 +265,7 @@ func (e *Engine) answer(ctx context.Context, c Claim, req *botapi.ChatRequest, r
 func (e *Engine) start(ctx context.Context, c Claim, req *botapi.ChatRequest, yield func(string, error) bool) {
 	if !e.countModel(c) {
 		e.takeBack(c.Ref)
-		yield("", errBusy)
+		yield("", errTooManyRunning)
 		return
 	}
 	model, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -330,7 +330,7 @@ func (e *Engine) join(ctx context.Context, c Claim, id string, yield func(string
 // of this process.
 func (e *Engine) unkept(ctx context.Context, c Claim, req *botapi.ChatRequest, yield func(string, error) bool) {
 	if !e.countModel(c) {
-		yield("", errBusy)
+		yield("", errTooManyRunning)
 		return
 	}
 	noteOutcome(ctx, NotKept)
@@ -420,7 +420,7 @@ func (e *Engine) Stop(ctx context.Context, key string) error {
 	}
 	owner := e.options.Owner(ctx)
 	if !e.stops.take(owner, maxStops) {
-		return errStops
+		return errTooManyStops
 	}
 	defer e.stops.release(owner)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*e.rules.Wait)
@@ -476,15 +476,15 @@ func (e *Engine) Close(ctx context.Context) error {
 
 // InProgress counts the answers with a key whose model runs in this process, and
 // those of them that no request in this process follows.
-func (e *Engine) InProgress() (all, alone int) {
+func (e *Engine) InProgress() (all, unattended int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, a := range e.answers {
 		if !a.load().attended {
-			alone++
+			unattended++
 		}
 	}
-	return len(e.answers), alone
+	return len(e.answers), unattended
 }
 
 // fingerprint distinguishes chats by what they ask for.

@@ -426,12 +426,12 @@ func TestStalledReaderOfAnOutgrownAnswer(t *testing.T) {
 	})
 }
 
-// TestAbandonedInTime has a client disconnect: the model ends when Alone has passed, also
+// TestAbandonedInTime has a client disconnect: the model ends when Abandon has passed, also
 // if a lease is longer, and the store is not asked more often for that.
 func TestAbandonedInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		store := &badStore{Store: resume.NewMemory(resume.Settings{Alone: 30 * time.Second, Lease: 3 * time.Minute})}
+		store := &badStore{Store: resume.NewMemory(resume.Settings{Abandon: 30 * time.Second, Lease: 3 * time.Minute})}
 		var left time.Time
 		engine, h := handler(t, resume.Options{Store: store, Engine: botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
 			return func(yield func(string, error) bool) {

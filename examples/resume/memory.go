@@ -27,18 +27,18 @@ func (r Ref) name() Ref { return Ref{Owner: r.Owner, Key: r.Key} }
 // A kept is one answer.
 type kept struct {
 	Ref
-	body    string
-	state   State
-	texts   []string
-	held    int64 // bytes of texts
-	counted int64 // bytes that the limits count
-	ending  Ending
-	born    time.Time
-	joins   int64
-	readers leases
-	alone   time.Time // when its last reader left; zero if it has readers
-	until   time.Time // when it is forgotten
-	timer   *time.Timer
+	body       string
+	state      State
+	texts      []string
+	held       int64 // bytes of texts
+	counted    int64 // bytes that the limits count
+	ending     Ending
+	born       time.Time
+	joins      int64
+	readers    leases
+	unattended time.Time // when its last reader left; zero if it has readers
+	until      time.Time // when it is forgotten
+	timer      *time.Timer
 }
 
 // An owner is what the limits of one owner count.
@@ -80,7 +80,7 @@ func (m *Memory) Claim(_ context.Context, c Claim) (Claimed, error) {
 	a := m.names[c.name()]
 	switch {
 	case a != nil && c.Body != "" && c.Body != a.body:
-		return Claimed{State: Other}, nil
+		return Claimed{State: OtherBody}, nil
 	case a != nil && a.state == Stopped:
 		return Claimed{State: Stopped}, nil
 	case a != nil && a.state != Outgrown:
@@ -96,7 +96,7 @@ func (m *Memory) start(c Claim) Claimed {
 	defer m.dropOwner(c.Owner)
 	switch {
 	case o.running.live() >= cmp.Or(c.Limits.Running, m.settings.RunningPerOwner), m.running.live() >= m.settings.Running:
-		return Claimed{State: Busy}
+		return Claimed{State: TooManyRunning}
 	case o.bytes+LeastRunning > m.settings.OwnerBytes, m.bytes+LeastRunning > m.settings.AllBytes:
 		return Claimed{State: NoRoom}
 	}
@@ -112,9 +112,9 @@ func (m *Memory) join(a *kept, c Claim) Claimed {
 	o := m.owner(a.Owner)
 	switch {
 	case a.joins >= JoinBurst+int64(time.Since(a.born)/time.Second):
-		return Claimed{State: Hurried}
+		return Claimed{State: TooManyJoins}
 	case a.readers.live() >= m.settings.Readers, o.readers.live() >= cmp.Or(c.Limits.Readers, m.settings.ReadersPerOwner):
-		return Claimed{State: Crowded}
+		return Claimed{State: TooManyReaders}
 	}
 	a.joins++
 	m.attend(a, c.ID)
@@ -125,7 +125,7 @@ func (m *Memory) join(a *kept, c Claim) Claimed {
 func (m *Memory) attend(a *kept, reader string) {
 	until := time.Now().Add(m.settings.Lease)
 	a.readers[reader], m.owner(a.Owner).readers[reader] = until, until
-	a.alone = time.Time{}
+	a.unattended = time.Time{}
 }
 
 // renew gives a model its slot, or renews that.
@@ -151,14 +151,14 @@ func (m *Memory) Add(_ context.Context, r Ref, from int, texts []string, attende
 		m.append(a, texts[have-from:])
 	}
 	if attended || a.readers.live() > 0 {
-		a.alone = time.Time{}
-	} else if a.alone.IsZero() {
-		a.alone = time.Now()
+		a.unattended = time.Time{}
+	} else if a.unattended.IsZero() {
+		a.unattended = time.Now()
 	}
 	added := Added{State: a.state, Have: len(a.texts)}
-	if !a.alone.IsZero() {
-		added.Alone = time.Since(a.alone)
-		if added.Alone >= m.settings.Alone {
+	if !a.unattended.IsZero() {
+		added.Unattended = time.Since(a.unattended)
+		if added.Unattended >= m.settings.Abandon {
 			m.drop(a)
 			added.State = Lost
 		}

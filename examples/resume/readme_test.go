@@ -57,7 +57,7 @@ func TestDocumentedResponses(t *testing.T) {
 		is.True(strings.Contains(string(page), "\n| `"+string(outcome)+"` | "))
 	}
 	settings := resume.Settings{}.Completed()
-	is.True(strings.Contains(string(page), fmt.Sprintf("You have %.0f minute to come back", settings.Alone.Minutes())))
+	is.True(strings.Contains(string(page), fmt.Sprintf("You have %.0f minute to come back", settings.Abandon.Minutes())))
 	is.True(strings.Contains(string(page), fmt.Sprintf("A complete answer is kept for %.0f minutes", settings.Keep.Minutes())))
 	is.True(strings.Contains(string(page), fmt.Sprintf("after the first %d, one a second", resume.JoinBurst)))
 }

@@ -60,7 +60,7 @@ func (e *Engine) OnLimit(ctx context.Context, l botapi.Limit) (*botapi.Slot, err
 	case s == nil:
 		return nil, nil
 	case s.chats >= e.rules.Readers:
-		return nil, errCrowded
+		return nil, errTooManyReaders
 	}
 	for slot := range s.slots {
 		s.chats++

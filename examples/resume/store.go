@@ -13,8 +13,8 @@ import (
 
 // Settings are the rules of a store. A zero value means the default.
 type Settings struct {
-	Alone time.Duration // how long an answer continues without a reader; 1 minute
-	Keep  time.Duration // how long a complete or stopped answer is remembered; 2 minutes
+	Abandon time.Duration // after how long without a reader a running answer is abandoned; 1 minute
+	Keep    time.Duration // how long a complete or stopped answer is remembered; 2 minutes
 
 	// Running and RunningPerOwner are how many answers may run concurrently: 1,000
 	// and 100. An answer runs until its model has returned.
@@ -46,7 +46,7 @@ type Settings struct {
 // Completed returns the settings with defaults in place of zeros.
 func (s Settings) Completed() Settings {
 	return Settings{
-		Alone:           cmp.Or(s.Alone, time.Minute),
+		Abandon:         cmp.Or(s.Abandon, time.Minute),
 		Keep:            cmp.Or(s.Keep, 2*time.Minute),
 		Running:         cmp.Or(s.Running, 1000),
 		RunningPerOwner: cmp.Or(s.RunningPerOwner, 100),
@@ -141,21 +141,21 @@ const (
 
 // Results of a Claim, besides Stopped.
 const (
-	Started State = "started" // the model has a slot, which Leave releases
-	Found   State = "found"   // joined: the reader has a slot, which Leave releases
-	Nothing State = "nothing" // to join
-	Other   State = "other"   // the key has an answer to another body
-	NoRoom  State = "no room"
-	Busy    State = "busy"    // as many models run as may
-	Crowded State = "crowded" // as many readers follow as may
-	Hurried State = "hurried" // the answer was joined too often
+	Started        State = "started"          // the model has a slot, which Leave releases
+	Found          State = "found"            // joined: the reader has a slot, which Leave releases
+	Nothing        State = "nothing"          // to join
+	OtherBody      State = "other body"       // the key has an answer to another one
+	NoRoom         State = "no room"          // for the text of one more answer
+	TooManyRunning State = "too many running" // no slot is left for a model
+	TooManyReaders State = "too many readers" // no slot is left for a reader
+	TooManyJoins   State = "too many joins"   // the answer was joined too often
 )
 
 // Added is what an answer is after Add.
 type Added struct {
-	State State
-	Have  int           // fragments
-	Alone time.Duration // how long nobody has followed it
+	State      State
+	Have       int           // fragments
+	Unattended time.Duration // how long nobody has followed it
 }
 
 // A Part is some fragments of an answer, and its state once there are no more.

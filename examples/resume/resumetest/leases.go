@@ -27,7 +27,7 @@ func testFrozenProcess(t *testing.T, backend Backend) {
 	is.NoErr(err)
 	is.Equal(added.State, resume.Lost)
 	is.NoErr(store.Leave(t.Context(), second, second.ID))
-	is.Equal(claim(resume.Ref{Owner: "acme", Key: "k3", ID: "a3"}), resume.Busy)
+	is.Equal(claim(resume.Ref{Owner: "acme", Key: "k3", ID: "a3"}), resume.TooManyRunning)
 	is.NoErr(store.Leave(t.Context(), first, first.ID))
 	is.Equal(claim(resume.Ref{Owner: "acme", Key: "k3", ID: "a3"}), resume.Started)
 }

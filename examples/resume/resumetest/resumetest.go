@@ -329,7 +329,7 @@ func testNobodyComesBack(t *testing.T, backend Backend) {
 	is := is.New(t)
 	model := newModel()
 	reports := make(chan resume.Report, 2)
-	replicas := three(t, backend, resume.Settings{Alone: time.Second, Lease: 600 * time.Millisecond},
+	replicas := three(t, backend, resume.Settings{Abandon: time.Second, Lease: 600 * time.Millisecond},
 		resume.Options{Engine: model, OnAnswer: func(_ context.Context, r resume.Report) { reports <- r }})
 	said := model.begins("one")
 	last := replicas[0].connect(t, hi("k1"))

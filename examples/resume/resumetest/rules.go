@@ -17,7 +17,7 @@ func testRules(t *testing.T, backend Backend) {
 	settings := resume.Settings{
 		Running: 4, RunningPerOwner: 3, Readers: 2, ReadersPerOwner: 4,
 		AnswerBytes: 17_000, FragmentBytes: 4, OwnerBytes: 3 * resume.LeastRunning, AllBytes: 5 * resume.LeastRunning,
-		Lease: time.Hour, Alone: time.Hour, Keep: time.Hour,
+		Lease: time.Hour, Abandon: time.Hour, Keep: time.Hour,
 	}
 	for round := range rounds {
 		seed := rand.Uint64()
@@ -48,7 +48,7 @@ func testRules(t *testing.T, backend Backend) {
 					return fmt.Sprint("Claim ", c, found, err)
 				case 1, 2:
 					added, err := s.Add(t.Context(), a, from, texts, attended)
-					added.Alone = 0 // which is time
+					added.Unattended = 0 // which is time
 					return fmt.Sprint("Add ", a, from, len(texts), attended, added, err)
 				case 3:
 					return fmt.Sprint("End ", a, from, status, s.End(t.Context(), a, from, resume.Ending{Status: status, Detail: "failed"}))

@@ -73,7 +73,7 @@ func defaults() kong.Vars {
 		"chat_timeout":           short(botapi.DefaultChatTimeout),
 		"database_timeout":       short(postgres.DefaultQueryTimeout),
 		"redis_timeout":          short(redisclient.DefaultTimeout),
-		"resume":                 short(answers.Alone),
+		"resume":                 short(answers.Abandon),
 		"clients_per_answer":     strconv.FormatInt(answers.Readers, 10),
 		"keep":                   short(answers.Keep),
 		"keep_answer_bytes":      strconv.FormatInt(answers.AnswerBytes, 10),
@@ -213,7 +213,7 @@ func (c *serveCommand) shared(ctx context.Context) (*service.Shared, error) {
 		return nil, err
 	}
 	return &service.Shared{Redis: options, AnswerTokens: c.AnswerTokens, Answers: resume.Settings{
-		Alone:       c.Resume,
+		Abandon:     c.Resume,
 		Readers:     c.ClientsPerAnswer,
 		Keep:        c.Keep,
 		AnswerBytes: c.KeepAnswerBytes,

@@ -59,7 +59,7 @@ func New(client *redisclient.Client, settings resume.Settings, meter metric.Mete
 	settings.Wait = cmp.Or(settings.Wait, client.Timeout()/claimsPart)
 	settings = settings.Completed()
 	rules, err := json.Marshal(map[string]int64{
-		"alone": settings.Alone.Milliseconds(), "keep": settings.Keep.Milliseconds(), "lease": settings.Lease.Milliseconds(),
+		"abandon": settings.Abandon.Milliseconds(), "keep": settings.Keep.Milliseconds(), "lease": settings.Lease.Milliseconds(),
 		"running": settings.Running, "readers": settings.Readers,
 		"answer_bytes": settings.AnswerBytes, "owner_bytes": settings.OwnerBytes, "all_bytes": settings.AllBytes, "fragment_bytes": settings.FragmentBytes,
 	})
@@ -177,7 +177,7 @@ func (s *Store) Add(ctx context.Context, r resume.Ref, from int, texts []string,
 	if err != nil {
 		return resume.Added{}, err
 	}
-	added := resume.Added{State: resume.State(at[string](got, 0)), Have: int(at[int64](got, 1)), Alone: time.Duration(at[int64](got, 2)) * time.Millisecond}
+	added := resume.Added{State: resume.State(at[string](got, 0)), Have: int(at[int64](got, 1)), Unattended: time.Duration(at[int64](got, 2)) * time.Millisecond}
 	s.measured.added(ctx, added, len(texts))
 	return added, nil
 }

@@ -13,7 +13,7 @@ local overhead, least, burst = 1000, 16384, 20
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
-local fields = {'id', 'body', 'state', 'born', 'joins', 'held', 'total', 'alone', 'ending'}
+local fields = {'id', 'body', 'state', 'born', 'joins', 'held', 'total', 'unattended', 'ending'}
 
 -- load returns the answer in a hash, or nil.
 local function load(at)
@@ -83,7 +83,7 @@ end
 local function attend(a, reader)
   hold(a.readers, reader)
   hold(following, reader)
-  if a.alone then redis.call('HDEL', a.at, 'alone') end
+  if a.unattended then redis.call('HDEL', a.at, 'unattended') end
 end
 
 -- free takes the key from an answer: the next claim does not find it.
@@ -120,7 +120,7 @@ end
 local methods = {}
 
 local function start(old, body, most, isFull)
-  if live(running) >= most or live(all) >= rules.running then return {'busy'} end
+  if live(running) >= most or live(all) >= rules.running then return {'too many running'} end
   local why = isFull and 'all are full' or full(least)
   if why then return {'no room', '', why} end
   if old then free(old) end
@@ -133,8 +133,8 @@ local function start(old, body, most, isFull)
 end
 
 local function join(a, most)
-  if a.joins + 0 >= burst + math.floor(math.max(0, now - a.born) / 1000) then return {'hurried'} end
-  if live(a.readers) >= rules.readers or live(following) >= most then return {'crowded'} end
+  if a.joins + 0 >= burst + math.floor(math.max(0, now - a.born) / 1000) then return {'too many joins'} end
+  if live(a.readers) >= rules.readers or live(following) >= most then return {'too many readers'} end
   redis.call('HINCRBY', a.at, 'joins', 1)
   attend(a, id)
   return {'found', a.id, '', counted('all')}
@@ -142,7 +142,7 @@ end
 
 function methods.claim(body, only, mostRunning, mostReaders, isFull)
   local a = load(answer)
-  if a and body ~= '' and body ~= a.body then return {'other'} end
+  if a and body ~= '' and body ~= a.body then return {'other body'} end
   if a and a.state == 'stopped' then return {'stopped'} end
   if a and a.state ~= 'outgrown' then return join(a, tonumber(mostReaders)) end
   if only == '1' then return {'nothing'} end
@@ -163,20 +163,20 @@ function methods.add(from, attended, ...)
     have = redis.call('LLEN', a.fragments)
   end
   expire(a, rules.lease)
-  local alone = tonumber(a.alone)
+  local unattended = tonumber(a.unattended)
   if attended == '1' or readers > 0 then
-    if alone then redis.call('HDEL', a.at, 'alone') end
+    if unattended then redis.call('HDEL', a.at, 'unattended') end
     return {a.state, have, 0}
   end
-  if not alone or alone > now then -- or the clock was set back
-    alone = now
-    redis.call('HSET', a.at, 'alone', alone)
+  if not unattended or unattended > now then -- or the clock was set back
+    unattended = now
+    redis.call('HSET', a.at, 'unattended', unattended)
   end
-  if now - alone >= rules.alone then
+  if now - unattended >= rules.abandon then
     drop(a)
-    return {'lost', have, now - alone}
+    return {'lost', have, now - unattended}
   end
-  return {a.state, have, now - alone}
+  return {a.state, have, now - unattended}
 end
 
 function methods.finish(fragments, failed, ending)

@@ -65,7 +65,7 @@ func (m *measured) claimed(ctx context.Context, found resume.State, why string, 
 
 func (m *measured) added(ctx context.Context, a resume.Added, texts int) {
 	switch {
-	case a.State == resume.Lost && a.Alone > 0:
+	case a.State == resume.Lost && a.Unattended > 0:
 		m.abandoned.Add(ctx, 1)
 	case a.State == resume.Outgrown && texts > 0: // only the first time does the engine send texts
 		m.outgrown.Add(ctx, 1)

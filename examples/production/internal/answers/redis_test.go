@@ -194,7 +194,7 @@ func used(t *testing.T, client *redisclient.Client) (bytes int64) {
 func TestNothingStays(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
-	store, client := open(t, server, resume.Settings{Keep: 300 * time.Millisecond, Lease: 300 * time.Millisecond, Alone: 50 * time.Millisecond}), server.Client(t)
+	store, client := open(t, server, resume.Settings{Keep: 300 * time.Millisecond, Lease: 300 * time.Millisecond, Abandon: 50 * time.Millisecond}), server.Client(t)
 	for i, finish := range []func(r resume.Ref){
 		func(r resume.Ref) { end(t, store, r, 1, resume.Ending{}) },
 		func(r resume.Ref) { end(t, store, r, 1, resume.Ending{Status: 500}) },

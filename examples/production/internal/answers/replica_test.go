@@ -74,8 +74,9 @@ func serve(t *testing.T, client *redisclient.Client, engine botapi.ChatEngine, s
 	waiting := botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 		return resuming.Chat(redisclient.WithWait(ctx), req)
 	})
-	api := botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: waiting, Logger: logger})
-	server := httptest.NewServer(resuming.Handler(api, keys))
+	server := httptest.NewServer(botapi.New(botapi.Options{
+		Bots: bots, Keys: keys, Engine: waiting, Routes: resuming.Routes(), OnLimit: resuming.OnLimit, Logger: logger,
+	}))
 	t.Cleanup(func() {
 		server.CloseClientConnections()
 		server.Close()
