@@ -27,20 +27,28 @@ type createKeyCommand struct {
 
 // expiresAfter is when a new key expires.
 type expiresAfter struct {
-	ExpiresAfter time.Duration `placeholder:"DURATION" help:"How long the new key works, for instance 2160h for 90 days; by default until it is revoked."`
+	ExpiresAfter *duration `placeholder:"DURATION" help:"How long the new key works, for instance 90d or 36h; by default until it is revoked."`
 }
 
 // Validate finds values that parse but are invalid.
 func (e *expiresAfter) Validate() error {
-	if e.ExpiresAfter < 0 {
-		return fmt.Errorf("--expires-after is too small")
+	if e.ExpiresAfter != nil && *e.ExpiresAfter <= 0 {
+		return fmt.Errorf("--expires-after is too small: without it, the key works until it is revoked")
 	}
 	return nil
 }
 
+// lifetime is how long the new key works, 0 for no end.
+func (e *expiresAfter) lifetime() time.Duration {
+	if e.ExpiresAfter == nil {
+		return 0
+	}
+	return time.Duration(*e.ExpiresAfter)
+}
+
 func (c *createKeyCommand) Run(ctx context.Context, p *program) error {
 	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		key, id, err := d.CreateKey(ctx, c.Account, c.Label, c.ExpiresAfter)
+		key, id, err := d.CreateKey(ctx, c.Account, c.Label, c.lifetime())
 		if _, invalid := errors.AsType[validation.Errors](err); invalid {
 			return mistake{err}
 		}
@@ -54,8 +62,8 @@ func (c *createKeyCommand) Run(ctx context.Context, p *program) error {
 }
 
 type rotateKeyCommand struct {
-	ID    int64         `arg:"" help:"The number of the old key in keys list."`
-	After time.Duration `default:"24h" help:"How long the old key still works (${default}). 0s ends it immediately."`
+	ID    int64    `arg:"" help:"The number of the old key in keys list."`
+	After duration `default:"1d" help:"How long the old key still works, in days or hours (${default}). 0s ends it immediately."`
 	expiresAfter
 }
 
@@ -74,7 +82,7 @@ func (c *rotateKeyCommand) Validate() error {
 
 func (c *rotateKeyCommand) Run(ctx context.Context, p *program) error {
 	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		key, id, old, err := d.RotateKey(ctx, c.ID, c.After, c.ExpiresAfter)
+		key, id, old, err := d.RotateKey(ctx, c.ID, time.Duration(c.After), c.lifetime())
 		if err != nil {
 			return orNotValid(err, c.ID)
 		}
@@ -85,8 +93,8 @@ func (c *rotateKeyCommand) Run(ctx context.Context, p *program) error {
 }
 
 type expireKeyCommand struct {
-	ID    int64         `arg:"" help:"The number of the key in keys list."`
-	After time.Duration `required:"" placeholder:"DURATION" help:"How long the key still works, for instance 24h."`
+	ID    int64    `arg:"" help:"The number of the key in keys list."`
+	After duration `required:"" placeholder:"DURATION" help:"How long the key still works, for instance 30d or 12h."`
 }
 
 // Validate finds values that parse but are invalid.
@@ -99,7 +107,7 @@ func (c *expireKeyCommand) Validate() error {
 
 func (c *expireKeyCommand) Run(ctx context.Context, p *program) error {
 	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		key, err := d.ExpireKey(ctx, c.ID, c.After)
+		key, err := d.ExpireKey(ctx, c.ID, time.Duration(c.After))
 		if err != nil {
 			return orNotValid(err, c.ID)
 		}

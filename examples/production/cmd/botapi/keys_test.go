@@ -111,3 +111,26 @@ func TestUnusedKeysAreListed(t *testing.T) {
 	is.Equal(unused("--unused-since", "2026-02-01", "--account", "acme"), 1)
 	is.Equal(unused("--unused-since", "2026-01-31"), 0)
 }
+
+// TestKeysEndAfterDays gives keys their ends in days.
+func TestKeysEndAfterDays(t *testing.T) {
+	is := is.New(t)
+	env := migrated(t)
+	createLabelled(t, env, "laptop", "--expires-after", "30d")
+	createLabelled(t, env, "phone", "--expires-after", "1d12h30m")
+	is.Equal(command(t, "", env, "keys", "rotate", "1", "--after", "7d", "--expires-after", "90d").code, 0)
+	createLabelled(t, env, "tablet")
+	is.Equal(command(t, "", env, "keys", "expire", "4", "--after", "2d").code, 0)
+
+	var first, second, third, fourth bool
+	query(t, env, `SELECT
+		bool_or(id = 1 AND expires_at BETWEEN created_at + interval '7 days' AND created_at + interval '7 days 1 minute'),
+		bool_or(id = 2 AND expires_at = created_at + interval '36 hours 30 minutes'),
+		bool_or(id = 3 AND expires_at = created_at + interval '2160 hours'),
+		bool_or(id = 4 AND expires_at BETWEEN created_at + interval '2 days' AND created_at + interval '2 days 1 minute')
+		FROM api_keys`, &first, &second, &third, &fourth)
+	is.True(first)
+	is.True(second)
+	is.True(third)
+	is.True(fourth)
+}

@@ -248,6 +248,16 @@ func TestMistakes(t *testing.T) {
 		"a new key of the past":     {env, "keys rotate 7 --expires-after=-1h", "", "--expires-after is too small"},
 		"an end in the past":        {env, "keys expire 7 --after=-1h", "", "--after is too small"},
 		"no end":                    {env, "keys expire 7", "", "missing flags: --after=DURATION"},
+		"a key of no time":          {env, "keys create --account acme --expires-after 0s", "", "--expires-after is too small: without it, the key works until it is revoked"},
+		"a key of no days":          {env, "keys create --account acme --expires-after 0d", "", "--expires-after is too small"},
+		"a key of days past":        {env, "keys create --account acme --expires-after=-1d", "", "--expires-after is too small"},
+		"a new key of no time":      {env, "keys rotate 7 --expires-after 0s", "", "--expires-after is too small: without it, the key works until it is revoked"},
+		"half a day":                {env, "keys create --account acme --expires-after 1.5d", "", `--expires-after: "1.5d" is not a duration like 90d, 36h or 1d12h`},
+		"hours before days":         {env, "keys rotate 7 --after 12h1d", "", `--after: "12h1d" is not a duration`},
+		"a day less some hours":     {env, "keys expire 7 --after 1d-12h", "", `--after: "1d-12h" is not a duration`},
+		"a number of nothing":       {env, "keys expire 7 --after 30", "", `--after: "30" is not a duration`},
+		"an end in 300 years":       {env, "keys expire 7 --after 109500d", "", `--after: "109500d" is not a duration`},
+		"almost 300 years":          {env, "keys expire 7 --after 106751d24h", "", `--after: "106751d24h" is not a duration`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
