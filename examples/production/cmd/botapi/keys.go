@@ -69,7 +69,8 @@ type rotateKeyCommand struct {
 
 func (c *rotateKeyCommand) Help() string {
 	return `The new key has the account and the label of the old one. Give it to those who use
-the old one: both work until the old one expires.`
+the old one: both work until the old one expires. A key is replaced once: if the new
+one is lost before anybody has it, rotate the new one.`
 }
 
 // Validate finds values that parse but are invalid.
@@ -83,6 +84,9 @@ func (c *rotateKeyCommand) Validate() error {
 func (c *rotateKeyCommand) Run(ctx context.Context, p *program) error {
 	return p.with(postgres.Options{}, func(d *postgres.Database) error {
 		key, id, old, err := d.RotateKey(ctx, c.ID, time.Duration(c.After), c.lifetime())
+		if errors.Is(err, postgres.ErrKeyReplaced) {
+			return mistakef("%s has already been replaced by key %d: rotate that one, or create a key", nameOf(old), *old.ReplacedBy)
+		}
 		if err != nil {
 			return orNotValid(err, c.ID)
 		}

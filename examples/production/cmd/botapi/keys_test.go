@@ -75,12 +75,14 @@ func TestKeyCommands(t *testing.T) {
 	is.Equal(r.stderr, "key 1 of acme (laptop) expires at "+cellOf(t, env, "laptop", "EXPIRES")+" UTC; it is replaced by key 2, which is not shown again:\n")
 	is.Equal(status(first), http.StatusOK)
 	is.Equal(status(second), http.StatusOK)
+	replaced := result{code: 2, stderr: "botapi: key 1 of acme (laptop) has already been replaced by key 2: rotate that one, or create a key\n"}
+	is.Equal(command(t, "", env, "keys", "rotate", "1"), replaced)
 
 	r = command(t, "", env, "keys", "expire", "1", "--after", "0s")
 	is.Equal(r, result{stdout: "key 1 of acme (laptop) expires at " + cellOf(t, env, "laptop", "EXPIRES") + " UTC\n"})
 	is.Equal(status(first), http.StatusUnauthorized)
 	is.Equal(status(second), http.StatusOK)
-	is.Equal(command(t, "", env, "keys", "rotate", "1").code, 2) // it has ended
+	is.Equal(command(t, "", env, "keys", "rotate", "1"), replaced) // also when it has ended
 
 	other := createKeyOf(t, env, "other")
 	is.Equal(command(t, "", env, "keys", "revoke", "--account", "acme"), result{stdout: "revoked 2 keys of acme\n"})

@@ -149,9 +149,9 @@ func TestFirstSteps(t *testing.T) {
 	is.Equal(r.code, 0)
 	is.True(strings.HasPrefix(r.stdout, "the schema has version 0\nwould apply 00001_bots.sql:\n-- +goose Up\nCREATE TABLE bots ("))
 	r = command(t, "", env, "migrate")
-	is.Equal(r, result{stdout: "the schema has version 0\napplied 00001_bots.sql\napplied 00002_api_keys.sql\napplied 00003_usage.sql\napplied 00004_tokens.sql\napplied 00005_account_limits.sql\napplied 00006_estimates.sql\napplied 00007_key_expiry.sql\napplied 00008_rejected_chats.sql\n"})
-	is.Equal(command(t, "", nil, "--database", url, "migrate"), result{stdout: "the schema has version 8\nnothing to do\n"}) // a flag works, too
-	is.Equal(command(t, "", env, "migrate", "--dry-run"), result{stdout: "the schema has version 8\nnothing to do\n"})
+	is.Equal(r, result{stdout: "the schema has version 0\napplied 00001_bots.sql\napplied 00002_api_keys.sql\napplied 00003_usage.sql\napplied 00004_tokens.sql\napplied 00005_account_limits.sql\napplied 00006_estimates.sql\napplied 00007_key_expiry.sql\napplied 00008_rejected_chats.sql\napplied 00009_replaced_keys.sql\n"})
+	is.Equal(command(t, "", nil, "--database", url, "migrate"), result{stdout: "the schema has version 9\nnothing to do\n"}) // a flag works, too
+	is.Equal(command(t, "", env, "migrate", "--dry-run"), result{stdout: "the schema has version 9\nnothing to do\n"})
 
 	file := filepath.Join(t.TempDir(), "bots.json")
 	is.NoErr(os.WriteFile(file, []byte(oneBot), 0o600))

@@ -26,11 +26,15 @@ type Key struct {
 	LastUsedAt *time.Time // nil for a key that was never used; up to an hour before its last use
 	ExpiresAt  *time.Time // nil for a key that does not expire
 	RevokedAt  *time.Time // nil for a key that was not revoked
+	ReplacedBy *int64     // nil for a key that was not rotated
 }
 
 // ErrKeyNotFound is what RevokeKey returns for an id that no key has, and
 // RotateKey and ExpireKey for an id that no valid key has.
 var ErrKeyNotFound = errors.New("no such key")
+
+// ErrKeyReplaced is what RotateKey returns for a key that has been replaced.
+var ErrKeyReplaced = errors.New("the key has been replaced already")
 
 var _ botapi.KeyVerifier = (*Database)(nil)
 
@@ -112,39 +116,43 @@ func (d *Database) CreateKey(ctx context.Context, account, label string, expires
 
 // RotateKey creates a key that replaces a valid one: it has the same account and
 // label, and expires as CreateKey says. The old key, which is returned as well,
-// works for the time after, or until it expires anyway.
+// works for the time after, or until it expires anyway. A key is replaced once:
+// ErrKeyReplaced comes with the old key, valid or not, which has the id of its
+// successor.
 func (d *Database) RotateKey(ctx context.Context, id int64, after, expires time.Duration) (key string, created int64, old Key, err error) {
-	type rotated struct {
-		Created int64
-		Key
-	}
-	var found rotated
 	key, sum := newKey()
 	err = d.run(ctx, "rotating a key", func(ctx context.Context, conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, `
-			WITH old AS (
-				UPDATE api_keys SET expires_at = least(expires_at, now() + $2::interval) WHERE id = $1 AND `+isValid+`
-				RETURNING `+keyColumns+`),
-			created AS (
-				INSERT INTO api_keys (digest, account, label, expires_at)
-				SELECT $3, account, label, now() + $4::interval FROM old RETURNING id)
-			SELECT created.id, old.* FROM created, old`, id, after, sum[:], unlessZero(expires))
-		found, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[rotated])
-		return err
+		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+			old, err = oneKey(tx.Query(ctx, `SELECT `+keyColumns+` FROM api_keys WHERE id = $1 AND (`+isValid+` OR replaced_by IS NOT NULL) FOR UPDATE`, id))
+			if err != nil || old.ReplacedBy != nil {
+				return err
+			}
+			if err := tx.QueryRow(ctx, `
+				INSERT INTO api_keys (digest, account, label, expires_at) VALUES ($1, $2, $3, now() + $4::interval) RETURNING id`,
+				sum[:], old.Account, old.Label, unlessZero(expires)).Scan(&created); err != nil {
+				return err
+			}
+			old, err = oneKey(tx.Query(ctx, `
+				UPDATE api_keys SET expires_at = least(expires_at, now() + $2::interval), replaced_by = $3 WHERE id = $1
+				RETURNING `+keyColumns, id, after, created))
+			return err
+		})
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return "", 0, Key{}, orKeyNotFound(err)
+	case created == 0:
+		return "", 0, old, ErrKeyReplaced
 	}
-	return key, found.Created, found.Key, nil
+	return key, created, old, nil
 }
 
 // ExpireKey has a valid key expire after some time, which may be sooner or later
 // than it would have expired before.
 func (d *Database) ExpireKey(ctx context.Context, id int64, after time.Duration) (key Key, err error) {
 	err = d.run(ctx, "setting when a key expires", func(ctx context.Context, conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, `
-			UPDATE api_keys SET expires_at = now() + $2::interval WHERE id = $1 AND `+isValid+` RETURNING `+keyColumns, id, after)
-		key, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Key])
+		key, err = oneKey(conn.Query(ctx, `
+			UPDATE api_keys SET expires_at = now() + $2::interval WHERE id = $1 AND `+isValid+` RETURNING `+keyColumns, id, after))
 		return err
 	})
 	return key, orKeyNotFound(err)
@@ -186,7 +194,12 @@ func isOneLine(s string) bool {
 }
 
 // keyColumns are the fields of a Key, in their order.
-const keyColumns = `id, account, label, created_at, last_used_at, expires_at, revoked_at`
+const keyColumns = `id, account, label, created_at, last_used_at, expires_at, revoked_at, replaced_by`
+
+// oneKey is the key that a statement has found; its error is in rows, too.
+func oneKey(rows pgx.Rows, _ error) (Key, error) {
+	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Key])
+}
 
 // Keys returns all keys, or those of one account when it is not empty, oldest
 // first.

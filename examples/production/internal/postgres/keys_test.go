@@ -103,9 +103,12 @@ func TestRotation(t *testing.T) {
 	second, secondID, old, err := d.RotateKey(t.Context(), firstID, time.Hour, 48*time.Hour)
 	is.NoErr(err)
 	is.Equal(old.ID, firstID)
-	_, _, again, err := d.RotateKey(t.Context(), firstID, 24*time.Hour, 0)
-	is.NoErr(err)
-	is.True(again.ExpiresAt.Equal(*old.ExpiresAt)) // no rotation gives a key more time
+	key, id, again, err := d.RotateKey(t.Context(), firstID, 24*time.Hour, 0)
+	is.True(errors.Is(err, postgres.ErrKeyReplaced))
+	is.Equal(key, "")
+	is.Equal(id, int64(0))
+	is.Equal(*again.ReplacedBy, secondID)
+	is.True(again.ExpiresAt.Equal(*old.ExpiresAt)) // nothing has changed
 
 	for _, key := range []string{first, second} { // both work
 		account, err := d.VerifyKey(t.Context(), key)
@@ -114,11 +117,11 @@ func TestRotation(t *testing.T) {
 	}
 	keys, err := d.Keys(t.Context(), "acme")
 	is.NoErr(err)
-	is.Equal(len(keys), 3)
+	is.Equal(len(keys), 2)
 	is.Equal(keys[1].ID, secondID)
 	is.Equal(keys[1].Label, "laptop")
 	is.True(keys[1].ExpiresAt.After(keys[1].CreatedAt.Add(47 * time.Hour)))
-	is.Equal(keys[2].ExpiresAt, nil)
+	is.Equal(keys[1].ReplacedBy, nil)
 
 	third, _, _, err := d.RotateKey(t.Context(), secondID, 0, 0)
 	is.NoErr(err)
@@ -128,10 +131,53 @@ func TestRotation(t *testing.T) {
 	is.NoErr(err)
 
 	_, _, _, err = d.RotateKey(t.Context(), secondID, 0, 0)
-	is.True(errors.Is(err, postgres.ErrKeyNotFound))
+	is.True(errors.Is(err, postgres.ErrKeyReplaced))
 	keys, err = d.Keys(t.Context(), "")
 	is.NoErr(err)
-	is.Equal(len(keys), 4) // an ended key gets no successor
+	is.Equal(len(keys), 3) // an ended key gets no successor
+	is.Equal(keys[2].ExpiresAt, nil)
+}
+
+func TestRotationGivesNoMoreTime(t *testing.T) {
+	is := is.New(t)
+	d := open(t, postgrestest.Database(t))
+	_, id, err := d.CreateKey(t.Context(), "acme", "", time.Hour)
+	is.NoErr(err)
+	before, err := d.Keys(t.Context(), "acme")
+	is.NoErr(err)
+	_, _, old, err := d.RotateKey(t.Context(), id, 24*time.Hour, 0)
+	is.NoErr(err)
+	is.True(old.ExpiresAt.Equal(*before[0].ExpiresAt))
+}
+
+// TestRotationsOfOneKey rotates a key from many places concurrently: it gets one
+// successor.
+func TestRotationsOfOneKey(t *testing.T) {
+	is := is.New(t)
+	d := open(t, postgrestest.Database(t))
+	_, id, err := d.CreateKey(t.Context(), "acme", "", 0)
+	is.NoErr(err)
+	const rotations = 8
+	results := make(chan error, rotations)
+	for range rotations {
+		go func() {
+			_, _, _, err := d.RotateKey(t.Context(), id, time.Hour, 0)
+			results <- err
+		}()
+	}
+	var replaced int
+	for range rotations {
+		switch err := <-results; {
+		case err == nil:
+			replaced++
+		case !errors.Is(err, postgres.ErrKeyReplaced):
+			t.Error(err)
+		}
+	}
+	is.Equal(replaced, 1)
+	keys, err := d.Keys(t.Context(), "")
+	is.NoErr(err)
+	is.Equal(len(keys), 2)
 }
 
 func TestUnusedKeys(t *testing.T) {
