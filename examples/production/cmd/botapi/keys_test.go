@@ -136,3 +136,21 @@ func TestKeysEndAfterDays(t *testing.T) {
 	is.True(third)
 	is.True(fourth)
 }
+
+// TestKeyExpiresInTheCache has a replica cache keys for longer than one works.
+func TestKeyExpiresInTheCache(t *testing.T) {
+	is := is.New(t)
+	env := migrated(t)
+	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1", "--key-cache", "1h")
+	p.ready(t)
+	key, lasting := createLabelled(t, env, "short", "--expires-after", "2s"), createLabelled(t, env, "lasting")
+	status := func(key string) int {
+		status, _ := ask(t, key, "GET", p.url+"/v1/bots", "")
+		return status
+	}
+	is.Equal(status(key), http.StatusOK)
+	is.Equal(status(lasting), http.StatusOK)
+	eventually(t, "the key has expired", func() bool { return status(key) == http.StatusUnauthorized })
+	is.Equal(command(t, "", env, "keys", "revoke", "2").code, 0)
+	is.Equal(status(lasting), http.StatusOK) // it is in the cache
+}

@@ -151,7 +151,7 @@ func (c *serveCommand) Run(ctx context.Context, p *program) error {
 	logger := telemetry.NewLogger(log, p.LogLevel)
 	slog.SetDefault(logger) // also for libraries that log
 	defer ignoreHangups(logger)()
-	connection := postgres.Options{MaxConnections: c.DatabaseConnections, QueryTimeout: c.DatabaseTimeout, Logger: logger}
+	connection := postgres.Options{MaxConnections: c.DatabaseConnections, QueryTimeout: c.DatabaseTimeout, KeyCache: c.KeyCache, Logger: logger}
 	shared, err := c.shared(ctx)
 	if err != nil {
 		return mistake{err}
@@ -232,7 +232,6 @@ func (c *serveCommand) config(d *postgres.Database, endpoints []runtimes.Endpoin
 		OpenAI:             c.OpenAI,
 		Attempt:            c.AttemptTimeout,
 		StallTimeout:       c.StallTimeout,
-		KeyCache:           c.KeyCache,
 		DatabaseTimeout:    c.DatabaseTimeout,
 		ReadTimeout:        c.ReadTimeout,
 		ChatTimeout:        c.ChatTimeout,

@@ -39,6 +39,7 @@ type Database struct {
 	uses         keyUses
 	unstored     *telemetry.Sparing // logs that uses of keys were not stored
 	queryTimeout time.Duration
+	keyCache     time.Duration
 	logger       *slog.Logger
 }
 
@@ -46,6 +47,7 @@ type Database struct {
 type Options struct {
 	QueryTimeout   time.Duration // 0 means DefaultQueryTimeout
 	MaxConnections int32         // 0 means what the URL says, or pgx's default: 4 or the number of CPUs
+	KeyCache       time.Duration // how long a revoked key may still work; 0 means not at all
 	Logger         *slog.Logger  // nil means slog.Default()
 }
 
@@ -71,6 +73,7 @@ func Open(url string, o Options) (*Database, error) {
 		uses:         keyUses{last: make(map[int64]time.Time)},
 		unstored:     telemetry.NewSparing(),
 		queryTimeout: o.QueryTimeout,
+		keyCache:     o.KeyCache,
 		logger:       o.Logger,
 	}
 	if d.queryTimeout == 0 {

@@ -14,7 +14,8 @@ import (
 )
 
 const (
-	// keysRemembered bounds each cache of the gate: about 2 MB.
+	// keysRemembered bounds each cache of the gate: some 2 MB, and 4 MB if all
+	// accounts have long names.
 	keysRemembered = 10_000
 	// rejectedFor is how long a rejected key is rejected without another lookup.
 	// It could be forever: keys are random, and one that has ended stays so.
@@ -33,7 +34,7 @@ const (
 // response is 429. A key that was rejected a moment ago is rejected again
 // without a lookup.
 type gate struct {
-	good     *lru.Cache[digest, struct{}]
+	good     *lru.Cache[digest, goodKey]
 	rejected *lru.Cache[digest, time.Time] // and since when
 
 	waiting *semaphore.Weighted // unknown keys, including those being looked up
@@ -44,10 +45,16 @@ type gate struct {
 	rejections *telemetry.Sparing
 }
 
+// A goodKey is a key that was valid. Until then, it needs no other lookup.
+type goodKey struct {
+	account string
+	until   time.Time
+}
+
 // newGate returns a gate that allows so many concurrent lookups of unknown keys.
 func newGate(lookups int64, wait time.Duration, logger *slog.Logger) *gate {
 	return &gate{
-		good:       memory[struct{}](),
+		good:       memory[goodKey](),
 		rejected:   memory[time.Time](),
 		waiting:    semaphore.NewWeighted(unknownWaiting),
 		lookups:    semaphore.NewWeighted(lookups),
@@ -76,7 +83,13 @@ func (g *gate) wasRejected(sum digest) {
 	g.rejected.Add(sum, time.Now())
 }
 
-func (g *gate) wasGood(sum digest) { g.good.Add(sum, struct{}{}) }
+func (g *gate) wasGood(sum digest, key goodKey) { g.good.Add(sum, key) }
+
+// recall returns the account of a key that needs no other lookup yet.
+func (g *gate) recall(sum digest) (account string, ok bool) {
+	key, _ := g.good.Get(sum) // without an entry, until is zero: it has passed
+	return key.account, time.Now().Before(key.until)
+}
 
 // count counts a rejection. The log has one line for many of them.
 func (g *gate) count(ctx context.Context) {

@@ -43,15 +43,21 @@ var _ botapi.KeyVerifier = (*Database)(nil)
 const isValid = `(revoked_at IS NULL AND coalesce(expires_at > now(), true))`
 
 // VerifyKey returns the account of a key that is neither revoked nor expired, or
-// botapi.ErrInvalidKey. It queries the database for each call with a valid key,
-// so wrap it in botapi.CacheKeys. What invalid keys may cost is bounded: see
-// gate. When a key was used is stored later, by StoreKeyUses.
+// botapi.ErrInvalidKey. A valid key is cached for Options.KeyCache, but not beyond
+// the time at which the database has said that it expires. Several requests with one
+// key may look it up at the same time: botapi.CacheKeys joins them, and needs no time
+// of its own. What invalid keys may cost is bounded: see gate. When a key was used is
+// stored later, by StoreKeyUses.
 func (d *Database) VerifyKey(ctx context.Context, key string) (account string, err error) {
 	sum := sha256.Sum256([]byte(key))
 	if !isKey(key) || d.gate.remembers(sum) {
 		d.gate.count(ctx)
 		return "", botapi.ErrInvalidKey
 	}
+	if account, ok := d.gate.recall(sum); ok {
+		return account, nil
+	}
+	began := time.Now() // so that the time of the lookup does not prolong a life
 	found, err := d.lookUpKey(ctx, sum)
 	if errors.Is(err, pgx.ErrNoRows) {
 		d.gate.wasRejected(sum)
@@ -61,19 +67,25 @@ func (d *Database) VerifyKey(ctx context.Context, key string) (account string, e
 	if err != nil {
 		return "", err
 	}
-	d.gate.wasGood(sum)
+	lasts := d.keyCache
+	if found.left != nil {
+		lasts = min(lasts, *found.left)
+	}
+	d.gate.wasGood(sum, goodKey{found.account, began.Add(lasts)})
 	if found.stale {
 		d.uses.add(found.id, found.at)
 	}
 	return found.account, nil
 }
 
-// A foundKey is a valid key, and when the database has found it. It is stale if
-// its stored last use is older than lastUsedPrecision.
+// A foundKey is a valid key, when the database has found it, and how long it still
+// works then, nil for no end. It is stale if its stored last use is older than
+// lastUsedPrecision.
 type foundKey struct {
 	id      int64
 	account string
 	at      time.Time
+	left    *time.Duration
 	stale   bool
 }
 
@@ -85,9 +97,9 @@ func (d *Database) lookUpKey(ctx context.Context, sum digest) (key foundKey, err
 	defer leave()
 	err = d.run(ctx, "verifying a key", func(ctx context.Context, conn *pgxpool.Conn) error {
 		return conn.QueryRow(ctx, `
-			SELECT id, account, now(), coalesce(last_used_at < now() - $2::interval, true)
+			SELECT id, account, now(), expires_at - now(), coalesce(last_used_at < now() - $2::interval, true)
 			FROM api_keys WHERE digest = $1 AND `+isValid, sum[:], lastUsedPrecision).
-			Scan(&key.id, &key.account, &key.at, &key.stale)
+			Scan(&key.id, &key.account, &key.at, &key.left, &key.stale)
 	})
 	return key, err
 }
@@ -229,7 +241,7 @@ func (d *Database) UnusedKeys(ctx context.Context, account string, since time.Ti
 
 // RevokeKey revokes a key permanently, and returns it, or ErrKeyNotFound.
 // Revoking it again changes nothing: before reports that it was already revoked.
-// Replicas that have the key in their cache accept it until it expires there.
+// Replicas that have the key in their cache accept it until the cache forgets it.
 func (d *Database) RevokeKey(ctx context.Context, id int64) (key Key, before bool, err error) {
 	type revoked struct {
 		Key

@@ -377,3 +377,53 @@ func TestAccountsAndLabelsAreOneLine(t *testing.T) {
 		})
 	}
 }
+
+// TestCachedKeyExpires has a cache that would keep a key for longer than it works. A
+// key that has been given more time meanwhile goes on.
+func TestCachedKeyExpires(t *testing.T) {
+	is := is.New(t)
+	url := postgrestest.Database(t)
+	open(t, url).Close()
+	d := openWith(t, url, postgres.Options{KeyCache: time.Hour})
+	valid := func(key string) bool {
+		_, err := d.VerifyKey(t.Context(), key)
+		is.True(err == nil || errors.Is(err, botapi.ErrInvalidKey))
+		return err == nil
+	}
+	const lifetime = 300 * time.Millisecond
+	ends, _, err := d.CreateKey(t.Context(), "acme", "", lifetime)
+	is.NoErr(err)
+	goesOn, id, err := d.CreateKey(t.Context(), "acme", "", lifetime)
+	is.NoErr(err)
+	is.True(valid(ends))
+	is.True(valid(goesOn))
+	_, err = d.ExpireKey(t.Context(), id, time.Hour)
+	is.NoErr(err)
+	for valid(ends) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	is.True(valid(goesOn))
+}
+
+// TestKeyIsCached uses two keys, of which one expires later than the cache forgets
+// it, and locks their table.
+func TestKeyIsCached(t *testing.T) {
+	is := is.New(t)
+	url := postgrestest.Database(t)
+	open(t, url).Close()
+	d := openWith(t, url, postgres.Options{KeyCache: time.Hour, QueryTimeout: time.Second})
+	never, _, err := d.CreateKey(t.Context(), "acme", "", 0)
+	is.NoErr(err)
+	later, _, err := d.CreateKey(t.Context(), "acme", "", 100*24*time.Hour)
+	is.NoErr(err)
+	for _, key := range []string{never, later} {
+		_, err := d.VerifyKey(t.Context(), key)
+		is.NoErr(err)
+	}
+	defer locked(t, url, "api_keys")()
+	for _, key := range []string{never, later} {
+		account, err := d.VerifyKey(t.Context(), key)
+		is.NoErr(err) // a lookup would fail now
+		is.Equal(account, "acme")
+	}
+}
