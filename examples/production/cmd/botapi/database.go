@@ -124,8 +124,25 @@ func (c *importCommand) Run(ctx context.Context, p *program) error {
 			return err
 		}
 		fmt.Printf("imported %d bots\n", len(bots))
-		return nil
+		return noteHidden(ctx, d, bots)
 	})
+}
+
+// noteHidden names the bots of an import that clients do not see: a new bot without
+// published is one of them.
+func noteHidden(ctx context.Context, d *postgres.Database, imported []postgres.ImportedBot) error {
+	all, err := d.AllBots(ctx)
+	var hidden []string
+	for _, bot := range all {
+		isImported := slices.ContainsFunc(imported, func(i postgres.ImportedBot) bool { return i.UID == bot.UID })
+		if isImported && !bot.Published {
+			hidden = append(hidden, bot.Slug)
+		}
+	}
+	if len(hidden) > 0 {
+		fmt.Printf("hidden until bots publish: %s\n", strings.Join(hidden, ", "))
+	}
+	return err
 }
 
 func readBots(name string) ([]postgres.ImportedBot, error) {
@@ -203,7 +220,15 @@ func setPublished(ctx context.Context, d *postgres.Database, slug string, publis
 	if errors.Is(err, botapi.ErrBotNotFound) {
 		return mistakef("no bot has the slug %q", slug)
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	state := "hidden"
+	if published {
+		state = "published"
+	}
+	fmt.Printf("%s is %s\n", slug, state)
+	return nil
 }
 
 // noteUnknown prints a note if an account has no keys: its name may be misspelt.

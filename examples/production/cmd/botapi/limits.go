@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"example.com/botapi/examples/production/internal/answers"
 	"example.com/botapi/examples/production/internal/limits"
@@ -43,6 +44,37 @@ func (a limitedAccount) name() string {
 		return ""
 	}
 	return *a.Account
+}
+
+// title is how people read the account.
+func (a limitedAccount) title() string {
+	return cmp.Or(oneLine(a.name()), everybodyElse)
+}
+
+const everybodyElse = "(everybody else)"
+
+// now says which limits apply to the account, its own or those of everybody else.
+func (a limitedAccount) now(ctx context.Context, d *postgres.Database) (string, error) {
+	l, err := d.Limits(ctx, a.name())
+	return inWords(&l.ChatsPerMinute, &l.TokensPerDay, &l.ChatsAtOnce), err
+}
+
+// inWords lists limits, except for those that are nil.
+func inWords(chatsPerMinute, tokensPerDay, chatsAtOnce *int64) string {
+	var words []string
+	add := func(limit *int64, what string) {
+		switch {
+		case limit == nil:
+		case *limit == 0:
+			words = append(words, "unlimited "+what)
+		default:
+			words = append(words, fmt.Sprint(*limit, " ", what))
+		}
+	}
+	add(chatsPerMinute, "chats per minute")
+	add(tokensPerDay, "tokens per day")
+	add(chatsAtOnce, "concurrent chats")
+	return strings.Join(words, ", ")
 }
 
 type setLimitsCommand struct {
@@ -93,6 +125,11 @@ func (c *setLimitsCommand) Run(ctx context.Context, p *program) error {
 		if err != nil {
 			return err
 		}
+		now, err := c.now(ctx, d)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%s: now %s\n", c.title(), now)
 		return noteUnknown(ctx, d, c.name())
 	})
 }
@@ -108,7 +145,7 @@ func (c *listLimitsCommand) Run(ctx context.Context, p *program) error {
 		return table(func(line func(cells ...any)) {
 			line("ACCOUNT", "CHATS PER MINUTE", "TOKENS PER DAY", "CHATS AT ONCE")
 			for _, l := range limits {
-				line(cmp.Or(l.Account, "(everybody else)"), number(l.ChatsPerMinute, "-"), number(l.TokensPerDay, "-"), number(l.ChatsAtOnce, "-"))
+				line(cmp.Or(l.Account, everybodyElse), number(l.ChatsPerMinute, "-"), number(l.TokensPerDay, "-"), number(l.ChatsAtOnce, "-"))
 			}
 		})
 	})
@@ -270,10 +307,18 @@ func (c *removeLimitsCommand) Run(ctx context.Context, p *program) error {
 		which = postgres.WhichLimits{ChatsPerMinute: true, TokensPerDay: true, ChatsAtOnce: true}
 	}
 	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		err := d.RemoveLimits(ctx, c.name(), which)
+		removed, err := d.RemoveLimits(ctx, c.name(), which)
 		if errors.Is(err, postgres.ErrNoLimits) {
 			return mistakef("there are no limits to remove")
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		now, err := c.now(ctx, d)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%s: removed %s; now %s\n", c.title(), inWords(removed.ChatsPerMinute, removed.TokensPerDay, removed.ChatsAtOnce), now)
+		return nil
 	})
 }

@@ -115,12 +115,27 @@ func TestRuntimesThatBotsMayName(t *testing.T) {
 	is.Equal(command(t, withRuntime("big"), env, "bots", "import", "-"), result{stdout: "imported 1 bots\n"})
 
 	without := env[:len(env)-1]
-	is.Equal(command(t, "", without, "bots", "unpublish", "helper"), result{})
+	is.Equal(command(t, "", without, "bots", "unpublish", "helper"), result{stdout: "helper is hidden\n"})
 	is.Equal(command(t, "", without, "bots", "publish", "helper"), result{
 		stderr: "botapi: slug \"helper\": its runtime \"big\" is not among those of --runtime or BOTAPI_RUNTIMES\n", code: 2})
 	is.True(strings.Contains(command(t, "", without, "bots", "list").stdout, "false"))
-	is.Equal(command(t, "", without, "bots", "publish", "--runtime", "big", "helper"), result{})
-	is.Equal(command(t, "", env, "bots", "publish", "helper"), result{})
+	is.Equal(command(t, "", without, "bots", "publish", "--runtime", "big", "helper"), result{stdout: "helper is published\n"})
+	is.Equal(command(t, "", env, "bots", "publish", "helper"), result{stdout: "helper is published\n"})
+}
+
+// TestImportNamesHiddenBots imports two bots that clients do not see, one of them
+// because it was hidden before.
+func TestImportNamesHiddenBots(t *testing.T) {
+	is := is.New(t)
+	env := migrated(t)
+	const bots = `[{"uid":"u1","slug":"helper","name":"Helper","model":"m1","published":true},
+		{"uid":"u2","slug":"draft","name":"Draft","model":"m1"},
+		{"uid":"u3","slug":"secret","name":"Secret","model":"m1","published":false}]`
+	is.Equal(command(t, bots, env, "bots", "import", "-"), result{stdout: "imported 3 bots\nhidden until bots publish: draft, secret\n"})
+	is.Equal(command(t, "", env, "bots", "publish", "draft"), result{stdout: "draft is published\n"})
+	is.Equal(command(t, "", env, "bots", "publish", "draft"), result{stdout: "draft is published\n"})
+	is.Equal(command(t, oneBot, env, "bots", "import", "-"), result{stdout: "imported 1 bots\n"}) // secret is not of this import
+	is.Equal(command(t, bots, env, "bots", "import", "-"), result{stdout: "imported 3 bots\nhidden until bots publish: secret\n"})
 }
 
 func TestTablesHaveALineForEach(t *testing.T) {
@@ -157,11 +172,11 @@ func TestFirstSteps(t *testing.T) {
 	is.NoErr(os.WriteFile(file, []byte(oneBot), 0o600))
 	is.Equal(command(t, "", env, "bots", "import", file), result{stdout: "imported 1 bots\n"})
 	is.Equal(command(t, oneBot, env, "bots", "import", "-"), result{stdout: "imported 1 bots\n"})
-	is.Equal(command(t, "", env, "bots", "unpublish", "helper"), result{})
+	is.Equal(command(t, "", env, "bots", "unpublish", "helper"), result{stdout: "helper is hidden\n"})
 	is.Equal(command(t, "", env, "bots", "list").stdout, ""+
 		"SLUG    UID  PUBLISHED  MODEL  RUNTIME  NAME\n"+
 		"helper  u1   false      m1              Helper\n")
-	is.Equal(command(t, "", env, "bots", "publish", "helper"), result{})
+	is.Equal(command(t, "", env, "bots", "publish", "helper"), result{stdout: "helper is published\n"})
 
 	r = command(t, "", env, "keys", "create", "--account", "acme", "--label", "laptop")
 	is.Equal(r.code, 0)

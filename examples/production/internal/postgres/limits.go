@@ -66,22 +66,31 @@ func (d *Database) SetLimits(ctx context.Context, l AccountLimits) error {
 type WhichLimits struct{ ChatsPerMinute, TokensPerDay, ChatsAtOnce bool }
 
 // RemoveLimits removes some of an account's own limits, so that those of everybody
-// else apply to it, or of those of everybody else. It returns ErrNoLimits if there
-// are none of them.
-func (d *Database) RemoveLimits(ctx context.Context, account string, which WhichLimits) error {
-	return d.run(ctx, "removing limits", func(ctx context.Context, conn *pgxpool.Conn) error {
-		tag, err := conn.Exec(ctx, `
-			UPDATE account_limits SET
+// else apply to it, or of those of everybody else. It returns those that it has
+// removed, or ErrNoLimits if there are none of them.
+func (d *Database) RemoveLimits(ctx context.Context, account string, which WhichLimits) (removed AccountLimits, err error) {
+	err = d.run(ctx, "removing limits", func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, `
+			WITH old AS (
+				SELECT account,
+					CASE WHEN $2 THEN chats_per_minute END AS minute,
+					CASE WHEN $3 THEN tokens_per_day END AS day,
+					CASE WHEN $4 THEN chats_at_once END AS once
+				FROM account_limits WHERE account = $1 FOR UPDATE)
+			UPDATE account_limits AS kept SET
 				chats_per_minute = CASE WHEN $2 THEN NULL ELSE chats_per_minute END,
 				tokens_per_day = CASE WHEN $3 THEN NULL ELSE tokens_per_day END,
 				chats_at_once = CASE WHEN $4 THEN NULL ELSE chats_at_once END
-			WHERE account = $1 AND ($2 AND chats_per_minute IS NOT NULL OR $3 AND tokens_per_day IS NOT NULL OR $4 AND chats_at_once IS NOT NULL)`,
+			FROM old WHERE kept.account = old.account AND num_nonnulls(minute, day, once) > 0
+			RETURNING old.*`,
 			account, which.ChatsPerMinute, which.TokensPerDay, which.ChatsAtOnce)
-		if err == nil && tag.RowsAffected() == 0 {
-			return ErrNoLimits
-		}
+		removed, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[AccountLimits])
 		return err
 	})
+	if errors.Is(err, pgx.ErrNoRows) {
+		return AccountLimits{}, ErrNoLimits
+	}
+	return removed, err
 }
 
 // AllLimits returns the limits of everybody else, if there are any, and then

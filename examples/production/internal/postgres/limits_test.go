@@ -34,15 +34,21 @@ func TestLimits(t *testing.T) {
 	is.Equal(all[0].Account, "")
 	is.Equal(all[1], postgres.AccountLimits{Account: "acme", TokensPerDay: number(1000), ChatsPerMinute: number(0)})
 
-	is.NoErr(d.RemoveLimits(t.Context(), "acme", postgres.WhichLimits{ChatsPerMinute: true}))
+	removed, err := d.RemoveLimits(t.Context(), "acme", postgres.WhichLimits{ChatsPerMinute: true})
+	is.NoErr(err)
+	is.Equal(removed, postgres.AccountLimits{Account: "acme", ChatsPerMinute: number(0)})
 	is.Equal(limitsOf("acme"), limits.Limits{ChatsPerMinute: 60, TokensPerDay: 1000, ChatsAtOnce: 5}) // the rest is kept
 	whole := postgres.WhichLimits{ChatsPerMinute: true, TokensPerDay: true, ChatsAtOnce: true}
-	is.NoErr(d.RemoveLimits(t.Context(), "acme", whole))
+	removed, err = d.RemoveLimits(t.Context(), "acme", whole)
+	is.NoErr(err)
+	is.Equal(removed, postgres.AccountLimits{Account: "acme", TokensPerDay: number(1000)})
 	is.Equal(limitsOf("acme"), limitsOf("other"))
-	is.True(errors.Is(d.RemoveLimits(t.Context(), "acme", whole), postgres.ErrNoLimits))
+	_, err = d.RemoveLimits(t.Context(), "acme", whole)
+	is.True(errors.Is(err, postgres.ErrNoLimits))
 	all, err = d.AllLimits(t.Context())
 	is.NoErr(err)
 	is.Equal(len(all), 1)
-	is.NoErr(d.RemoveLimits(t.Context(), "", whole))
+	_, err = d.RemoveLimits(t.Context(), "", whole)
+	is.NoErr(err)
 	is.Equal(limitsOf("acme"), limits.Limits{})
 }
