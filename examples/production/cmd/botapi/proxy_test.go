@@ -249,3 +249,35 @@ func (c *connection) answer(t *testing.T) *http.Response {
 	}
 	return response
 }
+
+// TestResponsesOfNetHTTP has a replica reject what net/http does not let through to
+// the API, directly and behind the proxy.
+func TestResponsesOfNetHTTP(t *testing.T) {
+	env, key := withOneBot(t)
+	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1")
+	p.ready(t)
+	behind := startProxy(t, []*process{p, p, p})
+	for name, at := range map[string]proxy{"directly": {url: p.url}, "behind the proxy": behind} {
+		for _, c := range []struct {
+			header string
+			status int
+			body   string
+		}{
+			{"Expect: nothing", http.StatusExpectationFailed, ""},
+			{"X-Large: " + strings.Repeat("x", 37<<10), http.StatusRequestHeaderFieldsTooLarge, "431 Request Header Fields Too Large"},
+			{"X-Large: " + strings.Repeat("x", 35<<10), http.StatusOK, "["},
+		} {
+			t.Run(fmt.Sprint(name, " ", c.status), func(t *testing.T) {
+				is := is.New(t)
+				client := connect(t, at, "")
+				client.send(t, "GET /v1/bots HTTP/1.1\r\nHost: bots\r\nAuthorization: Bearer "+key+"\r\n"+c.header+"\r\n\r\n")
+				response := client.answer(t)
+				text, err := io.ReadAll(response.Body)
+				is.NoErr(err)
+				is.Equal(response.StatusCode, c.status)
+				is.True(strings.HasPrefix(string(text), c.body))
+				is.Equal(response.Header.Get("X-Request-Id") != "", c.status == http.StatusOK || name != "directly")
+			})
+		}
+	}
+}
