@@ -77,20 +77,21 @@ func (c *Connection) CannotFlush() bool { return c.cannotFlush }
 
 // Write calls the ResponseWriter, which has all of the time of a write.
 func (c *Connection) Write(call func(http.ResponseWriter) error) *WriteError {
-	return c.write(c.Elapsed(), 0, call)
+	return c.write(0, call)
 }
 
 // WriteBefore calls the ResponseWriter, which has until deadline.
 func (c *Connection) WriteBefore(deadline time.Duration, call func(http.ResponseWriter) error) *WriteError {
-	return c.write(c.Elapsed(), deadline, call)
+	return c.write(deadline, call)
 }
 
 // write gives the call until deadline or, if that is 0, the time of a write. If it fails or
 // panics, nothing more is written.
-func (c *Connection) write(now, deadline time.Duration, call func(http.ResponseWriter) error) *WriteError {
+func (c *Connection) write(deadline time.Duration, call func(http.ResponseWriter) error) *WriteError {
 	if c.failed != nil {
 		return c.failed
 	}
+	now := c.Elapsed()
 	if deadline == 0 {
 		c.extendDeadline(now)
 	} else {
