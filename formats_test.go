@@ -232,3 +232,55 @@ func TestFormatFailsWithinALongEnd(t *testing.T) {
 		}
 	}
 }
+
+// A plainFormat has no events: the stream is the text.
+type plainFormat struct{}
+
+func (plainFormat) ContentType() string                        { return "text/plain; charset=utf-8" }
+func (plainFormat) AppendText(dst, text []byte) ([]byte, error) { return append(dst, text...), nil }
+func (plainFormat) AppendKeepAlive(dst []byte) []byte           { return dst }
+func (plainFormat) End(context.Context) iter.Seq[[]byte]        { return func(func([]byte) bool) {} }
+func (plainFormat) AppendError(dst []byte, _ Failure) []byte    { return dst }
+
+// A format need not write anything for a fragment, a keep-alive, the end or an error. The
+// response has its head nevertheless.
+func TestFormatWritesNothing(t *testing.T) {
+	waitsThen := func(end engineEnd, fragments ...string) ChatEngine {
+		return engineOf(func(ctx context.Context, req *ChatRequest, yield func(string, error) bool) {
+			fragmentsOf(fragments...).Chat(ctx, req)(yield)
+			time.Sleep(time.Minute)
+			end(ctx, yield)
+		})
+	}
+	for name, c := range map[string]struct {
+		engine ChatEngine
+		want   string // the status and the body
+	}{
+		"a text":                {waitsThen(sleepsFor(0), "a", "b"), "200 ab"},
+		"no fragment":           {waitsThen(sleepsFor(0)), "200 "},
+		"an empty fragment":     {waitsThen(sleepsFor(0), ""), "200 "},
+		"an error":              {waitsThen(failsWith(errOverloaded)), `529 {"detail":"Overloaded"}`}, // nothing was sent before
+		"an error after a text": {waitsThen(failsWith(errOverloaded), "a"), "200 a, aborted"},
+	} {
+		for _, http2 := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", HTTP/2 ", http2), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					is := is.New(t)
+					got := playChat(t, way{stream: true, route: true, http2: http2}, c.engine, func(o *Options) {
+						o.Routes = []Route{chatRoute(func(c *Chat) { c.Stream = plainFormat{} })}
+					})
+					response := fmt.Sprint(got.status, " ", got.body)
+					if got.err != nil {
+						response += ", aborted"
+					}
+					is.Equal(response, c.want)
+					if got.status == 200 {
+						is.Equal(got.header.Get("Content-Type"), "text/plain; charset=utf-8")
+						is.Equal(got.header.Get("Cache-Control"), "no-cache, no-transform")
+					}
+					is.Equal(got.report(t).Status, got.status)
+				})
+			})
+		}
+	}
+}

@@ -305,6 +305,9 @@ func (s *stream) formatUnlocked(b *batch, add func(*stream, *batch) error) *endi
 }
 
 func (s *stream) writeUnlocked(b *batch) *ending {
+	if len(b.data) == 0 { // the format writes nothing
+		return nil
+	}
 	s.mu.Unlock()
 	defer s.mu.Lock()
 	return s.write(b.data, 0)
@@ -364,13 +367,9 @@ func (s *stream) appendText(inside []byte, b *batch) []byte {
 // maxRune is what one character takes at most inside a JSON string.
 const maxRune = 12
 
-// write sends events, if there are any, within the time of a write or, if deadline is not
-// 0, before that. After a failure, the events must not be changed: on HTTP/2, net/http may
-// still read them.
+// write sends events within the time of a write or, if deadline is not 0, before that. After
+// a failure, the events must not be changed: on HTTP/2, net/http may still read them.
 func (s *stream) write(events []byte, deadline time.Duration) *ending {
-	if len(events) == 0 {
-		return nil
-	}
 	contentType := ""
 	if !s.committed {
 		if failed := s.formatting(func() error { contentType = s.format.ContentType(); return nil }); failed != nil {
@@ -499,8 +498,11 @@ func (s *stream) writeTexts(atMost int, deadline time.Duration) (*batch, *ending
 	return b, nil
 }
 
-func (s *stream) flush(b *batch, deadline time.Duration) *ending {
-	failed := s.write(b.data, deadline)
+// flush writes a batch, if only the head of the response.
+func (s *stream) flush(b *batch, deadline time.Duration) (failed *ending) {
+	if len(b.data) > 0 || !s.committed {
+		failed = s.write(b.data, deadline)
+	}
 	if failed == nil {
 		b.free()
 	}
