@@ -116,13 +116,19 @@ func (c *requestContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// routeContext is a request's context with the values of another.
+// routeContext is a request's context with the values of another. That one is never done: its
+// cause must not be taken for the request's.
 type routeContext struct {
 	context.Context
 	values context.Context
 }
 
-func (c *routeContext) Value(key any) any { return c.values.Value(key) }
+func (c *routeContext) Value(key any) any {
+	if value := c.values.Value(key); value != nil {
+		return value
+	}
+	return c.Context.Value(key)
+}
 
 // AccountFrom returns what the [KeyVerifier] returned for the request that ctx
 // belongs to. It is empty in other contexts, and while the verifier runs.

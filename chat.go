@@ -98,7 +98,7 @@ func (x *exchange) chat(asked *Chat) *ending {
 	}
 	x.asked = asked
 	if asked.Context != nil {
-		x.ctx = &requestContext{&routeContext{x.ctx.Context, asked.Context}, x.ctx.requestID, x.ctx.account, x.ctx.request}
+		x.ctx = &requestContext{&routeContext{x.ctx.Context, context.WithoutCancel(asked.Context)}, x.ctx.requestID, x.ctx.account, x.ctx.request}
 	}
 	if err := x.checkChat(asked); err != nil {
 		return x.misused(err)
