@@ -119,8 +119,6 @@ func (x *exchange) chat(asked *Chat) *ending {
 	}
 	c, err := x.newChat(asked, slot, requestDone)
 	if err != nil {
-		slot.release()
-		slot.release() // once for the engine
 		return failureOf(err)
 	}
 	x.played = c
@@ -248,10 +246,17 @@ type answer interface {
 
 var _, _ answer = (*stream)(nil), (*jsonResponse)(nil)
 
-// newChat makes the report before what the engine gets, which may change it.
-func (x *exchange) newChat(asked *Chat, slot *Slot, requestDone <-chan struct{}) (*chat, error) {
+// newChat makes the report before what the engine gets, which may change it. Without a chat,
+// the slot is released.
+func (x *exchange) newChat(asked *Chat, slot *Slot, requestDone <-chan struct{}) (c *chat, err error) {
+	defer func() {
+		if c == nil {
+			slot.release()
+			slot.release() // once for the engine
+		}
+	}()
 	h, request := x.handler, &asked.Request
-	err := panics.Catch("reading the extra fields", func() error {
+	err = panics.Catch("reading the extra fields", func() error {
 		if asked.Extra != nil {
 			request.Extra = asked.Extra()
 		}
@@ -260,7 +265,7 @@ func (x *exchange) newChat(asked *Chat, slot *Slot, requestDone <-chan struct{})
 	if err != nil {
 		return nil, err
 	}
-	c := &chat{exchange: x, slot: slot, startedAt: x.conn.Elapsed(), requestDone: requestDone, stopped: make(chan struct{})}
+	c = &chat{exchange: x, slot: slot, startedAt: x.conn.Elapsed(), requestDone: requestDone, stopped: make(chan struct{})}
 	x.request.setSlot(slot)
 	if h.onChat != nil || h.onRequest != nil {
 		c.report = x.newReport(request)
