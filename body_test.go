@@ -3,6 +3,8 @@ package botapi
 import (
 	"bufio"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -102,6 +104,114 @@ func TestBodyIsDiscarded(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// What a route reads of its body, and what it returns, is named by the query of its path.
+func bodyRoute() Route {
+	return routeTo(func(r *http.Request) (Response, error) {
+		reads, returns, _ := strings.Cut(r.URL.RawQuery, ",")
+		var err error
+		switch reads {
+		case "all":
+			_, err = ReadBody(r)
+		case "half":
+			_, err = io.ReadFull(r.Body, make([]byte, 5))
+		case "JSON":
+			err = json.NewDecoder(r.Body).Decode(new(json.RawMessage))
+		case "again":
+			_, err = io.Copy(io.Discard, r.Body)
+			if n, again := r.Body.Read(make([]byte, 10)); n != 0 || again == nil {
+				err = errors.New("it goes on after its end")
+			}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("reading: %w", err)
+		}
+		switch returns {
+		case "error":
+			return nil, errOverloaded
+		case "reply":
+			return Reply{Body: []byte("{}")}, nil
+		}
+		return echoChat("hi", returns == "stream"), nil
+	})
+}
+
+// The body of a route is the handler's: bounded in size and time, whichever way the route
+// reads it, and read or ended before the response.
+func TestBodyOfARoute(t *testing.T) {
+	const chunked, expect, hundred = "Transfer-Encoding: chunked", "Expect: 100-continue", "Content-Length: 100"
+	const replied, echoed, streamed = `200 {}`, `200 {"content":"hi"}`, "200 data: {\"content\":\"hi\"}\n\ndata: [DONE]\n\n"
+	const overloaded, tooLarge, tooSlow = `529 {"detail":"Overloaded"}`, `413 {"detail":"Request body too large"}`, `408 {"detail":"Request body did not arrive in time"}`
+	post := func(query string, header ...string) string {
+		return lines(append([]string{"POST " + routePath + "?" + query + " HTTP/1.1", host, key}, header...)...)
+	}
+	get := func(query string, header ...string) string {
+		return strings.Replace(post(query, header...), "POST", "GET", 1)
+	}
+	last, full, half := lines(listLine, host, key, closing), strings.Repeat(" ", 100), strings.Repeat(" ", 50)
+	long := strings.Repeat(" ", 1<<20+1)
+	length, listed := fmt.Sprint("Content-Length: ", len(long)), "200 "+listedBots
+	chunks := fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(long), long)
+	for name, c := range map[string]struct {
+		send        string
+		readTimeout time.Duration // the server's
+		want        []string
+		took        time.Duration
+	}{
+		"announced, and never sent, before a reply":                  {get("none,reply", hundred), 0, []string{replied}, 0},
+		"announced, and never sent, before a reply, in chunks":       {get("none,reply", chunked), 0, []string{replied}, 0},
+		"announced, and never sent, before a chat":                   {get("none,chat", hundred), 0, []string{echoed}, discardTime},
+		"announced, and never sent, before a stream":                 {get("none,stream", hundred), 0, []string{streamed}, discardTime},
+		"announced, and never sent, before a stream, with a timeout": {get("none,stream", hundred), time.Second, []string{streamed}, discardTime}, // which replaces the server's
+		"announced, and never sent, before an error":                 {get("none,error", hundred), 0, []string{overloaded}, discardTime},
+		"waiting for 100, before a reply":                            {post("none,reply", hundred, expect), 0, []string{replied}, 0},
+		"waiting for 100, before a stream":                           {post("none,stream", hundred, expect), 0, []string{streamed}, 0},
+		"not read, before a reply":                                   {post("none,reply", hundred) + full + last, 0, []string{replied}, 0},
+		"not read, before a chat":                                    {post("none,chat", hundred) + full + last, 0, []string{echoed, listed}, 0},
+		"not read, before a stream, in chunks":                       {post("none,stream", chunked) + chunks + last, 0, []string{streamed, listed}, 0},
+		"not read, and too large, before a chat":                     {post("none,chat", length) + long + last, 0, []string{echoed, listed}, 0},
+		"half read, before a reply":                                  {post("half,reply", hundred) + full + last, 0, []string{replied}, 0},
+		"half read, before a chat":                                   {post("half,chat", hundred) + full + last, 0, []string{echoed, listed}, 0},
+		"half read, and then silent, before a reply":                 {post("half,reply", hundred) + half, 0, []string{replied}, 0},
+		"half read, and then silent, before a stream":                {post("half,stream", hundred) + half, 0, []string{streamed}, discardTime},
+		"half read, and then silent, before an error":                {post("half,error", hundred) + half, 0, []string{overloaded}, discardTime},
+		"read as JSON":                           {post("JSON,reply", "Content-Length: 2") + "{}" + last, 0, []string{replied, listed}, 0},
+		"read as JSON, and too large":            {post("JSON,reply", length) + long + last, 0, []string{tooLarge, listed}, 0},
+		"read as JSON, and too large, in chunks": {post("JSON,chat", chunked) + chunks + last, 0, []string{tooLarge, listed}, 0},
+		"read as JSON, and out of time":          {post("JSON,chat", hundred) + half, 20 * time.Second, []string{tooSlow}, 20 * time.Second},
+		"read to its end":                        {post("all,reply", hundred) + full + last, 0, []string{replied, listed}, 0},
+		"read to its end, and too large":         {post("all,reply", chunked) + chunks + last, 0, []string{tooLarge, listed}, 0},
+		"read to its end, and out of time":       {post("all,chat", hundred) + half, 20 * time.Second, []string{tooSlow}, 20 * time.Second},
+		"read after its end":                     {post("again,reply", hundred) + full + last, 0, []string{replied, listed}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				o := testOptions(t, t.Output())
+				o.Routes = []Route{bodyRoute()}
+				conn := serveInMemory(t, New(o), func(s *http.Server) { s.ReadTimeout = c.readTimeout }).dial()
+				defer conn.Close()
+				start := time.Now()
+				go func() { _, _ = io.WriteString(conn, c.send) }()
+				from := bufio.NewReader(conn)
+				for _, want := range c.want {
+					res, err := http.ReadResponse(from, nil)
+					is.NoErr(err)
+					body, err := io.ReadAll(res.Body)
+					is.NoErr(err)
+					is.Equal(fmt.Sprint(res.StatusCode, " ", string(body)), want)
+				}
+				is.Equal(time.Since(start), c.took)
+				closed := time.AfterFunc(time.Hour, func() { conn.Close() }) // otherwise, the test would hang
+				rest, err := io.ReadAll(from)
+				is.True(closed.Stop()) // the server has closed the connection
+				is.NoErr(err)
+				is.Equal(string(rest), "")
+				is.True(time.Since(start) < c.took+time.Second) // without waiting for more
+			})
+		})
 	}
 }
 

@@ -111,8 +111,8 @@ func (x *exchange) chat(asked *Chat) *ending {
 		asked.Request.Bot = bot
 	}
 	requestDone := x.r.Context().Done()
-	x.discardBody()                     // of a route that has not read it: only at its end does net/http notice a disconnect
 	x.conn.SetReadDeadline(time.Time{}) // on HTTP/2, where the end of the body does not clear the server's
+	x.discardBody()                     // of a route that has not read it: only at its end does net/http notice a disconnect
 	slot, err := x.takeSlot(asked, requestDone)
 	if err != nil {
 		return failureOf(err)
