@@ -778,7 +778,7 @@ func (b *boundedBody) Read(p []byte) (n int, err error) {
 	b.left -= int64(n)
 	switch {
 	case b.left < 0:
-		return n - 1, endingError{rejected(errBodyTooLarge)}
+		return max(n-1, 0), endingError{rejected(errBodyTooLarge)} // 0 if it is read again
 	case err != nil && err != io.EOF:
 		return n, endingError{b.exchange.bodyError(err)}
 	}
