@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -13,35 +14,50 @@ import (
 	"example.com/botapi"
 )
 
-// An answer is one that this process runs. Its engine adds fragments, keep
-// copies them to the store, and readers read them here until the store has them.
-// While the answer is kept, the engine waits for the store only; afterwards, for
-// the readers.
+// An answer is one whose model this process runs. Three kinds of goroutines share it:
+//
+//   - run calls the engine, adds its fragments, and ends the answer when the engine has
+//     returned or its context has ended, whichever comes first.
+//   - keep copies the answer to the store. It alone learns what the store says: that the
+//     answer was stopped, abandoned or lost, or has outgrown its room.
+//   - Readers follow it, each in its own request.
+//
+// An answer runs, has ended, and is settled, in this order: it is settled when the store has
+// said what it is for those who come later, or has no say in it any more. Only then do
+// readers learn of the end, so that a client that comes back, or stops the answer, finds the
+// same. For a complete answer they wait at most Wait.
+//
+// While the answer is kept, the engine waits for the store only; afterwards, for the readers.
 type answer struct {
 	Ref
 	engine  *Engine
 	cancel  context.CancelCauseFunc // ends the model's context
-	release func()                  // its slot
+	release func()                  // what the limits count of its model
 	urgent  chan struct{}           // receives what the keeper should not let wait
+	settled chan struct{}           // closed when the answer is settled
 
 	mu      sync.Mutex
-	room    sync.Cond // for the engine, with mu: texts were dropped, or it is over
+	room    sync.Cond // for the engine, with mu: texts were dropped, or the answer has ended
 	readers map[*reader]struct{}
+	logged  bool // the timeout of the last reader to leave, which may be the model's
 	state
 }
 
 // A state is how far an answer is.
 type state struct {
-	texts    []string      // fragments that the store may lack
+	texts    []string      // fragments that the store, or a reader, may lack
 	first    int           // number of texts[0]
 	size     int64         // of texts, in memory
-	kept     bool          // the store gets them; the keeper ends that, once
-	over     time.Time     // when it was over; zero until then
-	err      error         // why it is incomplete, once it is over
+	stored   State         // what the store has said last; it gets the fragments while that is Running
+	have     int           // how many fragments the store has
+	endedAt  time.Time     // zero until the answer has ended
+	err      error         // why it is incomplete, once it has ended
 	returned bool          // the engine has returned
 	attended bool          // it has readers; load sets it
 	changed  chan struct{} // closed, and replaced, on each change; for readers
 }
+
+func (s *state) hasEnded() bool { return !s.endedAt.IsZero() }
 
 const (
 	// window is how many bytes the engine may be ahead of the store, or of the
@@ -57,20 +73,21 @@ func newAnswer(r Ref, e *Engine, cancel context.CancelCauseFunc) *answer {
 		engine:  e,
 		cancel:  cancel,
 		urgent:  make(chan struct{}, 1),
+		settled: make(chan struct{}),
 		readers: make(map[*reader]struct{}),
-		state:   state{kept: true, changed: make(chan struct{})},
+		state:   state{stored: Running, changed: make(chan struct{})},
 	}
 	a.room.L = &a.mu
 	return a
 }
 
-// run calls the engine. The answer is over when the engine has returned or its
-// context has ended, whichever comes first.
+// run calls the engine, and OnAnswer.
 func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 	r := Report{Request: req, Outcome: Kept}
 	defer a.engine.report(ctx, &r)
 	defer a.cancel(nil)
-	chatTimeout, stallTimeout := a.engine.timeouts(ctx)
+	chatTimeout, stallTimeout := botapi.RequestFrom(ctx).Timeouts()
+	chatTimeout, stallTimeout = timeoutOf(a.engine.options.ChatTimeout, chatTimeout), timeoutOf(a.engine.options.StallTimeout, stallTimeout)
 	stall := time.AfterFunc(stallTimeout, func() { a.cancel(botapi.ErrEngineStalled) })
 	defer stall.Stop()
 	model, done := context.WithTimeoutCause(ctx, chatTimeout, botapi.ErrChatTimeout)
@@ -79,11 +96,14 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 	defer stop()
 	defer func() {
 		if v := recover(); v != nil {
-			r.Err = fmt.Errorf("panic while running the engine: %v\n%s", v, debug.Stack())
+			a.engine.notePanic(ctx, &r, v)
 		}
 		r.Err = cmp.Or(context.Cause(model), r.Err)
-		a.engineReturned() // first: who hears of the end may come with the next chat
+		a.engineReturned() // first: a client that hears of the end may come with the next chat
 		a.end(ctx, r.Err)
+		if r.Err == nil {
+			r.Err = a.settledError()
+		}
 	}()
 	a.engine.play(model, &r, func(text string, err error) bool {
 		stall.Stop()
@@ -99,44 +119,68 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 	})
 }
 
-// timeouts are those of a model that continues without the chat that started it.
-func (e *Engine) timeouts(ctx context.Context) (chat, stall time.Duration) {
-	chat, stall = botapi.RequestFrom(ctx).Timeouts()
-	chat, stall = cmp.Or(e.options.ChatTimeout, chat), cmp.Or(e.options.StallTimeout, stall)
-	if chat <= 0 {
-		chat = never
+// timeoutOf returns a timeout of the package, or else that of botapi.
+func timeoutOf(own, botapis time.Duration) time.Duration {
+	if timeout := cmp.Or(own, botapis); timeout > 0 {
+		return timeout
 	}
-	if stall <= 0 {
-		stall = never
-	}
-	return chat, stall
+	return 100 * 365 * 24 * time.Hour
 }
 
-const never = 100 * 365 * 24 * time.Hour
+// notePanic notes a panic of an engine. One that comes after the answer's end is logged.
+func (e *Engine) notePanic(ctx context.Context, r *Report, v any) {
+	err := fmt.Errorf("panic while running the engine: %v\n%s", v, debug.Stack())
+	switch {
+	case r.Err != errExited:
+		e.log(ctx, slog.LevelError, "the engine panicked after its answer", slog.Any("error", err))
+	case v == any(http.ErrAbortHandler):
+		r.Err = http.ErrAbortHandler
+	default:
+		r.Err = err
+	}
+}
 
-// end ends the answer, with an error unless that is nil; the first call counts, unless
-// the store has heard of a stop before it heard that the answer is complete. If no
-// reader here sees the error, the log has it.
+// end ends the answer, with an error unless that is nil. The first call counts; but a stop
+// that the store has accepted before it knew of a complete answer makes that an incomplete
+// one.
 func (a *answer) end(ctx context.Context, err error) {
 	a.mu.Lock()
-	isFirst, isSeen := a.over.IsZero(), len(a.readers) > 0
-	if isFirst {
-		a.over, a.err = time.Now(), answerTo(err)
+	isFirst, isSeen := !a.hasEnded(), len(a.readers) > 0 || a.logged && isTimeout(err)
+	switch {
+	case isFirst:
+		a.endedAt, a.err = time.Now(), answerTo(err)
 		a.notify()
 		a.room.Broadcast()
-	} else if a.err == nil && errors.Is(err, ErrStopped) {
+	case a.err == nil && err == ErrStopped:
 		a.err = err
 	}
 	a.mu.Unlock()
-	if isFirst && !isSeen && err != nil && !errors.Is(err, ErrAbandoned) && !errors.Is(err, ErrStopped) {
-		a.engine.log(ctx, slog.LevelWarn, "an answer without readers failed", slog.Any("error", err))
+	if isFirst && !isSeen {
+		a.engine.logUnread(ctx, err)
 	}
+}
+
+// logUnread logs the failure of an answer that no reader in this process sees, at the level
+// at which botapi logs that of a chat.
+func (e *Engine) logUnread(ctx context.Context, err error) {
+	if err == nil || errors.Is(err, ErrAbandoned) || errors.Is(err, ErrStopped) || errors.Is(err, http.ErrAbortHandler) {
+		return
+	}
+	level := slog.LevelWarn
+	if chosen, isChosen := errors.AsType[*botapi.StatusError](err); isChosen && chosen.RetryAfter > 0 && chosen.Err == nil {
+		level = slog.LevelInfo // a limit was reached, or the process is shutting down
+	}
+	e.log(ctx, level, "an answer without readers failed", slog.Any("error", err))
+}
+
+func isTimeout(err error) bool {
+	return errors.Is(err, botapi.ErrChatTimeout) || errors.Is(err, botapi.ErrEngineStalled)
 }
 
 // answerTo is the error for the readers of an answer that has ended with one.
 func answerTo(err error) error {
 	switch {
-	case errors.Is(err, botapi.ErrChatTimeout), errors.Is(err, botapi.ErrEngineStalled):
+	case isTimeout(err):
 		return &botapi.StatusError{Status: 504, Detail: "The answer took too long", Err: err}
 	case errors.Is(err, ErrAbandoned):
 		return errBroken(err) // somebody came back at the last moment
@@ -144,28 +188,39 @@ func answerTo(err error) error {
 	return err
 }
 
+// settledError waits until the answer is settled, as its readers do, and returns its error.
+func (a *answer) settledError() error {
+	select {
+	case <-a.settled:
+	case <-time.After(a.engine.rules.Wait):
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.err
+}
+
 // add adds a fragment, and returns when the engine may continue: false once the
-// answer is over.
+// answer has ended.
 func (a *answer) add(text string) (more bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.over.IsZero() {
+	if !a.hasEnded() {
 		a.texts = append(a.texts, text)
 		a.size += int64(len(text)) + inMemory
 		a.notifyReaders()
 	}
-	for a.over.IsZero() && a.size > window {
+	for !a.hasEnded() && a.size > window {
 		wake(a.urgent)
 		a.room.Wait()
 	}
-	return a.over.IsZero()
+	return !a.hasEnded()
 }
 
 // trim drops fragments that are not needed here: the store has them, or if the
 // answer is not kept, all readers. It is called with the lock held.
-func (a *answer) trim(stored int) {
-	needed := stored
-	if !a.kept {
+func (a *answer) trim() {
+	needed := a.have
+	if a.stored != Running {
 		needed = a.first + len(a.texts)
 		for r := range a.readers {
 			needed = min(needed, r.next)
@@ -201,7 +256,6 @@ func wake(waiting chan struct{}) {
 }
 
 func (a *answer) engineReturned() {
-	a.engine.models.release(a.Owner)
 	a.release()
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -209,126 +263,14 @@ func (a *answer) engineReturned() {
 	a.notify()
 }
 
-// load returns what the keeper sends to the store.
+// load returns what the keeper tells the store.
 func (a *answer) load() state {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	s := a.state
 	s.attended = len(a.readers) > 0
-	if !a.kept { // only the model is still counted
+	if s.stored != Running { // only its end, and its model, still matter to the store
 		s.texts, s.changed = nil, nil
 	}
 	return s
-}
-
-// keepNoLonger has the answer continue for the readers that it has here.
-func (a *answer) keepNoLonger() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.kept = false
-	a.trim(0)
-	a.notify()
-}
-
-const (
-	batchPeriod = 100 * time.Millisecond // whose fragments the store gets together
-	retryPeriod = 100 * time.Millisecond // after a failure of the store
-	minPause    = 10 * time.Millisecond  // when Abandon is nearly over
-)
-
-// A keeper copies an answer to the store.
-type keeper struct {
-	*answer
-	heard      time.Time // when the store last answered
-	unattended time.Duration
-}
-
-// keep copies the answer to the store as it arrives, ten times a second, renews its
-// lease and that of its model, and ends it there. It cancels an answer that was
-// stopped, or that nobody comes back for. It returns when the engine has returned.
-func (a *answer) keep(ctx context.Context) {
-	defer a.engine.forget(a)
-	k := keeper{answer: a, heard: time.Now()}
-	for s := a.load(); s.kept || !s.returned; s = a.load() {
-		pause := a.engine.rules.Lease / 3
-		if err := k.step(ctx, s); err != nil {
-			pause, s.changed = retryPeriod, nil
-		} else if !s.attended && s.over.IsZero() {
-			pause = max(minPause, min(pause, a.engine.rules.Abandon-k.unattended))
-		}
-		select {
-		case <-s.changed:
-			select { // more fragments may come
-			case <-a.urgent:
-			case <-time.After(batchPeriod):
-			}
-		case <-a.urgent:
-		case <-time.After(pause):
-		}
-	}
-}
-
-// step tells the store what it lacks. A store that does not answer for a Lease
-// has lost the answer; if the engine and a client wait for that, after Wait.
-func (k *keeper) step(ctx context.Context, s state) error {
-	asked, cancel := context.WithTimeout(context.Background(), k.engine.rules.Lease)
-	defer cancel()
-	tolerated := k.engine.rules.Lease
-	if s.size > window && s.attended {
-		tolerated = k.engine.rules.Wait
-	}
-	now, err := k.engine.store.Add(asked, k.Ref, s.first, s.texts, s.attended)
-	switch {
-	case err == nil:
-		k.heard, k.unattended = time.Now(), now.Unattended
-	case time.Since(k.heard) <= tolerated:
-		return err
-	default:
-		now.State = Lost
-	}
-	isKept := s.kept && now.State == Running && now.Have >= s.first
-	if isKept {
-		k.mu.Lock()
-		k.trim(now.Have)
-		k.mu.Unlock()
-	} else if now.State == Running { // a part is missing: nobody may join it
-		_ = k.engine.store.End(asked, k.Ref, -1, Ending{}) // or the next step does
-		now.State = Lost
-	}
-	switch {
-	case isKept && s.over.IsZero():
-		return nil
-	case isKept:
-		if err := k.engine.store.End(asked, k.Ref, now.Have, endingOf(s.err)); err != nil {
-			return err
-		}
-		if s.returned {
-			k.engine.forget(k.answer)
-		}
-	case now.State == Stopped:
-		k.cancel(ErrStopped)
-		k.end(ctx, ErrStopped)
-	case !s.attended && s.over.IsZero(): // nobody follows it, and nobody can join it
-		k.cancel(ErrAbandoned)
-	case s.kept: // outgrown, or lost by the store
-		k.engine.log(ctx, slog.LevelInfo, "an answer is no longer kept", slog.String("state", string(now.State)), slog.Any("error", err))
-	}
-	if s.kept {
-		k.keepNoLonger()
-	}
-	return nil
-}
-
-// forget ends what the process knows of an answer whose engine has returned, and
-// releases the slot of its model. Only the first call counts.
-func (e *Engine) forget(a *answer) {
-	e.mu.Lock()
-	known := e.answers[a.ID] == a
-	delete(e.answers, a.ID)
-	e.mu.Unlock()
-	if known {
-		ctx, cancel := context.WithTimeout(context.Background(), e.rules.Lease)
-		defer cancel()
-		_ = e.store.Leave(ctx, a.Ref, a.ID) // otherwise its lease expires
-	}
 }

@@ -1,10 +1,12 @@
 package resume
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
@@ -53,9 +55,9 @@ type Options struct {
 
 	// OnAnswer is called once for each call of Engine, after it has returned, which
 	// may be after the request; Close waits for it. An answer without a key, or that
-	// is not kept, does not end before it returns. Its context has the values of the
-	// request that started the answer, and is not cancelled. It may be nil, and is
-	// called concurrently.
+	// is not kept, does not end before it returns, unless its client has disconnected.
+	// Its context has the values of the request that started the answer, and is not
+	// cancelled. It may be nil, and is called concurrently.
 	OnAnswer func(ctx context.Context, r Report)
 
 	Logger *slog.Logger // nil means slog.Default()
@@ -189,17 +191,14 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 	return func(yield func(string, error) bool) {
 		switch {
 		case !hasKey:
-			report := Report{Request: req}
-			defer e.report(ctx, &report)
-			e.play(ctx, &report, yield)
+			e.playUnkept(ctx, &Report{Request: req}, yield)
 			return
 		case err != nil:
 			yield("", err)
 			return
 		}
-		lent := loanOf(ctx)
-		defer lent.giveUp()
-		rejected := lent.onlyJoins(ctx)
+		rejected, giveUp := loanOf(ctx)
+		defer giveUp()
 		if rejected == nil && e.options.Admit != nil {
 			rejected = e.options.Admit(ctx, req)
 		}
@@ -218,7 +217,8 @@ func (e *Engine) Join(ctx context.Context, key string) iter.Seq2[string, error] 
 			yield("", errNotFound)
 			return
 		}
-		defer loanOf(ctx).giveUp()
+		_, giveUp := loanOf(ctx)
+		defer giveUp()
 		c := Claim{Ref: Ref{Owner: e.options.Owner(ctx), Key: key}, Join: true}
 		e.answer(ctx, c, nil, errNotFound, yield)
 	}
@@ -270,13 +270,16 @@ func (e *Engine) start(ctx context.Context, c Claim, req *botapi.ChatRequest, yi
 	}
 	model, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	a := newAnswer(c.Ref, e, cancel)
-	a.release = sync.OnceFunc(e.hold(ctx, c.name()))
+	free := e.hold(ctx, c.name())
+	a.release = func() {
+		e.models.release(c.Owner)
+		free()
+	}
 	first := &reader{Ref: c.Ref, engine: e}
 	first.attend(a)
 	if !e.begin(a, func() { a.keep(model) }, func() { a.run(model, req) }) {
 		cancel(nil)
 		a.release()
-		e.models.release(c.Owner)
 		e.takeBack(c.Ref)
 		e.unkept(ctx, c, req, yield)
 		return
@@ -307,7 +310,7 @@ func (e *Engine) begin(a *answer, goroutines ...func()) bool {
 func (e *Engine) takeBack(r Ref) {
 	ctx, cancel := context.WithTimeout(context.Background(), e.rules.Lease)
 	defer cancel()
-	_ = e.store.End(ctx, r, -1, Ending{}) // otherwise its lease expires
+	_, _ = e.store.End(ctx, r, -1, Ending{}) // otherwise its lease expires
 	_ = e.store.Leave(ctx, r, r.ID)
 }
 
@@ -334,10 +337,8 @@ func (e *Engine) unkept(ctx context.Context, c Claim, req *botapi.ChatRequest, y
 		return
 	}
 	noteOutcome(ctx, NotKept)
-	report := Report{Request: req, Outcome: NotKept}
-	defer e.report(ctx, &report)
 	defer e.models.release(c.Owner)
-	e.play(ctx, &report, yield)
+	e.playUnkept(ctx, &Report{Request: req, Outcome: NotKept}, yield)
 }
 
 // countModel counts a model that is about to be asked, unless as many are running as
@@ -381,22 +382,51 @@ var (
 	errNotRead = errors.New("resume: the answer was not read to its end")
 )
 
-// play calls the engine once, yields its answer, and notes what has become of it.
+// play calls the engine once, yields its answer, and notes what has become of it. What the
+// engine yields once its answer is over is ignored.
 func (e *Engine) play(ctx context.Context, r *Report, yield func(string, error) bool) {
 	began := time.Now()
 	defer func() { r.Duration = time.Since(began) }()
 	r.Err = errExited
-	for text, err := range e.options.Engine.Chat(ctx, r.Request) {
-		if err == nil {
+	isOver := false
+	e.options.Engine.Chat(ctx, r.Request)(func(text string, err error) bool {
+		switch {
+		case isOver:
+		case err != nil:
+			yield("", err)
+			isOver, r.Err = true, err
+		default:
 			r.Fragments++
 			r.Bytes += int64(len(text))
+			if !yield(text, nil) {
+				isOver, r.Err = true, cmp.Or(context.Cause(ctx), errNotRead)
+			}
 		}
-		if !yield(text, err) || err != nil {
-			r.Err = cmp.Or(err, context.Cause(ctx), errNotRead)
-			return
-		}
+		return !isOver
+	})
+	if !isOver {
+		r.Err = context.Cause(ctx)
 	}
-	r.Err = context.Cause(ctx)
+}
+
+// playUnkept is play for an answer that ends with its chat, and its report. botapi tells an
+// engine by yield that its client has disconnected, and by its context a little later.
+func (e *Engine) playUnkept(ctx context.Context, r *Report, yield func(string, error) bool) {
+	defer func() {
+		isKnown := r.Err != errNotRead || ctx.Done() == nil
+		if isKnown || !e.begin(nil, func() { e.reportWhenDone(ctx, r) }) {
+			e.report(ctx, r)
+		}
+	}()
+	e.play(ctx, r, yield)
+}
+
+func (e *Engine) reportWhenDone(ctx context.Context, r *Report) {
+	<-ctx.Done()
+	if cause := context.Cause(ctx); cause != context.Canceled { // the chat is incomplete, and not only what was read of the answer
+		r.Err = cause
+	}
+	e.report(ctx, r)
 }
 
 // report calls OnAnswer. A panic there is logged.
@@ -489,6 +519,26 @@ func (e *Engine) InProgress() (all, unattended int) {
 
 // fingerprint distinguishes chats by what they ask for.
 func fingerprint(req *botapi.ChatRequest) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %t %q", req.Bot.UID, req.Messages, req.UserID, req.Stream, req.Extra))
+	extra := make(map[string]string, len(req.Extra))
+	for name, value := range req.Extra {
+		extra[name] = canonical(value)
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %t %q", req.Bot.UID, req.Messages, req.UserID, req.Stream, extra))
 	return string(sum[:])
+}
+
+// maxCanonical bounds the memory of canonical, which may take 30 times that of a value.
+const maxCanonical = 64 << 10
+
+// canonical returns a JSON value without its spacing and the order of its members, which a
+// client may choose anew for each request. A long value is compared byte by byte.
+func canonical(value json.RawMessage) string {
+	var decoded any
+	values := json.NewDecoder(bytes.NewReader(value))
+	values.UseNumber()
+	if len(value) > maxCanonical || values.Decode(&decoded) != nil {
+		return string(value)
+	}
+	text, _ := json.Marshal(decoded) // of what was JSON: it does not fail
+	return string(text)
 }

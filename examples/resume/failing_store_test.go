@@ -49,7 +49,7 @@ func (s *badStore) Add(ctx context.Context, a resume.Ref, from int, texts []stri
 	return added, err
 }
 
-func (s *badStore) End(ctx context.Context, a resume.Ref, fragments int, e resume.Ending) error {
+func (s *badStore) End(ctx context.Context, a resume.Ref, fragments int, e resume.Ending) (resume.State, error) {
 	time.Sleep(time.Millisecond)
 	return s.Store.End(ctx, a, fragments, e)
 }
@@ -64,7 +64,7 @@ func (s *badStore) Read(ctx context.Context, a resume.Ref, reader string, from i
 		return resume.Part{}, errAway
 	}
 	if s.loses.CompareAndSwap(true, false) {
-		_ = s.Store.End(ctx, a, -1, resume.Ending{})
+		_, _ = s.Store.End(ctx, a, -1, resume.Ending{})
 	}
 	return s.Store.Read(ctx, a, reader, from)
 }

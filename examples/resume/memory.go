@@ -143,7 +143,7 @@ func (m *Memory) Add(_ context.Context, r Ref, from int, texts []string, attende
 	switch {
 	case a == nil:
 		return Added{State: Lost}, nil
-	case a.state != Running && a.state != Outgrown:
+	case a.state.isFinal():
 		return Added{State: a.state}, nil
 	}
 	m.expire(a, m.settings.Lease)
@@ -183,27 +183,32 @@ func (m *Memory) append(a *kept, texts []string) {
 }
 
 // End implements Store.
-func (m *Memory) End(_ context.Context, r Ref, fragments int, e Ending) error {
+func (m *Memory) End(_ context.Context, r Ref, fragments int, e Ending) (State, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	a := m.ids[r.ID]
-	if a == nil || a.state != Running && a.state != Outgrown {
-		return nil
-	}
-	keep := m.settings.Keep
 	switch {
-	case e.Status == 0 && a.state == Running && len(a.texts) == fragments:
+	case a == nil:
+		return Lost, nil
+	case a.state.isFinal():
+		return a.state, nil
+	case e.Status == 0 && a.state == Outgrown && fragments >= 0:
+		m.free(a)
+		m.expire(a, m.settings.Lease)
+		return Lost, nil // but for its present readers
+	case e.Status == 0 && len(a.texts) == fragments:
 		a.state = Complete
+		m.expire(a, m.settings.Keep)
 	case e.Status == 0:
 		m.drop(a)
-		return nil
+		return Lost, nil
 	default:
 		m.free(a)
-		a.state, a.ending, keep = Failed, e, m.settings.Lease
+		a.state, a.ending = Failed, e
+		m.expire(a, m.settings.Lease)
 	}
 	m.count(a, AnswerOverhead+a.held)
-	m.expire(a, keep)
-	return nil
+	return a.state, nil
 }
 
 // Stop implements Store.
@@ -214,7 +219,7 @@ func (m *Memory) Stop(_ context.Context, owner, key string) (found bool, err err
 	if a == nil {
 		return false, nil
 	}
-	if a.state == Running || a.state == Outgrown {
+	if !a.state.isFinal() {
 		a.state, a.texts = Stopped, nil
 		m.count(a, AnswerOverhead)
 		m.expire(a, m.settings.Keep)

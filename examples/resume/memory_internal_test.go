@@ -29,9 +29,13 @@ func TestMemoryIsGivenBack(t *testing.T) {
 			is.Equal(claimed.State, Found)
 			switch i % 4 {
 			case 0: // complete
-				is.NoErr(m.End(t.Context(), r, 1, Ending{}))
+				ended, err := m.End(t.Context(), r, 1, Ending{})
+				is.NoErr(err)
+				is.Equal(ended, Complete)
 			case 1: // failed
-				is.NoErr(m.End(t.Context(), r, 1, Ending{Status: 500}))
+				ended, err := m.End(t.Context(), r, 1, Ending{Status: 500})
+				is.NoErr(err)
+				is.Equal(ended, Failed)
 			case 2:
 				found, _ := m.Stop(t.Context(), r.Owner, r.Key)
 				is.True(found)

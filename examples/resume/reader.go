@@ -18,6 +18,8 @@ type reader struct {
 	local  *answer // nil if another process runs it
 	next   int     // number of the next fragment; guarded by local.mu, if that is set
 
+	timedOut bool // botapi logs that
+
 	mu      sync.Mutex // held while the lease of the slot is renewed
 	renewal *time.Timer
 	left    bool
@@ -68,6 +70,7 @@ func (r *reader) follow(ctx context.Context, yield func(string, error) bool) (di
 		case <-ctx.Done():
 		}
 	}
+	r.timedOut = isTimeout(context.Cause(ctx))
 	yield("", context.Cause(ctx))
 	return false
 }
@@ -98,9 +101,8 @@ func (r *reader) readHere() (p progress, ok bool) {
 	if r.next < a.first {
 		return progress{}, false
 	}
-	// The store learns first, since the client may come back immediately. For the end
-	// of a complete answer, a store that does not respond is not waited for.
-	isOver := !a.over.IsZero() && (!a.kept || a.err == nil && time.Since(a.over) >= r.engine.rules.Wait)
+	// For the end of a complete answer, a store that does not respond is not waited for.
+	isOver := a.hasEnded() && (a.stored.isFinal() || a.err == nil && time.Since(a.endedAt) >= r.engine.rules.Wait)
 	return progress{a.texts[r.next-a.first:], isOver, a.err, a.changed}, true
 }
 
@@ -136,8 +138,8 @@ func (r *reader) advance(texts int) {
 	r.local.mu.Lock()
 	defer r.local.mu.Unlock()
 	r.next += texts
-	if texts > 0 && !r.local.kept {
-		r.local.trim(0)
+	if texts > 0 && r.local.stored != Running {
+		r.local.trim()
 	}
 }
 
@@ -152,7 +154,7 @@ func (r *reader) renewLater() {
 		if r.left {
 			return
 		}
-		if r.claim != "" || !r.local.load().over.IsZero() {
+		if r.claim != "" || r.hasEnded() {
 			ctx, cancel := context.WithTimeout(context.Background(), r.engine.rules.Wait)
 			defer cancel()
 			_, _ = r.engine.store.Read(ctx, r.Ref, r.claim, math.MaxInt32) // of no fragment: it renews, or else the next call does
@@ -161,11 +163,17 @@ func (r *reader) renewLater() {
 	})
 }
 
+func (r *reader) hasEnded() bool {
+	s := r.local.load()
+	return s.hasEnded()
+}
+
 func (r *reader) leave() {
 	if a := r.local; a != nil {
 		a.mu.Lock()
 		delete(a.readers, r)
-		a.trim(0)
+		a.logged = r.timedOut
+		a.trim()
 		a.notify()
 		a.mu.Unlock()
 	}

@@ -8,15 +8,14 @@ import (
 )
 
 // A sharing is what one key uses of the application's limits in this process: the slots of
-// its chats and of its model, which keeps that of the chat that started it. Of those, a
-// client that comes back when a limit is reached shares one.
+// its chats and of its model, which keeps that of the chat that started it. A client that
+// comes back when a limit is reached shares one of them.
 type sharing struct {
-	slots map[*botapi.Slot]int // how many chats and models with the key hold each
-	chats int64                // that share one: at most Readers of the Settings
+	holders map[*botapi.Slot]int // chats and models with the key, by their slot
+	loans   int64                // chats that share one, or are about to; at most Readers of the Settings
 }
 
-// A loan is the slot that OnLimit has lent to a chat. The chat may join an answer in it, and
-// start none: that is what the limit rejects.
+// A loan is the slot that OnLimit has lent to a chat.
 type loan struct {
 	slot   *botapi.Slot
 	limit  error
@@ -25,22 +24,19 @@ type loan struct {
 
 type loanKey struct{}
 
-// loanOf returns the loan of a request, or one of nothing.
-func loanOf(ctx context.Context) loan {
-	l, isLent := botapi.RequestFrom(ctx).Value(loanKey{}).(loan)
-	if !isLent {
-		l.giveUp = func() {}
+// loanOf returns the limit that a chat has passed in a slot that was lent: it may join an
+// answer, and start none. (The handler has a slot of its own for it if the other became free
+// meanwhile.) giveUp ends the loan.
+func loanOf(ctx context.Context) (limit error, giveUp func()) {
+	r := botapi.RequestFrom(ctx)
+	l, isLent := r.Value(loanKey{}).(loan)
+	switch {
+	case !isLent:
+		return nil, func() {}
+	case l.slot != r.Slot():
+		return nil, l.giveUp
 	}
-	return l
-}
-
-// onlyJoins returns the limit if the chat runs in a slot that was lent: the handler has
-// another one for it if that slot became free meanwhile.
-func (l loan) onlyJoins(ctx context.Context) error {
-	if l.slot != nil && l.slot == botapi.RequestFrom(ctx).Slot() {
-		return l.limit
-	}
-	return nil
+	return l.limit, l.giveUp
 }
 
 // OnLimit is for [botapi.Options]. A client that comes back for its answer when a limit is
@@ -59,15 +55,15 @@ func (e *Engine) OnLimit(ctx context.Context, l botapi.Limit) (*botapi.Slot, err
 	switch {
 	case s == nil:
 		return nil, nil
-	case s.chats >= e.rules.Readers:
+	case s.loans >= e.rules.Readers:
 		return nil, errTooManyReaders
 	}
-	for slot := range s.slots {
-		s.chats++
+	for slot := range s.holders {
+		s.loans++
 		giveUp := sync.OnceFunc(func() {
 			e.mu.Lock()
 			defer e.mu.Unlock()
-			s.chats--
+			s.loans--
 		})
 		context.AfterFunc(ctx, giveUp) // in case that the Engine is not called
 		botapi.RequestFrom(ctx).SetValue(loanKey{}, loan{slot, l.Err, giveUp})
@@ -87,16 +83,16 @@ func (e *Engine) hold(ctx context.Context, name Ref) (release func()) {
 	defer e.mu.Unlock()
 	s := e.sharings[name]
 	if s == nil {
-		s = &sharing{slots: make(map[*botapi.Slot]int)}
+		s = &sharing{holders: make(map[*botapi.Slot]int)}
 		e.sharings[name] = s
 	}
-	s.slots[slot]++
+	s.holders[slot]++
 	return func() {
 		e.mu.Lock()
-		if s.slots[slot]--; s.slots[slot] == 0 {
-			delete(s.slots, slot)
+		if s.holders[slot]--; s.holders[slot] == 0 {
+			delete(s.holders, slot)
 		}
-		if len(s.slots) == 0 {
+		if len(s.holders) == 0 {
 			delete(e.sharings, name)
 		}
 		e.mu.Unlock()

@@ -80,10 +80,12 @@ type Store interface {
 	// times a Lease while it does not.
 	Add(ctx context.Context, a Ref, from int, texts []string, attended bool) (Added, error)
 
-	// End ends a running answer that has this number of fragments. A complete answer
-	// is kept, unless the store has another number of them: then it is Lost. Of one
-	// that failed, only its present readers learn.
-	End(ctx context.Context, a Ref, fragments int, e Ending) error
+	// End ends a running answer that has this number of fragments, and returns what it is
+	// for those who come later. A complete answer is kept, unless the store has another
+	// number of fragments or it has outgrown its room: then it is Lost. One that failed is
+	// Failed: only its present readers learn of it. End does not change an answer that is
+	// over, such as one that was Stopped before.
+	End(ctx context.Context, a Ref, fragments int, e Ending) (State, error)
 
 	// Stop ends the running answer of a key in the state Stopped, and does not
 	// change one that is over. It reports whether the key has an answer.
@@ -139,6 +141,9 @@ const (
 	Lost     State = "lost" // forgotten, abandoned, or its process has died
 )
 
+// isFinal reports whether an answer has ended in the store.
+func (s State) isFinal() bool { return s != Running && s != Outgrown }
+
 // Results of a Claim, besides Stopped.
 const (
 	Started        State = "started"          // the model has a slot, which Leave releases
@@ -186,6 +191,7 @@ type Ending struct {
 	Detail     string                   `json:"detail,omitempty"`
 	RetryAfter time.Duration            `json:"retry_after,omitempty"`
 	Invalid    []botapi.ValidationError `json:"invalid,omitempty"`
+	Aborted    bool                     `json:"aborted,omitempty"` // http.ErrAbortHandler
 }
 
 func endingOf(err error) Ending {
@@ -196,6 +202,8 @@ func endingOf(err error) Ending {
 		return Ending{}
 	case isResponse && 400 <= response.Status && response.Status <= 599:
 		return Ending{Status: response.Status, Detail: response.Detail, RetryAfter: response.RetryAfter}
+	case errors.Is(err, http.ErrAbortHandler) && !isResponse:
+		return Ending{Status: http.StatusInternalServerError, Aborted: true}
 	case isInvalid && !isResponse:
 		return Ending{Status: http.StatusUnprocessableEntity, Invalid: invalid.Detail}
 	case errors.Is(err, botapi.ErrBotNotFound) && !isResponse:
@@ -211,6 +219,8 @@ func (e Ending) Err() error {
 	switch {
 	case e.Status == 0:
 		return nil
+	case e.Aborted:
+		return http.ErrAbortHandler
 	case e.Invalid != nil:
 		return &botapi.HTTPValidationError{Detail: e.Invalid}
 	}

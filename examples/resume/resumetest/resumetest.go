@@ -38,6 +38,8 @@ func Run(t *testing.T, backend Backend) {
 		"ClientsReturn":   testClientsReturn,
 		"NobodyComesBack": testNobodyComesBack,
 		"Stop":            testStop,
+		"StopBeforeEnd":   testStopBeforeEnd,
+		"Aborted":         testAborted,
 		"Failures":        testFailures,
 		"BadEngines":      testBadEngines,
 		"Timeouts":        testTimeouts,
@@ -49,6 +51,7 @@ func Run(t *testing.T, backend Backend) {
 		"Outgrown":        testOutgrown,
 		"OutgrownIsRead":  testOutgrownIsRead,
 		"StopOutgrown":    testStopOutgrown,
+		"OutgrownEnds":    testOutgrownEnds,
 		"StalledReader":   testStalledReader,
 		"Readers":         testReaders,
 		"JoinedTooOften":  testJoinedTooOften,
@@ -453,6 +456,14 @@ func testBadEngines(t *testing.T, backend Backend) {
 				}
 			}
 		},
+		"more after an error, whatever yield says": func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+			return func(yield func(string, error) bool) {
+				yield("", errors.New("a"))
+				yield("", &botapi.StatusError{Status: 418, Detail: "Tea"})
+				yield("b", nil)
+				panic("SECRET")
+			}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
@@ -460,6 +471,74 @@ func testBadEngines(t *testing.T, backend Backend) {
 			is.Equal(r.reply(t.Context(), hi("k1").asJSON()), rejectedWith(500, "Internal Server Error"))
 		})
 	}
+}
+
+// testAborted has an engine abort the connection: that of each client, on each replica.
+func testAborted(t *testing.T, backend Backend) {
+	for name, abort := range map[string]func(yield func(string, error) bool){
+		"yielded": func(yield func(string, error) bool) { yield("", http.ErrAbortHandler) },
+		"panic":   func(func(string, error) bool) { panic(http.ErrAbortHandler) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			goOn := make(chan struct{})
+			reports := make(chan resume.Report, 1)
+			replicas := three(t, backend, resume.Settings{}, resume.Options{
+				OnAnswer: func(_ context.Context, r resume.Report) { reports <- r },
+				Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+					return func(yield func(string, error) bool) {
+						yield("one", nil)
+						<-goOn
+						abort(yield)
+					}
+				}),
+			})
+			var readers []*client
+			for _, r := range replicas {
+				readers = append(readers, r.connect(t, hi("k1")))
+			}
+			close(goOn)
+			for _, reader := range readers {
+				text, end := reader.rest()
+				is.Equal(text, "one")
+				is.Equal(end, "aborted") // without an error event
+			}
+			is.Equal(receive(t, reports).Err, http.ErrAbortHandler)
+		})
+	}
+}
+
+// A stoppingStore stops each complete answer between its last fragment and its end.
+type stoppingStore struct{ resume.Store }
+
+func (s stoppingStore) End(ctx context.Context, r resume.Ref, fragments int, e resume.Ending) (resume.State, error) {
+	if e.Status == 0 {
+		if _, err := s.Stop(ctx, r.Owner, r.Key); err != nil {
+			return "", err
+		}
+	}
+	return s.Store.End(ctx, r, fragments, e)
+}
+
+// testStopBeforeEnd stops an answer when its model has returned, and the store does not know
+// it yet: all learn the same.
+func testStopBeforeEnd(t *testing.T, backend Backend) {
+	is := is.New(t)
+	model := newModel()
+	reports := make(chan resume.Report, 1)
+	r := serve(t, resume.Options{
+		Engine:   model,
+		Store:    stoppingStore{backend(t, patient(resume.Settings{}))()},
+		OnAnswer: func(_ context.Context, r resume.Report) { reports <- r },
+	})
+	said := model.begins("one")
+	c := r.connect(t, hi("k1"))
+	close(receive(t, said).words)
+	_, end := c.rest()
+	is.Equal(end, "The answer was stopped")
+	is.True(errors.Is(receive(t, reports).Err, resume.ErrStopped))
+	is.Equal(r.reply(t.Context(), hi("k1")), rejectedWith(http.StatusGone, "The answer was stopped"))
+	is.Equal(model.asked(), 1)
 }
 
 func testTimeouts(t *testing.T, backend Backend) {
@@ -657,6 +736,56 @@ func testStopOutgrown(t *testing.T, backend Backend) {
 	turn.isOver(t)
 	_, end := c.rest()
 	is.Equal(end, "The answer was stopped")
+
+	said = model.begins("one")
+	c = r.connect(t, hi("k2"))
+	turn = receive(t, said)
+	for range 10 {
+		turn.say(t, strings.Repeat("x", 3000))
+	}
+	close(turn.words)
+	_, end = c.rest()
+	is.Equal(end, "[DONE]")
+	is.Equal(r.call(t, "DELETE", "acme", long("k2")).status, http.StatusNotFound) // it is complete, and is not kept
+}
+
+// testOutgrownEnds ends an answer that has outgrown its room. Those who have its beginning
+// can still read it; its key leads to nothing that could be stopped.
+func testOutgrownEnds(t *testing.T, backend Backend) {
+	is := is.New(t)
+	store := backend(t, resume.Settings{AnswerBytes: 20_000})()
+	outgrow := func(id string) resume.Ref {
+		r := resume.Ref{Owner: "acme", Key: "k1", ID: id}
+		found, err := store.Claim(t.Context(), resume.Claim{Ref: r, Body: "body"})
+		is.NoErr(err)
+		is.Equal(found.State, resume.Started)
+		for i, text := range []string{"one", strings.Repeat("x", 20_000)} {
+			_, err := store.Add(t.Context(), r, i, []string{text}, true)
+			is.NoErr(err)
+		}
+		return r
+	}
+	end := func(r resume.Ref) resume.State {
+		ended, err := store.End(t.Context(), r, 1, resume.Ending{})
+		is.NoErr(err)
+		return ended
+	}
+	r := outgrow("a1")
+	for range 2 {
+		is.Equal(end(r), resume.Lost)
+	}
+	found, err := store.Stop(t.Context(), "acme", "k1")
+	is.NoErr(err)
+	is.True(!found)
+	part, err := store.Read(t.Context(), r, "", 0)
+	is.NoErr(err)
+	is.Equal(part, resume.Part{Texts: []string{"one"}, State: resume.Outgrown})
+
+	r = outgrow("a2")
+	found, err = store.Stop(t.Context(), "acme", "k1")
+	is.NoErr(err)
+	is.True(found)
+	is.Equal(end(r), resume.Stopped) // its readers learn of the stop
 }
 
 // testStalledReader has a reader that does not read keep its slot for longer than

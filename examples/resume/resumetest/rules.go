@@ -51,7 +51,8 @@ func testRules(t *testing.T, backend Backend) {
 					added.Unattended = 0 // which is time
 					return fmt.Sprint("Add ", a, from, len(texts), attended, added, err)
 				case 3:
-					return fmt.Sprint("End ", a, from, status, s.End(t.Context(), a, from, resume.Ending{Status: status, Detail: "failed"}))
+					ended, err := s.End(t.Context(), a, from, resume.Ending{Status: status, Detail: "failed"})
+					return fmt.Sprint("End ", a, from, status, ended, err)
 				case 4:
 					found, err := s.Stop(t.Context(), owner, key)
 					return fmt.Sprint("Stop ", owner, key, found, err)

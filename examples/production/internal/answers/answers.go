@@ -128,7 +128,7 @@ func (s *Store) run(ctx context.Context, method string, r resume.Ref, arguments 
 		case replies <- reply{values, err}:
 		case <-ctx.Done():
 			if at[string](values, 0) == string(resume.Started) {
-				_ = s.End(context.Background(), r, -1, resume.Ending{}) // otherwise its lease expires
+				_, _ = s.End(context.Background(), r, -1, resume.Ending{}) // otherwise its lease expires
 				_ = s.Leave(context.Background(), r, r.ID)
 			}
 		}
@@ -183,13 +183,13 @@ func (s *Store) Add(ctx context.Context, r resume.Ref, from int, texts []string,
 }
 
 // End implements resume.Store.
-func (s *Store) End(ctx context.Context, r resume.Ref, fragments int, e resume.Ending) error {
+func (s *Store) End(ctx context.Context, r resume.Ref, fragments int, e resume.Ending) (resume.State, error) {
 	ending, err := json.Marshal(e)
 	if err != nil {
-		return fmt.Errorf("writing how an answer ended: %w", err)
+		return "", fmt.Errorf("writing how an answer ended: %w", err)
 	}
-	_, err = s.run(ctx, "finish", r, fragments, e.Status != 0, ending)
-	return err
+	got, err := s.run(ctx, "finish", r, fragments, e.Status != 0, ending)
+	return resume.State(at[string](got, 0)), err
 }
 
 // Stop implements resume.Store.

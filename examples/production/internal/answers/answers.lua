@@ -181,18 +181,27 @@ end
 
 function methods.finish(fragments, failed, ending)
   local a, keep = find(), rules.keep
-  if not a or not a.goesOn then return end
+  if not a then return {'lost'} end
+  if not a.goesOn then return {a.state} end
+  fragments = tonumber(fragments)
   if failed == '1' then
     free(a)
-    redis.call('HSET', a.at, 'state', 'failed', 'ending', ending)
-    keep = rules.lease
-  elseif a.state == 'running' and redis.call('LLEN', a.fragments) == tonumber(fragments) then
-    redis.call('HSET', a.at, 'state', 'complete', 'total', fragments)
+    a.state, keep = 'failed', rules.lease
+    redis.call('HSET', a.at, 'state', a.state, 'ending', ending)
+  elseif a.state == 'outgrown' and fragments >= 0 then
+    free(a)
+    expire(a, rules.lease)
+    return {'lost'} -- but for its present readers
+  elseif a.state == 'running' and redis.call('LLEN', a.fragments) == fragments then
+    a.state = 'complete'
+    redis.call('HSET', a.at, 'state', a.state, 'total', fragments)
   else
-    return drop(a)
+    drop(a)
+    return {'lost'}
   end
   count(a.id, overhead + a.held)
   expire(a, keep)
+  return {a.state}
 end
 
 function methods.stop()

@@ -51,7 +51,7 @@ func add(t *testing.T, store *answers.Store, r resume.Ref, from int, texts ...st
 // end ends an answer, and releases the slot of its model.
 func end(t *testing.T, store *answers.Store, r resume.Ref, fragments int, e resume.Ending) {
 	t.Helper()
-	if err := store.End(t.Context(), r, fragments, e); err != nil {
+	if _, err := store.End(t.Context(), r, fragments, e); err != nil {
 		t.Fatal(err)
 	}
 	if err := store.Leave(t.Context(), r, r.ID); err != nil {

@@ -1,0 +1,150 @@
+package resume
+
+import (
+	"context"
+	"log/slog"
+	"time"
+)
+
+const (
+	batchPeriod = 100 * time.Millisecond // whose fragments the store gets together
+	retryPeriod = 100 * time.Millisecond // after a failure of the store
+	minPause    = 10 * time.Millisecond  // when Abandon is nearly over
+)
+
+// A keeper copies an answer to the store.
+type keeper struct {
+	*answer
+	answeredAt time.Time     // when the store last did all that it was asked
+	unattended time.Duration // how long nobody has followed the answer, in any process
+}
+
+// keep copies the answer to the store as it arrives, ten times a second, renews its
+// lease and that of its model, and ends it there. It cancels an answer that was
+// stopped, or that nobody comes back for. It returns when the answer is settled and the
+// engine has returned.
+func (a *answer) keep(ctx context.Context) {
+	defer a.engine.forget(a)
+	k := keeper{answer: a, answeredAt: time.Now()}
+	for s := a.load(); !s.stored.isFinal() || !s.returned; s = a.load() {
+		k.pause(s, k.step(ctx, s))
+	}
+}
+
+// step tells the store what it lacks, and does what the store says. A store that does not
+// answer for a Lease has lost the answer; if the engine and a client wait for that, after
+// Wait. Until then, its error is returned.
+func (k *keeper) step(ctx context.Context, s state) error {
+	asked, cancel := context.WithTimeout(context.Background(), k.engine.rules.Lease)
+	defer cancel()
+	tolerated := k.engine.rules.Lease
+	if s.size > window && s.attended {
+		tolerated = k.engine.rules.Wait
+	}
+	stored, have, err := k.tell(asked, s)
+	switch {
+	case err == nil:
+		k.answeredAt = time.Now()
+	case time.Since(k.answeredAt) <= tolerated:
+		return err
+	default:
+		stored = Lost
+	}
+	if s.stored.isFinal() { // nothing changes it
+		stored = s.stored
+	}
+	k.act(ctx, s, stored)
+	k.note(stored, have, s.returned)
+	if s.stored == Running && (stored == Outgrown || stored == Lost) {
+		k.engine.log(ctx, slog.LevelInfo, "an answer is no longer kept", slog.String("state", string(stored)), slog.Any("error", err))
+	}
+	return nil
+}
+
+// tell returns what the store has of the answer once it has been told.
+func (k *keeper) tell(ctx context.Context, s state) (stored State, have int, err error) {
+	store := k.engine.store
+	added, err := store.Add(ctx, k.Ref, s.first, s.texts, s.attended)
+	if err != nil {
+		return "", 0, err
+	}
+	k.unattended = added.Unattended
+	switch {
+	case added.State == Running && (s.stored != Running || added.Have < s.first):
+		// Fragments are missing that are not here any more: nobody may join it.
+		_, err := store.End(ctx, k.Ref, -1, Ending{})
+		return Lost, 0, err
+	case added.State.isFinal() || s.stored.isFinal() || !s.hasEnded():
+		return added.State, added.Have, nil
+	}
+	stored, err = store.End(ctx, k.Ref, added.Have, endingOf(s.err))
+	return stored, added.Have, err
+}
+
+// act ends an answer that was stopped, or that nobody follows and nobody can join.
+func (k *keeper) act(ctx context.Context, s state, stored State) {
+	if stored == Stopped {
+		k.cancel(ErrStopped)
+		k.end(ctx, ErrStopped)
+	}
+	if stored != Running && !s.attended && !s.hasEnded() {
+		k.cancel(ErrAbandoned)
+	}
+}
+
+// note notes what the store has of the answer. The slot of its model is free before a
+// reader learns of its end.
+func (k *keeper) note(stored State, have int, returned bool) {
+	if stored.isFinal() && returned {
+		k.engine.forget(k.answer)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if stored == Running {
+		k.have = have
+		k.trim()
+		return
+	}
+	if stored.isFinal() && !k.stored.isFinal() {
+		close(k.settled)
+	}
+	if k.stored != stored {
+		k.stored = stored
+		k.trim()
+		k.notify()
+	}
+}
+
+// pause waits until the store should hear of the answer again.
+func (k *keeper) pause(s state, failed error) {
+	pause := k.engine.rules.Lease / 3
+	switch {
+	case failed != nil:
+		pause, s.changed = retryPeriod, nil
+	case !s.attended && !s.hasEnded():
+		pause = max(minPause, min(pause, k.engine.rules.Abandon-k.unattended))
+	}
+	select {
+	case <-s.changed:
+		select { // more fragments may come
+		case <-k.urgent:
+		case <-time.After(batchPeriod):
+		}
+	case <-k.urgent:
+	case <-time.After(pause):
+	}
+}
+
+// forget ends what the process knows of an answer whose engine has returned, and
+// releases the slot of its model in the store. Only the first call counts.
+func (e *Engine) forget(a *answer) {
+	e.mu.Lock()
+	known := e.answers[a.ID] == a
+	delete(e.answers, a.ID)
+	e.mu.Unlock()
+	if known {
+		ctx, cancel := context.WithTimeout(context.Background(), e.rules.Lease)
+		defer cancel()
+		_ = e.store.Leave(ctx, a.Ref, a.ID) // otherwise its lease expires
+	}
+}
