@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"strings"
 
@@ -19,6 +20,8 @@ type apiError struct {
 	Type    string  `json:"type"`
 	Param   *string `json:"param"`
 	Code    *string `json:"code"`
+
+	RetryAfter int `json:"retry_after,omitempty"` // in a stream: seconds; a response has the header
 }
 
 // Error is the code, for the log, which has the message beside it.
@@ -32,14 +35,17 @@ func (e *apiError) body() []byte {
 
 func (e *apiError) reply() botapi.Reply { return botapi.Reply{Status: e.status, Body: e.body()} }
 
-// inStream has a code in any case: some clients of streams fail without one.
-func (e *apiError) inStream() *apiError {
-	if e.Code != nil {
-		return e
+// errorInStream says what a response would have said, and has a code in any case: some
+// clients of streams fail without one.
+func (c *completion) errorInStream(f botapi.Failure) *apiError {
+	e := *c.protocol.errorOf(c, f)
+	if e.Code == nil {
+		e.Code = &e.Type
 	}
-	named := *e
-	named.Code = &e.Type
-	return &named
+	if f.RetryAfter > 0 {
+		e.RetryAfter = int(math.Ceil(f.RetryAfter.Seconds()))
+	}
+	return &e
 }
 
 const (

@@ -127,6 +127,5 @@ func (s *chunks) End(context.Context) iter.Seq[[]byte] {
 }
 
 func (s *chunks) AppendError(dst []byte, f botapi.Failure) []byte {
-	e := s.completion.protocol.errorOf(s.completion, f).inStream()
-	return append(append(append(dst, "data: "...), e.body()...), "\n\n"...)
+	return append(append(append(dst, "data: "...), s.completion.errorInStream(f).body()...), "\n\n"...)
 }

@@ -20,11 +20,11 @@ const (
 	noStorage  = "bots store no responses. Send the whole conversation in each request"
 )
 
-// The fields of both APIs, as of openai-node 7.57 (November 2026), of which bots honour some values at most.
-// Those that only tune an answer, and have no limit, are: access_programs, frequency_penalty,
-// image, logit_bias, max_completion_tokens, max_output_tokens, max_tokens, max_tool_calls,
-// metadata, parallel_tool_calls, prediction, presence_penalty, prompt_cache_key,
-// prompt_cache_options but for prewarm, prompt_cache_retention, reasoning, reasoning_effort,
+// The limits of both APIs, as of openai-node 7.57 (November 2026). Their other fields only
+// tune an answer: access_programs, frequency_penalty, image, logit_bias,
+// max_completion_tokens, max_output_tokens, max_tokens, max_tool_calls, metadata,
+// parallel_tool_calls, prediction, presence_penalty, prompt_cache_key,
+// prompt_cache_options.mode and ttl, prompt_cache_retention, reasoning, reasoning_effort,
 // safety_identifier, seed, service_tier, stop, temperature, top_p, user and verbosity.
 var limits = map[string]limit{
 	"audio":         {nil, onlyText, false},
@@ -53,7 +53,7 @@ var responseLimits = merged(limits, map[string]limit{
 	"include":              {[]any{[]any{}, []any{"reasoning.encrypted_content"}}, "responses have text only. Leave the field out", false}, // no response has reasoning
 	"previous_response_id": {nil, noStorage + "; some clients do so with store: false", false},
 	"prompt":               {nil, "there are no stored prompts. Send instructions and input", false},
-	"truncation":           {[]any{"disabled"}, "this service does not shorten a conversation. Leave the field out", true},
+	"truncation":           {[]any{"disabled"}, "this service does not shorten a conversation. Leave the field out", false},
 })
 
 func merged(all, more map[string]limit) map[string]limit {

@@ -22,11 +22,11 @@ type Options struct {
 	Bots botapi.BotStore
 
 	// Honours names the fields of which the application says that its engine honours them
-	// in ChatRequest.Extra: "response_format", "moderation", "web_search_options",
-	// "prompt_cache_options.prewarm" and "truncation". Each of them changes what an answer
-	// is, so a request with one that is not named is rejected: its client would take the
-	// answer for JSON, for moderated, or for the result of a search. An [Engine] passes on
-	// what its Config.Extra names.
+	// in ChatRequest.Extra: "response_format", "moderation", "web_search_options" and
+	// "prompt_cache_options.prewarm". Each of them changes what an answer is, so a request
+	// with one that is not named is rejected: its client would take the answer for JSON, for
+	// moderated, or for the result of a search. An [Engine] passes on what its Config.Extra
+	// names.
 	Honours []string
 }
 
@@ -125,12 +125,14 @@ func (d *door) chat(p *protocol) func(*http.Request) (botapi.Response, error) {
 			Context:        context.WithValue(ctx, completionKey{}, c),
 			BotSlug:        q.model,
 			Request:        botapi.ChatRequest{Messages: q.messages, UserID: q.user, Stream: q.stream},
-			Stream:         p.stream(c),
 			JoinsFragments: true,
 			JSON: func(context.Context) (before, after []byte, err error) {
 				before, after = p.around(c)
 				return before, after, nil
 			},
+		}
+		if q.stream {
+			chat.Stream = p.stream(c)
 		}
 		if q.hasExtra {
 			chat.Extra = q.extra

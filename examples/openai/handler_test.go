@@ -157,7 +157,51 @@ func TestModels(t *testing.T) {
 	is.Equal(response.Header.Get("ETag"), "")
 }
 
-// A list that is longer than one write is translated write by write.
+// Slugs may have slashes, as names of models do. For what no bot can be called, the store is
+// not asked.
+func TestNamesOfModels(t *testing.T) {
+	var asked []string
+	url := serveHandler(t, speaks(nil), func(o *botapi.Options) { o.Bots = askedStore{&asked} })
+	for path, c := range map[string]struct {
+		status int
+		asked  []string
+	}{
+		"/v1/models/meta/llama-3":        {200, []string{"meta/llama-3"}},
+		"/v1/models/meta%2Fllama-3":      {200, []string{"meta/llama-3"}},
+		"/models/a%26b?x=y":              {200, []string{"a&b"}},
+		"/v1/models/":                    {404, nil},
+		"/v1/models/a%20b":               {404, nil},
+		"/v1/models/a%00b":               {404, nil},
+		"/v1/models/a%FFb":               {404, nil},
+		"/v1/models/" + "a%E2%80%A8b":    {404, nil},
+		"/v1/chat/completions/models/ab": {404, nil},
+	} {
+		is := is.New(t)
+		asked = nil
+		response, answer, err := call(t, "GET", url+path, "")
+		is.NoErr(err)
+		is.Equal(response.StatusCode, c.status)
+		is.Equal(asked, c.asked)
+		if c.status == 200 {
+			is.True(strings.HasPrefix(answer, `{"id":`+string(encode(t, c.asked[0]))+`,"object":"model",`))
+		}
+	}
+}
+
+// An askedStore has every bot, and notes for which it was asked.
+type askedStore struct{ asked *[]string }
+
+func (s askedStore) Bots(context.Context) ([]botapi.Bot, error) { return nil, nil }
+
+func (s askedStore) BotByUID(context.Context, string) (botapi.Bot, error) {
+	return botapi.Bot{}, botapi.ErrBotNotFound
+}
+
+func (s askedStore) BotBySlug(_ context.Context, slug string) (botapi.Bot, error) {
+	*s.asked = append(*s.asked, slug)
+	return botapi.Bot{UID: "u", Slug: slug}, nil
+}
+
 func TestManyModels(t *testing.T) {
 	is := is.New(t)
 	var bots []botapi.Bot
@@ -586,12 +630,11 @@ func TestHonouredFields(t *testing.T) {
 		honour, extra string // the name in Honours, and what reaches the engine
 		nothing       string // a value that asks for nothing
 	}{
-		"JSON":        {both[:1], `"response_format":{"type":"json_object"}`, "response_format", "response_format", `{"type":"json_object"}`, `"response_format":{"type": "text"}`},
-		"a schema":    {both[1:], `"text":{"format":{"type":"json_schema","name":"a","strict":true,"schema":{"type":"object"}}}`, "text.format", "response_format", `{"json_schema":{"name":"a","schema":{"type":"object"},"strict":true},"type":"json_schema"}`, `"text":{"format":{"type":"text"}}`},
-		"moderation":  {both, `"moderation":{"model":"m","policy":{"input":{"mode":"block"}}}`, "moderation", "moderation", `{"model":"m","policy":{"input":{"mode":"block"}}}`, `"moderation":null`},
-		"web search":  {both, `"web_search_options":{}`, "web_search_options", "web_search_options", `{}`, `"web_search_options":null`},
-		"no answer":   {both, `"prompt_cache_options":{"prewarm":true,"ttl":"12h"}`, "prompt_cache_options.prewarm", "prompt_cache_options.prewarm", `{"prewarm":true,"ttl":"12h"}`, `"prompt_cache_options":{"prewarm":false}`},
-		"a truncated": {both[1:], `"truncation":"auto"`, "truncation", "truncation", `"auto"`, `"truncation":"disabled"`},
+		"JSON":       {both[:1], `"response_format":{"type":"json_object"}`, "response_format", "response_format", `{"type":"json_object"}`, `"response_format":{"type": "text"}`},
+		"a schema":   {both[1:], `"text":{"format":{"type":"json_schema","name":"a","strict":true,"schema":{"type":"object"}}}`, "text.format", "response_format", `{"json_schema":{"name":"a","schema":{"type":"object"},"strict":true},"type":"json_schema"}`, `"text":{"format":{"type":"text"}}`},
+		"moderation": {both, `"moderation":{"model":"m","policy":{"input":{"mode":"block"}}}`, "moderation", "moderation", `{"model":"m","policy":{"input":{"mode":"block"}}}`, `"moderation":null`},
+		"web search": {both, `"web_search_options":{}`, "web_search_options", "web_search_options", `{}`, `"web_search_options":null`},
+		"no answer":  {both, `"prompt_cache_options":{"prewarm":true,"ttl":"12h"}`, "prompt_cache_options.prewarm", "prompt_cache_options.prewarm", `{"prewarm":true,"ttl":"12h"}`, `"prompt_cache_options":{"prewarm":false}`},
 	} {
 		for _, path := range c.paths {
 			t.Run(name+path, func(t *testing.T) {
@@ -623,7 +666,7 @@ func TestHonouredFields(t *testing.T) {
 func TestInvalidOptions(t *testing.T) {
 	for want, o := range map[string]openai.Options{
 		"openai: Routes: Options.Bots is nil":                                            {},
-		"openai: Routes: Options.Honours: an engine cannot honour the field tools":       {Bots: failingStore{}, Honours: []string{"response_format", "tools"}},
+		"openai: Routes: Options.Honours: an engine cannot honour the field tools":       {Bots: failingStore{}, Honours: []string{"moderation", "tools"}},
 		"openai: Routes: Options.Honours: an engine cannot honour the field temperature": {Bots: failingStore{}, Honours: []string{"temperature"}},
 	} {
 		is := is.New(t)
@@ -689,7 +732,7 @@ func TestLogOfRejectedRequests(t *testing.T) {
 func TestFailedStream(t *testing.T) {
 	for failure, want := range map[error]string{
 		&botapi.StatusError{Status: 502, Detail: "The model's answer is incomplete"}:   `{"error":{"message":"The model's answer is incomplete","type":"server_error","param":null,"code":"server_error"}}`,
-		&botapi.StatusError{Status: 429, Detail: "Slow down", RetryAfter: time.Second}: `{"error":{"message":"Slow down","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}`,
+		&botapi.StatusError{Status: 429, Detail: "Slow down", RetryAfter: time.Second}: `{"error":{"message":"Slow down","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded","retry_after":1}}`,
 		&botapi.StatusError{Status: 403, Detail: "Not that"}:                           `{"error":{"message":"Not that","type":"invalid_request_error","param":null,"code":"invalid_request_error"}}`,
 		errors.New("SECRET"): `{"error":{"message":"Internal Server Error","type":"server_error","param":null,"code":"server_error"}}`,
 		&botapi.HTTPValidationError{Detail: []botapi.ValidationError{{Loc: []any{"body", "messages"}, Msg: "the conversation is too long for the model", Type: "value_error.messages.too_long"}}}: `{"error":{"message":"messages: the conversation is too long for the model","type":"invalid_request_error","param":"messages","code":"context_length_exceeded"}}`,

@@ -235,7 +235,7 @@ func (s *responseEvents) End(context.Context) iter.Seq[[]byte] {
 // AppendError writes the error as the documentation of OpenAI has it, and once more
 // within "error", where its service has it: clients read one or the other.
 func (s *responseEvents) AppendError(dst []byte, f botapi.Failure) []byte {
-	e := s.completion.protocol.errorOf(s.completion, f).inStream()
+	e := s.completion.errorInStream(f)
 	data, _ := json.Marshal(struct { // it always has a JSON form
 		Type     string    `json:"type"`
 		Sequence int       `json:"sequence_number"`
