@@ -1,0 +1,24 @@
+module example.com/botapi/examples/ollama/clients
+
+go 1.26.0
+
+replace example.com/botapi => ../../..
+
+require (
+	example.com/botapi v0.0.0
+	github.com/matryer/is v1.4.1
+	github.com/ollama/ollama v0.17.4
+)
+
+require (
+	github.com/bahlo/generic-list-go v0.2.0 // indirect
+	github.com/buger/jsonparser v1.1.1 // indirect
+	github.com/google/uuid v1.6.0 // indirect
+	github.com/invopop/validation v0.8.0 // indirect
+	github.com/mailru/easyjson v0.7.7 // indirect
+	github.com/wk8/go-ordered-map/v2 v2.1.8 // indirect
+	golang.org/x/crypto v0.43.0 // indirect
+	golang.org/x/sync v0.24.0 // indirect
+	golang.org/x/sys v0.37.0 // indirect
+	gopkg.in/yaml.v3 v3.0.1 // indirect
+)
