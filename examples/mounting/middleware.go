@@ -77,16 +77,27 @@ func (w *statusWriter) Write(p []byte) (int, error) {
 // deadlines. Without it, a stream would be delivered at its end.
 func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// CORS mounts h for pages of other origins.
+// CORS lets pages of other origins, such as https://app.example.com, use all that mux
+// serves: botapi, its answers with a key, and the doors for OpenAI's, useChat's and
+// Ollama's clients. "*" stands for all origins. Without origins, it does nothing.
 //
-// The middleware wraps the router, not single routes: a browser first sends an
-// OPTIONS request, without a key. Browsers hide most headers from pages;
-// ExposedHeaders lists the useful ones.
-func CORS(h http.Handler, origins ...string) http.Handler {
+// The middleware wraps the router, not single routes: a browser first sends an OPTIONS
+// request (a preflight), without a key, and a page can read an error only with these
+// headers. All request headers are allowed, since clients send headers of their own,
+// and newer versions send more: OpenAI's has a dozen. Browsers hide most response
+// headers from pages; ExposedHeaders lists those that clients read.
+//
+// Keys are sent in a header, and no cookies. A page that logs in with a cookie needs
+// AllowCredentials, and then never "*": any page could act for its visitor.
+func CORS(mux http.Handler, origins ...string) http.Handler {
+	if len(origins) == 0 {
+		return mux // to the library, no origins are all
+	}
 	return cors.New(cors.Options{
 		AllowedOrigins: origins,
-		AllowedMethods: []string{http.MethodGet, http.MethodPost},
-		AllowedHeaders: []string{"Authorization", "Content-Type", "If-None-Match", "X-Request-Id"},
-		ExposedHeaders: []string{"ETag", "Retry-After", "WWW-Authenticate", "X-Request-Id"},
-	}).Handler(ServeMux(h))
+		AllowedMethods: []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete},
+		AllowedHeaders: []string{"*"},
+		ExposedHeaders: []string{"ETag", "Retry-After", "WWW-Authenticate", "X-Botapi-Answer", "X-Request-Id"},
+		MaxAge:         7200, // seconds, the most that Chromium remembers; without it, preflights come every 5
+	}).Handler(mux)
 }

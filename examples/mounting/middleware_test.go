@@ -63,39 +63,6 @@ func TestWriterThatCannotFlushDelaysTheStream(t *testing.T) {
 	}
 }
 
-func TestCORSPreflight(t *testing.T) {
-	is := is.New(t)
-	server := serve(t, CORS(newHandler(t, echoing), pageOrigin))
-
-	got := server.do(t, "OPTIONS", "/v1/chat", "",
-		"Authorization", "",
-		"Origin", pageOrigin,
-		"Access-Control-Request-Method", "POST",
-		"Access-Control-Request-Headers", "authorization,content-type")
-	is.Equal(got.status, http.StatusNoContent)
-	is.Equal(got.header.Get("Access-Control-Allow-Origin"), pageOrigin)
-	is.Equal(got.header.Get("Access-Control-Allow-Methods"), "POST")
-	is.Equal(got.header.Get("Access-Control-Allow-Headers"), "authorization,content-type")
-
-	got = server.do(t, "POST", "/v1/chat", oneAnswer, "Origin", pageOrigin)
-	is.Equal(got.body, `{"content":"Hello?"}`)
-	is.Equal(got.header.Get("Access-Control-Allow-Origin"), pageOrigin)
-	is.Equal(got.header.Get("Access-Control-Expose-Headers"), "Etag, Retry-After, Www-Authenticate, X-Request-Id")
-
-	got = server.do(t, "POST", "/v1/chat", oneAnswer, "Origin", "https://elsewhere.example.com")
-	is.Equal(got.header.Get("Access-Control-Allow-Origin"), "")
-}
-
-// A page cannot read an error without CORS headers.
-func TestCORSCoversErrors(t *testing.T) {
-	is := is.New(t)
-	got := serve(t, CORS(newHandler(t, echoing), pageOrigin)).do(t, "POST", "/v1/chat", oneAnswer,
-		"Authorization", "",
-		"Origin", pageOrigin)
-	is.Equal(got.status, http.StatusUnauthorized)
-	is.Equal(got.header.Get("Access-Control-Allow-Origin"), pageOrigin)
-}
-
 // logLines receives the log, line by line.
 type logLines chan string
 

@@ -21,7 +21,7 @@ var mountings = []struct {
 	{name: "ServeMux", mount: ServeMux},
 	{name: "StripPrefix", mount: StripPrefix, prefix: "/assistants"},
 	{name: "Middleware", mount: func(h http.Handler) http.Handler { return Middleware(h, slog.New(slog.DiscardHandler)) }},
-	{name: "CORS", mount: func(h http.Handler) http.Handler { return CORS(h, pageOrigin) }},
+	{name: "CORS", mount: func(h http.Handler) http.Handler { return CORS(ServeMux(h), pageOrigin) }},
 	{name: "Chi", mount: Chi},
 	{name: "Gin", mount: Gin},
 	{name: "Echo", mount: Echo},
