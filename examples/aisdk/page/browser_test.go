@@ -14,15 +14,17 @@ import (
 
 	"example.com/botapi/examples/resume"
 	"github.com/chromedp/cdproto/input"
+	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
 	"github.com/matryer/is"
 )
 
 var screenshot = flag.String("screenshot", "", "the `file` for a picture of the page")
 
 // patience is the timeout of every wait for the page, far above what any wait takes.
-const patience = time.Minute
+const patience = 15 * time.Second
 
 // A tab is one tab of Chromium.
 type tab struct {
@@ -35,9 +37,9 @@ type tab struct {
 
 var built = sync.OnceValue(func() error { return run("npm", "run", "build") })
 
-// openPage starts Chromium with the page of a chat. The test fails if the page throws an
-// exception.
-func openPage(t *testing.T, address string) *tab {
+// openPage starts Chromium with the page of a chat. The scripts run before those of the
+// page. The test fails if the page throws an exception.
+func openPage(t *testing.T, address string, scripts ...string) *tab {
 	t.Helper()
 	install(t)
 	is := is.New(t)
@@ -48,7 +50,7 @@ func openPage(t *testing.T, address string) *tab {
 	}
 	allocator, closeBrowser := chromedp.NewExecAllocator(context.Background(), options...)
 	t.Cleanup(closeBrowser)
-	return openTab(t, allocator, address)
+	return openTab(t, allocator, address, scripts...)
 }
 
 func chromium(t *testing.T) string {
@@ -62,7 +64,7 @@ func chromium(t *testing.T) string {
 	return ""
 }
 
-func openTab(t *testing.T, parent context.Context, address string) *tab {
+func openTab(t *testing.T, parent context.Context, address string, scripts ...string) *tab {
 	t.Helper()
 	ctx, closeTab := chromedp.NewContext(parent)
 	t.Cleanup(closeTab)
@@ -79,6 +81,10 @@ func openTab(t *testing.T, parent context.Context, address string) *tab {
 		defer tab.mu.Unlock()
 		is.New(t).Equal(tab.exceptions, []string(nil))
 	})
+	for _, script := range scripts {
+		_, err := chromedp.Call(ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: script})
+		is.New(t).NoErr(err)
+	}
 	tab.do(chromedp.Navigate(address))
 	return tab
 }
@@ -104,7 +110,8 @@ func (tab *tab) waitFor(expression string) {
 	defer cancel()
 	_, err := chromedp.Run(ctx, chromedp.Poll[bool](`(() => {
 		const status = document.querySelector("[role=status]")?.textContent;
-		const last = [...document.querySelectorAll("li")].at(-1)?.textContent;
+		const last = [...document.querySelectorAll(".conversation > li")].at(-1)?.textContent;
+		const footer = document.querySelector("footer")?.textContent;
 		return `+expression+`;
 	})()`, chromedp.WithPollingInterval(20*time.Millisecond)))
 	if err != nil {
@@ -115,10 +122,31 @@ func (tab *tab) waitFor(expression string) {
 
 func (tab *tab) say(text string) {
 	tab.t.Helper()
-	evaluate[any](tab, `document.querySelector("input").focus()`)
+	evaluate[any](tab, `document.querySelector("textarea").focus()`)
+	tab.write(text)
+	tab.click("form button") // Send
+}
+
+func (tab *tab) write(text string) {
+	tab.t.Helper()
 	_, err := chromedp.Call(tab.ctx, input.InsertText, input.InsertTextParams{Text: text})
 	is.New(tab.t).NoErr(err)
-	tab.click("form button") // Send
+}
+
+// enter presses Enter, as keyboards do.
+func (tab *tab) enter(modifiers ...kb.Modifier) {
+	tab.t.Helper()
+	for _, direction := range []input.DispatchKeyEventType{kb.KeyDown, kb.KeyUp} {
+		event := input.DispatchKeyEventParams{Type: direction, Key: "Enter", Code: "Enter", WindowsVirtualKeyCode: 13, NativeVirtualKeyCode: 13}
+		if direction == kb.KeyDown {
+			event.Text = "\r"
+		}
+		for _, modifier := range modifiers {
+			event.Modifiers |= int64(modifier)
+		}
+		_, err := chromedp.Call(tab.ctx, input.DispatchKeyEvent, event)
+		is.New(tab.t).NoErr(err)
+	}
 }
 
 func (tab *tab) click(selector string) {
@@ -128,7 +156,7 @@ func (tab *tab) click(selector string) {
 
 func (tab *tab) texts() []string {
 	tab.t.Helper()
-	return evaluate[[]string](tab, `Array.from(document.querySelectorAll("li"), (each) => each.textContent)`)
+	return evaluate[[]string](tab, `Array.from(document.querySelectorAll(".conversation > li"), (each) => each.textContent)`)
 }
 
 // TestPage chats, stops, regenerates, is reloaded in the middle of an answer, and gets it.
@@ -144,18 +172,18 @@ func TestPage(t *testing.T) {
 	tab.waitFor(`status === "ready" && last === "Hello"`)
 
 	tab.say("tell")
-	tab.waitFor(`status === "streaming" && last === "Once "`)
+	tab.waitFor(`status === "streaming" && last === "Once"`)
 	tab.click("#stop")
 	tab.waitFor(`status === "ready"`)
 	is.True(errors.Is(<-engine.ended, resume.ErrStopped))
-	is.Equal(tab.texts(), []string{"say Hello", "Hello", "tell", "Once "})
+	is.Equal(tab.texts(), []string{"say Hello", "Hello", "tell", "Once"})
 	tab.do(chromedp.Reload()) // what was stopped does not go on
-	tab.waitFor(`status === "ready" && last === "Once "`)
+	tab.waitFor(`status === "ready" && last === "Once"`)
 
 	tab.click("#regenerate")
-	tab.waitFor(`status === "streaming" && last === "Once "`)
+	tab.waitFor(`status === "streaming" && last === "Once"`)
 	tab.do(chromedp.Reload())
-	tab.waitFor(`status === "streaming" && last === "Once "`)
+	tab.waitFor(`status === "streaming" && last === "Once"`)
 	engine.goOn <- struct{}{}
 	tab.waitFor(`status === "ready" && last === "Once upon a time, 3"`)
 	is.Equal(tab.texts(), []string{"say Hello", "Hello", "tell", "Once upon a time, 3"})
@@ -165,7 +193,7 @@ func TestPage(t *testing.T) {
 	is.Equal(len(tab.texts()), 4)
 
 	tab.say("tell")
-	tab.waitFor(`status === "streaming" && last === "Once "`)
+	tab.waitFor(`status === "streaming" && last === "Once"`)
 	server.CloseClientConnections() // useChat reports a lost connection, and the page comes back
 	engine.goOn <- struct{}{}
 	tab.waitFor(`status === "ready" && last === "Once upon a time, 5"`)
@@ -190,9 +218,9 @@ func TestTwoTabs(t *testing.T) {
 	first := openPage(t, server.URL+"/#key="+key)
 	first.waitFor(`status === "ready"`)
 	first.say("tell")
-	first.waitFor(`status === "streaming" && last === "Once "`)
+	first.waitFor(`status === "streaming" && last === "Once"`)
 	second := openTab(t, first.ctx, evaluate[string](first, "location.href"))
-	second.waitFor(`status === "streaming" && last === "Once "`)
+	second.waitFor(`status === "streaming" && last === "Once"`)
 	engine.goOn <- struct{}{}
 	for _, tab := range []*tab{first, second} {
 		tab.waitFor(`status === "ready" && last === "Once upon a time, 1"`)

@@ -1,7 +1,11 @@
 import { useChat } from "@ai-sdk/react";
-import { DefaultChatTransport, generateId } from "ai";
-import { useEffect, useState } from "react";
+import { generateId } from "ai";
+import { useEffect, useRef, useState } from "react";
 import { createRoot } from "react-dom/client";
+import Markdown from "react-markdown";
+import remarkGfm from "remark-gfm";
+import { Transport, useReturn } from "./resuming.js";
+import { load, save } from "./stored.js";
 
 // The address of the page has the API key and the chat, so a reload finds them again.
 const place = new URLSearchParams(location.hash.slice(1));
@@ -11,45 +15,67 @@ if (!place.has("chat")) {
 }
 const id = place.get("chat");
 const headers = { Authorization: `Bearer ${place.get("key")}` };
-const saved = JSON.parse(localStorage.getItem(id) ?? "[]");
-const transport = new DefaultChatTransport({ api: "/api/chat", headers });
+const saved = load(id);
+const transport = new Transport({ api: "/api/chat", headers });
 
 const textOf = (message) => message.parts.map((part) => (part.type === "text" ? part.text : "")).join("");
+const isComplete = (message) => message.parts.every((part) => part.state !== "streaming");
 
 function Chat() {
   const [bots, setBots] = useState([]);
   const [bot, setBot] = useState("mira");
   const [text, setText] = useState("");
-  const { messages, sendMessage, regenerate, stop, resumeStream, status, error } = useChat({
-    id,
-    messages: saved,
-    resume: true,
-    transport,
-    onFinish: ({ isDisconnect }) => isDisconnect && setTimeout(resumeStream, 1000),
-  });
+  const [isStored, setIsStored] = useState(true);
+  const [isStopping, setIsStopping] = useState(false);
+  const [problem, setProblem] = useState(""); // of Stop
+  const chat = useChat({ id, messages: saved, resume: true, transport });
+  const { messages, sendMessage, regenerate, stop, clearError, status, error } = chat;
+  const isLost = useReturn(chat);
   const isBusy = status === "submitted" || status === "streaming";
+  const last = messages.at(-1);
 
+  const view = useRef(null);
+  useEffect(() => setIsStored(save(id, messages)), [messages]);
   useEffect(() => {
-    localStorage.setItem(id, JSON.stringify(messages));
-    scrollTo(0, document.body.scrollHeight);
-  }, [messages]);
-  useEffect(() => {
-    fetch("/v1/bots", { headers }).then((response) => (response.ok ? response.json() : [])).then(setBots);
+    fetch("/v1/bots", { headers }).then((response) => (response.ok ? response.json() : [])).then(setBots, () => {});
   }, []);
 
-  // stop() only disconnects, and the service goes on with the answer: DELETE stops it. With
-  // the id of the message, it cannot stop a later answer.
-  function stopAnswer() {
-    const last = messages.at(-1);
-    const query = last?.role === "assistant" ? `?messageId=${encodeURIComponent(last.id)}` : "";
-    fetch(`/api/chat/${encodeURIComponent(id)}/stream${query}`, { method: "DELETE", headers });
-    stop();
+  // ask first ends an attempt to come back: its end would look like the end of the new answer.
+  async function ask(question) {
+    setProblem("");
+    view.current.scrollTop = 0; // the end
+    await stop();
+    question();
   }
 
   function send(event) {
     event.preventDefault();
-    sendMessage({ text }, { body: { bot } });
+    if (isBusy || text.trim() === "") return;
     setText("");
+    ask(() => sendMessage({ text }, { body: { bot } }));
+  }
+
+  // stop() only disconnects, and the service goes on with the answer: DELETE stops it. With
+  // the id of the message, it cannot stop a later answer. A 404 means that nothing goes on.
+  async function stopAnswer() {
+    const query = last?.role === "assistant" ? `?messageId=${encodeURIComponent(last.id)}` : "";
+    setProblem("");
+    setIsStopping(true);
+    try {
+      const response = await fetch(`/api/chat/${encodeURIComponent(id)}/stream${query}`, { method: "DELETE", headers });
+      if (!response.ok && response.status !== 404) throw new Error(await response.text());
+      await stop();
+      clearError(); // of the stream, which may say first that the answer was stopped
+    } catch (error) {
+      setProblem(`The answer could not be stopped, and goes on: ${error.message}`);
+    } finally {
+      setIsStopping(false);
+    }
+  }
+
+  function writeLine(event) {
+    const isConversion = event.nativeEvent.isComposing || event.keyCode === 229; // which Enter confirms
+    if (event.key === "Enter" && !event.shiftKey && !isConversion) send(event);
   }
 
   return (
@@ -60,21 +86,38 @@ function Chat() {
           {bots.map(({ slug, name }) => <option key={slug} value={slug}>{name}</option>)}
         </select>
       </header>
-      <ol>
-        {messages.map((message) => <li key={message.id} className={message.role}>{textOf(message)}</li>)}
-      </ol>
+      <main ref={view} tabIndex={0} aria-label="Conversation">
+        <ol className="conversation">
+          {messages.map((message) => (
+            <li key={message.id} className={message.role}>
+              {message.role === "user" ? textOf(message) : <Answer text={textOf(message)} />}
+            </li>
+          ))}
+        </ol>
+      </main>
       <footer>
-        {error && <p role="alert">{error.message}</p>}
+        {isLost && <p role="alert">The connection is lost. The page comes back for the answer.</p>}
+        {error && !isLost && !isStopping && <p role="alert">{error.message}</p>}
+        {problem && <p role="alert">{problem}</p>}
+        {status === "ready" && last?.role === "user" && <p>The last message has no answer. Regenerate asks for one.</p>}
+        {status === "ready" && last && !isComplete(last) && <p>The last answer is incomplete. Regenerate asks for another.</p>}
+        {!isStored && <p>The browser cannot store this conversation: a reload loses what is new.</p>}
         <form onSubmit={send}>
-          <input aria-label="Message" value={text} onChange={(event) => setText(event.target.value)} autoFocus />
-          <button disabled={isBusy || text === ""}>Send</button>
-          <button type="button" id="stop" disabled={!isBusy} onClick={stopAnswer}>Stop</button>
-          <button type="button" id="regenerate" disabled={isBusy || messages.length === 0} onClick={() => regenerate({ body: { bot } })}>Regenerate</button>
+          <textarea aria-label="Message" rows={1} value={text} onChange={(event) => setText(event.target.value)} onKeyDown={writeLine} autoFocus />
+          <button disabled={isBusy || text.trim() === ""}>Send</button>
+          <button type="button" id="stop" disabled={isStopping || !(isBusy || isLost)} onClick={stopAnswer}>Stop</button>
+          <button type="button" id="regenerate" disabled={isBusy || messages.length === 0} onClick={() => ask(() => regenerate({ body: { bot } }))}>Regenerate</button>
         </form>
         <p role="status">{status}</p>
       </footer>
     </>
   );
+}
+
+// An Answer shows no images: their addresses could tell other servers what was said.
+function Answer({ text }) {
+  const components = { a: ({ node, ...link }) => <a {...link} target="_blank" rel="noreferrer" /> };
+  return <Markdown remarkPlugins={[remarkGfm]} disallowedElements={["img"]} components={components}>{text}</Markdown>;
 }
 
 createRoot(document.getElementById("root")).render(<Chat />);
