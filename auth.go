@@ -78,9 +78,10 @@ func (x *exchange) authenticate() *ending {
 // maxKey bounds a key, in bytes: nothing looks at a longer one.
 const maxKey = 8 << 10
 
-// bearerKey returns the key of the first Authorization header, behind the scheme Bearer in
-// any case and one or more spaces; "" if there is none.
-func bearerKey(header http.Header) string {
+// BearerKey returns the key of the first Authorization header, behind the scheme Bearer in
+// any case and one or more spaces; "" if there is none. It is for a [Route] whose keys may
+// also be elsewhere.
+func BearerKey(header http.Header) string {
 	values := header["Authorization"]
 	if len(values) == 0 {
 		return ""
@@ -135,7 +136,8 @@ func (c *routeContext) Value(key any) any {
 func AccountFrom(ctx context.Context) string { return requestOf(ctx).account }
 
 // RequestIDFrom returns the id of the request that ctx belongs to: the one in
-// the X-Request-Id header of its response. It is empty in other contexts.
+// the X-Request-Id header of its response, which the client may have chosen. It is empty in
+// other contexts.
 func RequestIDFrom(ctx context.Context) string { return requestOf(ctx).requestID }
 
 // RequestFrom returns the request that ctx belongs to. In other contexts, it is one without
@@ -149,8 +151,9 @@ func requestOf(ctx context.Context) *requestContext {
 	return &requestContext{request: new(Request)}
 }
 
-// A Request is what a verifier, a store, an engine or a callback may use of the request that
-// its context belongs to. It is safe for concurrent use, also after the request has ended.
+// A Request is what a verifier, a store, a route, an engine, a format or a callback may use of
+// the request that its context belongs to. It is safe for concurrent use, also after the
+// request has ended.
 type Request struct {
 	exchange *exchange // nil in a context without a request; only its body and the request are used
 
@@ -167,6 +170,23 @@ func (r *Request) Header() http.Header {
 		return http.Header{}
 	}
 	return r.exchange.body.r.Header
+}
+
+// Method returns the method of the request.
+func (r *Request) Method() string {
+	if r.exchange == nil {
+		return ""
+	}
+	return r.exchange.body.r.Method
+}
+
+// Path returns the decoded path of the request: by it, Options.NotFound may choose the form
+// of one of several protocols.
+func (r *Request) Path() string {
+	if r.exchange == nil {
+		return ""
+	}
+	return r.exchange.body.r.URL.Path
 }
 
 // SetHeader sets a header of the response, if its status is a 2xx; an empty value deletes
@@ -216,7 +236,7 @@ func (r *Request) hasBegun() bool {
 }
 
 // SetValue notes a value under a key, as a context has keys, for whatever comes later in the
-// same request: an engine notes what OnChat and OnRequest read.
+// same request: an engine notes what a format, OnChat and OnRequest read.
 func (r *Request) SetValue(key, value any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -1,6 +1,7 @@
 package botapi
 
 import (
+	"context"
 	"fmt"
 	"hash/crc32"
 	"log/slog"
@@ -48,24 +49,21 @@ func (x *exchange) publishedBots() (bots []Bot, fixed bool, err error) {
 	return bots, false, err
 }
 
-// findBot finds the bot of a request by its UID, by its slug, or by both, which must agree.
-func (x *exchange) findBot(uid, slug string) (Bot, error) {
-	if !isIdentifier(uid) || !isIdentifier(slug) {
+// FindBot finds a bot as a chat does: by its UID, by its slug, or by both, which must agree.
+// The error is the store's, or a 404. The store is not asked for what no bot can have, which
+// may come from a client.
+func FindBot(ctx context.Context, bots BotStore, uid, slug string) (Bot, error) {
+	switch {
+	case uid == "" && slug == "", !isIdentifier(uid), !isIdentifier(slug):
 		return Bot{}, errNoSuchBot
+	case uid == "":
+		return bots.BotBySlug(ctx, slug)
 	}
-	return x.lookUpBot(uid, slug)
-}
-
-func (x *exchange) lookUpBot(uid, slug string) (Bot, error) {
-	bots := x.handler.bots
-	if uid == "" {
-		return bots.BotBySlug(x.ctx, slug)
-	}
-	bot, err := bots.BotByUID(x.ctx, uid)
+	bot, err := bots.BotByUID(ctx, uid)
 	if err != nil || slug == "" {
 		return bot, err
 	}
-	same, err := bots.BotBySlug(x.ctx, slug)
+	same, err := bots.BotBySlug(ctx, slug)
 	if err == nil && same.UID != bot.UID {
 		err = errNoSuchBot
 	}

@@ -56,8 +56,7 @@ type Chat struct {
 	// adds none.
 	Context context.Context
 
-	// BotUID and BotSlug name the bot; if both do, they must name the same one. With Answer,
-	// there may be neither.
+	// BotUID and BotSlug name the bot, as in [FindBot]. With Answer, there may be neither.
 	BotUID, BotSlug string
 
 	// Request is what the engine gets. The handler sets its Bot. Its Messages are the
@@ -81,8 +80,9 @@ type Chat struct {
 	// fragment is at least one event.
 	JoinsFragments bool
 
-	// JSON returns what is sent before and after the text of a JSON response, inside of
-	// whose quotes the text is; nil means the API's own. It is called when the answer is
+	// JSON returns what is sent before and after the text of a JSON response: the text is the
+	// inside of a JSON string, so before ends with a quote and after begins with one. Nil means
+	// the API's own. It is called when the answer is
 	// complete: what the engine has noted is final. An error or a panic is a failure of the
 	// answer. Its context has the request's values.
 	JSON func(context.Context) (before, after []byte, err error)
@@ -104,7 +104,7 @@ func (x *exchange) chat(asked *Chat) *ending {
 		return x.misused(err)
 	}
 	if asked.Answer == nil || asked.BotUID != "" || asked.BotSlug != "" {
-		bot, err := x.findBot(asked.BotUID, asked.BotSlug)
+		bot, err := FindBot(x.ctx, x.handler.bots, asked.BotUID, asked.BotSlug)
 		if err != nil {
 			return failureOf(err)
 		}
@@ -132,8 +132,6 @@ func (x *exchange) checkChat(asked *Chat) error {
 	switch {
 	case x.operation.isOwn:
 		return nil
-	case asked.Answer == nil && asked.BotUID == "" && asked.BotSlug == "":
-		return errors.New("a chat has neither BotUID nor BotSlug")
 	case asked.Answer == nil && len(asked.Request.Messages) == 0:
 		return errors.New("a chat has no messages")
 	}
@@ -732,7 +730,8 @@ func firstProblem(problems []ValidationError) string {
 
 // ReadBody reads the body of a request that a [Route] serves, to its end: so a client that
 // disconnects later is noticed. Its memory is that of the bytes that have arrived. An error,
-// returned by Serve wrapped or not, decides the response: a 413, 408 or 400.
+// returned by Serve wrapped or not, decides the response: a 413, 408 or 400. The package
+// examples/jsonbody decodes a body in no more memory.
 func ReadBody(r *http.Request) (string, error) {
 	x := RequestFrom(r.Context()).exchange
 	if x == nil {

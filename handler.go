@@ -298,7 +298,7 @@ func (Reply) isResponse() {}
 // A Failure is why a request was rejected or has failed, in terms of a response.
 type Failure struct {
 	Status     int
-	Detail     string // for the client; of a 422 with Problems, the first of them
+	Detail     string // for the client; of a 422 with Problems, the first of them with its path, such as "body.stop: ..."
 	RetryAfter time.Duration
 	Problems   []ValidationError // of an HTTPValidationError, and of a body of the API's own
 
@@ -316,26 +316,29 @@ type operation struct {
 }
 
 func (h *handler) addRoutes(routes []Route) {
-	list := &operation{serve: (*exchange).listBots, key: bearerKey, isOwn: true}
-	chat := &operation{serve: (*exchange).decodeChat, key: bearerKey, isOwn: true}
+	list := &operation{serve: (*exchange).listBots, key: BearerKey, isOwn: true}
+	chat := &operation{serve: (*exchange).decodeChat, key: BearerKey, isOwn: true}
 	for pattern, own := range map[string]*operation{"GET /v1/bots": list, "GET /bots": list, "POST /v1/chat": chat, "POST /chat": chat} {
-		if err := h.routes.Add(pattern, own); err != nil {
-			panic(err)
-		}
+		h.addRoute(pattern, "the API", own)
 	}
 	for i, route := range routes {
+		name := fmt.Sprintf("Options.Routes[%d]", i)
 		if route.Serve == nil || len(route.Patterns) == 0 {
-			panic(fmt.Sprintf("botapi: New: Options.Routes[%d]: Serve or Patterns are missing", i))
+			panic("botapi: New: " + name + ": Serve or Patterns are missing")
 		}
-		o := &operation{serve: func(x *exchange) (Response, error) { return route.Serve(x.routed()) }, errors: route.Errors, key: bearerKey}
+		o := &operation{serve: func(x *exchange) (Response, error) { return route.Serve(x.routed()) }, errors: route.Errors, key: BearerKey}
 		if route.Key != nil {
 			o.key = route.Key
 		}
 		for _, pattern := range route.Patterns {
-			if err := h.routes.Add(pattern, o); err != nil {
-				panic(fmt.Sprintf("botapi: New: Options.Routes[%d]: %v", i, err))
-			}
+			h.addRoute(pattern, name, o)
 		}
+	}
+}
+
+func (h *handler) addRoute(pattern, name string, o *operation) {
+	if err := h.routes.Add(pattern, name, o); err != nil {
+		panic("botapi: New: " + err.Error())
 	}
 }
 
@@ -605,7 +608,7 @@ type StatusError struct {
 
 func (e StatusError) Error() string {
 	text := strconv.Itoa(e.Status) + " " + cmp.Or(e.Detail, http.StatusText(e.Status))
-	if e.Err != nil {
+	if e.Err != nil && e.Err.Error() != e.Detail {
 		text += ": " + e.Err.Error()
 	}
 	return text

@@ -17,7 +17,9 @@ import (
 )
 
 // A StreamFormat writes one answer as a stream, in the events of one protocol. It belongs
-// to one answer: what a protocol counts or repeats is a field of it.
+// to one answer: what a protocol counts or repeats is a field of it. No call says that the
+// stream begins: what a protocol sends before the first text comes with the first call,
+// whichever that is.
 //
 // The handler calls one method at a time, each from the goroutine that may write then, and
 // sends what the method has appended. It holds no lock meanwhile. A method that panics, or

@@ -5,6 +5,7 @@ package routing
 import (
 	"fmt"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -13,6 +14,7 @@ import (
 // is empty.
 type Table[T any] struct {
 	byPath   map[string][]entry[T] // literal patterns
+	names    map[string]string     // of routes, by their patterns in the mux
 	mux      *http.ServeMux        // all patterns: finds conflicts, and matches wildcards
 	wildcard bool
 	added    int
@@ -20,6 +22,7 @@ type Table[T any] struct {
 
 type entry[T any] struct {
 	order   int // of Add
+	name    string
 	method  string
 	pattern string
 	route   T
@@ -35,36 +38,47 @@ type Match[T any] struct {
 
 // Add adds a route for a pattern such as "GET /v1/models/{model}". The method is required,
 // a host is not allowed. A trailing slash stands for itself. It fails if another route
-// claims the same requests.
-func (t *Table[T]) Add(pattern string, route T) (err error) {
+// claims the same requests, and names both.
+func (t *Table[T]) Add(pattern, name string, route T) (err error) {
 	method, path, _ := strings.Cut(pattern, " ")
 	if method == "" || !strings.HasPrefix(path, "/") {
-		return fmt.Errorf("the pattern %q is not a method, a space and a path", pattern)
+		return fmt.Errorf("%s: the pattern %q is not a method, a space and a path", name, pattern)
 	}
 	if t.mux == nil {
-		t.byPath, t.mux = make(map[string][]entry[T]), http.NewServeMux()
+		t.byPath, t.names, t.mux = make(map[string][]entry[T]), make(map[string]string), http.NewServeMux()
 	}
-	e := entry[T]{t.added, method, pattern, route}
-	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("the pattern %q: %v", pattern, v)
-		}
-	}()
-	inMux := path
+	inMux := method + " " + path
 	if strings.HasSuffix(path, "/") {
 		inMux += "{$}"
 	}
-	t.mux.HandleFunc(method+" "+inMux, func(w http.ResponseWriter, r *http.Request) {
+	e := entry[T]{t.added, name, method, pattern, route}
+	defer func() {
+		if v := recover(); v != nil {
+			err = t.conflict(pattern, name, fmt.Sprint(v))
+		}
+	}()
+	t.mux.HandleFunc(inMux, func(w http.ResponseWriter, r *http.Request) {
 		found := w.(*result[T])
 		found.entry, found.request = &e, r
 	})
 	t.added++
+	t.names[inMux] = name
 	if strings.Contains(path, "{") {
 		t.wildcard = true
 	} else {
 		t.byPath[path] = append(t.byPath[path], e)
 	}
 	return nil
+}
+
+var conflicting = regexp.MustCompile(`conflicts with pattern "([^"]+)"`)
+
+// conflict makes an error of what the mux says against a pattern.
+func (t *Table[T]) conflict(pattern, name, problem string) error {
+	if other := conflicting.FindStringSubmatch(problem); other != nil {
+		return fmt.Errorf("%s claims %q, and %s claims %q: some requests would belong to both", name, pattern, t.names[other[1]], other[1])
+	}
+	return fmt.Errorf("%s: the pattern %q: %s", name, pattern, problem)
 }
 
 // Find finds the route of a request, comparing literal patterns with r.URL.Path.
