@@ -1,14 +1,15 @@
 // Sends chats with Chat of @ai-sdk/react, the state of useChat, for node_test.go:
 //
-//	node chats.js ADDRESS KEY CHAT
+//	node chats.js ADDRESS KEY CHAT [VERSION]
 //
-// It reads commands from standard input, one JSON object a line, and prints what the
+// with AI SDK 7, or an earlier version that many have installed. It reads commands from standard input, one JSON object a line, and prints what the
 // chat shows after each change.
-import { Chat } from "@ai-sdk/react";
-import { DefaultChatTransport } from "ai";
 import { createInterface } from "node:readline";
 
-const [address, key, id] = process.argv.slice(2);
+const [address, key, id, version = "7"] = process.argv.slice(2);
+const [react, ai] = { 5: ["react-2", "ai-5"], 6: ["react-3", "ai-6"], 7: ["@ai-sdk/react", "ai"] }[version];
+const { Chat } = await import(react);
+const { DefaultChatTransport } = await import(ai);
 let requests = [];
 let finished;
 

@@ -47,10 +47,16 @@ type message struct {
 
 func (s shown) last() message { return s.Messages[len(s.Messages)-1] }
 
+// newChat starts a chat with AI SDK 7.
 func newChat(t *testing.T, url, key, id string) *chat {
 	t.Helper()
+	return newChatOf(t, "7", url, key, id)
+}
+
+func newChatOf(t *testing.T, version, url, key, id string) *chat {
+	t.Helper()
 	is := is.New(t)
-	node := exec.CommandContext(t.Context(), "node", "chats.js", url, key, id)
+	node := exec.CommandContext(t.Context(), "node", "chats.js", url, key, id, version)
 	node.Stderr = t.Output()
 	in, err := node.StdinPipe()
 	is.NoErr(err)
@@ -108,28 +114,45 @@ func (c *chat) ask(text string) shown {
 	return c.done("send")
 }
 
-// forServices runs a test with a service whose answers end with their connections, and
-// one whose answers outlive them.
-func forServices(t *testing.T, test func(t *testing.T, engine *obedient, server *httptest.Server)) {
+// A newChatFunc starts a chat with a version of the AI SDK.
+type newChatFunc func(t *testing.T, url, key, id string) *chat
+
+// forVersions runs a test with each version of the AI SDK.
+func forVersions(t *testing.T, test func(t *testing.T, newChat newChatFunc)) {
 	install(t)
-	t.Run("plain", func(t *testing.T) {
-		engine := newObedient()
-		bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "1", Slug: "mira", Name: "Mira", Model: "m"})
-		is.New(t).NoErr(err)
-		api := botapi.New(botapi.Options{Bots: bots, Keys: botapi.StaticKeys(map[string]string{key: "me"}), Engine: engine, MaxChatsPerAccount: 2})
-		test(t, engine, serve(t, aisdk.NewHandler(api, aisdk.Options{Metadata: metadata}), nil))
-	})
-	t.Run("answers that outlive their connections", func(t *testing.T) {
-		engine := newObedient()
-		h, answers := newService(engine, key)
-		test(t, engine, serve(t, h, answers))
+	for _, version := range []string{"5", "6", "7"} {
+		t.Run("AI SDK "+version, func(t *testing.T) {
+			test(t, func(t *testing.T, url, key, id string) *chat {
+				t.Helper()
+				return newChatOf(t, version, url, key, id)
+			})
+		})
+	}
+}
+
+// forServices also runs it with a service whose answers end with their connections, and
+// one whose answers outlive them.
+func forServices(t *testing.T, test func(t *testing.T, newChat newChatFunc, engine *obedient, server *httptest.Server)) {
+	forVersions(t, func(t *testing.T, newChat newChatFunc) {
+		t.Run("plain", func(t *testing.T) {
+			engine := newObedient()
+			bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "1", Slug: "mira", Name: "Mira", Model: "m"})
+			is.New(t).NoErr(err)
+			api := botapi.New(botapi.Options{Bots: bots, Keys: botapi.StaticKeys(map[string]string{key: "me"}), Engine: engine, MaxChatsPerAccount: 2})
+			test(t, newChat, engine, serve(t, aisdk.NewHandler(api, aisdk.Options{Metadata: metadata}), nil))
+		})
+		t.Run("answers that outlive their connections", func(t *testing.T) {
+			engine := newObedient()
+			h, answers := newService(engine, key)
+			test(t, newChat, engine, serve(t, h, answers))
+		})
 	})
 }
 
 func metadata(context.Context) any { return map[string]int{"outputTokens": 7} }
 
 func TestChat(t *testing.T) {
-	forServices(t, func(t *testing.T, engine *obedient, server *httptest.Server) {
+	forServices(t, func(t *testing.T, newChat newChatFunc, engine *obedient, server *httptest.Server) {
 		is := is.New(t)
 		c := newChat(t, server.URL, key, "chat-1")
 		s := c.ask("say Hello")
@@ -164,7 +187,7 @@ func TestChat(t *testing.T) {
 }
 
 func TestTexts(t *testing.T) {
-	forServices(t, func(t *testing.T, _ *obedient, server *httptest.Server) {
+	forServices(t, func(t *testing.T, newChat newChatFunc, _ *obedient, server *httptest.Server) {
 		is := is.New(t)
 		c := newChat(t, server.URL, key, "chat-1")
 		is.Equal(c.ask("hostile").last().Text, hostile)
@@ -179,7 +202,7 @@ func TestTexts(t *testing.T) {
 
 // Whatever fails before the first token, the page shows what the service says.
 func TestRejected(t *testing.T) {
-	forServices(t, func(t *testing.T, _ *obedient, server *httptest.Server) {
+	forServices(t, func(t *testing.T, newChat newChatFunc, _ *obedient, server *httptest.Server) {
 		c := newChat(t, server.URL, key, "chat-1")
 		for order, status := range map[string]int{"fail 403": 403, "fail 422": 422, "fail 429": 429, "fail 500": 500, "fail 502": 502, "fail 503": 503} {
 			is := is.New(t)
@@ -203,7 +226,7 @@ func TestRejected(t *testing.T) {
 // An answer that fails in the middle is an error, and what has arrived stays. The page
 // may ask again.
 func TestIncomplete(t *testing.T) {
-	forServices(t, func(t *testing.T, _ *obedient, server *httptest.Server) {
+	forServices(t, func(t *testing.T, newChat newChatFunc, _ *obedient, server *httptest.Server) {
 		for order, text := range map[string]string{"break": "The answer is incomplete", "panic": "Internal Server Error"} {
 			is := is.New(t)
 			c := newChat(t, server.URL, key, "chat-1")
@@ -237,7 +260,7 @@ func TestTooManyChats(t *testing.T) {
 // Without Answers, stop() cancels the engine. With them, the answer goes on until a
 // DELETE.
 func TestStopCommand(t *testing.T) {
-	forServices(t, func(t *testing.T, engine *obedient, server *httptest.Server) {
+	forServices(t, func(t *testing.T, newChat newChatFunc, engine *obedient, server *httptest.Server) {
 		is := is.New(t)
 		c := newChat(t, server.URL, key, "chat-1")
 		c.send("tell")
@@ -265,7 +288,10 @@ func TestStopCommand(t *testing.T) {
 // A chat that loses its connection, and one in another tab, get the answer from its
 // beginning.
 func TestResume(t *testing.T) {
-	install(t)
+	forVersions(t, testResume)
+}
+
+func testResume(t *testing.T, newChat newChatFunc) {
 	is := is.New(t)
 	engine := newObedient()
 	h, answers := newService(engine, key)

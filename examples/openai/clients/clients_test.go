@@ -20,8 +20,9 @@ type client struct {
 	models  func(ctx context.Context) ([]string, error) // nil if the library cannot list models
 	ask     func(ctx context.Context, prompt string) (string, error)
 	stream  func(ctx context.Context, prompt string, emit func(text string)) error
-	useTool func(ctx context.Context, prompt string) error // asks with a tool that the model may call
-	details func(error) (status int, message string)       // of an error; the status is 0 if there is none
+	endings func(ctx context.Context, prompt string) ([]string, error) // how an answer and a stream have ended; nil if the library does not say
+	useTool func(ctx context.Context, prompt string) error             // asks with a tool that the model may call
+	details func(error) (status int, message string)                   // of an error; the status is 0 if there is none
 }
 
 const key = "sk-bots"
@@ -129,6 +130,21 @@ func TestNodeClients(t *testing.T) {
 	}
 }
 
+// The versions that many have installed.
+func TestEarlierNodeClients(t *testing.T) {
+	n := startEarlier(t)
+	for _, library := range []string{
+		"openai-4", "openai-4-responses", "openai-4-helpers",
+		"openai-5", "openai-5-responses", "openai-5-helpers",
+		"openai-6", "openai-6-responses", "openai-6-helpers",
+		"ai-sdk-4-compatible", "ai-sdk-4-chat",
+		"ai-sdk-5-compatible", "ai-sdk-5-chat",
+		"ai-sdk-6-compatible", "ai-sdk-6-chat", "ai-sdk-6-responses",
+	} {
+		t.Run(library, func(t *testing.T) { testClient(t, library, n.client(library)) })
+	}
+}
+
 func testClient(t *testing.T, name string, make func(url, key, model string) client) {
 	s := newService(t)
 	c := make(s.url, key, "helper")
@@ -152,6 +168,15 @@ func testClient(t *testing.T, name string, make func(url, key, model string) cli
 		text, err := streamed(t.Context(), c, "say Hello there")
 		is.NoErr(err)
 		is.Equal(text, "Hello there")
+	})
+	t.Run("endings", func(t *testing.T) {
+		if c.endings == nil {
+			t.Skip("the library does not say how an answer has ended")
+		}
+		is := is.New(t)
+		endings, err := c.endings(t.Context(), "say Hello there")
+		is.NoErr(err)
+		is.Equal(endings, []string{"stop", "stop"})
 	})
 	t.Run("hostile text", func(t *testing.T) {
 		is := is.New(t)

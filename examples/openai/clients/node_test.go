@@ -17,7 +17,9 @@ import (
 )
 
 // installNode installs the libraries at the versions in package-lock.json, once.
-func installNode(t *testing.T) {
+func installNode(t *testing.T) { install(t, installed) }
+
+func install(t *testing.T, installed func() error) {
 	t.Helper()
 	if _, err := exec.LookPath("npm"); err != nil {
 		t.Skip("npm is not installed")
@@ -27,14 +29,21 @@ func installNode(t *testing.T) {
 	}
 }
 
-var installed = sync.OnceValue(func() error {
-	install := exec.Command("npm", "ci", "--no-audit", "--no-fund")
-	install.Dir = "node"
-	if output, err := install.CombinedOutput(); err != nil {
-		return fmt.Errorf("npm ci: %w\n%s", err, output)
-	}
-	return nil
-})
+var (
+	installed        = npmCI("node")
+	earlierInstalled = npmCI("node/earlier")
+)
+
+func npmCI(folder string) func() error {
+	return sync.OnceValue(func() error {
+		install := exec.Command("npm", "ci", "--no-audit", "--no-fund")
+		install.Dir = folder
+		if output, err := install.CombinedOutput(); err != nil {
+			return fmt.Errorf("npm ci in %s: %w\n%s", folder, err, output)
+		}
+		return nil
+	})
+}
 
 // A nodeError is an error of a library for Node.js.
 type nodeError struct {
@@ -46,20 +55,35 @@ func (e *nodeError) Error() string { return e.Message }
 
 // A reply is a line that node/main.js prints.
 type reply struct {
-	Models []string
-	Text   *string
-	Error  *nodeError
-	Done   bool
+	Models  []string
+	Text    *string
+	Endings []string
+	Error   *nodeError
+	Done    bool
 }
 
 // The next turn of a conversation has the answer of the one before, as each library keeps
 // it.
 func TestNextTurn(t *testing.T) {
 	n, s := startNode(t), newService(t)
-	for _, library := range []string{
-		"openai", "openai-responses", "ai-sdk-compatible", "ai-sdk-chat", "ai-sdk-stateless",
-		"langchain", "langchain-responses", "agents-chat", "agents-responses",
-	} {
+	testNextTurn(t, n, s, "openai", "openai-responses", "ai-sdk-compatible", "ai-sdk-chat", "ai-sdk-stateless",
+		"langchain", "langchain-responses", "agents-chat", "agents-responses")
+	t.Run("of a stored answer", func(t *testing.T) {
+		is := is.New(t)
+		err := n.do(t.Context(), []string{"ai-sdk-responses", s.url, key, "helper"}, "continue", []string{"say Hello", "before"}, func(reply) {})
+		is.True(err != nil)
+		is.True(strings.Contains(err.Error(), "store: false"))
+	})
+}
+
+func TestNextTurnOfEarlierClients(t *testing.T) {
+	testNextTurn(t, startEarlier(t), newService(t), "openai-4", "openai-4-responses", "openai-5", "openai-5-responses", "openai-6", "openai-6-responses",
+		"ai-sdk-4-compatible", "ai-sdk-4-chat", "ai-sdk-5-compatible", "ai-sdk-5-chat", "ai-sdk-6-compatible", "ai-sdk-6-chat", "ai-sdk-6-responses")
+}
+
+func testNextTurn(t *testing.T, n *node, s *service, libraries ...string) {
+	t.Helper()
+	for _, library := range libraries {
 		t.Run(library, func(t *testing.T) {
 			is := is.New(t)
 			text := ""
@@ -67,12 +91,6 @@ func TestNextTurn(t *testing.T) {
 			is.Equal(text, "say Hello/Hello")
 		})
 	}
-	t.Run("of a stored answer", func(t *testing.T) {
-		is := is.New(t)
-		err := n.do(t.Context(), []string{"ai-sdk-responses", s.url, key, "helper"}, "continue", []string{"say Hello", "before"}, func(reply) {})
-		is.True(err != nil)
-		is.True(strings.Contains(err.Error(), "store: false"))
-	})
 }
 
 // The programs of the README answer when they are pasted.
@@ -107,8 +125,20 @@ type node struct {
 // startNode starts a process, with the libraries at the versions in package-lock.json.
 func startNode(t *testing.T) *node {
 	t.Helper()
+	return startClients(t, "./clients.js")
+}
+
+// startEarlier starts a process with earlier versions of the libraries.
+func startEarlier(t *testing.T) *node {
+	t.Helper()
+	install(t, earlierInstalled)
+	return startClients(t, "./earlier/clients.js")
+}
+
+func startClients(t *testing.T, module string) *node {
+	t.Helper()
 	installNode(t)
-	command := exec.CommandContext(t.Context(), "node", "main.js")
+	command := exec.CommandContext(t.Context(), "node", "main.js", module)
 	command.Dir, command.Stderr = "node", t.Output()
 	in, err := command.StdinPipe()
 	if err != nil {
@@ -177,7 +207,13 @@ func (n *node) client(library string) func(url, key, model string) client {
 				return 0, err.Error()
 			},
 		}
-		if library == "openai" || library == "openai-responses" { // the others cannot list models
+		if strings.HasPrefix(library, "ai-sdk") { // the others do not say
+			c.endings = func(ctx context.Context, prompt string) (endings []string, err error) {
+				err = do(ctx, "endings", prompt, func(line reply) { endings = line.Endings })
+				return endings, err
+			}
+		}
+		if strings.HasPrefix(library, "openai") && !strings.HasSuffix(library, "helpers") { // the others cannot list models
 			c.models = func(ctx context.Context) (ids []string, err error) {
 				err = do(ctx, "models", "", func(line reply) { ids = line.Models })
 				return ids, err

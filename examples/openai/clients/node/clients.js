@@ -1,12 +1,13 @@
 // One client of each library and API, with the same methods: models lists the models, ask
 // requests a complete answer, stream yields the fragments of an answer, useTool requests an
 // answer for which the model may call a tool, continue sends a prompt, and then another one
-// as the next turn of the same conversation.
+// as the next turn of the same conversation, endings lists how an answer and a stream have
+// ended. What makes the methods of a client is exported for earlier/clients.js.
 import { createOpenAI } from '@ai-sdk/openai';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import { ChatOpenAI } from '@langchain/openai';
 import { Agent, OpenAIProvider, Runner, setTracingDisabled, tool } from '@openai/agents';
-import { generateText, jsonSchema, streamText, tool as aiTool } from 'ai';
+import * as ai from 'ai';
 import { randomUUID } from 'node:crypto';
 import OpenAI from 'openai';
 
@@ -19,7 +20,7 @@ class IdempotentOpenAI extends OpenAI {
   idempotencyHeader = 'Idempotency-Key';
 }
 
-const completions = (client, model, options = {}) => ({
+export const completions = (client, model, options = {}) => ({
   models: async () => (await client.models.list()).data.map((m) => m.id),
   async ask(prompt, signal) {
     const answer = await client.chat.completions.create({ model, messages: messages(prompt) }, { signal });
@@ -38,7 +39,7 @@ const completions = (client, model, options = {}) => ({
   useTool: (prompt) => client.chat.completions.create({ model, messages: messages(prompt), tools: [{ type: 'function', function: { name: 'f', parameters } }] }),
 });
 
-const responses = (client, model, options = {}) => ({
+export const responses = (client, model, options = {}) => ({
   models: async () => (await client.models.list()).data.map((m) => m.id),
   ask: async (prompt, signal) => (await client.responses.create({ model, input: prompt }, { signal })).output_text,
   async *stream(prompt, signal) {
@@ -53,10 +54,11 @@ const responses = (client, model, options = {}) => ({
 });
 
 // The library's helpers collect the whole answer, and check the events on the way.
-const streamed = (client, model) => ({
+export const streamed = (client, model) => ({
   async ask(prompt, signal) {
-    const answer = await client.chat.completions.stream({ model, messages: messages(prompt) }, { signal }).finalChatCompletion();
-    return answer.choices[0].message.content;
+    const { completions } = client.chat.completions.stream ? client.chat : client.beta.chat; // beta in openai 4
+    const answer = await completions.stream({ model, messages: messages(prompt) }, { signal }).finalChatCompletion();
+    return answer.choices[0].message.content ?? ''; // openai 4 and 5 have null for an empty text
   },
   async *stream(prompt, signal) {
     const stream = client.responses.stream({ model, input: prompt }, { signal });
@@ -67,26 +69,34 @@ const streamed = (client, model) => ({
       yield event.delta;
     }
     const answer = await stream.finalResponse();
-    if (answer.output_text !== text) throw new Error(`the events have ${text}, the response has ${answer.output_text}`);
+    const whole = answer.output[0].content.map((part) => part.text).join(''); // openai 4 has no output_text here
+    if (whole !== text) throw new Error(`the events have ${text}, the response has ${whole}`);
   },
   useTool: (prompt) => client.responses.stream({ model, input: prompt, tools: [{ type: 'function', name: 'f', parameters, strict: true }] }).finalResponse(),
 });
 
-const aiSDK = (model, providerOptions) => {
+export const aiSDK = ({ generateText, streamText, jsonSchema, tool }, model, providerOptions) => {
   const options = (prompt, abortSignal) => ({ model, messages: messages(prompt), abortSignal, maxRetries: 0, providerOptions });
-  const tools = { f: aiTool({ inputSchema: jsonSchema(parameters), execute: () => '' }) };
+  const schema = jsonSchema(parameters);
+  const tools = { f: tool({ inputSchema: schema, parameters: schema, execute: () => '' }) }; // parameters in AI SDK 4
   return {
     ask: async (prompt, signal) => (await generateText(options(prompt, signal))).text,
     async *stream(prompt, signal) {
       const answer = streamText({ ...options(prompt, signal), onError() {} });
       for await (const part of answer.fullStream) {
-        if (part.type === 'text-delta') yield part.text;
+        if (part.type === 'text-delta') yield part.text ?? part.textDelta; // textDelta in AI SDK 4
         if (part.type === 'error') throw part.error;
       }
     },
     async continue(first, second) {
       const { response } = await generateText(options(first));
       return (await generateText({ ...options(), messages: [...messages(first), ...response.messages, ...messages(second)] })).text;
+    },
+    async endings(prompt) {
+      const answer = await generateText(options(prompt));
+      const streamed = streamText(options(prompt));
+      for await (const part of streamed.fullStream) if (part.type === 'error') throw part.error;
+      return [answer.finishReason, await streamed.finishReason];
     },
     useTool: (prompt) => generateText({ ...options(prompt), tools }),
   };
@@ -136,10 +146,10 @@ export const clients = {
   'openai-helpers': (baseURL, apiKey, model) => streamed(openAI(baseURL, apiKey), model),
   'openai-idempotent': idempotent(completions),
   'openai-responses-idempotent': idempotent(responses),
-  'ai-sdk-compatible': (baseURL, apiKey, model) => aiSDK(createOpenAICompatible({ name: 'botapi', baseURL, apiKey })(model)),
-  'ai-sdk-chat': (baseURL, apiKey, model) => aiSDK(createOpenAI({ baseURL, apiKey }).chat(model)),
-  'ai-sdk-stateless': (baseURL, apiKey, model) => aiSDK(createOpenAI({ baseURL, apiKey })(model), { openai: { store: false } }),
-  'ai-sdk-responses': (baseURL, apiKey, model) => aiSDK(createOpenAI({ baseURL, apiKey })(model)),
+  'ai-sdk-compatible': (baseURL, apiKey, model) => aiSDK(ai, createOpenAICompatible({ name: 'botapi', baseURL, apiKey })(model)),
+  'ai-sdk-chat': (baseURL, apiKey, model) => aiSDK(ai, createOpenAI({ baseURL, apiKey }).chat(model)),
+  'ai-sdk-stateless': (baseURL, apiKey, model) => aiSDK(ai, createOpenAI({ baseURL, apiKey })(model), { openai: { store: false } }),
+  'ai-sdk-responses': (baseURL, apiKey, model) => aiSDK(ai, createOpenAI({ baseURL, apiKey })(model)),
   langchain: (baseURL, apiKey, model) => langchain(new ChatOpenAI({ model, apiKey, maxRetries: 0, configuration: { baseURL } })),
   'langchain-responses': (baseURL, apiKey, model) =>
     langchain(new ChatOpenAI({ model, apiKey, maxRetries: 0, configuration: { baseURL }, useResponsesApi: true })),

@@ -1,12 +1,13 @@
-// node main.js
+// node main.js CLIENTS
 //
 // runs the commands on its standard input, one per line: {"client": [NAME, BASE_URL, KEY,
-// MODEL], "do": "models" | "ask" | "stream" | "useTool" | "continue", "prompt", "next"}. For
-// each command it prints lines of JSON: {"models"} or {"text"}, and at the end {"error"} or
-// {"done": true}.
+// MODEL], "do": "models" | "ask" | "stream" | "useTool" | "continue" | "endings", "prompt",
+// "next"}. CLIENTS is a module with the clients. For each command it prints lines of JSON:
+// {"models"}, {"text"} or {"endings"}, and at the end {"error"} or {"done": true}.
 // The command {"do": "abort"} aborts the one before it.
 import { createInterface } from 'node:readline';
-import { clients } from './clients.js';
+
+const { clients } = await import(process.argv[2]);
 
 const made = new Map();
 function clientOf([name, ...options]) {
@@ -25,6 +26,7 @@ async function run({ client: which, do: what, prompt, next }) {
     if (what === 'models') reply({ models: await client.models() });
     if (what === 'ask') reply({ text: await client.ask(prompt, controller.signal) });
     if (what === 'continue') reply({ text: await client.continue(prompt, next) });
+    if (what === 'endings') reply({ endings: await client.endings(prompt) });
     if (what === 'useTool') await client.useTool(prompt);
     if (what === 'stream') for await (const text of client.stream(prompt, controller.signal)) reply({ text });
     reply({ done: true });
