@@ -137,8 +137,8 @@ func TestEarlierNodeClients(t *testing.T) {
 		"openai-4", "openai-4-responses", "openai-4-helpers",
 		"openai-5", "openai-5-responses", "openai-5-helpers",
 		"openai-6", "openai-6-responses", "openai-6-helpers",
-		"ai-sdk-4-compatible", "ai-sdk-4-chat",
-		"ai-sdk-5-compatible", "ai-sdk-5-chat",
+		"ai-sdk-4-compatible", "ai-sdk-4-chat", "ai-sdk-4-responses",
+		"ai-sdk-5-compatible", "ai-sdk-5-chat", "ai-sdk-5-responses",
 		"ai-sdk-6-compatible", "ai-sdk-6-chat", "ai-sdk-6-responses",
 	} {
 		t.Run(library, func(t *testing.T) { testClient(t, library, n.client(library)) })

@@ -78,7 +78,8 @@ func TestNextTurn(t *testing.T) {
 
 func TestNextTurnOfEarlierClients(t *testing.T) {
 	testNextTurn(t, startEarlier(t), newService(t), "openai-4", "openai-4-responses", "openai-5", "openai-5-responses", "openai-6", "openai-6-responses",
-		"ai-sdk-4-compatible", "ai-sdk-4-chat", "ai-sdk-5-compatible", "ai-sdk-5-chat", "ai-sdk-6-compatible", "ai-sdk-6-chat", "ai-sdk-6-responses")
+		"ai-sdk-4-compatible", "ai-sdk-4-chat", "ai-sdk-4-responses", "ai-sdk-5-compatible", "ai-sdk-5-chat", "ai-sdk-5-responses",
+		"ai-sdk-6-compatible", "ai-sdk-6-chat", "ai-sdk-6-responses")
 }
 
 func testNextTurn(t *testing.T, n *node, s *service, libraries ...string) {
