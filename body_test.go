@@ -162,12 +162,15 @@ func TestBodyOfARoute(t *testing.T) {
 	}{
 		"announced, and never sent, before a reply":                  {get("none,reply", hundred), 0, []string{replied}, 0},
 		"announced, and never sent, before a reply, in chunks":       {get("none,reply", chunked), 0, []string{replied}, 0},
-		"announced, and never sent, before a chat":                   {get("none,chat", hundred), 0, []string{echoed}, discardTime},
-		"announced, and never sent, before a stream":                 {get("none,stream", hundred), 0, []string{streamed}, discardTime},
-		"announced, and never sent, before a stream, with a timeout": {get("none,stream", hundred), time.Second, []string{streamed}, discardTime}, // which replaces the server's
+		"announced, and never sent, before a chat":                   {get("none,chat", hundred), 0, []string{tooSlow}, discardTime},
+		"announced, and never sent, before a stream":                 {get("none,stream", hundred), 0, []string{tooSlow}, discardTime},
+		"announced, and never sent, before a stream, with a timeout": {get("none,stream", hundred), time.Second, []string{tooSlow}, discardTime}, // which replaces the server's
 		"announced, and never sent, before an error":                 {get("none,error", hundred), 0, []string{overloaded}, discardTime},
 		"waiting for 100, before a reply":                            {post("none,reply", hundred, expect), 0, []string{replied}, 0},
-		"waiting for 100, before a stream":                           {post("none,stream", hundred, expect), 0, []string{streamed}, 0},
+		"waiting for 100, before a stream":                           {post("none,stream", hundred, expect) + full + last, 0, []string{"100 ", streamed, listed}, 0},
+		"waiting for 100, before a stream, and silent":               {post("none,stream", hundred, expect), 0, []string{"100 ", tooSlow}, discardTime},
+		"not read, and much too large, before a chat":                {post("none,chat", "Content-Length: 5000000") + strings.Repeat(" ", 5_000_000) + last, 0, []string{tooLarge, listed}, 0},
+		"not read, and cut short, before a chat":                     {post("none,chat", chunked) + "zz\r\n", 0, []string{`400 {"detail":"Request body could not be read"}`}, 0},
 		"not read, before a reply":                                   {post("none,reply", hundred) + full + last, 0, []string{replied}, 0},
 		"not read, before a chat":                                    {post("none,chat", hundred) + full + last, 0, []string{echoed, listed}, 0},
 		"not read, before a stream, in chunks":                       {post("none,stream", chunked) + chunks + last, 0, []string{streamed, listed}, 0},
@@ -175,7 +178,7 @@ func TestBodyOfARoute(t *testing.T) {
 		"half read, before a reply":                                  {post("half,reply", hundred) + full + last, 0, []string{replied}, 0},
 		"half read, before a chat":                                   {post("half,chat", hundred) + full + last, 0, []string{echoed, listed}, 0},
 		"half read, and then silent, before a reply":                 {post("half,reply", hundred) + half, 0, []string{replied}, 0},
-		"half read, and then silent, before a stream":                {post("half,stream", hundred) + half, 0, []string{streamed}, discardTime},
+		"half read, and then silent, before a stream":                {post("half,stream", hundred) + half, 0, []string{tooSlow}, discardTime},
 		"half read, and then silent, before an error":                {post("half,error", hundred) + half, 0, []string{overloaded}, discardTime},
 		"read as JSON":                           {post("JSON,reply", "Content-Length: 2") + "{}" + last, 0, []string{replied, listed}, 0},
 		"read as JSON, and too large":            {post("JSON,reply", length) + long + last, 0, []string{tooLarge, listed}, 0},
@@ -185,7 +188,6 @@ func TestBodyOfARoute(t *testing.T) {
 		"read to its end, and too large":         {post("all,reply", chunked) + chunks + last, 0, []string{tooLarge, listed}, 0},
 		"read to its end, and out of time":       {post("all,chat", hundred) + half, 20 * time.Second, []string{tooSlow}, 20 * time.Second},
 		"read after its end":                     {post("again,reply", hundred) + full + last, 0, []string{replied, listed}, 0},
-		"read after its end, and too large":      {post("again,reply", length) + long + last, 0, []string{tooLarge, listed}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -212,6 +214,54 @@ func TestBodyOfARoute(t *testing.T) {
 				is.Equal(string(rest), "")
 				is.True(time.Since(start) < c.took+time.Second) // without waiting for more
 			})
+		})
+	}
+}
+
+// A client that disconnects is noticed, although its route has read nothing of its body.
+func TestBodyOfARouteWhoseClientDisconnects(t *testing.T) {
+	for _, reads := range []string{"none", "half", "all"} {
+		synctest.Test(t, func(t *testing.T) {
+			is := is.New(t)
+			reports := make(chan ChatReport, 1)
+			o := testOptions(t, t.Output())
+			o.Engine, o.Routes = engineEnd(untilDone).engine(), []Route{bodyRoute()}
+			o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
+			conn := serveInMemory(t, New(o)).dial()
+			_, err := io.WriteString(conn, lines("POST "+routePath+"?"+reads+",chat HTTP/1.1", host, key, "Content-Length: 48")+echoBody)
+			is.NoErr(err)
+			synctest.Wait()
+			is.NoErr(conn.Close())
+			report := <-reports
+			is.True(errors.Is(report.Err, ErrClientLeft))
+			is.Equal(report.Duration, time.Duration(0))
+		})
+	}
+}
+
+// On HTTP/2, where a disconnect is noticed at any time, the answer need not wait for the
+// body.
+func TestBodyOfARouteOnHTTP2(t *testing.T) {
+	for _, returns := range []string{"reply", "chat", "stream", "error"} {
+		synctest.Test(t, func(t *testing.T) {
+			is := is.New(t)
+			o := testOptions(t, t.Output())
+			o.Routes = []Route{bodyRoute()}
+			client := way{http2: true}.serve(t, New(o)).client()
+			body, sending := io.Pipe()
+			defer sending.Close()
+			began := time.Now()
+			r, err := http.NewRequest("POST", "http://memory"+routePath+"?none,"+returns, body)
+			is.NoErr(err)
+			setHeader(r, nil)
+			res, err := client.Do(r)
+			is.NoErr(err)
+			defer res.Body.Close()
+			text, err := io.ReadAll(res.Body)
+			is.NoErr(err)
+			is.True(len(text) > 0)
+			is.Equal(res.StatusCode, map[string]int{"error": 529, "reply": 200, "chat": 200, "stream": 200}[returns])
+			is.Equal(time.Since(began), time.Duration(0))
 		})
 	}
 }

@@ -112,7 +112,9 @@ func (x *exchange) chat(asked *Chat) *ending {
 	}
 	requestDone := x.r.Context().Done()
 	x.conn.SetReadDeadline(time.Time{}) // on HTTP/2, where the end of the body does not clear the server's
-	x.discardBody()                     // of a route that has not read it: only at its end does net/http notice a disconnect
+	if end := x.finishBody(); end != nil {
+		return end
+	}
 	slot, err := x.takeSlot(asked, requestDone)
 	if err != nil {
 		return failureOf(err)
@@ -636,7 +638,9 @@ func (j *jsonResponse) enclose(before, after []byte) (first int) {
 
 // sendError sends nothing: a response that is shorter than its Content-Length is an error
 // to every client.
-func (j *jsonResponse) sendError(*Failure, time.Duration) (sent bool, failed *ending) { return false, nil }
+func (j *jsonResponse) sendError(*Failure, time.Duration) (sent bool, failed *ending) {
+	return false, nil
+}
 
 func (j *jsonResponse) drop() { j.chunks, j.few, j.first = nil, [1][]byte{}, nil }
 
@@ -859,6 +863,23 @@ func (x *exchange) discardBody() {
 		_, _ = io.CopyN(io.Discard, &x.body, discardBytes)
 	}
 	x.endBody()
+}
+
+// finishBody reads what a route has left of the body of a chat: only at its end does
+// net/http notice that a client has disconnected.
+func (x *exchange) finishBody() *ending {
+	if !x.body.remains() {
+		return nil
+	}
+	x.conn.SetReadDeadline(time.Now().Add(discardTime))
+	switch _, err := io.CopyN(io.Discard, &x.body, discardBytes+1); err {
+	case io.EOF:
+		return nil
+	case nil:
+		return rejected(errBodyTooLarge)
+	default:
+		return x.bodyError(err)
+	}
 }
 
 // endBody keeps net/http from waiting for what is left of the body.

@@ -236,7 +236,7 @@ func TestFormatFailsWithinALongEnd(t *testing.T) {
 // A plainFormat has no events: the stream is the text.
 type plainFormat struct{}
 
-func (plainFormat) ContentType() string                        { return "text/plain; charset=utf-8" }
+func (plainFormat) ContentType() string                         { return "text/plain; charset=utf-8" }
 func (plainFormat) AppendText(dst, text []byte) ([]byte, error) { return append(dst, text...), nil }
 func (plainFormat) AppendKeepAlive(dst []byte) []byte           { return dst }
 func (plainFormat) End(context.Context) iter.Seq[[]byte]        { return func(func([]byte) bool) {} }

@@ -263,9 +263,9 @@ type Route struct {
 	//
 	// The request is a copy. Its context is the one that stores get, and its body has at most
 	// MaxBodyBytes: an error of the body, returned wrapped or not, is a 413, 408 or 400.
-	// [ReadBody] reads it as the API does. What Serve does not read of a body is discarded,
-	// within bounds, before a chat begins. Serve must not write: the handler does, when Serve
-	// has returned.
+	// [ReadBody] reads it as the API does. What Serve does not read of a body is discarded
+	// before a chat begins: if it does not come within 5 seconds, or is more than 4 MiB, that
+	// is a 408 or 413. Serve must not write: the handler does, when Serve has returned.
 	Serve func(r *http.Request) (Response, error)
 
 	// Errors makes the response to a request of this route that was rejected or has
