@@ -188,6 +188,7 @@ func TestBodyOfARoute(t *testing.T) {
 		"read to its end, and too large":         {post("all,reply", chunked) + chunks + last, 0, []string{tooLarge, listed}, 0},
 		"read to its end, and out of time":       {post("all,chat", hundred) + half, 20 * time.Second, []string{tooSlow}, 20 * time.Second},
 		"read after its end":                     {post("again,reply", hundred) + full + last, 0, []string{replied, listed}, 0},
+		"read after its end, and too large":      {post("again,reply", length) + long + last, 0, []string{tooLarge, listed}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
