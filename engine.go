@@ -483,8 +483,8 @@ func (s *slots) takeLocked(account string) (*Slot, error) {
 	return &Slot{slots: s, account: account, users: chatUsers}, nil
 }
 
-// waitFor waits for a slot: at most maxWait, and while done is not closed. limit is what
-// rejects the chat otherwise.
+// waitFor waits for a slot: at most maxWait, and while done is not closed. Otherwise, limit or
+// the end of the request rejects the chat.
 func (s *slots) waitFor(account string, limit error, maxWait time.Duration, done <-chan struct{}) (*Slot, error) {
 	w, slot := s.enqueue(account)
 	if w == nil {
@@ -497,7 +497,7 @@ func (s *slots) waitFor(account string, limit error, maxWait time.Duration, done
 	case <-timeout.C:
 		slot = s.leave(w)
 	case <-done:
-		slot = s.leave(w)
+		slot, limit = s.leave(w), context.Canceled // realEnding finds the cause
 	}
 	return slot, limitUnless(slot, limit)
 }
