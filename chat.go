@@ -165,8 +165,6 @@ func (x *exchange) takeSlot(asked *Chat, requestDone <-chan struct{}) (*Slot, er
 			return nil, err
 		case share != nil && share.use(chatUsers):
 			return share, nil
-		case share != nil:
-			return h.slots.take(account)
 		}
 	}
 	return h.slots.waitFor(account, limit, h.maxWait, requestDone)

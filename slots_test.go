@@ -1,6 +1,7 @@
 package botapi
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -146,6 +147,36 @@ func TestWaitingChatIsCancelled(t *testing.T) {
 			w.is.Equal(w.log.String() == "", cause == context.Canceled)
 			w.end("a")
 			w.has("c", "a: 200")
+			w.end("c")
+			w.has("", "c: 200")
+		})
+	}
+}
+
+// A share of a slot that is free already is none: the chat waits as any other.
+func TestSharedSlotIsFreeAlready(t *testing.T) {
+	for _, waiting := range []int64{0, 5} {
+		synctest.Test(t, func(t *testing.T) {
+			var old *Slot
+			w := newWaiting(t, func(o *Options) {
+				o.MaxChatsPerAccount, o.MaxWaiting = 1, waiting
+				o.OnLimit = func(context.Context, Limit) (*Slot, error) { return old, nil }
+				o.OnChat = func(ctx context.Context, _ ChatReport) { old = cmp.Or(old, RequestFrom(ctx).Slot()) }
+			})
+			w.chat("acme", "a")
+			w.end("a")
+			w.has("a", "a: 200")
+			w.is.True(old != nil)
+			w.chat("acme", "b")
+			w.chat("acme", "c")
+			if waiting == 0 {
+				w.has("b", "c: 429")
+				w.end("b")
+				return
+			}
+			w.has("b", "")
+			w.end("b")
+			w.has("c", "b: 200")
 			w.end("c")
 			w.has("", "c: 200")
 		})
