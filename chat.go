@@ -76,8 +76,8 @@ type Chat struct {
 	// Stream is the format of a stream; nil means the API's own.
 	Stream StreamFormat
 
-	// JoinsFragments makes one text of fragments that are ready together. Otherwise, each
-	// fragment is at least one event.
+	// JoinsFragments makes one text of fragments that are ready together. Otherwise, and in
+	// the API's own format, each fragment is at least one event.
 	JoinsFragments bool
 
 	// JSON returns what is sent before and after the text of a JSON response: the text is the
@@ -292,7 +292,7 @@ func (c *chat) newAnswer(asked *Chat) answer {
 	case !asked.Request.Stream:
 		return newJSONResponse(c, asked.JSON)
 	case asked.Stream == nil:
-		return newStream(&c.exchange.conn, ownFormat{}, asked.JoinsFragments, c.exchange.handler.keepAlive, c)
+		return newStream(&c.exchange.conn, ownFormat{}, false, c.exchange.handler.keepAlive, c)
 	}
 	return newStream(&c.exchange.conn, asked.Stream, asked.JoinsFragments, c.exchange.handler.keepAlive, c)
 }

@@ -284,3 +284,27 @@ func TestFormatWritesNothing(t *testing.T) {
 		}
 	}
 }
+
+// Fragments that are joined must not make a terminator together: in the API's own format,
+// clients would take the answer for complete.
+func TestJoinedFragmentsMakeNoTerminator(t *testing.T) {
+	const text = "a [DONE] b"
+	for at := range len(text) {
+		for then := at; then < len(text); then++ {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				fragments := slices.Repeat([]string{text[:at], text[at:then], text[then:]}, 20)
+				w := faulty("Write", 0, func() error { synctest.Wait(); return nil }) // meanwhile, the engine yields more
+				r := newRequest("POST", routePath, strings.NewReader(chatBodyJSON("hi", true)))
+				got := playRequestOn(t, w, r, fragmentsOf(fragments...), func(o *Options) {
+					o.Routes = []Route{chatRoute(func(c *Chat) { c.Stream, c.JoinsFragments = nil, true })}
+				})
+				read := readStream(t, got.body) // which accepts no terminator in a text
+				is.Equal(read.text(), strings.Repeat(text, 20))
+				is.True(read.done)
+				is.True(len(read.fragments) < len(fragments))
+				is.Equal(got.report(t).Fragments, len(fragments))
+			})
+		}
+	}
+}
