@@ -45,6 +45,7 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -480,7 +481,7 @@ func (x *exchange) setHeader(to, header http.Header, status, length int) {
 	}
 	for name, values := range header {
 		if name != "X-Request-Id" && name != "Content-Length" && !isHopByHop[name] {
-			to[name] = values
+			to[name] = slices.Clip(values) // middleware may append to it
 		}
 	}
 	if length > 0 && len(header["Content-Type"]) == 0 {

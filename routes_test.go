@@ -222,3 +222,29 @@ func TestHeadersOfMiddleware(t *testing.T) {
 		is.Equal(w.Header(), want)
 	}
 }
+
+// The headers of a Reply may be shared by all requests, with room behind their values: what
+// middleware adds to a response does not get into it.
+func TestReplyHeadersAreNotChanged(t *testing.T) {
+	is := is.New(t)
+	values := append(make([]string, 0, 4), "one")
+	reply := Reply{Header: http.Header{"X-Model": values}, Body: []byte("{}")}
+	o := testOptions(t, t.Output())
+	o.Routes = []Route{{
+		Patterns: []string{"GET " + routePath, "GET /broken"},
+		Serve: func(r *http.Request) (Response, error) {
+			if r.URL.Path == routePath {
+				return reply, nil
+			}
+			return nil, errBroken
+		},
+		Errors: func(context.Context, Failure) Reply { return reply },
+	}}
+	h := New(o)
+	for _, path := range []string{routePath, "/broken"} {
+		w := addingWriter{httptest.NewRecorder()}
+		h.ServeHTTP(w, newRequest("GET", path, nil))
+		is.Equal(w.Header()["X-Model"], []string{"one", "added"})
+		is.Equal(values[:2], []string{"one", ""})
+	}
+}
