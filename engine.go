@@ -232,8 +232,8 @@ type RequestReport struct {
 	Bot Bot
 	// Status is that of the response; 0 if none was sent.
 	Status int
-	// Bytes is the length of the body that was handed to the connection, for a response that
-	// is no chat's answer.
+	// Bytes is the length of the body that was handed to the connection; 0 for the answer of
+	// a chat, of which Chat counts the text.
 	Bytes int64
 	// Duration is the time from the request's start until everything was sent.
 	Duration time.Duration

@@ -14,8 +14,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"example.com/botapi/internal/connection"
 	"github.com/matryer/is"
+
+	"example.com/botapi/internal/connection"
 )
 
 // A lineFormat is a StreamFormat of the tests: each event is one line.

@@ -539,11 +539,9 @@ func (x *exchange) report() {
 		RequestID: x.ctx.requestID, Account: x.account, Method: x.r.Method, Route: x.pattern,
 		Status: x.status, Bytes: x.bytes, Duration: x.conn.Elapsed(), Err: x.ending.cause(),
 	}
-	switch c := x.played; {
-	case c != nil:
-		report.Chat, report.Bot, report.Status, report.Err = c.report, c.report.Bot, c.status, c.ending.cause()
-	case x.asked != nil:
-		report.Bot = x.asked.Request.Bot
+	if x.played != nil {
+		report.Chat, report.Status, report.Err = x.played.report, x.played.status, x.played.ending.cause()
+		report.Duration = report.Chat.Duration // without the time of OnChat
 	}
 	x.callBack("OnRequest panicked", func() { h.onRequest(context.WithoutCancel(x.ctx), report) })
 }

@@ -4,12 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/matryer/is"
+
+	"example.com/botapi/internal/connection"
 )
 
 type routeKey struct{}
@@ -110,4 +115,54 @@ func TestChatContextHasTheCauseOfTheRequest(t *testing.T) {
 	got := record(New(o), newRequest("POST", routePath, strings.NewReader(chatBodyJSON("hi", false))).WithContext(ctx))
 	is.Equal(got.Code, 529)
 	is.Equal(cause, errOverloaded)
+}
+
+// RequestReport has the bytes of responses that are no answers, and the time until all was
+// sent, however long OnChat takes.
+func TestRequestReportFigures(t *testing.T) {
+	for name, c := range map[string]struct {
+		method, path, body string
+		duration           time.Duration
+	}{
+		"a JSON response":  {"POST", "/v1/chat", chatBodyJSON("hi", false), time.Second},
+		"a stream":         {"POST", "/v1/chat", chatBodyJSON("hi", true), time.Second},
+		"an engine's 500":  {"POST", "/v1/chat", chatBodyJSON("fail", true), time.Second},
+		"an invalid body":  {"POST", "/v1/chat", "{}", 0},
+		"an unknown path":  {"GET", "/", "", 0},
+		"a list":           {"GET", "/v1/bots", "", 0},
+		"a list for HEAD":  {"HEAD", "/v1/bots", "", 0},
+		"a reply":          {"GET", "/reply", "", 0},
+		"a reply for HEAD": {"HEAD", "/reply", "", 0},
+	} {
+		for _, http2 := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", HTTP/2 ", http2), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					is := is.New(t)
+					reports := make(chan RequestReport, 2)
+					o := testOptions(t, io.Discard)
+					o.Engine = engineOf(func(_ context.Context, req *ChatRequest, yield func(string, error) bool) {
+						time.Sleep(time.Second)
+						yield("ok", map[string]error{"fail": errBroken}[lastContent(req)])
+					})
+					o.Routes = []Route{{Patterns: []string{"GET /reply"}, Serve: func(*http.Request) (Response, error) {
+						return Reply{Body: make([]byte, 3*connection.MaxChunk)}, nil
+					}}}
+					o.OnChat = func(context.Context, ChatReport) { time.Sleep(time.Minute) }
+					o.OnRequest = func(_ context.Context, r RequestReport) { reports <- r }
+					got := doAt(t, way{http2: http2}.serve(t, New(o)).client(), "http://memory", c.method, c.path, c.body)
+					report := <-reports
+					is.Equal(report.Status, got.status)
+					is.Equal(report.Method, c.method)
+					is.Equal(report.RequestID, got.header.Get("X-Request-Id"))
+					if name == "a JSON response" || name == "a stream" {
+						got.body = "" // ChatReport.Bytes counts it
+					}
+					is.Equal(report.Bytes, int64(len(got.body)))
+					is.Equal(report.Duration, c.duration)
+					is.Equal(report.Chat != nil, c.duration > 0)
+					is.Equal(len(reports), 0)
+				})
+			})
+		}
+	}
 }
