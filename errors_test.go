@@ -232,6 +232,10 @@ func TestErrorTexts(t *testing.T) {
 	is.Equal(err.Error(), "503 Busy: pool is empty")
 	is.True(errors.Is(err, cause))
 	is.Equal(StatusError{Status: 404, Detail: "No"}.Error(), "404 No")
+	is.Equal(StatusError{Status: 503}.Error(), "503 Service Unavailable")
+	is.Equal(StatusError{Status: 503, Err: cause}.Error(), "503 Service Unavailable: pool is empty")
+	is.Equal(StatusError{Status: 499}.Error(), "499") // a status without a text
+	is.Equal(StatusError{Status: 499, Err: cause}.Error(), "499: pool is empty")
 	isFoundEitherWay(t, err)
 	is.True(!errors.As(err, new(HTTPValidationError)))
 	invalid := HTTPValidationError{[]ValidationError{{Msg: "bad"}}}

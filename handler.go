@@ -606,8 +606,8 @@ type StatusError struct {
 }
 
 func (e StatusError) Error() string {
-	text := strconv.Itoa(e.Status) + " " + cmp.Or(e.Detail, http.StatusText(e.Status))
-	if e.Err != nil && e.Err.Error() != e.Detail {
+	text := strings.TrimSuffix(strconv.Itoa(e.Status)+" "+cmp.Or(e.Detail, http.StatusText(e.Status)), " ")
+	if e.Err != nil {
 		text += ": " + e.Err.Error()
 	}
 	return text
