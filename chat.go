@@ -610,7 +610,7 @@ func (j *jsonResponse) complete(ctx context.Context) *ending {
 	first := j.enclose(before, after)
 	x := j.chat.exchange
 	failed := x.send(http.StatusOK, nil, j.chunks, j.chat.timeoutAt())
-	x.bytes = 0 // ChatReport has those of an answer
+	x.bytes = 0        // ChatReport has those of an answer
 	if failed == nil { // otherwise, net/http may still read it on HTTP/2
 		j.first.data = j.chunks[first]
 		j.first.free()

@@ -5,6 +5,7 @@ package routing
 import (
 	"fmt"
 	"net/http"
+	"net/url"
 	"regexp"
 	"slices"
 	"strings"
@@ -37,8 +38,9 @@ type Match[T any] struct {
 }
 
 // Add adds a route for a pattern such as "GET /v1/models/{model}". The method is required,
-// a host is not allowed. A trailing slash stands for itself. It fails if another route
-// claims the same requests, and names both.
+// a host is not allowed. A trailing slash stands for itself. A pattern without wildcards is
+// compared after percent-decoding. Add fails if another route claims the same requests, and
+// names both.
 func (t *Table[T]) Add(pattern, name string, route T) (err error) {
 	method, path, _ := strings.Cut(pattern, " ")
 	if method == "" || !strings.HasPrefix(path, "/") {
@@ -65,9 +67,22 @@ func (t *Table[T]) Add(pattern, name string, route T) (err error) {
 	t.names[inMux] = name
 	if strings.Contains(path, "{") {
 		t.wildcard = true
-	} else {
-		t.byPath[path] = append(t.byPath[path], e)
+		return nil
 	}
+	return t.addLiteral(path, e)
+}
+
+// addLiteral finds conflicts that the mux does not: it tells a %2F from a slash.
+func (t *Table[T]) addLiteral(path string, e entry[T]) error {
+	if decoded, err := url.PathUnescape(path); err == nil {
+		path = decoded
+	}
+	for _, other := range t.byPath[path] {
+		if other.method == e.method {
+			return claimedTwice(e.pattern, e.name, other.pattern, other.name)
+		}
+	}
+	t.byPath[path] = append(t.byPath[path], e)
 	return nil
 }
 
@@ -76,9 +91,13 @@ var conflicting = regexp.MustCompile(`conflicts with pattern "([^"]+)"`)
 // conflict makes an error of what the mux says against a pattern.
 func (t *Table[T]) conflict(pattern, name, problem string) error {
 	if other := conflicting.FindStringSubmatch(problem); other != nil {
-		return fmt.Errorf("%s claims %q, and %s claims %q: some requests would belong to both", name, pattern, t.names[other[1]], other[1])
+		return claimedTwice(pattern, name, other[1], t.names[other[1]])
 	}
 	return fmt.Errorf("%s: the pattern %q: %s", name, pattern, problem)
+}
+
+func claimedTwice(pattern, name, otherPattern, otherName string) error {
+	return fmt.Errorf("%s claims %q, and %s claims %q: some requests would belong to both", name, pattern, otherName, otherPattern)
 }
 
 // Find finds the route of a request, comparing literal patterns with r.URL.Path.
