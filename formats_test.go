@@ -286,9 +286,8 @@ func TestFormatWritesNothing(t *testing.T) {
 	}
 }
 
-// Fragments that are joined must not make a terminator together: in the API's own format,
-// clients would take the answer for complete.
-func TestJoinedFragmentsMakeNoTerminator(t *testing.T) {
+// In the API's own format, fragments are not joined: they could make a terminator together.
+func TestOwnFormatJoinsNoFragments(t *testing.T) {
 	const text = "a [DONE] b"
 	for at := range len(text) {
 		for then := at; then < len(text); then++ {
@@ -303,7 +302,7 @@ func TestJoinedFragmentsMakeNoTerminator(t *testing.T) {
 				read := readStream(t, got.body) // which accepts no terminator in a text
 				is.Equal(read.text(), strings.Repeat(text, 20))
 				is.True(read.done)
-				is.True(len(read.fragments) < len(fragments))
+				is.Equal(len(read.fragments), len(fragments))
 				is.Equal(got.report(t).Fragments, len(fragments))
 			})
 		}
