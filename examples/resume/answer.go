@@ -57,7 +57,7 @@ type state struct {
 	changed  chan struct{} // closed, and replaced, on each change; for readers
 }
 
-func (s *state) hasEnded() bool { return !s.endedAt.IsZero() }
+func (s state) hasEnded() bool { return !s.endedAt.IsZero() }
 
 const (
 	// window is how many bytes the engine may be ahead of the store, or of the
@@ -99,10 +99,18 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 			a.engine.notePanic(ctx, &r, v)
 		}
 		r.Err = cmp.Or(context.Cause(model), r.Err)
-		a.engineReturned() // first: a client that hears of the end may come with the next chat
+		a.release() // first: a client that hears of the end may come with the next chat
+		a.mu.Lock()
+		a.returned = true
+		a.notify()
+		a.mu.Unlock()
 		a.end(ctx, r.Err)
-		if r.Err == nil {
-			r.Err = a.settledError()
+		if r.Err == nil { // unless it was stopped
+			select {
+			case <-a.settled:
+			case <-time.After(a.engine.rules.Wait):
+			}
+			r.Err = a.load().err
 		}
 	}()
 	a.engine.play(model, &r, func(text string, err error) bool {
@@ -188,17 +196,6 @@ func answerTo(err error) error {
 	return err
 }
 
-// settledError waits until the answer is settled, as its readers do, and returns its error.
-func (a *answer) settledError() error {
-	select {
-	case <-a.settled:
-	case <-time.After(a.engine.rules.Wait):
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.err
-}
-
 // add adds a fragment, and returns when the engine may continue: false once the
 // answer has ended.
 func (a *answer) add(text string) (more bool) {
@@ -255,12 +252,23 @@ func wake(waiting chan struct{}) {
 	}
 }
 
-func (a *answer) engineReturned() {
-	a.release()
+// noteStored notes what the store has of the answer. Once that is final, nothing changes it.
+func (a *answer) noteStored(stored State, have int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.returned = true
-	a.notify()
+	switch {
+	case a.stored.isFinal(), a.stored == stored && stored != Running:
+		return
+	case stored == Running:
+		a.have = have
+	default:
+		a.stored = stored
+		a.notify()
+	}
+	if stored.isFinal() {
+		close(a.settled)
+	}
+	a.trim()
 }
 
 // load returns what the keeper tells the store.

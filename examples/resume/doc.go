@@ -26,9 +26,11 @@
 //     next request with its key asks the model again. Those who follow an answer when
 //     it fails get all of its text and its error.
 //   - DELETE /v1/answers with the Idempotency-Key stops the model immediately; then
-//     the key is a 410 for Keep. It does not change an answer that is complete.
+//     the key is a 410 for Keep. It does not change an answer that is complete: one that
+//     the store does not know to be complete yet is stopped, for all its readers.
 //     "Regenerate", and another try after a stop, use a new key.
-//   - Another body under a key is a 409. Joining by key alone, with [Engine.Join],
+//   - Another body under a key is a 409, but for the spacing and the order of members
+//     of JSON that the API does not define. Joining by key alone, with [Engine.Join],
 //     is a 404 if there is no answer.
 //   - Nobody sees, joins, stops or learns of an answer of another owner
 //     ([Options].Owner; by default the account).
@@ -46,8 +48,8 @@
 //   - ChatTimeout and StallTimeout of [Options], by default those of botapi.Options,
 //     bound the model's work; those of botapi.Options bound each reader, and an answer
 //     that is not kept.
-//   - OnAnswer is called once for each call of the model, when it has returned; bill
-//     there, and not in OnChat, which is called for each reader.
+//   - OnAnswer is called once for each call of the model, when it has returned and the
+//     store knows it; bill there, and not in OnChat, which is called for each reader.
 //   - A key of the API that is revoked does not end the answers that were started
 //     with it; joining them needs a valid one.
 //   - A reader that is slow delays neither the model nor other readers, as long as

@@ -44,9 +44,8 @@ type Options struct {
 	// botapi.Options apply to each reader, too.
 	ChatTimeout, StallTimeout time.Duration
 
-	// Admit is called for a chat with a key before the Store. If it returns an error,
-	// the chat can only join an answer; the error is its response if there is none.
-	// It may be nil.
+	// Admit is called for a chat with a key before the Store. If it returns an error, the chat
+	// can only join an answer; the error is its response if there is none. It may be nil.
 	Admit func(ctx context.Context, req *botapi.ChatRequest) error
 
 	// Limits returns the limits of an owner; its error is the response to a chat. nil
@@ -90,26 +89,25 @@ var (
 	errOwnKey         = &botapi.StatusError{Status: http.StatusBadRequest, Detail: "There must be one valid Idempotency-Key"} // by a ValidKey of the application
 	errOtherBody      = &botapi.StatusError{Status: http.StatusConflict, Detail: "Another chat has this Idempotency-Key"}
 	errNotFound       = &botapi.StatusError{Status: http.StatusNotFound, Detail: "Answer not found"}
-	errEnding         = &botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "Service Unavailable", RetryAfter: time.Second}
-	errTooManyRunning = tooMany("Too many answers in progress for this key")
-	errTooManyReaders = tooMany("Too many clients follow this answer")
-	errTooManyJoins   = tooMany("Too many requests for this answer")
-	errTooManyStops   = tooMany("Too many answers are being stopped")
+	errEnding         = later(http.StatusServiceUnavailable, "Service Unavailable", nil)
+	errTooManyRunning = later(http.StatusTooManyRequests, "Too many answers in progress for this key", nil)
+	errTooManyReaders = later(http.StatusTooManyRequests, "Too many clients follow this answer", nil)
+	errTooManyJoins   = later(http.StatusTooManyRequests, "Too many requests for this answer", nil)
 )
 
 // rejections are the responses to a Claim that gives no answer.
 var rejections = map[State]error{Stopped: ErrStopped, OtherBody: errOtherBody, TooManyRunning: errTooManyRunning, TooManyReaders: errTooManyReaders, TooManyJoins: errTooManyJoins}
 
-func tooMany(detail string) *botapi.StatusError {
-	return &botapi.StatusError{Status: http.StatusTooManyRequests, Detail: detail, RetryAfter: time.Second}
+func later(status int, detail string, cause error) error {
+	return &botapi.StatusError{Status: status, Detail: detail, RetryAfter: time.Second, Err: cause}
 }
 
 func errUnavailable(cause error) error {
-	return &botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "The service is unavailable for the moment", RetryAfter: time.Second, Err: cause}
+	return later(http.StatusServiceUnavailable, "The service is unavailable for the moment", cause)
 }
 
 func errBroken(cause error) error {
-	return &botapi.StatusError{Status: http.StatusBadGateway, Detail: "The answer is incomplete", RetryAfter: time.Second, Err: cause}
+	return later(http.StatusBadGateway, "The answer is incomplete", cause)
 }
 
 // Engine is a botapi.ChatEngine whose answers outlive their connections. See the
@@ -119,17 +117,15 @@ type Engine struct {
 	store   Store
 	rules   Settings
 	badKey  error
-	models  counter // that run for chats with a key
-	stops   counter // requests to stop an answer
+	models  counter[string] // that run for chats with a key, by owner, also for those that are not kept
+	loans   counter[Ref]    // of slots, by name
 
-	mu       sync.Mutex
-	answers  map[string]*answer // those in progress in this process, by id
-	sharings map[Ref]*sharing   // by name
-	closed   bool
-	running  sync.WaitGroup // answers and their keepers
+	mu      sync.Mutex
+	answers map[string]*answer     // those in progress in this process, by id
+	slots   map[Ref][]*botapi.Slot // of chats and models with a key, by name; one for each of them
+	closed  bool
+	running sync.WaitGroup // answers and their keepers
 }
-
-var _ botapi.ChatEngine = (*Engine)(nil)
 
 var validKey = regexp.MustCompile(`^[A-Za-z0-9_-]{16,255}$`)
 
@@ -153,14 +149,14 @@ func New(o Options) *Engine {
 	}
 	rules := o.Store.Settings()
 	e := &Engine{
-		options:  o,
-		store:    o.Store,
-		rules:    rules,
-		badKey:   badKey,
-		models:   counter{most: rules.Running, counts: make(map[string]int64)},
-		stops:    counter{most: math.MaxInt64, counts: make(map[string]int64)},
-		answers:  make(map[string]*answer),
-		sharings: make(map[Ref]*sharing),
+		options: o,
+		store:   o.Store,
+		rules:   rules,
+		badKey:  badKey,
+		models:  counter[string]{most: rules.Running, counts: make(map[string]int64)},
+		loans:   counter[Ref]{most: math.MaxInt64, counts: make(map[Ref]int64)},
+		answers: make(map[string]*answer),
+		slots:   make(map[Ref][]*botapi.Slot),
 	}
 	e.store.Watch(e.stopped)
 	return e
@@ -184,13 +180,13 @@ func (e *Engine) log(ctx context.Context, level slog.Level, message string, attr
 // Chat joins the answer under the key of the chat, or starts it.
 func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	key, err := e.keyOf(ctx)
-	hasKey := key != "" || err != nil
-	if !hasKey && e.options.OnAnswer == nil { // nothing to report, and nothing to pay for
+	isWithout := key == "" && err == nil
+	if isWithout && e.options.OnAnswer == nil { // nothing to report, and nothing to pay for
 		return e.options.Engine.Chat(ctx, req)
 	}
 	return func(yield func(string, error) bool) {
 		switch {
-		case !hasKey:
+		case isWithout:
 			e.playUnkept(ctx, &Report{Request: req}, yield)
 			return
 		case err != nil:
@@ -234,7 +230,7 @@ func (e *Engine) answer(ctx context.Context, c Claim, req *botapi.ChatRequest, r
 			return
 		}
 	}
-	c.ID = rand.Text()
+	c.ID, c.Limits.Running = rand.Text(), cmp.Or(c.Limits.Running, e.rules.RunningPerOwner)
 	claiming, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.rules.Wait)
 	found, err := e.store.Claim(claiming, c)
 	cancel()
@@ -263,7 +259,7 @@ func (e *Engine) answer(ctx context.Context, c Claim, req *botapi.ChatRequest, r
 
 // start starts an answer of this process, and follows it.
 func (e *Engine) start(ctx context.Context, c Claim, req *botapi.ChatRequest, yield func(string, error) bool) {
-	if !e.countModel(c) {
+	if !e.models.take(c.Owner, c.Limits.Running) {
 		e.takeBack(c.Ref)
 		yield("", errTooManyRunning)
 		return
@@ -332,7 +328,7 @@ func (e *Engine) join(ctx context.Context, c Claim, id string, yield func(string
 // unkept answers a chat with a key as one without. Its model counts among those
 // of this process.
 func (e *Engine) unkept(ctx context.Context, c Claim, req *botapi.ChatRequest, yield func(string, error) bool) {
-	if !e.countModel(c) {
+	if !e.models.take(c.Owner, c.Limits.Running) {
 		yield("", errTooManyRunning)
 		return
 	}
@@ -341,39 +337,33 @@ func (e *Engine) unkept(ctx context.Context, c Claim, req *botapi.ChatRequest, y
 	e.playUnkept(ctx, &Report{Request: req, Outcome: NotKept}, yield)
 }
 
-// countModel counts a model that is about to be asked, unless as many are running as
-// may.
-func (e *Engine) countModel(c Claim) bool {
-	return e.models.take(c.Owner, cmp.Or(c.Limits.Running, e.rules.RunningPerOwner))
-}
-
-// A counter counts what is in progress for each owner.
-type counter struct {
-	most int64 // of all owners
+// A counter counts what is in progress for each owner, or for each key.
+type counter[K comparable] struct {
+	most int64 // of all
 
 	mu     sync.Mutex
 	all    int64
-	counts map[string]int64
+	counts map[K]int64
 }
 
-// take counts one more, unless the owner has so many or all have the most.
-func (c *counter) take(owner string, limit int64) bool {
+// take counts one more, unless of has so many or all have the most.
+func (c *counter[K]) take(of K, limit int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.all >= c.most || c.counts[owner] >= limit {
+	if c.all >= c.most || c.counts[of] >= limit {
 		return false
 	}
 	c.all++
-	c.counts[owner]++
+	c.counts[of]++
 	return true
 }
 
-func (c *counter) release(owner string) {
+func (c *counter[K]) release(of K) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.all--
-	if c.counts[owner]--; c.counts[owner] == 0 {
-		delete(c.counts, owner)
+	if c.counts[of]--; c.counts[of] == 0 {
+		delete(c.counts, of)
 	}
 }
 
@@ -393,8 +383,9 @@ func (e *Engine) play(ctx context.Context, r *Report, yield func(string, error) 
 		switch {
 		case isOver:
 		case err != nil:
+			cause := context.Cause(ctx)
 			yield("", err)
-			isOver, r.Err = true, err
+			isOver, r.Err = true, cmp.Or(cause, err)
 		default:
 			r.Fragments++
 			r.Bytes += int64(len(text))
@@ -448,14 +439,9 @@ func (e *Engine) Stop(ctx context.Context, key string) error {
 	if !e.options.ValidKey(key) {
 		return e.badKey
 	}
-	owner := e.options.Owner(ctx)
-	if !e.stops.take(owner, maxStops) {
-		return errTooManyStops
-	}
-	defer e.stops.release(owner)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*e.rules.Wait)
+	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*e.rules.Wait)
 	defer cancel()
-	found, err := e.store.Stop(ctx, owner, key)
+	found, err := e.store.Stop(stopping, e.options.Owner(ctx), key)
 	switch {
 	case err != nil:
 		return errUnavailable(fmt.Errorf("stopping an answer: %w", err))
@@ -465,18 +451,13 @@ func (e *Engine) Stop(ctx context.Context, key string) error {
 	return nil
 }
 
-// maxStops bounds the requests of one owner to stop an answer that one process
-// serves concurrently.
-const maxStops = 8
-
 // closeGrace is how long answers may take to end once they are cancelled.
 const closeGrace = 5 * time.Second
 
-// Close waits for answers that continue without a reader until ctx ends, then
-// stops them, and returns when their engines have returned and the store knows it,
-// or ErrHanging after 5 more seconds. Call it after http.Server.Shutdown: later chats
-// are not kept. Nobody can come back to a store in memory then: give it a context that
-// has ended.
+// Close waits for answers that continue without a reader until ctx ends, then stops them, and
+// returns when their engines have returned and the store knows it, or ErrHanging after 5 more
+// seconds. Call it after http.Server.Shutdown: later chats are not kept. Nobody can come back
+// to a store in memory then: give it a context that has ended.
 func (e *Engine) Close(ctx context.Context) error {
 	e.mu.Lock()
 	e.closed = true

@@ -565,24 +565,31 @@ func TestStatusBeforeMore(t *testing.T) {
 	is.Equal(got, []string{"ERROR the engine panicked afte", "INFO request rejected: 503 Lat"})
 }
 
-// TestDisconnectWithoutKey has clients without a key disconnect, which the engine learns
-// from yield before its context ends: OnAnswer says what OnChat says.
+// TestDisconnectWithoutKey has clients without a key disconnect, which an engine learns from
+// yield before its context ends, or from its context, whose error it yields: OnAnswer says
+// what OnChat says.
 func TestDisconnectWithoutKey(t *testing.T) {
-	for range 100 {
+	waits := botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			<-ctx.Done()
+			yield("", ctx.Err())
+		}
+	})
+	for i := range 100 {
 		synctest.Test(t, func(t *testing.T) {
 			is := is.New(t)
 			var ofChat, ofAnswer error
 			engine, h := handler(t, resume.Options{
-				Engine:   words("one", "two", "three"),
+				Engine:   []botapi.ChatEngine{words("one", "two", "three"), waits}[i%2],
 				OnAnswer: func(_ context.Context, r resume.Report) { ofAnswer = r.Err },
 			}, func(o *botapi.Options) { o.OnChat = func(_ context.Context, r botapi.ChatReport) { ofChat = r.Err } })
 			r := request(t.Context(), "key", "", true)
 			delete(r.Header, resume.Header)
 			w := brokenWriter{httptest.NewRecorder(), make(chan struct{})}
 			close(w.breaks)
-			ctx, cancel := context.WithCancel(t.Context())
+			ctx, disconnect := context.WithCancel(t.Context())
+			time.AfterFunc(time.Second, disconnect)
 			serveAborted(h, w, r.WithContext(ctx))
-			cancel()
 			is.NoErr(engine.Close(t.Context()))
 			is.True(errors.Is(ofChat, botapi.ErrClientLeft))
 			is.True(errors.Is(ofAnswer, botapi.ErrClientLeft))

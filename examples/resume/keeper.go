@@ -20,50 +20,36 @@ type keeper struct {
 }
 
 // keep copies the answer to the store as it arrives, ten times a second, renews its
-// lease and that of its model, and ends it there. It cancels an answer that was
-// stopped, or that nobody comes back for. It returns when the answer is settled and the
-// engine has returned.
+// lease and that of its model, and ends it there. It returns when the answer is settled
+// and the engine has returned.
 func (a *answer) keep(ctx context.Context) {
 	defer a.engine.forget(a)
 	k := keeper{answer: a, answeredAt: time.Now()}
 	for s := a.load(); !s.stored.isFinal() || !s.returned; s = a.load() {
-		k.pause(s, k.step(ctx, s))
+		tolerated := a.engine.rules.Lease
+		if s.size > window && s.attended { // the engine and a client wait for the store
+			tolerated = a.engine.rules.Wait
+		}
+		stored, have, err := k.tell(s)
+		switch {
+		case err == nil:
+			k.answeredAt = time.Now()
+		case time.Since(k.answeredAt) > tolerated:
+			stored, err = Lost, nil
+		}
+		if err == nil {
+			k.act(ctx, s, stored)
+			k.noteStored(stored, have)
+		}
+		k.pause(s, err)
 	}
 }
 
-// step tells the store what it lacks, and does what the store says. A store that does not
-// answer for a Lease has lost the answer; if the engine and a client wait for that, after
-// Wait. Until then, its error is returned.
-func (k *keeper) step(ctx context.Context, s state) error {
-	asked, cancel := context.WithTimeout(context.Background(), k.engine.rules.Lease)
-	defer cancel()
-	tolerated := k.engine.rules.Lease
-	if s.size > window && s.attended {
-		tolerated = k.engine.rules.Wait
-	}
-	stored, have, err := k.tell(asked, s)
-	switch {
-	case err == nil:
-		k.answeredAt = time.Now()
-	case time.Since(k.answeredAt) <= tolerated:
-		return err
-	default:
-		stored = Lost
-	}
-	if s.stored.isFinal() { // nothing changes it
-		stored = s.stored
-	}
-	k.act(ctx, s, stored)
-	k.note(stored, have, s.returned)
-	if s.stored == Running && (stored == Outgrown || stored == Lost) {
-		k.engine.log(ctx, slog.LevelInfo, "an answer is no longer kept", slog.String("state", string(stored)), slog.Any("error", err))
-	}
-	return nil
-}
-
-// tell returns what the store has of the answer once it has been told.
-func (k *keeper) tell(ctx context.Context, s state) (stored State, have int, err error) {
+// tell tells the store what it lacks of the answer, and returns what it has then.
+func (k *keeper) tell(s state) (stored State, have int, err error) {
 	store := k.engine.store
+	ctx, cancel := context.WithTimeout(context.Background(), k.engine.rules.Lease)
+	defer cancel()
 	added, err := store.Add(ctx, k.Ref, s.first, s.texts, s.attended)
 	if err != nil {
 		return "", 0, err
@@ -71,8 +57,7 @@ func (k *keeper) tell(ctx context.Context, s state) (stored State, have int, err
 	k.unattended = added.Unattended
 	switch {
 	case added.State == Running && (s.stored != Running || added.Have < s.first):
-		// Fragments are missing that are not here any more: nobody may join it.
-		_, err := store.End(ctx, k.Ref, -1, Ending{})
+		_, err := store.End(ctx, k.Ref, -1, Ending{}) // what it lacks is not here any more: nobody may join it
 		return Lost, 0, err
 	case added.State.isFinal() || s.stored.isFinal() || !s.hasEnded():
 		return added.State, added.Have, nil
@@ -81,7 +66,8 @@ func (k *keeper) tell(ctx context.Context, s state) (stored State, have int, err
 	return stored, added.Have, err
 }
 
-// act ends an answer that was stopped, or that nobody follows and nobody can join.
+// act does what the store says: it ends an answer that was stopped, or that nobody follows
+// and nobody can join.
 func (k *keeper) act(ctx context.Context, s state, stored State) {
 	if stored == Stopped {
 		k.cancel(ErrStopped)
@@ -90,28 +76,11 @@ func (k *keeper) act(ctx context.Context, s state, stored State) {
 	if stored != Running && !s.attended && !s.hasEnded() {
 		k.cancel(ErrAbandoned)
 	}
-}
-
-// note notes what the store has of the answer. The slot of its model is free before a
-// reader learns of its end.
-func (k *keeper) note(stored State, have int, returned bool) {
-	if stored.isFinal() && returned {
-		k.engine.forget(k.answer)
+	if s.stored == Running && (stored == Outgrown || stored == Lost) {
+		k.engine.log(ctx, slog.LevelInfo, "an answer is no longer kept", slog.String("state", string(stored)))
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if stored == Running {
-		k.have = have
-		k.trim()
-		return
-	}
-	if stored.isFinal() && !k.stored.isFinal() {
-		close(k.settled)
-	}
-	if k.stored != stored {
-		k.stored = stored
-		k.trim()
-		k.notify()
+	if s.returned && stored.isFinal() {
+		k.engine.forget(k.answer) // before a reader learns of the end
 	}
 }
 

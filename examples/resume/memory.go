@@ -152,16 +152,15 @@ func (m *Memory) Add(_ context.Context, r Ref, from int, texts []string, attende
 	}
 	if attended || a.readers.live() > 0 {
 		a.unattended = time.Time{}
-	} else if a.unattended.IsZero() {
+		return Added{State: a.state, Have: len(a.texts)}, nil
+	}
+	if a.unattended.IsZero() {
 		a.unattended = time.Now()
 	}
-	added := Added{State: a.state, Have: len(a.texts)}
-	if !a.unattended.IsZero() {
-		added.Unattended = time.Since(a.unattended)
-		if added.Unattended >= m.settings.Abandon {
-			m.drop(a)
-			added.State = Lost
-		}
+	added := Added{a.state, len(a.texts), time.Since(a.unattended)}
+	if added.Unattended >= m.settings.Abandon {
+		m.drop(a)
+		added.State = Lost
 	}
 	return added, nil
 }

@@ -8,17 +8,15 @@ import (
 	"time"
 )
 
-// A reader is a request that follows an answer from its first fragment. It reads
-// the fragments of this process, if that runs the answer, and the store for what
-// was dropped already.
+// A reader is a request that follows an answer from its first fragment. It reads the fragments
+// of this process, if that runs the answer, and the store for what was dropped already.
 type reader struct {
 	Ref
-	engine *Engine
-	claim  string  // the ID of its Claim; empty if it started the answer
-	local  *answer // nil if another process runs it
-	next   int     // number of the next fragment; guarded by local.mu, if that is set
-
-	timedOut bool // botapi logs that
+	engine   *Engine
+	claim    string  // the ID of its Claim; empty if it started the answer
+	local    *answer // nil if another process runs it
+	next     int     // number of the next fragment; guarded by local.mu, if that is set
+	timedOut bool    // botapi ended it, and logs that
 
 	mu      sync.Mutex // held while the lease of the slot is renewed
 	renewal *time.Timer
@@ -27,52 +25,53 @@ type reader struct {
 
 var errDied = errors.New("resume: the process that gave the answer has died, or its store has lost it")
 
-// follow yields the answer. It tolerates failures of the store for a Lease. It
-// returns true, and has yielded nothing, if the answer died before it said
-// anything.
+// follow yields the answer. It tolerates failures of the store for a Lease. It returns true,
+// and has yielded nothing, if the answer died before it said anything.
 func (r *reader) follow(ctx context.Context, yield func(string, error) bool) (died bool) {
 	defer r.leave()
 	r.renewLater()
 	for healthy := time.Now(); ctx.Err() == nil; {
 		p, err := r.read(ctx)
-		switch {
-		case errors.Is(err, errDied) && r.next == 0 && r.claim != "":
-			return true
-		case errors.Is(err, errDied), err != nil && time.Since(healthy) > r.engine.rules.Lease:
-			yield("", errBroken(err))
-			return false
-		}
 		for _, text := range p.texts {
 			if !yield(text, nil) {
 				return false
 			}
 		}
 		r.advance(len(p.texts))
-		if err == nil {
-			healthy = time.Now()
-		}
 		switch {
-		case p.over && p.err != nil:
-			yield("", p.err)
-			return false
-		case p.over:
-			return false
-		case len(p.texts) > 0:
-			continue
+		case err == nil:
+			healthy = time.Now()
+		case errors.Is(err, errDied) && r.next == 0 && r.claim != "":
+			return true
+		case errors.Is(err, errDied), time.Since(healthy) > r.engine.rules.Lease:
+			p.isOver, p.err = true, errBroken(err)
 		}
-		pause := r.engine.rules.Wait / 2 // readHere waits for the store for Wait; a change here begins the pause again
-		if p.changed == nil {
-			pause = batchPeriod // as often as the store gets fragments
+		if p.isOver {
+			if p.err != nil {
+				yield("", p.err)
+			}
+			return false
 		}
-		select {
-		case <-p.changed:
-		case <-time.After(pause):
-		case <-ctx.Done():
+		if len(p.texts) == 0 {
+			r.pause(ctx, p.changed)
 		}
 	}
 	r.timedOut = isTimeout(context.Cause(ctx))
 	yield("", context.Cause(ctx))
 	return false
+}
+
+// pause waits until there may be more.
+func (r *reader) pause(ctx context.Context, changed <-chan struct{}) {
+	pause := r.engine.rules.Wait / 2 // readHere waits for the store for Wait; a change here begins the pause again
+	if changed == nil {
+		pause = batchPeriod // as often as the store gets fragments
+	}
+	select {
+	case <-changed:
+	case <-time.After(pause):
+	case <-ctx.Done():
+	}
 }
 
 // attend has a reader follow an answer of this process.
@@ -86,7 +85,7 @@ func (r *reader) attend(a *answer) {
 // progress is the part of an answer from some fragment on.
 type progress struct {
 	texts   []string
-	over    bool // nothing comes after the texts
+	isOver  bool // nothing comes after the texts
 	err     error
 	changed <-chan struct{} // closed when there is more; nil if only the store tells
 }
@@ -113,19 +112,19 @@ func (r *reader) read(ctx context.Context) (progress, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.engine.rules.Lease)
 	defer cancel()
 	part, err := r.engine.store.Read(ctx, r.Ref, r.claim, r.next)
+	p := progress{texts: part.Texts, isOver: part.State != Running && len(part.Texts) == 0}
 	switch {
 	case err != nil:
 		return progress{}, err
-	case part.State == Running, len(part.Texts) > 0:
-		return progress{texts: part.Texts}, nil
-	case part.State == Complete:
-		return progress{over: true}, nil
+	case !p.isOver, part.State == Complete:
 	case part.State == Failed:
-		return progress{over: true, err: part.Ending.Err()}, nil
+		p.err = part.Ending.Err()
 	case part.State == Stopped:
-		return progress{over: true, err: ErrStopped}, nil
+		p.err = ErrStopped
+	default:
+		return progress{}, errDied
 	}
-	return progress{}, errDied
+	return p, nil
 }
 
 // advance counts fragments as read. The engine of an answer that is not kept may
@@ -154,18 +153,13 @@ func (r *reader) renewLater() {
 		if r.left {
 			return
 		}
-		if r.claim != "" || r.hasEnded() {
+		if r.claim != "" || r.local.load().hasEnded() {
 			ctx, cancel := context.WithTimeout(context.Background(), r.engine.rules.Wait)
 			defer cancel()
 			_, _ = r.engine.store.Read(ctx, r.Ref, r.claim, math.MaxInt32) // of no fragment: it renews, or else the next call does
 		}
 		r.renewal.Reset(r.engine.rules.Lease / 3)
 	})
-}
-
-func (r *reader) hasEnded() bool {
-	s := r.local.load()
-	return s.hasEnded()
 }
 
 func (r *reader) leave() {

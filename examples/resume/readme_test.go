@@ -48,7 +48,7 @@ func TestDocumentedResponses(t *testing.T) {
 	is.NoErr(err)
 	source, err := os.ReadFile("engine.go")
 	is.NoErr(err)
-	details := regexp.MustCompile(`(?:Detail: |tooMany\()"(.*?)"`).FindAllStringSubmatch(string(source), -1)
+	details := regexp.MustCompile(`(?:Detail: |later\(http\.\w+, )"(.*?)"`).FindAllStringSubmatch(string(source), -1)
 	is.True(len(details) >= 10)
 	for _, detail := range details {
 		is.True(strings.Contains(string(page), "`"+detail[1]+"`"))

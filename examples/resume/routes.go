@@ -47,17 +47,17 @@ type chosenKey struct{}
 // It is for the Chat.Context of a route that chooses the key of an answer itself, or finds it
 // for [Engine.Join]. With an empty key, the chat is one without.
 func WithKey(ctx context.Context, key string) context.Context {
-	return context.WithValue(ctx, chosenKey{}, key)
+	if key == "" {
+		return context.WithValue(ctx, chosenKey{}, []string(nil))
+	}
+	return context.WithValue(ctx, chosenKey{}, []string{key})
 }
 
 // keyOf returns the key of a chat, or "" if it has none.
 func (e *Engine) keyOf(ctx context.Context) (string, error) {
-	keys := botapi.RequestFrom(ctx).Header()[Header]
-	if key, isChosen := ctx.Value(chosenKey{}).(string); isChosen {
-		keys = []string{key}
-		if key == "" {
-			keys = nil
-		}
+	keys, isChosen := ctx.Value(chosenKey{}).([]string)
+	if !isChosen {
+		keys = botapi.RequestFrom(ctx).Header()[Header]
 	}
 	switch {
 	case len(keys) == 0:
@@ -79,8 +79,5 @@ func (e *Engine) serveStop(r *http.Request) (botapi.Response, error) {
 	if err == nil {
 		err = e.Stop(r.Context(), key) // rejects an empty one
 	}
-	if err != nil {
-		return nil, err
-	}
-	return botapi.Reply{Status: http.StatusNoContent}, nil
+	return botapi.Reply{Status: http.StatusNoContent}, err
 }

@@ -2,20 +2,17 @@ package resume
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"example.com/botapi"
 )
 
-// A sharing is what one key uses of the application's limits in this process: the slots of
-// its chats and of its model, which keeps that of the chat that started it. A client that
-// comes back when a limit is reached shares one of them.
-type sharing struct {
-	holders map[*botapi.Slot]int // chats and models with the key, by their slot
-	loans   int64                // chats that share one, or are about to; at most Readers of the Settings
-}
+// A chat with a key uses a slot of the application's limits, and its model keeps that until
+// it has returned. A client that comes back when a limit is reached shares such a slot of its
+// key, in this process: OnLimit lends it.
 
-// A loan is the slot that OnLimit has lent to a chat.
+// A loan is a slot that OnLimit has lent to a chat.
 type loan struct {
 	slot   *botapi.Slot
 	limit  error
@@ -40,9 +37,9 @@ func loanOf(ctx context.Context) (limit error, giveUp func()) {
 }
 
 // OnLimit is for [botapi.Options]. A client that comes back for its answer when a limit is
-// reached shares a slot that its key has in this process. A chat that can share none waits
-// for room under MaxWaiting, or is rejected, as without OnLimit: an OnLimit of the
-// application's own may call this one first.
+// reached shares a slot that its key has in this process; Readers of the [Settings] bounds how
+// many do. A chat that can share none waits for room under MaxWaiting, or is rejected, as
+// without OnLimit: an OnLimit of the application's own may call this one first.
 func (e *Engine) OnLimit(ctx context.Context, l botapi.Limit) (*botapi.Slot, error) {
 	key, err := e.keyOf(ctx)
 	if key == "" || err != nil {
@@ -50,50 +47,35 @@ func (e *Engine) OnLimit(ctx context.Context, l botapi.Limit) (*botapi.Slot, err
 	}
 	name := Ref{Owner: e.options.Owner(ctx), Key: key}
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	s := e.sharings[name]
+	held := slices.Clone(e.slots[name])
+	e.mu.Unlock()
 	switch {
-	case s == nil:
+	case len(held) == 0:
 		return nil, nil
-	case s.loans >= e.rules.Readers:
+	case !e.loans.take(name, e.rules.Readers):
 		return nil, errTooManyReaders
 	}
-	for slot := range s.holders {
-		s.loans++
-		giveUp := sync.OnceFunc(func() {
-			e.mu.Lock()
-			defer e.mu.Unlock()
-			s.loans--
-		})
-		context.AfterFunc(ctx, giveUp) // in case that the Engine is not called
-		botapi.RequestFrom(ctx).SetValue(loanKey{}, loan{slot, l.Err, giveUp})
-		return slot, nil
-	}
-	return nil, nil
+	giveUp := sync.OnceFunc(func() { e.loans.release(name) })
+	context.AfterFunc(ctx, giveUp) // in case that the Engine is not called
+	botapi.RequestFrom(ctx).SetValue(loanKey{}, loan{held[0], l.Err, giveUp})
+	return held[0], nil
 }
 
 // hold keeps the slot of a request in use, for a chat or a model with a key.
 func (e *Engine) hold(ctx context.Context, name Ref) (release func()) {
 	slot := botapi.RequestFrom(ctx).Slot()
 	free, isHeld := slot.Hold()
-	if !isHeld { // not within a botapi.Handler
+	if !isHeld { // not within a handler of botapi
 		return free
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	s := e.sharings[name]
-	if s == nil {
-		s = &sharing{holders: make(map[*botapi.Slot]int)}
-		e.sharings[name] = s
-	}
-	s.holders[slot]++
+	e.slots[name] = append(e.slots[name], slot)
 	return func() {
 		e.mu.Lock()
-		if s.holders[slot]--; s.holders[slot] == 0 {
-			delete(s.holders, slot)
-		}
-		if len(s.holders) == 0 {
-			delete(e.sharings, name)
+		i := slices.Index(e.slots[name], slot)
+		if e.slots[name] = slices.Delete(e.slots[name], i, i+1); len(e.slots[name]) == 0 {
+			delete(e.slots, name)
 		}
 		e.mu.Unlock()
 		free()

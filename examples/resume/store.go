@@ -20,9 +20,8 @@ type Settings struct {
 	// and 100. An answer runs until its model has returned.
 	Running, RunningPerOwner int64
 
-	// Readers and ReadersPerOwner are how many requests may concurrently follow one
-	// answer, and all answers of an owner, besides those that started them: 8 and
-	// 100.
+	// Readers and ReadersPerOwner are how many requests may concurrently follow one answer,
+	// and all answers of an owner, besides those that started them: 8 and 100.
 	Readers, ReadersPerOwner int64
 
 	// AnswerBytes, OwnerBytes and AllBytes are the memory for one answer, those of
@@ -30,8 +29,7 @@ type Settings struct {
 	// bytes besides its text, a running one as at least 16 KiB.
 	AnswerBytes, OwnerBytes, AllBytes int64
 
-	// FragmentBytes is how many bytes a fragment counts besides its text: 24, as in
-	// memory.
+	// FragmentBytes is how many bytes a fragment counts besides its text: 24, as in memory.
 	FragmentBytes int64
 
 	// Lease is how long a running answer, or a reader, counts without news from its
@@ -61,11 +59,16 @@ func (s Settings) Completed() Settings {
 	}
 }
 
-// A Store keeps answers for all processes that share it. The Engine calls it;
-// NewMemory has the rules in Go, and resumetest checks that another store has
-// the same. Methods may be called concurrently. They return when their context
-// ends, and their errors mean that it is not known whether they had an effect;
-// all may be repeated.
+// A Store keeps answers for all processes that share it. The Engine calls it; NewMemory has
+// the rules in Go, and resumetest checks that another store has the same. Methods may be
+// called concurrently. They return when their context ends, and their errors mean that it is
+// not known whether they had an effect; all may be repeated.
+//
+// The store decides in which state an answer is, for all processes. Claim makes it Running;
+// Add makes it Outgrown, or Lost if nobody has followed it for Abandon; Stop makes it Stopped,
+// and End Complete, Failed or Lost. Nothing changes one that is Complete, Failed or Stopped.
+// A store may lose an answer at any time, but never a part of one: it is Lost then. Only the
+// process that runs an answer calls Add and End for it, one call at a time.
 type Store interface {
 	// Settings returns the rules, complete.
 	Settings() Settings
@@ -73,18 +76,15 @@ type Store interface {
 	// Claim starts the answer of a key that has none, or joins the one that it has.
 	Claim(ctx context.Context, c Claim) (Claimed, error)
 
-	// Add adds the fragments from a number on to a running answer, and renews its
-	// lease and that of its model. Fragments that the store has already are not
-	// added again. attended says that somebody follows the answer in the process
-	// that runs it. It is called ten times a second while a model writes, and three
-	// times a Lease while it does not.
+	// Add adds the fragments from a number on to a running answer, and renews its lease and
+	// that of its model. Fragments that the store has already are not added again. attended
+	// says that somebody follows the answer in the process that runs it. It is called ten
+	// times a second while a model writes, and three times a Lease while it does not.
 	Add(ctx context.Context, a Ref, from int, texts []string, attended bool) (Added, error)
 
-	// End ends a running answer that has this number of fragments, and returns what it is
-	// for those who come later. A complete answer is kept, unless the store has another
-	// number of fragments or it has outgrown its room: then it is Lost. One that failed is
-	// Failed: only its present readers learn of it. End does not change an answer that is
-	// over, such as one that was Stopped before.
+	// End ends a running answer that has this number of fragments, and returns its state for
+	// those who come later. A complete answer is Complete, but Lost if it has outgrown its
+	// room or the store has another number of fragments.
 	End(ctx context.Context, a Ref, fragments int, e Ending) (State, error)
 
 	// Stop ends the running answer of a key in the state Stopped, and does not
@@ -129,9 +129,9 @@ type Claimed struct {
 // A State is that of an answer, or why a Claim gets none.
 type State string
 
-// States of answers. A key leads to an answer that is Running, Complete or
-// Stopped. Of the others, only their present readers learn. One that is
-// Outgrown can still be stopped by its key, until the key has another answer.
+// States of answers. A key leads to an answer that is Running, Complete or Stopped. Of the
+// others, only their present readers learn. One that is Outgrown can be stopped by its key
+// until its end, or until the key has another answer.
 const (
 	Running  State = "running"
 	Outgrown State = "outgrown" // running, with more text than there is room for: what did fit is kept for its readers
@@ -179,8 +179,7 @@ const (
 	// the least that a running one counts as.
 	AnswerOverhead, LeastRunning = 1000, 16 << 10
 
-	// JoinBurst is how often an answer may be joined at first; after that, once a
-	// second.
+	// JoinBurst is how often an answer may be joined at first; after that, once a second.
 	JoinBurst = 20
 )
 
