@@ -137,10 +137,18 @@ const (
 	// vLLM and SGLang, closes idle connections: a chat sent on a connection that
 	// is being closed would fail.
 	idleTimeout = 4 * time.Second
+	// A connection of HTTP/2 that the network has forgotten takes every new chat, as
+	// long as one in progress keeps it in use. After pingAfter without a sign of life
+	// it gets a ping, and it is closed pingTimeout later if there is no response. A
+	// runtime that reads a long prompt responds: its server does, and not its model.
+	pingAfter   = 5 * time.Second
+	pingTimeout = 10 * time.Second
 )
 
 // NewTransport returns a transport for model runtimes. It stops dialling an
-// unreachable host after 3 seconds, and does not limit the streams of one host.
+// unreachable host after 3 seconds, and does not limit the streams of one host. The
+// chats of an HTTP/2 connection whose other side has been silent for 15 seconds, a ping
+// included, fail.
 func NewTransport() *http.Transport {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.DialContext = (&net.Dialer{Timeout: dialTimeout}).DialContext
@@ -148,6 +156,7 @@ func NewTransport() *http.Transport {
 	transport.MaxIdleConns = 0
 	transport.MaxIdleConnsPerHost = 256
 	transport.MaxResponseHeaderBytes = 64 << 10
+	transport.HTTP2 = &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout}
 	return transport
 }
 
