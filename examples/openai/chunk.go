@@ -25,22 +25,12 @@ type Chunk struct {
 
 var errNoChunk = errors.New("an event of the stream is not a JSON object")
 
-// readEvent parses the current event.
-func readEvent(e *events) (Chunk, error) {
-	c, err := readChunk(e.data)
-	if e.error || err == nil && c.failed {
-		said, _ := readError("an error in the stream", e.data)
-		return Chunk{}, said
-	}
-	return c, err
-}
-
 // readChunk parses a chunk in one pass. It accepts the same JSON as encoding/json.
 // Invalid UTF-8 is kept as it is, since a runtime may split a character between two
 // chunks. Field names match exactly; the last of a repeated field counts; a field of
 // an unexpected type counts as absent.
 //
-// Some runtimes send "message", or "text" as for OpenAI's older completions, in place of
+// An error without content is none. Some runtimes send "message", or "text" as for OpenAI's older completions, in place of
 // "delta". Others repeat the answer so far in "message" next to "delta", so a delta with
 // text has precedence.
 func readChunk(event []byte) (Chunk, error) {
@@ -58,8 +48,7 @@ func readChunk(event []byte) (Chunk, error) {
 		case "usage":
 			c.readUsage(&s)
 		case "error":
-			failed = s.peek() != 'n'
-			s.skip()
+			failed = isContent(&s)
 		case "object": // errors of former versions of vLLM
 			isError = string(s.text()) == "error"
 		default:
@@ -99,7 +88,7 @@ func (c *Chunk) readChoice(s *scanner, texts *joined) {
 		case "message":
 			message = c.readMessage(s)
 		case "text":
-			text = s.text()
+			text = answerText(s)
 		case "finish_reason":
 			finish = s.text()
 		default:
@@ -133,7 +122,7 @@ func (c *Chunk) readMessage(s *scanner) []byte {
 		case "content":
 			content = c.readContent(s)
 		case "refusal":
-			refusal = s.text()
+			refusal = answerText(s)
 		case "tool_calls", "function_call", "audio", "images":
 			c.cannotRead(s)
 		default:
@@ -150,7 +139,7 @@ func (c *Chunk) readMessage(s *scanner) []byte {
 func (c *Chunk) readContent(s *scanner) []byte {
 	switch s.peek() {
 	case '"':
-		return s.text()
+		return answerText(s)
 	case '[':
 		var texts joined
 		for s.open('['); s.more(']'); {
@@ -164,7 +153,7 @@ func (c *Chunk) readContent(s *scanner) []byte {
 
 func (c *Chunk) readPart(s *scanner) []byte {
 	if s.peek() != '{' {
-		return s.text()
+		return answerText(s)
 	}
 	var kind, text []byte
 	for s.open('{'); s.more('}'); {
@@ -172,7 +161,7 @@ func (c *Chunk) readPart(s *scanner) []byte {
 		case "type":
 			kind = s.text()
 		case "text":
-			text = s.text()
+			text = answerText(s)
 		default:
 			s.skip()
 		}
@@ -187,13 +176,20 @@ func (c *Chunk) readPart(s *scanner) []byte {
 	return nil
 }
 
-// cannotRead skips a value, and notes it unless it is null or empty.
+// cannotRead skips a value, and notes it if there is something in it.
 func (c *Chunk) cannotRead(s *scanner) {
+	has := isContent(s)
+	c.unreadable = c.unreadable || has
+}
+
+// isContent skips a value, and reports whether there is something in it: null, false and
+// empty values are nothing.
+func isContent(s *scanner) bool {
 	s.peek()
 	start := s.at
 	s.skip()
-	value := bytes.Trim(s.data[start:s.at], "[]{}\" \t\r\n")
-	c.unreadable = c.unreadable || len(value) > 0 && string(value) != "null"
+	value := string(bytes.Trim(s.data[start:s.at], "[]{}\" \t\r\n"))
+	return value != "" && value != "null" && value != "false"
 }
 
 // joined concatenates texts. It copies only if there is more than one, which is rare.

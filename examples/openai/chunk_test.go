@@ -20,7 +20,7 @@ func TestReadChunk(t *testing.T) {
 		`{"choices":[{"delta":{"role":"assistant","content":null}}]}`:                                                                                    "",
 		`{"choices":[{"delta":{"refusal":"no"}},{"delta":{"content":"y","refusal":"z"}}]}`:                                                               "noyz",
 		`{"choices":[{"delta":{"content":"\u00fc\ud83d\udc4b\"\\\/\b\f\n\r\t"}}]}`:                                                                       "ü👋\"\\/\b\f\n\r\t",
-		`{"choices":[{"delta":{"content":"\ud83d|\udc4b\ud83d\u0041"}}]}`:                                                                                "\ufffd|\ufffd\ufffdA",
+		`{"choices":[{"delta":{"content":"|\udc4b\ud83d|\ud83d\u0041"}}]}`:                                                                               "|\ufffd\ufffd|\ufffdA",
 		"{\"choices\":[{\"delta\":{\"content\":\"caf\xc3\"}}]}":                                                                                          "caf\xc3", // split inside a character
 		"{\"choices\":[{\"delta\":{\"content\":\"\xa9\\n\"}}]}":                                                                                          "\xa9\n",
 		`{"choices":[{"delta":{"content":"a","content":"b"}}]}`:                                                                                          "b",
@@ -125,7 +125,12 @@ func TestReadChunkOtherFields(t *testing.T) {
 			is.Equal(c.unreadable, unreadable)
 		}
 	}
-	for _, failure := range []string{`{"error":{"message":"m"}}`, `{"error":"m"}`, `{"choices":[],"error":{}}`, `{"object":"error","message":"m"}`} {
+	for _, none := range []string{`null`, `""`, `{}`, `[ ]`, `false`} {
+		c, err := readChunk([]byte(`{"error":` + none + `,"choices":[]}`))
+		is.NoErr(err)
+		is.True(!c.failed)
+	}
+	for _, failure := range []string{`{"error":{"message":"m"}}`, `{"error":"m"}`, `{"choices":[],"error":[7]}`, `{"object":"error","message":"m"}`} {
 		c, err := readChunk([]byte(failure))
 		is.NoErr(err)
 		is.True(c.failed)
@@ -188,8 +193,9 @@ func FuzzReadChunk(f *testing.F) {
 			return
 		}
 		text, finish := textOf(want)
-		if string(c.Text) != text || string(c.Finish) != finish {
-			t.Fatalf("%q and %q, not %q and %q", c.Text, c.Finish, text, finish)
+		var joiner Joiner
+		if got := string(joiner.join(c.Text)) + joiner.Rest(); got != text || string(c.Finish) != finish {
+			t.Fatalf("%q and %q, not %q and %q", got, c.Finish, text, finish)
 		}
 		if id, _ := want["id"].(string); string(c.ID) != id {
 			t.Fatalf("id %q, not %q", c.ID, id)

@@ -7,11 +7,11 @@ package openai
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
 	"maps"
 	"mime"
@@ -80,7 +80,8 @@ const (
 // request is cancelled with the chat's context and carries the request id as
 // X-Request-Id. The user's id is not sent.
 //
-// Text is passed on byte for byte. Reasoning is omitted if the runtime sends it
+// Text is passed on byte for byte, except that the halves of a character that a runtime
+// has split into two JSON escapes are joined. Reasoning is omitted if the runtime sends it
 // apart from the content.
 type Engine struct {
 	config Config
@@ -197,7 +198,7 @@ func (e *Engine) Chunks(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[
 			yield(Chunk{}, err)
 			return
 		}
-		a := answer{ctx: ctx, usage: UsageFrom(ctx)}
+		a := answer{ctx: ctx, usage: cmp.Or(UsageFrom(ctx), new(Usage))}
 		stopped := false
 		err = a.run(e, body, func(c Chunk) bool {
 			stopped = !yield(c, nil)
@@ -211,8 +212,9 @@ func (e *Engine) Chunks(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[
 
 // An answer is one request to the runtime and the state of its response.
 type answer struct {
-	ctx      context.Context    // the chat's
-	usage    *Usage             // may be nil
+	ctx      context.Context // the chat's
+	usage    *Usage
+	text     Joiner
 	cancel   context.CancelFunc // cancels the request, not the chat
 	response *http.Response     // nil until it arrives
 	begun    bool               // text was received
@@ -235,17 +237,20 @@ func (a *answer) run(e *Engine, body []byte, yield func(Chunk) bool) error {
 	if err := a.checkResponse(); err != nil {
 		return err
 	}
-	return a.read(newEvents(response.Body), yield)
+	return a.read(NewEvents(response.Body), yield)
 }
 
-func (a *answer) read(events *events, yield func(Chunk) bool) error {
+func (a *answer) read(events *Events, yield func(Chunk) bool) error {
 	var rest *time.Timer
-	for events.next() {
+	for events.Next() {
 		if events.isDone() {
-			a.drain()
-			break
+			a.readRest(events, yield)
+			return a.unlessComplete(errIncomplete)
 		}
-		chunk, err := readEvent(events)
+		if len(events.data) == 0 {
+			continue // a sign of life
+		}
+		chunk, err := a.readEvent(events)
 		if err == nil {
 			err = a.note(&chunk)
 		}
@@ -260,21 +265,36 @@ func (a *answer) read(events *events, yield func(Chunk) bool) error {
 			defer rest.Stop()
 		}
 	}
-	return a.unlessComplete(events.end())
+	return a.unlessComplete(events.End())
+}
+
+// readEvent reads the current event as a chunk.
+func (a *answer) readEvent(events *Events) (Chunk, error) {
+	chunk, err := readChunk(events.data)
+	if events.error || err == nil && chunk.failed {
+		said, _ := readError("an error in the stream", events.data)
+		return Chunk{}, said
+	}
+	return chunk, err
 }
 
 // note drops a message that repeats the deltas before it. It returns an error if the
 // chunk ends the answer, and the answer is not complete or has only content that is not
 // text.
 func (a *answer) note(c *Chunk) error {
-	a.usage.note(*c)
+	a.usage.note(c)
 	if c.isMessage && a.deltas {
 		c.Text = nil
 	}
 	a.deltas = a.deltas || len(c.Text) > 0 && !c.isMessage
+	c.Text = a.text.join(c.Text)
+	finish := string(c.Finish)
+	if finish != "" && !a.complete {
+		c.Text = a.text.flush(c.Text)
+	}
 	a.begun = a.begun || len(c.Text) > 0
 	a.noText = a.noText || c.unreadable
-	switch finish := string(c.Finish); {
+	switch {
 	case finish == "" || a.complete:
 		return nil
 	case isAborted(finish):
@@ -318,11 +338,20 @@ const (
 	drainBytes = 4 << 10
 )
 
-// drain reads the body to its end, which normally follows [DONE] directly. The
-// transport reuses a connection only if the body was read to its end.
-func (a *answer) drain() {
+// readRest reads what follows [DONE]: the token count of a few runtimes, and the end of the
+// body. The transport reuses a connection only if the body was read to its end.
+func (a *answer) readRest(events *Events, yield func(Chunk) bool) {
 	defer time.AfterFunc(drainTime, a.cancel).Stop()
-	_, _ = io.CopyN(io.Discard, a.response.Body, drainBytes)
+	for n := 0; n < drainBytes && events.Next(); n += len(events.data) + 1 {
+		chunk, err := a.readEvent(events)
+		if err != nil {
+			continue
+		}
+		a.usage.note(&chunk)
+		if chunk.Counted && !yield(Chunk{Tokens: chunk.Tokens, Counted: true}) {
+			return
+		}
+	}
 }
 
 func (e *Engine) post(ctx context.Context, body []byte) (*http.Response, error) {

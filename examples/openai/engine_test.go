@@ -175,6 +175,39 @@ func TestCompleteStreams(t *testing.T) {
 		"an unknown finish_reason": {func(s *runtimetest.Stream) {
 			s.Raw(`data: {"choices":[{"delta":{"content":"complete"},"finish_reason":"eos"}]}` + "\n\n")
 		}, "complete"},
+		"the last event lacks its blank line": {func(s *runtimetest.Stream) {
+			s.Text("com")
+			s.Raw(`data: {"choices":[{"delta":{"content":"plete"},"finish_reason":"stop"}]}` + "\n")
+		}, "complete"},
+		"the last event lacks its line break": {func(s *runtimetest.Stream) {
+			s.Text("com")
+			s.Raw(`data: {"choices":[{"delta":{"content":"plete"},"finish_reason":"stop"}]}`)
+		}, "complete"},
+		"the same, and the connection is aborted": {func(s *runtimetest.Stream) {
+			s.Text("com")
+			s.Raw(`data: {"choices":[{"delta":{"content":"plete"},"finish_reason":"stop"}]}`)
+			s.Break()
+		}, "complete"},
+		"events separated by one line break": {func(s *runtimetest.Stream) { // GLM and Kimi
+			s.Raw(`data: {"choices":[{"delta":{"content":"com"}}]}` + "\n" + `data: {"choices":[{"delta":{"content":"plete"}}]}` + "\n")
+			s.Raw(`data: {"choices":[{"delta":{},"finish_reason":"stop"}]}` + "\ndata: [DONE]\n")
+		}, "complete"},
+		"a character split into escapes": {func(s *runtimetest.Stream) {
+			s.Raw(`data: {"choices":[{"delta":{"content":"a \ud83d"}}]}` + "\n\n")
+			s.Raw(": ping\n\n" + `data: {"choices":[{"delta":{"content":""}}]}` + "\n\n")
+			s.Raw(`data: {"choices":[{"delta":{"content":"\ude00 b \ud83d"}}]}` + "\n\n")
+			s.Raw(`data: {"choices":[{"delta":{"content":"\ude01"},"finish_reason":"stop"}]}` + "\n\n")
+		}, "a 😀 b 😁"},
+		"half a character": {func(s *runtimetest.Stream) {
+			s.Raw(`data: {"choices":[{"delta":{"content":"\ud83d"}}]}` + "\n\n")
+			s.Stop()
+		}, "\ufffd"},
+		"an error without content": {func(s *runtimetest.Stream) {
+			for _, none := range []string{`""`, `{}`, `false`, `null`} {
+				s.Raw(`data: {"error":` + none + `,"choices":[{"delta":{"content":"x"}}]}` + "\n\n")
+			}
+			s.Stop()
+		}, "xxxx"},
 		"a byte order mark and CR": {func(s *runtimetest.Stream) {
 			s.Raw("\ufeffdata: {\"choices\":[{\"delta\":{\"content\":\"com\"}}]}\r\r")
 			s.Raw("data: {\"choices\":[{\"delta\":{\"content\":\"plete\"},\"finish_reason\":\"stop\"}]}\r\r")
@@ -401,15 +434,15 @@ var incomplete = map[string]struct {
 		s.Raw(`data: {"choices":[{"index":0,"delta":{},"finish_reason":"insufficient_system_resource"}]}` + "\n\n")
 		s.Done()
 	}, `with the finish_reason "insufficient_system_resource"`},
-	"connection aborted":       {func(s *runtimetest.Stream) { s.Break() }, "unexpected EOF"},
-	"no finish_reason":         {func(*runtimetest.Stream) {}, "the stream ended before the answer did"},
-	"[DONE] alone":             {func(s *runtimetest.Stream) { s.Done() }, "the stream ended before the answer did"},
-	"aborted inside a chunk":   {func(s *runtimetest.Stream) { s.Raw(`data: {"choices":[{"ind`); s.Break() }, "unexpected EOF"},
-	"no blank line at the end": {func(s *runtimetest.Stream) { s.Raw(`data: {"choices":[{"finish_reason":"stop"}]}`) }, "the stream ended before the answer did"},
-	"not JSON":                 {func(s *runtimetest.Stream) { s.Raw("data: oops\n\n") }, "not a JSON object"},
-	"an endless line":          {func(s *runtimetest.Stream) { endless(s, "data: ", strings.Repeat("x", 64<<10)) }, "longer than 1048576 bytes"},
-	"an endless comment":       {func(s *runtimetest.Stream) { endless(s, ":", strings.Repeat("x", 64<<10)) }, "longer than 1048576 bytes"},
-	"an endless event":         {func(s *runtimetest.Stream) { endless(s, "", "data: "+strings.Repeat("x", 32<<10)+"\n") }, "longer than 1048576 bytes"},
+	"connection aborted":     {func(s *runtimetest.Stream) { s.Break() }, "unexpected EOF"},
+	"no finish_reason":       {func(*runtimetest.Stream) {}, "the stream ended before the answer did"},
+	"[DONE] alone":           {func(s *runtimetest.Stream) { s.Done() }, "the stream ended before the answer did"},
+	"aborted inside a chunk": {func(s *runtimetest.Stream) { s.Raw(`data: {"choices":[{"ind`); s.Break() }, "unexpected EOF"},
+	"aborted inside the end": {func(s *runtimetest.Stream) { s.Raw(`data: {"choices":[{"finish_reason":"stop"}]`) }, "the stream ended before the answer did"},
+	"not JSON":               {func(s *runtimetest.Stream) { s.Raw("data: oops\n\n") }, "not a JSON object"},
+	"an endless line":        {func(s *runtimetest.Stream) { endless(s, "data: ", strings.Repeat("x", 64<<10)) }, "longer than 1048576 bytes"},
+	"an endless comment":     {func(s *runtimetest.Stream) { endless(s, ":", strings.Repeat("x", 64<<10)) }, "longer than 1048576 bytes"},
+	"an endless event":       {func(s *runtimetest.Stream) { endless(s, "", "data: "+strings.Repeat("x", 32<<10)+"\n") }, "longer than 1048576 bytes"},
 }
 
 // endless writes until the client disconnects, up to 1 GiB.

@@ -3,6 +3,7 @@ package openai
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,18 +12,27 @@ import (
 // maxEvent bounds an event of a runtime's stream, and each line, in bytes.
 const maxEvent = 1 << 20
 
-// events reads an event stream, one event at a time, in bounded memory.
-type events struct {
-	ends  lineEnds
-	lines *bufio.Scanner
-	begun bool   // a line was read
-	data  []byte // of the current event; valid until the next call of next
-	error bool   // the current event is named "error"
-	err   error
+// Events reads a runtime's event stream, one event at a time, in bounded memory: an event
+// and a line have at most 1 MiB. It is for engines of every protocol that uses
+// server-sent events, and for one goroutine at a time.
+//
+// It reads what runtimes send, which is more than the standard allows: the last event may
+// lack its blank line or its line break, and events of JSON objects may be separated by a
+// single line break.
+type Events struct {
+	ends   lineEnds
+	lines  *bufio.Scanner
+	begun  bool   // a line was read
+	held   []byte // a line that begins the next event; valid until the next one is scanned
+	packed bool   // events are separated by a single line break
+	data   []byte // of the current event; valid until the next call of Next
+	error  bool   // the current event is named "error"
+	err    error
 }
 
-func newEvents(r io.Reader) *events {
-	e := &events{ends: lineEnds{r: r}}
+// NewEvents returns a reader of the events of r.
+func NewEvents(r io.Reader) *Events {
+	e := &Events{ends: lineEnds{r: r}}
 	e.lines = bufio.NewScanner(&e.ends)
 	e.lines.Buffer(make([]byte, 4<<10), maxEvent)
 	return e
@@ -66,36 +76,38 @@ func (l *lineEnds) replace(p []byte) int {
 
 var byteOrderMark = []byte("\ufeff")
 
-// next advances to the next event that has data. It skips a byte order mark, comments,
-// ids and other fields, and an event without a blank line at its end: the stream was
-// aborted.
-func (e *events) next() bool {
+// Next advances to the next event, and returns false at the end of the stream. It skips a
+// byte order mark, ids and other fields. It also stops at a comment and at an event without
+// data, with which a runtime says that it is alive: Data is empty then.
+func (e *Events) Next() bool {
 	e.data, e.error = e.data[:0], false
-	for hasData := false; e.err == nil && e.lines.Scan(); {
-		line := e.lines.Bytes()
-		if !e.begun {
-			line, e.begun = bytes.TrimPrefix(line, byteOrderMark), true
-		}
-		if len(line) == 0 {
-			if hasData {
-				return true
-			}
-			e.error = false
-			continue
+	for hasData := false; e.err == nil; {
+		line, ok := e.line()
+		if !ok {
+			return hasData && e.isWhole() // only its blank line is missing
 		}
 		name, value, _ := bytes.Cut(line, []byte(":"))
 		value = bytes.TrimPrefix(value, []byte(" "))
+		isBlank := len(line) == 0
+		isComment := !isBlank && len(name) == 0
+		switch {
+		case isBlank && hasData, isComment && !hasData && !e.error:
+			return true
+		case isBlank:
+			e.error = false
+		case hasData && e.isFollowedBy(string(name), value):
+			e.held, e.packed = line, true
+			return true
+		}
 		switch string(name) {
 		case "error": // former versions of llama.cpp
 			e.error = true
 			fallthrough
 		case "data":
-			if hasData {
-				e.data = append(e.data, '\n')
-			}
-			e.data, hasData = append(e.data, value...), true
-			if len(e.data) > maxEvent {
-				e.err = bufio.ErrTooLong
+			e.add(value, hasData)
+			hasData = true
+			if e.packed && e.isWhole() {
+				return true
 			}
 		case "event":
 			e.error = string(value) == "error"
@@ -104,13 +116,63 @@ func (e *events) next() bool {
 	return false
 }
 
-func (e *events) isDone() bool { return bytes.HasPrefix(e.data, []byte("[DONE]")) }
+// line returns the next line.
+func (e *Events) line() (line []byte, ok bool) {
+	if e.held != nil {
+		line, e.held = e.held, nil
+		return line, true
+	}
+	if !e.lines.Scan() {
+		return nil, false
+	}
+	line = e.lines.Bytes()
+	if !e.begun {
+		line, e.begun = bytes.TrimPrefix(line, byteOrderMark), true
+	}
+	return line, true
+}
+
+func (e *Events) add(value []byte, isMore bool) {
+	if isMore {
+		e.data = append(e.data, '\n')
+	}
+	e.data = append(e.data, value...)
+	if len(e.data) > maxEvent {
+		e.err = bufio.ErrTooLong
+	}
+}
+
+// isFollowedBy reports whether a line begins another event, although there is no blank line
+// before it. JSON never has a brace at the end of a line and a bracket at the start of the
+// next one.
+func (e *Events) isFollowedBy(name string, value []byte) bool {
+	if !e.isDone() && !bytes.HasSuffix(bytes.TrimSpace(e.data), []byte("}")) {
+		return false
+	}
+	switch name {
+	case "event":
+		return true
+	case "data", "error":
+		value = bytes.TrimSpace(value)
+		return len(value) > 0 && (value[0] == '{' || value[0] == '[')
+	}
+	return false
+}
+
+// isWhole reports whether the data is a complete JSON value or [DONE].
+func (e *Events) isWhole() bool { return e.isDone() || json.Valid(e.data) }
+
+func (e *Events) isDone() bool { return bytes.HasPrefix(e.data, []byte("[DONE]")) }
+
+// Data returns the data of the current event, valid until the next call of Next.
+func (e *Events) Data() []byte { return e.data }
 
 // errIncomplete means that the stream ended without a finish_reason.
 var errIncomplete = errors.New("the stream ended before the answer did")
 
-// end returns why next has returned false.
-func (e *events) end() error {
+// End returns why Next has returned false. It is an error in any case: whoever has read the
+// mark of a complete answer does not ask. Its text has nothing of the stream.
+func (e *Events) End() error {
 	err := e.err
 	if err == nil {
 		err = e.lines.Err()

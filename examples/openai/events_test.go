@@ -23,7 +23,18 @@ func TestEvents(t *testing.T) {
 		"alone in its line":        {"\ufeff\r\rdata: a\n\n", []string{"a"}},
 		"only one, and only first": {"\ufeff\ufeffdata: a\n\n\ufeffdata: b\n\ndata: \ufeffc\n\n", []string{"\ufeffc"}},
 		"only CR and LF":           {"\r\n\r\r\n\n", nil},
-		"without a blank line":     {"data: a\r\rdata: b\r", []string{"a"}},
+		"aborted inside an event":  {"data: a\r\rdata: b\r", []string{"a"}},
+		"aborted inside a line":    {"data: {}\n\ndata: {\"a\"", []string{"{}"}},
+		"aborted inside a name":    {"data: {}\n\nda", []string{"{}"}},
+
+		"the last without its blank line": {"data: a\n\ndata: {\"b\":1}\n", []string{"a", `{"b":1}`}},
+		"the last without its line break": {"data: a\n\ndata: {\"b\":1}", []string{"a", `{"b":1}`}},
+		"the end without its line break":  {"data: a\n\ndata: [DONE]", []string{"a", "[DONE]"}},
+		"separated by a line break":       {"data: {\"a\":1}\ndata:{\"b\":2} \ndata: [DONE]\ndata: {\"c\":3}\n\n", []string{`{"a":1}`, `{"b":2} `, "[DONE]", `{"c":3}`}},
+		"the same with names":             {"event: x\ndata: {\"a\":1}\nevent: y\ndata: {\"b\":2}\n", []string{`{"a":1}`, `{"b":2}`}},
+		"one of them of several lines":    {"data: {}\ndata: {\"a\":\ndata: [{}\ndata: ,{}]}\ndata: {}", []string{"{}", "{\"a\":\n[{}\n,{}]}", "{}"}},
+		"objects in an event of JSON":     {"data: [{}\ndata: ,{}\ndata: ]\n\n", []string{"[{}\n,{}\n]"}},
+		"signs of life":                   {": a\n\ndata: b\n: c\n\ndata\n\nevent: x\n\n:\n", []string{"", "b", "", ""}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for splitting, reader := range map[string]io.Reader{
@@ -34,28 +45,45 @@ func TestEvents(t *testing.T) {
 				t.Run(splitting, func(t *testing.T) {
 					is := is.New(t)
 					var got []string
-					events := newEvents(reader)
-					for events.next() {
-						got = append(got, string(events.data))
+					events := NewEvents(reader)
+					for events.Next() {
+						got = append(got, string(events.Data()))
 					}
 					is.Equal(got, c.want)
-					is.Equal(events.end(), errIncomplete)
+					is.Equal(events.End(), errIncomplete)
 				})
 			}
 		})
 	}
 }
 
+// Events that only a line break separates are not delayed until the next one comes, except
+// for the first.
+func TestNoEventOfOneLineIsDelayed(t *testing.T) {
+	is := is.New(t)
+	read, write := io.Pipe()
+	events := NewEvents(read)
+	go io.WriteString(write, "data: {}\ndata: {\"a\":1}\n")
+	is.True(events.Next())
+	is.True(events.Next())
+	is.Equal(string(events.Data()), `{"a":1}`)
+	go io.WriteString(write, "data: {\"b\":1}\n")
+	is.True(events.Next())
+	is.Equal(string(events.Data()), `{"b":1}`)
+	is.NoErr(write.Close())
+	is.True(!events.Next())
+}
+
 // A CR ends a line immediately, although an LF may follow.
 func TestNoEventIsDelayed(t *testing.T) {
 	is := is.New(t)
 	read, write := io.Pipe()
-	events := newEvents(read)
+	events := NewEvents(read)
 	for _, chunk := range []string{"data: a\r\r", "\ndata: b\r\n\r", "\ndata: c\n\n"} {
 		go io.WriteString(write, chunk) // returns when all of it has been read
-		is.True(events.next())
+		is.True(events.Next())
 	}
-	is.Equal(string(events.data), "c")
+	is.Equal(string(events.Data()), "c")
 	is.NoErr(write.Close())
-	is.True(!events.next())
+	is.True(!events.Next())
 }

@@ -26,24 +26,22 @@ type said struct {
 }
 
 // readSlowly is the reference for the engine's reading of a stream of valid UTF-8: it
-// follows the SSE standard, and decodes each event with encoding/json.
+// follows the SSE standard and what runtimes make of it, and decodes each event with
+// encoding/json.
 func readSlowly(stream string) (s said) {
-	var deltas, noText bool
+	var deltas, noText, done bool
 	for _, event := range eventsOf(stream) {
-		if strings.HasPrefix(event.data, "[DONE]") {
-			break
-		}
+		done = done || strings.HasPrefix(event.data, "[DONE]")
 		var chunk map[string]any
-		if json.Unmarshal([]byte(event.data), &chunk) != nil || chunk == nil || event.isError ||
-			chunk["error"] != nil || chunk["object"] == "error" {
-			break
+		isChunk := json.Unmarshal([]byte(event.data), &chunk) == nil && chunk != nil && !event.isError && !isError(chunk)
+		if isChunk {
+			s.count(chunk)
 		}
-		if usage, ok := chunk["usage"].(map[string]any); ok {
-			prompt, isPrompt := usage["prompt_tokens"].(float64)
-			completion, isCompletion := usage["completion_tokens"].(float64)
-			if isPrompt && isCompletion {
-				s.tokens, s.counted = openai.Tokens{Prompt: int64(prompt), Completion: int64(completion)}, true
-			}
+		if done {
+			continue
+		}
+		if !isChunk {
+			break
 		}
 		choices, _ := chunk["choices"].([]any)
 		finish, chunkText := "", ""
@@ -79,33 +77,73 @@ func readSlowly(stream string) (s said) {
 	return s
 }
 
+// count adds what a chunk says of the tokens so far. Zeros say nothing.
+func (s *said) count(chunk map[string]any) {
+	usage, _ := chunk["usage"].(map[string]any)
+	prompt, isPrompt := usage["prompt_tokens"].(float64)
+	completion, isCompletion := usage["completion_tokens"].(float64)
+	switch {
+	case !isPrompt || !isCompletion || prompt == 0 && s.tokens.Prompt == 0:
+		return
+	case prompt != 0:
+		s.tokens.Prompt = int64(prompt)
+	}
+	if completion != 0 {
+		s.tokens.Completion = int64(completion)
+	}
+	s.counted = true
+}
+
+func isError(chunk map[string]any) bool {
+	return !slices.Contains([]string{"null", `""`, "{}", "false"}, asJSON(chunk["error"])) || chunk["object"] == "error"
+}
+
 type event struct {
 	data    string
 	isError bool
 }
 
+// eventsOf returns the events that have data.
 func eventsOf(stream string) (all []event) {
 	stream = strings.TrimPrefix(stream, "\ufeff")
 	stream = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(stream)
-	blocks := strings.SplitAfter(stream, "\n")
 	var data []string
-	isError := false
-	for _, line := range blocks[:len(blocks)-1] {
-		name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+	isError, packed := false, false
+	end := func() {
+		if joined := strings.Join(data, "\n"); joined != "" {
+			all = append(all, event{joined, isError})
+		}
+		data, isError = nil, false
+	}
+	isWhole := func() bool {
+		joined := strings.Join(data, "\n")
+		return strings.HasPrefix(joined, "[DONE]") || json.Valid([]byte(joined))
+	}
+	for line := range strings.SplitSeq(stream, "\n") {
+		name, value, _ := strings.Cut(line, ":")
 		value = strings.TrimPrefix(value, " ")
+		isData := name == "data" || name == "error"
+		before, begins := strings.TrimSpace(strings.Join(data, "\n")), strings.TrimSpace(value)
+		isOver := strings.HasSuffix(before, "}") || strings.HasPrefix(before, "[DONE]")
+		if isOver && (name == "event" || isData && (strings.HasPrefix(begins, "{") || strings.HasPrefix(begins, "["))) {
+			end() // only a line break separates it from the next event
+			packed = true
+		}
 		switch {
-		case line == "\n":
-			if data != nil {
-				all = append(all, event{strings.Join(data, "\n"), isError})
-			}
-			data, isError = nil, false
+		case line == "":
+			end()
 		case name == "event":
 			isError = value == "error"
-		case name == "error":
-			data, isError = append(data, value), true
-		case name == "data":
+		case isData:
 			data = append(data, value)
+			isError = isError || name == "error"
+			if packed && isWhole() {
+				end()
+			}
 		}
+	}
+	if isWhole() {
+		end() // the last event lacks its blank line
 	}
 	return all
 }
@@ -229,6 +267,7 @@ func randomStream(random *rand.Rand) string {
 		}
 		b.WriteString(end)
 	}
+	packed := random.IntN(8) == 0
 	for range random.IntN(8) {
 		for random.IntN(4) == 0 {
 			line(pick(": ping", ":", "id: 7", "retry: 10", "event: message", "data", "unknown: x", "\ufeffdata: 1"))
@@ -238,7 +277,7 @@ func randomStream(random *rand.Rand) string {
 		}
 		data := randomChunk(random)
 		if random.IntN(12) == 0 {
-			data = pick("[DONE]", "oops", "null", "[]", `{"error":{"message":"m","code":429}}`, `{"error":null}`, `{"object":"error"}`, "")
+			data = pick("[DONE]", "oops", "null", "[]", `{"error":{"message":"m","code":429}}`, `{"error":null}`, `{"error":{}}`, `{"object":"error"}`, "")
 		}
 		if at := strings.IndexAny(data, ",:["); at > 0 && random.IntN(6) == 0 { // of several lines
 			line("data: " + data[:at+1])
@@ -248,7 +287,9 @@ func randomStream(random *rand.Rand) string {
 			line("event: error")
 		}
 		line(pick("data: ", "data:", "data: ", "data:  ") + data)
-		line("")
+		if !packed {
+			line("")
+		}
 	}
 	if random.IntN(4) > 0 {
 		line(`data: {"choices":[{"delta":{},"finish_reason":"stop"}]}`)
@@ -260,7 +301,17 @@ func randomStream(random *rand.Rand) string {
 	}
 	if random.IntN(2) > 0 {
 		line("data: [DONE]")
-		line(pick("", "data: after", ": end"))
+		switch random.IntN(4) {
+		case 0:
+			line("")
+		case 1:
+			line("data: after")
+		case 2:
+			line(": end")
+		case 3:
+			line(`data: {"choices":[],"usage":{"prompt_tokens":` + fmt.Sprint(random.IntN(2)) + `,"completion_tokens":9}}`)
+			line("")
+		}
 	}
 	return b.String()
 }
@@ -299,7 +350,7 @@ func randomChunk(random *rand.Rand) string {
 	}
 	choice = append(choice, `"finish_reason":`+pick("null", "null", "null", "null", "null", "null", `"stop"`, `"length"`, `"eos"`, `"abort"`, `"error"`, `"api_error"`, `"cancelled"`, `"timeout"`, `"tool_calls"`, `""`, "{}"))
 	random.Shuffle(len(choice), func(i, j int) { choice[i], choice[j] = choice[j], choice[i] })
-	chunk := []string{`"id":"c1"`, `"choices":[{` + strings.Join(choice, ",") + `}]`, `"usage":` + pick("null", "null", "null", `{"prompt_tokens":3,"completion_tokens":1}`)}
+	chunk := []string{`"id":"c1"`, `"choices":[{` + strings.Join(choice, ",") + `}]`, `"usage":` + pick("null", "null", "null", `{"prompt_tokens":3,"completion_tokens":1}`, `{"prompt_tokens":0,"completion_tokens":0}`)}
 	random.Shuffle(len(chunk), func(i, j int) { chunk[i], chunk[j] = chunk[j], chunk[i] })
 	return "{" + strings.Join(chunk, ",") + "}"
 }

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"cmp"
 	"context"
 	"sync"
 )
@@ -63,7 +64,10 @@ func (u *Usage) Tokens() (t Tokens, reported bool) {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.tokens, u.reported
+	if !u.reported {
+		return Tokens{}, false
+	}
+	return u.tokens, true
 }
 
 // Absurd reports whether the last reported count was impossible. Tokens does not return
@@ -103,6 +107,22 @@ func (u *Usage) Report(t Tokens) {
 	u.tokens, u.reported = t, true
 }
 
+// Update is Report for a runtime that counts while it answers: its counts are those of the
+// chat so far, and are not added up. A zero says nothing, and leaves the count before it.
+// Nothing is reported before the runtime has counted the prompt, which no chat lacks.
+func (u *Usage) Update(t Tokens) {
+	if u == nil {
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.absurd = !t.credible(); u.absurd {
+		return
+	}
+	u.tokens = Tokens{Prompt: cmp.Or(t.Prompt, u.tokens.Prompt), Completion: cmp.Or(t.Completion, u.tokens.Completion)}
+	u.reported = u.reported || u.tokens.Prompt > 0
+}
+
 // Finish records why the model ended its answer, such as "stop" or "length". It is for
 // engines of other protocols.
 func (u *Usage) Finish(reason string) {
@@ -125,8 +145,13 @@ func (u *Usage) Reset() {
 	u.tokens, u.reported, u.absurd, u.finish = Tokens{}, false, false, ""
 }
 
-func (u *Usage) note(c Chunk) {
-	if c.Counted || c.Absurd {
-		u.Report(c.Tokens)
+// note records the count of a chunk, and puts the count so far in its place.
+func (u *Usage) note(c *Chunk) {
+	if !c.Counted && !c.Absurd {
+		return
+	}
+	u.Update(c.Tokens)
+	if c.Counted {
+		c.Tokens, c.Counted = u.Tokens()
 	}
 }

@@ -40,6 +40,50 @@ func TestTokens(t *testing.T) {
 			s.Usage(9, 1<<62)
 			s.Done()
 		}, openai.Tokens{}, false, "stop"},
+		"counted after [DONE]": {func(s *runtimetest.Stream) { // OpenCode Zen
+			s.Text("Hi")
+			s.Stop()
+			s.Done()
+			s.Raw(": ping\n\ndata: oops\n\n")
+			s.Usage(9, 7)
+		}, openai.Tokens{Prompt: 9, Completion: 7}, true, "stop"},
+		"zeros after the count": {func(s *runtimetest.Stream) {
+			s.Text("Hi")
+			s.Usage(9, 7)
+			s.Stop()
+			s.Usage(0, 0)
+			s.Done()
+			s.Usage(0, 0)
+		}, openai.Tokens{Prompt: 9, Completion: 7}, true, "stop"},
+		"zeros before the count": {func(s *runtimetest.Stream) {
+			s.Usage(0, 0)
+			s.Text("Hi")
+			s.Stop()
+			s.Usage(9, 7)
+			s.Done()
+		}, openai.Tokens{Prompt: 9, Completion: 7}, true, "stop"},
+		"a part of each count": {func(s *runtimetest.Stream) {
+			s.Usage(9, 0)
+			s.Text("Hi")
+			s.Stop()
+			s.Usage(0, 7)
+			s.Done()
+		}, openai.Tokens{Prompt: 9, Completion: 7}, true, "stop"},
+		"no prompt": {func(s *runtimetest.Stream) {
+			s.Usage(0, 1)
+			s.Text("Hi")
+			s.Stop()
+			s.Usage(0, 7)
+			s.Done()
+		}, openai.Tokens{}, false, "stop"},
+		"counts so far are not added up": {func(s *runtimetest.Stream) {
+			s.Usage(9, 1)
+			s.Text("Hi")
+			s.Usage(9, 2)
+			s.Stop()
+			s.Usage(9, 3)
+			s.Done()
+		}, openai.Tokens{Prompt: 9, Completion: 3}, true, "stop"},
 		"not counted": {func(s *runtimetest.Stream) { s.Whole("Hi") }, openai.Tokens{}, false, "stop"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -92,6 +136,7 @@ func TestNoUsage(t *testing.T) {
 	is := is.New(t)
 	usage := openai.UsageFrom(t.Context())
 	usage.Report(openai.Tokens{Prompt: 9, Completion: 7})
+	usage.Update(openai.Tokens{Prompt: 9, Completion: 7})
 	usage.Finish("stop")
 	usage.Reset()
 	tokens, reported := usage.Tokens()
@@ -105,10 +150,13 @@ func TestImpossibleTokens(t *testing.T) {
 	is := is.New(t)
 	_, usage := openai.CountTokens(t.Context())
 	for _, absurd := range []openai.Tokens{{Prompt: -1, Completion: 2}, {Prompt: 1, Completion: -2}, {Prompt: 1<<40 + 1}, {Completion: math.MaxInt64}} {
-		usage.Report(absurd)
-		_, reported := usage.Tokens()
-		is.True(!reported)
-		is.True(usage.Absurd())
+		for _, count := range []func(openai.Tokens){usage.Report, usage.Update} {
+			usage.Reset()
+			count(absurd)
+			_, reported := usage.Tokens()
+			is.True(!reported)
+			is.True(usage.Absurd())
+		}
 	}
 	usage.Report(openai.Tokens{Prompt: 1 << 40})
 	is.True(!usage.Absurd())
