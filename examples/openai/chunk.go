@@ -17,6 +17,7 @@ type Chunk struct {
 	Tokens    Tokens
 	Counted   bool // the chunk has a token count
 	Absurd    bool // the chunk has an impossible token count
+	Alive     bool // nothing but a sign of life: a comment, or an event without data
 
 	failed     bool // the event is an error and not a chunk
 	isMessage  bool // Text is in messages, not in deltas

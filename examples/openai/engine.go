@@ -189,8 +189,9 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 }
 
 // Chunks is Chat for engines that build on this one. It yields each chunk of the
-// runtime's stream, with or without text. A chunk's byte slices are valid until the
-// next chunk.
+// runtime's stream, with or without text, and one that is [Chunk.Alive] for each comment,
+// with which some runtimes say that they are still reading a long prompt. A chunk's byte
+// slices are valid until the next chunk.
 func (e *Engine) Chunks(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
 		body, err := e.body(req)
@@ -247,9 +248,6 @@ func (a *answer) read(events *Events, yield func(Chunk) bool) error {
 			a.readRest(events, yield)
 			return a.unlessComplete(errIncomplete)
 		}
-		if len(events.data) == 0 {
-			continue // a sign of life
-		}
 		chunk, err := a.readEvent(events)
 		if err == nil {
 			err = a.note(&chunk)
@@ -270,6 +268,9 @@ func (a *answer) read(events *Events, yield func(Chunk) bool) error {
 
 // readEvent reads the current event as a chunk.
 func (a *answer) readEvent(events *Events) (Chunk, error) {
+	if len(events.data) == 0 {
+		return Chunk{Alive: true}, nil
+	}
 	chunk, err := readChunk(events.data)
 	if events.error || err == nil && chunk.failed {
 		said, _ := readError("an error in the stream", events.data)

@@ -228,6 +228,28 @@ func TestCompleteStreams(t *testing.T) {
 	}
 }
 
+// Engines that wrap this one see that a runtime is alive, and clients do not.
+func TestSignsOfLife(t *testing.T) {
+	is := is.New(t)
+	runtime := runtimeSays(t, func(s *runtimetest.Stream) {
+		s.Raw(": keep-alive\n\ndata:\n\n")
+		s.Text("Hi")
+		s.Raw(": keep-alive\n")
+		s.Stop()
+		s.Done()
+	})
+	engine, err := openai.NewEngine(openai.Config{BaseURL: runtime.URL})
+	is.NoErr(err)
+	var alive []bool
+	for chunk, err := range engine.Chunks(t.Context(), &botapi.ChatRequest{Bot: helper}) {
+		is.NoErr(err)
+		alive = append(alive, chunk.Alive)
+	}
+	is.Equal(alive, []bool{true, true, false, true, false})
+	_, answer := chat(t, serve(t, openai.Config{BaseURL: runtime.URL}), stream)
+	is.Equal(answer, "data: {\"content\":\"Hi\"}\n\ndata: [DONE]")
+}
+
 func TestFragmentsPassImmediately(t *testing.T) {
 	is := is.New(t)
 	next := make(chan string, 1)

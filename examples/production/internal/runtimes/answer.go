@@ -20,8 +20,10 @@ type answer struct {
 
 	ctx    context.Context // of this try; it ends with the chat's, or with errSilent
 	cancel context.CancelCauseFunc
-	heard  bool // the endpoint has sent something
+	heard  bool // the endpoint has sent a chunk
 	begun  bool // text was passed on
+
+	spoken, alive time.Time // the last text and the last sign of life, or when the try began
 }
 
 // run passes the endpoint's text on. It returns nil when the answer is complete.
@@ -32,6 +34,9 @@ func (a *answer) run(req *botapi.ChatRequest) error {
 		switch {
 		case err != nil:
 			return err
+		case chunk.Alive:
+			a.isAlive()
+			continue
 		case !a.hears():
 			return errSilent
 		}
@@ -51,6 +56,8 @@ var errSilent = errors.New("the endpoint does not answer")
 // That is no reason to ask another one, which is probably just as busy.
 func (a *answer) begin(ctx context.Context) (end func()) {
 	a.ctx, a.cancel = context.WithCancelCause(ctx)
+	a.spoken = time.Now()
+	a.alive = a.spoken
 	a.endpoint.begin(a)
 	timer := a.listen(a.endpoint.heard.Load())
 	return func() {
@@ -75,10 +82,23 @@ func (a *answer) listen(heard uint64) *time.Timer {
 	})
 }
 
-// hears notes that the endpoint has sent something. It returns false if the chat
+// isAlive notes that the endpoint has sent something, if only a comment: it does
+// not hang. Its first word is still to come.
+func (a *answer) isAlive() {
+	a.endpoint.heard.Add(1)
+	a.alive = time.Now()
+}
+
+// stalls reports whether the endpoint hangs: it has been silent for most of the
+// time since its last text. One that reads a long prompt or thinks is not.
+func (a *answer) stalls() bool {
+	return time.Since(a.alive) > time.Since(a.spoken)/2
+}
+
+// hears notes that the endpoint has sent a chunk. It returns false if the chat
 // has already moved to another endpoint.
 func (a *answer) hears() bool {
-	a.endpoint.heard.Add(1)
+	a.isAlive()
 	if !a.heard {
 		a.heard = true
 		return a.endpoint.speaks(a)
@@ -92,6 +112,7 @@ func (a *answer) pass(text []byte) bool {
 	if len(text) == 0 {
 		return true
 	}
+	a.spoken = a.alive
 	if !a.begun {
 		a.begun = true
 		a.observed.firstFragment(a.ctx)

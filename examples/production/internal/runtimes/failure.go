@@ -40,7 +40,9 @@ func (a *answer) classify(err error) *failure {
 	case errors.Is(cause, errSilent):
 		return &failure{err: gatewayTimeout("The model did not begin to answer in time", errSilent), elsewhere: true}
 	case errors.Is(cause, botapi.ErrEngineStalled):
-		a.endpoint.fails(a)
+		if a.stalls() {
+			a.endpoint.fails(a)
+		}
 		return &failure{err: cause}
 	case !isUpstream || upstream.TooLong || upstream.NoText:
 		return &failure{err: err}

@@ -117,6 +117,7 @@ const (
 	rejects         // 503
 	hangs           // accepts the request and never responds
 	halfHangs       // answers probes, but no chats
+	reads           // sends a comment every 10 seconds for 5 minutes, and answers then
 )
 
 func (h *hosts) turn(host string, s state) {
@@ -153,10 +154,36 @@ func (h *hosts) RoundTrip(r *http.Request) (*http.Response, error) {
 		fallthrough
 	default:
 		response.Header.Set("Content-Type", "text/event-stream")
-		response.Body = io.NopCloser(strings.NewReader(`data: {"choices":[{"delta":{"content":"` + r.URL.Host + `"},"finish_reason":"stop"}]}` + "\n\n"))
+		body := &body{ctx: r.Context(), Reader: strings.NewReader(`data: {"choices":[{"delta":{"content":"` + r.URL.Host + `"},"finish_reason":"stop"}]}` + "\n\n")}
+		if state == reads {
+			body.comments = 30
+		}
+		response.Body = body
 	}
 	return response, nil
 }
+
+// A body has a comment every ten seconds before its events.
+type body struct {
+	ctx      context.Context // the request's
+	comments int
+	io.Reader
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	if b.comments == 0 {
+		return b.Reader.Read(p)
+	}
+	b.comments--
+	select {
+	case <-time.After(10 * time.Second):
+		return copy(p, ": ping\n\n"), nil
+	case <-b.ctx.Done():
+		return 0, b.ctx.Err()
+	}
+}
+
+func (b *body) Close() error { return nil }
 
 // among returns an engine for these hosts.
 func among(t *testing.T, states map[string]state) (*runtimes.Engine, *hosts) {
@@ -325,19 +352,34 @@ func within(t *testing.T, d time.Duration, cause error) context.Context {
 	return ctx
 }
 
+// A runtime that reads a long prompt says with comments that it is alive (vLLM's
+// --sse-keep-alive-interval). The prompt is not read again elsewhere.
+func TestEndpointThatReadsALongPromptDoesNotHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		engine, hosts := among(t, map[string]state{"a": reads})
+		answer, err := ask(t.Context(), engine, "m1")
+		is.NoErr(err)
+		is.Equal(answer, "a")
+		is.Equal(hosts.asked("b"), 0)
+	})
+}
+
 func TestStalledEndpointIsALastResort(t *testing.T) {
 	for name, c := range map[string]struct {
+		state state
 		cause error
 		toA   int
 	}{
-		"the engine stalled":      {botapi.ErrEngineStalled, 0},
-		"the client disconnected": {botapi.ErrClientLeft, 2},
+		"the engine stalled":              {hangs, botapi.ErrEngineStalled, 0},
+		"the engine stalled, but it read": {reads, botapi.ErrEngineStalled, 2},
+		"the client disconnected":         {hangs, botapi.ErrClientLeft, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				is := is.New(t)
-				engine, hosts := among(t, map[string]state{"a": hangs})
-				_, err := ask(within(t, time.Second, c.cause), engine, "m1")
+				engine, hosts := among(t, map[string]state{"a": c.state})
+				_, err := ask(within(t, 50*time.Second, c.cause), engine, "m1")
 				is.True(errors.Is(err, c.cause))
 				hosts.turn("a", answers)
 				before := hosts.asked("a")
