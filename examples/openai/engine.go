@@ -166,9 +166,11 @@ func NewTransport() *http.Transport {
 // It yields errors of botapi's types. Invalid fields of Extra are an
 // HTTPValidationError that lists them. Errors of the runtime have a [Failure] as
 // their cause: a conversation that is too long for the model is an
-// HTTPValidationError for "messages"; a runtime that is unreachable or overloaded
-// (429, 502, 503, 504, 529) is a StatusError 503 with RetryAfter; all other failures
-// are a 502. So is a key that the runtime rejects, since it is not the client's key.
+// HTTPValidationError for "messages", before the first text and after it; a field of
+// Extra that the runtime does not accept is one for that field; a runtime that is
+// unreachable or overloaded (429, 502, 503, 504, 529) is a StatusError 503 with
+// RetryAfter; all other failures are a 502. So is a key that the runtime rejects, since
+// it is not the client's key.
 //
 // An answer is complete only if the runtime sends a finish_reason, and none of those
 // that mean the opposite, such as abort and error. After that, Chat waits at most 1
@@ -199,7 +201,7 @@ func (e *Engine) Chunks(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[
 			yield(Chunk{}, err)
 			return
 		}
-		a := answer{ctx: ctx, usage: cmp.Or(UsageFrom(ctx), new(Usage))}
+		a := answer{ctx: ctx, req: req, usage: cmp.Or(UsageFrom(ctx), new(Usage))}
 		stopped := false
 		err = a.run(e, body, func(c Chunk) bool {
 			stopped = !yield(c, nil)
@@ -214,6 +216,7 @@ func (e *Engine) Chunks(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[
 // An answer is one request to the runtime and the state of its response.
 type answer struct {
 	ctx      context.Context // the chat's
+	req      *botapi.ChatRequest
 	usage    *Usage
 	text     Joiner
 	cancel   context.CancelFunc // cancels the request, not the chat
@@ -273,8 +276,7 @@ func (a *answer) readEvent(events *Events) (Chunk, error) {
 	}
 	chunk, err := readChunk(events.data)
 	if events.error || err == nil && chunk.failed {
-		said, _ := readError("an error in the stream", events.data)
-		return Chunk{}, said
+		return Chunk{}, EventFailure(a.req, events.data)
 	}
 	return chunk, err
 }
@@ -295,34 +297,16 @@ func (a *answer) note(c *Chunk) error {
 	}
 	a.begun = a.begun || len(c.Text) > 0
 	a.noText = a.noText || c.unreadable
-	switch {
-	case finish == "" || a.complete:
-		return nil
-	case isAborted(finish):
-		where := fmt.Sprintf("the runtime aborted the answer with the finish_reason %.80q", finish)
-		return &runtimeError{where: where, status: statusOf[finish]}
-	case !a.begun && (a.noText || finish == "tool_calls"):
-		return errNoText
-	default:
-		a.complete = true
-		a.usage.Finish(finish)
+	if finish == "" || a.complete {
 		return nil
 	}
-}
-
-// isAborted reports whether the runtime has not completed the answer. After any other
-// finish_reason, known or not, an answer is complete.
-func isAborted(finish string) bool {
-	switch finish {
-	case "abort", // vLLM and SGLang
-		"cancelled", "timeout", // TensorRT-LLM
-		"insufficient_system_resource": // DeepSeek
-		return true
+	if err := CheckFinish(finish, a.begun, a.noText); err != nil {
+		return err
 	}
-	return strings.HasSuffix(finish, "error") // error: vLLM and hosted services; overloaded_error: gateways
+	a.complete = true
+	a.usage.Finish(finish)
+	return nil
 }
-
-var errNoText = errors.New("the answer has no text, only tool calls or other content that cannot be read")
 
 // unlessComplete drops an error after the finish_reason: at most the token count is
 // missing then.
@@ -434,8 +418,7 @@ func (e *Engine) nameLimit(body map[string]any) {
 // checkResponse returns an error unless the response is a readable stream.
 func (a *answer) checkResponse() error {
 	if a.response.StatusCode != http.StatusOK {
-		said, _ := a.readError()
-		return said
+		return ResponseFailure(a.req, a.response)
 	}
 	if encoding := a.response.Header.Get("Content-Encoding"); encoding != "" && !strings.EqualFold(encoding, "identity") {
 		return fmt.Errorf("the stream is encoded as %.40q, which was not requested", encoding)
@@ -444,7 +427,7 @@ func (a *answer) checkResponse() error {
 	if kind == "text/event-stream" {
 		return nil
 	}
-	if said, ok := a.readError(); ok { // llama.cpp and LM Studio sometimes send errors with a 200
+	if said, ok := readFailure(a.req, a.response); ok { // llama.cpp and LM Studio sometimes send errors with a 200
 		return said
 	}
 	return fmt.Errorf("the response is %.80q and not an event stream", kind)

@@ -353,34 +353,45 @@ func TestUpstreamFailures(t *testing.T) {
 		answer     string
 		retryAfter string
 	}{
-		"our key is rejected":      {401, `{"error":{"message":"Incorrect API key","type":"invalid_request_error","code":"invalid_api_key"}}`, nil, 502, failed, ""},
-		"our account is forbidden": {403, `{"error":{"message":"Forbidden"}}`, nil, 502, failed, ""},
-		"no such model":            {404, `{"object":"error","message":"The model does not exist.","code":404}`, nil, 502, failed, ""},
-		"rate limit":               {429, `{"error":{"message":"Rate limit reached"}}`, []string{"Retry-After", "17"}, 503, unavailable, "17"},
-		"without a Retry-After":    {429, ``, nil, 503, unavailable, "2"},
-		"a huge Retry-After":       {429, ``, []string{"Retry-After", "99999999999"}, 503, unavailable, "2"},
-		"its queue is full":        {503, `{"error":{"message":"server busy, please try again.  maximum pending requests exceeded","type":"api_error","param":null,"code":null}}`, nil, 503, unavailable, "2"},
-		"it is overloaded":         {529, `{"error":{"message":"Overloaded","type":"overloaded_error"}}`, nil, 503, unavailable, "2"},
-		"it is starting":           {503, `{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}`, nil, 503, unavailable, "2"},
-		"a proxy without a server": {502, `<html>Bad Gateway</html>`, nil, 503, unavailable, "2"},
-		"an internal error":        {500, `Internal Server Error`, nil, 502, failed, ""},
-		"a redirect to GET":        {301, ``, []string{"Location", "/elsewhere"}, 502, failed, ""},
-		"a redirect to POST":       {307, ``, []string{"Location", "/elsewhere"}, 502, failed, ""},
-		"an HTML page":             {200, `<html>Welcome!</html>`, nil, 502, failed, ""},
-		"a JSON response":          {200, `{"choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}`, nil, 502, failed, ""},
-		"no content":               {204, ``, nil, 502, failed, ""},
-		"an invalid request":       {400, `{"error":{"message":"temperature is not supported","type":"invalid_request_error"}}`, nil, 502, notAccepted, ""},
-		"an error as text":         {400, `{"error":"temperature is not supported"}`, nil, 502, notAccepted, ""},
-		"an error of other types":  {400, `{"error":{"message":{},"type":[],"code":{}}}`, nil, 502, notAccepted, ""},
-		"an error without an end":  {400, `{"error":{"message":"` + strings.Repeat("x", 1<<20), nil, 502, notAccepted, ""},
-		"too long for OpenAI":      {400, `{"error":{"message":"Too many tokens.","type":"invalid_request_error","code":"context_length_exceeded"}}`, nil, 422, tooLong, ""},
-		"too long for old vLLM":    {400, `{"object":"error","message":"This model's maximum context length is 4096 tokens. However, you requested 5000.","type":"BadRequestError","param":null,"code":400}`, nil, 422, tooLong, ""},
-		"too long for vLLM":        {400, `{"error":{"message":"This model's maximum context length is 4096 tokens. However, you requested 5000.","type":"BadRequestError","param":null,"code":400}}`, nil, 422, tooLong, ""},
-		"too long for SGLang":      {400, `{"object":"error","message":"The input (5000 tokens) is longer than the model's context length (4096 tokens).","type":"BadRequestError","param":null,"code":400}`, nil, 422, tooLong, ""},
-		"too long for llama.cpp":   {400, `{"error":{"code":400,"message":"the request exceeds the available context size","type":"exceed_context_size_error","n_ctx":4096}}`, nil, 422, tooLong, ""},
-		"the same with status 200": {200, `{"error":{"code":400,"message":"the request exceeds the available context size","type":"exceed_context_size_error","n_ctx":4096}}`, nil, 422, tooLong, ""},
-		"too long for Ollama":      {400, `{"error":{"message":"the input length exceeds the context length","type":"invalid_request_error","param":null,"code":null}}`, nil, 422, tooLong, ""},
-		"too long for LM Studio":   {400, `{"error":"Trying to keep the first 9000 tokens when context the overflows. However, the model is loaded with context length of only 4096 tokens"}`, nil, 422, tooLong, ""},
+		"our key is rejected":            {401, `{"error":{"message":"Incorrect API key","type":"invalid_request_error","code":"invalid_api_key"}}`, nil, 502, failed, ""},
+		"our account is forbidden":       {403, `{"error":{"message":"Forbidden"}}`, nil, 502, failed, ""},
+		"no such model":                  {404, `{"object":"error","message":"The model does not exist.","code":404}`, nil, 502, failed, ""},
+		"rate limit":                     {429, `{"error":{"message":"Rate limit reached"}}`, []string{"Retry-After", "17"}, 503, unavailable, "17"},
+		"without a Retry-After":          {429, ``, nil, 503, unavailable, "2"},
+		"a huge Retry-After":             {429, ``, []string{"Retry-After", "99999999999"}, 503, unavailable, "2"},
+		"its queue is full":              {503, `{"error":{"message":"server busy, please try again.  maximum pending requests exceeded","type":"api_error","param":null,"code":null}}`, nil, 503, unavailable, "2"},
+		"it is overloaded":               {529, `{"error":{"message":"Overloaded","type":"overloaded_error"}}`, nil, 503, unavailable, "2"},
+		"it is starting":                 {503, `{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}`, nil, 503, unavailable, "2"},
+		"a proxy without a server":       {502, `<html>Bad Gateway</html>`, nil, 503, unavailable, "2"},
+		"an internal error":              {500, `Internal Server Error`, nil, 502, failed, ""},
+		"a redirect to GET":              {301, ``, []string{"Location", "/elsewhere"}, 502, failed, ""},
+		"a redirect to POST":             {307, ``, []string{"Location", "/elsewhere"}, 502, failed, ""},
+		"a body that is too large":       {413, `<html>413 Request Entity Too Large</html>`, nil, 422, tooLong, ""},
+		"an HTML page":                   {200, `<html>Welcome!</html>`, nil, 502, failed, ""},
+		"a JSON response":                {200, `{"choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}`, nil, 502, failed, ""},
+		"no content":                     {204, ``, nil, 502, failed, ""},
+		"an invalid request":             {400, `{"error":{"message":"temperature is not supported","type":"invalid_request_error"}}`, nil, 502, notAccepted, ""},
+		"an error as text":               {400, `{"error":"temperature is not supported"}`, nil, 502, notAccepted, ""},
+		"an error of other types":        {400, `{"error":{"message":{},"type":[],"code":{}}}`, nil, 502, notAccepted, ""},
+		"an error without an end":        {400, `{"error":{"message":"` + strings.Repeat("x", 1<<20), nil, 502, notAccepted, ""},
+		"too long for OpenAI":            {400, `{"error":{"message":"Too many tokens.","type":"invalid_request_error","code":"context_length_exceeded"}}`, nil, 422, tooLong, ""},
+		"too long for old vLLM":          {400, `{"object":"error","message":"This model's maximum context length is 4096 tokens. However, you requested 5000.","type":"BadRequestError","param":null,"code":400}`, nil, 422, tooLong, ""},
+		"too long for vLLM":              {400, `{"error":{"message":"This model's maximum context length is 4096 tokens. However, you requested 5000.","type":"BadRequestError","param":null,"code":400}}`, nil, 422, tooLong, ""},
+		"too long for SGLang":            {400, `{"object":"error","message":"The input (5000 tokens) is longer than the model's context length (4096 tokens).","type":"BadRequestError","param":null,"code":400}`, nil, 422, tooLong, ""},
+		"too long for llama.cpp":         {400, `{"error":{"code":400,"message":"the request exceeds the available context size","type":"exceed_context_size_error","n_ctx":4096}}`, nil, 422, tooLong, ""},
+		"the same with status 200":       {200, `{"error":{"code":400,"message":"the request exceeds the available context size","type":"exceed_context_size_error","n_ctx":4096}}`, nil, 422, tooLong, ""},
+		"too long for Ollama":            {400, `{"error":{"message":"the input length exceeds the context length","type":"invalid_request_error","param":null,"code":null}}`, nil, 422, tooLong, ""},
+		"too long for vLLM in 2026":      {400, `{"error":{"message":"You passed 8193 input tokens and requested 512 output tokens. However, the model's context length is only 8192 tokens, resulting in a maximum input length of 7680 tokens. Please reduce the length of the input prompt.","type":"BadRequestError","param":"input_tokens","code":400}}`, nil, 422, tooLong, ""},
+		"too long for hosted Ollama":     {400, `{"error":{"message":"prompt too long; exceeded max context length by 540451 tokens (ref: 00ad71bb)","type":"invalid_request_error","param":null,"code":null}}`, nil, 422, tooLong, ""},
+		"too long for Gemini":            {400, `[{"error":{"code":400,"message":"The input token count (218152) exceeds the maximum number of tokens allowed (65536).","status":"INVALID_ARGUMENT"}}]`, nil, 422, tooLong, ""},
+		"too long for xAI":               {400, `{"code":"Client specified an invalid argument","error":"This model's maximum prompt length is 131072 but the request contains 537812 tokens."}`, nil, 422, tooLong, ""},
+		"too long for Kimi":              {400, `{"error":{"message":"Invalid request: Your request exceeded model token limit: 8192","type":"invalid_request_error"}}`, nil, 422, tooLong, ""},
+		"too long for DeepSeek":          {400, `{"error":{"message":"This model's maximum context length is 131072 tokens. However, you requested 131134 tokens (122942 in the messages, 8192 in the completion). Please reduce the length of the messages or completion.","type":"invalid_request_error","param":null,"code":"invalid_request_error"}}`, nil, 422, tooLong, ""},
+		"too long for LM Studio in 2025": {400, `{"error":"The number of tokens to keep from the initial prompt is greater than the context length (n_keep: 13055>= n_ctx: 4096). Try to load the model with a larger context length, or provide a shorter input."}`, nil, 422, tooLong, ""},
+		"too long for LM Studio 0.4":     {400, `{"error":"Cannot truncate prompt with n_keep (15028) >= n_ctx (7424)"}`, nil, 422, tooLong, ""},
+		"too long, as plain text":        {400, `Validation: prompt is too long`, nil, 422, tooLong, ""},
+		"no error":                       {400, `[]`, nil, 502, notAccepted, ""},
+		"too long for LM Studio":         {400, `{"error":"Trying to keep the first 9000 tokens when context the overflows. However, the model is loaded with context length of only 4096 tokens"}`, nil, 422, tooLong, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, body := range []string{stream, noStream} {
@@ -420,6 +431,32 @@ func TestErrorsBeforeText(t *testing.T) {
 			is.Equal(response.StatusCode, c.status)
 		})
 	}
+}
+
+// A runtime may find out only while it answers that the conversation is too long. The error
+// is of the same type as before the first text.
+func TestTooLongAfterText(t *testing.T) {
+	is := is.New(t)
+	runtime := runtimeSays(t, func(s *runtimetest.Stream) {
+		s.Text("Once upon")
+		s.Raw("event: error\ndata: {\"error\":{\"message\":\"Context size has been exceeded.\"}}\n\n")
+	})
+	engine, err := openai.NewEngine(openai.Config{BaseURL: runtime.URL})
+	is.NoErr(err)
+	said := ""
+	for text, err := range engine.Chat(t.Context(), &botapi.ChatRequest{Bot: helper}) {
+		if err == nil {
+			said += text
+			continue
+		}
+		invalid, ok := errors.AsType[*botapi.HTTPValidationError](err)
+		is.True(ok)
+		is.Equal(invalid.Detail[0].Type, "value_error.messages.too_long")
+		failure, ok := errors.AsType[*openai.Failure](err)
+		is.True(ok)
+		is.True(failure.TooLong && failure.Begun && failure.Streamed)
+	}
+	is.Equal(said, "Once upon")
 }
 
 func compressed(s string) string {
