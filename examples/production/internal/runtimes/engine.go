@@ -111,9 +111,9 @@ func New(o Options) (*Engine, error) {
 // Chat answers with the bot's model, and passes each piece of text on as it
 // arrives.
 //
-// It yields botapi's errors: an HTTPValidationError for invalid fields in Extra
-// and for a conversation that is too long for the model, a StatusError for all
-// failures upstream.
+// It yields botapi's errors: an HTTPValidationError for invalid fields in Extra, for
+// those that the model does not accept, and for a conversation that is too long for
+// it, a StatusError for all failures upstream.
 func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		ctx, observed := e.instruments.begin(ctx, req.Bot.Model)
@@ -139,7 +139,7 @@ func (e *Engine) answer(ctx context.Context, req *botapi.ChatRequest, observed *
 	name := cmp.Or(settings.Runtime, e.standard)
 	upstream := upstreamRequest(req, settings)
 	observed.asks(upstream)
-	return e.speak(ctx, e.runtimes[name], upstream, observed, yield)
+	return forClient(e.speak(ctx, e.runtimes[name], upstream, observed, yield), req.Extra)
 }
 
 // speak asks the endpoints of a runtime one after another until one of them has

@@ -2,6 +2,7 @@ package runtimes
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -44,7 +45,7 @@ func (a *answer) classify(err error) *failure {
 			a.endpoint.fails(a)
 		}
 		return &failure{err: cause}
-	case !isUpstream || upstream.TooLong || upstream.NoText:
+	case !isUpstream || upstream.TooLong || upstream.NoText || upstream.Mistake != nil:
 		return &failure{err: err}
 	case upstream.Begun:
 		return &failure{err: err}
@@ -78,4 +79,25 @@ func gatewayTimeout(detail string, cause error) error {
 func isDialError(err error) bool {
 	operation, ok := errors.AsType[*net.OpError](err)
 	return ok && operation.Op == "dial"
+}
+
+// forClient names the field that the client has sent, if the runtime does not accept
+// it. A setting of the bot's is no mistake of the client's.
+func forClient(err error, sent map[string]json.RawMessage) error {
+	upstream, ok := errors.AsType[*openai.Failure](err)
+	if !ok || upstream.Mistake == nil || upstream.Mistake.Loc[1] == "messages" {
+		return err
+	}
+	names := []string{fmt.Sprint(upstream.Mistake.Loc[1])}
+	if names[0] == "max_tokens" { // the smallest of several
+		names = []string{"max_completion_tokens", "max_tokens", "max_words"}
+	}
+	for _, name := range names {
+		if value, ok := sent[name]; ok && string(value) != "null" {
+			upstream.Mistake.Loc[1] = name
+			return upstream.Answer()
+		}
+	}
+	upstream.Mistake = nil
+	return upstream.Answer()
 }

@@ -13,6 +13,7 @@ import (
 	"example.com/botapi"
 	"example.com/botapi/examples/openai"
 	"example.com/botapi/examples/openai/runtimetest"
+	"example.com/botapi/examples/production/internal/postgres"
 	"example.com/botapi/examples/production/internal/runtimes"
 	"github.com/matryer/is"
 	"go.opentelemetry.io/otel/sdk/metric"
@@ -48,6 +49,42 @@ func TestUpstreamStatuses(t *testing.T) {
 			is.Equal(strings.TrimSpace(answer), c.answer)
 			is.Equal(response.Header.Get("Retry-After"), c.retryAfter)
 			is.Equal(len(other.Requests()) == 1, c.elsewhere)
+		})
+	}
+}
+
+// A field that the model does not accept is told to the client that has sent it. If it is
+// a setting of the bot, the service is to blame. No other endpoint is asked.
+func TestFieldThatTheModelDoesNotAccept(t *testing.T) {
+	for name, c := range map[string]struct {
+		extra, param, field string
+	}{
+		"temperature":           {`,"temperature":1`, "temperature", "temperature"},
+		"the bot's":             {``, "temperature", ""},
+		"max_tokens":            {`,"max_tokens":200`, "max_tokens", "max_tokens"},
+		"max_completion_tokens": {`,"max_completion_tokens":200`, "max_tokens", "max_completion_tokens"},
+		"max_words":             {`,"max_words":50`, "max_tokens", "max_words"},
+		"the bot's limit":       {`,"max_words":null`, "max_tokens", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			rejects := func(s *runtimetest.Stream, _ *runtimetest.Request) {
+				s.Refuse(400, `{"error":{"message":"m","param":"`+c.param+`"}}`)
+			}
+			a, b := runtimetest.New(t, rejects), runtimetest.New(t, rejects)
+			o := options(t, a.URL, b.URL)
+			o.Settings = settings(func(string) (postgres.Settings, error) {
+				return postgres.Settings{Temperature: new(0.5), MaxTokens: new(int64(300))}, nil
+			})
+			response, answer := chat(t, serve(t, o), `{"bot_slug":"helper","prompt":"Hi","stream":false`+c.extra+`}`)
+			is.Equal(len(a.Requests())+len(b.Requests()), 1)
+			if c.field == "" {
+				is.Equal(response.StatusCode, http.StatusBadGateway)
+				is.Equal(answer, `{"detail":"The model did not accept the request"}`)
+				return
+			}
+			is.Equal(response.StatusCode, http.StatusUnprocessableEntity)
+			is.True(strings.HasPrefix(answer, `{"detail":[{"loc":["body","`+c.field+`"]`))
 		})
 	}
 }
