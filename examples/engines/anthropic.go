@@ -1,15 +1,13 @@
 package engines
 
 import (
-	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
 	"mime"
-	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -30,15 +28,20 @@ type AnthropicConfig struct {
 	Transport http.RoundTripper // nil means one of openai.NewTransport
 }
 
-// Anthropic is a botapi.ChatEngine for Anthropic's Messages API, which it calls with
-// anthropic-sdk-go.
+// Anthropic is a botapi.ChatEngine for Anthropic's Messages API, and for others with the
+// same protocol. It makes the requests with anthropic-sdk-go, and reads the stream with
+// openai.Events, since the SDK's reader loses a last event without a blank line and has no
+// limit for one event.
 //
 // The API has a single system prompt: it gets all system messages, in their order.
 // Messages without text, which the API rejects, are omitted. A temperature above 1 is
-// a validation error. The model's thinking is not part of the answer.
+// a validation error, and so is what a model rejects of the client's request: a
+// temperature, a conversation that ends with the assistant, a stop text of white space.
+// The model's thinking is not part of the answer; one without text, of tool calls alone, is
+// a 502.
 type Anthropic struct {
-	config   AnthropicConfig
-	messages anthropic.MessageService
+	config AnthropicConfig
+	client anthropic.Client
 }
 
 // NewAnthropic returns an engine. It does not contact the API.
@@ -48,78 +51,20 @@ func NewAnthropic(c AnthropicConfig) *Anthropic {
 		transport.DisableCompression = true // compression would delay tokens
 		c.Transport = transport
 	}
-	client := &http.Client{
-		Transport: c.Transport,
-		// A redirect would send the key to another server.
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
 	options := []option.RequestOption{
-		option.WithEnvironmentProduction(), // the default for BaseURL
-		option.WithHTTPClient(client),
+		option.WithoutEnvironmentDefaults(),
+		option.WithHTTPClient(&http.Client{
+			Transport: c.Transport,
+			// A redirect would send the key to another server.
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		}),
 		option.WithAPIKey(c.Key),
 		option.WithMaxRetries(0), // retries are up to the client, which may have disconnected
-		option.WithMiddleware(checkResponse),
 	}
 	if c.BaseURL != "" {
 		options = append(options, option.WithBaseURL(c.BaseURL))
 	}
-	return &Anthropic{config: c, messages: anthropic.NewMessageService(options...)}
-}
-
-// checkResponse fails unless the response is an event stream, which the SDK does not
-// check, and bounds the time and the memory for reading an error.
-func checkResponse(r *http.Request, next option.MiddlewareNext) (*http.Response, error) {
-	response, err := next(r)
-	if err != nil {
-		return response, err
-	}
-	body := response.Body
-	kind, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type"))
-	switch {
-	case response.StatusCode >= 400: // the SDK turns it into an error
-		defer body.Close()
-		defer time.AfterFunc(5*time.Second, func() { body.Close() }).Stop()
-		text, _ := io.ReadAll(io.LimitReader(body, 64<<10)) // an error keeps what was read
-		response.Body = io.NopCloser(bytes.NewReader(text))
-	case response.StatusCode != http.StatusOK || kind != "text/event-stream":
-		body.Close()
-		return nil, &openai.Failure{Status: response.StatusCode, Err: fmt.Errorf("status %d with a body of type %.80q", response.StatusCode, kind)}
-	default:
-		response.Body = &anthropicEvents{ReadCloser: body}
-	}
-	return response, nil
-}
-
-// maxAnthropicEvent bounds an event, in bytes. The SDK joins the lines of an event
-// without a limit.
-const maxAnthropicEvent = 1 << 20
-
-var errAnthropicEvent = fmt.Errorf("an event of the stream is longer than %d bytes", maxAnthropicEvent)
-
-// anthropicEvents is a response body whose Read fails if an event is too long.
-type anthropicEvents struct {
-	io.ReadCloser
-	event, line int  // lengths so far
-	last        byte // the last byte read
-}
-
-func (e *anthropicEvents) Read(p []byte) (int, error) {
-	n, err := e.ReadCloser.Read(p)
-	for _, c := range p[:n] {
-		if e.event++; e.event > maxAnthropicEvent {
-			return 0, errAnthropicEvent
-		}
-		switch {
-		case c != '\n':
-			e.line++
-		case e.line == 0 || e.line == 1 && e.last == '\r': // a blank line ends an event
-			e.event, e.line = 0, 0
-		default:
-			e.line = 0
-		}
-		e.last = c
-	}
-	return n, err
+	return &Anthropic{config: c, client: anthropic.NewClient(options...)}
 }
 
 // Chat yields the model's answer, each fragment as it arrives.
@@ -130,24 +75,37 @@ func (e *Anthropic) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2
 			yield("", err)
 			return
 		}
-		a := anthropicAnswer{ctx: ctx, usage: openai.UsageFrom(ctx)}
+		a := anthropicAnswer{ctx: ctx, req: req, usage: openai.UsageFrom(ctx)}
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		stream := e.messages.NewStreaming(ctx, params, option.WithHeader("X-Request-Id", botapi.RequestIDFrom(ctx)))
-		defer stream.Close()
-		a.streamed = stream.Err() == nil
-		for !a.complete && stream.Next() {
-			if text := a.read(stream.Current()); text != "" && !yield(text, nil) {
+		var response *http.Response
+		err = e.client.Post(ctx, "v1/messages", params, &response, option.WithJSONSet("stream", true),
+			option.WithHeader("X-Request-Id", botapi.RequestIDFrom(ctx)), option.WithMiddleware(a.check))
+		if err != nil {
+			yield("", a.failed(err))
+			return
+		}
+		defer response.Body.Close()
+		events := openai.NewEvents(response.Body)
+		for !a.complete {
+			if !events.Next() {
+				yield("", a.failed(events.End()))
+				return
+			}
+			text, err := a.read(events.Data())
+			if err != nil {
+				yield("", a.failed(err))
+				return
+			}
+			if text != "" && !yield(text, nil) {
 				return
 			}
 		}
-		if !a.complete {
-			yield("", a.failed(stream.Err()))
-			return
-		}
-		// The transport reuses a connection only if the body was read to its end.
+		// The rest may have a token count, and the transport reuses a connection only if
+		// the body was read to its end.
 		defer time.AfterFunc(100*time.Millisecond, cancel).Stop()
-		for stream.Next() {
+		for events.Next() {
+			_, _ = a.read(events.Data())
 		}
 	}
 }
@@ -198,31 +156,95 @@ func invalidForAnthropic(field, msg, kind string) error {
 // An anthropicAnswer is the state of one response.
 type anthropicAnswer struct {
 	ctx      context.Context // the chat's
-	usage    *openai.Usage   // may be nil
-	tokens   openai.Tokens
-	streamed bool // the response is a stream
-	begun    bool // text was received
-	complete bool // message_stop was received
+	req      *botapi.ChatRequest
+	usage    *openai.Usage // may be nil
+	counts   anthropic.MessageDeltaUsage
+	text     openai.Joiner
+	reason   anthropic.StopReason // empty until it is known
+	streamed bool                 // the response is a stream
+	begun    bool                 // text was received
+	other    bool                 // content other than text and thinking was received
+	complete bool                 // message_stop was received
 }
 
-// read records an event and returns its text.
-func (a *anthropicAnswer) read(event anthropic.MessageStreamEventUnion) (text string) {
+// check fails unless the response is an event stream, which the SDK does not check.
+func (a *anthropicAnswer) check(r *http.Request, next option.MiddlewareNext) (*http.Response, error) {
+	response, err := next(r)
+	if err != nil {
+		return response, err
+	}
+	if response.StatusCode != http.StatusOK {
+		return nil, openai.ResponseFailure(a.req, response)
+	}
+	if kind, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type")); kind != "text/event-stream" {
+		response.Body.Close()
+		return nil, &openai.Failure{Status: response.StatusCode, Err: fmt.Errorf("status 200 with a body of type %.80q", kind)}
+	}
+	a.streamed = true
+	return response, nil
+}
+
+// read records an event and returns its text. An event without data is a sign of life.
+func (a *anthropicAnswer) read(data []byte) (text string, err error) {
+	if len(data) == 0 {
+		return "", nil
+	}
+	var event anthropic.MessageStreamEventUnion
+	if json.Unmarshal(data, &event) != nil {
+		return "", errors.New("the stream is invalid: an event is not JSON") // the SDK's error may quote the answer
+	}
 	switch event.Type {
 	case "message_start":
 		u := event.Message.Usage
-		a.count(anthropicPrompt(u.InputTokens, u.CacheReadInputTokens, u.CacheCreationInputTokens), u.OutputTokens)
+		a.count(u.InputTokens, u.CacheReadInputTokens, u.CacheCreationInputTokens, u.OutputTokens)
 	case "content_block_start":
-		text = event.ContentBlock.Text // usually empty; a thinking block has none
+		a.noteBlock(event.ContentBlock.Type)
+		text = a.text.Unquote(event.ContentBlock.JSON.Text.Raw()) // usually empty; a thinking block has none
 	case "content_block_delta":
-		text = event.Delta.Text // only a text_delta has one
+		text = a.text.Unquote(event.Delta.JSON.Text.Raw()) // only a text_delta has one
 	case "message_delta":
-		a.count(a.tokens.Prompt, event.Usage.OutputTokens)
-		a.usage.Finish(anthropicFinish(event.Delta.StopReason))
+		u := event.Usage
+		a.count(u.InputTokens, u.CacheReadInputTokens, u.CacheCreationInputTokens, u.OutputTokens)
+		a.reason = cmp.Or(event.Delta.StopReason, a.reason)
 	case "message_stop":
-		a.complete = true
+		text = a.text.Rest()
+		err = a.end(text)
+	case "error", "": // every other event has a type
+		return "", openai.EventFailure(a.req, data)
 	}
 	a.begun = a.begun || text != ""
-	return text
+	return text, err
+}
+
+func (a *anthropicAnswer) noteBlock(kind string) {
+	switch kind {
+	case "", "text", "thinking", "redacted_thinking":
+	default: // such as tool_use
+		a.other = true
+	}
+}
+
+func (a *anthropicAnswer) end(text string) error {
+	if err := openai.CheckFinish(string(a.reason), a.begun || text != "", a.other); err != nil {
+		return err
+	}
+	a.complete = true
+	a.usage.Finish(anthropicFinish(a.reason))
+	return nil
+}
+
+// count reports the tokens so far, so that an incomplete answer has a count, too. Each count
+// is that of the whole answer so far; a count that is missing is 0, and changes nothing.
+func (a *anthropicAnswer) count(input, cacheRead, cacheCreation, output int64) {
+	c := &a.counts
+	c.InputTokens = cmp.Or(input, c.InputTokens)
+	c.CacheReadInputTokens = cmp.Or(cacheRead, c.CacheReadInputTokens)
+	c.CacheCreationInputTokens = cmp.Or(cacheCreation, c.CacheCreationInputTokens)
+	c.OutputTokens = cmp.Or(output, c.OutputTokens)
+	a.usage.Update(openai.Tokens{
+		Prompt:     anthropicPrompt(c.InputTokens, c.CacheReadInputTokens, c.CacheCreationInputTokens),
+		Completion: c.OutputTokens,
+	})
 }
 
 // anthropicPrompt returns the sum of the counts. If one of them is impossible, it
@@ -235,12 +257,6 @@ func anthropicPrompt(counts ...int64) (sum int64) {
 		sum += n
 	}
 	return sum
-}
-
-// count reports the tokens so far, so that an incomplete answer has a count, too.
-func (a *anthropicAnswer) count(prompt, completion int64) {
-	a.tokens = openai.Tokens{Prompt: prompt, Completion: completion}
-	a.usage.Report(a.tokens)
 }
 
 // anthropicFinish translates the reason for openai.Usage.
@@ -256,50 +272,18 @@ func anthropicFinish(reason anthropic.StopReason) string {
 	return string(reason)
 }
 
-// failed makes the error that Chat yields. err is nil if the stream ended without one.
+// failed makes the error that Chat yields.
 func (a *anthropicAnswer) failed(err error) error {
 	if cause := context.Cause(a.ctx); cause != nil {
 		return cause
 	}
-	if f, ok := errors.AsType[*openai.Failure](err); ok {
-		return f.Answer()
+	f, isRead := errors.AsType[*openai.Failure](err)
+	if !isRead {
+		f = &openai.Failure{Err: err}
+		if a.streamed {
+			f.Status = http.StatusOK
+		}
 	}
-	f := &openai.Failure{Streamed: a.streamed, Begun: a.begun, Err: err}
-	if a.streamed {
-		f.Status = http.StatusOK
-	}
-	reported, isReported := errors.AsType[*anthropic.Error](err)
-	_, isNet := errors.AsType[net.Error](err)
-	switch {
-	case err == nil:
-		f.Err = errors.New("the stream ended before the answer did")
-	case isReported:
-		f.Status = anthropicStatus(reported)
-		f.RetryAfter = openai.RetryAfter(reported.Response.Header)
-		f.TooLong = anthropicTooLong(reported)
-		f.Err = fmt.Errorf("status %d, an error of type %.80q", reported.StatusCode, reported.Type())
-	case a.streamed && !isNet && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, errAnthropicEvent):
-		f.Err = fmt.Errorf("the stream is invalid: %T", err) // the error's text may quote the answer
-	}
+	f.Streamed, f.Begun = a.streamed, a.begun
 	return f.Answer()
-}
-
-// anthropicStatus returns the status of an error. An error inside the stream has only a
-// type.
-func anthropicStatus(e *anthropic.Error) int {
-	switch e.Type() {
-	case "overloaded_error":
-		return 529
-	case "rate_limit_error":
-		return http.StatusTooManyRequests
-	case "timeout_error":
-		return http.StatusGatewayTimeout
-	}
-	return e.StatusCode
-}
-
-func anthropicTooLong(e *anthropic.Error) bool {
-	text := e.RawJSON()
-	return e.StatusCode == http.StatusRequestEntityTooLarge ||
-		strings.Contains(text, "prompt is too long") || strings.Contains(text, "exceed context limit")
 }

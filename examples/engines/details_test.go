@@ -74,6 +74,127 @@ func TestAnthropicImpossibleCounts(t *testing.T) {
 	}
 }
 
+// Each count is that of the answer so far: a later one replaces it, and zeros and counts
+// that are missing do not.
+func TestAnthropicCounts(t *testing.T) {
+	const stop = `event: message_stop
+data: {"type":"message_stop"}
+
+`
+	start := func(usage string) string {
+		return `event: message_start
+data: {"type":"message_start","message":{"id":"m","type":"message","role":"assistant","content":[],"model":"m","usage":` + usage + `}}
+
+event: content_block_delta
+data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Hello"}}
+
+`
+	}
+	delta := func(rest string) string {
+		return `event: message_delta
+data: {"type":"message_delta","delta":{"stop_reason":"end_turn"}` + rest + `}
+
+`
+	}
+	for name, c := range map[string]struct {
+		events string
+		want   openai.Tokens // zero: not counted
+	}{
+		"the prompt at the end": {start(`{"input_tokens":0,"output_tokens":0}`) + // GLM, Vercel's gateway
+			delta(`,"usage":{"input_tokens":700,"cache_read_input_tokens":50,"output_tokens":3}`) + stop, openai.Tokens{Prompt: 750, Completion: 3}},
+		"the same at both ends": {start(`{"input_tokens":700,"cache_read_input_tokens":50,"output_tokens":1}`) +
+			delta(`,"usage":{"input_tokens":700,"cache_read_input_tokens":50,"output_tokens":3}`) + stop, openai.Tokens{Prompt: 750, Completion: 3}},
+		"a part of the prompt at the end": {start(`{"input_tokens":700,"cache_read_input_tokens":50,"output_tokens":1}`) +
+			delta(`,"usage":{"input_tokens":710,"output_tokens":3}`) + stop, openai.Tokens{Prompt: 760, Completion: 3}},
+		"a delta without usage": {start(`{"input_tokens":700,"output_tokens":1}`) +
+			delta(`,"usage":{"output_tokens":3}`) + delta(``) + delta(`,"usage":null`) + stop, openai.Tokens{Prompt: 700, Completion: 3}},
+		"zeros at the end": {start(`{"input_tokens":700,"output_tokens":1}`) +
+			delta(`,"usage":{"output_tokens":3}`) + delta(`,"usage":{"input_tokens":0,"output_tokens":0}`) + stop, openai.Tokens{Prompt: 700, Completion: 3}},
+		"deltas are not added up": {start(`{"input_tokens":700,"output_tokens":1}`) +
+			delta(`,"usage":{"output_tokens":2}`) + delta(`,"usage":{"output_tokens":3}`) + stop, openai.Tokens{Prompt: 700, Completion: 3}},
+		"after the end": {start(`{"input_tokens":0,"output_tokens":0}`) + delta(``) + stop +
+			delta(`,"usage":{"input_tokens":700,"output_tokens":3}`), openai.Tokens{Prompt: 700, Completion: 3}},
+		"no prompt": {start(`{"output_tokens":0}`) + delta(`,"usage":{"output_tokens":3}`) + stop, openai.Tokens{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			s := serve(t, NewAnthropic(AnthropicConfig{BaseURL: sends(t, c.events), Key: "sk-1"}))
+			is.Equal(s.chat(t, noStream).body, `{"content":"Hello"}`)
+			is.Equal(<-s.reports, report{nil, c.want, c.want != openai.Tokens{}, "stop"})
+		})
+	}
+}
+
+// sends starts a server that sends an event stream.
+func sends(t *testing.T, events string) (url string) {
+	return serveHTTP(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, events)
+	})
+}
+
+// The engine reads the dialects of compatible services.
+func TestAnthropicDialects(t *testing.T) {
+	const (
+		start = "event: message_start\ndata: " + `{"type":"message_start","message":{"usage":{"input_tokens":7}}}`
+		text  = "event: content_block_delta\ndata: " + `{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":%s}}`
+		delta = "event: message_delta\ndata: " + `{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":3}}`
+		stop  = "event: message_stop\ndata: " + `{"type":"message_stop"}`
+		blank = "\n\n"
+	)
+	said := func(text string) string { return strings.Replace(`{"content":"%"}`, "%", text, 1) }
+	of := func(quoted string) string { return fmt.Sprintf(text, quoted) }
+	for name, c := range map[string]struct{ events, want string }{
+		"the last event lacks its blank line": {start + blank + of(`"Hi"`) + blank + delta + blank + stop + "\n", said("Hi")},
+		"the last event lacks its line break": {start + blank + of(`"Hi"`) + blank + delta + blank + stop, said("Hi")},
+		"one line break separates events":     {start + "\n" + of(`"Hi"`) + "\n" + delta + "\n" + stop + "\n", said("Hi")},
+		"events without names":                {strings.NewReplacer("event: message_start\n", "", "event: message_stop\n", "").Replace(start + blank + of(`"Hi"`) + blank + stop + blank), said("Hi")},
+		"CR":                                  {strings.ReplaceAll(start+blank+of(`"Hi"`)+blank+stop+blank, "\n", "\r"), said("Hi")},
+		"comments and other events":           {": ping\n\n" + start + blank + "event: ping\ndata: {\"type\":\"ping\"}" + blank + of(`"Hi"`) + blank + "event: new\ndata: {\"type\":\"new\"}" + blank + stop + blank, said("Hi")},
+		"a character split into escapes":      {start + blank + of(`"a \ud83d"`) + blank + of(`""`) + blank + of(`"\ude00 b"`) + blank + stop + blank, said("a 😀 b")},
+		"half a character":                    {start + blank + of(`"a \ud83d"`) + blank + stop + blank, said("a \ufffd")},
+		"[DONE] at the end":                   {start + blank + of(`"Hi"`) + blank + stop + blank + "data: [DONE]" + blank, said("Hi")},
+		"the end is aborted":                  {start + blank + of(`"Hi"`) + blank + delta + blank + stop[:len(stop)-1], `{"detail":"The model's answer is incomplete"}`},
+		"an error without a type":             {start + blank + of(`"Hi"`) + blank + "event: error\ndata: {\"error\":{\"message\":\"prompt is too long\"}}" + blank, `{"detail":[{"loc":["body","messages"],"msg":"the conversation is too long for the model","type":"value_error.messages.too_long"}]}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			s := serve(t, NewAnthropic(AnthropicConfig{BaseURL: sends(t, c.events), Key: "sk-1"}))
+			is.Equal(s.chat(t, noStream).body, c.want)
+		})
+	}
+}
+
+// What current models reject is the client's mistake.
+func TestAnthropicRejectsTheRequest(t *testing.T) {
+	for name, c := range map[string]struct{ request, says, field string }{
+		"temperature and top_p": {`"prompt":"Hi","temperature":0.7,"top_p":0.9`, "`temperature` and `top_p` cannot both be specified for this model. Please use only one.",
+			`"temperature"],"msg":"the model accepts only one of temperature and top_p"`},
+		"a temperature":                {`"prompt":"Hi","temperature":0.7`, "temperature is deprecated for this model.", `"temperature"],"msg":"the model does not accept this value"`},
+		"the same, quoted":             {`"prompt":"Hi","temperature":0.7`, "`temperature` is deprecated for this model.", `"temperature"],"msg":"the model does not accept this value"`},
+		"a stop text of white space":   {`"prompt":"Hi","stop":["\n"]`, "stop_sequences: each stop sequence must contain non-whitespace", `"stop"],"msg":"the model does not accept this value"`},
+		"a limit that is too large":    {`"prompt":"Hi","max_completion_tokens":128001`, "max_tokens: 128001 > 64000, which is the maximum allowed number of output tokens for m1", `"max_completion_tokens"],"msg":"the model does not accept a limit of this size"`},
+		"the sum of prompt and limit":  {`"prompt":"Hi","max_tokens":200001`, "input length and `max_tokens` exceed context limit: 9 + 200001 > 200000, decrease input length or `max_tokens` and try again", `"max_tokens"],"msg":"the model does not accept a limit of this size"`},
+		"it ends with the assistant":   {`"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello"}]`, "This model does not support assistant message prefill. The conversation must end with a user message.", `"messages"],"msg":"the conversation must end with a message of the user"`},
+		"the limit of the application": {`"prompt":"Hi"`, "max_tokens: 4096 > 1024, which is the maximum allowed number of output tokens for m1", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			url := serveHTTP(t, func(w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(400)
+				fmt.Fprintf(w, `{"type":"error","error":{"type":"invalid_request_error","message":%q}}`, c.says)
+			})
+			got := serve(t, NewAnthropic(AnthropicConfig{BaseURL: url, Key: "sk-1"})).chat(t, `{"bot_slug":"helper","stream":true,`+c.request+`}`)
+			if c.field == "" {
+				is.Equal(got, answer{502, "", `{"detail":"The model did not accept the request"}`, false})
+				return
+			}
+			is.Equal(got.status, 422)
+			is.True(strings.HasPrefix(got.body, `{"detail":[{"loc":["body",`+c.field))
+		})
+	}
+}
+
 func TestAnthropicFinishReasons(t *testing.T) {
 	for reason, want := range map[string]string{
 		"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length",
@@ -175,7 +296,7 @@ func TestErrorWithoutAnEnd(t *testing.T) {
 func TestAnthropicEventWithoutEnd(t *testing.T) {
 	for name, line := range map[string]string{
 		"data":           "data: " + strings.Repeat("x", 64<<10) + "\n",
-		"CR and LF":      "data: " + strings.Repeat("x", 64<<10) + "\n\r\r\n",
+		"CR and LF":      "data: " + strings.Repeat("x", 64<<10) + "\r\n",
 		"no line breaks": strings.Repeat("x", 64<<10),
 	} {
 		t.Run(name, func(t *testing.T) {
