@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/engines/modelpb"
 	"example.com/botapi/examples/openai"
 	"github.com/matryer/is"
 )
@@ -420,12 +421,70 @@ func TestOllamaErrorsBeforeText(t *testing.T) {
 	is.Equal(serve(t, r.engine).chat(t, stream).status, 422)
 }
 
+// Newer servers and Ollama's hosted models say it in other words.
+func TestOllamaHostedTooLong(t *testing.T) {
+	is := is.New(t)
+	for _, status := range []int{400, 200} {
+		url := serveHTTP(t, func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(status)
+			io.WriteString(w, `{"error":"prompt too long; exceeded max context length by 540451 tokens (ref: 00ad71bb)"}`)
+		})
+		is.Equal(serve(t, newOllama(t, url)).chat(t, noStream).status, 422)
+	}
+}
+
+// The last line may lack its line break.
+func TestOllamaLastLine(t *testing.T) {
+	is := is.New(t)
+	url := serveHTTP(t, func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, `{"message":{"content":"Hi"},"done":false}`+"\n"+`{"message":{"content":""},"done":true,"done_reason":"stop","prompt_eval_count":7,"eval_count":3}`)
+	})
+	s := serve(t, newOllama(t, url))
+	is.Equal(s.chat(t, noStream).body, `{"content":"Hi"}`)
+	is.Equal(<-s.reports, report{nil, openai.Tokens{Prompt: 7, Completion: 3}, true, "stop"})
+}
+
 func TestOllamaInvalidBaseURL(t *testing.T) {
 	is := is.New(t)
 	for _, address := range []string{"", "localhost", "localhost:11434"} {
 		_, err := NewOllama(OllamaConfig{BaseURL: address})
 		is.True(err != nil)
 	}
+}
+
+// A count of 0 says nothing.
+func TestGRPCCounts(t *testing.T) {
+	for name, c := range map[string]struct {
+		counts [][2]int64
+		want   openai.Tokens // zero: not counted
+	}{
+		"the prompt first":  {[][2]int64{{7, 0}, {0, 1}, {0, 3}}, openai.Tokens{Prompt: 7, Completion: 3}},
+		"the prompt last":   {[][2]int64{{0, 1}, {0, 3}, {7, 0}}, openai.Tokens{Prompt: 7, Completion: 3}},
+		"zeros at the end":  {[][2]int64{{7, 3}, {0, 0}}, openai.Tokens{Prompt: 7, Completion: 3}},
+		"never the prompt":  {[][2]int64{{0, 1}, {0, 3}}, openai.Tokens{}},
+		"a negative number": {[][2]int64{{-7, 3}}, openai.Tokens{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			r := startGRPC(t, func(w Wire, _ Asked) {
+				stream := w.(*grpcWire).stream
+				for _, count := range c.counts {
+					stream.Send(&modelpb.GenerateResponse{Text: []byte("a "), PromptTokens: count[0], CompletionTokens: count[1]})
+				}
+				stream.Send(&modelpb.GenerateResponse{FinishReason: "stop"})
+			})
+			s := serve(t, r.engine)
+			s.chat(t, noStream)
+			is.Equal(<-s.reports, report{nil, c.want, c.want != openai.Tokens{}, "stop"})
+		})
+	}
+}
+
+// If the service aborts an answer and also says why in its status, the status counts.
+func TestGRPCStatusAfterAnAbort(t *testing.T) {
+	is := is.New(t)
+	r := startGRPC(t, func(w Wire, _ Asked) { w.Finish("abort"); w.Fail(busy) })
+	is.Equal(serve(t, r.engine).chat(t, noStream), answer{503, "17", `{"detail":"The model is unavailable for the moment"}`, false})
 }
 
 // The call has the chat's deadline, or none if the chat has none.

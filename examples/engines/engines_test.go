@@ -34,6 +34,10 @@ func TestEngines(t *testing.T) {
 		{"failures are mapped, not retried, and not quoted", mapsFailures},
 		{"an unreachable runtime is a 503", isUnreachable},
 		{"a failed answer is never complete", failsMidway},
+		{"an answer that the runtime aborted is never complete", abortsAnswer},
+		{"an answer of tool calls alone is a failure", callsTools},
+		{"a conversation may be too long after the first text", isTooLongMidway},
+		{"a setting that the model does not accept is a 422", rejectsSetting},
 		{"characters that are split", splitCharacters},
 		{"tokens are counted", counts},
 		{"tokens of a chat whose client disconnects", countsDisconnected},
@@ -246,6 +250,80 @@ func failsMidway(t *testing.T, c column) {
 			is.True(got.status == 502 || got.status == 503) // which of them depends on the protocol
 		})
 	}
+}
+
+// The reason counts, whatever else the protocol says.
+func abortsAnswer(t *testing.T, c column) {
+	if c.lacksReasons {
+		t.Skip("the model has no such reasons")
+	}
+	for _, why := range []string{"abort", "cancelled", "timeout", "error", "api_error"} {
+		t.Run(why, func(t *testing.T) {
+			t.Parallel() // a stream is aborted after a pause
+			is := is.New(t)
+			r := c.start(t, func(w Wire, _ Asked) { w.Text("Once upon "); w.Finish(why) })
+			s := serve(t, r.engine)
+			got := s.chat(t, stream)
+			is.True(got.aborted && !got.complete())
+			is.Equal((<-s.reports).finish, "")
+			is.Equal(s.chat(t, noStream), answer{502, "", `{"detail":"The model's answer is incomplete"}`, false})
+			failure, ok := errors.AsType[*openai.Failure]((<-s.reports).err)
+			is.True(ok)
+			is.True(failure.Begun)
+
+			r = c.start(t, func(w Wire, _ Asked) { w.Finish(why) })
+			is.Equal(serve(t, r.engine).chat(t, noStream).status, 502)
+		})
+	}
+}
+
+func callsTools(t *testing.T, c column) {
+	if c.lacksReasons {
+		t.Skip("the model has no tools")
+	}
+	for _, why := range []string{"tool_use", "tool_calls"} {
+		is := is.New(t)
+		var log bytes.Buffer
+		r := c.start(t, func(w Wire, _ Asked) { w.Think("Hm. "); w.CallTools(); w.Finish(why) })
+		s := serve(t, r.engine, logTo(&log))
+		for _, body := range []string{stream, noStream} {
+			is.Equal(s.chat(t, body), answer{502, "", `{"detail":"The model's answer has no text"}`, false})
+			failure, ok := errors.AsType[*openai.Failure]((<-s.reports).err)
+			is.True(ok)
+			is.True(failure.NoText)
+		}
+		is.True(!strings.Contains(log.String(), "SECRET"))
+
+		r = c.start(t, func(w Wire, _ Asked) { w.Text("I look it up"); w.CallTools(); w.Finish(why) })
+		is.Equal(serve(t, r.engine).chat(t, noStream).body, `{"content":"I look it up"}`)
+	}
+}
+
+// The error is of the same type as before the first text.
+func isTooLongMidway(t *testing.T, c column) {
+	is := is.New(t)
+	r := c.start(t, func(w Wire, _ Asked) { w.Text("Once upon "); w.Fail(tooLong) })
+	s := serve(t, r.engine)
+	for _, body := range []string{stream, noStream} {
+		s.chat(t, body)
+		invalid, ok := errors.AsType[*botapi.HTTPValidationError]((<-s.reports).err)
+		is.True(ok)
+		is.Equal(invalid.Detail[0].Type, "value_error.messages.too_long")
+	}
+}
+
+func rejectsSetting(t *testing.T, c column) {
+	if c.lacks[badSetting] {
+		t.Skip("the model cannot say so")
+	}
+	is := is.New(t)
+	var log bytes.Buffer
+	r := c.start(t, func(w Wire, _ Asked) { w.Fail(badSetting) })
+	s := serve(t, r.engine, logTo(&log))
+	is.Equal(s.chat(t, `{"bot_slug":"helper","prompt":"Hi","stream":true,"temperature":0.5}`), answer{422, "",
+		`{"detail":[{"loc":["body","temperature"],"msg":"the model does not accept this value","type":"value_error.not_accepted"}]}`, false})
+	is.Equal(s.chat(t, stream).status, 502) // the client has not sent it
+	is.True(!strings.Contains(log.String(), "SECRET"))
 }
 
 func splitCharacters(t *testing.T, c column) {

@@ -25,7 +25,8 @@ import (
 // The call carries the chat's deadline (ChatTimeout), its cancellation, and the request
 // id as metadata. The text is bytes, which are passed on unchanged. An answer is complete
 // if the server sent a finish_reason and the status is OK: the status alone is not
-// enough, since a server that stops early may also end with OK.
+// enough, since a server that stops early may also end with OK. Nor is a reason such as
+// abort, cancelled, timeout or error: see openai.CheckFinish.
 type GRPC struct {
 	connection *grpc.ClientConn
 	client     modelpb.ModelClient
@@ -54,7 +55,7 @@ func (e *GRPC) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[stri
 			yield("", err)
 			return
 		}
-		a := grpcAnswer{ctx: ctx, usage: openai.UsageFrom(ctx)}
+		a := grpcAnswer{ctx: ctx, req: req, usage: openai.UsageFrom(ctx)}
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel() // ends the call
 		ctx = metadata.AppendToOutgoingContext(ctx, "x-request-id", botapi.RequestIDFrom(ctx))
@@ -69,7 +70,10 @@ func (e *GRPC) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[stri
 				return
 			}
 		}
-		if err != io.EOF || !a.finished {
+		if err == io.EOF {
+			err = a.end()
+		}
+		if err != nil {
 			yield("", a.failed(err))
 		}
 	}
@@ -96,37 +100,49 @@ func (e *GRPC) request(req *botapi.ChatRequest) (*modelpb.GenerateRequest, error
 
 // A grpcAnswer is the state of one call.
 type grpcAnswer struct {
-	ctx      context.Context // the chat's
-	usage    *openai.Usage   // may be nil
-	begun    bool            // text was received
-	finished bool            // a finish_reason was received
+	ctx   context.Context // the chat's
+	req   *botapi.ChatRequest
+	usage *openai.Usage // may be nil
+	begun bool          // text was received
+	why   string        // the finish_reason; empty until there is one
 }
 
 func (a *grpcAnswer) note(r *modelpb.GenerateResponse) {
 	a.begun = a.begun || len(r.GetText()) > 0
-	a.finished = a.finished || r.GetFinishReason() != ""
-	if r.GetPromptTokens() > 0 || r.GetCompletionTokens() > 0 {
-		a.usage.Report(openai.Tokens{Prompt: r.GetPromptTokens(), Completion: r.GetCompletionTokens()})
-	}
-	if r.GetFinishReason() != "" {
-		a.usage.Finish(r.GetFinishReason())
+	a.why = cmp.Or(r.GetFinishReason(), a.why)
+	if r.GetPromptTokens() != 0 || r.GetCompletionTokens() != 0 {
+		a.usage.Update(openai.Tokens{Prompt: r.GetPromptTokens(), Completion: r.GetCompletionTokens()})
 	}
 }
 
-// failed makes the error that Chat yields. err is io.EOF if the status was OK.
+// end is called when the status is OK. It returns an error unless the answer is complete.
+func (a *grpcAnswer) end() error {
+	if a.why == "" {
+		return &openai.Failure{Status: http.StatusOK, Streamed: true, Err: errors.New("the stream ended before the answer did")}
+	}
+	if err := openai.CheckFinish(a.why, a.begun, false); err != nil {
+		return err
+	}
+	a.usage.Finish(a.why)
+	return nil
+}
+
+// failed makes the error that Chat yields.
 func (a *grpcAnswer) failed(err error) error {
 	if cause := context.Cause(a.ctx); cause != nil {
 		return cause
 	}
-	f := &openai.Failure{Begun: a.begun}
-	if err == io.EOF {
-		f.Status, f.Streamed = http.StatusOK, true
-		f.Err = errors.New("the stream ended before the answer did")
+	if f, ok := errors.AsType[*openai.Failure](err); ok {
+		f.Begun = a.begun
 		return f.Answer()
 	}
 	s, _ := status.FromError(err)
-	f.Status = grpcStatus(s.Code())
-	f.TooLong = s.Code() == codes.OutOfRange
+	f := openai.EventFailure(a.req, []byte(s.Message()))
+	f.Status, f.Streamed, f.Begun = grpcStatus(s.Code()), false, a.begun
+	f.TooLong = f.TooLong || s.Code() == codes.OutOfRange
+	if f.Status != http.StatusBadRequest {
+		f.Mistake = nil
+	}
 	f.Err = fmt.Errorf("gRPC status %s", s.Code()) // the message may quote the chat
 	for _, detail := range s.Details() {
 		if info, ok := detail.(*errdetails.RetryInfo); ok {

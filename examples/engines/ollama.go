@@ -4,12 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"iter"
 	"net/http"
 	"net/url"
-	"strings"
 	"time"
 
 	"example.com/botapi"
@@ -29,10 +26,11 @@ type OllamaConfig struct {
 }
 
 // Ollama is a botapi.ChatEngine for Ollama's own protocol, which it uses through Ollama's
-// api package. What newer servers send as thinking is not part of the answer.
+// api package. What newer servers send as thinking is not part of the answer; one without
+// text, of tool calls alone, is a 502.
 type Ollama struct {
 	config OllamaConfig
-	client *api.Client
+	base   *url.URL
 }
 
 // NewOllama returns an engine, or an error if BaseURL is invalid. It does not contact the
@@ -47,34 +45,7 @@ func NewOllama(c OllamaConfig) (*Ollama, error) {
 		transport.DisableCompression = true // compression would delay tokens
 		c.Transport = transport
 	}
-	return &Ollama{config: c, client: api.NewClient(base, &http.Client{Transport: ollamaTransport{c.Transport}})}, nil
-}
-
-// An ollamaTransport turns every status but 200 into an error, since the api package
-// drops most statuses. It also sends the request id.
-type ollamaTransport struct{ next http.RoundTripper }
-
-func (t ollamaTransport) RoundTrip(r *http.Request) (*http.Response, error) {
-	r = r.Clone(r.Context())
-	r.Header.Set("X-Request-Id", botapi.RequestIDFrom(r.Context()))
-	response, err := t.next.RoundTrip(r)
-	if err != nil || response.StatusCode == http.StatusOK {
-		return response, err
-	}
-	defer response.Body.Close()
-	defer time.AfterFunc(5*time.Second, func() { response.Body.Close() }).Stop() // in case the body never ends
-	text, _ := io.ReadAll(io.LimitReader(response.Body, 64<<10))                 // an error keeps what was read
-	return nil, &openai.Failure{
-		Status:     response.StatusCode,
-		RetryAfter: openai.RetryAfter(response.Header),
-		TooLong:    ollamaTooLong(string(text)),
-		Err:        fmt.Errorf("status %d", response.StatusCode),
-	}
-}
-
-func ollamaTooLong(text string) bool {
-	text = strings.ToLower(text)
-	return strings.Contains(text, "exceeds the context length") || strings.Contains(text, "exceeds the available context size")
+	return &Ollama{config: c, base: base}, nil
 }
 
 // Chat yields the model's answer, each fragment as it arrives.
@@ -85,14 +56,17 @@ func (e *Ollama) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 			yield("", err)
 			return
 		}
-		a := ollamaAnswer{ctx: ctx, usage: openai.UsageFrom(ctx)}
+		a := ollamaAnswer{ctx: ctx, req: req, usage: openai.UsageFrom(ctx), transport: e.config.Transport}
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		err = e.client.Chat(ctx, request, func(r api.ChatResponse) error {
+		client := api.NewClient(e.base, &http.Client{Transport: &a})
+		err = client.Chat(ctx, request, func(r api.ChatResponse) error {
 			if a.complete {
 				return errStop
 			}
-			a.note(r)
+			if err := a.note(r); err != nil {
+				return err
+			}
 			if r.Message.Content != "" && !yield(r.Message.Content, nil) {
 				a.stopped = true
 				return errStop
@@ -142,22 +116,48 @@ func setOption[T any](options map[string]any, name string, value *T) {
 	}
 }
 
-// An ollamaAnswer is the state of one response.
+// An ollamaAnswer is one request and the state of its response.
 type ollamaAnswer struct {
-	ctx      context.Context // the chat's
-	usage    *openai.Usage   // may be nil
-	begun    bool            // text was received
-	complete bool            // "done": true was received
-	stopped  bool            // yield has returned false
+	ctx       context.Context // the chat's
+	req       *botapi.ChatRequest
+	usage     *openai.Usage // may be nil
+	transport http.RoundTripper
+	streamed  bool // there is a response with the status 200
+	begun     bool // text was received
+	other     bool // tool calls or images were received
+	complete  bool // "done": true was received
+	stopped   bool // yield has returned false
 }
 
-func (a *ollamaAnswer) note(r api.ChatResponse) {
-	a.begun = a.begun || r.Message.Content != ""
-	a.complete = a.complete || r.Done
-	if r.Done {
-		a.usage.Report(openai.Tokens{Prompt: int64(r.PromptEvalCount), Completion: int64(r.EvalCount)})
-		a.usage.Finish(r.DoneReason)
+// RoundTrip turns every status but 200 into an error, since the api package drops most
+// statuses. It also sends the request id.
+func (a *ollamaAnswer) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set("X-Request-Id", botapi.RequestIDFrom(r.Context()))
+	response, err := a.transport.RoundTrip(r)
+	if err != nil {
+		return nil, err
 	}
+	if response.StatusCode != http.StatusOK {
+		return nil, openai.ResponseFailure(a.req, response)
+	}
+	a.streamed = true
+	return response, nil
+}
+
+func (a *ollamaAnswer) note(r api.ChatResponse) error {
+	a.begun = a.begun || r.Message.Content != ""
+	a.other = a.other || len(r.Message.ToolCalls) > 0 || len(r.Message.Images) > 0
+	if !r.Done {
+		return nil
+	}
+	a.usage.Update(openai.Tokens{Prompt: int64(r.PromptEvalCount), Completion: int64(r.EvalCount)})
+	if err := openai.CheckFinish(r.DoneReason, a.begun, a.other); err != nil {
+		return err
+	}
+	a.complete = true
+	a.usage.Finish(r.DoneReason)
+	return nil
 }
 
 // failed makes the error that Chat yields. err is nil if the stream ended without one.
@@ -165,18 +165,16 @@ func (a *ollamaAnswer) failed(err error) error {
 	if cause := context.Cause(a.ctx); cause != nil {
 		return cause
 	}
-	if f, ok := errors.AsType[*openai.Failure](err); ok {
-		return f.Answer()
+	f, isRead := errors.AsType[*openai.Failure](err)
+	switch {
+	case isRead:
+	case !a.streamed: // there was no response
+		f = &openai.Failure{Err: err}
+	case err == nil:
+		f = &openai.Failure{Status: http.StatusOK, Err: errors.New("the stream ended before the answer did")}
+	default: // the error of the server or of reading the stream, or an invalid line
+		f = openai.EventFailure(a.req, []byte(err.Error()))
 	}
-	if _, ok := errors.AsType[*url.Error](err); ok { // there was no response
-		return (&openai.Failure{Err: err}).Answer()
-	}
-	f := &openai.Failure{Status: http.StatusOK, Streamed: true, Begun: a.begun}
-	if err == nil {
-		f.Err = errors.New("the stream ended before the answer did")
-	} else {
-		f.TooLong = ollamaTooLong(err.Error())
-		f.Err = errors.New("an error or an invalid line in the stream") // err may quote the chat
-	}
+	f.Streamed, f.Begun = a.streamed, a.begun
 	return f.Answer()
 }

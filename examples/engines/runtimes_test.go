@@ -52,6 +52,8 @@ type Wire interface {
 	Text(text string)
 	Think(text string)
 	End()              // the protocol's end mark, with a count of 7 and 3 tokens
+	Finish(why string) // the same, with the protocol's reason
+	CallTools()        // tool calls, but no end
 	Fail(kind Failing) // instead of an answer, or inside it
 	Abort()            // aborts the connection
 }
@@ -65,6 +67,7 @@ const (
 	tooLong        Failing = "conversation too long"
 	keyRejected    Failing = "key rejected"
 	invalidRequest Failing = "invalid request"
+	badSetting     Failing = "temperature rejected"
 	internalError  Failing = "internal error"
 )
 
@@ -96,6 +99,7 @@ type column struct {
 	unreachable func(t *testing.T) botapi.ChatEngine // an engine without a runtime; nil if there is no such thing
 
 	lacks              map[Failing]bool // failures that the protocol cannot express
+	lacksReasons       bool             // the model has no reasons for an end, nor tool calls
 	sendsID            bool             // the request id reaches the runtime
 	keepsBytes         bool             // the client library passes on split characters
 	countsDisconnected bool             // if the client disconnects, the tokens so far are counted
@@ -106,7 +110,7 @@ var columns = []column{
 	{name: "ollama", start: startOllama, unreachable: unreachableOllama, sendsID: true},
 	{name: "grpc", start: startGRPC, unreachable: unreachableGRPC, sendsID: true, keepsBytes: true, countsDisconnected: true},
 	{name: "local", start: startLocal, keepsBytes: true, countsDisconnected: true,
-		lacks: map[Failing]bool{busy: true, overloaded: true, keyRejected: true, invalidRequest: true}},
+		lacks: map[Failing]bool{busy: true, overloaded: true, keyRejected: true, invalidRequest: true, badSetting: true}, lacksReasons: true},
 	{name: "grpc in all combinators", start: startCombined, unreachable: unreachableGRPC, sendsID: true, keepsBytes: true, countsDisconnected: true},
 }
 
@@ -217,9 +221,19 @@ func (a *anthropicWire) delta(block, kind, field, text string) {
 func (a *anthropicWire) Text(text string)  { a.delta("text", "text_delta", "text", text) }
 func (a *anthropicWire) Think(text string) { a.delta("thinking", "thinking_delta", "thinking", text) }
 
-func (a *anthropicWire) End() {
+func (a *anthropicWire) CallTools() {
+	a.event("ping", "")
+	a.index++
+	a.block = "tool_use"
+	a.event("content_block_start", fmt.Sprintf(`,"index":%d,"content_block":{"type":"tool_use","id":"t1","name":"SECRET","input":{}}`, a.index))
+	a.event("content_block_delta", fmt.Sprintf(`,"index":%d,"delta":{"type":"input_json_delta","partial_json":"{}"}`, a.index))
+}
+
+func (a *anthropicWire) End() { a.Finish("end_turn") }
+
+func (a *anthropicWire) Finish(why string) {
 	a.event("content_block_stop", fmt.Sprintf(`,"index":%d`, a.index))
-	a.event("message_delta", `,"delta":{"stop_reason":"end_turn","stop_sequence":null},"usage":{"output_tokens":3}`)
+	a.event("message_delta", fmt.Sprintf(`,"delta":{"stop_reason":%q,"stop_sequence":null},"usage":{"output_tokens":3}`, why))
 	a.event("message_stop", "")
 }
 
@@ -233,6 +247,7 @@ func (a *anthropicWire) Fail(kind Failing) {
 		tooLong:        {400, "invalid_request_error", "prompt is too long: 208310 tokens > 200000 maximum SECRET"},
 		keyRejected:    {401, "authentication_error", "invalid x-api-key SECRET"},
 		invalidRequest: {400, "invalid_request_error", "SECRET"},
+		badSetting:     {400, "invalid_request_error", "temperature is deprecated for this model. SECRET"},
 		internalError:  {500, "api_error", "SECRET"},
 	}[kind]
 	fields := fmt.Sprintf(`,"error":{"type":%q,"message":%q},"request_id":"req_1"`, fault.kind, fault.text)
@@ -311,8 +326,12 @@ func (o *ollamaWire) message(fields, more string) {
 
 func (o *ollamaWire) Text(text string)  { o.message(`"content":`+quote(text), "false") }
 func (o *ollamaWire) Think(text string) { o.message(`"content":"","thinking":`+quote(text), "false") }
-func (o *ollamaWire) End() {
-	o.message(`"content":""`, `true,"done_reason":"stop","total_duration":5,"prompt_eval_count":7,"eval_count":3`)
+func (o *ollamaWire) CallTools() {
+	o.message(`"content":"","tool_calls":[{"function":{"name":"SECRET","arguments":{}}}]`, "false")
+}
+func (o *ollamaWire) End() { o.Finish("stop") }
+func (o *ollamaWire) Finish(why string) {
+	o.message(`"content":""`, `true,"done_reason":"`+why+`","total_duration":5,"prompt_eval_count":7,"eval_count":3`)
 }
 
 func (o *ollamaWire) Fail(kind Failing) {
@@ -325,6 +344,7 @@ func (o *ollamaWire) Fail(kind Failing) {
 		tooLong:        {400, "the input length exceeds the context length SECRET"},
 		keyRejected:    {401, "unauthorized SECRET"},
 		invalidRequest: {400, "SECRET"},
+		badSetting:     {400, "temperature: SECRET"},
 		internalError:  {500, "llama runner process has terminated SECRET"},
 	}[kind]
 	line := fmt.Sprintf(`{"error":%q}`, fault.text)
@@ -455,8 +475,10 @@ func (g *grpcWire) Think(text string) {
 	g.stream.Send(&modelpb.GenerateResponse{Reasoning: text})
 }
 
-func (g *grpcWire) End() {
-	g.stream.Send(&modelpb.GenerateResponse{FinishReason: "stop", PromptTokens: 7, CompletionTokens: 3})
+func (g *grpcWire) CallTools() {}
+func (g *grpcWire) End()       { g.Finish("stop") }
+func (g *grpcWire) Finish(why string) {
+	g.stream.Send(&modelpb.GenerateResponse{FinishReason: why, PromptTokens: 7, CompletionTokens: 3})
 }
 
 func (g *grpcWire) Fail(kind Failing) {
@@ -466,9 +488,14 @@ func (g *grpcWire) Fail(kind Failing) {
 		tooLong:        codes.OutOfRange,
 		keyRejected:    codes.Unauthenticated,
 		invalidRequest: codes.InvalidArgument,
+		badSetting:     codes.InvalidArgument,
 		internalError:  codes.Internal,
 	}[kind]
-	s := status.New(code, "SECRET")
+	text := "SECRET"
+	if kind == badSetting {
+		text = "temperature: SECRET"
+	}
+	s := status.New(code, text)
 	if kind == busy {
 		s, _ = s.WithDetails(&errdetails.RetryInfo{RetryDelay: &durationpb.Duration{Seconds: 17}})
 	}
@@ -543,6 +570,8 @@ type localWire struct {
 
 func (l *localWire) Text(text string) { l.yield([]byte(text), nil) }
 func (l *localWire) Think(string)     {} // such a model returns only text
+func (l *localWire) CallTools()       {}
+func (l *localWire) Finish(string)    {}
 func (l *localWire) End()             { l.end = io.EOF }
 func (l *localWire) Abort()           { l.yield(nil, io.ErrUnexpectedEOF) }
 func (l *localWire) Fail(kind Failing) {

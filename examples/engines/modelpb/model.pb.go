@@ -169,12 +169,14 @@ func (x *GenerateRequest) GetStop() []string {
 }
 
 type GenerateResponse struct {
-	state            protoimpl.MessageState `protogen:"open.v1"`
-	Text             []byte                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`                                      // UTF-8; bytes because a token may end inside a character
-	Reasoning        string                 `protobuf:"bytes,2,opt,name=reasoning,proto3" json:"reasoning,omitempty"`                            // the model's thinking; not part of the answer
-	FinishReason     string                 `protobuf:"bytes,3,opt,name=finish_reason,json=finishReason,proto3" json:"finish_reason,omitempty"`  // stop or length, in the last response only
-	PromptTokens     int64                  `protobuf:"varint,4,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"` // so far; 0 means unchanged
-	CompletionTokens int64                  `protobuf:"varint,5,opt,name=completion_tokens,json=completionTokens,proto3" json:"completion_tokens,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Text      []byte                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`           // UTF-8; bytes because a token may end inside a character
+	Reasoning string                 `protobuf:"bytes,2,opt,name=reasoning,proto3" json:"reasoning,omitempty"` // the model's thinking; not part of the answer
+	// In the last response only: stop or length. After abort, cancelled, timeout or
+	// error, the answer is not complete, although the status is OK.
+	FinishReason     string `protobuf:"bytes,3,opt,name=finish_reason,json=finishReason,proto3" json:"finish_reason,omitempty"`
+	PromptTokens     int64  `protobuf:"varint,4,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"` // so far; 0 means unchanged
+	CompletionTokens int64  `protobuf:"varint,5,opt,name=completion_tokens,json=completionTokens,proto3" json:"completion_tokens,omitempty"`
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }

@@ -36,7 +36,9 @@ type ModelClient interface {
 	//	OUT_OF_RANGE                     the conversation is too long for the model
 	//	RESOURCE_EXHAUSTED, UNAVAILABLE  overloaded; google.rpc.RetryInfo may say when
 	//	                                 to retry
-	//	INVALID_ARGUMENT                 the request is invalid
+	//	INVALID_ARGUMENT                 the request is invalid; a message that begins
+	//	                                 with the name of a field ("temperature: ...")
+	//	                                 names the one that the model does not accept
 	Generate(ctx context.Context, in *GenerateRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[GenerateResponse], error)
 }
 
@@ -78,7 +80,9 @@ type ModelServer interface {
 	//	OUT_OF_RANGE                     the conversation is too long for the model
 	//	RESOURCE_EXHAUSTED, UNAVAILABLE  overloaded; google.rpc.RetryInfo may say when
 	//	                                 to retry
-	//	INVALID_ARGUMENT                 the request is invalid
+	//	INVALID_ARGUMENT                 the request is invalid; a message that begins
+	//	                                 with the name of a field ("temperature: ...")
+	//	                                 names the one that the model does not accept
 	Generate(*GenerateRequest, grpc.ServerStreamingServer[GenerateResponse]) error
 	mustEmbedUnimplementedModelServer()
 }
