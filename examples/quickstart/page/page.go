@@ -4,20 +4,25 @@
 //	mux.Handle("/v1/", botapi.New(options))
 //	mux.Handle("/", page.Handler(page.Options{Title: "Our bots", Bots: options.Bots}))
 //
-// The pages are static files, without a framework or a build step. They use the
-// public API like any other client, so visitors need an API key. A strict
-// Content-Security-Policy prevents them from loading anything from other servers
-// except the bots' avatars.
+// The pages are static files, without a framework. They use the public API like any
+// other client, so visitors need an API key. A strict Content-Security-Policy
+// prevents them from loading anything from other servers except the bots' avatars.
+//
+// The libraries that show Markdown, code and formulas are in lib, with their licences.
+// "go generate", which needs Node.js and npm, builds them from the packages that
+// build/package-lock.json names. Only what is in lib is part of the program.
 package page
 
 import (
 	"bytes"
 	"cmp"
+	"compress/gzip"
 	"crypto/sha256"
 	"embed"
 	"encoding/json"
 	"fmt"
 	"html/template"
+	"io/fs"
 	"math"
 	"net/http"
 	"net/url"
@@ -25,6 +30,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"example.com/botapi"
@@ -66,7 +72,10 @@ type Options struct {
 	Resume bool
 }
 
-//go:embed *.html *.js *.css *.svg
+//go:generate npm --prefix build ci --ignore-scripts --no-audit --no-fund
+//go:generate npm --prefix build run build
+
+//go:embed *.html *.js *.css *.svg lib
 var files embed.FS
 
 // Handler serves the chat page at the base path, and below it the API reference
@@ -80,9 +89,8 @@ func Handler(o Options) http.Handler {
 		base + "docs":         o.page("docs.html", base),
 		base + "openapi.json": newDocument("openapi.json", []byte(botapi.OpenAPI)),
 	}
-	for _, name := range assets() {
-		text, _ := files.ReadFile(name) // embedded: cannot fail
-		documents[base+"page/"+name] = newDocument(name, text)
+	for name, asset := range assets() {
+		documents[base+"page/"+name] = asset
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		document, found := documents[r.URL.Path]
@@ -99,16 +107,18 @@ func Handler(o Options) http.Handler {
 	})
 }
 
-// assets returns the names of the files that the pages load.
-func assets() (names []string) {
-	entries, _ := files.ReadDir(".") // embedded: cannot fail
-	for _, entry := range entries {
-		if path.Ext(entry.Name()) != ".html" {
-			names = append(names, entry.Name())
+// assets returns the files that the pages load, by name.
+var assets = sync.OnceValue(func() map[string]document {
+	all := map[string]document{}
+	_ = fs.WalkDir(files, ".", func(name string, entry fs.DirEntry, _ error) error { // embedded: cannot fail
+		if !entry.IsDir() && path.Ext(name) != ".html" {
+			text, _ := files.ReadFile(name)
+			all[name] = newDocument(name, text)
 		}
-	}
-	return names
-}
+		return nil
+	})
+	return all
+})
 
 func writeError(w http.ResponseWriter, status int) {
 	w.Header().Set("Content-Type", "application/json")
@@ -163,28 +173,49 @@ func (o Options) keepAlive() time.Duration {
 
 // A document is the content of one path.
 type document struct {
-	name string
-	text []byte
-	etag string
+	name   string
+	text   []byte
+	packed []byte // compressed; nil for fonts, which are
+	etag   string
 }
 
 func newDocument(name string, text []byte) document {
-	return document{name, text, fmt.Sprintf(`"%x"`, sha256.Sum256(text))}
+	d := document{name: name, text: text, etag: fmt.Sprintf("%x", sha256.Sum256(text))}
+	if path.Ext(name) != ".woff2" {
+		var packed bytes.Buffer
+		w := gzip.NewWriter(&packed)
+		_, _ = w.Write(text) // a buffer does not fail
+		_ = w.Close()
+		d.packed = packed.Bytes()
+	}
+	return d
 }
 
 func (d document) serve(w http.ResponseWriter, r *http.Request) {
-	w.Header().Set("ETag", d.etag)
+	text, etag := d.text, d.etag
+	if d.packed != nil {
+		w.Header().Set("Vary", "Accept-Encoding")
+		if gzipAccepted.MatchString(strings.Join(r.Header.Values("Accept-Encoding"), ",")) {
+			w.Header().Set("Content-Encoding", "gzip")
+			text, etag = d.packed, d.etag+"-gzip"
+		}
+	}
+	w.Header().Set("ETag", `"`+etag+`"`)
 	w.Header().Set("Content-Type", contentTypes[path.Ext(d.name)])
-	http.ServeContent(w, r, d.name, time.Time{}, bytes.NewReader(d.text))
+	http.ServeContent(w, r, d.name, time.Time{}, bytes.NewReader(text))
 }
+
+var gzipAccepted = regexp.MustCompile(`(?:^|[ ,])gzip *(?:$|,|; *q=(?:1|0\.0*[1-9]))`)
 
 // contentTypes are fixed here, since those of package mime depend on the machine.
 var contentTypes = map[string]string{
-	".html": "text/html; charset=utf-8",
-	".js":   "text/javascript; charset=utf-8",
-	".css":  "text/css; charset=utf-8",
-	".svg":  "image/svg+xml",
-	".json": "application/json",
+	".html":  "text/html; charset=utf-8",
+	".js":    "text/javascript; charset=utf-8",
+	".css":   "text/css; charset=utf-8",
+	".svg":   "image/svg+xml",
+	".json":  "application/json",
+	".txt":   "text/plain; charset=utf-8",
+	".woff2": "font/woff2",
 }
 
 // setSecurityHeaders makes the browser block everything that the pages do not
@@ -202,6 +233,7 @@ func contentSecurityPolicy(imageOrigins []string) string {
 		"default-src 'none'",
 		"script-src 'self'",
 		"style-src 'self'",
+		"font-src 'self'",
 		"connect-src 'self'",
 		"img-src " + strings.Join(append([]string{"'self'", "data:"}, imageOrigins...), " "),
 		"base-uri 'none'",

@@ -1,9 +1,13 @@
 package page
 
 import (
+	"compress/gzip"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"path"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -43,6 +47,11 @@ func TestPaths(t *testing.T) {
 		{"/page/chat.js", 200, "text/javascript; charset=utf-8"},
 		{"/page/style.css", 200, "text/css; charset=utf-8"},
 		{"/page/icon.svg", 200, "image/svg+xml"},
+		{"/page/lib/markdown.js", 200, "text/javascript; charset=utf-8"},
+		{"/page/lib/LICENSES.txt", 200, "text/plain; charset=utf-8"},
+		{"/page/lib/fonts/KaTeX_Main-Regular.woff2", 200, "font/woff2"},
+		{"/page/lib/", 404, "application/json"},
+		{"/page/build/build.mjs", 404, "application/json"},
 		{"/page/", 404, "application/json"},
 		{"/page/chat.html", 404, "application/json"},
 		{"/page/page.go", 404, "application/json"},
@@ -78,6 +87,46 @@ func TestSecondVisit(t *testing.T) {
 	again := http.Header{"If-None-Match": {etag}}
 	is.Equal(request(Options{}, http.MethodGet, "/", again).StatusCode, 304)
 	is.Equal(request(Options{Title: "Another"}, http.MethodGet, "/", again).StatusCode, 200)
+}
+
+// TestDownload checks how much a browser loads for the chat page: with a formula, and
+// all its fonts that a common formula needs.
+func TestDownload(t *testing.T) {
+	is := is.New(t)
+	total := 0
+	for _, name := range append(slices.Collect(maps.Keys(assets())), "../") {
+		if strings.HasPrefix(name, "docs") || strings.HasSuffix(name, ".txt") || strings.Contains(name, "fonts/") && !strings.Contains(name, "KaTeX_M") && !strings.Contains(name, "KaTeX_Size") {
+			continue
+		}
+		response := request(Options{}, http.MethodGet, path.Join("/page", name), http.Header{"Accept-Encoding": {"gzip"}})
+		is.Equal(response.StatusCode, 200)
+		total += len(bodyOf(t, response))
+	}
+	is.True(total < 400_000)
+}
+
+// TestCompression checks that text is compressed for clients that accept it, and has
+// another ETag then.
+func TestCompression(t *testing.T) {
+	is := is.New(t)
+	plain := get(Options{}, "/page/chat.js")
+	packed := request(Options{}, http.MethodGet, "/page/chat.js", http.Header{"Accept-Encoding": {"br, gzip;q=0.5"}})
+	is.Equal(plain.Header.Get("Content-Encoding"), "")
+	is.Equal(packed.Header.Get("Content-Encoding"), "gzip")
+	is.Equal(packed.Header.Get("Content-Type"), "text/javascript; charset=utf-8")
+	is.Equal(packed.Header.Get("Vary"), "Accept-Encoding")
+	is.True(packed.Header.Get("ETag") != plain.Header.Get("ETag"))
+	unpacked, err := gzip.NewReader(packed.Body)
+	is.NoErr(err)
+	text, err := io.ReadAll(unpacked)
+	is.NoErr(err)
+	is.Equal(string(text), bodyOf(t, plain))
+	for _, refused := range []string{"gzip;q=0", "identity", "x-gzipped"} {
+		header := http.Header{"Accept-Encoding": {refused}}
+		is.Equal(request(Options{}, http.MethodGet, "/page/chat.js", header).Header.Get("Content-Encoding"), "")
+	}
+	again := http.Header{"Accept-Encoding": {"gzip"}, "If-None-Match": {packed.Header.Get("ETag")}}
+	is.Equal(request(Options{}, http.MethodGet, "/page/chat.js", again).StatusCode, 304)
 }
 
 // TestOptionsReachThePage checks the elements that the pages' scripts read.
@@ -121,7 +170,7 @@ func TestSecurityHeaders(t *testing.T) {
 			is := is.New(t)
 			header := get(Options{}, path).Header
 			policy := header.Get("Content-Security-Policy")
-			is.True(strings.HasPrefix(policy, "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "))
+			is.True(strings.HasPrefix(policy, "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; connect-src 'self'; img-src 'self' data:; "))
 			is.True(!strings.Contains(policy, "unsafe"))
 			is.Equal(header.Get("X-Content-Type-Options"), "nosniff")
 			is.Equal(header.Get("Referrer-Policy"), "no-referrer")
