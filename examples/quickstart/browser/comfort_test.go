@@ -75,7 +75,7 @@ func TestDirection(t *testing.T) {
 		tab.wait(fmt.Sprintf(`Array.from(document.querySelectorAll(".user .text")).at(-1)?.textContent === %s`, quoted(test.text)))
 		tab.waitForAnswer()
 		is.Equal(direction(".user .text"), test.direction)
-		is.Equal(direction(".assistant .text > *"), test.direction)
+		is.Equal(direction(".assistant .text .part > *"), test.direction)
 	}
 }
 

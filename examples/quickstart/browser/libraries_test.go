@@ -2,14 +2,44 @@ package browser
 
 import (
 	"io/fs"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"example.com/botapi"
+	"example.com/botapi/examples/quickstart/page"
 	"github.com/matryer/is"
 )
+
+// TestPageDoesNotWaitForLibraries checks that everything but the Markdown of answers
+// is shown before the libraries have arrived.
+func TestPageDoesNotWaitForLibraries(t *testing.T) {
+	is := is.New(t)
+	gate := make(chan struct{})
+	pages := page.Handler(page.Options{Resume: true})
+	h := serve(t, botapi.Options{}, nil, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/page/lib/") {
+			select {
+			case <-gate:
+			case <-r.Context().Done():
+			}
+		}
+		pages.ServeHTTP(w, r)
+	}))
+	tab := newTab(t)
+	tab.open(h.URL + "/#key=" + key + "&bot=ada")
+	tab.see(".bot")
+	tab.see(".beginning")
+	is.True(strings.HasPrefix(tab.text(".assistant .text"), "Hello."))
+	tab.say("so **bold**")
+	tab.see(".actions .regenerate")
+	close(gate)
+	tab.wait(`document.querySelector(".message:last-child .text strong")?.textContent === "bold"`)
+	is.Equal(evaluate[int](tab, `document.querySelectorAll(".assistant .text p").length`), 3)
+}
 
 // TestLibrariesAreBuilt checks that the pages' libraries are what npm and esbuild make
 // of build/package-lock.json.

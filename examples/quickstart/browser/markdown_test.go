@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"example.com/botapi"
 	"github.com/matryer/is"
 	"github.com/yuin/goldmark"
 	"github.com/yuin/goldmark/extension"
@@ -74,25 +75,49 @@ func TestCuts(t *testing.T) {
 	for _, test := range []struct {
 		name, text  string
 		parts, each string // selectors
-		cuts, count int
+		cuts, count int    // at least so many parts, exactly so many others
 	}{
-		{"paragraph", many("one *it* and `code` "), "p > .piece", "em", 5, 1000},
-		{"paragraph without a space", many("abcdefghijkl😀"), "p > .piece", "p", 4, 1},
-		{"emphasis without an end", "*" + many("word word "), "p > .piece", "p", 3, 1},
-		{"link across a cut", strings.Repeat("word ", 800) + "[" + strings.Repeat("linked ", 30) + "](https://a.example) " + many("word "), "p > .piece", "a", 3, 1},
-		{"list", many("1. a\n"), "ol.cut", "ol > li", 10, 1000},
-		{"table", "| a |\n|---|\n" + many("| b |\n"), ".table.cut.even", "td", 11, 1000},
-		{"wide table", strings.Repeat("| a ", 7) + "\n" + strings.Repeat("|---", 7) + "\n" + many("| b |\n"), ".table.cut:not(.even)", "tr", 15, 1001},
+		{"paragraph", many("one *it* and `code` "), "p", "em", 5, 1000},
+		{"paragraph without a space", many("abcdefghijkl😀"), "p", "p:not(.continued)", 4, 1},
+		{"Chinese paragraph", many("这是**“一”**个很长的句子。"), "p", "strong", 4, 1000},
+		{"emphasis without an end", "*" + many("word word "), "p", "p:not(.continued)", 3, 1},
+		{"link across a cut", strings.Repeat("word ", 800) + "[" + strings.Repeat("linked ", 30) + "](https://a.example) " + many("word "), "p", "a", 3, 1},
+		{"list", many("1. a\n"), "ol", "ol > li", 3, 1000},
+		{"list in a list", "- a\n" + many("  - b\n"), "ul ul", "ul ul > li", 3, 1000},
+		{"numbered list in a list", "1. a\n" + many("   1. b\n"), "ol ol", "ol ol > li", 3, 1000},
+		{"item", "1. a\n" + many("\n   b *c*\n"), "ol", "em", 3, 1000},
+		{"long line in a list", "- a\n  1. " + many("b *c* ") + "\n- d", "ul ol p", "em", 2, 1000},
+		{"table", "| a |\n|---|\n" + many("| b |\n"), ".table.even", "td", 3, 1000},
+		{"table in a list", "- a\n\n  | a |\n  |---|\n" + many("  | b |\n"), "li .table.even", "td", 3, 1000},
+		{"heads of a table", "| a |\n|---|\n" + many("| b |\n"), ".table", "th", 3, 1},
+		{"wide table", strings.Repeat("| a ", 7) + "\n" + strings.Repeat("|---", 7) + "\n" + many("| b |\n"), ".table:not(.even)", "tr", 10, 1001},
 		{"blocks", many("a\n\n"), ".part", "p", 10, 1000},
-		{"blocks in a quote", many("> a\n>\n"), "blockquote > .part", "p", 10, 1000},
+		{"blocks in a quote", many("> a\n>\n"), "blockquote", "p", 3, 1000},
+		{"list in a quote", "> a\n>\n" + many("> - b\n"), "blockquote ul", "li", 3, 1000},
+		{"footnote", "[^1]: a\n\n" + many("    b\n\n"), ".footnote", ".footnote p", 3, 1001},
+		{"label of a footnote", "[^1]: a\n\n" + many("    b\n\n"), ".footnote", ".label", 3, 1},
 		{"code", "```\n" + many("a\n") + "```", "code > .piece", "pre", 20, 1},
+		{"code in a list", "1. a\n   ```go\n" + many("   x := 1\n") + "   ```\n2. b\n", "code > .piece", "pre", 10, 1},
+		{"indented code", many("    a\n\n"), "code > .piece", "pre", 10, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			is := is.New(t)
-			is.Equal(evaluate[[]int](tab, fmt.Sprintf("counts(%s, %q, %q)", quoted(test.text), test.parts, test.each)), []int{test.cuts, test.count})
+			counts := evaluate[[]int](tab, fmt.Sprintf("counts(%s, %q, %q)", quoted(test.text), test.parts, test.each))
+			is.True(counts[0] >= test.cuts)
+			is.Equal(counts[1], test.count)
+			text := evaluate[string](tab, fmt.Sprintf("text(shown(%s))", quoted(test.text)))
+			is.True(!strings.Contains(text, "\uE000")) // what a prefix shows
+			is.Equal(evaluate[string](tab, fmt.Sprintf("text(arrived(%s, 501))", quoted(test.text))), text)
 		})
 	}
-	is.New(t).Equal(evaluate[string](tab, fmt.Sprintf("shown(%s).querySelectorAll('ol')[3].start.toString()", quoted(many("1. a\n")))), "301")
+	is := is.New(t)
+	is.True(evaluate[bool](tab, fmt.Sprintf("[...shown(%s).querySelectorAll('ol')].every((list, i, all) => i === 0 || list.start === all[i - 1].start + all[i - 1].childElementCount)", quoted(many("1. a\n")))))
+	code := strings.Repeat("a\n\n\tb\n", 1000)
+	is.Equal(evaluate[string](tab, fmt.Sprintf("shown(%s).querySelector('code').textContent", quoted("```\n"+code+"```"))), code)
+	indented := "    " + strings.TrimRight(strings.ReplaceAll(code, "\n", "\n    "), " \n\t")
+	is.Equal(evaluate[string](tab, fmt.Sprintf("shown(%s).querySelector('code').textContent", quoted(indented))), strings.TrimRight(code, "\n")+"\n")
+	line := strings.Repeat("a ``` - b", 2000)
+	is.Equal(evaluate[string](tab, fmt.Sprintf("shown(%s).querySelector('code').textContent", quoted("```\n"+line))), line+"\n")
 }
 
 // TestFinishedBlocks checks that blocks that can no longer change are not read or
@@ -220,6 +245,105 @@ func TestExtensions(t *testing.T) {
 	}
 }
 
+// TestEastAsianText checks emphasis beside the punctuation of Chinese, Japanese and
+// Korean, and bare links in their sentences.
+func TestEastAsianText(t *testing.T) {
+	link := func(address, rest string) string {
+		return "<a " + address + ">" + strings.TrimSuffix(address, "/") + "</a>" + rest
+	}
+	tests := []struct{ text, html string }{
+		{"**这是“重点”。**后面", "<p><strong>这是“重点”。</strong>后面</p>"},
+		{"これは**「重要」**です。", "<p>これは<strong>「重要」</strong>です。</p>"},
+		{"**注意：**请看", "<p><strong>注意：</strong>请看</p>"},
+		{"**중요(重要)**입니다", "<p><strong>중요(重要)</strong>입니다</p>"},
+		{"這是~~“舊的”~~文字", "<p>這是<del>“舊的”</del>文字</p>"},
+		{"a**(b)**c", "<p>a**(b)**c</p>"}, // as CommonMark says
+		{"详见https://a.example/docs，然后继续。", "<p>详见" + link("https://a.example/docs", "，然后继续。") + "</p>"},
+		{"https://a.example。これは文です", "<p>" + link("https://a.example/", "。これは文です") + "</p>"},
+		{"（https://a.example/b）を見て", "<p>（" + link("https://a.example/b", "）を見て") + "</p>"},
+		{"https://a.exampleを見て", "<p>" + link("https://a.example/", "を見て") + "</p>"},
+		{"https://a.example를 보세요", "<p>" + link("https://a.example/", "를 보세요") + "</p>"},
+		{"http://localhost:8080/docs、それ", "<p>" + link("http://localhost:8080/docs", "、それ") + "</p>"},
+		{"「https://a.example/?q=1」", "<p>「" + link("https://a.example/?q=1", "」") + "</p>"},
+	}
+	tab := newMarkdownTab(t)
+	for _, test := range tests {
+		t.Run(test.text, func(t *testing.T) {
+			is := is.New(t)
+			for _, way := range []string{"shown", "arrived"} {
+				got := evaluate[string](tab, fmt.Sprintf("written(%s(%s))", way, quoted(test.text)))
+				is.Equal(strings.NewReplacer("⟨", "<", "⟩", ">").Replace(got), test.html)
+			}
+		})
+	}
+}
+
+// TestFormulas checks what is a formula, and that KaTeX is loaded only for one.
+func TestFormulas(t *testing.T) {
+	tab := newMarkdownTab(t)
+	formulas := func(text string) []string {
+		return evaluate[[]string](tab, fmt.Sprintf(`Array.from(shown(%s).querySelectorAll(".formula"), (each) => (each.matches(".display") ? "display " : "") + each.dataset.formula)`, quoted(text)))
+	}
+	for text, want := range map[string][]string{
+		"It costs $5 and $10, or US$6 to US$7.": {},
+		"`$x$` \\$y$ $ z $":                     {},
+		"a $x_1 * y_2 * z$ b":                   {"$x_1 * y_2 * z$"},
+		"so \\(a_1\\) and \\[b\\]":              {"\\(a_1\\)", "display \\[b\\]"},
+		"$$\nx\n+ y\n- z\n$$\nafter":            {"display $$\nx\n+ y\n- z\n$$"},
+		"- a\n\n  $$\n  x\n  $$":                {"display $$\nx\n$$"},
+		"$" + strings.Repeat("x", 2000) + "$":   {},
+		"$$\nnever closed":                      {},
+	} {
+		t.Run(text[:min(len(text), 30)], func(t *testing.T) {
+			is.New(t).Equal(formulas(text), want)
+		})
+	}
+
+	is := is.New(t)
+	loaded := `performance.getEntriesByType("resource").filter(({ name }) => name.includes("/lib/formulas") || name.includes("/fonts/")).length`
+	answer := "The area is $\\pi r^2$, and\n\n$$\n\\int_0^1 \\sqrt{x}\\,dx = \\frac{2}{3}\n$$\n\nbut not $\\oops{$."
+	h := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(echo)}, nil)
+	tab = newTab(t)
+	tab.open(h.URL + "/#key=" + key)
+	tab.say("Hello")
+	tab.waitForAnswer()
+	is.Equal(evaluate[int](tab, loaded), 0)
+	tab.say(answer)
+	tab.waitForAnswer()
+	tab.wait(`document.querySelectorAll(".assistant .formula .katex").length === 2`)
+	tab.wait(`document.fonts.check("16px KaTeX_Main")`)
+	is.True(strings.Contains(tab.text(".message:last-child .text"), "$\\oops{$")) // as it was written
+	is.True(evaluate[float64](tab, `document.querySelector(".formula.display .katex-html").getBoundingClientRect().height`) > 30)
+}
+
+// TestFootnotes checks that a footnote that is explained later becomes a button, which
+// leads to its explanation.
+func TestFootnotes(t *testing.T) {
+	is := is.New(t)
+	tab := newMarkdownTab(t)
+	notes := func(text string) string {
+		return evaluate[string](tab, fmt.Sprintf(`Array.from(shown(%s).querySelectorAll(".note, .footnote"), (each) => each.innerHTML).join(" ")`, quoted(text)))
+	}
+	is.Equal(notes("a [^1] and [^b]"), "[^1] [^b]")
+	is.Equal(notes("a[^1]\n\n[^1]: b"), `<button type="button" aria-label="Footnote 1">1</button> <span class="label">1</span><p>b</p>`)
+	is.Equal(notes("`a[^1]` \\[^1]"), "")
+	long := "a[^1]\n\n" + strings.Repeat("word\n\n", 2000) + "[^1]: b"
+	is.Equal(evaluate[[]int](tab, fmt.Sprintf(`counts(%s, ".note > button", ".footnote")`, quoted(long))), []int{1, 1})
+	many := evaluate[[]int](tab, fmt.Sprintf(`counts(%s, ".note > button", ".note:not(:has(button))")`, quoted(strings.Repeat("a[^1] ", 20_000)+"\n\n[^1]: b")))
+	is.True(many[0] >= 500 && many[0] < 2000) // each costs time
+	is.Equal(many[0]+many[1], 20_000)
+
+	h := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(echo)}, nil)
+	tab = newTab(t)
+	tab.open(h.URL + "/#key=" + key)
+	tab.say("One[^1] two.\n\n" + strings.Repeat("word\n\n", 50) + "[^1]: Because.")
+	tab.waitForAnswer()
+	address := evaluate[string](tab, "location.href")
+	tab.click(".note > button")
+	is.Equal(evaluate[string](tab, "document.activeElement.className"), "footnote")
+	is.Equal(evaluate[string](tab, "location.href"), address)
+}
+
 func canonical(html string) string {
 	return strings.NewReplacer("<", "⟨", ">", "⟩", ` class="language-go"`, " language-go").Replace(html)
 }
@@ -255,7 +379,7 @@ func TestHostileMarkdown(t *testing.T) {
 	}
 }
 
-// longTexts returns long texts of 41 kinds, by name: what bots write, and what could
+// longTexts returns long texts of 47 kinds, by name: what bots write, and what could
 // overload a page.
 func longTexts() map[string]string {
 	many := func(text string) string { return strings.Repeat(text, 10_000) }
@@ -307,6 +431,12 @@ func longTexts() map[string]string {
 		"fences":          many("```\n"),
 		"halves":          many("😀"),
 		"both directions": "\u202e\u2066" + many("א"),
+		"formulas":        many("$x^2$ "),
+		"footnotes":       many("a[^1] ") + "\n\n[^1]: b\n" + many("    c\n\n"),
+		"Chinese":         many("这是**“一”**个句子。"),
+		"code in a list":  "1. a\n\n   ```go\n" + many("   x := 1\n"),
+		"list in a quote": many("> - a *b*\n"),
+		"list in a list":  "- a\n" + many("  - *b*\n"),
 	}
 }
 
@@ -403,8 +533,8 @@ func (tab *tab) compare(samples []sample) {
 // kind of brackets, and without the elements and levels that the page adds: buttons,
 // boxes that scroll, and deeper headings.
 const showing = `(async () => {
-	const { MarkdownText } = await import("/page/rendering.js");
-	const { MarkdownReader } = await import("/page/markdown.js");
+	const { MarkdownText, ready } = await import("/page/rendering.js");
+	await ready;
 	const policy = trustedTypes.createPolicy("expected", { createHTML: (html) => html });
 
 	const blocks = "p|h[1-6]|hr|blockquote|pre|ul|ol|li|table|tr|td|th";
@@ -413,7 +543,7 @@ const showing = `(async () => {
 		if (node.nodeType === Node.TEXT_NODE) return inCode ? node.data : node.data.replace(/\s+/g, " ");
 		const inside = (inCode) => Array.from(node.childNodes, (child) => text(child, inCode)).join("");
 		if (node.nodeType !== Node.ELEMENT_NODE) return inside();
-		if (node.matches("div, thead, tbody, span")) return inside(inCode);
+		if (node.matches("div, thead, tbody, span, .continued")) return inside(inCode);
 		if (node.matches("figure")) return text(node.querySelector("pre"));
 		if (node.matches("li > p") && isTight(node.parentElement.parentElement)) return inside();
 		const name = node.className.match(/^h[1-6]$/)?.[0] ?? node.localName;
@@ -432,20 +562,26 @@ const showing = `(async () => {
 	}
 	const isTight = (list) => list.classList.contains("tight");
 
+	// all shows all of a text, in as many steps as that takes.
+	function all(place, markdown, how) {
+		while (place.show(markdown, how) < markdown.length);
+	}
+
 	function shown(markdown) {
 		const element = document.createElement("div");
-		new MarkdownText(element).show(markdown);
+		all(new MarkdownText(element), markdown);
 		return element;
 	}
 
-	function arrived(markdown) {
+	function arrived(markdown, step = 1) {
 		const element = document.createElement("div");
 		const place = new MarkdownText(element);
-		for (let i = 1; i <= markdown.length; i++) place.show(markdown.slice(0, i), { arriving: true });
-		place.show(markdown);
+		for (let i = 1; i <= markdown.length; i += step) all(place, markdown.slice(0, i), { arriving: true });
+		all(place, markdown);
 		return element;
 	}
 
+	window.text = (element) => element.textContent.replace(/\s+/g, "");
 	window.written = written;
 	window.shown = shown;
 	window.arrived = arrived;
@@ -461,23 +597,40 @@ const showing = `(async () => {
 	};
 	window.counts = (markdown, ...selectors) => selectors.map((selector) => shown(markdown).querySelectorAll(selector).length);
 
+	// What an element shows, wherever the text was cut.
+	const contents = (element) => [
+		element.textContent.replace(/\s+/g, ""),
+		..."p,em,strong,del,code,a,br,ol,ul,li,tr,td,th,blockquote,figure,h3,h4,.note,.footnote,.formula".split(",")
+			.map((name) => name + " " + element.querySelectorAll(name + ":not(.continued)").length),
+	].join("\n");
+
 	window.growing = (texts, step) => texts.filter((text) => {
-		const reader = new MarkdownReader();
-		return Array.from({ length: Math.ceil(text.length / step) }, (_, i) => text.slice(0, (i + 1) * step)).some((beginning) => [true, false].some((arriving) =>
-			JSON.stringify(reader.read(beginning, arriving)) !== JSON.stringify(new MarkdownReader().read(beginning, arriving))));
+		const growing = document.createElement("div");
+		const place = new MarkdownText(growing);
+		return Array.from({ length: Math.ceil(text.length / step) }, (_, i) => text.slice(0, (i + 1) * step)).some((beginning) => [true, false].some((arriving) => {
+			const atOnce = document.createElement("div");
+			all(new MarkdownText(atOnce), beginning, { arriving });
+			all(place, beginning, { arriving });
+			if (growing.isEqualNode(atOnce) || (growing.textContent + atOnce.textContent === "") || (text.length > 1000 && contents(growing) === contents(atOnce))) return false;
+			(window.differences ??= []).push([arriving, beginning.slice(-200), growing.innerHTML.slice(-500), atOnce.innerHTML.slice(-500), contents(growing).slice(-600), contents(atOnce).slice(-600)].join("\n"));
+			return true;
+		}));
 	});
 
 	window.keepsTheFirst = (markdown) => {
-		const reader = new MarkdownReader();
-		return firstFinished(reader.read(markdown, true)) === firstFinished(reader.read(markdown + "d", true));
+		const element = document.createElement("div");
+		const place = new MarkdownText(element);
+		place.show(markdown, { arriving: true });
+		const first = element.querySelector("li, blockquote > p, td, .part > p");
+		place.show(markdown + "d", { arriving: true });
+		return first === element.querySelector("li, blockquote > p, td, .part > p");
 	};
-	const firstFinished = (blocks) => (blocks.length > 1 ? blocks[0] : blocks[0].children[0]);
 
 	window.directions = (...texts) => {
 		const element = document.createElement("div");
 		document.body.append(element);
 		const place = new MarkdownText(element);
-		const now = () => Array.from(element.children, ({ dir }) => dir).join(" ");
+		const now = () => Array.from(element.firstElementChild.children, ({ dir }) => dir).join(" ");
 		const seen = texts.map((text) => { place.show(text, { arriving: true }); return now(); });
 		place.show(texts.at(-1));
 		element.remove();
@@ -514,11 +667,11 @@ const showing = `(async () => {
 		return differences;
 	});
 
-	const known = "span.piece, .piece span, del, div.part, p, h3, h4, h5, h6, hr, blockquote, ul, ol, li, a, em, strong, code, br, table, tr, th, td, pre, figure, figcaption, div.table, figcaption > span, figcaption > button";
-	const knownAttributes = new Set(["dir", "class", "href", "title", "target", "rel", "start", "tabindex", "role", "aria-label", "scope", "type", "data-language"]);
+	const known = "span.piece, .piece span, span.note, .note > button, span.formula, div.footnote, del, div.part, thead, tbody, p, h3, h4, h5, h6, hr, blockquote, ul, ol, li, a, em, strong, code, br, table, tr, th, td, pre, figure, figcaption, div.table, figcaption > span, figcaption > button";
+	const knownAttributes = new Set(["dir", "class", "href", "title", "target", "rel", "start", "tabindex", "role", "aria-label", "scope", "type", "data-language", "data-note", "data-formula"]);
 	window.harm = (markdown) => {
 		const half = document.createElement("div");
-		new MarkdownText(half).show(markdown, { arriving: true });
+		all(new MarkdownText(half), markdown, { arriving: true });
 		const element = shown(markdown);
 		document.body.append(half, element); // a script would run here
 		const found = [];

@@ -3,7 +3,7 @@
 
 import { BotClient } from "./client.js";
 import { Conversation, asJSON, asMarkdown, newID } from "./conversation.js";
-import { plainText } from "./markdown.js";
+import { plainText } from "./rendering.js";
 import { ConversationView, drawAvatar } from "./view.js";
 import { Scroller } from "./scrolling.js";
 import { directionOf } from "./direction.js";

@@ -1,84 +1,171 @@
 // Shows a block of code, with its language and a button that copies it.
 
-import { Highlighter } from "./highlight.js";
 import { copyButton } from "./copying.js";
 import { el } from "./elements.js";
 
-// The number of lines in a piece: a browser lays out a whole piece for each new
-// line.
-const piece = 50;
+let hljs;
 
-// Only this many lines are coloured.
+// ready is fulfilled when code can be coloured.
+export const ready = import("./lib/highlight.js").then((library) => { hljs = library.default; });
+
+// The number of lines in a piece: a browser lays out a whole piece for each new
+// line, and its colours are found together. It ends outside of comments and strings
+// that extend over several lines, if they do not extend over too many.
+const piece = 50;
+const longestPiece = 100;
+
+// Only this many lines are coloured, and no pieces with lines that are longer than
+// this many characters: they are data.
 const mostColoured = 2000;
+const longestLine = 2000;
 
 const views = new WeakMap(); // by the figure that shows the code
 
-// codeFigure makes an element that shows a listing {language, lines}.
-export function codeFigure({ language, lines }) {
-  const view = new CodeView(language);
-  view.show(lines);
-  views.set(view.figure, view);
-  return view.figure;
-}
-
-// updateCode shows other lines of the same language in the element.
-export function updateCode(figure, { lines }) {
-  views.get(figure).show(lines);
+// codeView returns the view of a figure, which contains only the code at first.
+export function codeView(figure) {
+  if (!views.has(figure)) views.set(figure, new CodeView(figure));
+  return views.get(figure);
 }
 
 class CodeView {
   #code;
-  #highlighter;
-  #lines = [];
-  #spans = []; // the span that is open at the start of each line and after the last
+  #language;
+  #base = ""; // the code before what show shows, after that of finished pieces
+  #finished = 0; // the length of the code of finished pieces that show shows
+  #last = ""; // what show has shown
+  #count = 0; // of the lines in finished pieces
+  #piece; // the element of the last piece
+  #shown = []; // its lines
 
-  constructor(language) {
-    this.#highlighter = Highlighter.forLanguage(language);
+  constructor(figure) {
+    const text = figure.textContent;
+    const { language } = figure.dataset;
+    this.#language = hljs.getLanguage(language) ? language : "";
     this.#code = el("code", { ...(language && { "data-language": language }) });
-    const head = el("figcaption", {}, el("span", {}, language || "code"), copyButton(() => this.#code.textContent));
-    this.figure = el("figure", { class: "code", dir: "ltr" }, head,
+    figure.dir = "ltr";
+    figure.replaceChildren(
+      el("figcaption", {}, el("span", {}, language || "code"), copyButton(() => this.#code.textContent)),
       el("pre", { tabindex: 0, role: "group", "aria-label": language ? `Code, ${language}` : "Code" }, this.#code));
+    this.show(text);
   }
 
-  // show replaces the lines from the first that differs.
-  show(lines) {
+  // show shows code, which must begin with finished pieces of the code of the call
+  // before.
+  show(text) {
+    this.#last = text;
+    let rest = (this.#base + text).slice(this.#finished);
+    for (;;) {
+      const lines = this.#linesOf(rest);
+      const count = endOfPiece(lines);
+      if (!count) return this.#draw(lines);
+      this.#draw(lines.slice(0, count));
+      this.#count += count;
+      const { length } = rest.split("\n", count).join("\n");
+      this.#finished += length + 1;
+      rest = rest.slice(length + 1);
+      this.#piece = undefined;
+      this.#shown = [];
+    }
+  }
+
+  // finish makes show begin after what it has shown: with the next line, of a text
+  // that has this many lines, or in the same one if that is 0.
+  finish(lines) {
+    const text = this.#last.replace(/\n$/, "");
+    const padded = lines ? text + "\n".repeat(lines - text.split("\n").length + 1) : text;
+    this.#base = (this.#base + padded).slice(this.#finished);
+    this.#finished = 0;
+    this.#last = "";
+  }
+
+  #linesOf(text) {
+    const isColoured = this.#language && this.#count < mostColoured && !text.split("\n").some(({ length }) => length > longestLine);
+    return isColoured ? colouredLines(text, this.#language) : plainLines(text);
+  }
+
+  // draw replaces the lines of the last piece from the first that differs.
+  #draw(lines) {
+    if (!this.#piece) {
+      this.#piece = el("span", { class: "piece" });
+      this.#code.append(this.#piece);
+    }
     let same = 0;
-    while (same < lines.length && lines[same] === this.#lines[same]) same++;
-    this.#removeFrom(same);
-    for (let i = same; i < lines.length; i++) this.#append(lines[i], i);
-    this.#lines = lines;
+    while (same < lines.length && lines[same].key === this.#shown[same]?.key) same++;
+    while (this.#piece.childNodes.length > same) this.#piece.lastChild.remove();
+    this.#piece.append(...lines.slice(same).map(elementOf));
+    this.#shown = lines;
   }
+}
 
-  #removeFrom(line) {
-    const pieces = this.#code.childNodes;
-    while (pieces.length > Math.ceil(line / piece)) this.#code.lastChild.remove();
-    const last = this.#code.lastChild;
-    while (last && last.childNodes.length > line - (pieces.length - 1) * piece) last.lastChild.remove();
+// endOfPiece returns the number of lines of a finished piece, or 0 if the lines are
+// not enough for one.
+function endOfPiece(lines) {
+  if (lines.length <= piece + 1) return 0;
+  for (let count = piece; count < Math.min(lines.length - 1, longestPiece); count++) {
+    if (!lines[count - 1].isOpen) return count;
   }
-
-  #append(line, i) {
-    if (i % piece === 0) this.#code.append(el("span", { class: "piece" }));
-    this.#code.lastChild.append(this.#highlighter && i < mostColoured ? this.#coloured(line, i) : line + "\n");
-  }
-
-  #coloured(line, i) {
-    const { tokens, span } = this.#highlighter.read(line, this.#spans[i]);
-    this.#spans[i + 1] = span;
-    return lineOf(tokens);
-  }
+  return lines.length > longestPiece + 1 ? longestPiece : 0;
 }
 
 // colour shows complete code of a known language in an element.
-export function colour(element, language, text) {
-  const highlighter = Highlighter.forLanguage(language);
-  let inside = null;
-  element.replaceChildren(...text.split("\n").map((line) => {
-    const { tokens, span } = highlighter.read(line, inside);
-    inside = span;
-    return lineOf(tokens);
-  }));
+export async function colour(element, language, text) {
+  element.textContent = text;
+  await ready;
+  if (element.textContent === text) element.replaceChildren(...colouredLines(text, language).map(elementOf));
 }
 
-function lineOf(tokens) {
+// A line is {key, tokens, isOpen}. Its tokens are strings or {kind, text}. The line is
+// open if a comment or a string continues in the next one.
+function plainLines(text) {
+  return withoutEnd(text).map((line) => ({ key: line, tokens: [line], isOpen: false }));
+}
+
+// withoutEnd returns the lines of a text. Its last line may lack its end.
+function withoutEnd(text) {
+  return text === "" ? [] : text.replace(/\n$/, "").split("\n");
+}
+
+function elementOf({ tokens }) {
+  if (tokens.length === 1 && typeof tokens[0] === "string") return tokens[0] + "\n";
   return el("span", null, tokens.map((token) => (typeof token === "string" ? token : el("span", { class: token.kind }, token.text))), "\n");
+}
+
+const kinds = {
+  comment: "comment", quote: "comment",
+  string: "string", regexp: "string", char: "string",
+  number: "number", literal: "keyword",
+  keyword: "keyword", built_in: "keyword", type: "keyword", meta: "keyword", "selector-tag": "keyword", name: "keyword",
+  addition: "string", deletion: "number",
+};
+
+const characters = { amp: "&", lt: "<", gt: ">", quot: '"', "#x27": "'" };
+
+// colouredLines reads the HTML of highlight.js, in which spans may extend over
+// several lines.
+function colouredLines(text, language) {
+  const { value } = hljs.highlight(text.replace(/\n$/, ""), { language, ignoreIllegals: true });
+  if (text === "") return [];
+  const lines = [];
+  const open = []; // kinds
+  let tokens = [];
+  const put = (text) => {
+    const kind = open.at(-1);
+    const last = tokens.at(-1);
+    if (!kind) tokens.push(typeof last === "string" ? tokens.pop() + text : text);
+    else if (last?.kind === kind && last.depth === open.length) last.text += text;
+    else tokens.push({ kind, text, depth: open.length });
+  };
+  const endLine = () => {
+    lines.push({ key: JSON.stringify(tokens), tokens: tokens.length > 0 ? tokens : [""], isOpen: open.some((kind) => kind === "comment" || kind === "string") });
+    tokens = [];
+  };
+  for (const [mark, name, character] of value.matchAll(/<span class="hljs-(\w[\w-]*)[^>]*">|<\/span>|&(amp|lt|gt|quot|#x27);|\n|<span[^>]*>|[^<&\n]+/g)) {
+    if (mark === "\n") endLine();
+    else if (character) put(characters[character]);
+    else if (mark === "</span>") open.pop();
+    else if (mark.startsWith("<span")) open.push(kinds[name] ?? "");
+    else put(mark);
+  }
+  endLine();
+  return lines;
 }

@@ -1,149 +1,264 @@
-// Shows Markdown. It makes each element with the DOM, never from HTML text, so
-// that a text can produce only known elements, and links to http and https.
+// Shows Markdown that may still grow: only the last block is read and drawn again,
+// and of a very long block only its end.
 
-import { MarkdownReader, textsOf } from "./markdown.js";
-import { codeFigure, updateCode } from "./code.js";
+import { codeView, ready as highlighting } from "./code.js";
 import { directionOf } from "./direction.js";
 import { el } from "./elements.js";
+import { typeset } from "./formulas.js";
+
+let markdown, libraries, cuts;
+
+// ready is fulfilled when texts can be shown. The page does not wait for it before it
+// shows the rest.
+export const ready = Promise.all([import("./markdown.js"), import("./lib/markdown.js"), import("./cuts.js"), highlighting])
+  .then((modules) => { [markdown, libraries, cuts] = modules; });
+
+export const isReady = () => cuts !== undefined;
+
+// plainText returns the text of Markdown without its marks.
+export const plainText = (text) => (isReady() ? markdown.plainText(text) : text);
+
+// At most this much is read in one step: so much takes a few milliseconds. A row of a
+// wide table is a lot to show, even if it is short.
+const mostCharacters = 1024;
+const mostLines = 40;
+const wideTable = /^[\s>]*(?:\|?[ :]*-+[ :]*){12,66}\|?\s*$/m;
+const fewestLines = 4;
+
+// No step begins after so many milliseconds.
+const budget = 8;
+
+// After so many more characters, the page tries again to finish a part of the text.
+const step = 256;
+
+// The number of blocks in an element: a browser looks at all of them when one is
+// added.
+const together = 100;
+
+// So many mentions of a footnote become buttons.
+const mostMentions = 500;
 
 // A MarkdownText shows text in an element. It can show growing text again and
-// again: it touches only what has changed, and does not even read finished blocks
-// again.
+// again: it does not even read finished blocks again.
 export class MarkdownText {
   #element;
-  #reader = new MarkdownReader();
-  #blocks = [];
+  #part; // the element for the next block
+  #taken = 0; // the number of characters of the text that have been read
+  #text = ""; // what has been read and may still change, after the prefix
+  #next = 0; // the length of the text that is tried next
+  #prefix = ""; // opens what continues after a cut
+  #depth = 0; // the number of nested elements that continue
+  #before; // the last finished element
+  #code; // the view of a block of code that continues
+  #open = []; // the elements that may still change
+  #labels = new Set(); // of the explained footnotes
 
   constructor(element) {
     this.#element = element;
+    element.addEventListener("click", showFootnote);
   }
 
+  // show shows a text, which must begin with the text of the call before. It returns
+  // how much of it is shown: after a few milliseconds, it leaves the rest for the next
+  // call, so that the page stays responsive.
   show(text, { arriving = false } = {}) {
-    const blocks = this.#reader.read(text, arriving);
-    patch(this.#element, this.#blocks, blocks);
-    direct(this.#element, this.#blocks, blocks);
-    this.#blocks = blocks;
+    const end = performance.now() + budget;
+    const last = text.endsWith("\r") ? text.length - 1 : text.length; // an LF may follow
+    while (this.#taken < last && performance.now() < end) {
+      const part = partOf(text.slice(this.#taken, last), isWide(this.#text + text.slice(this.#taken, this.#taken + mostCharacters)) ? fewestLines : mostLines);
+      this.#taken += part.length;
+      this.#text += part.replace(/\r\n?/g, "\n");
+      this.#cut();
+    }
+    const isOpen = arriving || this.#taken < last;
+    this.#draw(isOpen ? asItBecomes(this.#text) : this.#text, isOpen);
+    return this.#taken < last ? this.#taken : text.length;
   }
 
   clear() {
     this.#element.replaceChildren();
-    this.#reader = new MarkdownReader();
-    this.#blocks = [];
+    this.#taken = this.#depth = this.#next = 0;
+    this.#text = this.#prefix = "";
+    this.#part = this.#before = this.#code = undefined;
+    this.#open = [];
+    this.#labels.clear();
+  }
+
+  // cut finishes what can no longer change.
+  #cut() {
+    while (this.#text.length >= this.#next || isWide(this.#text)) {
+      const cut = cuts.cutIn(this.#text, markdown.parse(this.#text), this.#prefix.length);
+      this.#next = cut ? 0 : this.#text.length + step;
+      if (!cut) return;
+      this.#draw(this.#text.slice(0, cut.at));
+      this.#finish(cut);
+      this.#text = cut.prefix + this.#text.slice(cut.at);
+    }
+  }
+
+  #finish({ prefix, depth, lines }) {
+    const last = this.#open.at(-1);
+    if (lines === undefined) this.#code = undefined;
+    else if (last) this.#code = codeView(last.matches("figure") ? last : [...last.querySelectorAll("figure")].at(-1));
+    this.#code?.finish(lines);
+    if (depth > 0 && !this.#code) last?.classList.add("cut");
+    this.#prefix = prefix;
+    this.#depth = depth;
+    this.#before = last ?? this.#before;
+    this.#open = [];
+  }
+
+  #draw(text, arriving) {
+    const content = markdown.contentOf(withoutOpeners(markdown.parse(text, arriving), this.#prefix));
+    if (this.#code) continueCode(this.#code, content);
+    continueElements(this.#before, content.firstElementChild, this.#code ? this.#depth - 1 : this.#depth);
+    this.#explain(content);
+    const blocks = [...content.children];
+    for (const block of blocks) block.dir = this.#directionOf(block);
+    this.#open.slice(blocks.length).forEach((old) => old.remove());
+    this.#open = blocks.map((block, i) => this.#put(block, this.#open[i]));
+    this.#open.forEach(furnish);
+  }
+
+  #directionOf(block) {
+    if (block.matches("figure")) return "ltr";
+    return block.classList.contains("continued") ? this.#before.dir : directionOf([block.textContent]);
+  }
+
+  // put shows a block in place of an old element, if there is one, and returns its
+  // element.
+  #put(block, old) {
+    if (old && isAlike(old, block)) return libraries.morphdom(old, block, { onBeforeElUpdated: mayChange });
+    if (old) old.replaceWith(block);
+    else this.#partWithRoom().append(block);
+    return block;
+  }
+
+  #partWithRoom() {
+    if (this.#part?.childElementCount < together) return this.#part;
+    this.#part?.classList.add("cut");
+    this.#part = el("div", { class: "part" });
+    this.#element.append(this.#part);
+    return this.#part;
+  }
+
+  // explain makes buttons of the mentions of footnotes, when they have been explained.
+  #explain(content) {
+    for (const { dataset: { note } } of content.querySelectorAll(".footnote")) {
+      if (this.#labels.has(note)) continue;
+      this.#labels.add(note);
+      [...this.#element.querySelectorAll(`.note[data-note="${CSS.escape(note)}"]`)].slice(0, mostMentions).forEach(mention);
+    }
+    content.querySelectorAll(".note").forEach((each) => { if (this.#labels.has(each.dataset.note)) mention(each); });
   }
 }
 
-// direct sets the direction of each block to that of its text.
-function direct(parent, old, fresh) {
-  fresh.forEach((block, i) => {
-    if (block === old[i]) return;
-    const element = parent.children[i];
-    if (block.type === "part") return direct(element, old[i]?.children ?? [], block.children);
-    const direction = block.type === "listing" ? "ltr" : directionOf(textsOf(block));
-    if (element.dir !== direction) element.dir = direction; // setting it makes the browser look at the whole content
-  });
-}
-
-// patch changes the children of an element from the old nodes to the fresh ones.
-function patch(parent, old, fresh) {
-  if (old.length > 0 && old[0].type !== "part" && fresh[0]?.type === "part") {
-    const part = el("div"); // the old nodes move into it: making them again would take too long
-    part.append(...parent.childNodes);
-    parent.append(part);
-    old = [{ type: "part", children: old }];
+// partOf returns the beginning of a text that is read in one step.
+function partOf(text, mostLines) {
+  let end = Math.min(text.length, mostCharacters);
+  for (let line = 0, lines = 0; lines < mostLines; lines++) {
+    line = text.indexOf("\n", line) + 1;
+    if (line === 0 || line > end) break;
+    if (lines === mostLines - 1) end = line;
   }
-  const shared = Math.min(old.length, fresh.length);
-  for (let i = 0; i < shared; i++) {
-    if (isSame(old[i], fresh[i])) continue;
-    const child = parent.childNodes[i];
-    if (isOfAKind(old[i], fresh[i])) update(child, old[i], fresh[i]);
-    else child.replaceWith(typeof fresh[i] === "string" ? fresh[i] : made(fresh[i]));
+  return text[end - 1] === "\r" && text[end] === "\n" ? text.slice(0, end + 1) : text.slice(0, end);
+}
+
+function isWide(text) {
+  return wideTable.test(text);
+}
+
+// ---- Arriving text ----
+
+// asItBecomes removes a last line that consists only of marks, and makes the head of
+// a table a table.
+function asItBecomes(text) {
+  const start = text.lastIndexOf("\n") + 1;
+  if (/^[\s>]*([-+*_=~`#|:\s]+|\d{1,9}[.)]?)?$/.test(text.slice(start, start + 100))) text = text.slice(0, start).replace(/\n$/, "");
+  const [, before, head] = /(?:^|\n[ \t>]*\n)((?:[ \t>]|[-+*][ \t]|\d{1,9}[.)][ \t])*)(\|.*)$/.exec(text) ?? [];
+  const columns = head?.trimEnd().replace(/\|$/, "").split(/(?<!\\)\|/).length - 1;
+  return columns > 1 ? `${text}\n${before.replace(/[^>\s]/g, " ")}|${"-|".repeat(columns)}` : text;
+}
+
+// ---- What continues after a cut ----
+
+// withoutOpeners removes what a prefix shows.
+function withoutOpeners(tokens, prefix) {
+  const { opener } = cuts;
+  if (!prefix.includes(opener)) return tokens;
+  const lines = prefix.split("\n").length;
+  const kept = [];
+  for (let i = 0; i < tokens.length; i++) {
+    const token = tokens[i];
+    const isOpener = token.map?.[0] < lines && token.content.startsWith(opener);
+    if (isOpener && token.type === "inline" && token.content.trim() === opener) {
+      kept.pop();
+      i++;
+      continue;
+    }
+    if (isOpener && token.type === "inline") {
+      const first = token.children[0];
+      first.content = first.content.slice(prefix.endsWith(" ") && first.content[1] === " " ? 2 : 1);
+    } else if (isOpener) {
+      token.content = token.content.slice(1);
+    }
+    kept.push(token);
   }
-  for (let i = old.length; i > shared; i--) parent.lastChild.remove();
-  if (fresh.length === shared) return;
-  const fragment = document.createDocumentFragment();
-  fill(fragment, fresh.slice(shared));
-  parent.append(fragment);
+  return kept;
 }
 
-function fill(element, nodes) {
-  if (nodes.length === 1 && typeof nodes[0] === "string") {
-    element.textContent = nodes[0];
-    return;
-  }
-  for (const node of nodes) {
-    if (typeof node === "string") element.append(node); // creating a text node in JavaScript would take as long as the rest
-    else element.appendChild(made(node));
+// continueCode moves the first block of code into the view of the one that it
+// continues.
+function continueCode(view, content) {
+  let element = content.querySelector("figure");
+  if (!element) return;
+  view.show(element.textContent);
+  for (let parent; element !== content && (!parent || element.childElementCount === 0); element = parent) {
+    parent = element.parentNode;
+    element.remove();
   }
 }
 
-// isOfAKind reports whether two nodes differ at most in their children or text.
-function isOfAKind(a, b) {
-  if (typeof a === "string" || typeof b === "string") return typeof a === typeof b;
-  return a.type === b.type && a.level === b.level && a.language === b.language && a.ordered === b.ordered && a.start === b.start
-    && a.task === b.task && a.align === b.align && a.head === b.head && a.href === b.href && a.title === b.title;
-}
-
-// isSame compares nodes, which is much faster than reading elements.
-function isSame(a, b) {
-  if (a === b) return true;
-  return Boolean(a.children) && isOfAKind(a, b) && a.loose === b.loose && a.cut === b.cut
-    && a.children.length === b.children.length && a.children.every((child, i) => isSame(child, b.children[i]));
-}
-
-function update(child, old, fresh) {
-  if (typeof fresh === "string") return updateText(child, old, fresh);
-  if (fresh.type === "listing") return updateCode(child, fresh);
-  if (old.loose !== fresh.loose || old.cut !== fresh.cut) child.className = classOf(fresh);
-  patch(contentOf(child), old.children ?? [], fresh.children ?? []);
-}
-
-function updateText(node, old, fresh) {
-  if (old === fresh) return;
-  if (fresh.startsWith(old)) node.appendData(fresh.slice(old.length));
-  else node.data = fresh;
+function continueElements(before, fresh, depth) {
+  if (depth <= 0 || !fresh || before?.localName !== fresh.localName) return;
+  fresh.classList.add("continued");
+  fresh.querySelector(":scope > .label, :scope > table > thead")?.remove();
+  if (fresh.localName === "ol") fresh.start = before.start + before.childElementCount - (depth > 1 ? 1 : 0);
+  continueElements(before.lastElementChild, fresh.firstElementChild, depth - 1);
 }
 
 // ---- Elements ----
 
-function made(node) {
-  const element = make[node.type](node);
-  if (node.children) fill(contentOf(element), node.children);
-  return element;
+function isAlike(old, fresh) {
+  return old.localName === fresh.localName && old.dataset.language === fresh.dataset.language;
 }
 
-// contentOf returns the element for the children of a node: a table is inside of a
-// box that scrolls.
-function contentOf(element) {
-  return element.localName === "div" && element.classList.contains("table") ? element.firstChild : element;
+function mayChange(old, fresh) {
+  if (old.isEqualNode(fresh)) return false;
+  if (fresh.localName === "span") return fresh.dataset.formula === undefined || fresh.dataset.formula !== old.dataset.formula;
+  if (old.localName !== "figure") return true;
+  if (isAlike(old, fresh)) codeView(old).show(fresh.textContent);
+  else old.replaceWith(fresh);
+  return false;
 }
 
-const make = {
-  paragraph: () => document.createElement("p"),
-  heading: ({ level }) => el("h" + Math.min(6, level + 2), { class: "h" + level }), // below the page's own headings
-  quote: () => el("blockquote"),
-  rule: () => el("hr"),
-  part: (node) => el("div", { class: classOf(node) }),
-  list: (node) => el(node.ordered ? "ol" : "ul", { ...(node.ordered && { start: node.start }), class: classOf(node) }),
-  item: ({ task }) => (task ? el("li", { class: task === "done" ? "task done" : "task" }) : document.createElement("li")),
-  table: (node) => el("div", { class: classOf(node), tabindex: 0, role: "group", "aria-label": "Table" }, el("table")),
-  row: () => document.createElement("tr"),
-  cell: ({ head, align }) => !head && !align ? document.createElement("td") : el(head ? "th" : "td", { ...(head && { scope: "col" }), ...(align && { class: align }) }),
-  listing: codeFigure,
-  piece: ({ cut }) => el("span", { class: classOf({ type: "piece", cut }) }),
-  code: () => document.createElement("code"),
-  em: () => document.createElement("em"),
-  strong: () => document.createElement("strong"),
-  del: () => document.createElement("del"),
-  break: () => document.createElement("br"),
-  link: ({ href, title }) => el("a", { href, target: "_blank", rel: "noopener noreferrer", ...(title && { title }) }),
-};
+// furnish completes what Markdown makes of code and formulas.
+function furnish(element) {
+  if (element.matches("figure")) codeView(element);
+  element.querySelectorAll("figure").forEach(codeView);
+  typeset(element.querySelectorAll(".formula"));
+}
 
-// A table with few columns has columns of equal width, so that all its parts fit
-// together.
-const fewColumns = 6;
+function mention(element) {
+  if (element.firstElementChild) return;
+  const { note } = element.dataset;
+  element.replaceChildren(el("button", { type: "button", "aria-label": `Footnote ${note}` }, note));
+}
 
-function classOf({ type, loose, cut, children }) {
-  const kind = type === "list" ? (loose ? "loose" : "tight") : type;
-  const even = type === "table" && children[0].children.length <= fewColumns ? " even" : "";
-  return cut ? `${kind} cut ${cut}${even}` : kind;
+function showFootnote({ target, currentTarget }) {
+  const note = target.closest(".note > button")?.parentElement.dataset.note;
+  const footnote = note && currentTarget.querySelector(`.footnote[data-note="${CSS.escape(note)}"]`);
+  if (!footnote) return;
+  footnote.tabIndex = -1;
+  footnote.focus();
 }

@@ -1,6 +1,6 @@
 // Shows a conversation.
 
-import { MarkdownText } from "./rendering.js";
+import { MarkdownText, isReady, ready } from "./rendering.js";
 import { beginning } from "./questions.js";
 import { copyButton } from "./copying.js";
 import { arrange, button } from "./elements.js";
@@ -45,6 +45,7 @@ export class ConversationView {
     conversation.arrived = () => this.#drawSoon();
     conversation.addEventListener("tick", () => this.#shownTurn()?.tick(conversation.attempt));
     this.draw();
+    if (!isReady()) ready.then(() => this.#drawSoon());
   }
 
   // drawSoon shows more text, at most once a frame, so that the browser lays the
@@ -65,6 +66,7 @@ export class ConversationView {
   // showMore shows as much as the budget allows, the last turns first: they are
   // visible.
   #showMore() {
+    if (!isReady()) return;
     const end = performance.now() + budget;
     let shown = 0;
     for (const turn of [...this.#shown.values()].reverse()) {
@@ -113,7 +115,15 @@ export class ConversationView {
 
 function welcome(bot) {
   const item = messageItem("assistant", bot);
-  new MarkdownText(item.querySelector(".text")).show(bot.welcome_message);
+  const text = item.querySelector(".text");
+  const show = () => {
+    text.replaceChildren();
+    const markdown = new MarkdownText(text);
+    while (markdown.show(bot.welcome_message) < bot.welcome_message.length);
+  };
+  if (isReady()) show();
+  else ready.then(show);
+  text.textContent ||= bot.welcome_message;
   return item;
 }
 
@@ -233,9 +243,10 @@ class TurnView {
   showMore(room) {
     const { text, arriving } = this.#wanted;
     const before = this.#soFar.length;
-    this.#soFar = text.slice(0, before + Math.floor(Math.max(room, enough(before))));
+    const soFar = text.slice(0, before + Math.floor(Math.max(room, enough(before))));
+    const shown = this.#text.show(soFar, { arriving: arriving || soFar.length < text.length });
+    this.#soFar = text.slice(0, shown);
     this.#open = arriving || this.#isFilling;
-    this.#text.show(this.#soFar, { arriving: this.#open });
     this.#showFilling();
     return this.#soFar.length - before;
   }

@@ -1,0 +1,50 @@
+// Shows formulas with KaTeX, which is loaded when the first one appears.
+
+import { el } from "./elements.js";
+
+// The time for formulas in one frame, in milliseconds.
+const budget = 8;
+
+const waiting = []; // elements
+let katex;
+let isWorking = false;
+
+// typeset shows the formulas of the elements, a few in each frame.
+export function typeset(elements) {
+  for (const element of elements) {
+    if (element.childElementCount === 0) waiting.push(element);
+  }
+  if (isWorking || waiting.length === 0) return;
+  isWorking = true;
+  katex ??= load();
+  katex.then(work, () => { waiting.length = 0; }); // without KaTeX, they stay as they were written
+}
+
+async function load() {
+  const style = el("link", { rel: "stylesheet", href: new URL("./lib/formulas.css", import.meta.url) });
+  const loaded = new Promise((resolve, reject) => Object.assign(style, { onload: resolve, onerror: reject }));
+  document.head.append(style);
+  const [library] = await Promise.all([import("./lib/formulas.js"), loaded]);
+  return library.default;
+}
+
+function work(katex) {
+  const end = performance.now() + budget;
+  while (waiting.length > 0 && performance.now() < end) show(katex, waiting.shift());
+  isWorking = waiting.length > 0;
+  if (isWorking) requestAnimationFrame(() => work(katex));
+}
+
+function show(katex, element) {
+  if (!element.isConnected || element.childElementCount > 0) return;
+  const source = element.dataset.formula;
+  const mark = source.startsWith("$") && !source.startsWith("$$") ? 1 : 2;
+  const holder = el("span");
+  try {
+    katex.render(source.slice(mark, -mark), holder, { displayMode: element.classList.contains("display"), strict: false, maxSize: 20, maxExpand: 100 });
+  } catch {
+    element.append(el("span")); // so that it is not tried again
+    return;
+  }
+  element.replaceChildren(holder);
+}
