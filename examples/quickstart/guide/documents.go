@@ -1,59 +1,41 @@
 package guide
 
 import (
-	_ "embed"
+	"io/fs"
 	"path"
 	"regexp"
 	"strings"
-
-	"example.com/botapi/docs"
 )
 
-// project.md and quickstart.md are copies of the READMEs of the project and of
-// the quickstart, since a package can embed only files below its own folder.
-// TestCopiesAreCurrent compares them with the originals.
-//
-//go:generate cp ../../../README.md project.md
-//go:embed project.md
-var project string
-
-//go:generate cp ../README.md quickstart.md
-//go:embed quickstart.md
-var quickstart string
-
-// An original is a document as it is in the repository.
-type original struct {
-	path string // in the repository
-	text string
+// A library has documents, by sections.
+type library struct {
+	texts    map[string]string // by the name of the document
+	names    []string          // sorted
+	sections []section
 }
 
-func originals() []original {
-	all := []original{{"README.md", project}}
-	for _, name := range []string{"wire.md", "operating.md", "rough-edges.md", "performance.md"} {
-		text, _ := docs.Files.ReadFile(name) // embedded: cannot fail
-		all = append(all, original{"docs/" + name, string(text)})
+// newLibrary reads the Markdown documents of a folder, which is docs/ in the repository.
+func newLibrary(folder fs.FS) *library {
+	l := &library{texts: map[string]string{}}
+	l.names, _ = fs.Glob(folder, "*.md") // fails only for a bad pattern
+	for _, name := range l.names {
+		text, _ := fs.ReadFile(folder, name) // embedded: cannot fail
+		l.texts[name] = string(text)
 	}
-	return append(all, original{"examples/quickstart/README.md", quickstart})
+	for _, name := range l.names {
+		for _, s := range l.split(name, l.texts[name]) {
+			s.count()
+			l.sections = append(l.sections, s)
+		}
+	}
+	return l
 }
 
-// served has the name under which a document is served, by its path in the repository.
-var served = map[string]string{
-	"README.md":                     "README.md",
-	"docs/wire.md":                  "wire.md",
-	"docs/operating.md":             "operating.md",
-	"docs/rough-edges.md":           "rough-edges.md",
-	"docs/performance.md":           "performance.md",
-	"examples/quickstart/README.md": "quickstart.md",
-}
-
-// Documents returns the project's documents in Markdown, each by the name under which
-// a program serves it, in one folder: "wire.md", for example. They link to each other. A
-// link to another file of the repository is replaced with its name.
-func Documents() map[string]string {
+func (l *library) documents() map[string]string {
 	all := map[string]string{}
-	for _, document := range originals() {
-		text := relinked(document.path, picture.ReplaceAllString(document.text, ""))
-		all[served[document.path]] = strings.ReplaceAll(text, "]("+linkMark, "](")
+	for name, text := range l.texts {
+		text = l.relinked(name, picture.ReplaceAllString(text, ""))
+		all[name] = strings.ReplaceAll(text, "]("+linkMark, "](")
 	}
 	return all
 }
@@ -71,10 +53,10 @@ const linkMark = "documents:"
 // relinked replaces links that only work in the repository: those to a served document
 // with its name behind linkMark, others with the file's name. Links to the web stay, and
 // so does what looks like a link in code.
-func relinked(document, text string) string {
+func (l *library) relinked(document, text string) string {
 	var all, prose strings.Builder
 	endProse := func() {
-		all.WriteString(link.ReplaceAllStringFunc(prose.String(), func(whole string) string { return relink(document, whole) }))
+		all.WriteString(link.ReplaceAllStringFunc(prose.String(), func(whole string) string { return l.relink(document, whole) }))
 		prose.Reset()
 	}
 	inCode := false
@@ -92,7 +74,7 @@ func relinked(document, text string) string {
 	return all.String()
 }
 
-func relink(document, whole string) string {
+func (l *library) relink(document, whole string) string {
 	parts := link.FindStringSubmatch(whole)
 	label, target := parts[1], parts[2]
 	if strings.HasPrefix(target, "https://") {
@@ -100,10 +82,11 @@ func relink(document, whole string) string {
 	}
 	file, heading, _ := strings.Cut(target, "#")
 	inDocument := file == ""
-	if file = path.Join(path.Dir(document), file); inDocument {
-		file = document
+	name := file
+	if file = path.Join("docs", file); inDocument {
+		name, file = document, "docs/"+document
 	}
-	name, isServed := served[file]
+	_, isServed := l.texts[name]
 	switch {
 	case isServed && heading != "":
 		return "[" + label + "](" + linkMark + name + "#" + heading + ")"

@@ -2,11 +2,13 @@ package guide
 
 import (
 	"context"
-	"os"
+	"fmt"
+	"io/fs"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"testing/fstest"
 	"testing/synctest"
 	"time"
 
@@ -15,147 +17,106 @@ import (
 	"github.com/matryer/is"
 )
 
-func TestCopiesAreCurrent(t *testing.T) {
-	for original, copied := range map[string]string{"../../../README.md": project, "../README.md": quickstart} {
-		current, err := os.ReadFile(original)
-		is.New(t).NoErr(err)
-		if copied != string(current) {
-			t.Errorf("the copy of %s is not current: run go generate ./examples/quickstart/guide", original)
-		}
-	}
-}
-
-// TestQuestions checks that a newcomer's question leads to the right section.
-func TestQuestions(t *testing.T) {
-	tests := []struct{ question, heading, document string }{
-		{"What is botapi?", "botapi", "README.md"},
-		{"what is all this", "botapi", "README.md"},
-		{"How do I connect a model?", "Your model", "README.md"},
-		{"Can I use OpenAI or Claude?", "Your model", "README.md"},
-		{"Does it work with Ollama?", "Your model", "README.md"},
-		{"What does it cost?", "Performance", "docs/performance.md"},
-		{"How fast is it?", "Performance", "docs/performance.md"},
-		{"How many users can it handle?", "Performance", "docs/performance.md"},
-		{"Is it free? Which licence does it have?", "Versions", "README.md"},
-		{"Is it production ready?", "When to use something else", "README.md"},
-		{"How do I install it?", "Try it", "README.md"},
-		{"What are the requirements?", "Try it", "README.md"},
-		{"How do I write my own bot?", "Your own bot", "README.md"},
-		{"How do I add a second bot?", "The bots file", "examples/quickstart/README.md"},
-		{"Is there a list of the bots?", "The list of bots", "docs/wire.md"},
-		{"How do I get an API key?", "The three interfaces", "README.md"},
-		{"How do I verify keys in a database?", "The three interfaces", "README.md"},
-		{"Where are conversations stored?", "Store conversations", "docs/operating.md"},
-		{"How do I store conversations?", "Store conversations", "docs/operating.md"},
-		{"Can I keep a chat history in my database?", "Store conversations", "docs/operating.md"},
-		{"How do I test it?", "Test your application", "docs/operating.md"},
-		{"How can I write unit tests?", "Test your application", "docs/operating.md"},
-		{"What are the gotchas?", "Rough edges of servers and middleware", "docs/rough-edges.md"},
-		{"How do I limit each of my users?", "Many users behind one key", "docs/operating.md"},
-		{"Does the bot remember what I said?", "A chat", "docs/wire.md"},
-		{"How do I chat with curl?", "A chat", "docs/wire.md"},
-		{"How do I stop an answer?", "A chat", "docs/wire.md"},
-		{"How do I read the stream in Python?", "Readers in Python, Go and JavaScript", "docs/wire.md"},
-		{"How do I call it from JavaScript?", "Readers in Python, Go and JavaScript", "docs/wire.md"},
-		{"What if my connection is lost?", "A connection is lost", "docs/wire.md"},
-		{"How do I resume an answer?", "A connection is lost", "docs/wire.md"},
-		{"What does a stream look like?", "The stream", "docs/wire.md"},
-		{"How do I know that an answer is complete?", "The stream", "docs/wire.md"},
-		{"What is a fragment?", "The stream", "docs/wire.md"},
-		{"Which errors are there?", "Answers", "docs/wire.md"},
-		{"Why do I get a 401?", "Answers", "docs/wire.md"},
-		{"What does 503 mean?", "Answers", "docs/wire.md"},
-		{"Should I retry?", "Retrying", "docs/wire.md"},
-		{"Which timeout should I set?", "Timeouts", "docs/wire.md"},
-		{"Can my web page call it from another origin?", "CORS: pages of other origins", "docs/wire.md"},
-		{"half-closed connections", "The details", "docs/wire.md"},
-		{"What is aBLT?", "aBLT's clients", "docs/wire.md"},
-		{"How do I set a rate limit?", "Limits and bounds", "docs/operating.md"},
-		{"How do I deploy it?", "The server", "docs/operating.md"},
-		{"go get does not work", "Depend on it", "docs/operating.md"},
-		{"How do I rename the module?", "Depend on it", "docs/operating.md"},
-		{"How do I shut it down without cutting streams?", "Shutdown", "docs/operating.md"},
-		{"What happens when a client disconnects?", "Engines", "docs/operating.md"},
-		{"WHAT ABOUT NGINX?", "Proxies", "docs/operating.md"},
-		{"Where are the logs?", "Logs", "docs/operating.md"},
-		{"How do I count tokens?", "Token counts", "docs/operating.md"},
-		{"How do I bill my customers?", "Metering", "docs/operating.md"},
-		{"Is it secure?", "Security", "docs/operating.md"},
-		{"Can I have it with chi or gin?", "Mount it", "README.md"},
-		{"How do I embed the chat page?", "Mount it", "README.md"},
-		{"What options are there?", "Options", "docs/operating.md"},
-		{"Does it support tool calls and images?", "When to use something else", "README.md"},
-		{"Does it work with Docker?", "When to use something else", "README.md"},
-		{"Why not write the handler myself?", "Why not 60 lines of your own?", "README.md"},
-		{"How do I change the port?", "Flags", "examples/quickstart/README.md"},
-	}
-	for _, test := range tests {
-		t.Run(test.question, func(t *testing.T) {
-			is := is.New(t)
-			text := answer(test.question)
-			first, _, _ := strings.Cut(text, "\n")
-			is.Equal(first, "### "+test.heading)
-			is.True(strings.Contains(text, "*From “"+test.heading+"” in ["+test.document+"]("+linkMark+served[test.document]+"#"))
-		})
-	}
-	for _, question := range Questions {
-		is.New(t).True(slices.ContainsFunc(tests, func(test struct{ question, heading, document string }) bool { return test.question == question }))
-	}
-}
+// pages is a library whose answers a test knows.
+var pages = newLibrary(fstest.MapFS{
+	"garden.md": {Data: []byte("# The garden\n\nRoses, beans and a gate.\n\n## Watering roses\n\nIn the morning, with a can.\n\n## Slugs\n\nThey eat beans. See the [pond](pond.md#fish).\n")},
+	"pond.md":   {Data: []byte("# The pond\n\n- [Fish](#fish)\n- [Frogs](#frogs)\n\n## Fish\n\nGoldfish eat what falls in.\n\n### Frogs\n\nThey are loud at night, and eat slugs, slugs, slugs.\n")},
+})
 
 func TestAnswers(t *testing.T) {
+	quoted := func(heading, document string) string {
+		return "*From “" + heading + "” in [" + document + "](documents:" + document + "#"
+	}
 	tests := []struct {
 		question string
 		begins   string
 		contains string
 	}{
-		{"What is botapi?", "### botapi", "](https://pkg.go.dev/"},
-		{"How do I connect a model?", "### Your model", "openai.NewEngine("},
-		{"How do I chat with curl?", "### A chat", "```sh\ncurl "},
-		{"What does a stream look like?", "### The stream", "data: [DONE]"},
-		{"Which errors are there?", "### Answers", "| 404 | `Bot not found` |"},
-		{"Why not write the handler myself?", "### Why not 60 lines of your own?", "| what happens | what botapi does |"},
-		{"what is botapi", "### botapi", "You could ask:\n\n- How do I connect a model?\n"},
-		{"Tell me more.", "### botapi", "You could ask:\n\n- How do I connect a model?\n"},
-		{"Are you a real person?", "I am **no language model**", "- What is botapi?\n"},
-		{"Hello!", "Hello! I am **no language model**", "- What is botapi?\n"},
-		{"Hello, world!", "Hello! I am **no language model**", "- What is botapi?\n"},
-		{"good morning :)", "Hello! I am **no language model**", "- What is botapi?\n"},
-		{"Thank you very much", "You are welcome. I am **no language model**", "- What is botapi?\n"},
-		{"Hi, how do I connect a model?", "### Your model", "openai.NewEngine("},
-		{"Hi, who are you?", "I am **no language model**", "- What is botapi?\n"},
-		{"xyzzy plugh", "I have found nothing about this", "- What is botapi?\n"},
-		{"?", "### botapi", "*From “botapi” in [README.md](documents:README.md#botapi)*"},
+		{"How do I water my roses?", "### Watering roses\n\nIn the morning", quoted("Watering roses", "garden.md")},
+		{"WATERED ROSE?", "### Watering roses", quoted("Watering roses", "garden.md")},
+		{"slugs", "### Slugs", "[pond](documents:pond.md#fish)"}, // a heading counts more than a text
+		{"What is loud?", "### Frogs", quoted("Frogs", "pond.md")},
+		{"Hi, what about goldfish?", "### Fish", quoted("Fish", "pond.md")},
+		{"What do the documents say about “Fish”?", "### Fish", quoted("Fish", "pond.md")},
+		{whatItIs, "botapi is a Go package", "\n- [The garden](documents:garden.md#the-garden)\n  - [Watering roses](documents:garden.md#watering-roses)\n"},
+		{"Tell me more.", "botapi is a Go package", "\n- [The pond](documents:pond.md#the-pond)\n  - [Fish](documents:pond.md#fish)"},
+		{"?", "botapi is a Go package", "- [The pond]"},
+		{"Are you a real person?", "I am **no language model**", "- [The garden]"},
+		{"Hi, who are you?", "I am **no language model**", "- [The garden]"},
+		{"Hello, world!", "Hello! I am **no language model**", "- [The garden]"},
+		{"good morning :)", "Hello! I am **no language model**", "- [The garden]"},
+		{"Thank you very much", "Hello! I am **no language model**", "- [The garden]"},
+		{"xyzzy plugh", "I have found nothing about this", "- [The garden]"},
 	}
 	for _, test := range tests {
 		t.Run(test.question, func(t *testing.T) {
 			is := is.New(t)
-			text := answer(test.question)
+			text := pages.answer(test.question)
 			is.True(strings.HasPrefix(text, test.begins))
 			is.True(strings.Contains(text, test.contains))
 		})
 	}
 }
 
-// TestSectionsStandAlone checks that no section refers to the text around it.
-func TestSectionsStandAlone(t *testing.T) {
-	elsewhere := regexp.MustCompile(`\]\((#|[^h)])|<img|(program|section|command)s? (above|below)|on this page`)
+// TestEditedDocuments renames every heading of the documents, and reorders and extends
+// them: the guide knows no heading and no document by name.
+func TestEditedDocuments(t *testing.T) {
+	is := is.New(t)
+	edited := fstest.MapFS{"new.md": {Data: []byte("No heading yet.\n\n## Zebras\n\nThey are striped.\n")}}
+	names, err := fs.Glob(docs.Files, "*.md")
+	is.NoErr(err)
+	count := 0
+	for _, name := range names {
+		text, err := docs.Files.ReadFile(name)
+		is.NoErr(err)
+		renamed := regexp.MustCompile(`(?m)^(##+) .*$`).ReplaceAllStringFunc(string(text), func(heading string) string {
+			count++
+			return heading[:strings.Index(heading, " ")] + fmt.Sprintf(" Heading%d", count)
+		})
+		edited["edited-"+name] = &fstest.MapFile{Data: []byte(renamed)}
+	}
+	l := newLibrary(edited)
+	is.Equal(len(l.documents()), len(names)+1)
+	is.True(strings.HasPrefix(l.answer("What is a zebra?"), "### Zebras\n\nThey are striped."))
+	found := 0
+	for _, s := range l.sections {
+		if strings.HasPrefix(s.heading, "Heading") && !s.isContents() {
+			found++
+			is.True(strings.HasPrefix(l.answer("What about "+s.heading+"?"), "### "+s.heading+"\n"))
+		}
+	}
+	is.True(found > 20)
+	for _, question := range l.questions() {
+		is.True(!strings.Contains(l.answer(question), "found nothing"))
+	}
+}
+
+// TestSections checks that each section of the documents is found by its heading or by
+// that of a section with the same words, and that no answer is too long for a chat.
+func TestSections(t *testing.T) {
+	documents := Documents()
 	toDocument := regexp.MustCompile(`\]\(http://127.0.0.1:8080/docs/([^)#]*)([^)]*)`)
-	headings, documents := map[string]bool{}, Documents()
-	for _, s := range sections {
-		headings[s.heading] = true
+	for _, s := range own.sections {
 		t.Run(s.document+" "+s.heading, func(t *testing.T) {
 			is := is.New(t)
 			text := linked(quote(s), "http://127.0.0.1:8080/docs/")
 			for _, to := range toDocument.FindAllStringSubmatch(text, -1) {
 				is.True(slices.Contains(anchorsOf(documents[to[1]]), to[2])) // the document has this heading
 			}
-			is.Equal(elsewhere.FindString(text), "")
-			is.True(len(linked(quote(s), "")) < 5500) // short enough for a chat
+			is.True(!regexp.MustCompile(`\]\((#|[^h)])|<img`).MatchString(text)) // no link that only the repository has
+			is.True(len(quote(s)) < longestQuote+500)
+			if len(termsOf(s.heading)) > 0 && !s.isContents() {
+				is.True(strings.HasPrefix(own.answer(s.heading), "### "))
+			}
 		})
 	}
-	for heading := range alsoAsked {
-		is.New(t).True(headings[heading]) // the section exists
+}
+
+func TestQuestions(t *testing.T) {
+	is := is.New(t)
+	is.Equal(Questions[0], whatItIs)
+	for _, question := range Questions[1:] {
+		is.True(strings.HasPrefix(own.answer(question), "### "))
 	}
 }
 
@@ -175,7 +136,6 @@ func anchorsOf(text string) (anchors []string) {
 // repository has, and that their code is unchanged.
 func TestDocuments(t *testing.T) {
 	documents := Documents()
-	is.New(t).Equal(len(documents), len(served))
 	files, err := docs.Files.ReadDir(".")
 	is.New(t).NoErr(err)
 	for _, file := range files {
@@ -204,9 +164,9 @@ func TestDocuments(t *testing.T) {
 
 func TestSplit(t *testing.T) {
 	is := is.New(t)
-	is.Equal(split("docs/a.md", `# One
+	is.Equal(newLibrary(fstest.MapFS{"wire.md": {}}).split("a.md", `# One
 
-A [page](b.md#part), the [wire](wire.md#a-chat), a [heading](#two), a [TestA](../a_test.go) and the [web](https://go.dev).
+A [page](../b.md#part), the [wire](wire.md#a-chat), a [heading](#two), a [TestA](../a_test.go) and the [web](https://go.dev).
 Still the first.
 
 - An item
@@ -219,8 +179,8 @@ Still the first.
 
 `+"```sh\n# no heading\n\nls\n```"+`
 `), []section{
-		{"docs/a.md", "One", []string{"A page (docs/b.md), the [wire](documents:wire.md#a-chat), a heading, a TestA and the [web](https://go.dev). Still the first.", "- An item on two lines.\n- Another."}},
-		{"docs/a.md", "`Two`", []string{"```sh\n# no heading\n\nls\n```"}},
+		{document: "a.md", level: 1, heading: "One", blocks: []string{"A page (b.md), the [wire](documents:wire.md#a-chat), a heading, a TestA and the [web](https://go.dev). Still the first.", "- An item on two lines.\n- Another."}},
+		{document: "a.md", level: 2, heading: "`Two`", blocks: []string{"```sh\n# no heading\n\nls\n```"}},
 	})
 }
 
@@ -239,7 +199,7 @@ func TestPace(t *testing.T) {
 				fragments = append(fragments, fragment)
 			}
 			is.True(len(fragments) > 10)
-			is.Equal(strings.Join(fragments, ""), linked(answer("What is botapi?"), ""))
+			is.Equal(strings.Join(fragments, ""), linked(own.answer("What is botapi?"), ""))
 			is.Equal(time.Since(began) > 0, stream)
 			for _, fragment := range fragments {
 				is.True(len(strings.Fields(fragment)) == 1)
@@ -264,11 +224,9 @@ func TestCancelled(t *testing.T) {
 // TestAddress checks the links of an answer with and without an address.
 func TestAddress(t *testing.T) {
 	is := is.New(t)
-	req := &botapi.ChatRequest{Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: "What is botapi?"}}}
-	for address, want := range map[string]string{
-		"":                            "*From “botapi” in README.md*",
-		"http://127.0.0.1:8080/docs/": "*From “botapi” in [README.md](http://127.0.0.1:8080/docs/README.md#botapi)*",
-	} {
+	heading := own.sections[len(own.sections)-1].heading
+	req := &botapi.ChatRequest{Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: heading}}}
+	for address, want := range map[string]string{"": "” in wire.md*", "http://127.0.0.1:8080/docs/": "](http://127.0.0.1:8080/docs/wire.md#"} {
 		var text strings.Builder
 		for fragment, err := range (Engine{Address: func(context.Context) string { return address }}).Chat(t.Context(), req) {
 			is.NoErr(err)
