@@ -2,6 +2,7 @@ package eliza
 
 import (
 	"context"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -199,29 +200,48 @@ func TestSameHistoryGetsSameAnswer(t *testing.T) {
 	}
 }
 
-func TestLongWordsAndClausesAreTruncated(t *testing.T) {
-	is := is.New(t)
-	answer := answerTo("eliza-listener", []botapi.ChatMessage{user("I hate " + strings.Repeat("very ", 100_000))})
-	is.True(len(answer) < 300)
-	answer = answerTo("eliza-listener", []botapi.ChatMessage{user("I hate " + strings.Repeat("ö", 100_000))})
-	is.Equal(answer, "What did "+strings.Repeat("ö", maxWordSize/2)+"… do to you?")
-}
-
 func TestLongMessagesAreTruncated(t *testing.T) {
 	is := is.New(t)
-	padding := strings.Repeat("well. ", maxClauses-1)
-	is.Equal(answerTo("eliza-listener", []botapi.ChatMessage{user(padding + "I hate rain.")}), "What did rain do to you?")
-	is.Equal(answerTo("eliza-listener", []botapi.ChatMessage{user(padding + "well. I hate rain.")}), "Tell me more about that.")
+	for _, text := range []string{"very ", "ö", "ö ", "you ", "n't "} {
+		answer := answerTo("eliza-listener", []botapi.ChatMessage{user("I hate " + strings.Repeat(text, 100_000))})
+		is.True(len(answer) < 2*longestClause)
+		is.True(utf8.ValidString(answer))
+	}
+	padding := strings.Repeat("well. ", mostBytes/6+1)
+	is.Equal(answerTo("eliza-listener", []botapi.ChatMessage{user(padding[:mostBytes-13] + " I hate rain.")}), "What did rain do to you?")
+	is.Equal(answerTo("eliza-listener", []botapi.ChatMessage{user(padding + "I hate rain.")}), "Tell me more about that.")
 }
 
 func TestMemoriesAreLimited(t *testing.T) {
 	is := is.New(t)
 	history := []botapi.ChatMessage{user("I lost my keys")}
-	for range maxMemories {
+	for range mostMemories {
 		history = append(history, user("I lost my hat"))
 	}
 	history = append(history, user("hm"))
 	is.True(strings.Contains(answerTo("eliza-listener", history), "your hat")) // the keys are forgotten
+}
+
+// TestScripts checks that each script has lines for every situation, and no rule
+// without an answer or with a variable that its expression does not set.
+func TestScripts(t *testing.T) {
+	is := is.New(t)
+	is.Equal(Models(), []string{"eliza-gardener", "eliza-listener"})
+	for _, script := range scripts {
+		situations := map[string]bool{}
+		for _, rule := range script {
+			situations[rule.name] = true
+			is.True(len(rule.lines) > 0)
+			for _, line := range rule.lines {
+				for _, variable := range regexp.MustCompile(`\$\d`).FindAllString(line, -1) {
+					is.True(int(variable[1]-'0') <= rule.pattern.NumSubexp())
+				}
+			}
+		}
+		for _, name := range []string{"opening", "silence", "question", "unknown", "topic"} {
+			is.True(situations[name])
+		}
+	}
 }
 
 // answerTo asks for a JSON response.
