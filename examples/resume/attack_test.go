@@ -55,13 +55,21 @@ func sendTo(ctx context.Context, server *httptest.Server, path, method, apiKey, 
 // engines that ignore cancellation: never do more models run than are allowed.
 func TestNeverMoreModels(t *testing.T) {
 	for _, http2 := range []bool{false, true} {
-		for _, room := range []int64{0, 1} { // by default, and none: not kept
-			t.Run(fmt.Sprintf("http2=%t room=%d", http2, room), func(t *testing.T) {
+		for name, c := range map[string]struct {
+			settings resume.Settings
+			slots    int64 // of botapi
+		}{
+			"RunningPerOwner":          {resume.Settings{RunningPerOwner: 3}, 0},
+			"RunningPerOwner, no room": {resume.Settings{RunningPerOwner: 3, AllBytes: 1}, 0},
+			"slots":                    {resume.Settings{}, 3},
+			"slots, few readers":       {resume.Settings{Readers: 1}, 3},
+			"slots, no room":           {resume.Settings{AllBytes: 1}, 3},
+		} {
+			t.Run(fmt.Sprintf("http2=%t %s", http2, name), func(t *testing.T) {
 				is := is.New(t)
 				var running, most, calls, reports atomic.Int64
-				settings := resume.Settings{RunningPerOwner: 3, AllBytes: room}
 				engine, server := serveOver(t, http2, resume.Options{
-					Store:    resume.NewMemory(settings),
+					Store:    resume.NewMemory(c.settings),
 					OnAnswer: func(context.Context, resume.Report) { reports.Add(1) },
 					Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
 						return func(yield func(string, error) bool) {
@@ -74,7 +82,7 @@ func TestNeverMoreModels(t *testing.T) {
 							time.Sleep(2 * time.Millisecond) // whatever its context says
 						}
 					}),
-				})
+				}, func(o *botapi.Options) { o.MaxChatsPerAccount = c.slots })
 				var all sync.WaitGroup
 				for i := range 16 {
 					all.Go(func() {
@@ -127,6 +135,11 @@ func TestAnswersRejectsAsBotapi(t *testing.T) {
 			is.Equal(s1, s2)
 			is.Equal(b1, b2)
 			is.Equal(h1, h2)
+		}
+		for _, path := range []string{"/v1/answers", "/answers"} {
+			status, body, _ := sendTo(t.Context(), server, path, "DELETE", "key", "", key)
+			is.Equal(status, 404)
+			is.Equal(strings.TrimSpace(body), `{"detail":"Answer not found"}`)
 		}
 		for _, method := range []string{"GET", "HEAD", "OPTIONS", "POST", "PUT"} {
 			status, _, header := sendTo(t.Context(), server, "/v1/answers", method, "key", "Hi", key)

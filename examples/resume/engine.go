@@ -193,7 +193,7 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 			yield("", err)
 			return
 		}
-		rejected, giveUp := loanOf(ctx)
+		giveUp, rejected := loanOf(ctx)
 		defer giveUp()
 		if rejected == nil && e.options.Admit != nil {
 			rejected = e.options.Admit(ctx, req)
@@ -213,7 +213,7 @@ func (e *Engine) Join(ctx context.Context, key string) iter.Seq2[string, error] 
 			yield("", errNotFound)
 			return
 		}
-		_, giveUp := loanOf(ctx)
+		giveUp, _ := loanOf(ctx)
 		defer giveUp()
 		c := Claim{Ref: Ref{Owner: e.options.Owner(ctx), Key: key}, Join: true}
 		e.answer(ctx, c, nil, errNotFound, yield)

@@ -21,19 +21,19 @@ type loan struct {
 
 type loanKey struct{}
 
-// loanOf returns the limit that a chat has passed in a slot that was lent: it may join an
-// answer, and start none. (The handler has a slot of its own for it if the other became free
-// meanwhile.) giveUp ends the loan.
-func loanOf(ctx context.Context) (limit error, giveUp func()) {
+// loanOf returns what ends the loan of a chat, and the limit that the chat has passed with
+// it: it may join an answer, and start none. (The handler has a slot of its own for the chat
+// if the one that was lent became free meanwhile.)
+func loanOf(ctx context.Context) (giveUp func(), limit error) {
 	r := botapi.RequestFrom(ctx)
 	l, isLent := r.Value(loanKey{}).(loan)
 	switch {
 	case !isLent:
-		return nil, func() {}
+		return func() {}, nil
 	case l.slot != r.Slot():
-		return nil, l.giveUp
+		return l.giveUp, nil
 	}
-	return l.limit, l.giveUp
+	return l.giveUp, l.limit
 }
 
 // OnLimit is for [botapi.Options]. A client that comes back for its answer when a limit is

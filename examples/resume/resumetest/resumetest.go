@@ -915,7 +915,7 @@ func testSharedSlot(t *testing.T, backend Backend) {
 			turn.isOver(t)
 			_, end := back.rest()
 			is.Equal(end, "The answer was stopped")
-			said = model.begins("next")
+			model.begins("next")
 			eventually(t, "the slot is free", func() bool {
 				ctx, leave := context.WithTimeout(t.Context(), patience)
 				defer leave()
