@@ -89,7 +89,7 @@ var (
 	errOwnKey         = &botapi.StatusError{Status: http.StatusBadRequest, Detail: "There must be one valid Idempotency-Key"} // by a ValidKey of the application
 	errOtherBody      = &botapi.StatusError{Status: http.StatusConflict, Detail: "Another chat has this Idempotency-Key"}
 	errNotFound       = &botapi.StatusError{Status: http.StatusNotFound, Detail: "Answer not found"}
-	errEnding         = later(http.StatusServiceUnavailable, "Service Unavailable", nil)
+	errClosing        = later(http.StatusServiceUnavailable, "Service Unavailable", nil)
 	errTooManyRunning = later(http.StatusTooManyRequests, "Too many answers in progress for this key", nil)
 	errTooManyReaders = later(http.StatusTooManyRequests, "Too many clients follow this answer", nil)
 	errTooManyJoins   = later(http.StatusTooManyRequests, "Too many requests for this answer", nil)
@@ -98,6 +98,7 @@ var (
 // rejections are the responses to a Claim that gives no answer.
 var rejections = map[State]error{Stopped: ErrStopped, OtherBody: errOtherBody, TooManyRunning: errTooManyRunning, TooManyReaders: errTooManyReaders, TooManyJoins: errTooManyJoins}
 
+// later is a response after which a client may try again.
 func later(status int, detail string, cause error) error {
 	return &botapi.StatusError{Status: status, Detail: detail, RetryAfter: time.Second, Err: cause}
 }
@@ -474,7 +475,7 @@ func (e *Engine) Close(ctx context.Context) error {
 	}
 	e.mu.Lock()
 	for _, a := range e.answers {
-		a.cancel(errEnding)
+		a.cancel(errClosing)
 	}
 	e.mu.Unlock()
 	select {
