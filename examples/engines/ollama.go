@@ -14,7 +14,9 @@ import (
 	"github.com/ollama/ollama/api"
 )
 
-// OllamaConfig configures an [Ollama]. Environment variables are not read.
+// OllamaConfig configures an [Ollama]. The api package signs requests to ollama.com, and to
+// every server if the environment variable OLLAMA_AUTH is set, with the key of the user in
+// ~/.ollama. Other environment variables are not read.
 type OllamaConfig struct {
 	BaseURL string // such as http://127.0.0.1:11434
 	Model   string // empty means the Bot.Model of each bot
