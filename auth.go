@@ -98,7 +98,13 @@ func BearerKey(header http.Header) string {
 // client has sent.
 func quotesKey(text, key string) bool {
 	start := key[:min(len(key), 64)]
-	return strings.Contains(text, start) || strings.Contains(text, url.QueryEscape(start)) || strings.Contains(text, url.PathEscape(start))
+	path := url.URL{Path: start} // as errors of net/http have it, with its slashes
+	for _, spelling := range [...]string{start, url.QueryEscape(start), url.PathEscape(start), path.EscapedPath()} {
+		if strings.Contains(text, spelling) {
+			return true
+		}
+	}
+	return false
 }
 
 // requestContext is the request's context with what the handler knows of the request.

@@ -324,6 +324,8 @@ func TestErrorThatQuotesTheKey(t *testing.T) {
 		{"in a panic", "key-of-acme", func() error { panic("no row for key-of-acme") }, withheld},
 		{"in a panic of the error", "key-of-acme", func() error { return brokenError{"no text for key-of-acme"} }, withheld},
 		{"in a query", `c2V+a/b"==`, fails("?key=c2V%2Ba%2Fb%22%3D%3D"), withheld},
+		{"in a segment of a path", "c2V+a/b^c", fails(`Get "https://keys.example/c2V+a%2Fb%5Ec": EOF`), withheld},
+		{"in a path", "c2V+a/b^c", func() error { _, err := http.Get("none://keys.example/c2V+a/b^c"); return err }, withheld},
 		{"1 byte", "e", fails("SELECT: no table"), withheld},
 		{"1 byte, nowhere", "x", fails("no table"), "no table"},
 	} {
