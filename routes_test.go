@@ -248,3 +248,153 @@ func TestReplyHeadersAreNotChanged(t *testing.T) {
 		is.Equal(values[:2], []string{"one", ""})
 	}
 }
+
+// routesOfTests are served beside the API. Each replies with its name and the values of its
+// path, as text; the chat's name is its bot's.
+func routesOfTests() []Route {
+	serves := func(name string) func(*http.Request) (Response, error) {
+		return func(r *http.Request) (Response, error) {
+			text := name + " " + r.PathValue("model") + r.PathValue("path") + " of " + AccountFrom(r.Context())
+			return Reply{Header: http.Header{"Content-Type": {"text/plain"}}, Body: []byte(text)}, nil
+		}
+	}
+	formed := func(name string) func(context.Context, Failure) Reply {
+		return func(_ context.Context, f Failure) Reply {
+			return Reply{Header: http.Header{"Content-Type": {"text/plain"}}, Body: fmt.Append(nil, name, " ", f.Status, " ", f.Detail)}
+		}
+	}
+	return []Route{
+		{Patterns: []string{"GET /v1/models/{model}", "GET /models/{model}"}, Serve: serves("model"), Errors: formed("one")},
+		{Patterns: []string{"DELETE /v1/models/{model}"}, Serve: serves("deleted"), Errors: formed("two")},
+		{Patterns: []string{"PUT /v1/chat"}, Serve: serves("put"), Errors: formed("three")},
+		{Patterns: []string{"GET /files/{path...}", "GET /files"}, Serve: serves("file")},
+		{Patterns: []string{"GET /kept/{id}"}, Serve: func(*http.Request) (Response, error) { return echoChat("kept", false), nil }, Errors: formed("four")},
+		{Patterns: []string{"GET /kept/{id}/stream"}, Serve: func(*http.Request) (Response, error) { return echoChat("kept", true), nil }},
+	}
+}
+
+// Routes are found as those of the API: nothing is redirected, and what a ServeMux would
+// reply does not get to a client.
+func TestRoutesOfTheApplication(t *testing.T) {
+	o := testOptions(t, t.Output())
+	o.Routes = routesOfTests()
+	for _, protocol := range protocols {
+		base, client := serveOver(t, protocol, New(o))
+		client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+		for request, want := range map[string]string{
+			"GET /v1/models/one":        "200 model one of acme",
+			"GET /models/one":           "200 model one of acme",
+			"GET /v1/models/a%2Fb%20c":  "200 model a/b c of acme",
+			"HEAD /v1/models/one":       "200 ",
+			"DELETE /v1/models/one":     "200 deleted one of acme",
+			"GET /files/a/b":            "200 file a/b of acme",
+			"GET /files/":               "200 file  of acme",
+			"GET /files":                "200 file  of acme",
+			"PUT /v1/chat":              "200 put  of acme",
+			"GET /kept/1":               `200 {"content":"kept"}`,
+			"GET /kept/1/stream":        "200 " + data("kept") + terminator,
+			"HEAD /kept/1":              "405 ",
+			"HEAD /kept/1/stream":       "405 ",
+			"PUT /v1/models/one":        "405 one 405 Method Not Allowed", // in the form of the first route
+			"PUT /models/one":           "405 one 405 Method Not Allowed",
+			"PATCH /files/a":            `405 {"detail":"Method Not Allowed"}`,
+			"GET /v1/chat":              `405 {"detail":"Method Not Allowed"}`, // the API's own operations are the first
+			"GET //v1/models/one":       `404 {"detail":"Not Found"}`,
+			"GET /v1//models/one":       `404 {"detail":"Not Found"}`,
+			"GET /v1/models/one/":       `404 {"detail":"Not Found"}`,
+			"GET /v1/models/":           `404 {"detail":"Not Found"}`,
+			"GET /v1/models/a/../b":     `404 {"detail":"Not Found"}`,
+			"GET /files/a//b":           `404 {"detail":"Not Found"}`,
+			"DELETE /v1//models/one":    `404 {"detail":"Not Found"}`,
+			"GET /kept/1/":              `404 {"detail":"Not Found"}`,
+			"GET /kept":                 `404 {"detail":"Not Found"}`,
+			"POST /v1/models/one/train": `404 {"detail":"Not Found"}`,
+		} {
+			t.Run(protocol+", "+request, func(t *testing.T) {
+				is := is.New(t)
+				method, path, _ := strings.Cut(request, " ")
+				got := doAt(t, client, base, method, path, "")
+				is.NoErr(got.err)
+				is.Equal(fmt.Sprint(got.status, " ", got.body), want)
+				is.Equal(got.header.Get("Location"), "")
+				is.Equal(got.header.Get("Allow"), map[string]string{
+					"PUT /v1/models/one": "DELETE, GET, HEAD", "PUT /models/one": "GET, HEAD", "PATCH /files/a": "GET, HEAD", "GET /v1/chat": "POST, PUT",
+					"HEAD /kept/1": "GET", "HEAD /kept/1/stream": "GET",
+				}[request])
+				is.True(got.header.Get("X-Request-Id") != "")
+			})
+		}
+	}
+}
+
+// A route gets a copy of the request, with the handler's context and body. The caller's
+// request is not changed, and the values that a mux around the handler has found are kept.
+func TestRouteGetsACopyOfItsRequest(t *testing.T) {
+	for _, path := range []string{routePath, "/wild/card"} {
+		is := is.New(t)
+		o := testOptions(t, t.Output())
+		o.Routes = []Route{{Patterns: []string{"POST " + routePath, "POST /wild/{name}"}, Serve: func(r *http.Request) (Response, error) {
+			text, err := io.ReadAll(r.Body)
+			_ = r.Body.Close()
+			r.Method, r.Host = "GET", "elsewhere"
+			return Reply{Body: fmt.Appendf(nil, "%s of %s, name %q, outer %q", text, AccountFrom(r.Context()), r.PathValue("name"), r.PathValue("outer"))}, err
+		}}}
+		h := New(o)
+		r := newRequest("POST", path, strings.NewReader("hi"))
+		r.SetPathValue("outer", "value")
+		pattern, body, ctx := r.Pattern, r.Body, r.Context()
+		want := `hi of acme, name "", outer "value"`
+		if path != routePath {
+			want = `hi of acme, name "card", outer "value"`
+		}
+		is.Equal(record(h, r).Body.String(), want)
+		is.Equal(r.Pattern, pattern)
+		is.Equal(r.Body, body)
+		is.Equal(r.Context(), ctx)
+		is.Equal(r.PathValue("name"), "")
+		is.Equal(r.Method, "POST")
+	}
+}
+
+func TestNewPanicsForARouteThatCannotBeServed(t *testing.T) {
+	serve := func(*http.Request) (Response, error) { return Reply{}, nil }
+	for name, c := range map[string]struct {
+		routes []Route
+		want   []string // parts of the text
+	}{
+		"without Serve":             {[]Route{{Patterns: []string{"GET /a"}}}, []string{"Routes[0]", "Serve"}},
+		"without Patterns":          {[]Route{{Serve: serve}}, []string{"Routes[0]", "Patterns"}},
+		"without a method":          {[]Route{{Patterns: []string{"GET /a"}, Serve: serve}, {Patterns: []string{"/b"}, Serve: serve}}, []string{"Routes[1]", `"/b"`}},
+		"with a host":               {[]Route{{Patterns: []string{"GET bots.example/a"}, Serve: serve}}, []string{"Routes[0]", `"GET bots.example/a"`}},
+		"as the API":                {[]Route{{Patterns: []string{"POST /v1/chat"}, Serve: serve}}, []string{"Routes[0]", `"POST /v1/chat"`}},
+		"as the API, with wildcard": {[]Route{{Patterns: []string{"POST /{version}/{chat}"}, Serve: serve}, {Patterns: []string{"POST /v1/{x}"}, Serve: serve}, {Patterns: []string{"POST /{x}/chat"}, Serve: serve}}, []string{"Routes[2]", "POST /v1/{x}", "POST /{x}/chat"}},
+		"as another":                {[]Route{{Patterns: []string{"POST /api/chat"}, Serve: serve}, {Patterns: []string{"POST /api/chat"}, Serve: serve}}, []string{"Routes[1]", `"POST /api/chat"`, "conflicts"}},
+		"as itself":                 {[]Route{{Patterns: []string{"GET /a/{b}", "GET /a/{c}"}, Serve: serve}}, []string{"Routes[0]", `GET /a/{b}`, `GET /a/{c}`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			defer func() {
+				text := fmt.Sprint(recover())
+				is.True(strings.HasPrefix(text, "botapi: New: Options."))
+				for _, want := range c.want {
+					if !strings.Contains(text, want) {
+						t.Errorf("%s\n\tis not in: %s", want, text)
+					}
+				}
+			}()
+			o := testOptions(t, t.Output())
+			o.Routes = c.routes
+			New(o)
+		})
+	}
+}
+
+// Options.Routes is copied.
+func TestNewCopiesRoutes(t *testing.T) {
+	is := is.New(t)
+	o := testOptions(t, t.Output())
+	o.Routes = routesOfTests()
+	h := New(o)
+	clear(o.Routes)
+	is.Equal(record(h, newRequest("GET", "/files/a", nil)).Body.String(), "file a of acme")
+}
