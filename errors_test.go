@@ -50,6 +50,32 @@ var applicationParts = []applicationPart{
 			return func(yield func(string, error) bool) { yield("", err) }
 		})
 	}},
+	{"route", "GET", routePath, "", func(o *Options, fail func(context.Context) error) {
+		o.Routes = []Route{routeTo(func(r *http.Request) (Response, error) { return Reply{Body: []byte("{}")}, fail(r.Context()) })}
+	}},
+	{"answer of a route", "POST", routePath, chatBodyJSON("hi", true), failingChat(func(c *Chat, fail func() error) {
+		c.Answer = func(context.Context) iter.Seq2[string, error] {
+			return func(yield func(string, error) bool) { yield("", fail()) }
+		}
+	})},
+	{"JSON of a route", "POST", routePath, chatBodyJSON("hi", false), failingChat(func(c *Chat, fail func() error) {
+		c.JSON = func(context.Context) (before, after []byte, err error) { return nil, nil, fail() }
+	})},
+	{"format of a route", "POST", routePath, chatBodyJSON("hi", true), failingChat(func(c *Chat, fail func() error) {
+		c.Stream = &lineFormat{before: func(method string) error {
+			if method == "AppendText" {
+				return fail()
+			}
+			return nil
+		}}
+	})},
+}
+
+// failingChat changes the chat of a route so that it fails.
+func failingChat(change func(c *Chat, fail func() error)) func(*Options, func(context.Context) error) {
+	return func(o *Options, fail func(context.Context) error) {
+		o.Routes = []Route{chatRoute(func(r *http.Request, c *Chat) { change(c, func() error { return fail(r.Context()) }) })}
+	}
 }
 
 func failingEngine(o *Options, fail func(context.Context) error) {

@@ -72,7 +72,7 @@ func (f *lineFormat) AppendError(dst []byte, failure Failure) []byte {
 
 // in is for the options of a chat that is sent to routePath.
 func (f *lineFormat) in(o *Options) {
-	o.Routes = []Route{chatRoute(func(c *Chat) { c.Stream = f })}
+	o.Routes = []Route{chatRoute(func(_ *http.Request, c *Chat) { c.Stream = f })}
 }
 
 var routeStream = way{stream: true, route: true}
@@ -84,7 +84,7 @@ func TestJSONAroundTheTextIsNotReused(t *testing.T) {
 	const start = `{"model":"one","created":1700000000,"content":"`
 	before, after := append(make([]byte, 0, 1<<10), start...), append(make([]byte, 0, 1<<10), `"}`...)
 	o := testOptions(t, t.Output())
-	o.Routes = []Route{chatRoute(func(c *Chat) {
+	o.Routes = []Route{chatRoute(func(_ *http.Request, c *Chat) {
 		c.JSON = func(context.Context) ([]byte, []byte, error) { return before, after, nil }
 	})}
 	h := New(o)
@@ -268,7 +268,7 @@ func TestFormatWritesNothing(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					is := is.New(t)
 					got := playChat(t, way{stream: true, route: true, http2: http2}, c.engine, func(o *Options) {
-						o.Routes = []Route{chatRoute(func(c *Chat) { c.Stream = plainFormat{} })}
+						o.Routes = []Route{chatRoute(func(_ *http.Request, c *Chat) { c.Stream = plainFormat{} })}
 					})
 					response := fmt.Sprint(got.status, " ", got.body)
 					if got.err != nil {
@@ -297,7 +297,7 @@ func TestOwnFormatJoinsNoFragments(t *testing.T) {
 				w := faulty("Write", 0, func() error { synctest.Wait(); return nil }) // meanwhile, the engine yields more
 				r := newRequest("POST", routePath, strings.NewReader(chatBodyJSON("hi", true)))
 				got := playRequestOn(t, w, r, fragmentsOf(fragments...), func(o *Options) {
-					o.Routes = []Route{chatRoute(func(c *Chat) { c.Stream, c.JoinsFragments = nil, true })}
+					o.Routes = []Route{chatRoute(func(_ *http.Request, c *Chat) { c.Stream, c.JoinsFragments = nil, true })}
 				})
 				read := readStream(t, got.body) // which accepts no terminator in a text
 				is.Equal(read.text(), strings.Repeat(text, 20))

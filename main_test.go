@@ -192,7 +192,7 @@ func routeTo(serve func(*http.Request) (Response, error)) Route {
 
 // chatRoute serves POST /v1/chat's bodies, and writes its bytes, with a StreamFormat and a
 // JSON of its own. change, if it is not nil, changes each chat.
-func chatRoute(change func(*Chat)) Route {
+func chatRoute(change func(*http.Request, *Chat)) Route {
 	return routeTo(func(r *http.Request) (Response, error) {
 		text, err := ReadBody(r)
 		if err != nil {
@@ -208,7 +208,7 @@ func chatRoute(change func(*Chat)) Route {
 			return []byte(jsonStart), []byte(jsonEnd), nil
 		}
 		if change != nil {
-			change(c)
+			change(r, c)
 		}
 		return c, nil
 	})

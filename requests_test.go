@@ -72,19 +72,14 @@ func TestChatContext(t *testing.T) {
 					o.Bots = &fakeStore{bySlug: func(ctx context.Context, _ string) (Bot, error) { see("store", ctx); return echoBot, nil }}
 					o.OnChat = func(ctx context.Context, _ ChatReport) { see("OnChat", ctx) }
 					o.OnRequest = func(ctx context.Context, _ RequestReport) { see("OnRequest", ctx) }
-					route := chatRoute(nil)
-					decode := route.Serve
-					route.Serve = func(r *http.Request) (Response, error) {
+					route := chatRoute(func(r *http.Request, c *Chat) {
 						parent := r.Context()
 						if own {
 							parent = context.Background()
 						}
-						response, err := decode(r)
-						chat := response.(*Chat)
-						chat.Context, chat.Stream = chatContext(parent), &seeingFormat{see: see}
-						chat.JSON = func(ctx context.Context) ([]byte, []byte, error) { see("JSON", ctx); return nil, nil, nil }
-						return chat, err
-					}
+						c.Context, c.Stream = chatContext(parent), &seeingFormat{see: see}
+						c.JSON = func(ctx context.Context) ([]byte, []byte, error) { see("JSON", ctx); return nil, nil, nil }
+					})
 					route.Errors = func(ctx context.Context, _ Failure) Reply { see("Errors", ctx); return Reply{} }
 					o.Routes = []Route{route}
 				})
@@ -105,7 +100,7 @@ func TestChatContextHasTheCauseOfTheRequest(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	var cause error
 	o := testOptions(t, t.Output())
-	o.Routes = []Route{chatRoute(func(c *Chat) { c.Context = chatContext(ctx) })}
+	o.Routes = []Route{chatRoute(func(_ *http.Request, c *Chat) { c.Context = chatContext(ctx) })}
 	o.Bots = &fakeStore{bySlug: func(ctx context.Context, _ string) (Bot, error) {
 		cancel(errOverloaded)
 		<-ctx.Done()

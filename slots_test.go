@@ -28,7 +28,7 @@ func TestSlotIsReleasedIfExtraFails(t *testing.T) {
 				is := is.New(t)
 				r := newRequest("POST", routePath, strings.NewReader(chatBodyJSON("hi", stream)))
 				got := playRequestOn(t, httptest.NewRecorder(), r, fragmentsOf("a"), func(o *Options) {
-					o.Routes = []Route{chatRoute(func(c *Chat) {
+					o.Routes = []Route{chatRoute(func(_ *http.Request, c *Chat) {
 						c.Extra = func() map[string]json.RawMessage { _ = fault(); return nil }
 					})}
 				})
