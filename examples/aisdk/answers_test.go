@@ -119,12 +119,7 @@ func TestReloadedPageResumes(t *testing.T) {
 		t.Run(id, func(t *testing.T) {
 			is := is.New(t)
 			teller := newStoryteller()
-			h, answers := answersHandler(t, resume.Options{Engine: teller})
-			mux := http.NewServeMux()
-			mux.Handle("/api/chat", h)
-			mux.Handle("/api/chat/", h)
-			base := serve(t, mux)
-			closeAfter(t, answers)
+			base := serveAnswers(t, resume.Options{Engine: teller})
 			messageID, disconnect := begin(t, base, id)
 			<-teller.begun
 			disconnect()
@@ -316,7 +311,7 @@ func TestLimitsAndReportsOfReaders(t *testing.T) {
 	for range 2 {
 		got[<-outcomes] = (<-reports).Bot.Slug
 	}
-	is.Equal(got, map[resume.Outcome]string{resume.Kept: "mira", resume.Joined: "mira"})
+	is.Equal(got, map[resume.Outcome]string{resume.Kept: "mira", resume.Joined: ""}) // a page that comes back names no bot
 }
 
 // Replicas that share a Store and a Latest find and stop each other's answers.
@@ -332,8 +327,7 @@ func TestReplicas(t *testing.T) {
 			latest = answers.Latest
 		}
 		answers.Latest = latest
-		api := apiOptions(t, answers)
-		urls[i] = serve(t, aisdk.NewHandler(botapi.New(api), aisdk.Options{Answers: answers, API: api}))
+		urls[i] = serve(t, handlerOf(t, answers))
 		closeAfter(t, answers)
 	}
 	messageID, _ := begin(t, urls[0], "c")
@@ -360,8 +354,7 @@ func TestLatestFails(t *testing.T) {
 	log := new(log)
 	answers := aisdk.NewAnswers(resume.Options{Engine: says(nil, "Hi"), Logger: log.logger()})
 	answers.Latest = brokenLatest{}
-	api := apiOptions(t, answers)
-	url := serve(t, aisdk.NewHandler(botapi.New(api), aisdk.Options{Answers: answers, API: api}))
+	url := serve(t, handlerOf(t, answers))
 	_, text, err := call(t, "POST", url+"/api/chat", chatBody("c", "Hi"))
 	is.NoErr(err)
 	is.Equal(readAnswer(t, text).text, "Hi")
@@ -370,11 +363,4 @@ func TestLatestFails(t *testing.T) {
 	is.NoErr(err)
 	is.Equal([]any{response.StatusCode, response.Header.Get("Retry-After"), text}, []any{503, "1", "The service is unavailable for the moment"})
 	is.NoErr(answers.Close(t.Context()))
-}
-
-func TestAnswersNeedTheAPI(t *testing.T) {
-	is := is.New(t)
-	defer func() { is.Equal(recover(), "aisdk: NewHandler: Options.API needs the Bots and Keys of api") }()
-	answers := aisdk.NewAnswers(resume.Options{Engine: says(nil)})
-	aisdk.NewHandler(http.NotFoundHandler(), aisdk.Options{Answers: answers})
 }

@@ -4,24 +4,22 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"io"
+	"iter"
 	"net/http"
-	"net/url"
-	"strings"
 
 	"example.com/botapi"
 	"example.com/botapi/examples/resume"
 )
 
-// Options configures [NewHandler]. Every field is optional.
+// Options configures [Routes]. Every field is optional.
 type Options struct {
+	// Prefix is the path of the chats; "" means "/api/chat". It may have wildcards, such as
+	// "/chats/{bot}", for Bot.
+	Prefix string
+
 	// Bot returns the slug of the bot that the URL of a chat names, or "" if the body
 	// names it, in the field "bot". nil means the query parameter "bot".
 	Bot func(*http.Request) string
-
-	// MaxBodyBytes bounds the body of a chat as the page sends it; 0 means 1 MiB.
-	// botapi.Options.MaxBodyBytes bounds the translated body, which is shorter.
-	MaxBodyBytes int64
 
 	// FinishReason returns why the model ended a complete answer: "stop", "length" or
 	// "content_filter". Everything else, and nil, means "stop". Its context, and that of
@@ -32,166 +30,88 @@ type Options struct {
 	// counts: a value with a JSON form, or nil for none. It may be nil.
 	Metadata func(context.Context) any
 
-	// Answers lets answers outlive their connections; nil means that a client that
-	// disconnects cancels its engine. It is the Engine of api, and api is not wrapped in
-	// its Handler: NewHandler does that.
+	// Answers lets answers outlive their connections. It is the Engine of the
+	// botapi.Options, too. nil means that there is nothing to come back for or to stop, and
+	// that a client that disconnects cancels its engine.
 	Answers *Answers
-
-	// API is what api was made of. With Answers, it is required: the Keys, timeouts,
-	// Logger and so on apply to pages that come back, too. They are counted separately
-	// from the chats of api, so a page that is reloaded is not rejected because of the
-	// connection that it has just lost. OnChat is called for them, too, and
-	// resume.OutcomeFrom is resume.Joined there. They do not pass the middleware of api:
-	// what applies to them, such as the login that Owner reads, wraps the handler that
-	// NewHandler returns.
-	API botapi.Options
 }
 
-const defaultMaxBodyBytes = 1 << 20
-
-// NewHandler returns a handler for DefaultChatTransport of the AI SDK:
+// Routes returns the routes of DefaultChatTransport of the AI SDK, for
+// botapi.Options.Routes:
 //
 //	POST   /api/chat              sends a chat; the response is a UI message stream
-//	GET    /api/chat/ID/stream    comes back for the latest answer of a chat; 204 if there is none
-//	DELETE /api/chat/ID/stream    stops it
+//	GET    /api/chat/{id}/stream  comes back for the latest answer of a chat; 204 if there is none
+//	DELETE /api/chat/{id}/stream  stops it
 //
-// at any path at which the application mounts it. Without Options.Answers, there is
-// nothing to come back for or to stop.
-//
-// api is the handler of botapi.New, with any middleware of the application. It serves the
-// translated requests in process: it decides on keys, bots, limits, metering, timeouts and
-// failed streams. Only the format of the request and of the response changes. Errors are
-// plain text, since useChat shows them as they are.
+// Keys, bots, limits, engine, metering, deadlines and failed streams are those of the
+// handler that serves the routes. Errors are plain text, since useChat shows them as they
+// are. Fragments that are ready together become one part of the stream.
 //
 // Fields of the body that the AI SDK does not define reach the engine in
 // ChatRequest.Extra, except "user_id", which is botapi's own.
-func NewHandler(api http.Handler, o Options) http.Handler {
-	if api == nil {
-		panic("aisdk: NewHandler: api is nil")
-	}
+func Routes(o Options) []botapi.Route {
 	if o.Bot == nil {
 		o.Bot = func(r *http.Request) string { return r.URL.Query().Get("bot") }
 	}
-	o.MaxBodyBytes = cmp.Or(o.MaxBodyBytes, defaultMaxBodyBytes)
-	h := &handler{options: o, api: api}
-	if o.Answers != nil {
-		h.latest = o.Answers.reader(o.API)
-		h.api = o.Answers.Handler(api, o.API.Keys)
+	if o.FinishReason == nil {
+		o.FinishReason = func(context.Context) string { return "" }
 	}
-	return h
-}
-
-type handler struct {
-	options Options
-	api     http.Handler
-	latest  http.Handler // serves the latest answers of chats; nil without Answers
-}
-
-func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	id, isStream := chatOf(r.URL)
-	switch {
-	case r.Method == http.MethodPost:
-		h.send(w, r)
-	case !isStream:
-		notAllowed(w, "POST")
-	case r.Method != http.MethodGet && r.Method != http.MethodDelete:
-		notAllowed(w, "DELETE, GET")
-	case h.latest == nil && r.Method == http.MethodGet:
-		w.WriteHeader(http.StatusNoContent)
-	case h.latest == nil:
-		sendText(w, http.StatusNotFound, errNoAnswer.Detail)
-	case r.Method == http.MethodGet:
-		h.resume(w, r, id)
-	default:
-		h.stop(w, r, id)
+	if o.Metadata == nil {
+		o.Metadata = func(context.Context) any { return nil }
+	}
+	d, path := &door{o}, cmp.Or(o.Prefix, "/api/chat")
+	stream := path + "/{id}/stream"
+	return []botapi.Route{
+		{Patterns: []string{"POST " + path}, Serve: d.send, Errors: errorReply},
+		{Patterns: []string{"GET " + stream}, Serve: d.resume, Errors: errorOrNothing},
+		{Patterns: []string{"DELETE " + stream}, Serve: d.stop, Errors: errorReply},
 	}
 }
 
-// A chat is one request to send, resume or stop a chat.
-type chat struct {
-	options   *Options
-	ctx       context.Context // of the request
-	id        string          // needed with Answers only
-	messageID string          // of the answer; empty to continue the message that the page has
+type door struct{ Options }
 
-	key string // of the answer, with Answers
-	bot string // UID of the bot of the answer, of a request to resume
-
-	rejection error // set if this handler, not the API, rejects the body
-}
-
-type chatKey struct{}
-
-// chatFrom returns the chat of an engine's or a store's context; nil if there is none.
-func chatFrom(ctx context.Context) *chat {
-	c, _ := ctx.Value(chatKey{}).(*chat)
-	return c
-}
-
-// serve has api serve a request for a chat, and translates the response.
-func (c *chat) serve(api http.Handler, w *responder, r *http.Request) {
-	w.stream.chat = c
-	api.ServeHTTP(w, r.WithContext(context.WithValue(c.ctx, chatKey{}, c)))
-	_ = w.finish() // the API has returned: there is nobody to report an error to
-}
-
-func (h *handler) send(w http.ResponseWriter, r *http.Request) {
-	c := &chat{options: &h.options, ctx: r.Context(), messageID: rand.Text()}
-	translated := to(r, http.MethodPost, "/v1/chat")
-	if h.latest != nil {
-		c.key = rand.Text()
-		c.messageID = messageID(c.key)
-		translated.Header.Set(resume.Header, c.key)
+func (d *door) send(r *http.Request) (botapi.Response, error) {
+	text, err := botapi.ReadBody(r)
+	if err != nil {
+		return nil, err
 	}
-	if r.Body != nil {
-		translated.Body = &chatBody{client: r.Body, chat: c, bot: h.options.Bot(r)}
+	b, err := d.read(text, d.Bot(r))
+	if err != nil {
+		return nil, botapi.StatusError{Status: http.StatusBadRequest, Detail: err.Error(), Err: err}
 	}
-	c.serve(h.api, &responder{ResponseWriter: w}, translated)
-}
-
-// resume sends the latest answer of a chat. To the API it is a chat like others, with the
-// bot that [reader.BotBySlug] finds.
-func (h *handler) resume(w http.ResponseWriter, r *http.Request, id string) {
-	const body = `{"bot_slug":"latest","messages":[{"role":"user","content":""}],"stream":true}`
-	c := &chat{options: &h.options, ctx: r.Context(), id: id}
-	r = to(r, http.MethodPost, "/v1/chat")
-	r.Header.Set(resume.Header, digest("chat", id)) // for the outcome of the request
-	r.Body, r.ContentLength = io.NopCloser(strings.NewReader(body)), int64(len(body))
-	none := func(status int) bool { return status == http.StatusNotFound || status == http.StatusGone }
-	c.serve(h.latest, &responder{ResponseWriter: w, none: none}, r)
-}
-
-// stop stops the latest answer of a chat. To the API it is a list of bots, for which
-// [reader.Bots] stops the answer.
-func (h *handler) stop(w http.ResponseWriter, r *http.Request, id string) {
-	c := &chat{options: &h.options, ctx: r.Context(), id: id, messageID: r.URL.Query().Get("messageId")}
-	r = to(r, http.MethodGet, "/v1/bots")
-	r.Header.Del("If-None-Match")
-	none := func(status int) bool { return status == http.StatusOK }
-	c.serve(h.latest, &responder{ResponseWriter: w, none: none}, r)
-}
-
-// chatOf returns the id of the chat in an address that ends with /ID/stream.
-func chatOf(address *url.URL) (id string, ok bool) {
-	path, ok := strings.CutSuffix(address.EscapedPath(), "/stream")
-	if !ok {
-		return "", false
+	ctx, messageID := r.Context(), rand.Text()
+	if d.Answers != nil {
+		ctx, messageID = begin(ctx, b.id)
 	}
-	id, err := url.PathUnescape(path[strings.LastIndexByte(path, '/')+1:])
-	return id, err == nil && id != ""
+	if b.messages[len(b.messages)-1].Role == botapi.RoleAssistant {
+		messageID = "" // the page continues this message
+	}
+	return d.streamed(&botapi.Chat{
+		Context: ctx,
+		BotSlug: b.bot,
+		Request: botapi.ChatRequest{Messages: b.messages, UserID: b.userID},
+		Extra:   b.extra,
+	}, messageID), nil
 }
 
-// to returns a copy of the request with another method and path.
-func to(r *http.Request, method, path string) *http.Request {
-	moved := r.WithContext(r.Context()) // a shallow copy
-	address := *r.URL
-	address.Path, address.RawPath = path, ""
-	moved.Method, moved.URL, moved.Header = method, &address, r.Header.Clone()
-	moved.Header.Del("Accept-Encoding") // what middleware of api compresses cannot be translated
-	return moved
+func (d *door) resume(r *http.Request) (botapi.Response, error) {
+	key, err := d.Answers.find(r)
+	if key == "" {
+		return botapi.Reply{Status: http.StatusNoContent}, err
+	}
+	return d.streamed(&botapi.Chat{
+		Context: resume.WithKey(r.Context(), key),
+		Answer:  func(ctx context.Context) iter.Seq2[string, error] { return d.Answers.Join(ctx, key) },
+	}, messageID(key)), nil
 }
 
-func notAllowed(w http.ResponseWriter, methods string) {
-	w.Header().Set("Allow", methods)
-	sendText(w, http.StatusMethodNotAllowed, "Method Not Allowed")
+func (d *door) stop(r *http.Request) (botapi.Response, error) {
+	key, err := d.Answers.find(r)
+	if id := r.URL.Query().Get("messageId"); err == nil && (key == "" || id != "" && id != messageID(key)) {
+		err = botapi.StatusError{Status: http.StatusNotFound, Detail: "Answer not found"}
+	}
+	if err == nil {
+		err = d.Answers.Stop(r.Context(), key)
+	}
+	return botapi.Reply{Status: http.StatusNoContent}, err
 }

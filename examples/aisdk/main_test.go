@@ -38,7 +38,9 @@ func apiOptions(t testing.TB, engine botapi.ChatEngine, change ...func(*botapi.O
 // newHandler returns a handler whose answers end with their connections.
 func newHandler(t testing.TB, engine botapi.ChatEngine, o aisdk.Options, change ...func(*botapi.Options)) http.Handler {
 	t.Helper()
-	return aisdk.NewHandler(botapi.New(apiOptions(t, engine, change...)), o)
+	options := apiOptions(t, engine, change...)
+	options.Routes = aisdk.Routes(o)
+	return botapi.New(options)
 }
 
 // serve starts a server for a handler.
@@ -65,8 +67,12 @@ func answersHandler(t testing.TB, o resume.Options, change ...func(*botapi.Optio
 	t.Helper()
 	o.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 	answers := aisdk.NewAnswers(o)
-	api := apiOptions(t, answers, change...)
-	return aisdk.NewHandler(botapi.New(api), aisdk.Options{Answers: answers, API: api}), answers
+	return handlerOf(t, answers, change...), answers
+}
+
+func handlerOf(t testing.TB, answers *aisdk.Answers, change ...func(*botapi.Options)) http.Handler {
+	t.Helper()
+	return newHandler(t, answers, aisdk.Options{Answers: answers}, append(change, func(o *botapi.Options) { o.OnLimit = answers.OnLimit })...)
 }
 
 // closeAfter closes answers at the end of a test, before the server that was started

@@ -1,201 +1,149 @@
 package aisdk
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
-	"fmt"
-	"io"
-	"net/http"
 	"strings"
-	"unicode/utf8"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/jsonbody"
 )
 
-// A chatBody is the body that the API reads: the translation of the page's body, which is
-// read on the first Read, after the API has verified the key.
-type chatBody struct {
-	client io.ReadCloser
-	chat   *chat
-	bot    string // that the URL names
-
-	begun      bool
-	translated io.Reader // what the API reads
+// A body is what the page sends. It is read in one pass, up to what cannot be right, and
+// shares the memory of its text. Of a repeated field, the last counts.
+type body struct {
+	text            string
+	id, bot, userID string
+	messages        []botapi.ChatMessage
 }
 
-// Read reads the translation. If the body is rejected, later reads return the rest of the
-// page's body, so that the API can discard it.
-func (b *chatBody) Read(p []byte) (int, error) {
-	if !b.begun {
-		b.begun = true
-		if err := b.translate(); err != nil {
-			b.translated = b.client
-			return 0, err
+// own has the fields that do not reach the engine in ChatRequest.Extra.
+var own = map[string]bool{"id": true, "bot": true, "user_id": true, "messages": true, "trigger": true, "messageId": true}
+
+// read reads the body of a chat with the bot that its URL names. Of what the client sent,
+// nothing is in the error, which is logged.
+func (d *door) read(text, bot string) (*body, error) {
+	b := &body{text: text}
+	err := jsonbody.Read(text, b.readField)
+	switch {
+	case err != nil:
+		return nil, err
+	case b.bot == "" && bot == "":
+		return nil, &jsonbody.ValueError{Path: "bot", Problem: "is required, in the URL or in the body"}
+	case b.bot != "" && bot != "" && b.bot != bot:
+		return nil, &jsonbody.ValueError{Path: "bot", Problem: "is not the bot that the URL names"}
+	case b.id == "" && d.Answers != nil:
+		return nil, &jsonbody.ValueError{Path: "id", Problem: "is required: it leads to the answer"}
+	case len(b.messages) == 0:
+		return nil, &jsonbody.ValueError{Path: "messages", Problem: "must have a message"}
+	}
+	b.bot = cmp.Or(b.bot, bot)
+	return b, nil
+}
+
+func (b *body) readField(f jsonbody.Field) (err error) {
+	switch f.Name {
+	case "id":
+		b.id, err = f.Text()
+	case "bot":
+		b.bot, err = f.Text()
+	case "user_id":
+		v := f.Value()
+		if b.userID = v.Text; v.Kind != jsonbody.Text && v.Kind != jsonbody.Integer && v.Kind != jsonbody.Null {
+			err = f.Reject("must be a string") // or an integer, as in botapi
+		}
+	case "messages":
+		b.messages = nil
+		err = f.Elements(b.readMessage)
+	case "bot_slug", "bot_uid", "prompt", "stream":
+		if f.Peek() != jsonbody.Null {
+			err = f.Reject("is a field of another API")
 		}
 	}
-	return b.translated.Read(p)
+	return err
 }
 
-func (b *chatBody) Close() error { return b.client.Close() }
+// extra is botapi.Chat.Extra.
+func (b *body) extra() map[string]json.RawMessage {
+	return jsonbody.Fields(b.text, func(name string) bool { return !own[name] })
+}
 
-func (b *chatBody) translate() error {
-	limit := b.chat.options.MaxBodyBytes
-	body, err := io.ReadAll(io.LimitReader(b.client, limit+1))
-	if err != nil {
+// A message is one that is being read.
+type message struct {
+	role     botapi.Role
+	hasParts bool
+	texts    []string
+	foreign  error // the first part that only a message of the assistant may have
+}
+
+// readMessage reads a message. Like the AI SDK itself, it drops those of the assistant that
+// have no text, such as one that was stopped before its first word.
+func (b *body) readMessage(f jsonbody.Field) error {
+	var m message
+	err := f.Fields(m.readField)
+	switch isAssistant := m.role == botapi.RoleAssistant; {
+	case err != nil:
 		return err
+	case m.role == "", !m.hasParts:
+		return f.Reject("must have a role and parts")
+	case !isAssistant && m.foreign != nil:
+		return m.foreign
+	case !isAssistant || len(m.texts) > 0:
+		b.messages = append(b.messages, botapi.ChatMessage{Role: m.role, Content: strings.Join(m.texts, "\n")})
 	}
-	if int64(len(body)) > limit {
-		return &http.MaxBytesError{Limit: limit}
-	}
-	body, err = b.chat.read(body, b.bot)
-	b.chat.rejection, b.translated = err, bytes.NewReader(body)
-	return err // the API logs it, and sends a 400
+	return nil
 }
 
-// A rejection is the text of a 400 that this package responds with.
+func (m *message) readField(f jsonbody.Field) error {
+	switch f.Name {
+	case "role":
+		switch m.role = botapi.Role(f.Value().Text); m.role {
+		case botapi.RoleSystem, botapi.RoleUser, botapi.RoleAssistant:
+		default:
+			return f.Reject("must be system, user or assistant")
+		}
+	case "parts":
+		m.hasParts, m.texts, m.foreign = f.Peek() != jsonbody.Null, nil, nil
+		return f.Elements(m.readPart)
+	}
+	return nil
+}
+
+// A rejection is an error that a person reads.
 type rejection string
 
 func (r rejection) Error() string { return string(r) }
 
-func reject(format string, values ...any) error { return rejection(fmt.Sprintf(format, values...)) }
-
-// read translates the body of a chat. A body that is not a JSON object is returned
-// unchanged: the API says what is wrong with it, and where.
-func (c *chat) read(body []byte, bot string) ([]byte, error) {
-	body = bytes.TrimPrefix(body, []byte("\ufeff"))
-	var fields map[string]json.RawMessage
-	if !utf8.Valid(body) || json.Unmarshal(body, &fields) != nil || fields == nil {
-		return body, nil
-	}
-	for name, value := range fields {
-		if string(value) == "null" {
-			delete(fields, name)
+// readPart keeps the text of a part. The other parts of an assistant's message (steps,
+// reasoning, sources, data) came with an answer and are not what the assistant said: they
+// are ignored. What a user attaches is rejected.
+func (m *message) readPart(f jsonbody.Field) error {
+	var kind, text jsonbody.Value
+	err := f.Fields(func(f jsonbody.Field) error {
+		switch f.Name {
+		case "type":
+			kind = f.Value()
+		case "text":
+			text = f.Value()
 		}
+		return nil
+	})
+	switch isText := kind.Text == "text"; {
+	case err != nil:
+		return err
+	case kind.Kind != jsonbody.Text:
+		return f.Reject("must have a type")
+	case isText && text.Kind != jsonbody.Text:
+		return f.Reject("must have a text")
+	case isText && text.Text != "":
+		m.texts = append(m.texts, text.Text)
+	case kind.Text == "file":
+		m.foreign = cmp.Or(m.foreign, error(rejection("Bots read text only: please remove the file")))
+	case !isText:
+		m.foreign = cmp.Or(m.foreign, f.Reject("is not text, and bots read text only"))
 	}
-	for _, name := range []string{"bot_slug", "bot_uid", "prompt", "stream"} {
-		if fields[name] != nil {
-			return nil, reject("%s: this field belongs to another API", name)
-		}
+	if m.role != "" && m.role != botapi.RoleAssistant {
+		return m.foreign
 	}
-	bot, err := oneBot(bot, fields["bot"])
-	if err != nil {
-		return nil, err
-	}
-	c.id, _ = readText(fields["id"])
-	if c.id == "" && c.options.Answers != nil {
-		return nil, reject("id: the id of the chat is missing")
-	}
-	messages, err := readMessages(fields["messages"])
-	if err != nil {
-		return nil, err
-	}
-	if messages[len(messages)-1].Role == botapi.RoleAssistant {
-		c.messageID = "" // the page continues this message
-	}
-	for _, name := range []string{"id", "bot", "trigger", "messageId"} {
-		delete(fields, name)
-	}
-	fields["bot_slug"], fields["stream"] = encode(bot), json.RawMessage("true")
-	fields["messages"] = encodeMessages(messages)
-	return encode(fields), nil
-}
-
-// oneBot returns the bot that the URL or the body names.
-func oneBot(inURL string, raw json.RawMessage) (string, error) {
-	inBody, isText := readText(raw)
-	switch {
-	case raw != nil && !isText:
-		return "", reject("bot: the slug of a bot is expected, as text")
-	case inURL == "" && inBody == "":
-		return "", reject("bot: the chat does not say with which bot")
-	case inURL != "" && inBody != "" && inURL != inBody:
-		return "", reject("bot: the URL and the body name two bots")
-	}
-	return cmp.Or(inURL, inBody), nil
-}
-
-var roles = map[string]botapi.Role{"system": botapi.RoleSystem, "user": botapi.RoleUser, "assistant": botapi.RoleAssistant}
-
-// readMessages reads the messages, at least one. Like the AI SDK itself, it drops those
-// of the assistant that have no text, such as one that was stopped before its first word.
-func readMessages(raw json.RawMessage) (messages []botapi.ChatMessage, err error) {
-	var all []map[string]json.RawMessage
-	if json.Unmarshal(raw, &all) != nil {
-		return nil, reject("messages: a list of messages is expected")
-	}
-	for i, fields := range all {
-		at := fmt.Sprintf("messages[%d]", i)
-		name, _ := readText(fields["role"])
-		role, isRole := roles[name]
-		if !isRole {
-			return nil, reject(`%s.role: "system", "user" or "assistant" is expected`, at)
-		}
-		text, err := readParts(fields["parts"], role, at+".parts")
-		if err != nil {
-			return nil, err
-		}
-		if text != "" || role != botapi.RoleAssistant {
-			messages = append(messages, botapi.ChatMessage{Role: role, Content: text})
-		}
-	}
-	if len(messages) == 0 {
-		return nil, reject("messages: there are no messages")
-	}
-	return messages, nil
-}
-
-// readParts joins the texts of a message with line breaks. The other parts of an
-// assistant's message (steps, reasoning, sources, data) came with an answer and are not
-// what the assistant said: they are ignored. What a user attaches is rejected.
-func readParts(raw json.RawMessage, role botapi.Role, at string) (string, error) {
-	var parts []map[string]json.RawMessage
-	if json.Unmarshal(raw, &parts) != nil || parts == nil {
-		return "", reject("%s: a list of parts is expected", at)
-	}
-	var texts []string
-	for i, part := range parts {
-		kind, isText := readText(part["type"])
-		text, hasText := readText(part["text"])
-		switch {
-		case !isText:
-			return "", reject("%s[%d]: a part with a type is expected", at, i)
-		case kind == "text" && !hasText:
-			return "", reject("%s[%d].text: the text is missing", at, i)
-		case kind == "file" && role != botapi.RoleAssistant:
-			return "", reject("Bots read text only: please remove the file")
-		case kind != "text" && role != botapi.RoleAssistant:
-			return "", reject("%s[%d]: bots read text only", at, i)
-		case kind == "text" && text != "":
-			texts = append(texts, text)
-		}
-	}
-	return strings.Join(texts, "\n"), nil
-}
-
-func readText(raw json.RawMessage) (text string, ok bool) {
-	ok = len(raw) > 0 && raw[0] == '"' && json.Unmarshal(raw, &text) == nil
-	return text, ok
-}
-
-func encodeMessages(messages []botapi.ChatMessage) json.RawMessage {
-	type message struct {
-		Role    botapi.Role `json:"role"`
-		Content string      `json:"content"`
-	}
-	all := make([]message, len(messages))
-	for i, m := range messages {
-		all[i] = message(m)
-	}
-	return encode(all)
-}
-
-// encode encodes a value that has a JSON form, without the escapes for HTML, which could
-// make a body exceed the limit of the API.
-func encode(value any) json.RawMessage {
-	var encoded bytes.Buffer
-	encoder := json.NewEncoder(&encoded)
-	encoder.SetEscapeHTML(false)
-	_ = encoder.Encode(value)
-	return bytes.TrimSuffix(encoded.Bytes(), []byte("\n"))
+	return nil
 }

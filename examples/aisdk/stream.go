@@ -1,134 +1,84 @@
 package aisdk
 
 import (
-	"bytes"
+	"cmp"
+	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"iter"
 	"net/http"
+	"slices"
+	"strings"
+
+	"example.com/botapi"
 )
 
-// The format of the API's stream, as docs/wire.md describes it.
-const (
-	eventStart = `data: {"content":"`
-	eventEnd   = `"}`
-	errorStart = `data: {"detail":`
-)
+// streamHeader says that a response is a UI message stream.
+const streamHeader = "X-Vercel-Ai-Ui-Message-Stream"
+
+// streamed makes the answer of a chat a UI message stream.
+func (d *door) streamed(c *botapi.Chat, messageID string) *botapi.Chat {
+	botapi.RequestFrom(c.Context).SetHeader(streamHeader, "v1")
+	c.Request.Stream, c.JoinsFragments = true, true
+	c.Stream = &stream{options: &d.Options, messageID: messageID}
+	return c
+}
 
 // The text in a UI message stream. An answer has one text, whose id is unique in its message.
 const (
 	textStart  = "data: {\"type\":\"text-start\",\"id\":\"text\"}\n\n"
 	deltaStart = `data: {"type":"text-delta","id":"text","delta":"`
+	deltaEnd   = "\"}\n\n"
 	textEnd    = "data: {\"type\":\"text-end\",\"id\":\"text\"}\n\n"
+	keepAlive  = ": keep-alive\n"
 )
 
-// maxLine bounds a line of the API's stream.
-const maxLine = 64 << 10
-
-var errStrangeStream = errors.New("aisdk: the stream is not in the format of botapi")
-
-// A stream translates the API's stream. Events that are written together become one
-// delta.
+// A stream is the botapi.StreamFormat of one answer.
 type stream struct {
-	chat    *chat
-	started bool   // the message has been started
-	hasText bool   // its text has been started
-	open    bool   // a delta has been started: text is appended to it
-	rest    []byte // an incomplete line; the API itself writes complete lines
+	options   *Options
+	messageID string // empty to continue the message that the page has
+	hasText   bool
 }
 
-// translate takes the next bytes that the API writes, and appends their translation to
-// dst.
-func (s *stream) translate(dst, src []byte) ([]byte, error) {
-	if len(s.rest) > 0 {
-		s.rest = append(s.rest, src...)
-		src, s.rest = s.rest, nil
-	}
-	for len(src) > 0 {
-		line, after, complete := bytes.Cut(src, []byte{'\n'})
-		if !complete {
-			if len(src) > maxLine {
-				return nil, errStrangeStream
-			}
-			s.rest = bytes.Clone(src)
-			break
-		}
-		dst, src = s.line(dst, line), after
-	}
-	return s.close(dst), nil
-}
+func (*stream) ContentType() string { return "text/event-stream" }
 
-func (s *stream) line(dst, line []byte) []byte {
-	if text, ok := bytes.CutPrefix(line, []byte(eventStart)); ok {
-		return s.appendText(dst, bytes.TrimSuffix(text, []byte(eventEnd)))
-	}
-	switch {
-	case len(line) == 0, string(line) == "event: error":
-		return dst // the end of an event; or an error, which its data line shows as well
-	case string(line) == "data: [DONE]":
-		return s.appendEnd(s.close(dst))
-	case bytes.HasPrefix(line, []byte(errorStart)):
-		text := errorText(http.StatusInternalServerError, "", line[len("data: "):])
-		return appendPart(s.close(dst), part{Type: "error", ErrorText: text})
-	default: // a comment, such as a keep-alive
-		return append(append(s.close(dst), line...), '\n')
-	}
-}
-
-func (s *stream) appendText(dst, text []byte) []byte {
+func (s *stream) AppendText(dst, text []byte) ([]byte, error) {
 	if len(text) == 0 {
-		return dst
+		return dst, nil
 	}
 	if !s.hasText {
-		dst, s.hasText = append(s.appendStart(dst), textStart...), true
+		s.hasText = true
+		dst = append(s.appendStart(dst), textStart...)
 	}
-	if !s.open {
-		dst, s.open = append(dst, deltaStart...), true
-	}
-	return append(dst, text...)
+	return append(append(append(dst, deltaStart...), text...), deltaEnd...), nil
 }
 
-// close ends the open delta, if any.
-func (s *stream) close(dst []byte) []byte {
-	if !s.open {
-		return dst
-	}
-	s.open = false
-	return append(dst, "\"}\n\n"...)
-}
+func (*stream) AppendKeepAlive(dst []byte) []byte { return append(dst, keepAlive...) }
 
 func (s *stream) appendStart(dst []byte) []byte {
-	if s.started {
-		return dst
-	}
-	s.started = true
-	return appendPart(dst, part{Type: "start", MessageID: s.chat.messageID})
+	return appendPart(dst, part{Type: "start", MessageID: s.messageID})
 }
 
-// appendEnd writes the end of a complete answer.
-func (s *stream) appendEnd(dst []byte) []byte {
-	dst = s.appendStart(dst)
+func (s *stream) End(ctx context.Context) iter.Seq[[]byte] {
+	var end []byte
 	if s.hasText {
-		dst = append(dst, textEnd...)
+		end = append(end, textEnd...)
+	} else {
+		end = s.appendStart(end)
 	}
-	finish := part{Type: "finish", FinishReason: s.finishReason()}
-	if o := s.chat.options; o.Metadata != nil {
-		finish.MessageMetadata = o.Metadata(s.chat.ctx)
-	}
-	return append(appendPart(dst, finish), "data: [DONE]\n\n"...)
+	end = appendPart(end, part{
+		Type:            "finish",
+		FinishReason:    cmp.Or(finishReasons[s.options.FinishReason(ctx)], "stop"),
+		MessageMetadata: s.options.Metadata(ctx),
+	})
+	return slices.Chunk(append(end, "data: [DONE]\n\n"...), 64<<10)
 }
 
-// finishReason returns one of the reasons that the AI SDK knows and a bot can have.
-func (s *stream) finishReason() string {
-	if o := s.chat.options; o.FinishReason != nil {
-		switch o.FinishReason(s.chat.ctx) {
-		case "length":
-			return "length"
-		case "content_filter", "content-filter":
-			return "content-filter"
-		}
-	}
-	return "stop"
+// finishReasons are those that the AI SDK knows and a bot can have, other than "stop".
+var finishReasons = map[string]string{"length": "length", "content_filter": "content-filter", "content-filter": "content-filter"}
+
+func (*stream) AppendError(dst []byte, f botapi.Failure) []byte {
+	return appendPart(dst, part{Type: "error", ErrorText: errorText(f)})
 }
 
 // A part is a part of the stream other than text.
@@ -140,12 +90,44 @@ type part struct {
 	ErrorText       string `json:"errorText,omitempty"`
 }
 
-// appendPart appends a part. It panics, for botapi to log, if the
-// application's metadata has no JSON form.
+// appendPart panics, for botapi to log, if the application's metadata has no JSON form.
 func appendPart(dst []byte, p part) []byte {
 	encoded, err := json.Marshal(p)
 	if err != nil {
 		panic(fmt.Errorf("aisdk: encoding what Options.Metadata returned: %w", err))
 	}
 	return append(append(append(dst, "data: "...), encoded...), "\n\n"...)
+}
+
+// errorReply is botapi.Route.Errors: useChat shows the body of an error.
+func errorReply(_ context.Context, f botapi.Failure) botapi.Reply {
+	return botapi.Reply{Header: http.Header{"Content-Type": {"text/plain; charset=utf-8"}}, Body: []byte(errorText(f))}
+}
+
+// errorOrNothing is that of a page that comes back: an answer that was stopped, has failed or
+// is no longer kept is nothing to show.
+func errorOrNothing(ctx context.Context, f botapi.Failure) botapi.Reply {
+	if f.Status == http.StatusNotFound || f.Status == http.StatusGone {
+		botapi.RequestFrom(ctx).SetHeader(streamHeader, "")
+		return botapi.Reply{Status: http.StatusNoContent}
+	}
+	return errorReply(ctx, f)
+}
+
+// errorText is what a failure says: problems one a line, each with its position in the body.
+func errorText(f botapi.Failure) string {
+	if len(f.Problems) == 0 {
+		return f.Detail
+	}
+	lines := make([]string, len(f.Problems))
+	for i, problem := range f.Problems {
+		var path []string
+		for _, step := range problem.Loc {
+			if step != "body" && step != "__root__" {
+				path = append(path, fmt.Sprint(step))
+			}
+		}
+		lines[i] = strings.TrimPrefix(strings.Join(path, ".")+": "+problem.Msg, ": ")
+	}
+	return strings.Join(lines, "\n")
 }

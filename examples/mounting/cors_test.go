@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -147,14 +148,9 @@ func everyDoor(t *testing.T) http.Handler {
 		cancel()
 		is.New(t).NoErr(answers.Close(ended))
 	})
-	o.Engine = answers
-	api := botapi.New(o)
-	chat := aisdk.NewHandler(api, aisdk.Options{Answers: answers, API: o})
-	mux := http.NewServeMux()
-	mux.Handle("/v1/", answers.Handler(openai.NewHandler(api, openai.HandlerOptions{}), o.Keys))
-	mux.Handle("/api/chat", chat)
-	mux.Handle("/api/chat/", chat)
-	return mux
+	o.Engine, o.OnLimit = answers, answers.OnLimit
+	o.Routes = slices.Concat(openai.Routes(openai.Options{Bots: o.Bots}), aisdk.Routes(aisdk.Options{Answers: answers}), answers.Routes())
+	return botapi.New(o)
 }
 
 // obeying repeats the last message, or does what it says: "wait" after the first word

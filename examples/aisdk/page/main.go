@@ -49,13 +49,16 @@ func newService(engine botapi.ChatEngine, key string) (http.Handler, *aisdk.Answ
 		panic(err)
 	}
 	answers := aisdk.NewAnswers(resume.Options{Engine: engine})
-	options := botapi.Options{Bots: bots, Keys: botapi.StaticKeys(map[string]string{key: "me"}), Engine: answers}
-	api := botapi.New(options)
-	chat := aisdk.NewHandler(api, aisdk.Options{Answers: answers, API: options})
+	api := botapi.New(botapi.Options{
+		Bots:    bots,
+		Keys:    botapi.StaticKeys(map[string]string{key: "me"}),
+		Engine:  answers,
+		Routes:  aisdk.Routes(aisdk.Options{Answers: answers}),
+		OnLimit: answers.OnLimit,
+	})
 	mux := http.NewServeMux()
 	mux.Handle("/v1/", api)
-	mux.Handle("/api/chat", chat)
-	mux.Handle("/api/chat/", chat)
+	mux.Handle("/api/", api)
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) { http.ServeFile(w, r, "index.html") })
 	mux.HandleFunc("GET /page.js", func(w http.ResponseWriter, r *http.Request) { http.ServeFile(w, r, "dist/page.js") })
 	return mux, answers

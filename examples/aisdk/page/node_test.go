@@ -138,8 +138,9 @@ func forServices(t *testing.T, test func(t *testing.T, newChat newChatFunc, engi
 			engine := newObedient()
 			bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "1", Slug: "mira", Name: "Mira", Model: "m"})
 			is.New(t).NoErr(err)
-			api := botapi.New(botapi.Options{Bots: bots, Keys: botapi.StaticKeys(map[string]string{key: "me"}), Engine: engine, MaxChatsPerAccount: 2})
-			test(t, newChat, engine, serve(t, aisdk.NewHandler(api, aisdk.Options{Metadata: metadata}), nil))
+			api := botapi.New(botapi.Options{Bots: bots, Keys: botapi.StaticKeys(map[string]string{key: "me"}), Engine: engine, MaxChatsPerAccount: 2,
+			Routes: aisdk.Routes(aisdk.Options{Metadata: metadata})})
+			test(t, newChat, engine, serve(t, api, nil))
 		})
 		t.Run("answers that outlive their connections", func(t *testing.T) {
 			engine := newObedient()
@@ -244,8 +245,9 @@ func TestTooManyChats(t *testing.T) {
 	engine := newObedient()
 	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "1", Slug: "mira", Name: "Mira", Model: "m"})
 	is.NoErr(err)
-	api := botapi.New(botapi.Options{Bots: bots, Keys: botapi.StaticKeys(map[string]string{key: "me"}), Engine: engine, MaxChatsPerAccount: 1})
-	server := serve(t, aisdk.NewHandler(api, aisdk.Options{}), nil)
+	api := botapi.New(botapi.Options{Bots: bots, Keys: botapi.StaticKeys(map[string]string{key: "me"}), Engine: engine, MaxChatsPerAccount: 1,
+		Routes: aisdk.Routes(aisdk.Options{})})
+	server := serve(t, api, nil)
 	first, second := newChat(t, server.URL, key, "chat-1"), newChat(t, server.URL, key, "chat-2")
 	first.send("tell")
 	first.arrives("Once ")
