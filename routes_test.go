@@ -3,13 +3,18 @@ package botapi
 import (
 	"bufio"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -368,7 +373,7 @@ func TestNewPanicsForARouteThatCannotBeServed(t *testing.T) {
 		"with a host":               {[]Route{{Patterns: []string{"GET bots.example/a"}, Serve: serve}}, []string{"Routes[0]", `"GET bots.example/a"`}},
 		"as the API":                {[]Route{{Patterns: []string{"POST /v1/chat"}, Serve: serve}}, []string{"Routes[0]", `"POST /v1/chat"`}},
 		"as the API, with wildcard": {[]Route{{Patterns: []string{"POST /{version}/{chat}"}, Serve: serve}, {Patterns: []string{"POST /v1/{x}"}, Serve: serve}, {Patterns: []string{"POST /{x}/chat"}, Serve: serve}}, []string{"Routes[2]", "POST /v1/{x}", "POST /{x}/chat"}},
-		"as another":                {[]Route{{Patterns: []string{"POST /api/chat"}, Serve: serve}, {Patterns: []string{"POST /api/chat"}, Serve: serve}}, []string{"Routes[1]", `"POST /api/chat"`, "conflicts"}},
+		"as another":                {[]Route{{Patterns: []string{"POST /api/chat"}, Serve: serve}, {Patterns: []string{"POST /api/chat"}, Serve: serve}}, []string{"Routes[1]", `"POST /api/chat"`, "Routes[0]"}},
 		"as itself":                 {[]Route{{Patterns: []string{"GET /a/{b}", "GET /a/{c}"}, Serve: serve}}, []string{"Routes[0]", `GET /a/{b}`, `GET /a/{c}`}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -397,4 +402,386 @@ func TestNewCopiesRoutes(t *testing.T) {
 	h := New(o)
 	clear(o.Routes)
 	is.Equal(record(h, newRequest("GET", "/files/a", nil)).Body.String(), "file a of acme")
+}
+
+// Errors makes the response to every failure of its route, whatever fails, and may choose
+// another status. The handler adds the headers that the original status asks for. A Reply
+// that says nothing, has no valid status, or panics is the API's own form.
+func TestErrorsOfARoute(t *testing.T) {
+	failures := map[string]struct {
+		request, key, body string
+		want               Failure // without Err
+		is                 error
+		header             string // with its name
+	}{
+		"no key":              {"POST " + routePath, "", "", Failure{Status: 401, Detail: "Not authenticated"}, nil, "Www-Authenticate: Bearer"},
+		"a wrong key":         {"POST " + routePath, "wrong", "", Failure{Status: 401, Detail: "Invalid API key"}, ErrInvalidKey, `Www-Authenticate: Bearer error="invalid_token"`},
+		"a wrong method":      {"PUT " + routePath, testKey, "", Failure{Status: 405, Detail: "Method Not Allowed"}, nil, "Allow: GET, HEAD, POST"},
+		"a chat for HEAD":     {"HEAD " + routePath, testKey, "", Failure{Status: 405, Detail: "Method Not Allowed"}, nil, "Allow: GET"},
+		"a body that is long": {"POST " + routePath, testKey, strings.Repeat(" ", 1001), Failure{Status: 413, Detail: "Request body too large"}, nil, ""},
+		"an invalid body": {"POST " + routePath, testKey, `{"bot_slug":"echo","prompt":"hi"}`, Failure{Status: 422, Detail: "body.stream: field required", Problems: []ValidationError{
+			{[]any{"body", "stream"}, "field required", "value_error.missing"},
+		}}, nil, ""},
+		"no such bot":      {"POST " + routePath, testKey, `{"bot_slug":"nobody","prompt":"hi","stream":true}`, Failure{Status: 404, Detail: "Bot not found"}, ErrBotNotFound, ""},
+		"a limit":          {"POST " + routePath, testKey, chatBodyJSON("limit", false), Failure{Status: 429, Detail: "Too many chats in progress for this key", RetryAfter: time.Second}, ErrTooManyAccountChats, "Retry-After: 1"},
+		"a failing engine": {"POST " + routePath, testKey, chatBodyJSON("fail", false), Failure{Status: 500, Detail: "Internal Server Error"}, errBroken, ""},
+		"a failing stream": {"POST " + routePath, testKey, chatBodyJSON("fail", true), Failure{Status: 500, Detail: "Internal Server Error"}, errBroken, ""},
+		"a busy engine":    {"POST " + routePath, testKey, chatBodyJSON("busy", true), Failure{Status: 503, Detail: "Busy", RetryAfter: 2 * time.Second}, errBroken, "Retry-After: 2"},
+		"a problem of the engine": {"POST " + routePath, testKey, chatBodyJSON("invalid", true), Failure{Status: 422, Detail: "body.tools: unknown", Problems: []ValidationError{
+			{[]any{"body", "tools"}, "unknown", "value_error"},
+		}}, nil, ""},
+		"a panic": {"POST " + routePath, testKey, chatBodyJSON("panic", true), Failure{Status: 500, Detail: "Internal Server Error"}, nil, ""},
+	}
+	replies := map[string]struct {
+		reply func(Failure) Reply
+		want  func(status int, own string) string // the status and the body
+	}{
+		"a form of its own": {
+			func(f Failure) Reply { return Reply{Body: fmt.Append(nil, "failed: ", f.Detail)} }, nil,
+		},
+		"a status of its own": {
+			func(Failure) Reply { return Reply{Status: 425, Body: []byte("early")} },
+			func(int, string) string { return "425 early" },
+		},
+		"no content": {
+			func(Failure) Reply { return Reply{Status: 204, Body: []byte("dropped")} },
+			func(int, string) string { return "204 " },
+		},
+		"a status only": {
+			func(Failure) Reply { return Reply{Status: 404} },
+			func(int, string) string { return "404 " },
+		},
+		"nothing":         {func(Failure) Reply { return Reply{} }, func(status int, own string) string { return fmt.Sprint(status, " ", own) }},
+		"a low status":    {func(Failure) Reply { return Reply{Status: 199, Body: []byte("x")} }, func(status int, own string) string { return fmt.Sprint(status, " ", own) }},
+		"a high status":   {func(Failure) Reply { return Reply{Status: 600, Body: []byte("x")} }, func(status int, own string) string { return fmt.Sprint(status, " ", own) }},
+		"a panic":         {func(Failure) Reply { panic("a bug") }, func(status int, own string) string { return fmt.Sprint(status, " ", own) }},
+		"a panic, aborts": {func(Failure) Reply { panic(http.ErrAbortHandler) }, func(status int, own string) string { return fmt.Sprint(status, " ", own) }},
+	}
+	for name, c := range failures {
+		for form, r := range replies {
+			for _, http2 := range []bool{false, true} {
+				t.Run(fmt.Sprint(name, ", ", form, ", HTTP/2 ", http2), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						is := is.New(t)
+						var log testLog
+						var failed []Failure
+						limit := make(chan struct{})
+						o := testOptions(t, &log)
+						o.MaxBodyBytes, o.MaxChatsPerAccount = 1000, 1
+						o.Engine = engineOf(func(_ context.Context, req *ChatRequest, yield func(string, error) bool) {
+							switch lastContent(req) {
+							case "panic":
+								panic("a bug in the engine")
+							case "hold":
+								<-limit
+							}
+							yield("", map[string]error{
+								"fail": errBroken, "busy": StatusError{503, "Busy", 2 * time.Second, errBroken},
+								"invalid": HTTPValidationError{[]ValidationError{{[]any{"body", "tools"}, "unknown", "value_error"}}},
+							}[lastContent(req)])
+						})
+						route := chatRoute(nil)
+						serve := route.Serve
+						route.Serve = func(r *http.Request) (Response, error) {
+							if r.Method == "HEAD" {
+								return echoChat("hi", false), nil
+							}
+							return serve(r)
+						}
+						route.Errors = func(ctx context.Context, f Failure) Reply {
+							failed = append(failed, f)
+							return r.reply(f)
+						}
+						o.Routes = []Route{route}
+						h := New(o)
+						var holding sync.WaitGroup
+						if name == "a limit" {
+							holding.Go(func() { postChat(h, chatBodyJSON("hold", false)) })
+							synctest.Wait()
+						}
+						method, path, _ := strings.Cut(c.request, " ")
+						authorization := "Bearer " + c.key
+						if c.key == "" {
+							authorization = "-"
+						}
+						got := doAt(t, way{http2: http2}.serve(t, h).client(), "http://memory", method, path, c.body, "Authorization", authorization)
+						close(limit)
+						holding.Wait()
+						is.NoErr(got.err)
+						is.Equal(len(failed), 1) // called once
+						f := failed[0]
+						is.True(f.Err != nil)
+						is.True(c.is == nil || errors.Is(f.Err, c.is))
+						f.Err = nil
+						is.Equal(f, c.want)
+						own := `{"detail":"` + c.want.Detail + `"}`
+						if len(c.want.Problems) > 0 {
+							own = string(HTTPValidationError{c.want.Problems}.body())
+						}
+						want := fmt.Sprint(c.want.Status, " failed: ", c.want.Detail)
+						if r.want != nil {
+							want = r.want(c.want.Status, own)
+						}
+						if method == "HEAD" {
+							want, _, _ = strings.Cut(want, " ")
+							want += " "
+						}
+						is.Equal(fmt.Sprint(got.status, " ", got.body), want)
+						if header, value, found := strings.Cut(c.header, ": "); found {
+							is.Equal(got.header.Get(header), value)
+						}
+						is.Equal(strings.Count(log.String(), "the form of an error response panicked"), strings.Count(form, "panic"))
+					})
+				})
+			}
+		}
+	}
+}
+
+// NotFound makes the response to unknown paths, as Errors does. No key is needed.
+func TestNotFound(t *testing.T) {
+	for form, c := range map[string]struct {
+		reply func() Reply
+		want  string
+	}{
+		"a form of its own":   {func() Reply { return Reply{Body: []byte(`{"error":"see /v1"}`)} }, `404 {"error":"see /v1"}`},
+		"a status of its own": {func() Reply { return Reply{Status: 410, Body: []byte("gone")} }, "410 gone"},
+		"nothing":             {func() Reply { return Reply{} }, `404 {"detail":"Not Found"}`},
+		"a panic":             {func() Reply { panic("a bug") }, `404 {"detail":"Not Found"}`},
+	} {
+		t.Run(form, func(t *testing.T) {
+			is := is.New(t)
+			var seen []Failure
+			verified := 0
+			o := testOptions(t, t.Output())
+			o.Routes = routesOfTests()
+			o.Keys = KeyVerifierFunc(func(context.Context, string) (string, error) { verified++; return "", ErrInvalidKey })
+			o.NotFound = func(ctx context.Context, f Failure) Reply {
+				seen = append(seen, f)
+				if RequestIDFrom(ctx) != "r-1" || AccountFrom(ctx) != "" {
+					t.Error("not the context of the request")
+				}
+				return c.reply()
+			}
+			h := New(o)
+			for _, request := range []string{"GET /", "POST /v1/chats", "GET //v1/bots", "DELETE /v1/models/one/size"} {
+				method, path, _ := strings.Cut(request, " ")
+				got := record(h, newRequest(method, path, nil, "X-Request-Id", "r-1"))
+				is.Equal(fmt.Sprint(got.Code, " ", got.Body), c.want)
+				f := seen[len(seen)-1]
+				is.Equal(f.Status, 404)
+				is.Equal(f.Detail, "Not Found")
+				is.True(f.Err != nil)
+			}
+			is.Equal(len(seen), 4)
+			is.Equal(verified, 0)
+			got := record(h, newRequest("GET", "/v1/bots", nil)) // the API's own errors are not its business
+			is.Equal(got.Body.String(), `{"detail":"Invalid API key"}`)
+			is.Equal(len(seen), 4)
+		})
+	}
+}
+
+// A key may be wherever the route says. It must be one that the API would accept.
+func TestKeyOfARoute(t *testing.T) {
+	o := testOptions(t, t.Output())
+	asked := []string{}
+	o.Keys = KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
+		asked = append(asked, key)
+		return key, map[string]error{"wrong": ErrInvalidKey}[key]
+	})
+	route := routeTo(func(r *http.Request) (Response, error) {
+		return Reply{Body: fmt.Append(nil, AccountFrom(r.Context()))}, nil
+	})
+	route.Key = func(header http.Header) string { return header.Get("X-Api-Key") }
+	o.Routes = []Route{route}
+	h := New(o)
+	for key, want := range map[string]string{
+		"acme":                        "200 acme",
+		"wrong":                       `401 {"detail":"Invalid API key"}`,
+		"":                            `401 {"detail":"Not authenticated"}`,
+		"two words":                   `401 {"detail":"Not authenticated"}`,
+		"a\u00a0space":                `401 {"detail":"Not authenticated"}`,
+		strings.Repeat("k", maxKey):   "200 " + strings.Repeat("k", maxKey),
+		strings.Repeat("k", maxKey+1): `401 {"detail":"Invalid API key"}`,
+	} {
+		is := is.New(t)
+		asked = nil
+		got := record(h, newRequest("GET", routePath, nil, "X-Api-Key", key, "Authorization", "Bearer other"))
+		is.Equal(fmt.Sprint(got.Code, " ", got.Body), want)
+		is.Equal(asked != nil, strings.HasPrefix(want, "200") || key == "wrong")
+	}
+	is.New(t).Equal(record(h, newRequest("GET", "/v1/bots", nil, "X-Api-Key", "acme", "Authorization", "-")).Code, 401) // the API's own operations ask as ever
+}
+
+// Whatever a function of a route does instead of its work, it affects its own request only:
+// a panic is a 500, or an abort, and is logged.
+func TestRoutePanics(t *testing.T) {
+	for name, install := range map[string]func(o *Options, r *Route, fault func()){
+		"Key": func(_ *Options, r *Route, fault func()) { r.Key = func(http.Header) string { fault(); return testKey } },
+		"Serve": func(_ *Options, r *Route, fault func()) {
+			r.Serve = func(*http.Request) (Response, error) { fault(); return nil, nil }
+		},
+		"Extra": func(_ *Options, r *Route, fault func()) {
+			*r = chatRoute(func(_ *http.Request, c *Chat) { c.Extra = func() map[string]json.RawMessage { fault(); return nil } })
+		},
+		"Answer": func(_ *Options, r *Route, fault func()) {
+			*r = chatRoute(func(_ *http.Request, c *Chat) {
+				c.Answer = func(context.Context) iter.Seq2[string, error] { fault(); return nil }
+			})
+		},
+		"JSON": func(_ *Options, r *Route, fault func()) {
+			*r = chatRoute(func(_ *http.Request, c *Chat) {
+				c.JSON = func(context.Context) ([]byte, []byte, error) { fault(); return nil, nil, nil }
+			})
+		},
+	} {
+		for value, want := range map[any]string{"a bug": `500 {"detail":"Internal Server Error"}`, http.ErrAbortHandler: "0 "} {
+			for _, http2 := range []bool{false, true} {
+				t.Run(fmt.Sprint(name, ", ", value, ", HTTP/2 ", http2), func(t *testing.T) {
+					is := is.New(t)
+					var log testLog
+					panicking := true
+					o := testOptions(t, &log)
+					o.MaxConcurrentChats = 1
+					route := chatRoute(nil)
+					install(&o, &route, func() {
+						if panicking {
+							panic(value)
+						}
+					})
+					o.Routes = []Route{route}
+					protocol := map[bool]string{false: protocols[0], true: protocols[1]}[http2]
+					base, client := serveOver(t, protocol, New(o))
+					got := doAt(t, client, base, "POST", routePath, chatBodyJSON("hi", false))
+					is.Equal(fmt.Sprint(got.status, " ", got.body), want)
+					is.Equal(strings.Count(log.String(), "a bug"), strings.Count(want, "500"))
+					is.Equal(strings.Count(log.String(), "stack="), strings.Count(want, "500"))
+					panicking = false
+					is.Equal(doAt(t, client, base, "POST", "/v1/chat", chatBodyJSON("hi", false)).status, 200) // the slot is free
+				})
+			}
+		}
+	}
+}
+
+// A route that breaks its contract, or that of an engine, is a 500. The log names the route,
+// and has nothing of what the client sent.
+func TestRouteThatBreaksItsContract(t *testing.T) {
+	const secret = "sent by the client"
+	chatOf := func(messages ...ChatMessage) *Chat {
+		return &Chat{BotSlug: "echo", Request: ChatRequest{Messages: messages}}
+	}
+	for name, c := range map[string]struct {
+		response Response
+		logged   string
+	}{
+		"nothing":                 {nil, "neither a Reply nor a *Chat"},
+		"a nil chat":              {(*Chat)(nil), "neither a Reply nor a *Chat"},
+		"a pointer to a reply":    {&Reply{Body: []byte(secret)}, "neither a Reply nor a *Chat"},
+		"a status below 200":      {Reply{Status: 199, Body: []byte(secret)}, "the status 199"},
+		"a status above 599":      {Reply{Status: 600}, "the status 600"},
+		"a negative status":       {Reply{Status: -1}, "the status -1"},
+		"no messages":             {chatOf(), "no messages"},
+		"no role":                 {chatOf(ChatMessage{RoleUser, "hi"}, ChatMessage{"", secret}), "message 1"},
+		"a wrong role":            {chatOf(ChatMessage{secret, secret}), "message 0"},
+		"a role in capitals":      {chatOf(ChatMessage{"User", secret}), "message 0"},
+		"not UTF-8":               {chatOf(ChatMessage{RoleUser, secret + "\xff"}), "message 0"},
+		"not UTF-8, in an answer": {&Chat{Answer: answerOf("kept"), Request: chatOf(ChatMessage{RoleUser, "\xff"}).Request}, "message 0"},
+		"a wrong role, answer":    {&Chat{Answer: answerOf("kept"), Request: chatOf(ChatMessage{"tool", secret}).Request}, "message 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			var log testLog
+			o := testOptions(t, &log)
+			called := false
+			o.Engine = engineOf(func(context.Context, *ChatRequest, func(string, error) bool) { called = true })
+			o.Routes = []Route{{Patterns: []string{"POST /v2/talk/{about}"}, Serve: func(*http.Request) (Response, error) { return c.response, nil }}}
+			got := record(New(o), newRequest("POST", "/v2/talk/"+url.PathEscape(secret), strings.NewReader(secret)))
+			is.Equal(fmt.Sprint(got.Code, " ", got.Body), `500 {"detail":"Internal Server Error"}`)
+			is.True(!called)
+			is.True(strings.Contains(log.String(), `the route \"POST /v2/talk/{about}\"`))
+			is.True(strings.Contains(log.String(), c.logged))
+			is.True(!strings.Contains(log.String(), secret))
+		})
+	}
+}
+
+// answerOf is an answer that exists already.
+func answerOf(fragments ...string) func(context.Context) iter.Seq2[string, error] {
+	return func(ctx context.Context) iter.Seq2[string, error] { return fragmentsOf(fragments...).Chat(ctx, nil) }
+}
+
+// An error beside a response counts, and the response does not.
+func TestRouteReturnsAnErrorAndAResponse(t *testing.T) {
+	is := is.New(t)
+	o := testOptions(t, t.Output())
+	o.Routes = []Route{routeTo(func(*http.Request) (Response, error) { return echoChat("hi", false), errOverloaded })}
+	is.Equal(record(New(o), newRequest("POST", routePath, nil)).Code, 529)
+}
+
+// An answer that exists already is sent in place of an engine's, under the same contract.
+// It needs neither a bot nor messages.
+func TestAnswerOfARoute(t *testing.T) {
+	for _, c := range endings {
+		if c.engine != nil || c.end == nil || c.status == 200 || c.disconnects > 0 {
+			continue // the answer does not end by itself
+		}
+		inEachWay(t, c.name, func(t *testing.T, w way) {
+			if !w.route {
+				return
+			}
+			is := is.New(t)
+			got := playChat(t, w, nilIterator, func(o *Options) {
+				o.ChatTimeout = c.timeout
+				o.Routes = []Route{chatRoute(func(_ *http.Request, chat *Chat) {
+					chat.BotSlug, chat.Request.Messages = "", nil
+					chat.Answer = func(ctx context.Context) iter.Seq2[string, error] {
+						return func(yield func(string, error) bool) { c.end(ctx, yield) }
+					}
+				})}
+			})
+			is.Equal(got.status, c.status)
+			report := got.report(t)
+			is.Equal(report.Status, c.status)
+			is.Equal(report.Bot, Bot{})
+			is.True(sameEnd(report.Err, c.err))
+		})
+	}
+	inEachWay(t, "complete", func(t *testing.T, w way) {
+		if !w.route {
+			return
+		}
+		is := is.New(t)
+		for slug, status := range map[string]int{"": 200, "echo": 200, "nobody": 404} {
+			got := playChat(t, w, nilIterator, func(o *Options) {
+				o.Routes = []Route{chatRoute(func(_ *http.Request, chat *Chat) { chat.BotSlug, chat.Answer = slug, answerOf("ke", "pt") })}
+			})
+			is.Equal(got.status, status)
+			if status != 200 {
+				continue
+			}
+			is.Equal(got.body, map[bool]string{true: data("ke") + data("pt") + terminator, false: `{"content":"kept"}`}[w.stream])
+			is.Equal(got.report(t).Bot.Slug, slug)
+		}
+	})
+}
+
+// ReadBody, and what RequestFrom returns, do nothing for requests of others.
+func TestRequestOfOthers(t *testing.T) {
+	is := is.New(t)
+	_, err := ReadBody(newRequest("POST", "/", strings.NewReader("{}")))
+	is.True(err != nil)
+	r := RequestFrom(t.Context())
+	is.Equal(r.Header(), http.Header{})
+	is.True(!r.SetHeader("X-A", "b"))
+	is.Equal(r.Slot(), (*Slot)(nil))
+	release, held := r.Slot().Hold()
+	is.True(!held)
+	release()
+	r.SetValue("key", "value")
+	is.Equal(r.Value("key"), "value")
+	chat, stall := r.Timeouts()
+	is.Equal(chat+stall, time.Duration(0))
+	is.Equal(RequestFrom(t.Context()).Value("key"), nil) // another one
 }
