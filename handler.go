@@ -45,7 +45,6 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -455,78 +454,6 @@ func (x *exchange) routed() *http.Request {
 	r := x.r.WithContext(x.ctx)
 	r.Body = &boundedBody{exchange: x, left: x.handler.maxBodyBytes}
 	return r
-}
-
-// reply sends the response of a route. A body that was not read is not waited for.
-func (x *exchange) reply(r Reply) *ending {
-	status := cmp.Or(r.Status, http.StatusOK)
-	if status < 200 || status > 599 {
-		return x.misused(fmt.Errorf("a reply has the status %d", status))
-	}
-	x.endBody()
-	failed := x.send(status, r.Header, [][]byte{r.Body}, never)
-	if r.free != nil {
-		r.free(failed == nil)
-	}
-	if failed != nil {
-		x.abortOnReturn(failed)
-	}
-	return nil
-}
-
-// setHeader sets the header of a response, except for what is the handler's.
-func (x *exchange) setHeader(to, header http.Header, status, length int) {
-	if status < 300 {
-		x.request.begin(to)
-	}
-	for name, values := range header {
-		if name != "X-Request-Id" && name != "Content-Length" && !isHopByHop[name] {
-			to[name] = slices.Clip(values) // middleware may append to it
-		}
-	}
-	if length > 0 && len(header["Content-Type"]) == 0 {
-		to.Set("Content-Type", "application/json")
-	}
-	if hasBody(status) {
-		to.Set("Content-Length", strconv.Itoa(length))
-	}
-}
-
-func hasBody(status int) bool {
-	return status != http.StatusNoContent && status != http.StatusNotModified
-}
-
-var isHopByHop = map[string]bool{
-	"Connection": true, "Keep-Alive": true, "Proxy-Connection": true, "Te": true, "Trailer": true, "Transfer-Encoding": true, "Upgrade": true,
-}
-
-// send sends a response that is no stream, and flushes it where the writer can: it is on its
-// way before OnChat is called. No chunk but the first is begun after lastBegin.
-func (x *exchange) send(status int, header http.Header, body [][]byte, lastBegin time.Duration) *ending {
-	length := 0
-	for _, piece := range body {
-		length += len(piece)
-	}
-	failed := x.conn.Write(func(w http.ResponseWriter) error {
-		x.setHeader(w.Header(), header, status, length)
-		w.WriteHeader(status)
-		return nil
-	})
-	if failed != nil {
-		return writeFailed(failed)
-	}
-	if !hasBody(status) || length == 0 || x.r.Method == http.MethodHead {
-		x.status = status
-		return nil
-	}
-	written, err := x.conn.WriteBody(body, lastBegin)
-	if err == nil || x.conn.BodyReached() {
-		x.status, x.bytes = status, written
-	}
-	if err == connection.ErrLate {
-		return chatTimedOut
-	}
-	return writeFailed(x.conn.Failed())
 }
 
 // report calls OnRequest.
