@@ -139,7 +139,7 @@ func forServices(t *testing.T, test func(t *testing.T, newChat newChatFunc, engi
 			bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "1", Slug: "mira", Name: "Mira", Model: "m"})
 			is.New(t).NoErr(err)
 			api := botapi.New(botapi.Options{Bots: bots, Keys: botapi.StaticKeys(map[string]string{key: "me"}), Engine: engine, MaxChatsPerAccount: 2,
-			Routes: aisdk.Routes(aisdk.Options{Metadata: metadata})})
+				Routes: aisdk.Routes(aisdk.Options{Metadata: metadata})})
 			test(t, newChat, engine, serve(t, api, nil))
 		})
 		t.Run("answers that outlive their connections", func(t *testing.T) {
