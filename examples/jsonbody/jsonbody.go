@@ -159,21 +159,25 @@ func (r *Reader) err() error {
 }
 
 // Fields returns those fields of a body for which keep is true, by name, the last value of
-// a repeated one. body must be an object that has been read without an error. The values
-// are copies: they may be changed, and keeping them does not retain the body. It is what
-// botapi.Chat.Extra is for.
+// a repeated one; null counts as absent. body must be an object that has been read without
+// an error. The values are copies: they may be changed, and keeping them does not retain the
+// body. It is what botapi.Chat.Extra is for: nil if there are none.
 func Fields(body string, keep func(name string) bool) map[string]json.RawMessage {
-	var fields map[string]json.RawMessage
+	fields := make(map[string]json.RawMessage)
 	r := New(body)
 	_ = r.Object(func(name string) error { // it has been read before
 		if !keep(name) {
 			return nil
 		}
-		if fields == nil {
-			fields = make(map[string]json.RawMessage)
+		if value := r.Raw(); value != "null" {
+			fields[strings.Clone(name)] = json.RawMessage(value)
+		} else {
+			delete(fields, name)
 		}
-		fields[strings.Clone(name)] = json.RawMessage(r.Raw())
 		return nil
 	})
+	if len(fields) == 0 {
+		return nil
+	}
 	return fields
 }

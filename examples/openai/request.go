@@ -271,7 +271,6 @@ func (q *request) extra() map[string]json.RawMessage {
 		extra = make(map[string]json.RawMessage)
 	}
 	q.protocol.addExtra(q, extra)
-	maps.DeleteFunc(extra, func(_ string, value json.RawMessage) bool { return string(value) == "null" })
 	if len(extra) == 0 {
 		return nil
 	}
