@@ -112,8 +112,8 @@ func TestChatContextHasTheCauseOfTheRequest(t *testing.T) {
 	is.Equal(cause, errOverloaded)
 }
 
-// RequestReport has the bytes of responses that are no answers, and the time until all was
-// sent, however long OnChat takes.
+// RequestReport has the bot of a chat, the bytes of responses that are no answers, and the
+// time until all was sent, however long OnChat takes.
 func TestRequestReportFigures(t *testing.T) {
 	for name, c := range map[string]struct {
 		method, path, body string
@@ -149,6 +149,11 @@ func TestRequestReportFigures(t *testing.T) {
 					is.Equal(report.Status, got.status)
 					is.Equal(report.Method, c.method)
 					is.Equal(report.RequestID, got.header.Get("X-Request-Id"))
+					bot := Bot{}
+					if c.duration > 0 {
+						bot = echoBot
+					}
+					is.Equal(report.Bot, bot)
 					if name == "a JSON response" || name == "a stream" {
 						got.body = "" // ChatReport.Bytes counts it
 					}

@@ -144,6 +144,7 @@ func TestWaitingChatIsCancelled(t *testing.T) {
 			w.has("", want)
 			w.is.Equal(errors.Is(w.reports["b"].Err, ErrClientLeft), cause == context.Canceled)
 			w.is.True(errors.Is(w.reports["b"].Err, cause))
+			w.is.Equal(w.reports["b"].Bot, echoBot) // although it had no slot yet
 			w.is.Equal(w.log.String() == "", cause == context.Canceled)
 			w.end("a")
 			w.has("c", "a: 200")
