@@ -70,7 +70,7 @@ func TestBotsFileErrors(t *testing.T) {
 		{"no name", strings.Replace("["+ivy+"]", `"name":"Ivy",`, "", 1),
 			`botapi: bot 0 (slug "ivy"): name: cannot be blank.`},
 		{"a slug with a space", strings.Replace("["+ivy+"]", `"ivy"`, `"i vy"`, 1),
-			`botapi: bot 0 (slug "i vy"): slug: must not contain white space or control characters.`},
+			`botapi: bot 0 (slug "i vy"): slug: must be UTF-8 without white space or control characters.`},
 		{"an avatar that is not a URL", strings.Replace("["+oak+"]", "https://example.com/", "", 1),
 			`botapi: bot 0 (slug "oak"): avatar_url: must be an absolute URL.`},
 		{"a repeated slug", "[" + ivy + "," + strings.Replace(ivy, `"1"`, `"2"`, 1) + "]",
