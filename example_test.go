@@ -42,6 +42,8 @@ func ExampleNew() {
 		Bots:   bots,
 		Keys:   botapi.StaticKeys(map[string]string{"my-key": "me"}),
 		Engine: botapi.ChatEngineFunc(parrot),
+
+		MaxConcurrentChats: 100, // as many as your models can take
 	})
 	mux := http.NewServeMux()
 	mux.Handle("/v1/", api)
