@@ -21,14 +21,14 @@ func TestREADME(t *testing.T) {
 	is.NoErr(err)
 	defer os.RemoveAll(dir)
 	const imports = "package readme\n\nimport (\n\"context\"\n\"log\"\n\"net/http\"\n\"example.com/botapi\"\n\"example.com/botapi/examples/openai\"\n)\n"
+	const statementImports = "package readme\n\nimport (\n\"slices\"\n\"example.com/botapi\"\n" +
+		"\"example.com/botapi/examples/openai\"\n\"example.com/botapi/examples/resume\"\n)\n"
 	found := 0
 	for i, block := range strings.Split(string(readme), "\n```go\n")[1:] {
 		code, _, _ := strings.Cut(block, "\n```")
 		switch {
-		case strings.HasPrefix(code, "options.Routes"): // a single line
-			code = imports + "func routes(options *botapi.Options) {\n" + code + "\n}\nvar _, _, _ = context.Background, log.Print, http.Handle\n"
-		case strings.HasPrefix(code, "mux.Handle"):
-			continue
+		case strings.HasPrefix(code, "options."): // statements
+			code = statementImports + "func set(options *botapi.Options, answers *resume.Engine) {\n" + code + "\n}\nvar _ = slices.Max[[]int]\n"
 		case !strings.HasPrefix(code, "package "):
 			code = imports + code
 		}
@@ -41,5 +41,5 @@ func TestREADME(t *testing.T) {
 		}
 		found++
 	}
-	is.Equal(found, 4)
+	is.Equal(found, 5)
 }

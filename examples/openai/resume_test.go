@@ -50,9 +50,9 @@ func (s *storyteller) Chat(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2
 // serveKept serves OpenAI's clients with an engine that keeps its answers.
 func serveKept(t *testing.T, kept resume.Options, options ...func(*botapi.Options)) (url string, answers *resume.Engine) {
 	answers = resume.New(kept)
-	keys := botapi.StaticKeys(map[string]string{"key": "acme"})
-	api := handlerFor(t, answers, append(options, func(o *botapi.Options) { o.Keys = keys })...)
-	server := httptest.NewServer(answers.Handler(api, keys))
+	server := httptest.NewServer(handlerFor(t, answers, append(options, func(o *botapi.Options) {
+		o.Routes, o.OnLimit = answers.Routes(), answers.OnLimit
+	})...))
 	t.Cleanup(func() {
 		server.CloseClientConnections()
 		server.Close()
@@ -135,21 +135,35 @@ func TestAnswersAreKept(t *testing.T) {
 }
 
 // A client may come back before the service has noticed that its connection is lost.
-// Its limit then still counts the lost request.
-func TestRetryTakesTheSlot(t *testing.T) {
+// The slot of the lost request is then still in use: the retry shares it.
+func TestRetrySharesTheSlot(t *testing.T) {
 	is := is.New(t)
 	teller := newStoryteller()
 	url, _ := serveKept(t, resume.Options{Engine: teller}, func(o *botapi.Options) { o.MaxChatsPerAccount = 1 })
-	_, ended := startAnswer(t, url, ask)
+	_, ended := startAnswer(t, url, askStream)
 	<-teller.begun
-	go func() {
-		<-ended // the lost request
-		close(teller.goOn)
-	}()
-	response, answer, err := call(t, "POST", url+"/v1/chat/completions", ask, "Idempotency-Key", idempotencyKey)
+	r, err := http.NewRequestWithContext(t.Context(), "POST", url+"/v1/chat/completions", strings.NewReader(askStream))
 	is.NoErr(err)
+	r.Header.Set("Authorization", "Bearer key")
+	r.Header.Set("Idempotency-Key", idempotencyKey)
+	response, err := http.DefaultClient.Do(r)
+	is.NoErr(err)
+	defer response.Body.Close()
 	is.Equal(response.StatusCode, 200)
-	is.True(strings.Contains(answer, `"content":"Once upon a time"`))
+	is.Equal(response.Header.Get("X-Botapi-Answer"), "joined")
+	other, _, err := call(t, "POST", url+"/v1/chat/completions", ask)
+	is.NoErr(err)
+	is.Equal(other.StatusCode, 429) // another chat cannot
+	select {
+	case <-ended:
+		t.Error("the first client was disconnected")
+	default:
+	}
+	close(teller.goOn)
+	answer, err := io.ReadAll(response.Body)
+	is.NoErr(err)
+	text, _ := textOfChunks(t, string(answer))
+	is.Equal(text, "Once upon a time")
 	is.Equal(teller.asked.Load(), int32(1))
 }
 

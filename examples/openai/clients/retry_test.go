@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"sync/atomic"
 	"testing"
 
@@ -32,15 +33,15 @@ func newLossyService(t *testing.T, lose func(s *lossyService, api http.Handler, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	keys := botapi.StaticKeys(map[string]string{key: "acme"})
 	answers := resume.New(resume.Options{Engine: botapi.ChatEngineFunc(s.tell)})
-	api := answers.Handler(botapi.New(botapi.Options{
-		Bots:   bots,
-		Keys:   keys,
-		Engine: answers,
-		Routes: openai.Routes(openai.Options{Bots: bots}),
-		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
-	}), keys)
+	api := botapi.New(botapi.Options{
+		Bots:    bots,
+		Keys:    botapi.StaticKeys(map[string]string{key: "acme"}),
+		Engine:  answers,
+		Routes:  slices.Concat(openai.Routes(openai.Options{Bots: bots}), answers.Routes()),
+		OnLimit: answers.OnLimit,
+		Logger:  slog.New(slog.NewTextHandler(t.Output(), nil)),
+	})
 	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch s.requests.Add(1) {
 		case 1:
