@@ -8,6 +8,8 @@ import (
 	"io"
 	"iter"
 	"net/http"
+	"slices"
+	"time"
 
 	"example.com/botapi"
 	"example.com/botapi/examples/engines/modelpb"
@@ -15,6 +17,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
@@ -33,11 +36,24 @@ type GRPC struct {
 	model      string
 }
 
+// keepAlive notices a connection that the network has forgotten, which would take every
+// chat until the operating system gives it up, after a quarter of an hour. On Linux, that
+// is 10 seconds after something was sent and not acknowledged (TCP_USER_TIMEOUT). Where
+// somebody in between acknowledges it, it is after 3 minutes of silence and a ping: a
+// service closes a connection with more than three pings in a silence, unless it permits
+// them, and a model may be silent for as long as botapi's default ChatTimeout.
+var keepAlive = keepalive.ClientParameters{Time: 3 * time.Minute, Timeout: 10 * time.Second}
+
 // NewGRPC returns an engine for the service at target. An empty model means the
 // Bot.Model of each bot. It connects at the first chat. Close it after use.
+//
+// The connection has keep-alive pings after 3 minutes of silence. For a service that
+// permits more of them (keepalive.EnforcementPolicy), use grpc.WithKeepaliveParams with a
+// time of 10 seconds.
 func NewGRPC(target, model string, options ...grpc.DialOption) (*GRPC, error) {
-	// A service config could turn on automatic retries.
-	connection, err := grpc.NewClient(target, append(options, grpc.WithDisableRetry())...)
+	options = slices.Concat([]grpc.DialOption{grpc.WithKeepaliveParams(keepAlive)}, options,
+		[]grpc.DialOption{grpc.WithDisableRetry()}) // a service config could turn on automatic retries
+	connection, err := grpc.NewClient(target, options...)
 	if err != nil {
 		return nil, err
 	}
