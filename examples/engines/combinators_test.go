@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"math"
 	"net/http"
@@ -88,9 +89,12 @@ func TestFallback(t *testing.T) {
 		"no iterator":                {Fallback{noIterator, second}, noStream, answer{200, "", `{"content":"second"}`, false}},
 		"after the first text":       {Fallback{says(errBusy, "Once"), mustNotBeCalled(t)}, stream, answer{200, "", "data: {\"content\":\"Once\"}\n\nevent: error\ndata: {\"detail\":\"Busy\",\"status\":503,\"retry_after\":1}", true}},
 		"the first does not stop":    {Fallback{stubborn(errBusy), second}, noStream, answer{200, "", `{"content":"second"}`, false}},
-		"a guard's 4xx":              {Fallback{Guard{says(nil, "secret"), Words, noSecrets}, mustNotBeCalled(t)}, noStream, answer{403, "", `{"detail":"Not that"}`, false}},
-		"a guard's plain error":      {Fallback{Guard{says(nil, "secret"), Words, func(context.Context, string) error { return errors.New("no") }}, second}, noStream, answer{200, "", `{"content":"second"}`, false}},
-		"one inside another":         {Fallback{Fallback{says(errBusy), says(errBusy)}, second}, noStream, answer{200, "", `{"content":"second"}`, false}},
+		"a setting of one model":     {Fallback{says((&openai.Failure{Mistake: &botapi.ValidationError{}, Err: io.EOF}).Answer()), second}, noStream, answer{200, "", `{"content":"second"}`, false}},
+		"a long conversation": {Fallback{says((&openai.Failure{TooLong: true, Err: io.EOF}).Answer()), mustNotBeCalled(t)}, noStream,
+			answer{422, "", `{"detail":[{"loc":["body","messages"],"msg":"the conversation is too long for the model","type":"value_error.messages.too_long"}]}`, false}},
+		"a guard's 4xx":         {Fallback{Guard{says(nil, "secret"), Words, noSecrets}, mustNotBeCalled(t)}, noStream, answer{403, "", `{"detail":"Not that"}`, false}},
+		"a guard's plain error": {Fallback{Guard{says(nil, "secret"), Words, func(context.Context, string) error { return errors.New("no") }}, second}, noStream, answer{200, "", `{"content":"second"}`, false}},
+		"one inside another":    {Fallback{Fallback{says(errBusy), says(errBusy)}, second}, noStream, answer{200, "", `{"content":"second"}`, false}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)

@@ -18,7 +18,8 @@ import (
 // cannot continue it.
 //
 // The client's mistakes (a 4xx, a validation error, ErrBotNotFound, ErrInvalidKey) and
-// http.ErrAbortHandler are final, and so is any error once the chat has ended. The context
+// http.ErrAbortHandler are final, and so is any error once the chat has ended. What only
+// one model does not accept (openai.Failure.Mistake) is not: the next may. The context
 // of an engine that has failed is cancelled immediately; the next engine is called when
 // it has returned. Empty fragments before the first text are dropped, since they would
 // commit the response. So StallTimeout counts the time of all engines until the first
@@ -82,6 +83,9 @@ func mayTryNext(ctx context.Context, err error) bool {
 	final := func(e error) bool { return errors.Is(err, e) }
 	if ctx.Err() != nil || slices.ContainsFunc([]error{botapi.ErrBotNotFound, botapi.ErrInvalidKey, http.ErrAbortHandler}, final) {
 		return false
+	}
+	if failure, ok := errors.AsType[*openai.Failure](err); ok && failure.Mistake != nil {
+		return true
 	}
 	if chosen, ok := errors.AsType[botapi.StatusError](err); ok {
 		return chosen.Status < 400 || chosen.Status > 499 // botapi sends a 500 for an invalid status
