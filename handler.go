@@ -466,13 +466,12 @@ func (x *exchange) report() {
 		RequestID: x.ctx.requestID, Account: x.account, Method: x.r.Method, Route: x.pattern,
 		Status: x.status, Bytes: x.bytes, Duration: x.conn.Elapsed(), Err: x.ending.cause(),
 	}
-	if x.asked != nil { // a chat that was rejected
+	if x.asked != nil {
 		report.Bot = x.asked.Request.Bot
 	}
 	if x.played != nil {
 		report.Chat, report.Status, report.Err = x.played.report, x.played.status, x.played.ending.cause()
-		report.Bot = report.Chat.Bot
-		report.Duration = report.Chat.Duration // without the time of OnChat
+		report.Bot, report.Duration = report.Chat.Bot, report.Chat.Duration // without the time of OnChat
 	}
 	x.callBack("OnRequest panicked", func() { h.onRequest(context.WithoutCancel(x.ctx), report) })
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/matryer/is"
 
 	"example.com/botapi/internal/connection"
+	"example.com/botapi/internal/panics"
 )
 
 type routeKey struct{}
@@ -164,5 +165,205 @@ func TestRequestReportFigures(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// Each request is reported once, however it ends: with the route, account and bot as far as
+// they are known, and with the original error.
+func TestOnRequest(t *testing.T) {
+	expired, closed := errors.New("the key has expired"), StatusError{Status: 410, Detail: "Gone", Err: errBroken}
+	chat := func(prompt string) string { return chatBodyJSON(prompt, false) }
+	stream := func(prompt string) string { return chatBodyJSON(prompt, true) }
+	const api = "POST /v1/chat"
+	for name, c := range map[string]struct {
+		request, key, body string
+		route              string // of the report
+		account            string
+		bot                bool
+		status             int
+		err                error // nil: there is none
+		chat               bool
+	}{
+		"an unknown path":            {"GET /v1", testKey, "", "", "", false, 404, errNotFound, false},
+		"a wrong method":             {"DELETE /v1/bots", testKey, "", "GET /v1/bots", "", false, 405, errMethodNotAllowed, false},
+		"a wrong method of a route":  {"PUT /models/one", testKey, "", "GET /models/{model}", "", false, 405, errMethodNotAllowed, false},
+		"no key":                     {"GET /bots", "", "", "GET /bots", "", false, 401, errNotAuthenticated, false},
+		"a wrong key":                {"GET /bots", "wrong", "", "GET /bots", "", false, 401, ErrInvalidKey, false},
+		"a key of a known account":   {api, "expired", "", api, "former", false, 401, expired, false},
+		"a verifier that fails":      {api, "broken", "", api, "", false, 500, errBroken, false},
+		"a list":                     {"GET /v1/bots", testKey, "", "GET /v1/bots", "acme", false, 200, nil, false},
+		"a list for HEAD":            {"HEAD /v1/bots", testKey, "", "GET /v1/bots", "acme", false, 200, nil, false},
+		"a reply":                    {"GET /models/one", testKey, "", "GET /models/{model}", "acme", false, 404, nil, false},
+		"an error of a route":        {"GET /models/gone", testKey, "", "GET /models/{model}", "acme", false, 410, closed, false},
+		"an error in another form":   {"DELETE /models/gone", testKey, "", "DELETE /models/{model}", "acme", false, 204, closed, false},
+		"a panic of a route":         {"GET /models/panic", testKey, "", "GET /models/{model}", "acme", false, 500, new(panics.Error), false},
+		"an abort of a route":        {"GET /models/abort", testKey, "", "GET /models/{model}", "acme", false, 0, http.ErrAbortHandler, false},
+		"an invalid body":            {api, testKey, "{}", api, "acme", false, 422, new(HTTPValidationError), false},
+		"a body that is too long":    {api, testKey, strings.Repeat(" ", 1001), api, "acme", false, 413, errBodyTooLarge, false},
+		"no such bot":                {api, testKey, `{"bot_slug":"nobody","prompt":"hi","stream":true}`, api, "acme", false, 404, ErrBotNotFound, false},
+		"a limit":                    {api, "full", chat("hi"), api, "full", true, 429, ErrTooManyAccountChats, false},
+		"a complete answer":          {"POST /chat", testKey, chat("hi"), "POST /chat", "acme", true, 200, nil, true},
+		"a complete stream":          {api, testKey, stream("hi"), api, "acme", true, 200, nil, true},
+		"a complete chat of a route": {"POST " + routePath, testKey, stream("hi"), "POST " + routePath, "acme", true, 200, nil, true},
+		"an engine that fails":       {api, testKey, stream("fail"), api, "acme", true, 500, errBroken, true},
+		"a stream that fails":        {api, testKey, stream("late"), api, "acme", true, 200, errBroken, true},
+		"an engine that panics":      {api, testKey, chat("panic"), api, "acme", true, 500, new(panics.Error), true},
+		"an engine that aborts":      {api, testKey, chat("abort"), api, "acme", true, 0, http.ErrAbortHandler, true},
+		"an engine that times out":   {api, testKey, stream("hang"), api, "acme", true, 504, ErrChatTimeout, true},
+	} {
+		for _, http2 := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", HTTP/2 ", http2), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					defer time.Sleep(2 * time.Hour) // for the engine that hangs
+					is := is.New(t)
+					var calls []string
+					var reports []RequestReport
+					var chats []ChatReport
+					var reportedAt time.Duration
+					began := time.Now()
+					o := testOptions(t, io.Discard)
+					o.MaxBodyBytes, o.MaxChatsPerAccount, o.ChatTimeout = 1000, 1, time.Second
+					o.Keys = KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
+						switch key {
+						case "expired":
+							return "former", fmt.Errorf("row 7: %w", errors.Join(ErrInvalidKey, expired))
+						case "broken":
+							return "", errBroken
+						case "full":
+							return "full", nil
+						}
+						return StaticKeys(map[string]string{testKey: testAccount}).VerifyKey(t.Context(), key)
+					})
+					o.Engine = engineOf(func(ctx context.Context, req *ChatRequest, yield func(string, error) bool) {
+						switch lastContent(req) {
+						case "fail":
+							yield("", errBroken)
+						case "late":
+							_ = yield("a", nil) && yield("", errBroken)
+						case "panic":
+							panic("a bug")
+						case "abort":
+							yield("", http.ErrAbortHandler)
+						case "hang":
+							time.Sleep(time.Hour)
+						default:
+							yield("ok", nil)
+						}
+					})
+					serve := func(r *http.Request) (Response, error) {
+						switch r.PathValue("model") {
+						case "gone":
+							return nil, closed
+						case "panic":
+							panic("a bug")
+						case "abort":
+							return nil, http.ErrAbortHandler
+						}
+						return Reply{Status: 404, Body: []byte("no such model")}, nil
+					}
+					o.Routes = []Route{
+						chatRoute(nil), {Patterns: []string{"GET /models/{model}"}, Serve: serve},
+						{Patterns: []string{"DELETE /models/{model}"}, Serve: serve, Errors: func(context.Context, Failure) Reply { return Reply{Status: 204} }},
+					}
+					o.OnChat = func(_ context.Context, r ChatReport) { calls, chats = append(calls, "OnChat"), append(chats, r) }
+					o.OnRequest = func(_ context.Context, r RequestReport) {
+						calls, reports = append(calls, "OnRequest"), append(reports, r)
+						reportedAt = time.Since(began)
+					}
+					h, returned := New(o), make(chan struct{})
+					if c.key == "full" {
+						slots := h.(*handler).slots
+						_, err := slots.take("full")
+						is.NoErr(err)
+					}
+					server := way{http2: http2}.serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+						defer close(returned)
+						h.ServeHTTP(w, r)
+					}))
+					method, path, _ := strings.Cut(c.request, " ")
+					authorization := "Bearer " + c.key
+					if c.key == "" {
+						authorization = "-"
+					}
+					got := doAt(t, server.client(), "http://memory", method, path, c.body, "Authorization", authorization, "X-Request-Id", "r-1")
+					<-returned
+					is.Equal(got.status, c.status)
+					is.Equal(len(reports), 1)
+					r := reports[0]
+					is.Equal(r.RequestID, "r-1")
+					is.Equal(r.Method, method)
+					is.Equal(r.Route, c.route)
+					is.Equal(r.Account, c.account)
+					is.Equal(r.Bot == echoBot, c.bot)
+					is.Equal(r.Bot == Bot{}, !c.bot)
+					is.Equal(r.Status, c.status)
+					isOriginal(t, r.Err, c.err)
+					is.Equal(r.Chat != nil, c.chat)
+					if c.chat {
+						is.Equal(calls, []string{"OnChat", "OnRequest"})
+						is.Equal(*r.Chat, chats[0])
+						is.Equal(r.Chat.Err, r.Err)
+					}
+					is.Equal(r.Duration, reportedAt) // before the engine is waited for
+				})
+			})
+		}
+	}
+}
+
+// isOriginal reports an error that is not what was returned: by errors.Is, or by its type if
+// the original is a panic or a list.
+func isOriginal(t *testing.T, err, original error) {
+	t.Helper()
+	is := is.New(t)
+	is.Helper()
+	switch original.(type) {
+	case nil:
+		is.NoErr(err)
+	case *panics.Error:
+		is.True(errors.As(err, new(*panics.Error)))
+	case *HTTPValidationError:
+		is.True(errors.As(err, new(HTTPValidationError)))
+	default:
+		is.True(errors.Is(err, original))
+	}
+}
+
+// The client of a request has its response before OnRequest is called, but the handler
+// returns only after it. A client that disconnects is reported, too.
+func TestOnRequestOfADisconnect(t *testing.T) {
+	inEachWay(t, "", func(t *testing.T, w way) {
+		is := is.New(t)
+		w.disconnects = time.Second
+		reports := make(chan RequestReport, 2)
+		playChat(t, w, engineEnd(untilDone).engine(), func(o *Options) {
+			o.OnRequest = func(ctx context.Context, r RequestReport) {
+				if ctx.Err() != nil || RequestIDFrom(ctx) != r.RequestID || AccountFrom(ctx) != r.Account {
+					t.Error("the context is cancelled, or another request's")
+				}
+				reports <- r
+			}
+		})
+		report := <-reports
+		is.Equal(len(reports), 0)
+		is.True(errors.Is(report.Err, ErrClientLeft))
+		is.Equal(report.Status, 0)
+		is.Equal(report.Duration, time.Second)
+		is.Equal(report.Bot, echoBot)
+	})
+}
+
+func TestOnRequestPanics(t *testing.T) {
+	for _, v := range []any{"the counter is broken", http.ErrAbortHandler} {
+		inEachWay(t, fmt.Sprint(v), func(t *testing.T, w way) {
+			is := is.New(t)
+			got := playChat(t, w, fragmentsOf("ok"), func(o *Options) {
+				o.OnRequest = func(context.Context, RequestReport) { panic(v) }
+			})
+			is.Equal(got.status, 200)
+			is.NoErr(got.err)
+			is.True(strings.Contains(got.log, "OnRequest panicked"))
+			is.True(strings.Contains(got.log, fmt.Sprint(v)))
+		})
 	}
 }
