@@ -7,7 +7,12 @@ import (
 	"io"
 	"iter"
 	"net/http"
+	"runtime"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -365,5 +370,258 @@ func TestOnRequestPanics(t *testing.T) {
 			is.True(strings.Contains(got.log, "OnRequest panicked"))
 			is.True(strings.Contains(got.log, fmt.Sprint(v)))
 		})
+	}
+}
+
+// Whatever runs within a request may set headers of its response, if that is a 2xx.
+func TestSetHeader(t *testing.T) {
+	set := func(ctx context.Context, who string) { RequestFrom(ctx).SetHeader("X-"+who, "set") }
+	for name, c := range map[string]struct {
+		method, path, body string
+		status             int
+		headers            string // those that are sent
+	}{
+		"a JSON response":           {"POST", "/v1/chat", chatBodyJSON("hi", false), 200, "Engine Format Late Store Verifier"}, // which begins when the answer is complete,
+		"a stream":                  {"POST", "/v1/chat", chatBodyJSON("hi", true), 200, "Engine Store Verifier"},
+		"a JSON response, route":    {"POST", routePath, chatBodyJSON("hi", false), 200, "Engine Format Late Serve Store Verifier"},
+		"a stream of a route":       {"POST", routePath, chatBodyJSON("hi", true), 200, "Engine Serve Store Verifier"}, // its end is too late
+		"an empty stream, route":    {"POST", routePath, chatBodyJSON("nothing", true), 200, "Engine Format Serve Store Verifier"},
+		"a list":                    {"GET", "/v1/bots", "", 200, "Store Verifier"},
+		"a reply":                   {"GET", "/reply?201", "", 201, "Serve Verifier"},
+		"a reply for HEAD":          {"HEAD", "/reply?200", "", 200, "Serve Verifier"},
+		"a reply that is no 2xx":    {"GET", "/reply?404", "", 404, ""},
+		"a reply that redirects":    {"GET", "/reply?304", "", 304, ""},
+		"an error of the engine":    {"POST", "/v1/chat", chatBodyJSON("fail", true), 500, ""},
+		"an error in a form of 2xx": {"POST", routePath, chatBodyJSON("fail", true), 202, "Engine Errors Serve Store Verifier"},
+	} {
+		for _, http2 := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", HTTP/2 ", http2), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					is := is.New(t)
+					late := make(map[string]bool)
+					o := testOptions(t, io.Discard)
+					o.Keys = KeyVerifierFunc(func(ctx context.Context, _ string) (string, error) { set(ctx, "Verifier"); return testAccount, nil })
+					o.Bots = &fakeStore{
+						bots:   func(ctx context.Context) ([]Bot, error) { set(ctx, "Store"); return nil, nil },
+						bySlug: func(ctx context.Context, _ string) (Bot, error) { set(ctx, "Store"); return echoBot, nil },
+					}
+					o.Engine = engineOf(func(ctx context.Context, req *ChatRequest, yield func(string, error) bool) {
+						set(ctx, "Engine")
+						switch lastContent(req) {
+						case "fail":
+							yield("", errBroken)
+						case "nothing":
+						default:
+							yield("a", nil)
+							late["engine"] = !RequestFrom(ctx).SetHeader("X-Late", "set")
+						}
+					})
+					route := chatRoute(func(r *http.Request, c *Chat) {
+						set(r.Context(), "Serve")
+						c.Stream = &seeingFormat{see: func(_ string, ctx context.Context) { set(ctx, "Format") }}
+						c.JSON = func(ctx context.Context) ([]byte, []byte, error) { set(ctx, "Format"); return nil, nil, nil }
+					})
+					route.Errors = func(ctx context.Context, _ Failure) Reply { set(ctx, "Errors"); return Reply{Status: 202} }
+					o.Routes = []Route{route, {Patterns: []string{"GET /reply"}, Serve: func(r *http.Request) (Response, error) {
+						set(r.Context(), "Serve")
+						status, err := strconv.Atoi(r.URL.RawQuery)
+						return Reply{Status: status}, err
+					}}}
+					o.OnChat = func(ctx context.Context, r ChatReport) {
+						late["OnChat"] = !RequestFrom(ctx).SetHeader("X-Late", "set")
+					}
+					o.OnRequest = func(ctx context.Context, r RequestReport) {
+						late["OnRequest"] = !RequestFrom(ctx).SetHeader("X-Late", "set")
+					}
+					returned := make(chan struct{})
+					h := New(o)
+					got := doAt(t, way{http2: http2}.serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+						defer close(returned)
+						h.ServeHTTP(w, r)
+					})).client(), "http://memory", c.method, c.path, c.body)
+					<-returned
+					is.Equal(got.status, c.status)
+					var headers []string
+					for _, who := range []string{"Engine", "Errors", "Format", "Late", "Serve", "Store", "Verifier"} {
+						if got.header.Get("X-"+who) == "set" {
+							headers = append(headers, who)
+						}
+					}
+					if c.path == "/v1/chat" {
+						c.headers = strings.Replace(c.headers, "Format ", "", 1)
+					}
+					is.Equal(strings.Join(headers, " "), c.headers)
+					if c.status == 200 && c.headers != "" {
+						is.True(late["OnRequest"])
+						is.Equal(late["OnChat"], c.method == "POST")
+						is.Equal(late["engine"], strings.Contains(c.body, `"stream":true`) && strings.Contains(c.body, `"hi"`))
+					}
+				})
+			})
+		}
+	}
+}
+
+// Headers of the handler's own, and what cannot be sent as a header, are not set.
+func TestSetHeaderRejects(t *testing.T) {
+	is := is.New(t)
+	results := make(map[string]bool)
+	o := testOptions(t, t.Output())
+	o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+		r := RequestFrom(ctx)
+		for _, line := range []string{
+			"X-Tokens: 7", "x-lower: 1", "ETag: \"1\"", "Set-Cookie: a=b", "Cache-Control: public", "X-Empty: ",
+			"Content-Type: text/html", "content-length: 3", "Content-Encoding: gzip", "Content-Security-Policy: x", "X-Request-Id: mine", "Date: now",
+			"Connection: close", "Keep-Alive: 5", "Proxy-Connection: close", "TE: trailers", "Trailer: X", "transfer-encoding: chunked", "Upgrade: h2c",
+			": no name", "X A: b", "X-\u00e9: b", "X:Y: b", "X-A\x00: b", "X-Break: a\nb", "X-Break: a\r\nX-B: c", "X-Null: a\x00b", "X-Delete: a\x7fb",
+		} {
+			name, value, _ := strings.Cut(line, ": ")
+			results[line] = r.SetHeader(name, value)
+		}
+		yield("ok", nil)
+	})
+	got := do(t, New(o), "POST", "/v1/chat", chatBodyJSON("hi", false), "X-Request-Id", "r-1")
+	var accepted []string
+	for line, ok := range results {
+		if ok {
+			accepted = append(accepted, line)
+		}
+	}
+	slices.Sort(accepted)
+	is.Equal(accepted, []string{"Cache-Control: public", "ETag: \"1\"", "Set-Cookie: a=b", "X-Empty: ", "X-Tokens: 7", "x-lower: 1"})
+	delete(got.header, "Date")
+	is.Equal(got.header, http.Header{
+		"X-Tokens": {"7"}, "X-Lower": {"1"}, "Etag": {`"1"`}, "Set-Cookie": {"a=b"}, "Cache-Control": {"public"},
+		"Content-Type": {"application/json"}, "Content-Length": {"16"}, "X-Request-Id": {"r-1"},
+	})
+}
+
+// An empty value deletes a header, also one of middleware's. The last value counts.
+func TestSetHeaderDeletes(t *testing.T) {
+	for _, stream := range []bool{false, true} {
+		is := is.New(t)
+		o := testOptions(t, t.Output())
+		o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			r := RequestFrom(ctx)
+			for _, value := range []string{"a", "", "c"} {
+				if !r.SetHeader("X-Last", value) {
+					t.Error("too late")
+				}
+			}
+			r.SetHeader("X-None", "a")
+			r.SetHeader("X-None", "")
+			r.SetHeader("x-middleware", "")
+			r.SetHeader("Vary", "Accept")
+			yield("ok", nil)
+		})
+		h := New(o)
+		got := do(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header()["X-Middleware"] = []string{"one", "two"}
+			w.Header()["Vary"] = []string{"Origin"}
+			h.ServeHTTP(w, r)
+		}), "POST", "/v1/chat", chatBodyJSON("hi", stream))
+		is.Equal(got.header.Get("X-Last"), "c")
+		is.Equal(got.header["X-None"], nil)
+		is.Equal(got.header["X-Middleware"], nil)
+		is.Equal(got.header["Vary"], []string{"Accept"})
+	}
+}
+
+// Headers and values may be set at any time, by any goroutine, also while the response
+// begins and after it has ended.
+func TestRequestConcurrently(t *testing.T) {
+	is := is.New(t)
+	var setting sync.WaitGroup
+	stop := make(chan struct{})
+	accepted := make([]atomic.Int64, 4)
+	o := testOptions(t, io.Discard)
+	o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+		r := RequestFrom(ctx)
+		for i := range accepted {
+			setting.Go(func() {
+				for n := 1; ; n++ {
+					if !r.SetHeader(fmt.Sprint("X-", i), fmt.Sprint(n)) {
+						break
+					}
+					accepted[i].Store(int64(n))
+					r.SetValue(i, n)
+					_ = r.Value(i)
+					_ = r.Header().Get("Authorization")
+					_, _ = r.Slot().Hold()
+				}
+				<-stop
+				r.SetHeader("X-Late", "set")
+				r.SetValue(i, "late")
+			})
+		}
+		for i := range accepted {
+			for accepted[i].Load() == 0 {
+				runtime.Gosched()
+			}
+		}
+		yield("ok", nil)
+	})
+	got := do(t, New(o), "POST", "/v1/chat", chatBodyJSON("hi", true))
+	close(stop)
+	setting.Wait()
+	for i := range accepted {
+		is.Equal(got.header.Get(fmt.Sprint("X-", i)), fmt.Sprint(accepted[i].Load()))
+	}
+	is.Equal(got.header.Get("X-Late"), "")
+}
+
+// What an engine notes is read by whatever comes later in the same request, and in no other.
+func TestRequestValues(t *testing.T) {
+	type key struct{}
+	for _, stream := range []bool{false, true} {
+		is := is.New(t)
+		var seen []any
+		see := func(ctx context.Context) { seen = append(seen, RequestFrom(ctx).Value(key{})) }
+		o := testOptions(t, t.Output())
+		o.Engine = engineOf(func(ctx context.Context, req *ChatRequest, yield func(string, error) bool) {
+			see(ctx)
+			yield("ok", nil)
+			RequestFrom(ctx).SetValue(key{}, "first")
+			RequestFrom(ctx).SetValue(key{}, 7)
+		})
+		o.Routes = []Route{chatRoute(func(_ *http.Request, c *Chat) {
+			c.Stream = &seeingFormat{see: func(_ string, ctx context.Context) { see(ctx) }}
+			c.JSON = func(ctx context.Context) ([]byte, []byte, error) { see(ctx); return nil, nil, nil }
+		})}
+		o.OnChat = func(ctx context.Context, _ ChatReport) { see(ctx) }
+		o.OnRequest = func(ctx context.Context, _ RequestReport) { see(ctx) }
+		h := New(o)
+		for range 2 {
+			seen = nil
+			is.Equal(record(h, newRequest("POST", routePath, strings.NewReader(chatBodyJSON("hi", stream)))).Code, 200)
+			is.Equal(seen, []any{nil, 7, 7, 7})
+		}
+	}
+}
+
+// A request's own headers, method, path and the timeouts of its chat are those of the request.
+func TestRequestFrom(t *testing.T) {
+	is := is.New(t)
+	var seen []string
+	see := func(ctx context.Context) {
+		r := RequestFrom(ctx)
+		chat, stall := r.Timeouts()
+		seen = append(seen, fmt.Sprint(r.Method(), " ", r.Path(), " ", r.Header().Get("Accept"), " ", chat, " ", stall, " ", r.Slot() != nil))
+	}
+	o := testOptions(t, t.Output())
+	keys := o.Keys
+	o.Keys = KeyVerifierFunc(func(ctx context.Context, key string) (string, error) { see(ctx); return keys.VerifyKey(ctx, key) })
+	o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, _ func(string, error) bool) { see(ctx) })
+	o.OnRequest = func(ctx context.Context, _ RequestReport) { see(ctx) }
+	for _, c := range []struct {
+		chat, stall time.Duration
+		want        string
+	}{
+		{0, 0, "10m0s 0s"}, {time.Minute, time.Second, "1m0s 1s"}, {-1, -1, "0s 0s"},
+	} {
+		seen = nil
+		o.ChatTimeout, o.StallTimeout = c.chat, c.stall
+		record(New(o), newRequest("POST", "/v1/ch%61t", strings.NewReader(chatBodyJSON("hi", false)), "Accept", "any"))
+		is.Equal(seen, []string{"POST /v1/chat any " + c.want + " false", "POST /v1/chat any " + c.want + " true", "POST /v1/chat any " + c.want + " true"})
 	}
 }

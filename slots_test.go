@@ -326,7 +326,8 @@ func TestSlotGrantedWhenTheWaitEnds(t *testing.T) {
 					}
 				})
 				w.chat("acme", "a")
-				time.AfterFunc(DefaultMaxWait, func() { close(w.finish["a"]) })
+				finish := w.finish["a"]
+				time.AfterFunc(DefaultMaxWait, func() { close(finish) })
 				cancel := w.chat("acme", "b")
 				stop(cancel)
 				time.Sleep(DefaultMaxWait)
