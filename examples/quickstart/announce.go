@@ -26,10 +26,15 @@ Ask the first one:
 
 Ask it for a stream:
 %s
+
+Base URLs for other clients, with the same key; their model is %s, or another slug of the list:
+OpenAI      %s
+useChat     %s
+Ollama      %s
 `
 
-// announce prints the address of the service, a link to the chat page, and
-// commands to try. The link carries the key in its fragment, which browsers do
+// announce prints the address of the service, a link to the chat page, commands
+// to try, and the base URL for each other protocol. The link carries the key in its fragment, which browsers do
 // not send to a server; the page removes it from the address.
 func (s settings) announce(w io.Writer, address net.Addr, store botapi.BotStore) error {
 	bots, err := store.Bots(context.Background())
@@ -42,7 +47,14 @@ func (s settings) announce(w io.Writer, address net.Addr, store botapi.BotStore)
 		base+"/#key="+url.QueryEscape(s.key),
 		"curl "+base+"/v1/bots "+key,
 		"curl "+base+"/v1/chat "+key+" -d "+quote(chatBody(bots[0].Slug, firstQuestion(bots[0]), false)),
-		"curl -N "+base+"/v1/chat "+key+" -d "+quote(chatBody(bots[0].Slug, firstQuestion(bots[0]), true)))
+		"curl -N "+base+"/v1/chat "+key+" -d "+quote(chatBody(bots[0].Slug, firstQuestion(bots[0]), true)),
+		bots[0].Slug,
+		base+"/v1",
+		base+"/api/chat?bot="+url.QueryEscape(bots[0].Slug),
+		base+"/ollama")
+	if s.metrics && err == nil {
+		_, err = fmt.Fprintln(w, "\nCounts of requests and tokens:\ncurl "+base+"/metrics")
+	}
 	return err
 }
 

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/openai"
 	"example.com/botapi/examples/quickstart/eliza"
 	"example.com/botapi/examples/quickstart/guide"
 )
@@ -44,3 +46,14 @@ func (s settings) engines() engines {
 	}
 	return all
 }
+
+// withTokens gives each request an openai.Usage, for the token counts and the finish reason
+// that a real model reports.
+func withTokens(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, _ := openai.CountTokens(r.Context())
+		next.ServeHTTP(w, r.WithContext(ctx))
+	})
+}
+
+func finishReason(ctx context.Context) string { return openai.UsageFrom(ctx).FinishReason() }

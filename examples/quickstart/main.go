@@ -1,9 +1,9 @@
-// Command quickstart serves three small bots over the bot API. It needs no
-// model, database or network: run it, and paste the commands that it prints.
+// Command quickstart serves three small bots to the clients of every protocol. It needs no
+// model, database or network: run it, and paste what it prints.
 //
 // It also shows what an application sets up around the handler: its own routes,
-// server timeouts, logs, keys, answers that outlive their connections, and a
-// shutdown that lets running answers finish.
+// server timeouts, logs, keys, limits, counters, answers that outlive their
+// connections, and a shutdown that lets running answers finish.
 package main
 
 import (
@@ -18,16 +18,22 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/signal"
+	"slices"
 	"strings"
-	"syscall"
 	"time"
 	"unicode"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/aisdk"
+	"example.com/botapi/examples/graceful"
+	"example.com/botapi/examples/ollama"
+	"example.com/botapi/examples/openai"
 	"example.com/botapi/examples/quickstart/page"
 	"example.com/botapi/examples/resume"
 )
+
+// patience is how long running answers may go on after a signal.
+const patience = 20 * time.Second
 
 func main() {
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
@@ -56,6 +62,7 @@ type settings struct {
 	botsFile string // empty: the built-in bots
 	pace     time.Duration
 	runtime  *modelRuntime // nil: no real model
+	metrics  bool          // serve them
 }
 
 // parseSettings prints an error to stderr before it returns it.
@@ -69,6 +76,7 @@ func parseSettings(args []string, stderr io.Writer) (settings, error) {
 	flags.StringVar(&s.botsFile, "bots", "", "JSON `file` of bots to serve, read again on SIGHUP (default three built-in bots)")
 	flags.StringVar(&runtime, "runtime", "", "base `URL` of a model runtime with an OpenAI-compatible API; $BOTAPI_RUNTIME_KEY is its key, if it needs one")
 	flags.StringVar(&model, "model", "", "`name` of the model at the runtime")
+	flags.BoolVar(&s.metrics, "metrics", false, "serve counts of requests and tokens at /metrics, for Prometheus, without a key")
 	flags.DurationVar(&s.pace, "pace", 75*time.Millisecond, "wait between two words of a stream")
 	if err := flags.Parse(args); err != nil {
 		return s, err
@@ -112,10 +120,6 @@ func (s settings) serve(stdout, stderr io.Writer) error {
 	if s.botsFile != "" {
 		defer s.reloadOnHangup(store, logger)()
 	}
-	stop := make(chan os.Signal, 2)
-	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)
-	defer signal.Stop(stop)
-
 	listener, err := net.Listen("tcp", s.address)
 	if err != nil {
 		return fmt.Errorf("%w; -addr chooses another address", err)
@@ -126,46 +130,55 @@ func (s settings) serve(stdout, stderr io.Writer) error {
 	if err := s.announce(stdout, listener.Addr(), store); err != nil {
 		return err
 	}
-	answers := resume.New(resume.Options{Engine: s.engines(), Logger: logger})
-	defer stopAll(answers, logger)
-	return serveUntil(stop, newServer(s.routes(store, answers, logger), logger), listener, logger)
+	handler, answers := s.service(store, logger)
+	ctx := graceful.UntilSignal()
+	context.AfterFunc(ctx, func() {
+		logger.Info("stopping when the running requests have ended; a second signal stops immediately", "patience", patience)
+	})
+	err = graceful.ServeOn(ctx, newServer(handler, logger), listener, patience)
+	return errors.Join(err, answers.Close(ctx)) // they are in memory: nobody can come back for them any more
 }
 
-// stopAll stops the answers that continue without a reader. They are kept in
-// memory, and the server has been shut down: nobody can come back for them.
-func stopAll(answers *resume.Engine, logger *slog.Logger) {
-	now, cancel := context.WithCancel(context.Background())
-	cancel()
-	if err := answers.Close(now); err != nil {
-		logger.Warn(err.Error())
-	}
-}
-
-// routes mounts the handler beside the program's own routes and the pages.
-func (s settings) routes(store botapi.BotStore, answers *resume.Engine, logger *slog.Logger) http.Handler {
-	keys := botapi.StaticKeys(map[string]string{s.key: "quickstart"})
-	api := answers.Handler(botapi.New(botapi.Options{
-		Bots:   store,
-		Keys:   keys,
-		Engine: answers,
-		Logger: logger,
-		OnChat: logChats(logger),
-	}), keys)
-	api = withDocuments(api)
+// service mounts the handler, with the protocols that it serves, beside the program's own
+// routes and the pages.
+func (s settings) service(bots *botapi.MemoryStore, logger *slog.Logger) (http.Handler, *aisdk.Answers) {
+	counts := &metrics{counts: make(map[string]int64)}
+	answers := aisdk.NewAnswers(resume.Options{Engine: s.engines(), OnAnswer: counts.answer, Logger: logger})
+	protocols := slices.Concat(
+		openai.Routes(openai.Options{Bots: bots}),                                 // /v1/chat/completions, /v1/responses, /v1/models
+		aisdk.Routes(aisdk.Options{Answers: answers, FinishReason: finishReason}), // /api/chat, of useChat
+		ollama.Routes(ollama.Options{Bots: bots, Prefix: "/ollama"}),              // /ollama/api/chat and so on
+		answers.Routes(), // DELETE /v1/answers
+	)
+	api := withTokens(withDocuments(botapi.New(botapi.Options{
+		Bots:               bots,
+		Keys:               botapi.StaticKeys(map[string]string{s.key: "quickstart"}),
+		Engine:             answers,
+		MaxConcurrentChats: 100, // as many as your models can take
+		MaxChatsPerAccount: 50,
+		Routes:             protocols,
+		NotFound:           openai.NotFound(protocols),
+		OnLimit:            answers.OnLimit,
+		Logger:             logger,
+		OnChat:             logChats(logger),
+		OnRequest:          counts.request,
+	})))
 	mux := http.NewServeMux()
-	mux.Handle("/v1/", api)
-	mux.Handle("/bots", api)
-	mux.Handle("/chat", api)
-	mux.Handle("/answers", api)
+	for _, path := range []string{"/v1/", "/bots", "/chat", "/answers", "/api/", "/ollama", "/ollama/"} {
+		mux.Handle(path, api)
+	}
 	mux.HandleFunc("GET /health-check", checkHealth)
+	if s.metrics {
+		mux.Handle("GET /metrics", counts)
+	}
 	mountDocuments(mux)
 	mux.Handle("/", page.Handler(page.Options{
-		Bots:      store,
+		Bots:      bots,
 		Questions: questions,
 		Resume:    true,
 		KeyHint:   "The quickstart printed it, and a link that contains it, in the terminal where you started it.",
 	}))
-	return mux
+	return mux, answers
 }
 
 // checkHealth serves the health check that the published Python client sends
@@ -207,29 +220,5 @@ func newServer(handler http.Handler, logger *slog.Logger) *http.Server {
 		WriteTimeout:      30 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		ErrorLog:          slog.NewLogLogger(logger.Handler(), slog.LevelWarn),
-	}
-}
-
-// serveUntil serves until the first signal, and lets running requests finish
-// until the second.
-func serveUntil(stop <-chan os.Signal, server *http.Server, listener net.Listener, logger *slog.Logger) error {
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
-	select {
-	case err := <-served:
-		return err
-	case <-stop:
-	}
-	logger.Info("stopping when the running requests have ended; a second signal stops immediately")
-
-	ended := make(chan error, 1)
-	go func() { ended <- server.Shutdown(context.Background()) }()
-	select {
-	case err := <-ended:
-		<-served // http.ErrServerClosed
-		return err
-	case <-stop:
-		_ = server.Close() // the process ends here in any case
-		return errors.New("stopped before the running requests had ended")
 	}
 }

@@ -43,7 +43,8 @@ type process struct {
 	cmd      *exec.Cmd
 	base     string
 	key      string
-	commands []string // that it has printed
+	commands []string          // that it has printed
+	urls     map[string]string // base URLs, by the client for which it has printed them
 	log      *bufio.Scanner
 }
 
@@ -76,7 +77,8 @@ func (p *process) pipe(r io.ReadCloser, err error) io.Reader {
 
 func (p *process) readAnnouncement(output *bufio.Scanner) {
 	p.t.Helper()
-	for len(p.commands) < 3 && output.Scan() {
+	p.urls = make(map[string]string)
+	for p.urls["Ollama"] == "" && output.Scan() {
 		if p.base == "" {
 			var bots int
 			if _, err := fmt.Sscanf(output.Text(), "Serving %d bots at %s with the key %s", &bots, &p.base, &p.key); err != nil {
@@ -86,9 +88,12 @@ func (p *process) readAnnouncement(output *bufio.Scanner) {
 		if strings.HasPrefix(output.Text(), "curl ") {
 			p.commands = append(p.commands, output.Text())
 		}
+		if client, url, _ := strings.Cut(output.Text(), " "); len(p.commands) == 3 {
+			p.urls[client] = strings.TrimSpace(url)
+		}
 	}
-	if len(p.commands) < 3 {
-		p.t.Fatalf("the process exited before it printed three commands: %s", p.restOfLog())
+	if p.urls["Ollama"] == "" {
+		p.t.Fatalf("the process exited before it printed all addresses: %s", p.restOfLog())
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"example.com/botapi"
-	"example.com/botapi/examples/resume"
 	"github.com/matryer/is"
 )
 
@@ -23,8 +22,8 @@ func TestAnswerOutlivesItsConnection(t *testing.T) {
 	store := new(botapi.MemoryStore)
 	s := settings{key: "the-key", pace: 50 * time.Millisecond}
 	is.NoErr(s.loadBots(store))
-	answers := resume.New(resume.Options{Engine: s.engines()})
-	server := httptest.NewServer(s.routes(store, answers, slog.New(slog.DiscardHandler)))
+	handler, answers := s.service(store, slog.New(slog.DiscardHandler))
+	server := httptest.NewServer(handler)
 	defer server.Close()
 	send := func(method, path, key string) *http.Response {
 		t.Helper()
