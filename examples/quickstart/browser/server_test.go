@@ -159,10 +159,10 @@ func serve(t *testing.T, o botapi.Options, answer http.HandlerFunc, pages http.H
 	}
 	o.Logger = slog.New(slog.DiscardHandler)
 	answers := resume.New(resume.Options{Engine: o.Engine, Logger: o.Logger})
-	o.Engine = answers
+	o.Engine, o.Routes, o.OnLimit = answers, answers.Routes(), answers.OnLimit
 	mux := http.NewServeMux()
 	mux.Handle("/", pages)
-	mux.Handle("/v1/", answers.Handler(botapi.New(o), o.Keys))
+	mux.Handle("/v1/", botapi.New(o))
 	if answer != nil {
 		mux.Handle("POST /v1/chat", answer)
 	}
