@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -596,6 +597,91 @@ func (c faultyContext) Err() error {
 		_ = c.fault()
 	}
 	return c.Context.Err()
+}
+
+func (c faultyContext) Value(key any) any {
+	if c.method == "Value" {
+		_ = c.fault()
+	}
+	return c.Context.Value(key)
+}
+
+// A context of the application may panic, or end the goroutine that asks it: a Value that
+// asserts the type of its key does. Whatever asks it, and whenever, the chat ends: its
+// engine is cancelled, its slot is free, its stream is aborted, and nothing is written after
+// the handler has returned.
+func TestContextFailsDuringAChat(t *testing.T) {
+	for _, method := range []string{"Value", "Err"} {
+		for fault, does := range map[string]func() error{"panics": faultPanics, "exits": func() error { runtime.Goexit(); return nil }} {
+			for _, moment := range []string{"the client disconnects", "the application cancels", "ChatTimeout", "the engine asks it", "complete"} {
+				inEachWay(t, fmt.Sprint(method, " ", fault, ", ", moment), func(t *testing.T, w way) {
+					is := is.New(t)
+					contexts := make(map[string]context.Context) // of engines, by request id
+					var returned atomic.Bool
+					var writer *watchedWriter
+					o := testOptions(t, io.Discard)
+					o.MaxConcurrentChats, o.KeepAlive, o.Routes = 1, 100*time.Millisecond, w.routes()
+					if moment == "ChatTimeout" {
+						o.ChatTimeout = time.Second
+					}
+					o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+						id := RequestIDFrom(ctx)
+						contexts[id] = ctx
+						yield("a", nil)
+						if id != "faulty" || moment == "complete" {
+							return
+						}
+						if moment == "the engine asks it" {
+							time.Sleep(time.Second)
+							_ = ctx.Value(routeKey{})
+							yield("", context.Canceled)
+						}
+						<-ctx.Done()
+					})
+					h, over := New(o), make(chan struct{}, 2)
+					server := w.serve(t, http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+						defer func() { over <- struct{}{} }()
+						if r.Header.Get("X-Request-Id") != "faulty" {
+							h.ServeHTTP(rw, r)
+							return
+						}
+						defer returned.Store(true)
+						ctx := r.Context()
+						if moment == "the application cancels" {
+							var cancel context.CancelFunc
+							ctx, cancel = context.WithTimeoutCause(ctx, time.Second, errBroken)
+							defer cancel()
+						}
+						writer = watch(rw, w.stream, DefaultWriteTimeout, func() time.Duration { return 0 }, &returned)
+						h.ServeHTTP(writer, r.WithContext(faultyContext{ctx, method, does}))
+					}))
+					ctx, disconnect := context.WithCancel(t.Context())
+					defer disconnect()
+					if moment == "the client disconnects" {
+						defer time.AfterFunc(time.Second, disconnect).Stop()
+					}
+					r, err := http.NewRequestWithContext(ctx, "POST", "http://memory"+w.path(), strings.NewReader(chatBodyJSON("hi", w.stream)))
+					is.NoErr(err)
+					setHeader(r, []string{"X-Request-Id", "faulty"})
+					res, err := server.client().Do(r)
+					if err == nil {
+						var body []byte
+						body, err = io.ReadAll(res.Body)
+						if res.StatusCode == 200 && moment != "complete" {
+							is.True(err != nil || !strings.Contains(string(body), "[DONE]"))
+							is.True(err != nil || !w.stream) // aborted
+						}
+					}
+					<-over
+					time.Sleep(time.Minute) // a keep-alive timer would write
+					is.Equal(contexts["faulty"].Err(), context.Canceled)
+					is.Equal(writer.offence, "")
+					again := doAt(t, server.client(), "http://memory", "POST", "/v1/chat", chatBodyJSON("hi", false))
+					is.Equal(again.body, `{"content":"a"}`)
+				})
+			}
+		}
+	}
 }
 
 // Nothing is promised of the response when application code ends a goroutine at a place
