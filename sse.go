@@ -334,36 +334,43 @@ func (s *stream) addTexts(b *batch) (err error) {
 	return err
 }
 
-// addEvent adds one event with as much text as it has room for.
+// addEvent adds one event with as much text as it has room for. The API's own is written
+// without a copy of the text: that is a tenth of a fragment's time.
 func (s *stream) addEvent(b *batch) (err error) {
 	b.grow()
-	b.inside = s.appendText(b.inside[:0], b)
+	if _, isOwn := s.format.(ownFormat); isOwn {
+		limit := len(b.data) + maxEvent - len(eventEnd)
+		b.data = append(s.appendText(append(b.data, eventStart...), limit, b), eventEnd...)
+		return nil
+	}
+	b.inside = s.appendText(b.inside[:0], maxText, b)
 	for s.joins && s.texts != nil && !s.texts.begun && len(b.inside) < maxText-maxRune {
-		b.inside = s.appendText(b.inside, b)
+		b.inside = s.appendText(b.inside, maxText, b)
 	}
 	b.data, err = s.format.AppendText(b.data, b.inside)
 	return err
 }
 
-// appendText takes the next text, or as much of it as there is room for.
-func (s *stream) appendText(inside []byte, b *batch) []byte {
+// appendText takes the next text, or as much of it as leaves dst at most limit bytes long.
+func (s *stream) appendText(dst []byte, limit int, b *batch) []byte {
 	q := s.texts
-	text := &q.texts[q.next]
-	before := len(*text)
+	text := q.texts[q.next]
+	dst, rest := s.encoder.Append(dst, text, limit)
+	b.took += len(text) - len(rest)
 	if !q.begun {
 		s.begun++
 		b.took += weight("")
 	}
-	inside, *text = s.encoder.Append(inside, *text, maxText)
-	b.took += before - len(*text)
-	if q.begun = *text != ""; q.begun {
-		return inside
+	if rest != "" {
+		q.texts[q.next], q.begun = rest, true
+		return dst
 	}
+	q.begun = false
 	if q.next++; q.next == len(q.texts) {
 		q.free()
 		s.texts = nil
 	}
-	return inside
+	return dst
 }
 
 // maxRune is what one character takes at most inside a JSON string.
