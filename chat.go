@@ -312,7 +312,8 @@ func (c *chat) run() {
 	ended = true
 }
 
-// endAbruptly calls nothing of the application. What the client has got stays incomplete.
+// endAbruptly calls nothing of the application but its Logger. What the client has got stays
+// incomplete.
 func (c *chat) endAbruptly() {
 	c.stop(abruptEnd)
 	c.call.cancel(abruptEnd.err)
@@ -320,6 +321,7 @@ func (c *chat) endAbruptly() {
 	c.answer.close()
 	c.answer.drop()
 	c.exchange.aborted = true
+	c.awaitEngine()
 }
 
 var abruptEnd = failureOf(errors.New("the goroutine of the request has ended"))
