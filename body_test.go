@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/textproto"
 	"os"
@@ -263,6 +264,78 @@ func TestBodyOfARouteOnHTTP2(t *testing.T) {
 			is.True(len(text) > 0)
 			is.Equal(res.StatusCode, map[string]int{"error": 529, "reply": 200, "chat": 200, "stream": 200}[returns])
 			is.Equal(time.Since(began), time.Duration(0))
+		})
+	}
+}
+
+// A client that disconnects in the middle of its body is not logged, whichever way it
+// disconnects and whoever reads the body. If it has only closed its half of the connection,
+// it gets a response.
+func TestBodyWhoseClientDisconnects(t *testing.T) {
+	var log testLog
+	begun, reports := make(chan struct{}, 1), make(chan RequestReport, 1)
+	o := testOptions(t, &log)
+	o.Routes = []Route{bodyRoute()}
+	keys := o.Keys
+	o.Keys = KeyVerifierFunc(func(ctx context.Context, key string) (string, error) {
+		begun <- struct{}{}
+		return keys.VerifyKey(ctx, key)
+	})
+	o.OnRequest = func(_ context.Context, r RequestReport) { reports <- r }
+	server := serveLogged(New(o), &log)
+	defer server.Close()
+	for _, path := range []string{"/v1/chat?", routePath + "?all,chat", routePath + "?JSON,chat", routePath + "?none,chat"} {
+		for _, length := range []string{"Content-Length: 100", "Transfer-Encoding: chunked"} {
+			for name, disconnect := range map[string]func(*net.TCPConn) error{
+				"closes its half": (*net.TCPConn).CloseWrite,
+				"closes":          (*net.TCPConn).Close,
+				"resets":          func(c *net.TCPConn) error { return errors.Join(c.SetLinger(0), c.Close()) },
+			} {
+				t.Run(path+", "+length+", "+name, func(t *testing.T) {
+					is := is.New(t)
+					conn := dialTCP(t, server)
+					_, err := io.WriteString(conn, lines("POST "+path+" HTTP/1.1", host, key, length)+"30\r\n"+`{"bot_slug":"echo",`)
+					is.NoErr(err)
+					received(t, begun, "the request to begin")
+					is.NoErr(disconnect(conn))
+					report := received(t, reports, "the request to end")
+					is.Equal(report.Chat, nil)
+					is.True(report.Err != nil)
+					is.Equal(log.String(), "")
+					if name == "closes its half" {
+						res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+						is.NoErr(err)
+						is.Equal(res.StatusCode, 400)
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestBodyWhoseClientDisconnectsOnHTTP2(t *testing.T) {
+	for _, path := range []string{"/v1/chat", routePath + "?all,chat", routePath + "?JSON,chat"} {
+		synctest.Test(t, func(t *testing.T) {
+			is := is.New(t)
+			var log testLog
+			reports := make(chan RequestReport, 1)
+			o := testOptions(t, &log)
+			o.Routes = []Route{bodyRoute()}
+			o.OnRequest = func(_ context.Context, r RequestReport) { reports <- r }
+			client := way{http2: true}.serve(t, New(o)).client()
+			body, sending := io.Pipe()
+			ctx, disconnect := context.WithCancel(t.Context())
+			time.AfterFunc(time.Second, disconnect)
+			r, err := http.NewRequestWithContext(ctx, "POST", "http://memory"+path, body)
+			is.NoErr(err)
+			setHeader(r, nil)
+			go func() { _, _ = io.WriteString(sending, `{"bot_slug":"echo",`) }()
+			_, err = client.Do(r)
+			is.True(err != nil)
+			report := <-reports
+			is.True(errors.Is(report.Err, ErrClientLeft))
+			is.Equal(report.Status, 0)
+			is.Equal(log.String(), "")
 		})
 	}
 }

@@ -196,6 +196,7 @@ func TestListWarnsOfUnreachableBots(t *testing.T) {
 		{"a uid that is a slug", [][]Bot{{{UID: "a", Slug: "b"}, {UID: "b", Slug: "a"}}}, ""},
 		{"white space", [][]Bot{{echoBot, {UID: "1", Slug: "two words"}}}, `bot 1: slug \"two words\" ` + invalid},
 		{"a control character", [][]Bot{{{UID: "a\x00", Slug: "a"}}}, `bot 0: uid \"a\\x00\" ` + invalid},
+		{"not UTF-8", [][]Bot{{{UID: "a\xff", Slug: "a"}}}, `bot 0: uid \"a\\xff\" ` + invalid},
 		{"empty", [][]Bot{{{UID: "1"}, {UID: "2"}}}, `bot 0: slug \"\" ` + invalid},
 		{"a uid twice", [][]Bot{{{UID: "1", Slug: "a"}, {UID: "1", Slug: "b"}}}, `bot 1: uid \"1\" belongs to an earlier bot, too`},
 		{"a slug twice", [][]Bot{{{UID: "1", Slug: "a"}, {UID: "2", Slug: "a"}}}, `bot 1: slug \"a\" belongs to an earlier bot, too`},

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -120,6 +121,8 @@ func TestMemoryStoreInvalid(t *testing.T) {
 		wants []string // in the error
 	}{
 		{"not valid", []Bot{echoBot, {UID: "u", Slug: "s", Name: "n"}}, []string{"bot 1", `"s"`, "model"}},
+		{"a uid that is not UTF-8", []Bot{botWith(func(b *Bot) { b.UID = "u\xff" })}, []string{"bot 0", "uid", "must be UTF-8"}},
+		{"a slug that is not UTF-8", []Bot{botWith(func(b *Bot) { b.Slug = "s\xc3" })}, []string{"bot 0", "slug", "must be UTF-8"}},
 		{"a uid twice", []Bot{otherBot, echoBot, botWith(func(b *Bot) { b.Slug = "echo2" })}, []string{"bot 2", `"echo2"`, "uid", echoBot.UID, "bot 1"}},
 		{"a slug twice", []Bot{echoBot, botWith(func(b *Bot) { b.UID = "u2" })}, []string{"bot 1", `"echo"`, "slug", "bot 0"}},
 	} {
@@ -174,6 +177,37 @@ func TestBotNameInvalid(t *testing.T) {
 			is.Equal(postChat(New(o), `{`+names+`,"prompt":"hi","stream":false}`).Code, status)
 			is.Equal(calls > 0, status == 200)
 		})
+	}
+}
+
+// A route may take a name from anywhere. Without one, there is no bot either.
+func TestBotNameOfARouteInvalid(t *testing.T) {
+	for _, c := range []struct{ uid, slug string }{{"", ""}, {"u\xff", ""}, {"", "s\xc3"}, {"two words", ""}, {echoBot.UID, "s\x00"}} {
+		is := is.New(t)
+		o := testOptions(t, t.Output())
+		o.Bots = new(fakeStore) // whose functions must not be called
+		o.Routes = []Route{chatRoute(func(_ *http.Request, chat *Chat) { chat.BotUID, chat.BotSlug = c.uid, c.slug })}
+		got := record(New(o), newRequest("POST", routePath, strings.NewReader(chatBodyJSON("hi", true))))
+		is.Equal(fmt.Sprint(got.Code, " ", got.Body), `404 {"detail":"Bot not found"}`)
+	}
+}
+
+// FindBot finds bots as the handler does: by both names, which must agree.
+func TestFindBot(t *testing.T) {
+	store := testOptions(t, t.Output()).Bots
+	for _, c := range []struct {
+		uid, slug string
+		want      Bot
+	}{
+		{echoBot.UID, "", echoBot}, {"", "Other", otherBot}, {echoBot.UID, "echo", echoBot},
+		{echoBot.UID, "Other", Bot{}}, {"", "other", Bot{}}, {"", "", Bot{}}, {"", "two words", Bot{}}, {"\xff", "", Bot{}},
+	} {
+		is := is.New(t)
+		got, err := FindBot(t.Context(), store, c.uid, c.slug)
+		is.Equal(errors.Is(err, ErrBotNotFound), c.want == Bot{})
+		if err == nil {
+			is.Equal(got, c.want)
+		}
 	}
 }
 
