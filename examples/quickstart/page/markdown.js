@@ -79,8 +79,12 @@ limit(md.block.ruler, "table", (state, line, end) => {
 // webAddress returns an address as the browser normalizes it, or "" if it is not
 // an absolute http or https URL.
 function webAddress(text) {
-  const url = URL.parse(text);
-  return ["http:", "https:"].includes(url?.protocol) ? url.href : "";
+  try {
+    const url = new URL(text);
+    return ["http:", "https:"].includes(url.protocol) ? url.href : "";
+  } catch {
+    return "";
+  }
 }
 
 md.normalizeLink = webAddress;

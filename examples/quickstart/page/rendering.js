@@ -22,7 +22,7 @@ export const plainText = (text) => (isReady() ? markdown.plainText(text) : text)
 // wide table is a lot to show, even if it is short.
 const mostCharacters = 1024;
 const mostLines = 40;
-const wideTable = /^[\s>]*(?:\|?[ :]*-+[ :]*){12,66}\|?\s*$/m;
+const wideTable = /(?:-{1,99}:? {0,9}\| {0,9}:?){11}/; // its delimiters
 const fewestLines = 4;
 
 // No step begins after so many milliseconds.
