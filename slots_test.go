@@ -285,7 +285,7 @@ func TestMaxWait(t *testing.T) {
 						time.Sleep(waits - 1)
 						synctest.Wait()
 						w.has("a", "")
-						time.Sleep(1)
+						time.Sleep(time.Nanosecond)
 						synctest.Wait()
 						w.has("", fmt.Sprint("b: ", status))
 						w.is.Equal(w.reports["b"].Duration, waits)
