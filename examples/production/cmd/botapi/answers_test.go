@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"example.com/botapi/examples/openai/runtimetest"
+	"example.com/botapi/examples/production/internal/redistest"
 	"github.com/matryer/is"
 )
 
@@ -61,6 +62,72 @@ func TestOneFailureForAll(t *testing.T) {
 	is.Equal(len(runtime.Requests()), 1)
 }
 
+// TestAbandonedModelsAreLimited has an account send chats with new keys, and disconnect
+// from each. Their models go on without a client, and count under each limit.
+func TestAbandonedModelsAreLimited(t *testing.T) {
+	const chats, limit, clients = 1100, 2, 20
+	for name, c := range map[string]struct {
+		args   []string
+		limits []string
+	}{
+		"of the account in a replica":    {[]string{"--max-chats-per-account", fmt.Sprint(limit)}, nil},
+		"of all accounts in a replica":   {[]string{"--max-chats", fmt.Sprint(limit)}, nil},
+		"of the account in all replicas": {nil, []string{"limits", "set", "--concurrent-chats", fmt.Sprint(limit)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			var atWork, most, asked atomic.Int64
+			runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+				asked.Add(1)
+				for now := atWork.Add(1); ; {
+					if before := most.Load(); before >= now || most.CompareAndSwap(before, now) {
+						break
+					}
+				}
+				defer atWork.Add(-1)
+				s.Text("one")
+				<-r.Context().Done()
+			})
+			redis := redistest.NewServer(t)
+			env, key := withOneBot(t)
+			if c.limits != nil {
+				is.Equal(command(t, "", env, c.limits...).code, 0)
+			}
+			p := serve(t, env, append(c.args, "--runtime", "local="+runtime.URL, "--redis", redis.URL, "--answers")...)
+			p.ready(t)
+			s := sharing{key: key, replicas: []*process{p}}
+			var all sync.WaitGroup
+			var rejected atomic.Int64
+			next := make(chan int)
+			for range clients {
+				all.Go(func() {
+					for i := range next {
+						ctx, disconnect := context.WithCancel(t.Context())
+						response, err := s.send(ctx, 0, fmt.Sprint("k", i), "Hi")
+						disconnect()
+						if err != nil {
+							t.Error(err)
+							continue
+						}
+						response.Body.Close()
+						if response.StatusCode != http.StatusOK {
+							rejected.Add(1)
+						}
+					}
+				})
+			}
+			for i := range chats {
+				next <- i
+			}
+			close(next)
+			all.Wait()
+			is.Equal(most.Load(), int64(limit))
+			is.Equal(asked.Load()+rejected.Load(), int64(chats))
+			is.Equal(atWork.Load(), int64(limit)) // none has been cancelled for another
+		})
+	}
+}
+
 // TestJoiningIsLimited has an account with a limit of one concurrent chat follow
 // its answer from 30 clients.
 func TestJoiningIsLimited(t *testing.T) {
@@ -71,7 +138,7 @@ func TestJoiningIsLimited(t *testing.T) {
 		<-r.Context().Done()
 	})
 	s := share(t, runtime.URL)
-	is.Equal(command(t, "", s.env, "limits", "set", "--chats-at-once", "1").code, 0)
+	is.Equal(command(t, "", s.env, "limits", "set", "--concurrent-chats", "1").code, 0)
 	first, disconnect := s.connect(t, 0, "k1")
 	is.Equal(first.next(), `{"content":"one"}`)
 	ctx, disconnectAll := context.WithCancel(t.Context())

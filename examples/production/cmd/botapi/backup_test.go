@@ -28,10 +28,10 @@ func TestBackUpAndRestore(t *testing.T) {
 	from := postgrestest.Database(t)
 	env, key := withOneBotAt(t, from)
 	revoked := createKeyOf(t, env, "globex")
-	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--chats-at-once", "7").code, 0)
+	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--concurrent-chats", "7").code, 0)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("Hello") })
 	redis := redistest.NewServer(t)
-	args := []string{"--runtime", "local=" + runtime.URL, "--redis", redis.URL, "--redis-prefix", "shop"}
+	args := []string{"--runtime", "local=" + runtime.URL, "--redis", redis.URL, "--answers", "--redis-prefix", "shop"}
 	p := serve(t, env, args...)
 	p.ready(t)
 	status, _ := ask(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", false))

@@ -317,7 +317,7 @@ func metricsOfABusyReplica(t *testing.T) string {
 		s.Usage(9, 7)
 		s.Done()
 	})
-	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", redistest.NewServer(t).URL)
+	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", redistest.NewServer(t).URL, "--answers")
 	p.ready(t)
 	response, err := sharing{key: key}.sendTo(t.Context(), p.url, "k1", "Hi")
 	if err != nil {

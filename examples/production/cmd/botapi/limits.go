@@ -56,11 +56,11 @@ const everybodyElse = "(everybody else)"
 // now says which limits apply to the account, its own or those of everybody else.
 func (a limitedAccount) now(ctx context.Context, d *postgres.Database) (string, error) {
 	l, err := d.Limits(ctx, a.name())
-	return inWords(&l.ChatsPerMinute, &l.TokensPerDay, &l.ChatsAtOnce), err
+	return inWords(&l.ChatsPerMinute, &l.TokensPerDay, &l.ConcurrentChats), err
 }
 
 // inWords lists limits, except for those that are nil.
-func inWords(chatsPerMinute, tokensPerDay, chatsAtOnce *int64) string {
+func inWords(chatsPerMinute, tokensPerDay, concurrentChats *int64) string {
 	var words []string
 	add := func(limit *int64, what string) {
 		switch {
@@ -73,15 +73,15 @@ func inWords(chatsPerMinute, tokensPerDay, chatsAtOnce *int64) string {
 	}
 	add(chatsPerMinute, "chats per minute")
 	add(tokensPerDay, "tokens per day")
-	add(chatsAtOnce, "concurrent chats")
+	add(concurrentChats, "concurrent chats")
 	return strings.Join(words, ", ")
 }
 
 type setLimitsCommand struct {
 	limitedAccount
-	ChatsPerMinute *int64 `placeholder:"N" help:"Chats that are admitted in any 60 seconds."`
-	TokensPerDay   *int64 `placeholder:"N" help:"Prompt and completion tokens in a day of UTC, after which no chat begins."`
-	ChatsAtOnce    *int64 `placeholder:"N" help:"Chats in progress."`
+	ChatsPerMinute  *int64 `placeholder:"N" help:"Chats that are admitted in any 60 seconds."`
+	TokensPerDay    *int64 `placeholder:"N" help:"Prompt and completion tokens in a day of UTC, after which no chat begins."`
+	ConcurrentChats *int64 `placeholder:"N" help:"Chats in progress."`
 }
 
 func (c *setLimitsCommand) Help() string {
@@ -96,13 +96,13 @@ func (c *setLimitsCommand) Validate() error {
 	if err := c.limitedAccount.Validate(); err != nil {
 		return err
 	}
-	if c.ChatsPerMinute == nil && c.TokensPerDay == nil && c.ChatsAtOnce == nil {
+	if c.ChatsPerMinute == nil && c.TokensPerDay == nil && c.ConcurrentChats == nil {
 		return errors.New("no limit is given: use remove to remove limits")
 	}
 	for flag, value := range map[string]*int64{
 		"--chats-per-minute": c.ChatsPerMinute,
 		"--tokens-per-day":   c.TokensPerDay,
-		"--chats-at-once":    c.ChatsAtOnce,
+		"--concurrent-chats": c.ConcurrentChats,
 	} {
 		if value != nil && *value < 0 {
 			return fmt.Errorf("%s is too small", flag)
@@ -114,10 +114,10 @@ func (c *setLimitsCommand) Validate() error {
 func (c *setLimitsCommand) Run(ctx context.Context, p *program) error {
 	return p.with(postgres.Options{}, func(d *postgres.Database) error {
 		err := d.SetLimits(ctx, postgres.AccountLimits{
-			Account:        c.name(),
-			ChatsPerMinute: c.ChatsPerMinute,
-			TokensPerDay:   c.TokensPerDay,
-			ChatsAtOnce:    c.ChatsAtOnce,
+			Account:         c.name(),
+			ChatsPerMinute:  c.ChatsPerMinute,
+			TokensPerDay:    c.TokensPerDay,
+			ConcurrentChats: c.ConcurrentChats,
 		})
 		if _, invalid := errors.AsType[validation.Errors](err); invalid {
 			return mistake{err}
@@ -143,9 +143,9 @@ func (c *listLimitsCommand) Run(ctx context.Context, p *program) error {
 			return err
 		}
 		return table(func(line func(cells ...any)) {
-			line("ACCOUNT", "CHATS PER MINUTE", "TOKENS PER DAY", "CHATS AT ONCE")
+			line("ACCOUNT", "CHATS PER MINUTE", "TOKENS PER DAY", "CONCURRENT CHATS")
 			for _, l := range limits {
-				line(cmp.Or(l.Account, everybodyElse), number(l.ChatsPerMinute, "-"), number(l.TokensPerDay, "-"), number(l.ChatsAtOnce, "-"))
+				line(cmp.Or(l.Account, everybodyElse), number(l.ChatsPerMinute, "-"), number(l.TokensPerDay, "-"), number(l.ConcurrentChats, "-"))
 			}
 		})
 	})
@@ -186,7 +186,7 @@ func (c *showLimitsCommand) Run(ctx context.Context, p *program) error {
 		return table(func(line func(cells ...any)) {
 			line("ACCOUNT", "IN PROGRESS", "LAST MINUTE", "TOKENS TODAY", "RESERVED", "CHATS TODAY", "BILLED TODAY", "KEPT BYTES")
 			for _, u := range uses {
-				line(u.Account, of(u.InProgress, u.limits.ChatsAtOnce), of(u.LastMinute, u.limits.ChatsPerMinute),
+				line(u.Account, of(u.InProgress, u.limits.ConcurrentChats), of(u.LastMinute, u.limits.ChatsPerMinute),
 					of(u.Today, u.limits.TokensPerDay), u.Reserved, u.chats, u.billed, u.bytes)
 			}
 		})
@@ -281,9 +281,9 @@ func (c *showLimitsCommand) readRedis(ctx context.Context, d *postgres.Database,
 
 type removeLimitsCommand struct {
 	limitedAccount
-	ChatsPerMinute *bool `help:"Remove this limit."`
-	TokensPerDay   *bool `help:"Remove this limit."`
-	ChatsAtOnce    *bool `help:"Remove this limit."`
+	ChatsPerMinute  *bool `help:"Remove this limit."`
+	TokensPerDay    *bool `help:"Remove this limit."`
+	ConcurrentChats *bool `help:"Remove this limit."`
 }
 
 func (c *removeLimitsCommand) Help() string {
@@ -293,7 +293,7 @@ account. To lift one of these for an account instead, set it to 0 there.`
 
 // Validate rejects --tokens-per-day=false, which names a limit and does not remove it.
 func (c *removeLimitsCommand) Validate() error {
-	for _, named := range []*bool{c.ChatsPerMinute, c.TokensPerDay, c.ChatsAtOnce} {
+	for _, named := range []*bool{c.ChatsPerMinute, c.TokensPerDay, c.ConcurrentChats} {
 		if named != nil && !*named {
 			return errors.New("to keep a limit, do not name it")
 		}
@@ -302,9 +302,9 @@ func (c *removeLimitsCommand) Validate() error {
 }
 
 func (c *removeLimitsCommand) Run(ctx context.Context, p *program) error {
-	which := postgres.WhichLimits{ChatsPerMinute: c.ChatsPerMinute != nil, TokensPerDay: c.TokensPerDay != nil, ChatsAtOnce: c.ChatsAtOnce != nil}
+	which := postgres.WhichLimits{ChatsPerMinute: c.ChatsPerMinute != nil, TokensPerDay: c.TokensPerDay != nil, ConcurrentChats: c.ConcurrentChats != nil}
 	if which == (postgres.WhichLimits{}) {
-		which = postgres.WhichLimits{ChatsPerMinute: true, TokensPerDay: true, ChatsAtOnce: true}
+		which = postgres.WhichLimits{ChatsPerMinute: true, TokensPerDay: true, ConcurrentChats: true}
 	}
 	return p.with(postgres.Options{}, func(d *postgres.Database) error {
 		removed, err := d.RemoveLimits(ctx, c.name(), which)
@@ -318,7 +318,7 @@ func (c *removeLimitsCommand) Run(ctx context.Context, p *program) error {
 		if err != nil {
 			return err
 		}
-		fmt.Printf("%s: removed %s; now %s\n", c.title(), inWords(removed.ChatsPerMinute, removed.TokensPerDay, removed.ChatsAtOnce), now)
+		fmt.Printf("%s: removed %s; now %s\n", c.title(), inWords(removed.ChatsPerMinute, removed.TokensPerDay, removed.ConcurrentChats), now)
 		return nil
 	})
 }

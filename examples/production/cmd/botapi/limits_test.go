@@ -14,7 +14,7 @@ import (
 func TestLimitsCommands(t *testing.T) {
 	is := is.New(t)
 	env := migrated(t)
-	is.Equal(command(t, "", env, "limits", "set", "--chats-per-minute", "60", "--chats-at-once", "5"), result{
+	is.Equal(command(t, "", env, "limits", "set", "--chats-per-minute", "60", "--concurrent-chats", "5"), result{
 		stdout: "(everybody else): now 60 chats per minute, unlimited tokens per day, 5 concurrent chats\n"})
 	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--tokens-per-day", "1"), result{
 		stdout: "acme: now 60 chats per minute, 1 tokens per day, 5 concurrent chats\n",
@@ -23,34 +23,34 @@ func TestLimitsCommands(t *testing.T) {
 	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--tokens-per-day", "0"), result{
 		stdout: "acme: now 60 chats per minute, unlimited tokens per day, 5 concurrent chats\n"})
 	is.Equal(command(t, "", env, "limits", "list").stdout, ""+
-		"ACCOUNT           CHATS PER MINUTE  TOKENS PER DAY  CHATS AT ONCE\n"+
+		"ACCOUNT           CHATS PER MINUTE  TOKENS PER DAY  CONCURRENT CHATS\n"+
 		"(everybody else)  60                -               5\n"+
 		"acme              -                 0               -\n")
-	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--chats-at-once", "7").code, 0)
+	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--concurrent-chats", "7").code, 0)
 	is.Equal(command(t, "", env, "limits", "set", "--chats-per-minute", "90").code, 0)
 	is.Equal(command(t, "", env, "limits", "list").stdout, ""+ // those that are not given are kept
-		"ACCOUNT           CHATS PER MINUTE  TOKENS PER DAY  CHATS AT ONCE\n"+
+		"ACCOUNT           CHATS PER MINUTE  TOKENS PER DAY  CONCURRENT CHATS\n"+
 		"(everybody else)  90                -               5\n"+
 		"acme              -                 0               7\n")
-	is.Equal(command(t, "", env, "limits", "remove", "--account", "acme", "--chats-at-once"), result{
+	is.Equal(command(t, "", env, "limits", "remove", "--account", "acme", "--concurrent-chats"), result{
 		stdout: "acme: removed 7 concurrent chats; now 90 chats per minute, unlimited tokens per day, 5 concurrent chats\n"})
 	is.Equal(command(t, "", env, "limits", "list").stdout, ""+
-		"ACCOUNT           CHATS PER MINUTE  TOKENS PER DAY  CHATS AT ONCE\n"+
+		"ACCOUNT           CHATS PER MINUTE  TOKENS PER DAY  CONCURRENT CHATS\n"+
 		"(everybody else)  90                -               5\n"+
 		"acme              -                 0               -\n")
-	is.Equal(command(t, "", env, "limits", "remove", "--account", "acme", "--chats-at-once"), result{
+	is.Equal(command(t, "", env, "limits", "remove", "--account", "acme", "--concurrent-chats"), result{
 		code: 2, stderr: "botapi: there are no limits to remove\n"})
-	is.Equal(command(t, "", env, "limits", "remove", "--account", "acme", "--chats-at-once=false"), result{
+	is.Equal(command(t, "", env, "limits", "remove", "--account", "acme", "--concurrent-chats=false"), result{
 		code: 2, stderr: "botapi: limits remove: to keep a limit, do not name it (see botapi --help)\n"})
 	is.Equal(command(t, "", env, "limits", "remove", "--account", "").code, 2)
 	is.Equal(command(t, "", env, "limits", "remove", "--account", "acme"), result{
 		stdout: "acme: removed unlimited tokens per day; now 90 chats per minute, unlimited tokens per day, 5 concurrent chats\n"})
-	is.Equal(command(t, "", env, "limits", "remove", "--chats-per-minute", "--chats-at-once"), result{
+	is.Equal(command(t, "", env, "limits", "remove", "--chats-per-minute", "--concurrent-chats"), result{
 		stdout: "(everybody else): removed 90 chats per minute, 5 concurrent chats; now unlimited chats per minute, unlimited tokens per day, unlimited concurrent chats\n"})
 	is.Equal(command(t, "", env, "limits", "remove"), result{code: 2, stderr: "botapi: there are no limits to remove\n"})
-	is.Equal(command(t, "", env, "limits", "set", "--chats-at-once=-1").code, 2)
-	is.Equal(command(t, "", env, "limits", "set", "--account", "acme\nother", "--chats-at-once", "1").code, 2)
-	is.Equal(command(t, "", env, "limits", "list").stdout, "ACCOUNT  CHATS PER MINUTE  TOKENS PER DAY  CHATS AT ONCE\n")
+	is.Equal(command(t, "", env, "limits", "set", "--concurrent-chats=-1").code, 2)
+	is.Equal(command(t, "", env, "limits", "set", "--account", "acme\nother", "--concurrent-chats", "1").code, 2)
+	is.Equal(command(t, "", env, "limits", "list").stdout, "ACCOUNT  CHATS PER MINUTE  TOKENS PER DAY  CONCURRENT CHATS\n")
 }
 
 // TestShowLimits has an account with a chat that is over, one in progress on each
@@ -70,7 +70,7 @@ func TestShowLimits(t *testing.T) {
 	s := share(t, runtime.URL, "--answer-tokens", "100")
 	createKeyOf(t, s.env, "idle")
 	env := append(s.env, "BOTAPI_REDIS="+s.redis.URL)
-	is.Equal(command(t, "", env, "limits", "set", "--chats-at-once", "2", "--chats-per-minute", "60").code, 0)
+	is.Equal(command(t, "", env, "limits", "set", "--concurrent-chats", "2", "--chats-per-minute", "60").code, 0)
 	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--tokens-per-day", "5000").code, 0)
 	const header = "ACCOUNT  IN PROGRESS  LAST MINUTE  TOKENS TODAY  RESERVED  CHATS TODAY  BILLED TODAY  KEPT BYTES\n"
 	is.Equal(command(t, "", env, "limits", "show"), result{stdout: header})

@@ -16,6 +16,7 @@ import (
 
 	"example.com/botapi"
 	"example.com/botapi/examples/production/internal/postgres"
+	"example.com/botapi/examples/production/internal/service"
 	"example.com/botapi/examples/production/internal/telemetry"
 	"github.com/alecthomas/kong"
 )
@@ -127,7 +128,7 @@ func exitCode(err error) int {
 // with opens the database for one command.
 func (p *program) with(o postgres.Options, do func(*postgres.Database) error) error {
 	if o.Logger == nil {
-		o.Logger = telemetry.NewLogger(os.Stderr, p.LogLevel)
+		o.Logger = telemetry.NewLogger(os.Stderr, p.LogLevel, service.ClientFrom)
 	}
 	database, err := postgres.Open(p.Database, o)
 	if err != nil {

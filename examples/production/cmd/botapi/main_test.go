@@ -164,9 +164,9 @@ func TestFirstSteps(t *testing.T) {
 	is.Equal(r.code, 0)
 	is.True(strings.HasPrefix(r.stdout, "the schema has version 0\nwould apply 00001_bots.sql:\n-- +goose Up\nCREATE TABLE bots ("))
 	r = command(t, "", env, "migrate")
-	is.Equal(r, result{stdout: "the schema has version 0\napplied 00001_bots.sql\napplied 00002_api_keys.sql\napplied 00003_usage.sql\napplied 00004_tokens.sql\napplied 00005_account_limits.sql\napplied 00006_estimates.sql\napplied 00007_key_expiry.sql\napplied 00008_rejected_chats.sql\napplied 00009_replaced_keys.sql\n"})
-	is.Equal(command(t, "", nil, "--database", url, "migrate"), result{stdout: "the schema has version 9\nnothing to do\n"}) // a flag works, too
-	is.Equal(command(t, "", env, "migrate", "--dry-run"), result{stdout: "the schema has version 9\nnothing to do\n"})
+	is.Equal(r, result{stdout: "the schema has version 0\napplied 00001_bots.sql\napplied 00002_api_keys.sql\napplied 00003_usage.sql\napplied 00004_tokens.sql\napplied 00005_account_limits.sql\napplied 00006_estimates.sql\napplied 00007_key_expiry.sql\napplied 00008_rejected_chats.sql\napplied 00009_replaced_keys.sql\napplied 00010_joins.sql\n"})
+	is.Equal(command(t, "", nil, "--database", url, "migrate"), result{stdout: "the schema has version 10\nnothing to do\n"}) // a flag works, too
+	is.Equal(command(t, "", env, "migrate", "--dry-run"), result{stdout: "the schema has version 10\nnothing to do\n"})
 
 	file := filepath.Join(t.TempDir(), "bots.json")
 	is.NoErr(os.WriteFile(file, []byte(oneBot), 0o600))
@@ -245,11 +245,11 @@ func TestMistakes(t *testing.T) {
 		"a negative number of days": {env, "usage delete --keep-days=-1", "", "--keep-days or --batch is too small"},
 		"too many days":             {env, "usage delete --keep-days 213503982334501", "", "--keep-days is more than 36500"},
 		"limits without a limit":    {env, "limits set --account acme", "", "no limit is given"},
-		"limits of no account":      {env, "limits set --account= --chats-at-once 1", "", "--account is empty: omit it for everybody else"},
+		"limits of no account":      {env, "limits set --account= --concurrent-chats 1", "", "--account is empty: omit it for everybody else"},
 		"no limits of no account":   {env, "limits remove --account=", "", "--account is empty: omit it for everybody else"},
 		"what is used, nowhere":     {env, "limits show", "", "--redis is needed: what accounts use is counted there"},
 		"what is used in no Redis":  {env, "limits show --redis 127.0.0.1:6379", "", "reading the Redis URL"},
-		"an invisible limit":        {env, "limits set --account=a\x1b[2Jb --chats-at-once 1", "", "setting limits: account: must be one line of printable text"},
+		"an invisible limit":        {env, "limits set --account=a\x1b[2Jb --concurrent-chats 1", "", "setting limits: account: must be one line of printable text"},
 		"an unknown key":            {env, "keys revoke 7", "", "no key has the number 7"},
 		"no key, no account":        {env, "keys revoke", "", "either the number of a key or --account is needed"},
 		"an empty name":             {env, "keys revoke --account=", "", "either the number of a key or --account is needed"},

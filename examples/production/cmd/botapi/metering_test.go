@@ -106,7 +106,7 @@ func TestBillAndLimitAgree(t *testing.T) {
 	env := migrated(t)
 	importBots(t, env, oneBot)
 	is.Equal(command(t, "", env, "limits", "set", "--tokens-per-day", "1000000").code, 0)
-	p := serve(t, env, "--runtime", "local="+meteredRuntime(t).URL, "--redis", redis.URL, "--redis-prefix", "t:", "--openai",
+	p := serve(t, env, "--runtime", "local="+meteredRuntime(t).URL, "--redis", redis.URL, "--answers", "--redis-prefix", "t:", "--openai",
 		"--stall-timeout", "1s", "--resume", "1s", "--keep", "1m")
 	p.ready(t)
 	estimated := func(text string, completion int64) int64 {
@@ -253,7 +253,7 @@ func TestRejectedChatsAreWrittenTogether(t *testing.T) {
 	endChatsToday(t, env)
 	_, line, _ := strings.Cut(command(t, "", env, "usage", "--csv").stdout, "\n")
 	_, line, _ = strings.Cut(line, ",") // the day
-	is.Equal(line, "acme,501,1,25,1,20,7,0,500\n")
+	is.Equal(line, "acme,501,1,25,1,20,7,0,500,0\n")
 }
 
 // TestChatsThatAskNoModelAreWrittenTogether has an account repeat chats with an
@@ -264,8 +264,8 @@ func TestChatsThatAskNoModelAreWrittenTogether(t *testing.T) {
 	const rejected = 100
 	runtime, redis := meteredRuntime(t), redistest.NewServer(t)
 	env, key := withOneBot(t)
-	is.Equal(command(t, "", env, "limits", "set", "--chats-at-once", "1").code, 0)
-	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", redis.URL)
+	is.Equal(command(t, "", env, "limits", "set", "--concurrent-chats", "1").code, 0)
+	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", redis.URL, "--answers")
 	p.ready(t)
 	began := time.Now()
 	for range rejected {

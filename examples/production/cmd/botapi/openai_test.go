@@ -68,7 +68,7 @@ func TestOpenAIClients(t *testing.T) {
 
 	p.terminate(t)
 	p.wait(t)
-	is.True(strings.Contains(p.log.String(), `"400 unsupported_value: response_format: bots cannot honour this value"`))
+	is.True(strings.Contains(p.log.String(), `"error":"400 response_format: bots cannot honour this value`))
 	is.True(strings.Contains(command(t, "", env, "usage", "--csv").stdout, ",acme,2,2,10,2,18,14")) // twice 5 bytes; 9 and 7 tokens
 
 	p = serve(t, env, "--runtime", "local="+runtime.URL)
@@ -90,7 +90,7 @@ func TestLimitsOfBothAPIs(t *testing.T) {
 		<-r.Context().Done()
 	})
 	env, key := withOneBot(t)
-	is.New(t).Equal(command(t, "", env, "limits", "set", "--chats-at-once", "1").code, 0)
+	is.New(t).Equal(command(t, "", env, "limits", "set", "--concurrent-chats", "1").code, 0)
 	for name, c := range map[string]struct {
 		args []string
 		why  string

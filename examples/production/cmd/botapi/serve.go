@@ -50,7 +50,8 @@ type serveCommand struct {
 
 	AnswerTokens int64 `env:"BOTAPI_ANSWER_TOKENS" default:"4096" placeholder:"N" help:"With --redis: the tokens reserved for an answer that has no maximum, if its account has --tokens-per-day (${default})."`
 
-	Resume             time.Duration `env:"BOTAPI_RESUME" default:"${resume}" help:"With --redis: how long an answer to a request with an Idempotency-Key continues without its client (${default})."`
+	Answers            bool          `env:"BOTAPI_ANSWERS" help:"With --redis: let clients return for the answers to requests with an Idempotency-Key, on any replica."`
+	Resume             time.Duration `env:"BOTAPI_RESUME" default:"${resume}" help:"With --answers: how long an answer to a request with an Idempotency-Key continues without its client (${default})."`
 	ClientsPerAnswer   int64         `env:"BOTAPI_CLIENTS_PER_ANSWER" default:"${clients_per_answer}" placeholder:"N" help:"Requests that follow one answer under its key, besides the one that began it. More are rejected with 429 (${default})."`
 	Keep               time.Duration `env:"BOTAPI_KEEP" default:"${keep}" help:"How long an answer is kept once it is complete (${default})."`
 	KeepAnswerBytes    int64         `env:"BOTAPI_KEEP_ANSWER_BYTES" default:"${keep_answer_bytes}" placeholder:"N" help:"Memory for one answer in Redis. A longer one is not kept, and continues for its client (${default})."`
@@ -134,6 +135,9 @@ func (c *serveCommand) Validate() error {
 	if c.KeepAnswerBytes > c.KeepBytesOfAccount || c.KeepBytesOfAccount > c.KeepBytes {
 		return fmt.Errorf("--keep-answer-bytes, --keep-bytes-per-account and --keep-bytes: each must have room for the one before")
 	}
+	if c.Answers && c.Redis == "" {
+		return fmt.Errorf("--answers needs --redis")
+	}
 	return nil
 }
 
@@ -148,7 +152,7 @@ func (c *serveCommand) Run(ctx context.Context, p *program) error {
 	signal.Ignore(syscall.SIGPIPE) // a log whose reader has ended is no reason to abort chats
 	log := telemetry.NewLogWriter(os.Stderr)
 	defer log.Close()
-	logger := telemetry.NewLogger(log, p.LogLevel)
+	logger := telemetry.NewLogger(log, p.LogLevel, service.ClientFrom)
 	slog.SetDefault(logger) // also for libraries that log
 	defer ignoreHangups(logger)()
 	connection := postgres.Options{MaxConnections: c.DatabaseConnections, QueryTimeout: c.DatabaseTimeout, KeyCache: c.KeyCache, Logger: logger}
@@ -188,7 +192,7 @@ func ignoreHangups(logger *slog.Logger) (end func()) {
 
 // sharedRedis is the Redis that the replicas of a database share.
 type sharedRedis struct {
-	Redis       string `env:"BOTAPI_REDIS" placeholder:"URL" help:"The Redis that the replicas share, for instance redis://127.0.0.1:6379/0. With it, the limits of accounts apply over all replicas, and clients can return for their answers."`
+	Redis       string `env:"BOTAPI_REDIS" placeholder:"URL" help:"The Redis that the replicas share, for instance redis://127.0.0.1:6379/0. With it, the limits of accounts apply over all replicas."`
 	RedisPrefix string `env:"BOTAPI_REDIS_PREFIX" placeholder:"PREFIX" help:"With --redis: the beginning of all names of keys and channels. By default it is derived from the database's own identity, so that replicas of one database share it."`
 }
 
@@ -212,14 +216,18 @@ func (c *serveCommand) shared(ctx context.Context) (*service.Shared, error) {
 	if err := redisclient.CheckLogin(ctx, options); err != nil {
 		return nil, err
 	}
-	return &service.Shared{Redis: options, AnswerTokens: c.AnswerTokens, Answers: resume.Settings{
-		Abandon:     c.Resume,
-		Readers:     c.ClientsPerAnswer,
-		Keep:        c.Keep,
-		AnswerBytes: c.KeepAnswerBytes,
-		OwnerBytes:  c.KeepBytesOfAccount,
-		AllBytes:    c.KeepBytes,
-	}}, nil
+	shared := &service.Shared{Redis: options, AnswerTokens: c.AnswerTokens}
+	if c.Answers {
+		shared.Answers = &resume.Settings{
+			Abandon:     c.Resume,
+			Readers:     c.ClientsPerAnswer,
+			Keep:        c.Keep,
+			AnswerBytes: c.KeepAnswerBytes,
+			OwnerBytes:  c.KeepBytesOfAccount,
+			AllBytes:    c.KeepBytes,
+		}
+	}
+	return shared, nil
 }
 
 func (c *serveCommand) config(d *postgres.Database, endpoints []runtimes.Endpoint, logger *slog.Logger) service.Config {

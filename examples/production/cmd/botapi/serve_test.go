@@ -156,9 +156,9 @@ func TestTelemetryOfAChat(t *testing.T) {
 
 	added := command(t, "", env, "usage", "--csv").stdout
 	header, line, _ := strings.Cut(added, "\n")
-	is.Equal(header, "day,account,chats,complete,bytes,counted,prompt_tokens,completion_tokens,estimated,rejected")
+	is.Equal(header, "day,account,chats,complete,bytes,counted,prompt_tokens,completion_tokens,estimated,rejected,joins")
 	_, line, _ = strings.Cut(line, ",") // the day
-	is.Equal(line, "acme,1,1,13,1,9,7,0,0\n")
+	is.Equal(line, "acme,1,1,13,1,9,7,0,0,0\n")
 }
 
 func scrape(t *testing.T, p *process) string {

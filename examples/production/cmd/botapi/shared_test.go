@@ -31,7 +31,7 @@ func share(t *testing.T, runtime string, args ...string) sharing {
 	t.Helper()
 	s := sharing{redis: redistest.NewServerAtNoon(t)}
 	s.env, s.key = withOneBot(t)
-	s.replicas = serveAll(t, s.env, append([]string{"--runtime", "local=" + runtime, "--redis", s.redis.URL,
+	s.replicas = serveAll(t, s.env, append([]string{"--runtime", "local=" + runtime, "--redis", s.redis.URL, "--answers",
 		"--redis-timeout", "1m"}, args...)...) // however busy the machine is
 	return s
 }
@@ -225,8 +225,8 @@ func TestLimitsOverAllReplicas(t *testing.T) {
 	const clients, limit = 1000, 50
 	runtime, done := heldRuntime(t, 60, 40)
 	s := share(t, runtime.URL, "--answer-tokens", "40") // each uses 100; more than the rest must not be reserved
-	is.Equal(command(t, "", s.env, "limits", "set", "--chats-at-once", "1").code, 0)
-	is.Equal(command(t, "", s.env, "limits", "set", "--account", "acme", "--chats-at-once", fmt.Sprint(limit), "--tokens-per-day", fmt.Sprint(100*limit)).code, 0)
+	is.Equal(command(t, "", s.env, "limits", "set", "--concurrent-chats", "1").code, 0)
+	is.Equal(command(t, "", s.env, "limits", "set", "--account", "acme", "--concurrent-chats", fmt.Sprint(limit), "--tokens-per-day", fmt.Sprint(100*limit)).code, 0)
 	admitted, wait := s.admitted(t, clients)
 	is.Equal(admitted, limit)
 	is.Equal(len(runtime.Requests()), limit) // and no more
@@ -298,7 +298,7 @@ func TestAnswerWithoutClientCounts(t *testing.T) {
 		stopped <- struct{}{}
 	})
 	s := share(t, runtime.URL)
-	is.Equal(command(t, "", s.env, "limits", "set", "--chats-at-once", "1").code, 0)
+	is.Equal(command(t, "", s.env, "limits", "set", "--concurrent-chats", "1").code, 0)
 	first, disconnect := s.connect(t, 0, "k1")
 	is.Equal(first.next(), `{"content":"one"}`)
 	disconnect()

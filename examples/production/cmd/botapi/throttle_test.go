@@ -70,7 +70,7 @@ func TestFailuresOfOneAccount(t *testing.T) {
 	other := createKeyOf(t, env, "globex")
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("Hello") })
 	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--tokens-per-day", "1").code, 0)
-	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", redistest.NewServer(t).URL, "--max-chats", "20")
+	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", redistest.NewServer(t).URL, "--answers", "--max-chats", "20")
 	p.ready(t)
 	ask(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", true)) // uses the token up
 	for _, body := range []string{chatBody("Hi", true), strings.Replace(chatBody("Hi", true), "{", `{"max_words":0,`, 1)} {

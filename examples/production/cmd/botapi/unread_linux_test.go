@@ -55,7 +55,7 @@ func BenchmarkUnread(b *testing.B) {
 	const answers, joins = 20, 20
 	env, key := withOneBot(b)
 	redis := redistest.NewServer(b)
-	proxy := startProxy(b, serveAll(b, env, "--runtime", "local="+longAnswers(b, 60).URL, "--redis", redis.URL))
+	proxy := startProxy(b, serveAll(b, env, "--runtime", "local="+longAnswers(b, 60).URL, "--redis", redis.URL, "--answers"))
 	for i := range answers {
 		keep(b, proxy.url, key, fmt.Sprint("k", i))
 	}

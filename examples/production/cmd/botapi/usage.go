@@ -23,11 +23,12 @@ type showUsageCommand struct {
 }
 
 func (c *showUsageCommand) Help() string {
-	return `Days are in UTC. COMPLETE counts the chats whose clients were sent the complete
-answer, REJECTED those that asked no model, for instance because a limit was
-reached. Tokens are as the model runtime reports them. If it does not report them, or
-if an answer is incomplete, they are estimated from the texts. COUNTED is the number
-of chats that have tokens, ESTIMATED the number of those with estimates.`
+	return `Days are in UTC. COMPLETE counts the chats whose model has answered completely,
+REJECTED those that asked no model, for instance because a limit was reached. JOINS
+are requests that got the answer of such a chat, and are no chats. Tokens are as the
+model runtime reports them. If it does not report them, or if an answer is incomplete,
+they are estimated from the texts. COUNTED is the number of chats that have tokens,
+ESTIMATED the number of those with estimates.`
 }
 
 func (c *showUsageCommand) Run(ctx context.Context, p *program) error {
@@ -60,19 +61,19 @@ func today() time.Time { return time.Now().UTC().Truncate(24 * time.Hour) }
 
 func usageTable(days []postgres.DailyUsage) error {
 	return table(func(line func(cells ...any)) {
-		line("DAY", "ACCOUNT", "CHATS", "COMPLETE", "REJECTED", "BYTES", "COUNTED", "ESTIMATED", "PROMPT TOKENS", "COMPLETION TOKENS")
+		line("DAY", "ACCOUNT", "CHATS", "COMPLETE", "REJECTED", "JOINS", "BYTES", "COUNTED", "ESTIMATED", "PROMPT TOKENS", "COMPLETION TOKENS")
 		for _, d := range days {
-			line(d.Day.Format(time.DateOnly), d.Account, d.Chats, d.Complete, d.Rejected, d.Bytes, d.Counted, d.Estimated,
+			line(d.Day.Format(time.DateOnly), d.Account, d.Chats, d.Complete, d.Rejected, d.Joins, d.Bytes, d.Counted, d.Estimated,
 				number(d.PromptTokens, "-"), number(d.CompletionTokens, "-"))
 		}
 	})
 }
 
 func usageCSV(days []postgres.DailyUsage) error {
-	lines := [][]string{{"day", "account", "chats", "complete", "bytes", "counted", "prompt_tokens", "completion_tokens", "estimated", "rejected"}}
+	lines := [][]string{{"day", "account", "chats", "complete", "bytes", "counted", "prompt_tokens", "completion_tokens", "estimated", "rejected", "joins"}}
 	for _, d := range days {
 		lines = append(lines, []string{d.Day.Format(time.DateOnly), d.Account, fmt.Sprint(d.Chats), fmt.Sprint(d.Complete),
-			fmt.Sprint(d.Bytes), fmt.Sprint(d.Counted), number(d.PromptTokens, ""), number(d.CompletionTokens, ""), fmt.Sprint(d.Estimated), fmt.Sprint(d.Rejected)})
+			fmt.Sprint(d.Bytes), fmt.Sprint(d.Counted), number(d.PromptTokens, ""), number(d.CompletionTokens, ""), fmt.Sprint(d.Estimated), fmt.Sprint(d.Rejected), fmt.Sprint(d.Joins)})
 	}
 	return csv.NewWriter(os.Stdout).WriteAll(lines)
 }

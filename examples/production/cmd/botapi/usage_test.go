@@ -26,20 +26,20 @@ func TestUsage(t *testing.T) {
 	is.NoErr(err)
 
 	is.Equal(command(t, "", env, "usage", "--from", "2026-01-30", "--to", "2026-01-31"), result{stdout: "" +
-		"DAY         ACCOUNT       CHATS  COMPLETE  REJECTED  BYTES  COUNTED  ESTIMATED  PROMPT TOKENS  COMPLETION TOKENS\n" +
-		"2026-01-30  acme          1      1         0         12     1        0          9              9\n" +
-		"2026-01-31  Smith, Jones  1      1         0         12     0        0          -              -\n" +
-		"2026-01-31  acme          2      1         0         24     1        1          9              9\n"})
+		"DAY         ACCOUNT       CHATS  COMPLETE  REJECTED  JOINS  BYTES  COUNTED  ESTIMATED  PROMPT TOKENS  COMPLETION TOKENS\n" +
+		"2026-01-30  acme          1      1         0         0      12     1        0          9              9\n" +
+		"2026-01-31  Smith, Jones  1      1         0         0      12     0        0          -              -\n" +
+		"2026-01-31  acme          2      1         0         0      24     1        1          9              9\n"})
 	smith := result{stdout: "" +
-		"day,account,chats,complete,bytes,counted,prompt_tokens,completion_tokens,estimated,rejected\n" +
-		"2026-01-31,\"Smith, Jones\",1,1,12,0,,,0,0\n"}
+		"day,account,chats,complete,bytes,counted,prompt_tokens,completion_tokens,estimated,rejected,joins\n" +
+		"2026-01-31,\"Smith, Jones\",1,1,12,0,,,0,0,0\n"}
 	createKeyOf(t, env, "Smith, Jones")
 	is.Equal(command(t, "", env, "usage", "--to", "2026-01-31", "--account", "Smith, Jones", "--csv"), smith)
 	is.Equal(command(t, "", env, "usage", "--to", "2026-01-31", "--account", "Smith", "--csv"), result{
-		stdout: "day,account,chats,complete,bytes,counted,prompt_tokens,completion_tokens,estimated,rejected\n",
+		stdout: "day,account,chats,complete,bytes,counted,prompt_tokens,completion_tokens,estimated,rejected,joins\n",
 		stderr: "botapi: note: the account \"Smith\" has no keys\n"})
 	is.Equal(command(t, "", env, "usage", "show", "--from", "2026-02-01", "--to", "2026-02-28", "--csv"), result{stdout: "" +
-		"day,account,chats,complete,bytes,counted,prompt_tokens,completion_tokens,estimated,rejected\n"})
+		"day,account,chats,complete,bytes,counted,prompt_tokens,completion_tokens,estimated,rejected,joins\n"})
 
 	_, err = conn.Exec(t.Context(), `UPDATE usage SET ended_at = CASE id
 		WHEN 'r1' THEN date_trunc('day', now(), 'UTC') - interval '3 days'

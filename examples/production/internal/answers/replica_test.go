@@ -71,11 +71,8 @@ func serve(t *testing.T, client *redisclient.Client, engine botapi.ChatEngine, s
 		t.Fatal(err)
 	}
 	keys := botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) { return key, nil })
-	waiting := botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
-		return resuming.Chat(redisclient.WithWait(ctx), req)
-	})
 	server := httptest.NewServer(botapi.New(botapi.Options{
-		Bots: bots, Keys: keys, Engine: waiting, Routes: resuming.Routes(), OnLimit: resuming.OnLimit, Logger: logger,
+		Bots: bots, Keys: keys, Engine: resuming, Routes: resuming.Routes(), OnLimit: resuming.OnLimit, Logger: logger,
 	}))
 	t.Cleanup(func() {
 		server.CloseClientConnections()
@@ -289,7 +286,7 @@ func TestRejectedChatsCostLittle(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	models, operator := make(model), server.Client(t)
-	r := serve(t, server.Client(t), models, resume.Settings{Lease: time.Hour}, limits.Limits{ChatsAtOnce: 1})
+	r := serve(t, server.Client(t), models, resume.Settings{Lease: time.Hour}, limits.Limits{ConcurrentChats: 1})
 	said := models.says("one")
 	first := r.connect(t, "k1")
 	words := <-said
@@ -349,7 +346,7 @@ func TestSlowRedis(t *testing.T) {
 	client := server.ClientWith(t, redisclient.Options{URL: way.URL, Timeout: 8 * time.Second})
 	const claims = 500 * time.Millisecond
 	models := make(model)
-	r := serve(t, client, models, resume.Settings{Wait: claims}, limits.Limits{ChatsAtOnce: 2})
+	r := serve(t, client, models, resume.Settings{Wait: claims}, limits.Limits{ConcurrentChats: 2})
 	chat := func(key string) (outcome string) {
 		said := models.says("one")
 		c := r.connect(t, key)
@@ -393,13 +390,24 @@ func TestOneWait(t *testing.T) {
 	defer store.Close()
 	server.Hang(t)
 	defer server.GoOn(t)
-	ctx, cancel := context.WithTimeout(redisclient.WithWait(t.Context()), claims)
-	defer cancel()
-	_, err = store.Claim(ctx, resume.Claim{Ref: refOf("k1"), Body: "body"})
-	is.True(errors.Is(err, context.DeadlineExceeded))
-	waiting, done := client.Waiting(context.WithoutCancel(ctx))
-	defer done()
-	until, _ := waiting.Deadline()
+	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
+	is.NoErr(err)
+	var claimed error
+	var until time.Time
+	engine := botapi.CallbackEngine(func(ctx context.Context, _ *botapi.ChatRequest, _ func(string) error) error {
+		claiming, cancel := context.WithTimeout(ctx, claims)
+		defer cancel()
+		_, claimed = store.Claim(claiming, resume.Claim{Ref: refOf("k1"), Body: "body"})
+		waiting, done := client.Waiting(ctx)
+		defer done()
+		until, _ = waiting.Deadline()
+		return nil
+	})
+	keys := botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) { return key, nil })
+	chat := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/chat", strings.NewReader(`{"bot_slug":"helper","prompt":"Hi","stream":false}`))
+	chat.Header.Set("Authorization", "Bearer acme")
+	botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: engine, Logger: slog.New(slog.DiscardHandler)}).ServeHTTP(httptest.NewRecorder(), chat)
+	is.True(errors.Is(claimed, context.DeadlineExceeded))
 	is.True(time.Until(until) <= timeout-claims)
 }
 

@@ -25,7 +25,7 @@ func limitsOf(l limits.Limits) porcupine.Model {
 		Init: func() any { return limitState{} },
 		Step: func(state, in, _ any) (bool, any) {
 			s := state.(limitState)
-			so := s.step(in.(act), int(l.ChatsAtOnce), int(l.ChatsPerMinute), int(l.TokensPerDay))
+			so := s.step(in.(act), int(l.ConcurrentChats), int(l.ChatsPerMinute), int(l.TokensPerDay))
 			return so, s
 		},
 		DescribeOperation: func(in, _ any) string { return in.(act).String() },
@@ -34,7 +34,7 @@ func limitsOf(l limits.Limits) porcupine.Model {
 }
 
 // step reports whether an act may happen, and updates what the account has used.
-func (s *limitState) step(a act, atOnce, perMinute, perDay int) bool {
+func (s *limitState) step(a act, concurrent, perMinute, perDay int) bool {
 	before := *s
 	switch a.does + " " + a.saw {
 	case "ask ok":
@@ -44,9 +44,9 @@ func (s *limitState) step(a act, atOnce, perMinute, perDay int) bool {
 			return true
 		}
 		s.admitted, s.least = s.admitted+1, s.least+a.reserved
-		return before.begun < atOnce && before.admitted < perMinute && before.least < perDay
+		return before.begun < concurrent && before.admitted < perMinute && before.least < perDay
 	case "ask concurrent":
-		return s.begun+s.doubt >= atOnce || a.overLimit
+		return s.begun+s.doubt >= concurrent || a.overLimit
 	case "ask in a minute":
 		return s.admitted+s.doubt >= perMinute || a.overLimit
 	case "ask reserved":
@@ -82,9 +82,9 @@ type limited struct {
 
 func newLimited(c *cluster, name string, random *rand.Rand) *limited {
 	l := &limited{history: history{began: time.Now()}, cluster: c, Limits: limits.Limits{
-		ChatsAtOnce: 1 + random.Int64N(4), ChatsPerMinute: 5 + random.Int64N(20), TokensPerDay: 40 + random.Int64N(300),
+		ConcurrentChats: 1 + random.Int64N(4), ChatsPerMinute: 5 + random.Int64N(20), TokensPerDay: 40 + random.Int64N(300),
 	}}
-	l.account = fmt.Sprintf("at-once=%d,per-minute=%d,per-day=%d,%s", l.ChatsAtOnce, l.ChatsPerMinute, l.TokensPerDay, name)
+	l.account = fmt.Sprintf("concurrent=%d,per-minute=%d,per-day=%d,%s", l.ConcurrentChats, l.ChatsPerMinute, l.TokensPerDay, name)
 	return l
 }
 

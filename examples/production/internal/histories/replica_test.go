@@ -79,10 +79,10 @@ func serveReplica(s replicaSettings) error {
 		return err
 	}
 	keys := botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) { return key, nil })
-	api := engine.Handler(botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: engine, Logger: logger}), keys)
+	api := botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: engine, Routes: engine.Routes(), OnLimit: engine.OnLimit, Logger: logger})
 	routes := http.NewServeMux()
 	routes.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		ctx := context.WithValue(redisclient.WithWait(r.Context()), wordsKey{}, new(atomic.Int64))
+		ctx := context.WithValue(r.Context(), wordsKey{}, new(atomic.Int64))
 		api.ServeHTTP(w, r.WithContext(ctx))
 	})
 	routes.HandleFunc("/away", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, away()) })
@@ -126,13 +126,13 @@ func reserve(_ context.Context, req *botapi.ChatRequest) int64 {
 }
 
 // limitsByName reads the limits of an account from its name, as in
-// "at-once=3,per-minute=10,per-day=100,a7".
+// "concurrent=3,per-minute=10,per-day=100,a7".
 type limitsByName struct{}
 
 func (limitsByName) Limits(_ context.Context, account string) (limits.Limits, error) {
 	var l limits.Limits
-	if strings.HasPrefix(account, "at-once=") {
-		_, err := fmt.Sscanf(account, "at-once=%d,per-minute=%d,per-day=%d", &l.ChatsAtOnce, &l.ChatsPerMinute, &l.TokensPerDay)
+	if strings.HasPrefix(account, "concurrent=") {
+		_, err := fmt.Sscanf(account, "concurrent=%d,per-minute=%d,per-day=%d", &l.ConcurrentChats, &l.ChatsPerMinute, &l.TokensPerDay)
 		return l, err
 	}
 	return l, nil

@@ -3,7 +3,7 @@
 -- nothing.
 local admissions, tokens, slots, reserved = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local lease, lasts, window = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local perMinute, perDay, atOnce = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local perMinute, perDay, concurrent = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local reserve, day, known = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 
 local time = redis.call('TIME')
@@ -63,8 +63,8 @@ if perDay > 0 then
     reject('reserved', 1000) -- nobody knows when a chat ends
   end
 end
-if atOnce > 0 and redis.call('ZCARD', slots) >= atOnce then
-  reject('places', 1000)
+if concurrent > 0 and redis.call('ZCARD', slots) >= concurrent then
+  reject('slots', 1000)
 end
 if reason ~= '' then return {reason, wait, used} end
 

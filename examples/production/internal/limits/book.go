@@ -159,7 +159,7 @@ func (b *book) batch(t *tallies) (number int64, batch []entry) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.sending) == 0 && len(b.entries) > 0 {
-		n := min(len(b.entries), settledAtOnce)
+		n := min(len(b.entries), settledTogether)
 		b.sending, b.entries = b.entries[:n:n], b.entries[n:]
 		b.number++
 		t.note(b.sending)

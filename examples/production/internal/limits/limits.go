@@ -16,6 +16,7 @@ import (
 
 	"example.com/botapi"
 	"example.com/botapi/examples/production/internal/redisclient"
+	"github.com/maypok86/otter/v2"
 )
 
 const (
@@ -36,8 +37,8 @@ type Limits struct {
 	// TokensPerDay counts prompt and completion tokens of a day in UTC. A chat
 	// is admitted while some are neither used nor reserved.
 	TokensPerDay int64
-	// ChatsAtOnce counts chats in progress.
-	ChatsAtOnce int64
+	// ConcurrentChats counts chats in progress.
+	ConcurrentChats int64
 }
 
 // Store returns the limits of an account. It must accept any account; every
@@ -58,12 +59,6 @@ type Options struct {
 	// Used returns how many tokens a chat has used so far, by its context. It is
 	// also called during the chat, on another goroutine. Nil counts none.
 	Used func(context.Context) int64
-
-	// MaxChats and MaxChatsPerAccount are limits of this replica alone, 0 for
-	// none. They count a chat while its engine works, whereas botapi.Options
-	// counts it while its client is served: the two differ when an answer
-	// continues without its client.
-	MaxChats, MaxChatsPerAccount int64
 
 	CacheTTL time.Duration // 0 means DefaultCacheTTL
 	Lease    time.Duration // 0 means DefaultLease
@@ -101,14 +96,13 @@ func (o Options) completed() Options {
 // If Redis responds to others but not in time for a chat, the chat is rejected
 // with 503, so that nobody can lift limits by keeping a replica busy. While
 // Redis is away, and for a chat whose keys it rejects, every replica uses what
-// it knows: MaxChats, MaxChatsPerAccount, the limits of the account, counted in
-// this replica, and the tokens that the account had used when Redis was last
+// it knows: the limits of the account, counted in this replica, and the tokens that the account had used when Redis was last
 // asked. When Redis is back, chats in progress and tokens that were used
 // meanwhile are counted, and nothing needs a restart.
 type Engine struct {
 	next    botapi.ChatEngine
 	options Options
-	known   *cache
+	known   *otter.Cache[string, Limits]
 	shared  shared
 	tallies *tallies
 	book    *book
@@ -128,9 +122,9 @@ func New(o Options) *Engine {
 	e := &Engine{
 		next:    o.Engine,
 		options: o,
-		known:   newCache(o.Store, o.CacheTTL),
+		known:   newCache(o.CacheTTL),
 		shared:  shared{redis: o.Redis, replica: rand.Text(), lease: o.Lease, window: minute},
-		tallies: newTallies(o.MaxChats, o.MaxChatsPerAccount),
+		tallies: newTallies(),
 		book:    newBook(),
 		stop:    stop,
 		done:    make(chan struct{}),
@@ -144,6 +138,7 @@ func New(o Options) *Engine {
 func (e *Engine) Close() {
 	e.stop()
 	<-e.done
+	e.known.StopAllGoroutines()
 	for account, tokens := range e.book.close() {
 		e.options.Logger.Error("used tokens were not counted", slog.String("account", account), slog.Int64("tokens", tokens))
 	}
@@ -168,14 +163,33 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 // counts for a second at most.
 func (e *Engine) Rejected(account string) error { return e.tallies.rejected(account) }
 
-// ChatsAtOnce returns that limit of an account, for callers that count other
+// ConcurrentChats returns that limit of an account, for callers that count other
 // things by it.
-func (e *Engine) ChatsAtOnce(ctx context.Context, account string) (int64, error) {
-	limits, err := e.known.limits(ctx, account)
+func (e *Engine) ConcurrentChats(ctx context.Context, account string) (int64, error) {
+	limits, err := e.limitsOf(ctx, account)
+	return limits.ConcurrentChats, err
+}
+
+// cachedAccounts bounds the cache of limits.
+const cachedAccounts = 10_000
+
+func newCache(ttl time.Duration) *otter.Cache[string, Limits] {
+	return otter.Must(&otter.Options[string, Limits]{
+		MaximumSize:      cachedAccounts,
+		ExpiryCalculator: otter.ExpiryWriting[string, Limits](ttl),
+	})
+}
+
+// limitsOf returns the limits of an account. Concurrent chats of one share a lookup, which
+// no client that disconnects fails.
+func (e *Engine) limitsOf(ctx context.Context, account string) (Limits, error) {
+	limits, err := e.known.Get(ctx, account, otter.LoaderFunc[string, Limits](func(ctx context.Context, account string) (Limits, error) {
+		return e.options.Store.Limits(context.WithoutCancel(ctx), account)
+	}))
 	if err != nil {
-		return 0, fmt.Errorf("asking for the limits of an account: %w", err)
+		return Limits{}, fmt.Errorf("asking for the limits of an account: %w", err)
 	}
-	return limits.ChatsAtOnce, nil
+	return limits, nil
 }
 
 // A chat is a chat in progress.
@@ -190,9 +204,9 @@ type chat struct {
 // admit takes a slot for a chat, in this replica and in all together.
 func (e *Engine) admit(ctx context.Context, req *botapi.ChatRequest) (*chat, error) {
 	account := botapi.AccountFrom(ctx)
-	limits, err := e.known.limits(ctx, account)
+	limits, err := e.limitsOf(ctx, account)
 	if err != nil {
-		return nil, fmt.Errorf("asking for the limits of an account: %w", err)
+		return nil, err
 	}
 	here, err := e.tallies.reserve(account)
 	if err != nil {
@@ -299,13 +313,13 @@ type rejection struct {
 }
 
 // passes reports whether the end of a chat may change the rejection.
-func (r rejection) passes() bool { return r.reason == "places" || r.reason == "reserved" }
+func (r rejection) passes() bool { return r.reason == "slots" || r.reason == "reserved" }
 
 var rejections = map[string]string{
 	"minute":   "Too many chats in a minute for this account",
 	"tokens":   "The tokens of this account for today are used up",
 	"reserved": "The tokens of this account for today are reserved for its chats in progress",
-	"places":   "Too many chats in progress for this account",
+	"slots":    "Too many chats in progress for this account",
 }
 
 // err is the error that the client gets.

@@ -169,8 +169,8 @@ func TestNeverMoreThanTheLimit(t *testing.T) {
 		detail string
 	}{
 		"in a minute":  {limits.Limits{ChatsPerMinute: limit}, "Too many chats in a minute for this account"},
-		"concurrently": {limits.Limits{ChatsAtOnce: limit}, "Too many chats in progress for this account"},
-		"both":         {limits.Limits{ChatsPerMinute: clients, ChatsAtOnce: limit}, "Too many chats in progress for this account"},
+		"concurrently": {limits.Limits{ConcurrentChats: limit}, "Too many chats in progress for this account"},
+		"both":         {limits.Limits{ChatsPerMinute: clients, ConcurrentChats: limit}, "Too many chats in progress for this account"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
@@ -253,47 +253,13 @@ func TestTokensOfTheDay(t *testing.T) {
 
 func untilMidnight() int { return int(86400 - time.Now().Unix()%86400) }
 
-// TestLimitsOfOneReplica needs no limits in Redis.
-func TestLimitsOfOneReplica(t *testing.T) {
-	for name, c := range map[string]struct {
-		options limits.Options
-		want    answer
-		other   bool // whether another account is still admitted
-	}{
-		"of all":         {limits.Options{MaxChats: 2}, answer{http.StatusServiceUnavailable, `{"detail":"Too many chats in progress"}`, 1}, false},
-		"of one account": {limits.Options{MaxChatsPerAccount: 2}, answer{http.StatusTooManyRequests, `{"detail":"Too many chats in progress for this account"}`, 1}, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			is := is.New(t)
-			engine := &holding{done: make(chan struct{})}
-			c.options.Engine, c.options.Store = engine, everybody(limits.Limits{})
-			r := serve(t, redistest.NewServer(t).Client(t), c.options)
-			var all sync.WaitGroup
-			ask := func(account string) {
-				all.Go(func() { _, _ = r.ask(t.Context(), account) })
-			}
-			ask("acme")
-			ask("acme")
-			eventually(t, "two chats are in progress", func() bool { return engine.begun.Load() == 2 })
-			is.Equal(r.chat(t, "acme"), c.want)
-			if c.other {
-				ask("other")
-				eventually(t, "another account is admitted", func() bool { return engine.begun.Load() == 3 })
-			}
-			close(engine.done)
-			all.Wait()
-			is.Equal(r.chat(t, "acme"), answered) // the slots are free again
-		})
-	}
-}
-
 // TestReplicaThatDies has one replica that renews its leases, and one that stops
 // doing so.
 func TestReplicaThatDies(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	engine := &holding{done: make(chan struct{})}
-	o := limits.Options{Engine: engine, Store: everybody(limits.Limits{ChatsAtOnce: 2}), Lease: 300 * time.Millisecond}
+	o := limits.Options{Engine: engine, Store: everybody(limits.Limits{ConcurrentChats: 2}), Lease: 300 * time.Millisecond}
 	dying := serve(t, server.Client(t), o)
 	living := serve(t, server.Client(t), limits.Options{Store: o.Store, Lease: o.Lease})
 	ctx, leave := context.WithCancel(t.Context())
@@ -347,7 +313,7 @@ func TestReservedByAReplicaThatDied(t *testing.T) {
 // leaseEnd returns when the first lease expires, in milliseconds.
 func leaseEnd(t *testing.T, client *redisclient.Client) float64 {
 	t.Helper()
-	first, err := client.ZRangeWithScores(t.Context(), "botapi:limits:places:acme", 0, 0).Result()
+	first, err := client.ZRangeWithScores(t.Context(), "botapi:limits:slots:acme", 0, 0).Result()
 	if err != nil || len(first) == 0 {
 		t.Fatal("no lease", err)
 	}
@@ -359,7 +325,7 @@ func TestRedisStopsAndRestarts(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	engine := &holding{done: make(chan struct{})}
-	store := everybody(limits.Limits{ChatsAtOnce: 1, TokensPerDay: 100})
+	store := everybody(limits.Limits{ConcurrentChats: 1, TokensPerDay: 100})
 	first := serve(t, server.Client(t), limits.Options{Engine: engine, Store: store, Lease: 300 * time.Millisecond})
 	second := serve(t, server.Client(t), limits.Options{Store: store, Lease: 300 * time.Millisecond})
 	var all sync.WaitGroup
@@ -409,7 +375,7 @@ func TestLimitsAreCached(t *testing.T) {
 		if lookups.Add(1) == 1 {
 			<-asked
 		}
-		return limits.Limits{ChatsAtOnce: limit.Load()}, nil
+		return limits.Limits{ConcurrentChats: limit.Load()}, nil
 	})
 	engine := &holding{done: make(chan struct{})}
 	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Engine: engine, Store: store, CacheTTL: 500 * time.Millisecond})
@@ -455,7 +421,7 @@ func TestStoreThatFails(t *testing.T) {
 
 func TestHugeLimits(t *testing.T) {
 	is := is.New(t)
-	none := limits.Limits{ChatsPerMinute: math.MaxInt64, TokensPerDay: math.MaxInt64, ChatsAtOnce: math.MaxInt64}
+	none := limits.Limits{ChatsPerMinute: math.MaxInt64, TokensPerDay: math.MaxInt64, ConcurrentChats: math.MaxInt64}
 	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Store: everybody(none)})
 	is.Equal(r.chat(t, "acme"), answered)
 	is.Equal(r.chat(t, "acme"), answered)
@@ -566,11 +532,11 @@ func TestClockOfRedisIsSetBack(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	redis := server.Client(t)
-	r := serve(t, redis, limits.Options{Store: everybody(limits.Limits{ChatsPerMinute: 3, ChatsAtOnce: 1}), Lease: 300 * time.Millisecond})
+	r := serve(t, redis, limits.Options{Store: everybody(limits.Limits{ChatsPerMinute: 3, ConcurrentChats: 1}), Lease: 300 * time.Millisecond})
 	r.SetMinute(2 * time.Second)
 	later := float64(time.Now().Add(time.Hour).UnixMilli())
 	is.NoErr(redis.RPush(t.Context(), "botapi:limits:minute:acme", later-2, later-1, later).Err())
-	is.NoErr(redis.ZAdd(t.Context(), "botapi:limits:places:acme", goredis.Z{Score: later, Member: "of a replica that died"}).Err())
+	is.NoErr(redis.ZAdd(t.Context(), "botapi:limits:slots:acme", goredis.Z{Score: later, Member: "of a replica that died"}).Err())
 	began := time.Now()
 	is.Equal(r.chat(t, "acme").status, http.StatusTooManyRequests)
 	eventually(t, "it is admitted", func() bool { return r.chat(t, "acme") == answered })
@@ -580,7 +546,7 @@ func TestClockOfRedisIsSetBack(t *testing.T) {
 // TestRedisIsFull checks that limits still work although nothing else has room.
 func TestRedisIsFull(t *testing.T) {
 	is := is.New(t)
-	engine, server, replicas := budget(t, 10, 10, limits.Limits{TokensPerDay: 50, ChatsAtOnce: 4})
+	engine, server, replicas := budget(t, 10, 10, limits.Limits{TokensPerDay: 50, ConcurrentChats: 4})
 	redis := server.Client(t)
 	is.NoErr(redis.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	is.True(goredis.IsOOMError(redis.Set(t.Context(), "key", "", 0).Err()))
@@ -609,7 +575,7 @@ func TestKeyOfAnotherType(t *testing.T) {
 	server := redistest.NewServer(t)
 	redis := server.Client(t)
 	engine := &holding{done: make(chan struct{})}
-	replicas := three(t, server, limits.Options{Engine: engine, Store: everybody(limits.Limits{ChatsAtOnce: 1, TokensPerDay: 10})})
+	replicas := three(t, server, limits.Options{Engine: engine, Store: everybody(limits.Limits{ConcurrentChats: 1, TokensPerDay: 10})})
 	is.NoErr(redis.RPush(t.Context(), "botapi:limits:tokens:acme", "").Err())
 	var all sync.WaitGroup
 	ask := func(replica int, account string) {
@@ -646,12 +612,12 @@ func TestRejectedAccountDoesNotLoadRedis(t *testing.T) {
 }
 
 // TestRejectedAsFarAsIsKnown asks a replica what it knows without Redis: what that
-// has just said, until a chat of the account ends, and the replica's own limits.
+// has just said, until a chat of the account ends.
 func TestRejectedAsFarAsIsKnown(t *testing.T) {
 	is := is.New(t)
 	engine := &holding{done: make(chan struct{})}
-	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Engine: engine, MaxChats: 2, Store: table(func(account string) (limits.Limits, error) {
-		return map[string]limits.Limits{"one": {ChatsAtOnce: 1}}[account], nil
+	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Engine: engine, Store: table(func(account string) (limits.Limits, error) {
+		return map[string]limits.Limits{"one": {ConcurrentChats: 1}}[account], nil
 	})})
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -663,11 +629,6 @@ func TestRejectedAsFarAsIsKnown(t *testing.T) {
 	is.True(ok)
 	is.Equal(response.Status, http.StatusTooManyRequests)
 	is.NoErr(r.Rejected("other"))
-	all.Go(func() { _, _ = r.ask(t.Context(), "other") })
-	eventually(t, "it has begun", func() bool { return engine.begun.Load() == 2 })
-	response, ok = errors.AsType[*botapi.StatusError](r.Rejected("another"))
-	is.True(ok)
-	is.Equal(response.Status, http.StatusServiceUnavailable)
 	close(engine.done)
 	all.Wait()
 	is.NoErr(r.Rejected("one"))
@@ -678,7 +639,7 @@ func TestRejectedAsFarAsIsKnown(t *testing.T) {
 func TestCostOfAChatForRedis(t *testing.T) {
 	is := is.New(t)
 	redis := redistest.NewServer(t).Client(t)
-	r := serve(t, redis, limits.Options{Store: everybody(limits.Limits{ChatsPerMinute: 1000, ChatsAtOnce: 10, TokensPerDay: 1000})})
+	r := serve(t, redis, limits.Options{Store: everybody(limits.Limits{ChatsPerMinute: 1000, ConcurrentChats: 10, TokensPerDay: 1000})})
 	r.spend(t, "acme", 1)
 	eventually(t, "it is settled", func() bool { return redis.Get(t.Context(), "botapi:limits:tokens:acme").Val() == "1" })
 	before := scripts(t, redis)
@@ -713,12 +674,12 @@ func TestRedisIsTooLate(t *testing.T) {
 	server := redistest.NewServer(t)
 	redis := server.Client(t)
 	r := serve(t, server.ClientWith(t, redisclient.Options{Timeout: 200 * time.Millisecond}), limits.Options{
-		Store:   everybody(limits.Limits{ChatsAtOnce: 1, TokensPerDay: 100}),
+		Store:   everybody(limits.Limits{ConcurrentChats: 1, TokensPerDay: 100}),
 		Lease:   10 * patience,
 		Reserve: func(context.Context, *botapi.ChatRequest) int64 { return 100 },
 	})
 	is.Equal(r.chat(t, "other"), answered) // so Redis responds
-	eventually(t, "it has ended", func() bool { return redis.Exists(t.Context(), "botapi:limits:places:other").Val() == 0 })
+	eventually(t, "it has ended", func() bool { return redis.Exists(t.Context(), "botapi:limits:slots:other").Val() == 0 })
 	time.Sleep(20 * time.Millisecond) // its connection is free: a new one would take too long to send the command
 	server.Hang(t)
 	is.Equal(r.chat(t, "acme").status, http.StatusServiceUnavailable)
@@ -766,7 +727,7 @@ func TestRedisComesBackEmptyAgainAndAgain(t *testing.T) {
 // that asks again after its answer is never rejected.
 func TestOneAfterAnother(t *testing.T) {
 	is := is.New(t)
-	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Store: everybody(limits.Limits{ChatsAtOnce: 1})})
+	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Store: everybody(limits.Limits{ConcurrentChats: 1})})
 	for range 200 {
 		is.Equal(r.chat(t, "acme"), answered)
 	}

@@ -37,8 +37,8 @@ const (
 	// mostPerMinute is practically no limit. Redis's scripts count in floating
 	// point, and a much larger number could not be an index.
 	mostPerMinute = math.MaxInt32
-	// settledAtOnce bounds one batch, since Redis does nothing else meanwhile.
-	settledAtOnce = 200
+	// settledTogether bounds one batch, since Redis does nothing else meanwhile.
+	settledTogether = 200
 	// markLasts is how long a repeated batch is recognised.
 	markLasts = time.Hour
 )
@@ -49,10 +49,10 @@ func (s shared) key(kind, of string) string { return s.redis.Key("limits:" + kin
 // that Redis did not decide. used is how many tokens the account has used today;
 // day and known are what this replica last knew of that.
 func (s shared) admit(ctx context.Context, c *chat, limits Limits, day, known int64) (why rejection, used int64, err error) {
-	keys := []string{s.key("minute", c.account), s.key("tokens", c.account), s.key("places", c.account), s.key("reserved", c.account)}
+	keys := []string{s.key("minute", c.account), s.key("tokens", c.account), s.key("slots", c.account), s.key("reserved", c.account)}
 	answer, err := admitScript.Run(ctx, s.redis, keys,
 		c.lease, s.lease.Milliseconds(), s.window.Milliseconds(),
-		min(limits.ChatsPerMinute, mostPerMinute), limits.TokensPerDay, limits.ChatsAtOnce,
+		min(limits.ChatsPerMinute, mostPerMinute), limits.TokensPerDay, limits.ConcurrentChats,
 		c.reserved, day, known).Slice()
 	if err != nil {
 		return rejection{}, 0, fmt.Errorf("asking for a slot: %w", err)
@@ -70,7 +70,7 @@ func (s shared) settle(ctx context.Context, number int64, batch []entry) (used [
 	keys := []string{s.key("settled", s.replica)}
 	arguments := []any{number, s.lease.Milliseconds(), markLasts.Milliseconds()}
 	for _, e := range batch {
-		keys = append(keys, s.key("tokens", e.account), s.key("places", e.account), s.key("reserved", e.account))
+		keys = append(keys, s.key("tokens", e.account), s.key("slots", e.account), s.key("reserved", e.account))
 		arguments = append(arguments, e.lease, e.used, e.reserved, e.goesOn, e.day, e.known)
 	}
 	used, err = settleScript.Run(ctx, s.redis, keys, arguments...).Int64Slice()

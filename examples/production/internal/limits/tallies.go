@@ -1,12 +1,9 @@
 package limits
 
 import (
-	"cmp"
-	"net/http"
 	"sync"
 	"time"
 
-	"example.com/botapi"
 	"golang.org/x/time/rate"
 )
 
@@ -25,17 +22,12 @@ type tally struct {
 // tallies are those of all accounts that were active on a day, or have chats in
 // progress.
 type tallies struct {
-	max, maxPerAccount int64 // chats in progress in this replica; 0 for no limit
-
-	mu    sync.Mutex
-	chats int64 // in progress, of all accounts
-	day   int64 // of UTC, in days since 1970
-	all   map[string]*tally
+	mu  sync.Mutex
+	day int64 // of UTC, in days since 1970
+	all map[string]*tally
 }
 
-func newTallies(limit, perAccount int64) *tallies {
-	return &tallies{max: limit, maxPerAccount: perAccount, all: make(map[string]*tally)}
-}
+func newTallies() *tallies { return &tallies{all: make(map[string]*tally)} }
 
 // of is called with the lock held. On a new day it forgets all but the chats in
 // progress.
@@ -86,8 +78,7 @@ func (t *tallies) saw(account string, used int64, why rejection) {
 	}
 }
 
-// reserve takes a slot for a chat in this replica, unless this replica is full or
-// Redis has just said why to reject it: asking again would only add load to Redis. It
+// reserve takes a slot for a chat in this replica, unless Redis has just said why to reject it: asking again would only add load to Redis. It
 // returns how many slots the account has here.
 func (t *tallies) reserve(account string) (here int64, err error) {
 	t.mu.Lock()
@@ -97,10 +88,9 @@ func (t *tallies) reserve(account string) (here int64, err error) {
 	if why.passes() {
 		why = rejection{} // only Redis knows whether it still applies
 	}
-	if err := cmp.Or(why.err(), t.full(one)); err != nil {
+	if err := why.err(); err != nil {
 		return 0, err
 	}
-	t.chats++
 	one.here++
 	return one.here, nil
 }
@@ -109,7 +99,6 @@ func (t *tallies) reserve(account string) (here int64, err error) {
 func (t *tallies) release(account string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.chats--
 	t.of(account).here--
 }
 
@@ -117,8 +106,7 @@ func (t *tallies) release(account string) {
 func (t *tallies) rejected(account string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	one := t.of(account)
-	return cmp.Or(one.recent().err(), t.full(one))
+	return t.of(account).recent().err()
 }
 
 // recent is a recent rejection by Redis.
@@ -127,18 +115,6 @@ func (t *tally) recent() rejection {
 		return rejection{}
 	}
 	return rejection{t.rejection.reason, time.Until(t.until)}
-}
-
-// full returns an error if this replica has no slot for a chat of an account. It is
-// called with the lock held.
-func (t *tallies) full(one *tally) error {
-	if t.max > 0 && t.chats >= t.max {
-		return &botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "Too many chats in progress", RetryAfter: soon}
-	}
-	if t.maxPerAccount > 0 && one.here >= t.maxPerAccount {
-		return rejection{"places", soon}.err()
-	}
-	return nil
 }
 
 // ended notes the end of a chat, after which there may be room for another.
@@ -171,8 +147,8 @@ func (t *tallies) admit(account string, limits Limits, unsettled, here int64) re
 	switch {
 	case limits.TokensPerDay > 0 && one.seen+unsettled >= limits.TokensPerDay:
 		return rejection{"tokens", time.Until(time.Unix((t.day+1)*86400, 0))}
-	case limits.ChatsAtOnce > 0 && here > limits.ChatsAtOnce:
-		return rejection{"places", soon}
+	case limits.ConcurrentChats > 0 && here > limits.ConcurrentChats:
+		return rejection{"slots", soon}
 	case limits.ChatsPerMinute > 0 && !one.perMinute(limits.ChatsPerMinute).Allow():
 		return rejection{"minute", max(soon, minute/time.Duration(limits.ChatsPerMinute))}
 	}

@@ -64,7 +64,7 @@ func (u *Use) read(ctx context.Context, client *redisclient.Client, kind, key st
 				u.LastMinute++
 			}
 		}
-	case "places":
+	case "slots":
 		var leases []string
 		leases, err = client.ZRangeArgs(ctx, redis.ZRangeArgs{Key: key, ByScore: true, Start: "(" + strconv.FormatInt(now.UnixMilli(), 10), Stop: "+inf"}).Result()
 		if len(leases) > 0 {

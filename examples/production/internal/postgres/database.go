@@ -37,7 +37,7 @@ type Database struct {
 	pool         *pgxpool.Pool
 	gate         *gate // limits lookups of keys
 	uses         keyUses
-	unstored     *telemetry.Sparing // logs that uses of keys were not stored
+	unstored     telemetry.Repeats[struct{}] // logs that uses of keys were not stored
 	queryTimeout time.Duration
 	keyCache     time.Duration
 	logger       *slog.Logger
@@ -71,7 +71,6 @@ func Open(url string, o Options) (*Database, error) {
 	d := &Database{
 		pool:         pool,
 		uses:         keyUses{last: make(map[int64]time.Time)},
-		unstored:     telemetry.NewSparing(),
 		queryTimeout: o.QueryTimeout,
 		keyCache:     o.KeyCache,
 		logger:       o.Logger,
@@ -91,6 +90,8 @@ func Open(url string, o Options) (*Database, error) {
 // cancelled, pgx tries for 15 seconds to tell the server so, even one that does
 // not respond.
 func (d *Database) Close() {
+	d.unstored.Flush()
+	d.gate.rejections.Flush()
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)

@@ -42,7 +42,7 @@ type gate struct {
 	wait    time.Duration       // for a lookup, at most
 
 	logger     *slog.Logger
-	rejections *telemetry.Sparing
+	rejections telemetry.Repeats[struct{}]
 }
 
 // A goodKey is a key that was valid. Until then, it needs no other lookup.
@@ -54,13 +54,12 @@ type goodKey struct {
 // newGate returns a gate that allows so many concurrent lookups of unknown keys.
 func newGate(lookups int64, wait time.Duration, logger *slog.Logger) *gate {
 	return &gate{
-		good:       memory[goodKey](),
-		rejected:   memory[time.Time](),
-		waiting:    semaphore.NewWeighted(unknownWaiting),
-		lookups:    semaphore.NewWeighted(lookups),
-		wait:       wait,
-		logger:     logger,
-		rejections: telemetry.NewSparing(),
+		good:     memory[goodKey](),
+		rejected: memory[time.Time](),
+		waiting:  semaphore.NewWeighted(unknownWaiting),
+		lookups:  semaphore.NewWeighted(lookups),
+		wait:     wait,
+		logger:   logger,
 	}
 }
 
@@ -93,7 +92,7 @@ func (g *gate) recall(sum digest) (account string, ok bool) {
 
 // count counts a rejection. The log has one line for many of them.
 func (g *gate) count(ctx context.Context) {
-	g.rejections.Count(func(times int64) {
+	g.rejections.Count(struct{}{}, func(times int64) {
 		g.logger.WarnContext(ctx, "API keys were rejected", slog.Int64("times", times))
 	})
 }

@@ -85,7 +85,7 @@ func (d *Database) StoreKeyUses(ctx context.Context) {
 	for id, at := range uses {
 		d.uses.add(id, at)
 	}
-	d.unstored.Count(func(times int64) {
+	d.unstored.Count(struct{}{}, func(times int64) {
 		d.logger.WarnContext(ctx, "the last uses of keys were not stored", slog.Int("keys", len(uses)), slog.Any("error", err), slog.Int64("times", times))
 	})
 }

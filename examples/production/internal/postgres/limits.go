@@ -15,8 +15,8 @@ import (
 // means the same limit as everybody else; in those of everybody else, nil means
 // no limit.
 type AccountLimits struct {
-	Account                                   string // empty for everybody else
-	ChatsPerMinute, TokensPerDay, ChatsAtOnce *int64
+	Account                                       string // empty for everybody else
+	ChatsPerMinute, TokensPerDay, ConcurrentChats *int64
 }
 
 var _ limits.Store = (*Database)(nil)
@@ -25,13 +25,14 @@ var _ limits.Store = (*Database)(nil)
 var ErrNoLimits = errors.New("no such limits")
 
 // Limits returns the limits of an account: its own, and where it has none, those
-// of everybody else.
+// of everybody else. (A column keeps its first name, chats_at_once: replicas of the version
+// before use it, too, while others are replaced.)
 func (d *Database) Limits(ctx context.Context, account string) (found limits.Limits, err error) {
 	err = d.run(ctx, "reading the limits of an account", func(ctx context.Context, conn *pgxpool.Conn) error {
 		rows, _ := conn.Query(ctx, `
 			SELECT coalesce(own.chats_per_minute, rest.chats_per_minute, 0) AS chats_per_minute,
 			       coalesce(own.tokens_per_day, rest.tokens_per_day, 0) AS tokens_per_day,
-			       coalesce(own.chats_at_once, rest.chats_at_once, 0) AS chats_at_once
+			       coalesce(own.chats_at_once, rest.chats_at_once, 0) AS concurrent_chats
 			FROM (SELECT $1::text AS account) AS asked
 			LEFT JOIN account_limits AS own USING (account)
 			LEFT JOIN account_limits AS rest ON rest.account = ''`, account)
@@ -57,13 +58,13 @@ func (d *Database) SetLimits(ctx context.Context, l AccountLimits) error {
 				chats_per_minute = coalesce(excluded.chats_per_minute, own.chats_per_minute),
 				tokens_per_day = coalesce(excluded.tokens_per_day, own.tokens_per_day),
 				chats_at_once = coalesce(excluded.chats_at_once, own.chats_at_once)`,
-			l.Account, l.ChatsPerMinute, l.TokensPerDay, l.ChatsAtOnce)
+			l.Account, l.ChatsPerMinute, l.TokensPerDay, l.ConcurrentChats)
 		return err
 	})
 }
 
 // WhichLimits are some of the limits.
-type WhichLimits struct{ ChatsPerMinute, TokensPerDay, ChatsAtOnce bool }
+type WhichLimits struct{ ChatsPerMinute, TokensPerDay, ConcurrentChats bool }
 
 // RemoveLimits removes some of an account's own limits, so that those of everybody
 // else apply to it, or of those of everybody else. It returns those that it has
@@ -83,7 +84,7 @@ func (d *Database) RemoveLimits(ctx context.Context, account string, which Which
 				chats_at_once = CASE WHEN $4 THEN NULL ELSE chats_at_once END
 			FROM old WHERE kept.account = old.account AND num_nonnulls(minute, day, once) > 0
 			RETURNING old.*`,
-			account, which.ChatsPerMinute, which.TokensPerDay, which.ChatsAtOnce)
+			account, which.ChatsPerMinute, which.TokensPerDay, which.ConcurrentChats)
 		removed, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[AccountLimits])
 		return err
 	})

@@ -22,11 +22,11 @@ func TestLimits(t *testing.T) {
 	number := func(n int64) *int64 { return &n }
 	is.Equal(limitsOf("acme"), limits.Limits{}) // nobody has limits
 
-	is.NoErr(d.SetLimits(t.Context(), postgres.AccountLimits{ChatsPerMinute: number(60), ChatsAtOnce: number(5)}))
+	is.NoErr(d.SetLimits(t.Context(), postgres.AccountLimits{ChatsPerMinute: number(60), ConcurrentChats: number(5)}))
 	is.NoErr(d.SetLimits(t.Context(), postgres.AccountLimits{Account: "acme", TokensPerDay: number(1)}))
 	is.NoErr(d.SetLimits(t.Context(), postgres.AccountLimits{Account: "acme", TokensPerDay: number(1000), ChatsPerMinute: number(0)}))
-	is.Equal(limitsOf("acme"), limits.Limits{ChatsPerMinute: 0, TokensPerDay: 1000, ChatsAtOnce: 5}) // its own take precedence
-	is.Equal(limitsOf("other"), limits.Limits{ChatsPerMinute: 60, ChatsAtOnce: 5})
+	is.Equal(limitsOf("acme"), limits.Limits{ChatsPerMinute: 0, TokensPerDay: 1000, ConcurrentChats: 5}) // its own take precedence
+	is.Equal(limitsOf("other"), limits.Limits{ChatsPerMinute: 60, ConcurrentChats: 5})
 
 	all, err := d.AllLimits(t.Context())
 	is.NoErr(err)
@@ -37,8 +37,8 @@ func TestLimits(t *testing.T) {
 	removed, err := d.RemoveLimits(t.Context(), "acme", postgres.WhichLimits{ChatsPerMinute: true})
 	is.NoErr(err)
 	is.Equal(removed, postgres.AccountLimits{Account: "acme", ChatsPerMinute: number(0)})
-	is.Equal(limitsOf("acme"), limits.Limits{ChatsPerMinute: 60, TokensPerDay: 1000, ChatsAtOnce: 5}) // the rest is kept
-	whole := postgres.WhichLimits{ChatsPerMinute: true, TokensPerDay: true, ChatsAtOnce: true}
+	is.Equal(limitsOf("acme"), limits.Limits{ChatsPerMinute: 60, TokensPerDay: 1000, ConcurrentChats: 5}) // the rest is kept
+	whole := postgres.WhichLimits{ChatsPerMinute: true, TokensPerDay: true, ConcurrentChats: true}
 	removed, err = d.RemoveLimits(t.Context(), "acme", whole)
 	is.NoErr(err)
 	is.Equal(removed, postgres.AccountLimits{Account: "acme", TokensPerDay: number(1000)})

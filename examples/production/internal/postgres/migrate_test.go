@@ -31,7 +31,7 @@ func TestMigrateFromManyReplicasConcurrently(t *testing.T) {
 		})
 	}
 	is.NoErr(replicas.Wait())
-	is.Equal(slices.Concat(applied...), []string{"00001_bots.sql", "00002_api_keys.sql", "00003_usage.sql", "00004_tokens.sql", "00005_account_limits.sql", "00006_estimates.sql", "00007_key_expiry.sql", "00008_rejected_chats.sql", "00009_replaced_keys.sql"}) // each one once
+	is.Equal(slices.Concat(applied...), []string{"00001_bots.sql", "00002_api_keys.sql", "00003_usage.sql", "00004_tokens.sql", "00005_account_limits.sql", "00006_estimates.sql", "00007_key_expiry.sql", "00008_rejected_chats.sql", "00009_replaced_keys.sql", "00010_joins.sql"}) // each one once
 }
 
 func TestSchemaChangesNothing(t *testing.T) {
@@ -92,7 +92,7 @@ func TestMigrateBesideThePreviousVersion(t *testing.T) {
 	url := postgrestest.Database(t)
 	d := open(t, url)
 	conn := connect(t, url)
-	_, err := conn.Exec(t.Context(), `ALTER TABLE api_keys DROP COLUMN expires_at, DROP COLUMN replaced_by; ALTER TABLE usage DROP COLUMN chats, DROP COLUMN rejected;
+	_, err := conn.Exec(t.Context(), `ALTER TABLE api_keys DROP COLUMN expires_at, DROP COLUMN replaced_by; ALTER TABLE usage DROP COLUMN chats, DROP COLUMN rejected, DROP COLUMN joins;
 		DELETE FROM goose_db_version WHERE version_id >= 7`)
 	is.NoErr(err)
 
@@ -104,7 +104,7 @@ func TestMigrateBesideThePreviousVersion(t *testing.T) {
 	}{
 		{"api_keys", nil, "00007_key_expiry.sql: "},
 		{"usage", []string{"00007_key_expiry.sql"}, "00008_rejected_chats.sql: "},
-		{"bots", []string{"00008_rejected_chats.sql", "00009_replaced_keys.sql"}, ""},
+		{"bots", []string{"00008_rejected_chats.sql", "00009_replaced_keys.sql", "00010_joins.sql"}, ""},
 	} {
 		backup, err := conn.Begin(t.Context())
 		is.NoErr(err)

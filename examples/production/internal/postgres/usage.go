@@ -23,14 +23,14 @@ func (d *Database) InsertUsage(ctx context.Context, records []*usage.Record) err
 		_, err := conn.Exec(ctx, `
 			INSERT INTO usage (id, ended_at, request_id, account, user_id, bot_uid, model, stream, status, complete,
 				fragments, bytes, first_fragment_ms, duration_ms, prompt_tokens, completion_tokens, tokens_estimated,
-				chats, rejected)
+				chats, rejected, joins)
 			SELECT * FROM unnest($1::text[], $2::timestamptz[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[],
 				$8::boolean[], $9::integer[], $10::boolean[], $11::integer[], $12::bigint[], $13::float8[], $14::float8[],
-				$15::bigint[], $16::bigint[], $17::boolean[], $18::bigint[], $19::text[])
+				$15::bigint[], $16::bigint[], $17::boolean[], $18::bigint[], $19::text[], $20::bigint[])
 			ON CONFLICT (id) DO NOTHING`,
 			c.id, c.endedAt, c.requestID, c.account, c.userID, c.botUID, c.model, c.stream, c.status, c.complete,
 			c.fragments, c.bytes, c.firstFragment, c.duration, c.promptTokens, c.completionTokens, c.estimated,
-			c.chats, c.rejected)
+			c.chats, c.rejected, c.joins)
 		return err
 	})
 }
@@ -41,6 +41,7 @@ type DailyUsage struct {
 	Account          string
 	Chats, Complete  int64
 	Rejected         int64 // chats that asked no model
+	Joins            int64 // requests that joined an answer; they are no chats
 	Bytes            int64
 	Counted          int64  // chats whose tokens are known
 	Estimated        int64  // of those, the chats whose tokens are estimates
@@ -55,7 +56,7 @@ func (d *Database) DailyUsage(ctx context.Context, account string, first, last t
 	err = d.runLong(ctx, "adding up usage", func(ctx context.Context, conn *pgxpool.Conn) error {
 		rows, _ := conn.Query(ctx, `
 			SELECT (ended_at AT TIME ZONE 'UTC')::date, account, sum(chats)::bigint, count(*) FILTER (WHERE complete),
-				coalesce(sum(chats) FILTER (WHERE rejected <> ''), 0)::bigint,
+				coalesce(sum(chats) FILTER (WHERE rejected <> ''), 0)::bigint, sum(joins)::bigint,
 				least(sum(bytes), 9223372036854775807)::bigint,
 				count(prompt_tokens), count(prompt_tokens) FILTER (WHERE tokens_estimated),
 				CASE WHEN count(prompt_tokens) > 0 THEN least(sum(greatest(prompt_tokens, 0)), 9223372036854775807)::bigint END,
@@ -67,25 +68,6 @@ func (d *Database) DailyUsage(ctx context.Context, account string, first, last t
 		return err
 	})
 	return days, err
-}
-
-// lastChats is how many chats Unreporting examines.
-const lastChats = 1000
-
-// Unreporting returns the runtimes that do not report tokens: those whose last
-// chats all have estimates although their answers are complete. The empty name
-// is the runtime of bots that name none.
-func (d *Database) Unreporting(ctx context.Context) (runtimes []string, err error) {
-	err = d.run(ctx, "looking for runtimes that report no tokens", func(ctx context.Context, conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, `
-			SELECT runtime FROM (SELECT bot_uid, complete, prompt_tokens, tokens_estimated FROM usage
-				ORDER BY ended_at DESC LIMIT $1) AS last
-			JOIN bots ON bots.uid = last.bot_uid WHERE complete AND prompt_tokens IS NOT NULL
-			GROUP BY runtime HAVING bool_and(tokens_estimated) ORDER BY runtime`, lastChats)
-		runtimes, err = pgx.CollectRows(rows, pgx.RowTo[string])
-		return err
-	})
-	return runtimes, err
 }
 
 // DeleteUsage deletes the records of chats that ended before a time. It deletes
@@ -125,6 +107,7 @@ type usageColumns struct {
 
 	chats    []int64
 	rejected []string
+	joins    []int64
 }
 
 func (c *usageColumns) add(r *usage.Record) {
@@ -150,6 +133,7 @@ func (c *usageColumns) add(r *usage.Record) {
 	c.completionTokens = append(c.completionTokens, completion)
 	c.chats = append(c.chats, r.Chats)
 	c.rejected = append(c.rejected, r.Rejected)
+	c.joins = append(c.joins, r.Joins)
 	c.estimated = append(c.estimated, r.Tokens != nil && r.Tokens.Estimated)
 }
 

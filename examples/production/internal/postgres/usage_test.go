@@ -96,12 +96,15 @@ func TestDailyUsage(t *testing.T) {
 	}
 	is.NoErr(d.InsertUsage(t.Context(), records))
 
+	records = append(records, &usage.Record{ID: text(26), Account: "acme", EndedAt: day(3, "00:00:00"), Joins: 9})
+	is.NoErr(d.InsertUsage(t.Context(), records[len(records)-1:]))
+
 	days, err := d.DailyUsage(t.Context(), "", day(2, "00:00:00"), day(3, "00:00:00"))
 	is.NoErr(err)
 	is.Equal(days, []postgres.DailyUsage{
 		{Day: day(2, "00:00:00"), Account: "acme", Chats: 3, Complete: 2, Bytes: 30, Counted: 2, Estimated: 1, PromptTokens: new(int64(10)), CompletionTokens: new(int64(7))},
 		{Day: day(2, "00:00:00"), Account: "other", Chats: 1, Bytes: 10},
-		{Day: day(3, "00:00:00"), Account: "acme", Chats: 71, Complete: 1, Rejected: 70, Bytes: 10, Counted: 1, PromptTokens: new(int64(5)), CompletionTokens: new(int64(5))},
+		{Day: day(3, "00:00:00"), Account: "acme", Chats: 71, Complete: 1, Rejected: 70, Joins: 9, Bytes: 10, Counted: 1, PromptTokens: new(int64(5)), CompletionTokens: new(int64(5))},
 	})
 	days, err = d.DailyUsage(t.Context(), "", day(5, "00:00:00"), day(5, "00:00:00"))
 	is.NoErr(err) // the sums of others do not fail
@@ -109,25 +112,6 @@ func TestDailyUsage(t *testing.T) {
 	days, err = d.DailyUsage(t.Context(), "other", day(1, "00:00:00"), day(31, "00:00:00"))
 	is.NoErr(err)
 	is.Equal(len(days), 1)
-}
-
-func TestRuntimesThatReportNoTokens(t *testing.T) {
-	is := is.New(t)
-	d := open(t, postgrestest.Database(t))
-	silent, talks := published("u1", "silent"), published("u2", "talks")
-	silent.Runtime, talks.Runtime = "silent", "talks"
-	is.NoErr(d.ImportBots(t.Context(), []postgres.ImportedBot{silent, talks, published("u3", "unused")}))
-	add := func(bot string, complete, estimated bool) {
-		is.NoErr(d.InsertUsage(t.Context(), []*usage.Record{{ID: text(26), BotUID: bot, EndedAt: time.Now(), Complete: complete,
-			Tokens: &usage.Tokens{Prompt: 1, Estimated: estimated}}}))
-	}
-	add("u1", true, true)
-	add("u2", false, true) // its client disconnected
-	add("u2", true, true)
-	add("u2", true, false)
-	names, err := d.Unreporting(t.Context())
-	is.NoErr(err)
-	is.Equal(names, []string{"silent"})
 }
 
 func TestOldUsageIsDeletedInBatches(t *testing.T) {
@@ -222,8 +206,8 @@ func newChatting(t *testing.T, d *postgres.Database) *chatting {
 		Keys:         botapi.CacheKeys(d, time.Minute),
 		Engine:       botapi.ChatEngineFunc(echo),
 		MaxBodyBytes: 4 << 20,
-		OnChat: func(ctx context.Context, report botapi.ChatReport) {
-			c.usage.Add(usage.NewRecord(ctx, report))
+		OnChat: func(_ context.Context, report botapi.ChatReport) {
+			c.usage.Add(usage.NewRejection(report, "at its end", 1))
 		},
 	})
 	return c
@@ -358,10 +342,10 @@ func TestMemoryOfUsageThatWaitsIsBounded(t *testing.T) {
 			before := heap()
 			w := usage.NewWriter(d, slog.New(slog.NewTextHandler(&log, nil)))
 			for range 40_000 {
-				w.Add(usage.NewRecord(t.Context(), botapi.ChatReport{
+				w.Add(usage.NewRejection(botapi.ChatReport{
 					RequestID: strings.Repeat("r", 128), Account: strings.Repeat("a", 200), UserID: strings.Clone(user),
 					Bot: botapi.Bot{UID: strings.Repeat("b", 200), Model: strings.Repeat("m", 50)},
-				}))
+				}, "", 1))
 			}
 			is.True(heap()-before < usage.QueueBytes*5/4)
 			is.True(log.lost.Load() > 20_000) // the bound was reached

@@ -34,12 +34,12 @@ func Rejected(err error) bool {
 // breaker keeps commands from waiting for a Redis that is away. It implements
 // the library's circuit breaker interface.
 type breaker struct {
-	probe          *redis.Client
-	prefix         string
-	owner          string
-	logger         *slog.Logger
-	rejectionLines *telemetry.Sparing
-	full           atomic.Bool
+	probe      *redis.Client
+	prefix     string
+	owner      string
+	logger     *slog.Logger
+	rejections telemetry.Repeats[struct{}]
+	full       atomic.Bool
 
 	mu       sync.Mutex
 	away     bool
@@ -57,7 +57,7 @@ func newBreaker(probe *redis.Client, o Options) *breaker {
 	ctx, stop := context.WithCancel(context.Background())
 	return &breaker{
 		probe: probe, prefix: o.Prefix, owner: o.Owner,
-		logger: o.Logger, rejectionLines: telemetry.NewSparing(), ctx: ctx, stop: stop,
+		logger: o.Logger, ctx: ctx, stop: stop,
 	}
 }
 
@@ -94,7 +94,7 @@ func (b *breaker) ReportResult(err error) {
 		b.answered = time.Now()
 	case Rejected(err):
 		b.answered, b.rejected = time.Now(), time.Now()
-		b.rejectionLines.Count(func(times int64) {
+		b.rejections.Count(struct{}{}, func(times int64) {
 			b.logger.Warn("redis rejects a command", slog.Any("error", err), slog.Int64("times", times))
 		})
 	case redis.HasErrorPrefix(err, "NOSCRIPT"):
@@ -210,5 +210,6 @@ func (b *breaker) close() error {
 	b.mu.Unlock()
 	b.stop()
 	b.probing.Wait()
+	b.rejections.Flush()
 	return b.probe.Close()
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"example.com/botapi"
 	"example.com/botapi/examples/production/internal/logtest"
 	"example.com/botapi/examples/production/internal/redisclient"
 	"example.com/botapi/examples/production/internal/redistest"
@@ -167,13 +169,33 @@ func TestErrorOfOneCommand(t *testing.T) {
 	is.NoErr(client.Get(t.Context(), "text").Err()) // existing connections stay
 }
 
+// withRequest returns the context of an engine, by which the waits of one chat are added up.
+func withRequest(t *testing.T) (ctx context.Context) {
+	t.Helper()
+	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := botapi.New(botapi.Options{
+		Bots: bots, Keys: botapi.StaticKeys(map[string]string{"key": "acme"}),
+		Engine: botapi.CallbackEngine(func(engine context.Context, _ *botapi.ChatRequest, _ func(string) error) error {
+			ctx = context.WithoutCancel(engine)
+			return nil
+		}),
+	})
+	r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/chat", strings.NewReader(`{"bot_slug":"helper","prompt":"Hi","stream":false}`))
+	r.Header.Set("Authorization", "Bearer key")
+	h.ServeHTTP(httptest.NewRecorder(), r)
+	return ctx
+}
+
 // TestSlow has a slow Redis: commands wait for it once, and no longer once that
 // is known.
 func TestSlow(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	client := server.ClientWith(t, redisclient.Options{Timeout: 100 * time.Millisecond})
-	ctx := redisclient.WithWait(t.Context())
+	ctx := withRequest(t)
 	ask := func() error {
 		waiting, done := client.Waiting(ctx)
 		defer done()

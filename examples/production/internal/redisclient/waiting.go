@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"example.com/botapi"
 )
 
 // A wait is how long one chat has waited for Redis.
@@ -14,20 +16,23 @@ type wait struct {
 
 type waitKey struct{}
 
-// WithWait returns the context of a chat whose waits for Redis are added up: see
-// Client.Waiting.
-func WithWait(ctx context.Context) context.Context {
-	return context.WithValue(ctx, waitKey{}, new(wait))
+// waitOf returns the wait of the request that a context belongs to. It is shared by what
+// runs one after the other.
+func waitOf(ctx context.Context) *wait {
+	request := botapi.RequestFrom(ctx)
+	w, _ := request.Value(waitKey{}).(*wait)
+	if w == nil {
+		w = new(wait)
+		request.SetValue(waitKey{}, w)
+	}
+	return w
 }
 
 // Waiting returns the context for a command that a chat waits for. All such
-// commands of one chat together take at most Options.Timeout: the context ends
+// commands of one request of botapi together take at most Options.Timeout: the context ends
 // when the chat has waited that long. Call done when the command has returned.
 func (c *Client) Waiting(ctx context.Context) (waiting context.Context, done func()) {
-	w, _ := ctx.Value(waitKey{}).(*wait)
-	if w == nil {
-		w = new(wait)
-	}
+	w := waitOf(ctx)
 	began := time.Now()
 	w.mu.Lock()
 	left := c.options.Timeout - w.sum

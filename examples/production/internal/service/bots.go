@@ -1,7 +1,6 @@
 package service
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -19,10 +18,7 @@ func (r *replica) schemaReady(ctx context.Context) error {
 	if err := r.share(ctx); err != nil {
 		return err
 	}
-	r.warned.Do(func() {
-		r.warnOfRuntimes(ctx)
-		r.warnOfEstimates(ctx)
-	})
+	r.warned.Do(func() { r.warnOfRuntimes(ctx) })
 	return nil
 }
 
@@ -45,20 +41,6 @@ func (r *replica) warnOfRuntimes(ctx context.Context) {
 	}
 	for runtime, slugs := range missing {
 		r.logger.Warn("bots name a runtime that does not exist", slog.String("runtime", runtime), slog.Any("bots", slugs))
-	}
-}
-
-// warnOfEstimates logs which runtimes have reported no tokens lately.
-func (r *replica) warnOfEstimates(ctx context.Context) {
-	unreporting, err := r.database.Unreporting(ctx)
-	if err != nil {
-		r.logger.Warn("could not check which runtimes report tokens", slog.Any("error", err))
-		return
-	}
-	for _, name := range unreporting {
-		if name = cmp.Or(name, r.config.Endpoints[0].Runtime); r.hasRuntime(name) {
-			r.counts.saw(name, false)
-		}
 	}
 }
 

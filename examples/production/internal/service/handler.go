@@ -1,22 +1,31 @@
 package service
 
 import (
+	"context"
+	"fmt"
+	"iter"
 	"log/slog"
 	"net/http"
 	"strings"
+	"time"
 
 	"example.com/botapi"
 	"example.com/botapi/examples/openai"
+	"example.com/botapi/examples/production/internal/postgres"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
+	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
 	"go.opentelemetry.io/otel/trace"
 )
 
-// public serves everything that clients can reach. It compares paths itself
+// public serves everything that clients can reach. It compares the path itself
 // because http.ServeMux redirects some, and a redirected POST is lost.
-func (r *replica) public(engine botapi.ChatEngine) http.Handler {
-	api := r.identified(r.observed(r.openAI(r.responding(r.api(engine)))))
+func (r *replica) public() http.Handler {
+	r.serveAPI(nil)
+	api := r.identified(r.observed(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		(*r.api.Load()).ServeHTTP(w, req)
+	})))
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.URL.Path == "/health-check" {
 			w.WriteHeader(http.StatusOK) // the process is alive; the published Python client requests this
@@ -24,15 +33,6 @@ func (r *replica) public(engine botapi.ChatEngine) http.Handler {
 		}
 		api.ServeHTTP(w, req)
 	})
-}
-
-// openAI also serves OpenAI-compatible clients, if that is configured. The
-// handlers that it wraps count and log their chats like all others.
-func (r *replica) openAI(api http.Handler) http.Handler {
-	if !r.config.OpenAI {
-		return api
-	}
-	return openai.NewHandler(api, openai.HandlerOptions{MaxBodyBytes: r.config.MaxBodyBytes, Logger: r.notedLogger()})
 }
 
 // internal serves the proxy, probes and Prometheus, at an address that clients
@@ -45,21 +45,96 @@ func (r *replica) internal() http.Handler {
 	return mux
 }
 
-// api serves the API.
-func (r *replica) api(engine botapi.ChatEngine) http.Handler {
-	keys := notedKeys(botapi.CacheKeys(r.database, r.config.KeyCache), r.failures)
-	return r.resumable(botapi.New(botapi.Options{
-		Bots:               notedBots{r.database, r.lists, r.hasRuntime},
-		Keys:               keys,
-		Engine:             engine,
+// serveAPI serves the API from now on, with what the replicas share; nil if they share
+// no Redis, or before the database has been reached.
+func (r *replica) serveAPI(s *shared) {
+	bots := notedBots{r.database, r.lists, r.hasRuntime}
+	o := botapi.Options{
+		Bots:               bots,
+		Keys:               botapi.KeyVerifierFunc(r.verifyKey),
+		Engine:             r.model,
 		MaxBodyBytes:       r.config.MaxBodyBytes,
 		ChatTimeout:        r.config.ChatTimeout,
 		StallTimeout:       r.config.StallTimeout,
 		MaxConcurrentChats: r.config.MaxChats,
 		MaxChatsPerAccount: r.config.MaxChatsPerAccount,
 		Logger:             r.notedLogger(),
-		OnChat:             r.onChat,
-	}), keys)
+		OnRequest:          r.onRequest,
+	}
+	if r.config.OpenAI {
+		o.Routes = openai.Routes(openai.Options{Bots: bots})
+	}
+	switch {
+	case r.config.Shared == nil:
+	case s == nil:
+		o.Engine = notStarted{}
+	default:
+		o.Engine = s
+		if s.resume != nil {
+			o.Routes, o.OnLimit = append(o.Routes, s.resume.Routes()...), s.resume.OnLimit
+		}
+	}
+	if r.config.OpenAI {
+		o.NotFound = openai.NotFound(o.Routes)
+	}
+	api := botapi.New(o)
+	r.api.Store(&api)
+}
+
+// notStarted rejects the chats that come before the engine is known.
+type notStarted struct{}
+
+func (notStarted) Chat(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) { yield("", errStarting) }
+}
+
+// verifyKey throttles an account whose requests fail, before their bodies are read.
+func (r *replica) verifyKey(ctx context.Context, key string) (account string, err error) {
+	account, err = r.keys.VerifyKey(ctx, key)
+	if err != nil {
+		return "", err
+	}
+	return account, r.failures.admit(ctx, account)
+}
+
+// notedBots are the bots in the database. It keeps a bot's settings in the turn,
+// so that a chat queries the database once, bounds how often an account can list
+// bots, and rejects chats of a bot whose runtime this replica lacks, which another
+// may have.
+type notedBots struct {
+	*postgres.Database
+	lists      *throttle
+	hasRuntime func(name string) bool
+}
+
+func (b notedBots) Bots(ctx context.Context) ([]botapi.Bot, error) {
+	if err := b.lists.wait(ctx, botapi.AccountFrom(ctx)); err != nil {
+		return nil, err
+	}
+	return b.Database.Bots(ctx)
+}
+
+func (b notedBots) BotByUID(ctx context.Context, uid string) (botapi.Bot, error) {
+	found, err := b.Database.BotByUID(ctx, uid)
+	return b.noted(ctx, found, err)
+}
+
+func (b notedBots) BotBySlug(ctx context.Context, slug string) (botapi.Bot, error) {
+	found, err := b.Database.BotBySlug(ctx, slug)
+	return b.noted(ctx, found, err)
+}
+
+func (b notedBots) noted(ctx context.Context, found postgres.Bot, err error) (botapi.Bot, error) {
+	turnOf(ctx).settings = found.Settings
+	if err == nil && found.Runtime != "" && !b.hasRuntime(found.Runtime) { // its row was changed directly: import and publish reject it
+		err = &botapi.StatusError{
+			Status:     http.StatusServiceUnavailable,
+			Detail:     "The model is unavailable for the moment",
+			RetryAfter: 10 * time.Second,
+			Err:        fmt.Errorf("bot %q: no runtime is configured as %q", found.UID, found.Runtime),
+		}
+	}
+	return found.Bot, err
 }
 
 // notedLogger logs the lines of requests that are still being answered.
@@ -78,46 +153,23 @@ func (r *replica) observed(next http.Handler) http.Handler {
 		otelhttp.WithPublicEndpointFn(func(*http.Request) bool { return true }))
 	return http.HandlerFunc(func(client http.ResponseWriter, asked *http.Request) {
 		var aborted any
-		asked.Pattern = route(asked)
 		observe(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			t := turnOf(req.Context())
 			defer func() {
+				req.Pattern = t.route // otelhttp reads it when this has returned, for the metrics
+				if _, path, ok := strings.Cut(t.route, " "); ok {
+					trace.SpanFromContext(req.Context()).SetAttributes(semconv.HTTPRoute(path))
+				}
 				if aborted = recover(); aborted != nil {
 					markAborted(req)
 				}
 			}()
-			next.ServeHTTP(&headObserver{client, w}, req)
+			next.ServeHTTP(&head{client, w, t, req.Header.Get(tryElsewhere) == "425"}, req)
 		})).ServeHTTP(client, asked)
 		if aborted != nil {
 			panic(aborted)
 		}
 	})
-}
-
-// A headObserver passes only the status to the observing writer. The body goes
-// to the client directly, so that each fragment of a stream costs less.
-type headObserver struct {
-	http.ResponseWriter // the client's
-	observing           http.ResponseWriter
-}
-
-func (w *headObserver) WriteHeader(status int) { w.observing.WriteHeader(status) }
-
-func (w *headObserver) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-// route is the path of an operation. Unknown paths have none, so that a scanner
-// does not create a time series for each path that it tries.
-func route(r *http.Request) string {
-	switch r.URL.Path {
-	case "/v1/bots", "/bots", "/v1/chat", "/chat", "/v1/answers", "/answers", // and of the OpenAI-compatible API:
-		"/v1/models", "/models", "/v1/chat/completions", "/chat/completions", "/v1/responses", "/responses":
-		return r.URL.Path
-	}
-	for _, below := range []string{"/v1/models/", "/models/"} {
-		if strings.HasPrefix(r.URL.Path, below) {
-			return below
-		}
-	}
-	return ""
 }
 
 // markAborted distinguishes an aborted stream from a complete one: both have

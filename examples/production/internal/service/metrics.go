@@ -8,6 +8,7 @@ import (
 	"example.com/botapi/examples/resume"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	semconv "go.opentelemetry.io/otel/semconv/v1.41.0"
 )
 
 const scope = "example.com/botapi/examples/production/internal/service"
@@ -16,8 +17,18 @@ const scope = "example.com/botapi/examples/production/internal/service"
 func (r *replica) measure() (err error) {
 	meter := r.telemetry.Metrics.Meter(scope)
 	r.errorResponses, err = meter.Int64Counter("botapi.error_responses",
-		metric.WithDescription("Error responses by the detail that the client gets, including those that the proxy then retried on another replica."))
-	return errors.Join(err, r.measureDatabase(meter), r.measureUsage(meter), r.measureLog(meter), r.rejected.measure(meter))
+		metric.WithDescription("Error responses by status and reason, including those that the proxy then retried on another replica."))
+	var err2 error
+	r.tokens, err2 = meter.Int64Counter("botapi.tokens", metric.WithUnit("{token}"),
+		metric.WithDescription("Tokens that chats have used, by how they are known: reported, or estimated because the runtime had not reported them, the answer is incomplete, or the report was absurd."))
+	return errors.Join(err, err2, r.measureDatabase(meter), r.measureUsage(meter), r.measureLog(meter))
+}
+
+// countTokens counts the tokens of a chat that has ended.
+func (r *replica) countTokens(ctx context.Context, runtime string, t usage.Tokens, why string) {
+	known := metric.WithAttributes(attribute.String("runtime", runtime), attribute.String("known", why))
+	r.tokens.Add(ctx, t.Prompt, known, metric.WithAttributes(semconv.GenAITokenTypeInput))
+	r.tokens.Add(ctx, t.Completion, known, metric.WithAttributes(semconv.GenAITokenTypeOutput))
 }
 
 // measureLog creates the metric of a log that nobody reads.

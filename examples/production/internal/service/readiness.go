@@ -27,7 +27,7 @@ const databasePeriod = time.Second
 type readiness struct {
 	state    atomic.Int32 // starting, started, ending; it only grows
 	reaches  atomic.Bool  // the database, at the last check
-	starting *telemetry.Sparing
+	starting telemetry.Repeats[struct{}]
 }
 
 const (
@@ -63,7 +63,7 @@ func (r *readiness) saw(err error, logger *slog.Logger) {
 	case err == nil && !before:
 		logger.Info("ready: the database is back")
 	case err != nil && r.state.Load() == starting:
-		r.starting.Count(func(times int64) {
+		r.starting.Count(struct{}{}, func(times int64) {
 			logger.Warn("not ready yet", slog.Any("error", err), slog.Int64("times", times))
 		})
 	case err != nil && before:

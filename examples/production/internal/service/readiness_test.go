@@ -19,13 +19,14 @@ func TestDatabaseDownAtStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		var log logtest.Log
-		logger := telemetry.NewLogger(&log, slog.LevelInfo)
-		r := readiness{starting: telemetry.NewSparing()}
+		logger := telemetry.NewLogger(&log, slog.LevelInfo, ClientFrom)
+		var r readiness
 		for range 60 {
 			r.saw(errors.New("connection refused"), logger)
 			time.Sleep(databasePeriod)
 		}
-		is.Equal(strings.Count(log.String(), `"msg":"not ready yet","error":"connection refused","times":`), 6)
+		synctest.Wait()
+		is.Equal(strings.Count(log.String(), `"msg":"not ready yet","error":"connection refused","times":`), 7) // the last one as the minute ends
 		r.saw(nil, logger)
 		is.True(strings.HasSuffix(log.String(), `"msg":"ready"}`+"\n"))
 	})

@@ -46,21 +46,23 @@ func away(doing string) error {
 
 func newFailing() *failing {
 	f := &failing{lost: away("listing bots")}
-	logger := telemetry.NewLogger(&f.log, slog.LevelInfo)
-	f.replica = &replica{logger: logger, repeats: repeats{kinds: make(map[kind]repeat)}, errorResponses: noop.Int64Counter{}, failures: newThrottle()}
+	logger := telemetry.NewLogger(&f.log, slog.LevelInfo, ClientFrom)
+	f.replica = &replica{logger: logger, errorResponses: noop.Int64Counter{}, failures: newThrottle()}
 	api := botapi.New(botapi.Options{
 		Bots: f,
-		Keys: notedKeys(botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
+		Keys: botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
 			if key == "known" {
 				return "acme", nil
 			}
 			f.port++
 			return "", away(fmt.Sprintf("verifying a key: 127.0.0.1:%d", f.port))
-		}), f.failures),
+		}),
 		Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] { panic("not reached") }),
-		Logger: f.notedLogger(),
+		Logger: f.notedLogger(), OnRequest: f.onRequest,
 	})
-	f.handler = f.identified(f.responding(api))
+	f.handler = f.identified(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		api.ServeHTTP(&head{w, w, turnOf(req.Context()), req.Header.Get(tryElsewhere) == "425"}, req)
+	}))
 	return f
 }
 
@@ -77,8 +79,6 @@ func (f *failing) ask(key, elsewhere string) (status int) {
 // said returns the new lines of the log.
 func (f *failing) said(t *testing.T) (lines []string) {
 	t.Helper()
-	f.repeats.mu.Lock() // a timer writes with it held
-	defer f.repeats.mu.Unlock()
 	for decoder := json.NewDecoder(&f.log); decoder.More(); {
 		var line struct {
 			Level, Msg, Error string
@@ -117,8 +117,8 @@ func TestFailuresAreLoggedAtABoundedRate(t *testing.T) {
 		f.ask("stranger", "")
 		f.ask("stranger", "")
 		is.Equal(f.said(t), nil)
-		f.repeats.writeAll()
-		f.repeats.writeAll()
+		f.repeats.Flush()
+		f.repeats.Flush()
 		is.Equal(f.said(t), []string{"ERROR request failed: 503 Away: verifying a key: 127.0.0.1:602 ×2"}) // nothing is lost or logged twice
 	})
 }
@@ -135,7 +135,7 @@ func TestHandedBackIsNoError(t *testing.T) {
 	is.Equal(f.ask("known", "425"), http.StatusInternalServerError)
 	f.lost = &botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "Full", RetryAfter: time.Second}
 	is.Equal(f.ask("known", "425"), http.StatusTooEarly)
-	f.repeats.writeAll()
+	f.repeats.Flush()
 	is.Equal(f.said(t), []string{
 		"WARN request handed back to the proxy: 503 Away: listing bots ×1",
 		"ERROR request failed: 503 Away: listing bots ×1",

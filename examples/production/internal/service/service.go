@@ -1,26 +1,21 @@
 // Package service assembles one replica: it serves, reports its state, and shuts
 // down without aborting chats.
 //
-// A chat passes through these handlers and engines. What they tell each other
+// A request passes through these handlers and engines. What they tell each other
 // about it is in its turn.
 //
-//	identified       begins the turn and the meter of tokens; the client's address
-//	observed         the span and the metrics
-//	openAI           with --openai: completions become chats
-//	responding       error responses by their detail; the lines of a request that
-//	                 starts no chat; asks the proxy to try another replica, unless
-//	                 a model was asked
-//	resumable        with --redis: Idempotency-Key, DELETE /v1/answers
-//	botapi           notedKeys, notedBots: account and settings go into the turn
-//	 ├ onChat ──────────────────────────────────────────────► end
-//	chat ───────────────────────────────────────────────────► end
-//	resume.Engine    with --redis: joins an answer, or starts it
-//	 ├ onAnswer, if the answer may outlive its client ──────► end
+//	identified       begins the turn and the meter of tokens
+//	observed         the span and the metrics; asks the proxy to try another replica
+//	                 instead of a 503, unless a model was asked
+//	botapi           verifyKey, notedBots: the settings of the bot go into the turn
+//	 ├ its routes, with --openai those of completions, with --answers DELETE /v1/answers
+//	 └ onRequest     writes down how the request has ended
+//	shared.chat      with --redis
+//	resume.Engine    with --answers: joins an answer, or starts it
 //	limits.Engine    with --redis: takes a slot, reserves tokens
+//	usage.Writer     records what the model has done, when it has returned
 //	usage.Metered    counts the tokens
-//	runtimes.Engine  Settings: from now on, the chat is not handed back
-//
-// The second end of a chat writes its log line and its usage record.
+//	runtimes.Engine  Settings: from now on, the request is not handed back
 package service
 
 import (
@@ -56,7 +51,6 @@ type Config struct {
 
 	Attempt            time.Duration // see runtimes.Options
 	StallTimeout       time.Duration // see botapi.Options
-	KeyCache           time.Duration // how long a revoked key may still work
 	DatabaseTimeout    time.Duration // of Database, for one query
 	ReadTimeout        time.Duration // how long a client may take to send a request
 	ChatTimeout        time.Duration
@@ -110,15 +104,15 @@ type replica struct {
 	logger         *slog.Logger
 	telemetry      *telemetry.Telemetry
 	database       *postgres.Database
-	model          botapi.ChatEngine // the runtimes, not wrapped
+	keys           botapi.KeyVerifier // joins the lookups of one key
+	model          botapi.ChatEngine  // the runtimes, metered and recorded
+	api            atomic.Pointer[http.Handler]
 	usage          *usage.Writer
-	unrecorded     atomic.Int64 // chats of which a part has ended: see end
-	counts         *counts
 	errorResponses metric.Int64Counter
-	rejected       *rejected
+	tokens         metric.Int64Counter
 	lists          *throttle
 	failures       *throttle // also of requests that stop an answer
-	repeats        repeats
+	repeats        telemetry.Repeats[kind]
 	readiness      readiness
 	shared         atomic.Pointer[shared] // nil if replicas share no Redis, and until the database has been reached
 	fatal          chan error             // ends the replica
@@ -144,12 +138,10 @@ func Run(ctx context.Context, c Config) error {
 		logger:    c.Logger,
 		telemetry: observed,
 		database:  c.Database,
+		keys:      botapi.CacheKeys(c.Database, 0),
 		usage:     usage.NewWriter(c.Database, c.Logger),
-		readiness: readiness{starting: telemetry.NewSparing()},
-		rejected:  newRejected(),
 		lists:     newThrottle(),
 		failures:  newThrottle(),
-		repeats:   repeats{kinds: make(map[kind]repeat)},
 		fatal:     make(chan error, 1),
 	}
 	defer r.close()
@@ -167,9 +159,6 @@ func Run(ctx context.Context, c Config) error {
 	if err := r.measure(); err != nil {
 		return fmt.Errorf("preparing the metrics: %w", err)
 	}
-	if r.counts, err = newCounts(observed.Metrics.Meter(scope), c.Logger); err != nil {
-		return fmt.Errorf("preparing the metrics: %w", err)
-	}
 	public, err := listen(ctx, c.Address)
 	if err != nil {
 		return err
@@ -179,7 +168,7 @@ func Run(ctx context.Context, c Config) error {
 		return errors.Join(err, public.Close())
 	}
 	defer engine.Watch()()
-	r.model = usage.Metered(engine, r.counts.over)
+	r.model = r.usage.Recorded(usage.Metered(engine, r.countTokens))
 	return r.serve(ctx, public, internal)
 }
 
@@ -195,7 +184,7 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 func (r *replica) serve(ctx context.Context, public, internal net.Listener) error {
 	chats, endChats := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer endChats(nil)
-	server := r.server(r.public(botapi.ChatEngineFunc(r.chat)))
+	server := r.server(r.public())
 	server.BaseContext = func(net.Listener) context.Context { return chats }
 	probed := r.server(r.internal())
 	failed, serving := make(chan error, 2), sync.WaitGroup{}
@@ -280,25 +269,15 @@ func (r *replica) drain(server *http.Server, endChats context.CancelCauseFunc) {
 func (r *replica) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), flush)
 	defer cancel()
-	r.awaitEngines(flush / 2)
-	r.unshare()
-	r.repeats.writeAll()
+	r.usage.AwaitEngines(flush / 2)
+	if s := r.shared.Load(); s != nil {
+		_ = s.close() // Redis may be away
+	}
+	r.repeats.Flush()
 	r.usage.Close(ctx)
 	r.database.StoreKeyUses(ctx)
 	if err := r.telemetry.Close(ctx); err != nil {
 		r.logger.Warn("some traces were not sent", slog.Any("error", err))
 	}
 	r.logger.Info("ended")
-}
-
-// awaitEngines waits for engines that have not returned although their clients'
-// answers have ended: only then are their chats recorded. Chats of those that still
-// have not returned have no record.
-func (r *replica) awaitEngines(most time.Duration) {
-	for began := time.Now(); r.unrecorded.Load() > 0 && time.Since(began) < most; {
-		time.Sleep(10 * time.Millisecond)
-	}
-	if chats := r.unrecorded.Load(); chats > 0 {
-		r.logger.Warn("draining: some engines have not returned, so their chats are not recorded", slog.Int64("chats", chats))
-	}
 }

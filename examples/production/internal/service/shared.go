@@ -25,8 +25,9 @@ import (
 type Shared struct {
 	// Redis is where. An empty Owner is the database, an empty Prefix is derived
 	// from that.
-	Redis   redisclient.Options
-	Answers resume.Settings
+	Redis redisclient.Options
+	// Answers are the rules of answers that outlive their connections; nil for none.
+	Answers *resume.Settings
 	// AnswerTokens are reserved for an answer that has no maximum.
 	AnswerTokens int64
 }
@@ -36,9 +37,9 @@ type Shared struct {
 // limits, which counts an answer for as long as its model works.
 type shared struct {
 	redis   *redisclient.Client
-	answers *answers.Store
 	limits  *limits.Engine
-	resume  *resume.Engine
+	resume  *resume.Engine // nil without answers, as their store is
+	answers *answers.Store
 
 	stop     context.CancelFunc // ends watching
 	watching sync.WaitGroup
@@ -55,33 +56,19 @@ var errStarting = &botapi.StatusError{
 	RetryAfter: time.Second,
 }
 
-// chat answers with the outermost engine.
-func (r *replica) chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
-	return func(yield func(string, error) bool) {
-		defer func() {
-			if resume.OutcomeFrom(ctx) != resume.Kept { // otherwise onAnswer is called
-				r.end(ctx)
-			}
-		}()
-		s := r.shared.Load()
-		switch {
-		case r.config.Shared == nil:
-			r.model.Chat(ctx, req)(yield)
-		case s == nil:
-			yield("", errStarting)
-		default:
-			s.chat(ctx, req, yield)
-		}
+// Chat answers with the outermost engine.
+func (s *shared) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+	if s.resume == nil {
+		return s.limits.Chat(ctx, req)
 	}
-}
-
-func (s *shared) chat(ctx context.Context, req *botapi.ChatRequest, yield func(string, error) bool) {
-	s.resume.Chat(redisclient.WithWait(ctx), req)(func(text string, err error) bool {
-		if err != nil && !mayBeHandedBack(resume.OutcomeFrom(ctx)) {
-			turnOf(ctx).outcome.CompareAndSwap(open, final)
-		}
-		return yield(text, err)
-	})
+	return func(yield func(string, error) bool) {
+		s.resume.Chat(ctx, req)(func(text string, err error) bool {
+			if err != nil && !mayBeHandedBack(resume.OutcomeFrom(ctx)) {
+				turnOf(ctx).becomes(final)
+			}
+			return yield(text, err)
+		})
+	}
 }
 
 // mayBeHandedBack reports whether a chat may be tried on another replica. A model
@@ -113,6 +100,7 @@ func (r *replica) share(ctx context.Context) error {
 		return err
 	}
 	r.shared.Store(s)
+	r.serveAPI(s)
 	return nil
 }
 
@@ -140,64 +128,61 @@ func (r *replica) openRedis(ctx context.Context, owner string) (*redisclient.Cli
 	return client, nil
 }
 
-func (r *replica) newShared(client *redisclient.Client) (*shared, error) {
-	s := &shared{redis: client}
+func (r *replica) newShared(client *redisclient.Client) (s *shared, err error) {
+	s = &shared{redis: client}
 	s.limits = limits.New(limits.Options{
-		Engine:             r.model,
-		Store:              r.database,
-		Redis:              client,
-		Reserve:            r.reserve,
-		Used:               usage.UsedOf,
-		MaxChats:           r.config.MaxChats,
-		MaxChatsPerAccount: r.config.MaxChatsPerAccount,
-		Logger:             r.logger,
+		Engine:  r.model,
+		Store:   r.database,
+		Redis:   client,
+		Reserve: r.reserve,
+		Used:    usage.UsedOf,
+		Logger:  r.logger,
 	})
-	settings := r.config.Shared.Answers
-	settings.Running, settings.RunningPerOwner, settings.ReadersPerOwner = unlimited, unlimited, unlimited
-	var err error
-	s.answers, err = answers.New(client, settings, r.telemetry.Metrics.Meter(scope))
+	var ctx context.Context
+	ctx, s.stop = context.WithCancel(context.Background())
+	s.watching.Go(func() { client.Watch(ctx) })
+	if r.config.Shared.Answers != nil {
+		err = r.keepAnswers(s, *r.config.Shared.Answers)
+	}
 	if err != nil {
-		s.limits.Close()
-		return nil, errors.Join(err, client.Close())
+		return nil, errors.Join(err, s.close())
+	}
+	return s, nil
+}
+
+// keepAnswers lets answers outlive their connections.
+func (r *replica) keepAnswers(s *shared, settings resume.Settings) (err error) {
+	settings.Running, settings.RunningPerOwner, settings.ReadersPerOwner = unlimited, unlimited, unlimited
+	if s.answers, err = answers.New(s.redis, settings, r.telemetry.Metrics.Meter(scope)); err != nil {
+		return err
 	}
 	s.resume = resume.New(resume.Options{
-		Engine:       s.limits,
-		Store:        s.answers,
-		ValidKey:     answers.ValidKey,
-		ChatTimeout:  r.config.ChatTimeout,
-		StallTimeout: r.config.StallTimeout,
+		Engine:   s.limits,
+		Store:    s.answers,
+		ValidKey: answers.ValidKey,
 		// As far as this replica knows without Redis: a chat that it would reject can
 		// only join an answer.
 		Admit: func(ctx context.Context, _ *botapi.ChatRequest) error {
 			return s.limits.Rejected(botapi.AccountFrom(ctx))
 		},
 		Limits: func(ctx context.Context, account string) (resume.Limits, error) {
-			atOnce, err := s.limits.ChatsAtOnce(ctx, account)
-			return resume.Limits{Readers: atOnce}, err
+			readers, err := s.limits.ConcurrentChats(ctx, account)
+			return resume.Limits{Readers: readers}, err
 		},
-		OnAnswer: r.onAnswer,
-		Logger:   r.notedLogger(),
+		Logger: r.notedLogger(),
 	})
-	if err := r.measureAnswers(s.resume); err != nil {
-		s.answers.Close()
-		s.limits.Close()
-		return nil, errors.Join(err, client.Close())
-	}
-	var ctx context.Context
-	ctx, s.stop = context.WithCancel(context.Background())
-	s.watching.Go(func() { client.Watch(ctx) })
-	return s, nil
+	return r.measureAnswers(s.resume)
 }
 
-// unshare undoes share, after the last chat.
-func (r *replica) unshare() {
-	if s := r.shared.Load(); s != nil {
-		s.stop()
-		s.watching.Wait()
-		s.limits.Close()
+// close ends the engines, after the last chat.
+func (s *shared) close() error {
+	s.stop()
+	s.watching.Wait()
+	s.limits.Close()
+	if s.answers != nil {
 		s.answers.Close()
-		s.redis.Close()
 	}
+	return s.redis.Close()
 }
 
 // reserve returns how many tokens a chat may use at most, as far as that is
@@ -208,30 +193,11 @@ func (r *replica) reserve(ctx context.Context, req *botapi.ChatRequest) int64 {
 	return usage.AtMost(req, settings.Instructions, answer)
 }
 
-// resumable lets clients resume and stop chats by their Idempotency-Key, if this
-// replica shares a Redis.
-func (r *replica) resumable(api http.Handler, keys botapi.KeyVerifier) http.Handler {
-	if r.config.Shared == nil {
-		return api
-	}
-	var once sync.Once
-	var resuming http.Handler
-	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		s := r.shared.Load()
-		if s == nil { // a chat is rejected with errStarting
-			api.ServeHTTP(w, req)
-			return
-		}
-		once.Do(func() { resuming = s.resume.Handler(api, keys) })
-		resuming.ServeHTTP(w, req)
-	})
-}
-
 // endAnswers lets answers that continue without a client end until ctx ends, and
 // then ends them.
 func (r *replica) endAnswers(ctx context.Context) {
 	s := r.shared.Load()
-	if s != nil && s.resume.Close(ctx) != nil {
+	if s != nil && s.resume != nil && s.resume.Close(ctx) != nil {
 		r.logger.Warn("draining: some answers have not ended")
 	}
 }

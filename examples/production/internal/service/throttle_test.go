@@ -3,7 +3,7 @@ package service
 import (
 	"context"
 	"errors"
-	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -56,27 +56,28 @@ func TestFailuresAreThrottled(t *testing.T) {
 	for status, isBounded := range map[int]bool{200: false, 204: true, 404: true, 422: true, 429: true, 503: false} {
 		synctest.Test(t, func(t *testing.T) {
 			is := is.New(t)
-			r := &replica{errorResponses: noop.Int64Counter{}, rejected: newRejected(), failures: newThrottle()}
-			keys := notedKeys(botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) { return key, nil }), r.failures)
+			r := &replica{errorResponses: noop.Int64Counter{}, failures: newThrottle(), logger: slog.New(slog.DiscardHandler)}
+			bots, err := botapi.NewMemoryStore()
+			is.NoErr(err)
 			var served atomic.Int64 // of acme
-			handler := r.identified(r.responding(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-				account, err := keys.VerifyKey(req.Context(), req.Header.Get("Authorization"))
-				if err != nil {
-					is.Equal(err, errThrottled)
-					w.WriteHeader(errThrottled.Status)
-					fmt.Fprintf(w, `{"detail":%q}`, errThrottled.Detail)
-					return
-				}
-				if account == "acme" {
-					served.Add(1)
-				}
-				time.Sleep(work)
-				w.WriteHeader(status)
-			})))
+			handler := r.identified(botapi.New(botapi.Options{
+				Bots: bots, OnRequest: r.onRequest, Logger: r.notedLogger(),
+				Engine: botapi.CallbackEngine(func(context.Context, *botapi.ChatRequest, func(string) error) error { return nil }),
+				Keys: botapi.KeyVerifierFunc(func(ctx context.Context, key string) (string, error) {
+					return key, r.failures.admit(ctx, key)
+				}),
+				Routes: []botapi.Route{{Patterns: []string{"POST /v1/work"}, Serve: func(req *http.Request) (botapi.Response, error) {
+					if botapi.AccountFrom(req.Context()) == "acme" {
+						served.Add(1)
+					}
+					time.Sleep(work)
+					return botapi.Reply{Status: status}, nil
+				}}},
+			}))
 			send := func(account string) (took time.Duration) {
 				began := time.Now()
-				req := httptest.NewRequest("POST", "/v1/chat", nil)
-				req.Header.Set("Authorization", account)
+				req := httptest.NewRequest("POST", "/v1/work", nil)
+				req.Header.Set("Authorization", "Bearer "+account)
 				handler.ServeHTTP(httptest.NewRecorder(), req)
 				return time.Since(began)
 			}

@@ -7,7 +7,6 @@ import (
 
 	"example.com/botapi/examples/production/internal/runtimes"
 	"github.com/matryer/is"
-	"go.opentelemetry.io/otel/metric/noop"
 )
 
 // TestTurnIsAskedOrHandedBack has a replica hand a request back, and ask a model
@@ -15,8 +14,9 @@ import (
 func TestTurnIsAskedOrHandedBack(t *testing.T) {
 	is := is.New(t)
 	var ask func() error
-	r := &replica{errorResponses: noop.Int64Counter{}, config: Config{Endpoints: []runtimes.Endpoint{{}}}}
-	serve := r.identified(r.responding(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	r := &replica{config: Config{Endpoints: []runtimes.Endpoint{{}}}}
+	serve := r.identified(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		w = &head{w, w, turnOf(req.Context()), req.Header.Get(tryElsewhere) == "425"}
 		ask = func() error {
 			_, err := r.Settings(req.Context(), "u1")
 			return err
@@ -25,7 +25,7 @@ func TestTurnIsAskedOrHandedBack(t *testing.T) {
 			is.NoErr(ask())
 		}
 		w.WriteHeader(http.StatusServiceUnavailable)
-	})))
+	}))
 	status := func(path, header string) int {
 		r := httptest.NewRequest("POST", path, nil)
 		r.Header.Set(tryElsewhere, header)
@@ -35,7 +35,7 @@ func TestTurnIsAskedOrHandedBack(t *testing.T) {
 	}
 
 	is.Equal(status("/not-asked", "425"), http.StatusTooEarly)
-	is.Equal(ask(), errHandedBack)
+	is.Equal(ask(), errNotAsked)
 	is.Equal(status("/asked", "425"), http.StatusServiceUnavailable)
 	is.Equal(status("/not-asked", ""), http.StatusServiceUnavailable) // nobody asked for another status
 	is.Equal(status("/not-asked", "200"), http.StatusServiceUnavailable)

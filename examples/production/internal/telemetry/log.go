@@ -10,27 +10,24 @@ import (
 )
 
 // NewLogger returns a logger that writes JSON lines. A line that is logged with
-// a request's context has its request_id, client, trace_id and span_id.
-func NewLogger(w io.Writer, level slog.Leveler) *slog.Logger {
-	return slog.New(identified{slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})})
-}
-
-type clientKey struct{}
-
-// WithClient returns a context that carries the address of the client.
-func WithClient(ctx context.Context, address string) context.Context {
-	return context.WithValue(ctx, clientKey{}, address)
+// a request's context has its request_id, client, trace_id and span_id. client returns the
+// client's address, or "".
+func NewLogger(w io.Writer, level slog.Leveler, client func(context.Context) string) *slog.Logger {
+	return slog.New(identified{slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level}), client})
 }
 
 // identified adds the ids of a context.
-type identified struct{ slog.Handler }
+type identified struct {
+	slog.Handler
+	client func(context.Context) string
+}
 
 func (h identified) Handle(ctx context.Context, record slog.Record) error {
 	record = record.Clone()
 	if id := botapi.RequestIDFrom(ctx); id != "" && !has(record, "request_id") {
 		record.AddAttrs(slog.String("request_id", id))
 	}
-	if client, ok := ctx.Value(clientKey{}).(string); ok {
+	if client := h.client(ctx); client != "" {
 		record.AddAttrs(slog.String("client", client))
 	}
 	if span := trace.SpanContextFromContext(ctx); span.IsValid() {
@@ -50,9 +47,9 @@ func has(record slog.Record, key string) (found bool) {
 }
 
 func (h identified) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return identified{h.Handler.WithAttrs(attrs)}
+	return identified{h.Handler.WithAttrs(attrs), h.client}
 }
 
 func (h identified) WithGroup(name string) slog.Handler {
-	return identified{h.Handler.WithGroup(name)}
+	return identified{h.Handler.WithGroup(name), h.client}
 }

@@ -22,7 +22,7 @@ import (
 func TestLinesOfARequest(t *testing.T) {
 	is := is.New(t)
 	var log bytes.Buffer
-	logger := telemetry.NewLogger(&log, slog.LevelInfo)
+	logger := telemetry.NewLogger(&log, slog.LevelInfo, func(ctx context.Context) string { return "192.0.2." + botapi.RequestIDFrom(ctx) })
 	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
 	is.NoErr(err)
 	h := botapi.New(botapi.Options{
@@ -49,6 +49,7 @@ func TestLinesOfARequest(t *testing.T) {
 	is.True(strings.Contains(lines[1], "out of order"))
 	for _, line := range lines {
 		is.Equal(strings.Count(line, `"request_id":"request-1"`), 1)
+		is.Equal(strings.Count(line, `"client":"192.0.2.request-1"`), 1)
 		is.Equal(strings.Count(line, `"trace_id":"01000000000000000000000000000000"`), 1)
 		is.Equal(strings.Count(line, `"span_id":"0200000000000000"`), 1)
 	}
@@ -57,9 +58,10 @@ func TestLinesOfARequest(t *testing.T) {
 func TestLevel(t *testing.T) {
 	is := is.New(t)
 	var log bytes.Buffer
-	logger := telemetry.NewLogger(&log, slog.LevelWarn)
+	logger := telemetry.NewLogger(&log, slog.LevelWarn, func(context.Context) string { return "" })
 	logger.Info("no")
 	is.Equal(log.Len(), 0)
 	logger.Warn("yes")
 	is.True(!strings.Contains(log.String(), "request_id")) // there is none
+	is.True(!strings.Contains(log.String(), "client"))
 }

@@ -97,7 +97,7 @@ func TestTokensOfAChat(t *testing.T) {
 			}
 			is.Equal(got, c.want)
 			is.Equal(why, c.why)
-			is.Equal(usage.NewRecord(ctx, report("r1")).Tokens, c.want)
+			is.Equal(usage.TokensOf(ctx), c.want)
 			if c.want != nil {
 				is.Equal(runtime, "local")
 				is.Equal(usage.UsedOf(ctx), c.want.Total())

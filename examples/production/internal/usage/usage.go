@@ -3,12 +3,15 @@
 package usage
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
+	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -35,8 +38,8 @@ const (
 	recordBytes = 512
 )
 
-// Record is one chat that reached its engine, or several that an account has had
-// rejected for the same reason.
+// Record is one chat that has asked a model or, of one account, several that were
+// rejected, or have joined an answer, for the same reason.
 type Record struct {
 	ID        string // generated here: request ids may come from clients, and repeat
 	EndedAt   time.Time
@@ -47,45 +50,135 @@ type Record struct {
 	Model     string
 	Stream    bool
 	Status    int
-	Complete  bool // the client was sent the complete answer
+	Complete  bool // the model has answered completely
 	Fragments int
 	Bytes     int64
 	Tokens    *Tokens // nil if no model was at work
-	Chats     int64   // more than 1 only if rejected; the other fields are those of the last of them
+	Chats     int64   // 1 if a model was asked; otherwise, the other fields are those of the last of them
 	Rejected  string  // why no model was asked; empty if one was
+	Joins     int64   // requests that joined an answer: they are no chats
 
 	FirstFragment, Duration time.Duration
 }
 
-// NewRecord returns the record of a chat that ends now, with the tokens of its
-// context. Call it when the engine has returned: see TokensOf.
-func NewRecord(ctx context.Context, r botapi.ChatReport) *Record {
+func newRecord(requestID, account, userID string, bot botapi.Bot, stream bool) *Record {
 	return &Record{
-		ID:            rand.Text(),
-		EndedAt:       time.Now(),
-		RequestID:     r.RequestID,
-		Account:       r.Account,
-		UserID:        shortUserID(r.UserID),
-		BotUID:        r.Bot.UID,
-		Model:         r.Bot.Model,
-		Stream:        r.Stream,
-		Status:        r.Status,
-		Complete:      r.Err == nil,
-		Fragments:     r.Fragments,
-		Bytes:         r.Bytes,
-		Tokens:        TokensOf(ctx),
-		Chats:         1,
-		FirstFragment: r.FirstFragment,
-		Duration:      r.Duration,
+		ID:        rand.Text(),
+		RequestID: requestID,
+		Account:   account,
+		UserID:    shortUserID(userID),
+		BotUID:    bot.UID,
+		Model:     bot.Model,
+		Stream:    stream,
 	}
+}
+
+func newRecordOf(r botapi.ChatReport) *Record {
+	record := newRecord(r.RequestID, r.Account, r.UserID, r.Bot, r.Stream)
+	record.EndedAt, record.Status, record.Duration = time.Now(), r.Status, r.Duration
+	return record
 }
 
 // NewRejection returns the record of some chats that were rejected for the same
 // reason before a model was asked. The report is that of the last.
 func NewRejection(r botapi.ChatReport, why string, chats int64) *Record {
-	record := NewRecord(context.Background(), r)
+	record := newRecordOf(r)
 	record.Rejected, record.Chats = why, chats
 	return record
+}
+
+// NewJoins returns the record of some requests that have joined answers. The report is
+// that of the last. The answers are those of chats, whose records have what they cost.
+func NewJoins(r botapi.ChatReport, joins int64) *Record {
+	record := newRecordOf(r)
+	record.Joins = joins
+	return record
+}
+
+// Recorded adds a record of each chat that asks a model in an engine, when the engine has
+// returned: its tokens are final then. The engine is Metered, and the context is from
+// WithTokens. The record says what the model has done, whoever has read it: its client may
+// have disconnected, and another may have joined the answer.
+func (w *Writer) Recorded(engine botapi.ChatEngine) botapi.ChatEngine {
+	return botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			w.recording.Add(1)
+			defer w.recording.Add(-1)
+			r := newRecord(botapi.RequestIDFrom(ctx), botapi.AccountFrom(ctx), req.UserID, req.Bot, req.Stream) // the engine may change the request
+			began, err := time.Now(), errExited
+			defer func() {
+				if wasAsked(ctx) {
+					r.end(ctx, began, err)
+					w.Add(r)
+				}
+			}()
+			err = r.play(engine.Chat(ctx, req), began, yield)
+			err = cmp.Or(err, context.Cause(ctx))
+		}
+	})
+}
+
+var errExited = errors.New("usage: the engine panicked, or ended its goroutine")
+
+// play returns why an answer is incomplete, as far as its engine knows.
+func (r *Record) play(answer iter.Seq2[string, error], began time.Time, yield func(string, error) bool) (failed error) {
+	answer(func(text string, err error) bool {
+		switch {
+		case err != nil:
+			failed = err
+		case text != "" && r.FirstFragment == 0:
+			r.FirstFragment = time.Since(began)
+		}
+		if err == nil {
+			r.Fragments++
+			r.Bytes += int64(len(text))
+		}
+		goesOn := yield(text, err)
+		if !goesOn {
+			failed = cmp.Or[error](failed, botapi.ErrClientLeft)
+		}
+		return goesOn
+	})
+	return failed
+}
+
+func (r *Record) end(ctx context.Context, began time.Time, err error) {
+	r.EndedAt, r.Duration = time.Now(), time.Since(began)
+	r.Tokens, r.Chats, r.Complete = TokensOf(ctx), 1, err == nil
+	r.Status = statusOf(err)
+	if r.Fragments > 0 {
+		r.Status = http.StatusOK
+	}
+}
+
+// statusOf is the status of a response before the first fragment, 0 for none.
+func statusOf(err error) int {
+	response, isResponse := errors.AsType[*botapi.StatusError](err)
+	_, isInvalid := errors.AsType[*botapi.HTTPValidationError](err)
+	switch {
+	case err == nil:
+		return http.StatusOK
+	case isResponse:
+		return response.Status
+	case isInvalid:
+		return http.StatusUnprocessableEntity
+	case errors.Is(err, context.DeadlineExceeded):
+		return http.StatusGatewayTimeout
+	case errors.Is(err, context.Canceled):
+		return 0
+	}
+	return http.StatusInternalServerError
+}
+
+// wasAsked reports whether the model of a chat was asked: see Asks.
+func wasAsked(ctx context.Context) bool {
+	m := meterOf(ctx)
+	if m == nil {
+		return false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.asking != nil
 }
 
 // shortUserID is a user_id as it is stored: unchanged, or "sha256:" and its
@@ -119,6 +212,7 @@ func (r *Record) LogValue() slog.Value {
 		slog.Int("fragments", r.Fragments),
 		slog.Int64("bytes", r.Bytes),
 		slog.Int64("chats", r.Chats),
+		slog.Int64("joins", r.Joins),
 		slog.String("rejected", r.Rejected),
 		slog.Duration("first_fragment", r.FirstFragment),
 		slog.Duration("duration", r.Duration),
@@ -155,6 +249,7 @@ type Writer struct {
 	queue  chan *Record        // has capacity for as many as fit into QueueBytes
 	room   *semaphore.Weighted // of QueueBytes
 
+	recording                        atomic.Int64 // chats whose engine has not returned
 	waiting, waitingBytes, notStored atomic.Int64
 
 	ctx    context.Context // ends when Close has waited long enough
@@ -203,6 +298,18 @@ type Backlog struct {
 // Backlog returns how many records are not stored now.
 func (w *Writer) Backlog() Backlog {
 	return Backlog{Records: w.waiting.Load(), Bytes: w.waitingBytes.Load(), NotStored: w.notStored.Load()}
+}
+
+// AwaitEngines waits for engines that have not returned although their clients' answers
+// have ended: only then are their chats Recorded. Chats of those that still have not
+// returned have no record.
+func (w *Writer) AwaitEngines(most time.Duration) {
+	for began := time.Now(); w.recording.Load() > 0 && time.Since(began) < most; {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if chats := w.recording.Load(); chats > 0 {
+		w.logger.Warn("draining: some engines have not returned, so their chats are not recorded", slog.Int64("chats", chats))
+	}
 }
 
 // Close stores the waiting records. Once ctx has ended, it writes those that are

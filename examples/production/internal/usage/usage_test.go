@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -49,11 +50,11 @@ func (k *kept) batches() [][]*usage.Record {
 	return slices.Clone(k.stored)
 }
 
+func (k *kept) records() []*usage.Record { return slices.Concat(k.batches()...) }
+
 func (k *kept) requests() (ids []string) {
-	for _, batch := range k.batches() {
-		for _, r := range batch {
-			ids = append(ids, r.RequestID)
-		}
+	for _, r := range k.records() {
+		ids = append(ids, r.RequestID)
 	}
 	return ids
 }
@@ -74,7 +75,7 @@ func TestChatsAreStoredInBatches(t *testing.T) {
 		defer w.Close(t.Context())
 
 		for i := range 3 {
-			w.Add(usage.NewRecord(t.Context(), report(fmt.Sprint(i))))
+			w.Add(usage.NewRejection(report(fmt.Sprint(i)), "full", 1))
 		}
 		synctest.Wait()
 		is.Equal(len(kept.batches()), 0) // more may come
@@ -92,7 +93,7 @@ func TestCleanShutdownLosesNothing(t *testing.T) {
 		kept := new(kept)
 		w := usage.NewWriter(kept, discard())
 		for i := range 1234 {
-			w.Add(usage.NewRecord(t.Context(), report(fmt.Sprint(i))))
+			w.Add(usage.NewRejection(report(fmt.Sprint(i)), "full", 1))
 		}
 		w.Close(t.Context())
 		w.Close(t.Context()) // again
@@ -112,7 +113,7 @@ func TestStoreIsUnavailable(t *testing.T) {
 			}
 			return kept.InsertUsage(ctx, records)
 		}), discard())
-		w.Add(usage.NewRecord(t.Context(), report("r1")))
+		w.Add(usage.NewRejection(report("r1"), "full", 1))
 		w.Close(t.Context()) // returns once the store is back
 		is.Equal(tries, 5)
 		is.Equal(kept.requests(), []string{"r1"})
@@ -133,11 +134,11 @@ func TestRecordsThatCannotBeStoredAreInTheLog(t *testing.T) {
 				var log bytes.Buffer
 				w := usage.NewWriter(store(func(context.Context, []*usage.Record) error { return c.failure }),
 					slog.New(slog.NewJSONHandler(&log, nil)))
-				w.Add(usage.NewRecord(t.Context(), report("r1")))
+				w.Add(usage.NewRejection(report("r1"), "full", 1))
 				grace, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 				defer cancel()
 				w.Close(grace)
-				w.Add(usage.NewRecord(t.Context(), report("r2"))) // a chat that lasted longer than the grace time
+				w.Add(usage.NewRejection(report("r2"), "full", 1)) // a chat that lasted longer than the grace time
 
 				lines := spilled(log.String())
 				is.Equal(len(lines), 2)
@@ -163,7 +164,7 @@ func TestQueueIsBounded(t *testing.T) {
 
 		const chats = 2 * usage.QueueBytes / 1000
 		for i := range chats {
-			w.Add(usage.NewRecord(t.Context(), report(fmt.Sprint(i)))) // never waits for the store
+			w.Add(usage.NewRejection(report(fmt.Sprint(i)), "full", 1)) // never waits for the store
 		}
 		lost := len(spilled(log.String()))
 		backlog := w.Backlog()
@@ -206,7 +207,7 @@ func TestOnlyRejectedRecordsAreNotStored(t *testing.T) {
 					if slices.Contains(bad, i) {
 						chat.Account = "bad"
 					}
-					w.Add(usage.NewRecord(t.Context(), chat))
+					w.Add(usage.NewRejection(chat, "full", 1))
 				}
 				w.Close(t.Context())
 
@@ -236,7 +237,7 @@ func TestUserIDsAreBounded(t *testing.T) {
 			is := is.New(t)
 			chat := report("r1")
 			chat.UserID = c.sent
-			is.Equal(usage.NewRecord(t.Context(), chat).UserID, c.kept)
+			is.Equal(usage.NewRejection(chat, "full", 1).UserID, c.kept)
 		})
 	}
 }
@@ -259,7 +260,7 @@ func TestLogLinesAreBounded(t *testing.T) {
 		for _, length := range []int{256, 1 << 20} {
 			chat := report("r1")
 			chat.UserID = strings.Repeat("\x00", length) // each is six characters of JSON
-			w.Add(usage.NewRecord(t.Context(), chat))
+			w.Add(usage.NewRejection(chat, "full", 1))
 		}
 		w.Close(t.Context())
 		lines := spilled(log.String())
@@ -268,4 +269,94 @@ func TestLogLinesAreBounded(t *testing.T) {
 			is.True(len(line) < 3_000)
 		}
 	})
+}
+
+// TestRecordOfAChat has chats end in every way. The record says what the model has done,
+// and is added when its engine has returned.
+func TestRecordOfAChat(t *testing.T) {
+	left, cancel := context.WithCancelCause(usage.WithTokens(t.Context()))
+	cancel(botapi.ErrClientLeft)
+	late, cancel := context.WithCancelCause(usage.WithTokens(t.Context()))
+	cancel(botapi.ErrChatTimeout)
+	for name, c := range map[string]struct {
+		ctx      context.Context // that has ended; nil for one that has not
+		words    int
+		fails    error
+		reads    int // words
+		panics   bool
+		status   int
+		complete bool
+	}{
+		"complete":                    {words: 3, reads: 3, status: 200, complete: true},
+		"empty":                       {status: 200, complete: true},
+		"failed":                      {fails: errors.New("no"), status: 500},
+		"failed with a status":        {fails: errAway, status: 503},
+		"invalid":                     {fails: &botapi.HTTPValidationError{}, status: 422},
+		"failed after the first word": {words: 1, reads: 1, fails: errAway, status: 200},
+		"read in part":                {words: 3, reads: 1, status: 200},
+		"without a client":            {ctx: left, status: 0},
+		"too late":                    {ctx: late, status: 504},
+		"panicked":                    {panics: true, status: 500},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				kept := new(kept)
+				w := usage.NewWriter(kept, discard())
+				engine := func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+					return func(yield func(string, error) bool) {
+						usage.Asks(ctx, usage.Asking{})
+						req.UserID = "changed"
+						time.Sleep(time.Second)
+						for range c.words {
+							if !yield("word", nil) {
+								return
+							}
+						}
+						switch {
+						case c.panics:
+							panic("out of order")
+						case c.fails != nil:
+							yield("", c.fails)
+						}
+					}
+				}
+				ctx := c.ctx
+				if ctx == nil {
+					ctx = usage.WithTokens(context.Background())
+				}
+				recorded := w.Recorded(usage.Metered(botapi.ChatEngineFunc(engine), func(context.Context, string, usage.Tokens, string) {}))
+				read := 0
+				func() {
+					defer func() { is.Equal(recover() != nil, c.panics) }()
+					recorded.Chat(ctx, &botapi.ChatRequest{UserID: "42", Bot: botapi.Bot{UID: "u1"}, Stream: true})(func(_ string, err error) bool {
+						read++
+						return err == nil && (read < c.reads || c.complete || c.fails != nil)
+					})
+				}()
+				w.Close(t.Context())
+				is.Equal(len(kept.records()), 1)
+				r := kept.records()[0]
+				is.Equal([]any{r.UserID, r.BotUID, r.Stream, r.Chats}, []any{"42", "u1", true, int64(1)})
+				is.Equal([]any{r.Status, r.Complete}, []any{c.status, c.complete})
+				is.Equal([]any{r.Fragments, r.Bytes}, []any{c.reads, int64(4 * c.reads)})
+				is.Equal(r.Duration, time.Second)
+				is.Equal(r.FirstFragment == time.Second, c.reads > 0)
+			})
+		})
+	}
+}
+
+// TestChatThatAsksNoModel has no record of a model's work.
+func TestChatThatAsksNoModel(t *testing.T) {
+	is := is.New(t)
+	kept := new(kept)
+	w := usage.NewWriter(kept, discard())
+	engine := func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) { yield("", errAway) }
+	}
+	for range w.Recorded(botapi.ChatEngineFunc(engine)).Chat(usage.WithTokens(t.Context()), new(botapi.ChatRequest)) {
+	}
+	w.Close(t.Context())
+	is.Equal(len(kept.records()), 0)
 }
