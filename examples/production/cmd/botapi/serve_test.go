@@ -4,6 +4,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -335,6 +336,27 @@ func TestDatabaseStopsAndRestarts(t *testing.T) {
 	p.terminate(t)
 	p.wait(t)
 	is.Equal(usageOf(t, env), []used{{"acme", "u-42", "u1", 200, true}}) // nothing was lost
+}
+
+// TestUsageThatAShutdownCannotStore ends a replica while the database is down. Its
+// metrics show what went to the log until they have been scraped.
+func TestUsageThatAShutdownCannotStore(t *testing.T) {
+	is := is.New(t)
+	database := postgrestest.NewServer(t)
+	env, key := withOneBotAt(t, database.URL)
+	words, runtime := paced(t)
+	p := serve(t, env, "--runtime", "local="+runtime)
+	p.ready(t)
+	words <- "one"
+	s := openStream(t, key, p.url)
+	is.Equal(s.next(), `{"content":"one"}`)
+	database.Stop(t)
+	p.terminate(t)
+	close(words)
+	is.Equal(s.next(), "[DONE]")
+	eventually(t, "usage is in the log", func() bool { return len(p.logged(t, "usage not stored")) == 1 })
+	is.True(regexp.MustCompile(`(?m)^botapi_usage_not_stored_total(\{.*\})? 1$`).MatchString(scrape(t, p)))
+	p.wait(t)
 }
 
 func TestRevokedKeyStopsWorking(t *testing.T) {

@@ -41,7 +41,14 @@ func (r *replica) internal() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /readyz", r.readiness.serveReady)
 	mux.HandleFunc("GET /readyz-without-database", r.readiness.serveWithoutDatabase)
-	mux.Handle("GET /metrics", r.telemetry.Prometheus)
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, req *http.Request) {
+		r.telemetry.Prometheus.ServeHTTP(w, req)
+		_ = http.NewResponseController(w).Flush() // before the address is closed
+		select {
+		case r.scraped <- struct{}{}:
+		default:
+		}
+	})
 	return mux
 }
 

@@ -70,7 +70,7 @@ type Config struct {
 // log, takes once Run's context has ended. A supervisor must wait longer before it kills
 // the process.
 func (c Config) ShutdownTime() time.Duration {
-	all := c.DrainDelay + c.Grace + cancelled + flush + 2*c.DatabaseTimeout + telemetry.LogEnds
+	all := c.DrainDelay + c.Grace + cancelled + flush + lastScrape + 2*c.DatabaseTimeout + telemetry.LogEnds
 	if c.Shared != nil {
 		all += 2 * cmp.Or(c.Shared.Redis.Timeout, redisclient.DefaultTimeout) // for the last tokens
 	}
@@ -87,6 +87,10 @@ const (
 	// has begun by then is waited for.
 	cancelled = 5 * time.Second
 	flush     = 10 * time.Second
+
+	// lastScrape is how long the metrics of a replica that has written usage to its log
+	// wait for one more scrape: otherwise no alert would say so.
+	lastScrape = 30 * time.Second
 )
 
 // errGraceOver is the response of chats that still run when a shutdown's grace
@@ -117,6 +121,10 @@ type replica struct {
 	shared         atomic.Pointer[shared] // nil if replicas share no Redis, and until the database has been reached
 	fatal          chan error             // ends the replica
 	warned         sync.Once              // about runtimes that bots name
+
+	probed  *http.Server   // of the internal address; nil until it serves
+	scraped chan struct{}  // gets one after a scrape
+	serving sync.WaitGroup // the servers
 }
 
 // Run serves until ctx ends, and then shuts down:
@@ -125,7 +133,8 @@ type replica struct {
 //     the proxy has noticed.
 //  2. No new connections are accepted. Chats in progress, with and without their
 //     clients, have Grace to end; then they are ended with a 503.
-//  3. Waiting usage and traces are stored.
+//  3. Waiting usage and traces are stored. Until then, and for one more scrape if usage
+//     could not be stored, /metrics is served.
 //
 // It returns nil if it ended because ctx did.
 func Run(ctx context.Context, c Config) error {
@@ -143,6 +152,7 @@ func Run(ctx context.Context, c Config) error {
 		lists:     newThrottle(),
 		failures:  newThrottle(),
 		fatal:     make(chan error, 1),
+		scraped:   make(chan struct{}, 1),
 	}
 	defer r.close()
 	engine, err := runtimes.New(runtimes.Options{
@@ -186,10 +196,10 @@ func (r *replica) serve(ctx context.Context, public, internal net.Listener) erro
 	defer endChats(nil)
 	server := r.server(r.public())
 	server.BaseContext = func(net.Listener) context.Context { return chats }
-	probed := r.server(r.internal())
-	failed, serving := make(chan error, 2), sync.WaitGroup{}
-	serving.Go(func() { failed <- server.Serve(public) })
-	serving.Go(func() { failed <- probed.Serve(internal) })
+	r.probed = r.server(r.internal())
+	failed := make(chan error, 2)
+	r.serving.Go(func() { failed <- server.Serve(public) })
+	r.serving.Go(func() { failed <- r.probed.Serve(internal) })
 	r.logger.Info("serving", slog.String("address", public.Addr().String()), slog.String("internal_address", internal.Addr().String()))
 
 	defer r.watch(ctx)()
@@ -207,8 +217,6 @@ func (r *replica) serve(ctx context.Context, public, internal net.Listener) erro
 		defer cancel()
 		r.endAnswers(now)
 	}
-	probed.Close()
-	serving.Wait()
 	return err
 }
 
@@ -274,10 +282,32 @@ func (r *replica) close() {
 		_ = s.close() // Redis may be away
 	}
 	r.repeats.Flush()
+	before := r.usage.Backlog().NotStored
 	r.usage.Close(ctx)
 	r.database.StoreKeyUses(ctx)
-	if err := r.telemetry.Close(ctx); err != nil {
+	if err := r.telemetry.CloseTraces(ctx); err != nil {
 		r.logger.Warn("some traces were not sent", slog.Any("error", err))
 	}
+	if r.probed != nil {
+		r.closeInternal(r.usage.Backlog().NotStored > before)
+	}
+	r.telemetry.CloseMetrics(ctx)
 	r.logger.Info("ended")
+}
+
+// closeInternal closes the internal address, after one more scrape if there is
+// something to see.
+func (r *replica) closeInternal(something bool) {
+	if something {
+		select {
+		case <-r.scraped: // before usage was closed
+		default:
+		}
+		select {
+		case <-r.scraped:
+		case <-time.After(lastScrape):
+		}
+	}
+	r.probed.Close()
+	r.serving.Wait()
 }

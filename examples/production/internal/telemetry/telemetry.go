@@ -111,7 +111,8 @@ func tracesWanted() bool {
 	return os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != ""
 }
 
-// Close sends the remaining telemetry, until ctx ends.
-func (t *Telemetry) Close(ctx context.Context) error {
-	return errors.Join(t.Traces.Shutdown(ctx), t.Metrics.Shutdown(ctx))
-}
+// CloseTraces sends the remaining spans, until ctx ends.
+func (t *Telemetry) CloseTraces(ctx context.Context) error { return t.Traces.Shutdown(ctx) }
+
+// CloseMetrics ends the metrics: Prometheus has no more of them.
+func (t *Telemetry) CloseMetrics(ctx context.Context) { _ = t.Metrics.Shutdown(ctx) } // which only fails if it is called twice
