@@ -22,7 +22,7 @@ import (
 
 // TestStreamsThatNobodyReads has clients with a small receive buffer ask for long
 // answers through the proxy, and read none of them. What the kernel keeps for them
-// on the proxy's side of both connections is bounded.
+// on both connections is bounded.
 func TestStreamsThatNobodyReads(t *testing.T) {
 	if _, err := exec.LookPath("ss"); err != nil {
 		t.Skip("ss was not found: this test reads the memory of connections (Debian: apt-get install iproute2)")
@@ -36,7 +36,9 @@ func TestStreamsThatNobodyReads(t *testing.T) {
 	for range clients {
 		is.Equal(askSilently(t, proxy.url, key, ""), http.StatusOK)
 	}
-	memory := func() int64 { return socketMemory(t, "sport", proxy.url) + socketMemory(t, "dport", p.url) }
+	memory := func() int64 {
+		return socketMemory(t, "sport", proxy.url) + socketMemory(t, "dport", p.url) + socketMemory(t, "sport", p.url)
+	}
 	held := int64(-1)
 	eventually(t, "the kernel takes no more", func() bool {
 		before := held
@@ -44,7 +46,7 @@ func TestStreamsThatNobodyReads(t *testing.T) {
 		return held == before && held > 0
 	})
 	t.Logf("%d KiB for each", held>>10/clients)
-	is.True(held < clients*2*most)
+	is.True(held < clients*3*most)
 }
 
 // BenchmarkUnread measures the kernel's memory for kept answers of 1 MB that clients

@@ -81,6 +81,7 @@ const (
 	readHeaderTimeout = 10 * time.Second
 	idleTimeout       = 2 * time.Minute
 	maxHeaderBytes    = 32 << 10
+	sendBuffer        = 64 << 10 // of a connection, in the kernel, which doubles it on Linux
 
 	// cancelled is how long chats may take to end once they are cancelled, and
 	// flush how long storing the last records and spans may take. A query that
@@ -196,6 +197,7 @@ func (r *replica) serve(ctx context.Context, public, internal net.Listener) erro
 	defer endChats(nil)
 	server := r.server(r.public())
 	server.BaseContext = func(net.Listener) context.Context { return chats }
+	server.ConnContext = withSendBuffer
 	r.probed = r.server(r.internal())
 	failed := make(chan error, 2)
 	r.serving.Go(func() { failed <- server.Serve(public) })
@@ -229,6 +231,15 @@ func (r *replica) server(handler http.Handler) *http.Server {
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(r.logger.Handler(), slog.LevelWarn),
 	}
+}
+
+// withSendBuffer bounds what the kernel keeps of an answer that a client does not
+// read: by default it takes some MiB, and the chat ends as if they had been read.
+func withSendBuffer(ctx context.Context, conn net.Conn) context.Context {
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		_ = tcp.SetWriteBuffer(sendBuffer) // if it fails, the connection has ended
+	}
+	return ctx
 }
 
 // watch checks the readiness of the replica and stores when keys were used, in
