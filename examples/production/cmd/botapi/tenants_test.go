@@ -289,6 +289,43 @@ func TestRedisThatTakesASecond(t *testing.T) {
 	is.Equal(len(p.logged(t, "request handed back to the proxy")), 0)
 }
 
+// TestRedisBecomesSlow has eight concurrent chats, for which the replica connects, and
+// eight more just after Redis has begun to take a second for each response, which the
+// replica does not know yet. A claim that is given up keeps its connection until Redis
+// responds: the limits of its chat, which then have a second and a half, need another
+// that is connected.
+func TestRedisBecomesSlow(t *testing.T) {
+	is := is.New(t)
+	const chats = 8
+	server := redistest.NewServer(t)
+	way, operator := server.Slowly(t), server.Client(t)
+	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("one") })
+	env, key := withOneBot(t)
+	is.Equal(command(t, "", env, "limits", "set", "--concurrent-chats", "50").code, 0)
+	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", way.URL, "--redis-prefix", "t:", "--answers")
+	p.ready(t)
+	s := sharing{key: key, replicas: []*process{p}}
+	concurrently := func(name string) map[int]int {
+		statuses := make(chan int, chats)
+		for i := range chats {
+			go func() {
+				status, _ := s.status(t, 0, fmt.Sprint(name, i))
+				statuses <- status
+			}()
+		}
+		counts := make(map[int]int)
+		for range chats {
+			counts[<-statuses]++
+		}
+		return counts
+	}
+	way.Delay(50 * time.Millisecond)
+	is.Equal(concurrently("before-"), map[int]int{http.StatusOK: chats})
+	eventually(t, "their slots are released", func() bool { return operator.Exists(t.Context(), "t:limits:slots:acme").Val() == 0 })
+	way.Delay(time.Second)
+	is.Equal(concurrently("slow-"), map[int]int{http.StatusOK: chats})
+}
+
 // TestRedisWhoseScriptIsBusy checks that chats are answered, and that the log
 // reports it.
 func TestRedisWhoseScriptIsBusy(t *testing.T) {

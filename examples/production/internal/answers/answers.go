@@ -123,7 +123,7 @@ func (s *Store) run(ctx context.Context, method string, r resume.Ref, arguments 
 	}
 	replies := make(chan reply)
 	s.running.Go(func() {
-		values, err := script.Run(context.WithoutCancel(ctx), s.redis, keys, arguments...).Slice()
+		values, err := script.Run(context.WithoutCancel(ctx), s.redis.Apart, keys, arguments...).Slice()
 		select {
 		case replies <- reply{values, err}:
 		case <-ctx.Done():

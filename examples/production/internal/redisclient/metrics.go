@@ -20,6 +20,7 @@ var durationBuckets = []float64{0.0002, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05
 func (c *Client) measure(meter metric.Meter) error {
 	duration, err1 := dbconv.NewClientOperationDuration(meter, metric.WithExplicitBucketBoundaries(durationBuckets...))
 	c.AddHook(stopwatch{duration})
+	c.Apart.AddHook(stopwatch{duration})
 	c.breaker.probe.AddHook(stopwatch{duration})
 	_, err2 := meter.Int64ObservableGauge("botapi.redis.reachable",
 		metric.WithDescription("Whether Redis is up and has rejected no command of this replica in the last ten seconds."),

@@ -30,8 +30,8 @@ const (
 	// slow is how long Redis must not have responded at all for a timeout to
 	// mean that it is away, and not that this replica is busy.
 	slow = 1500 * time.Millisecond
-	// poolSize bounds the connections for commands; each command uses one for
-	// well under a millisecond.
+	// poolSize bounds the connections for commands, and those of Apart; each command uses
+	// one for well under a millisecond.
 	poolSize = 32
 )
 
@@ -89,6 +89,10 @@ func (o Options) connection() (*redis.Options, error) {
 // unknown.
 type Client struct {
 	*redis.Client
+	// Apart has connections of its own, for commands that nobody may wait for any longer:
+	// while Redis is slow, such a command keeps its connection until the response, and
+	// what a chat waits for would need a new one.
+	Apart   *redis.Client
 	options Options
 	breaker *breaker
 }
@@ -105,7 +109,8 @@ func Open(o Options) (*Client, error) {
 	b := newBreaker(redis.NewClient(connection), o)
 	guarded := *connection
 	guarded.Limiter = b
-	c := &Client{redis.NewClient(&guarded), o, b}
+	apart := guarded
+	c := &Client{redis.NewClient(&guarded), redis.NewClient(&apart), o, b}
 	if err := c.measure(o.Meter); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
@@ -152,7 +157,7 @@ func (c *Client) Timeout() time.Duration { return c.options.Timeout }
 
 // Close closes the connections.
 func (c *Client) Close() error {
-	return errors.Join(c.Client.Close(), c.breaker.close())
+	return errors.Join(c.Client.Close(), c.Apart.Close(), c.breaker.close())
 }
 
 // libraryLog logs the library's messages about its connections at level debug:
