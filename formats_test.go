@@ -1,8 +1,12 @@
 package botapi
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"net/http"
 	"net/http/httptest"
@@ -304,6 +308,204 @@ func TestOwnFormatJoinsNoFragments(t *testing.T) {
 				is.True(read.done)
 				is.Equal(len(read.fragments), len(fragments))
 				is.Equal(got.report(t).Fragments, len(fragments))
+			})
+		}
+	}
+}
+
+// readLines reads a stream of a lineFormat as a strict client does.
+func readLines(body string) (texts []string, end string, err error) {
+	for line := range strings.Lines(body) {
+		line, found := strings.CutSuffix(line, "\n")
+		switch {
+		case !found || end != "":
+			return texts, end, fmt.Errorf("an incomplete line, or one after the end: %.100q", line)
+		case line == "alive":
+		case !strings.HasPrefix(line, `"`):
+			end = line
+		case strings.ContainsAny(line, pythonLineBreaks):
+			return texts, end, fmt.Errorf("a line break within a line: %.100q", line)
+		case len(line) > maxEvent+2:
+			return texts, end, fmt.Errorf("an event of %d bytes", len(line))
+		default:
+			var text string
+			if err := json.Unmarshal([]byte(line), &text); err != nil {
+				return texts, end, fmt.Errorf("%w in %.100q", err, line)
+			}
+			texts = append(texts, text)
+		}
+	}
+	return texts, end, nil
+}
+
+// FuzzStreamFormat splits any bytes anywhere, and yields them while earlier ones are being
+// written. A format of the application's own gets whole characters, and all together the text
+// of a JSON response, whether fragments are joined or not.
+func FuzzStreamFormat(f *testing.F) {
+	f.Add([]byte("Hello, world"), []byte{5, 2}, false)
+	f.Add([]byte("é€😀\u2028\u0085"), []byte{1, 1, 1, 1, 1, 1, 1, 1}, true)
+	f.Add([]byte("[DONE] [DO"), []byte{3, 0, 0, 1}, true)
+	f.Add([]byte("\xf0\x9f\xf0\x9f\x98\x80\xed\xa0\x80\xe2"), []byte{2, 0, 1}, true)
+	f.Add([]byte("\x00\x1f\"\\\r\n\xe2\x80"), []byte{}, false)
+	f.Add(bytes.Repeat([]byte("😀\x00a[DONE]"), 3000), bytes.Repeat([]byte{255, 0, 1}, 60), true)
+	f.Add(bytes.Repeat([]byte{'x'}, 40<<10), []byte{}, true)
+	f.Fuzz(func(t *testing.T, text, sizes []byte, joins bool) {
+		fragments := splitBySizes(string(text), sizes)
+		format := new(lineFormat)
+		o := testOptions(t, io.Discard)
+		o.Engine = fragmentsOf(fragments...)
+		o.Routes = []Route{chatRoute(func(_ *http.Request, c *Chat) { c.Stream, c.JoinsFragments = format, joins })}
+		var report ChatReport
+		o.OnChat = func(_ context.Context, r ChatReport) { report = r }
+		h := New(o)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(slowRecorder{w}, newRequest("POST", routePath, strings.NewReader(chatBodyJSON("hi", true))))
+		texts, end, err := readLines(w.Body.String())
+		want := textOf(string(text))
+		if err != nil || end != "end" || strings.Join(texts, "") != want || format.overlaps.Load() {
+			t.Fatalf("%q, joined %t, is streamed as %q: %v", fragments, joins, w.Body, err)
+		}
+		if !joins && len(texts) < len(fragments) {
+			t.Fatalf("%d events for %d fragments", len(texts), len(fragments))
+		}
+		if report.Fragments != len(fragments) || report.Bytes != int64(len(want)) {
+			t.Fatalf("%d fragments and %d bytes are reported of %d and %d", report.Fragments, report.Bytes, len(fragments), len(want))
+		}
+		got := record(h, newRequest("POST", routePath, strings.NewReader(chatBodyJSON("hi", false)))).Body.String()
+		if contentOf(t, got) != want {
+			t.Fatalf("%q is the JSON %q", fragments, got)
+		}
+	})
+}
+
+// A slowRecorder lets other goroutines run during a write.
+type slowRecorder struct{ *httptest.ResponseRecorder }
+
+func (w slowRecorder) Write(p []byte) (int, error) {
+	for range 3 {
+		runtime.Gosched()
+	}
+	return w.ResponseRecorder.Write(p)
+}
+
+// Fragments that are ready together are joined to few texts, which have room for as much as
+// an event of the API has. Nothing waits for the next fragment.
+func TestJoinsFragments(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		const rapid, slow = 20_000, 10
+		f := new(lineFormat)
+		w := faulty("Write", 0, func() error { synctest.Wait(); return nil }) // meanwhile, the engine yields as much as may wait
+		r := newRequest("POST", routePath, strings.NewReader(chatBodyJSON("hi", true)))
+		var want []string
+		began := time.Now()
+		got := playRequestOn(t, w, r, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			for i := range rapid + slow {
+				if i >= rapid {
+					time.Sleep(time.Second)
+				}
+				want = append(want, fmt.Sprint(i, " "))
+				yield(want[i], nil)
+			}
+		}), func(o *Options) {
+			o.Routes = []Route{chatRoute(func(_ *http.Request, c *Chat) { c.Stream, c.JoinsFragments = f, true })}
+		})
+		is.NoErr(got.err)
+		is.Equal(time.Since(began), slow*time.Second)
+		texts, end, err := readLines(got.body)
+		is.NoErr(err)
+		is.Equal(end, "end")
+		is.Equal(strings.Join(texts, ""), strings.Join(want, ""))
+		is.Equal(texts[len(texts)-slow:], want[rapid:]) // the slow ones are not joined
+		is.True(len(texts) < rapid/100)
+		is.Equal(got.report(t).Fragments, rapid+slow)
+	})
+}
+
+// The handler calls one method of a format at a time, however keep-alives, fragments and the
+// end of the answer coincide.
+func TestFormatIsNotCalledConcurrently(t *testing.T) {
+	for range 50 {
+		is := is.New(t)
+		f := &lineFormat{before: func(string) error { runtime.Gosched(); return nil }}
+		w := faulty("Write", 0, func() error { runtime.Gosched(); return nil })
+		r := newRequest("POST", routePath, strings.NewReader(chatBodyJSON("hi", true)))
+		got := playRequestOn(t, w, r, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			for i := range 100 {
+				for range i % 20 {
+					runtime.Gosched()
+				}
+				yield("x", nil)
+			}
+		}), func(o *Options) {
+			f.in(o)
+			o.KeepAlive = time.Microsecond
+		})
+		is.True(!f.overlaps.Load())
+		texts, end, err := readLines(got.body)
+		is.NoErr(err)
+		is.Equal(strings.Join(texts, "")+end, strings.Repeat("x", 100)+"end")
+	}
+}
+
+// The end of an answer, and what is around the text of a JSON response, may be longer than a
+// client can read within WriteTimeout: each chunk of 64 KiB has its own. If the client stops
+// reading, the end is not made any further.
+func TestLongEndOfASlowReader(t *testing.T) {
+	long := strings.Repeat("0123456789", 20<<10)
+	for name, c := range map[string]struct {
+		stream bool
+		chunk  int // bytes of the end that the format yields at a time
+	}{
+		"in one chunk":       {true, len(long)},
+		"in chunks":          {true, connection.MaxChunk},
+		"in small chunks":    {true, 100},
+		"of a JSON response": {false, 0},
+	} {
+		for _, stalls := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", stalls ", stalls), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					is := is.New(t)
+					made := 0
+					f := &lineFormat{end: func(yield func([]byte) bool) {
+						for chunk := range slices.Chunk([]byte(long+"\n"), max(c.chunk, 1)) {
+							if made += len(chunk); !yield(chunk) {
+								return
+							}
+						}
+					}}
+					reports := make(chan ChatReport, 1)
+					o := testOptions(t, io.Discard)
+					o.Engine, o.WriteTimeout = fragmentsOf("a"), 70*time.Second // such a client needs 64 seconds for a chunk of 64 KiB
+					o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
+					o.Routes = []Route{chatRoute(func(_ *http.Request, chat *Chat) {
+						chat.Stream = f
+						chat.JSON = func(context.Context) ([]byte, []byte, error) { return []byte(long + `"`), []byte(`"` + long), nil }
+					})}
+					server := serveInMemory(t, New(o))
+					if stalls {
+						conn := server.dial()
+						defer conn.Close()
+						r, err := http.NewRequest("POST", "http://memory"+routePath, strings.NewReader(chatBodyJSON("hi", c.stream)))
+						is.NoErr(err)
+						setHeader(r, nil)
+						is.NoErr(r.Write(conn))
+						_, err = io.ReadFull(conn, make([]byte, 500))
+						is.NoErr(err)
+						report := <-reports
+						is.True(errors.Is(report.Err, ErrClientStalled))
+						is.Equal(report.Status, 200)
+						is.True(made < len(long) || c.chunk == len(long) || !c.stream)
+						return
+					}
+					client := server.client()
+					client.Transport = slowTransport{client.Transport}
+					got := doAt(t, client, "http://memory", "POST", routePath, chatBodyJSON("hi", c.stream))
+					is.NoErr(got.err)
+					is.Equal(len(got.body), map[bool]int{true: len("\"a\"\n" + long + "\n"), false: len(long + `"a"` + long)}[c.stream])
+					is.True(strings.HasPrefix(got.body, map[bool]string{true: "\"a\"\n" + long, false: long + `"a"` + long}[c.stream]))
+					is.NoErr((<-reports).Err)
+				})
 			})
 		}
 	}

@@ -138,6 +138,12 @@ func TestSlowReaderHoldsNoStoppedEngine(t *testing.T) {
 // A client that stops reading blocks its engine, with bounded memory. After WriteTimeout, its
 // stream is aborted. Other clients are not slowed down.
 func TestStreamClientStalls(t *testing.T) {
+	for _, w := range []way{{stream: true}, {stream: true, route: true}} {
+		t.Run(w.path(), func(t *testing.T) { stallStream(t, w) })
+	}
+}
+
+func stallStream(t *testing.T, w way) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
 		const fragment, read = 1 << 10, 100 << 10
@@ -145,6 +151,7 @@ func TestStreamClientStalls(t *testing.T) {
 		var log testLog
 		reports, ended := make(chan ChatReport, 2), make(chan struct{})
 		o := testOptions(t, &log)
+		o.Routes = w.routes()
 		o.Engine = engineOf(func(ctx context.Context, req *ChatRequest, yield func(string, error) bool) {
 			if lastContent(req) == "read" {
 				yield(strings.Repeat("x", 1000*fragment), nil)
@@ -161,7 +168,9 @@ func TestStreamClientStalls(t *testing.T) {
 		began := time.Now()
 		conn := server.dial() // net.Pipe has no buffer
 		defer conn.Close()
-		is.NoErr(chatRequest(t, "http://memory", "stall", true).Write(conn))
+		r := chatRequest(t, "http://memory", "stall", true)
+		r.URL.Path = w.path()
+		is.NoErr(r.Write(conn))
 		_, err := io.ReadFull(conn, make([]byte, read))
 		is.NoErr(err)
 		synctest.Wait()
@@ -171,7 +180,7 @@ func TestStreamClientStalls(t *testing.T) {
 		is.True(held > 0)
 		is.True(held <= 32<<10) // what is being written, and the queue
 
-		is.NoErr(doAt(t, server.client(), "http://memory", "POST", "/v1/chat", chatBodyJSON("read", true)).err)
+		is.NoErr(doAt(t, server.client(), "http://memory", "POST", w.path(), chatBodyJSON("read", true)).err)
 		is.NoErr((<-reports).Err)
 		is.Equal(time.Since(began), time.Duration(0))
 		is.Equal(unread(), held)
