@@ -22,20 +22,25 @@ import (
 var updateWire = flag.Bool("update", false, "write the responses of testdata/wire again")
 
 // TestWire plays the conversations of testdata/wire over HTTP/1.1. The README there
-// describes their format.
+// describes their format. A route that asks for the same chats has the same responses.
 func TestWire(t *testing.T) {
 	files, err := filepath.Glob("testdata/wire/*.txt")
 	if err != nil || len(files) < 44 {
 		t.Fatalf("only %d conversations: %v", len(files), err)
 	}
 	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := parseConversation(string(text))
+		if err != nil {
+			t.Fatal(file, err)
+		}
+		name := strings.TrimSuffix(filepath.Base(file), ".txt")
+		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				is := is.New(t)
-				text, err := os.ReadFile(file)
-				is.NoErr(err)
-				c, err := parseConversation(string(text))
-				is.NoErr(err)
 				response := c.play(t)
 				if *updateWire {
 					before, _, _ := strings.Cut(string(text), "-- response --\n")
@@ -45,6 +50,12 @@ func TestWire(t *testing.T) {
 				is.Equal(response, c.response)
 			})
 		})
+		if rest, isChat := strings.CutPrefix(c.request, "POST /v1/chat "); isChat && !*updateWire {
+			c.request = "POST " + routePath + " " + rest
+			t.Run(name+", of a route", func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { is.New(t).Equal(c.play(t), c.response) })
+			})
+		}
 	}
 }
 
@@ -83,6 +94,7 @@ func parseConversation(text string) (c conversation, err error) {
 func (c conversation) play(t *testing.T) string {
 	is := is.New(t)
 	o := testOptions(t, io.Discard)
+	o.Routes = []Route{chatRoute(nil)}
 	mount, engine := func(h http.Handler) http.Handler { return h }, c.engine
 	for _, line := range c.options {
 		option, value, _ := strings.Cut(line, " ")
