@@ -17,13 +17,12 @@ import (
 )
 
 // Answers is a resume.Engine whose answers a page finds again by the id of its chat. It is
-// the Engine of the botapi.Options and Answers of the [Options].
+// the Engine of the botapi.Options, and Answers of the [Options].
 type Answers struct {
 	*resume.Engine
 
-	// Latest remembers the latest answer of each chat. NewAnswers sets one in memory,
-	// for the last 50,000 chats; replicas that share a resume.Store need one that
-	// they share, too. Set it before the first chat.
+	// Latest remembers the latest answer of each chat: by default in memory, of the last 50,000
+	// chats. Replicas that share a resume.Store share one, too. Set it before the first chat.
 	Latest Latest
 
 	options resume.Options
@@ -32,7 +31,7 @@ type Answers struct {
 // Latest remembers the latest answer of each chat. Both are short texts without meaning to
 // the store. An answer is needed as long as it may run, and Keep of the resume.Settings
 // after that: in Redis, it is SET chat answer EX 3600, and GET. The methods may be called
-// concurrently, with a context that ends after Wait of the resume.Settings, 1 second.
+// concurrently, with a context that ends after 1 second.
 type Latest interface {
 	Set(ctx context.Context, chat, answer string) error
 	Get(ctx context.Context, chat string) (answer string, err error) // "" if there is none
@@ -41,9 +40,6 @@ type Latest interface {
 // NewAnswers returns Answers of a resume.Engine with these options. It panics if o.Engine
 // is nil, as resume.New does. A ValidKey must accept what rand.Text returns.
 func NewAnswers(o resume.Options) *Answers {
-	if o.Store == nil {
-		o.Store = resume.NewMemory(resume.Settings{})
-	}
 	if o.Owner == nil {
 		o.Owner = botapi.AccountFrom
 	}
@@ -56,15 +52,17 @@ func NewAnswers(o resume.Options) *Answers {
 	return a
 }
 
-type begunKey struct{}
-
-// A begun answer is one to a chat that was sent. The chat may still be rejected.
+// A begun answer is one to a chat that was sent and may still be rejected. chat is a digest of
+// its owner and its id. The zero value is the key of the context.
 type begun struct{ chat, key string }
 
 // begin chooses the key of an answer, and the id of its message.
-func begin(ctx context.Context, chat string) (_ context.Context, message string) {
+func (a *Answers) begin(ctx context.Context, chat string) (_ context.Context, message string) {
 	key := rand.Text()
-	return context.WithValue(resume.WithKey(ctx, key), begunKey{}, begun{chat, key}), messageID(key)
+	if a == nil {
+		return ctx, key
+	}
+	return context.WithValue(resume.WithKey(ctx, key), begun{}, begun{digest(a.options.Owner(ctx), chat), key}), messageID(key)
 }
 
 // messageID returns the id of the message of an answer. It does not reveal the key.
@@ -77,12 +75,11 @@ func digest(texts ...string) string {
 // ask asks the model. It is called once for each answer that begins, and not for requests
 // that are rejected or that join: what it notes is the latest answer.
 func (a *Answers) ask(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
-	if b, isOfPage := ctx.Value(begunKey{}).(begun); isOfPage {
-		limited, cancel := a.limited(ctx)
+	if b, isOfPage := ctx.Value(begun{}).(begun); isOfPage {
+		limited, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
-		if err := a.Latest.Set(limited, a.nameOf(ctx, b.chat), b.key); err != nil {
-			a.options.Logger.LogAttrs(ctx, slog.LevelWarn, "an answer cannot be found by its chat",
-				slog.String("request_id", botapi.RequestIDFrom(ctx)), slog.Any("error", err))
+		if err := a.Latest.Set(limited, b.chat, b.key); err != nil {
+			a.options.Logger.WarnContext(ctx, "an answer cannot be found by its chat", "request_id", botapi.RequestIDFrom(ctx), "error", err)
 		}
 	}
 	return a.options.Engine.Chat(ctx, req)
@@ -93,27 +90,16 @@ func (a *Answers) find(r *http.Request) (key string, err error) {
 	if a == nil {
 		return "", nil
 	}
-	limited, cancel := a.limited(r.Context())
+	ctx, cancel := context.WithTimeout(r.Context(), time.Second)
 	defer cancel()
-	key, err = a.Latest.Get(limited, a.nameOf(r.Context(), r.PathValue("id")))
-	if err != nil {
+	if key, err = a.Latest.Get(ctx, digest(a.options.Owner(ctx), r.PathValue("id"))); err != nil {
 		return "", botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "The service is unavailable for the moment",
 			RetryAfter: time.Second, Err: fmt.Errorf("finding the latest answer of a chat: %w", err)}
 	}
 	return key, nil
 }
 
-func (a *Answers) limited(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, a.options.Store.Settings().Wait)
-}
-
-// nameOf distinguishes chats by their owners and ids.
-func (a *Answers) nameOf(ctx context.Context, chat string) string {
-	return digest(a.options.Owner(ctx), chat)
-}
-
-// A memory is a Latest in memory: the answers that were noted last, between one and two
-// times remembered of them.
+// A memory is a Latest in memory, of the last chats: between one and two times remembered.
 type memory struct {
 	mu         sync.Mutex
 	young, old map[string]string

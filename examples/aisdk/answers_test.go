@@ -160,8 +160,8 @@ func TestResumeBeforeTheFirstFragment(t *testing.T) {
 	is.Equal(a.text, "upon a time")
 }
 
-// "Regenerate" and the next turn are new answers, and the page finds the one that began
-// last.
+// "Regenerate" and the next turn are new answers, whatever key the client sends, and the page
+// finds the one that began last.
 func TestEachPostIsANewAnswer(t *testing.T) {
 	is := is.New(t)
 	var n atomic.Int32
@@ -170,7 +170,7 @@ func TestEachPostIsANewAnswer(t *testing.T) {
 	})})
 	ids := map[string]bool{}
 	for i, want := range []string{"I", "II", "III"} {
-		_, text, err := call(t, "POST", url+"/api/chat", chatBody("c", "Hi"))
+		_, text, err := call(t, "POST", url+"/api/chat", chatBody("c", "Hi"), resume.Header, "the-same-key-for-each")
 		is.NoErr(err)
 		a := readAnswer(t, text)
 		is.Equal(a.text, want)
@@ -237,7 +237,9 @@ func TestStop(t *testing.T) {
 	is.True(err != nil) // the connection was aborted
 	a := readAnswer(t, string(text))
 	is.Equal([]string{a.text, a.failure, a.finish}, []string{"Once ", "The answer was stopped", ""})
-	is.Equal(statusOf(t, "GET", url+"/api/chat/c/stream"), 204)
+	response, nothing, err := call(t, "GET", url+"/api/chat/c/stream", "")
+	is.NoErr(err)
+	is.Equal([]any{response.StatusCode, nothing, response.Header.Get("X-Vercel-Ai-Ui-Message-Stream"), response.Header.Get("Content-Type")}, []any{204, "", "", ""})
 	is.Equal(statusOf(t, "DELETE", url+"/api/chat/c/stream", "If-None-Match", "*", resume.Header, "k"), 204) // still
 	is.Equal(statusOf(t, "DELETE", url+"/api/chat/d/stream"), 404)
 }
@@ -287,8 +289,8 @@ func TestFailedAnswer(t *testing.T) {
 	is.Equal(statusOf(t, "GET", url+"/api/chat/c/stream"), 204)
 }
 
-// A page that is reloaded is not rejected because of the connection that it has lost, and
-// the application learns which chats have joined an answer.
+// A page that is reloaded is not rejected because of the connection that it has lost, which
+// goes on: it shares its slot. The application learns which chats have joined an answer.
 func TestLimitsAndReportsOfReaders(t *testing.T) {
 	is := is.New(t)
 	teller := newStoryteller()
@@ -301,12 +303,20 @@ func TestLimitsAndReportsOfReaders(t *testing.T) {
 			outcomes <- resume.OutcomeFrom(ctx)
 		}
 	})
-	begin(t, url, "c")
+	first, _ := begin(t, url, "c") // its connection stays open
 	<-teller.begun
+	stream, err := http.DefaultClient.Do(request(t, "GET", url+"/api/chat/c/stream", ""))
+	is.NoErr(err)
+	defer stream.Body.Close()
+	is.Equal(stream.StatusCode, 200)
+	is.Equal(stream.Header.Get(resume.OutcomeHeader), "joined")
+	response, text, err := call(t, "POST", url+"/api/chat", chatBody("d", "Hi"))
+	is.NoErr(err)
+	is.Equal([]any{response.StatusCode, text}, []any{429, "Too many chats in progress for this key"}) // another answer needs a slot
 	close(teller.goOn)
-	status, a := resumed(t, url, "c") // the first connection is still open
-	is.Equal(status, 200)
-	is.Equal(a.text, "Once upon a time")
+	all, err := io.ReadAll(stream.Body)
+	is.NoErr(err)
+	is.Equal(readAnswer(t, string(all)), answer{messageID: first, text: "Once upon a time", finish: "stop", done: true})
 	got := map[resume.Outcome]string{}
 	for range 2 {
 		got[<-outcomes] = (<-reports).Bot.Slug

@@ -3,7 +3,6 @@ package aisdk
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"iter"
 	"net/http"
 
@@ -21,43 +20,31 @@ type Options struct {
 	// names it, in the field "bot". nil means the query parameter "bot".
 	Bot func(*http.Request) string
 
-	// FinishReason returns why the model ended a complete answer: "stop", "length" or
-	// "content_filter". Everything else, and nil, means "stop". Its context, and that of
-	// Metadata, is the request's.
+	// FinishReason returns why a complete answer has ended, by the request's context: "length",
+	// "content_filter", or anything else for "stop". nil means "stop".
 	FinishReason func(context.Context) string
 
-	// Metadata returns the metadata of a complete answer's message, such as its token
-	// counts: a value with a JSON form, or nil for none. It may be nil.
+	// Metadata returns the metadata of a complete answer's message, such as its token counts, by
+	// the request's context: a value with a JSON form, or nil for none. It may be nil.
 	Metadata func(context.Context) any
 
-	// Answers lets answers outlive their connections. It is the Engine of the
-	// botapi.Options, too. nil means that there is nothing to come back for or to stop, and
-	// that a client that disconnects cancels its engine.
+	// Answers, which is the Engine of the botapi.Options, lets answers outlive their
+	// connections. nil means that there is nothing to come back for or to stop.
 	Answers *Answers
 }
 
-// Routes returns the routes of DefaultChatTransport of the AI SDK, for
-// botapi.Options.Routes:
+// Routes returns the routes of the AI SDK's DefaultChatTransport, for botapi.Options:
 //
 //	POST   /api/chat              sends a chat; the response is a UI message stream
 //	GET    /api/chat/{id}/stream  comes back for the latest answer of a chat; 204 if there is none
 //	DELETE /api/chat/{id}/stream  stops it
 //
-// Keys, bots, limits, engine, metering, deadlines and failed streams are those of the
-// handler that serves the routes. Errors are plain text, since useChat shows them as they
-// are. Fragments that are ready together become one part of the stream.
-//
-// Fields of the body that the AI SDK does not define reach the engine in
-// ChatRequest.Extra, except "user_id", which is botapi's own.
+// Errors are plain text, since useChat shows them as they are. Fragments that are ready
+// together become one part of the stream. Fields of the body that the AI SDK does not define
+// reach the engine in ChatRequest.Extra, except "user_id", which is botapi's own.
 func Routes(o Options) []botapi.Route {
 	if o.Bot == nil {
 		o.Bot = func(r *http.Request) string { return r.URL.Query().Get("bot") }
-	}
-	if o.FinishReason == nil {
-		o.FinishReason = func(context.Context) string { return "" }
-	}
-	if o.Metadata == nil {
-		o.Metadata = func(context.Context) any { return nil }
 	}
 	d, path := &door{o}, cmp.Or(o.Prefix, "/api/chat")
 	stream := path + "/{id}/stream"
@@ -79,19 +66,11 @@ func (d *door) send(r *http.Request) (botapi.Response, error) {
 	if err != nil {
 		return nil, botapi.StatusError{Status: http.StatusBadRequest, Detail: err.Error(), Err: err}
 	}
-	ctx, messageID := r.Context(), rand.Text()
-	if d.Answers != nil {
-		ctx, messageID = begin(ctx, b.id)
-	}
-	if b.messages[len(b.messages)-1].Role == botapi.RoleAssistant {
+	ctx, messageID := d.Answers.begin(r.Context(), b.id)
+	if b.request.Messages[len(b.request.Messages)-1].Role == botapi.RoleAssistant {
 		messageID = "" // the page continues this message
 	}
-	return d.streamed(&botapi.Chat{
-		Context: ctx,
-		BotSlug: b.bot,
-		Request: botapi.ChatRequest{Messages: b.messages, UserID: b.userID},
-		Extra:   b.extra,
-	}, messageID), nil
+	return d.streamed(&botapi.Chat{Context: ctx, BotSlug: b.bot, Request: b.request, Extra: b.extra}, messageID), nil
 }
 
 func (d *door) resume(r *http.Request) (botapi.Response, error) {
@@ -99,10 +78,8 @@ func (d *door) resume(r *http.Request) (botapi.Response, error) {
 	if key == "" {
 		return botapi.Reply{Status: http.StatusNoContent}, err
 	}
-	return d.streamed(&botapi.Chat{
-		Context: resume.WithKey(r.Context(), key),
-		Answer:  func(ctx context.Context) iter.Seq2[string, error] { return d.Answers.Join(ctx, key) },
-	}, messageID(key)), nil
+	join := func(ctx context.Context) iter.Seq2[string, error] { return d.Answers.Join(ctx, key) }
+	return d.streamed(&botapi.Chat{Context: resume.WithKey(r.Context(), key), Answer: join}, messageID(key)), nil
 }
 
 func (d *door) stop(r *http.Request) (botapi.Response, error) {

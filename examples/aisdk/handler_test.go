@@ -305,6 +305,28 @@ func TestErrorsAreText(t *testing.T) {
 	}
 }
 
+// An answer that has begun says what a response would have said.
+func TestLateProblems(t *testing.T) {
+	is := is.New(t)
+	failed := botapi.HTTPValidationError{Detail: []botapi.ValidationError{
+		{Loc: []any{"body", "messages", 3}, Msg: "too long"}, {Loc: []any{"body", "__root__"}, Msg: "too old"}}}
+	_, text, err := call(t, "POST", serve(t, newHandler(t, says(failed, "Good "), aisdk.Options{}))+"/api/chat?bot=mira", ask)
+	is.True(err != nil) // the connection was aborted
+	a := readAnswer(t, text)
+	is.Equal([]string{a.text, a.failure}, []string{"Good ", "messages.3: too long\ntoo old"})
+}
+
+// A long end is written in chunks, of which each has its own time.
+func TestLongMetadata(t *testing.T) {
+	is := is.New(t)
+	long := strings.Repeat("a", 300<<10)
+	h := newHandler(t, says(nil, "Hi"), aisdk.Options{Metadata: func(context.Context) any { return long }})
+	w := &eachWrite{ResponseRecorder: httptest.NewRecorder()}
+	h.ServeHTTP(w, request(t, "POST", "/api/chat?bot=mira", ask))
+	is.True(w.writes >= 5)
+	is.True(strings.Contains(w.Body.String(), `"messageMetadata":"`+long+`"`))
+}
+
 // The limits are those of the API, and so are their responses.
 func TestLimits(t *testing.T) {
 	is := is.New(t)

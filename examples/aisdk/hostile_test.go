@@ -1,21 +1,26 @@
 package aisdk_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"iter"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/aisdk"
 	"example.com/botapi/examples/resume"
 	"github.com/matryer/is"
 )
@@ -201,4 +206,112 @@ func TestSlowReader(t *testing.T) {
 		is.Equal(len(a.text), 2_000*300)
 		is.True(a.done)
 	})
+}
+
+// A pipes is a listener of connections in memory.
+type pipes struct {
+	conns  chan net.Conn
+	closed chan struct{}
+}
+
+func (p pipes) dial() net.Conn {
+	client, server := net.Pipe()
+	p.conns <- server
+	return client
+}
+
+func (p pipes) Accept() (net.Conn, error) {
+	select {
+	case conn := <-p.conns:
+		return conn, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p pipes) Close() error   { close(p.closed); return nil }
+func (p pipes) Addr() net.Addr { return &net.UnixAddr{Name: "memory"} }
+
+// Requests that announce a body and never send it hold no slot: a page of another owner
+// gets its answer, and so do they, when their time is over.
+func TestBodiesThatNeverCome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		h, answers := answersHandler(t, resume.Options{Engine: says(nil, "Hi")}, func(o *botapi.Options) { o.MaxConcurrentChats = 2 })
+		listener := pipes{make(chan net.Conn), make(chan struct{})}
+		server := &http.Server{Handler: h}
+		served := make(chan struct{})
+		go func() {
+			defer close(served)
+			_ = server.Serve(listener)
+		}()
+		client := &http.Client{Transport: &http.Transport{
+			DialContext:       func(context.Context, string, string) (net.Conn, error) { return listener.dial(), nil },
+			DisableKeepAlives: true,
+		}}
+		for _, key := range []string{"key", "other"} {
+			status, _, err := do(t.Context(), client, "POST", "http://memory/api/chat", key, chatBody("c", "Hi"))
+			is.NoErr(err)
+			is.Equal(status, 200)
+		}
+		var silent [4]net.Conn
+		for i := range silent {
+			silent[i] = listener.dial()
+			_, err := fmt.Fprintf(silent[i], "GET /api/chat/c/stream HTTP/1.1\r\nHost: memory\r\nAuthorization: Bearer key\r\nContent-Length: 10\r\n\r\n")
+			is.NoErr(err)
+		}
+		synctest.Wait()
+		status, text, err := do(t.Context(), client, "GET", "http://memory/api/chat/c/stream", "other", "")
+		is.NoErr(err)
+		is.Equal([]any{status, readAnswer(t, text).text}, []any{200, "Hi"})
+		for _, conn := range silent {
+			response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			is.NoErr(err)
+			_, err = io.Copy(io.Discard, response.Body)
+			is.NoErr(err)
+			is.True(response.Close)
+			is.NoErr(conn.Close())
+		}
+		is.NoErr(server.Shutdown(t.Context()))
+		<-served
+		is.NoErr(answers.Close(t.Context()))
+	})
+}
+
+// A body takes little memory before its chat has a slot: it is read up to its first mistake,
+// and nothing is made of what is for the engine. (What is counted of a body that is read to
+// its end is for the most part garbage already.)
+func TestMemoryOfBody(t *testing.T) {
+	const size = 1<<20 - 200
+	fill := func(start, filling, end string) string {
+		return start + strings.Repeat(filling, size/len(filling)) + end
+	}
+	for name, c := range map[string]struct {
+		body   string
+		status int
+		most   uint64 // times the body
+	}{
+		"objects that are no messages": {fill(`{"messages":[`, `{"":1},`, `{}]}`), 400, 3},
+		"numbers that are no messages": {fill(`{"messages":[`, `1,`, `1]}`), 400, 3},
+		"parts without a type":         {fill(`{"messages":[{"role":"user","parts":[`, `{},`, `{}]}]}`), 400, 3},
+		"parts of the assistant only":  {fill(`{"messages":[{"parts":[`, `{"type":"x"},`, `{"type":"x"}],"role":"user"}]}`), 400, 9},
+		"empty messages":               {fill(`{"messages":[`, `{"role":"assistant","parts":[]},`, `{"role":"assistant","parts":[]}]}`), 400, 9},
+		"small messages":               {fill(`{"messages":[`, `{"role":"user","parts":[]},`, `{"role":"user","parts":[]}]}`), 404, 16},
+		"a message of small parts":     {fill(`{"messages":[{"role":"user","parts":[`, `{"type":"text","text":"a"},`, `{"type":"text","text":"a"}]}]}`), 404, 16},
+		"values for the engine":        {fill(strings.TrimSuffix(ask, "}")+`,"x":[`, `{"":1},`, `1]}`), 404, 3},
+		"fields for the engine":        {fill(strings.TrimSuffix(ask, "}"), `,"":1`, `}`), 404, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			h := newHandler(t, says(nil, "Hi"), aisdk.Options{})
+			w := httptest.NewRecorder()
+			r := request(t, "POST", "/api/chat?bot=nobody", c.body)
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			h.ServeHTTP(w, r)
+			runtime.ReadMemStats(&after)
+			is.Equal(w.Code, c.status)
+			is.True(after.TotalAlloc-before.TotalAlloc < c.most<<20)
+		})
+	}
 }

@@ -3,6 +3,7 @@ package aisdk
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"strings"
 
 	"example.com/botapi"
@@ -12,20 +13,15 @@ import (
 // A body is what the page sends. It is read in one pass, up to what cannot be right, and
 // shares the memory of its text. Of a repeated field, the last counts.
 type body struct {
-	text            string
-	id, bot, userID string
-	messages        []botapi.ChatMessage
+	text, id, bot string
+	request       botapi.ChatRequest
 }
 
-// own has the fields that do not reach the engine in ChatRequest.Extra.
-var own = map[string]bool{"id": true, "bot": true, "user_id": true, "messages": true, "trigger": true, "messageId": true}
-
-// read reads the body of a chat with the bot that its URL names. Of what the client sent,
-// nothing is in the error, which is logged.
+// read reads the body of a chat with the bot that its URL names. Its errors are logged: they
+// have nothing of what the client sent.
 func (d *door) read(text, bot string) (*body, error) {
 	b := &body{text: text}
-	err := jsonbody.Read(text, b.readField)
-	switch {
+	switch err := jsonbody.Read(text, b.readField); {
 	case err != nil:
 		return nil, err
 	case b.bot == "" && bot == "":
@@ -34,7 +30,7 @@ func (d *door) read(text, bot string) (*body, error) {
 		return nil, &jsonbody.ValueError{Path: "bot", Problem: "is not the bot that the URL names"}
 	case b.id == "" && d.Answers != nil:
 		return nil, &jsonbody.ValueError{Path: "id", Problem: "is required: it leads to the answer"}
-	case len(b.messages) == 0:
+	case len(b.request.Messages) == 0:
 		return nil, &jsonbody.ValueError{Path: "messages", Problem: "must have a message"}
 	}
 	b.bot = cmp.Or(b.bot, bot)
@@ -49,26 +45,26 @@ func (b *body) readField(f jsonbody.Field) (err error) {
 		b.bot, err = f.Text()
 	case "user_id":
 		v := f.Value()
-		if b.userID = v.Text; v.Kind != jsonbody.Text && v.Kind != jsonbody.Integer && v.Kind != jsonbody.Null {
+		if b.request.UserID = v.Text; v.Kind != jsonbody.Text && v.Kind != jsonbody.Integer && v.Kind != jsonbody.Null {
 			err = f.Reject("must be a string") // or an integer, as in botapi
 		}
 	case "messages":
-		b.messages = nil
+		b.request.Messages = nil
 		err = f.Elements(b.readMessage)
 	case "bot_slug", "bot_uid", "prompt", "stream":
-		if f.Peek() != jsonbody.Null {
-			err = f.Reject("is a field of another API")
-		}
+		err = f.Require(jsonbody.Null, "is a field of another API")
 	}
 	return err
 }
+
+// own has the fields that do not reach the engine in ChatRequest.Extra.
+var own = map[string]bool{"id": true, "bot": true, "user_id": true, "messages": true, "trigger": true, "messageId": true}
 
 // extra is botapi.Chat.Extra.
 func (b *body) extra() map[string]json.RawMessage {
 	return jsonbody.Fields(b.text, func(name string) bool { return !own[name] })
 }
 
-// A message is one that is being read.
 type message struct {
 	role     botapi.Role
 	hasParts bool
@@ -76,8 +72,8 @@ type message struct {
 	foreign  error // the first part that only a message of the assistant may have
 }
 
-// readMessage reads a message. Like the AI SDK itself, it drops those of the assistant that
-// have no text, such as one that was stopped before its first word.
+// readMessage drops messages of the assistant that have no text, as the AI SDK itself does:
+// for instance one that was stopped before its first word.
 func (b *body) readMessage(f jsonbody.Field) error {
 	var m message
 	err := f.Fields(m.readField)
@@ -89,17 +85,17 @@ func (b *body) readMessage(f jsonbody.Field) error {
 	case !isAssistant && m.foreign != nil:
 		return m.foreign
 	case !isAssistant || len(m.texts) > 0:
-		b.messages = append(b.messages, botapi.ChatMessage{Role: m.role, Content: strings.Join(m.texts, "\n")})
+		b.request.Messages = append(b.request.Messages, botapi.ChatMessage{Role: m.role, Content: strings.Join(m.texts, "\n")})
 	}
 	return nil
 }
 
+var roles = map[string]botapi.Role{"system": botapi.RoleSystem, "user": botapi.RoleUser, "assistant": botapi.RoleAssistant}
+
 func (m *message) readField(f jsonbody.Field) error {
 	switch f.Name {
 	case "role":
-		switch m.role = botapi.Role(f.Value().Text); m.role {
-		case botapi.RoleSystem, botapi.RoleUser, botapi.RoleAssistant:
-		default:
+		if m.role = roles[f.Value().Text]; m.role == "" {
 			return f.Reject("must be system, user or assistant")
 		}
 	case "parts":
@@ -109,14 +105,11 @@ func (m *message) readField(f jsonbody.Field) error {
 	return nil
 }
 
-// A rejection is an error that a person reads.
-type rejection string
+//lint:ignore ST1005 a person reads it
+var errFile = errors.New("Bots read text only: please remove the file")
 
-func (r rejection) Error() string { return string(r) }
-
-// readPart keeps the text of a part. The other parts of an assistant's message (steps,
-// reasoning, sources, data) came with an answer and are not what the assistant said: they
-// are ignored. What a user attaches is rejected.
+// readPart keeps the text of a part. Other parts of an assistant's message, such as reasoning,
+// are not what the assistant said: they are ignored. What a user attaches is rejected.
 func (m *message) readPart(f jsonbody.Field) error {
 	var kind, text jsonbody.Value
 	err := f.Fields(func(f jsonbody.Field) error {
@@ -138,11 +131,11 @@ func (m *message) readPart(f jsonbody.Field) error {
 	case isText && text.Text != "":
 		m.texts = append(m.texts, text.Text)
 	case kind.Text == "file":
-		m.foreign = cmp.Or(m.foreign, error(rejection("Bots read text only: please remove the file")))
-	case !isText:
-		m.foreign = cmp.Or(m.foreign, f.Reject("is not text, and bots read text only"))
+		m.foreign = cmp.Or(m.foreign, errFile)
+	case !isText && m.foreign == nil:
+		m.foreign = f.Reject("is not text, and bots read text only")
 	}
-	if m.role != "" && m.role != botapi.RoleAssistant {
+	if m.role == botapi.RoleSystem || m.role == botapi.RoleUser {
 		return m.foreign
 	}
 	return nil

@@ -13,32 +13,24 @@ import (
 	"example.com/botapi"
 )
 
-// streamHeader says that a response is a UI message stream.
 const streamHeader = "X-Vercel-Ai-Ui-Message-Stream"
 
 // streamed makes the answer of a chat a UI message stream.
 func (d *door) streamed(c *botapi.Chat, messageID string) *botapi.Chat {
 	botapi.RequestFrom(c.Context).SetHeader(streamHeader, "v1")
 	c.Request.Stream, c.JoinsFragments = true, true
-	c.Stream = &stream{options: &d.Options, messageID: messageID}
+	c.Stream = &stream{options: d.Options, messageID: messageID}
 	return c
 }
 
-// The text in a UI message stream. An answer has one text, whose id is unique in its message.
-const (
-	textStart  = "data: {\"type\":\"text-start\",\"id\":\"text\"}\n\n"
-	deltaStart = `data: {"type":"text-delta","id":"text","delta":"`
-	deltaEnd   = "\"}\n\n"
-	textEnd    = "data: {\"type\":\"text-end\",\"id\":\"text\"}\n\n"
-	keepAlive  = ": keep-alive\n"
-)
-
-// A stream is the botapi.StreamFormat of one answer.
+// A stream is the botapi.StreamFormat of one answer, which has one text.
 type stream struct {
-	options   *Options
+	options   Options
 	messageID string // empty to continue the message that the page has
 	hasText   bool
 }
+
+func (s *stream) start() part { return part{Type: "start", MessageID: s.messageID} }
 
 func (*stream) ContentType() string { return "text/event-stream" }
 
@@ -48,40 +40,36 @@ func (s *stream) AppendText(dst, text []byte) ([]byte, error) {
 	}
 	if !s.hasText {
 		s.hasText = true
-		dst = append(s.appendStart(dst), textStart...)
+		dst = append(appendPart(dst, s.start()), "data: {\"type\":\"text-start\",\"id\":\"text\"}\n\n"...)
 	}
-	return append(append(append(dst, deltaStart...), text...), deltaEnd...), nil
+	dst = append(append(dst, `data: {"type":"text-delta","id":"text","delta":"`...), text...)
+	return append(dst, "\"}\n\n"...), nil
 }
 
-func (*stream) AppendKeepAlive(dst []byte) []byte { return append(dst, keepAlive...) }
-
-func (s *stream) appendStart(dst []byte) []byte {
-	return appendPart(dst, part{Type: "start", MessageID: s.messageID})
-}
+func (*stream) AppendKeepAlive(dst []byte) []byte { return append(dst, ": keep-alive\n"...) }
 
 func (s *stream) End(ctx context.Context) iter.Seq[[]byte] {
-	var end []byte
-	if s.hasText {
-		end = append(end, textEnd...)
-	} else {
-		end = s.appendStart(end)
+	end := []byte("data: {\"type\":\"text-end\",\"id\":\"text\"}\n\n")
+	if !s.hasText {
+		end = appendPart(nil, s.start())
 	}
-	end = appendPart(end, part{
-		Type:            "finish",
-		FinishReason:    cmp.Or(finishReasons[s.options.FinishReason(ctx)], "stop"),
-		MessageMetadata: s.options.Metadata(ctx),
-	})
-	return slices.Chunk(append(end, "data: [DONE]\n\n"...), 64<<10)
+	finish := part{Type: "finish", FinishReason: "stop"}
+	if s.options.FinishReason != nil {
+		finish.FinishReason = cmp.Or(reasons[s.options.FinishReason(ctx)], finish.FinishReason)
+	}
+	if s.options.Metadata != nil {
+		finish.MessageMetadata = s.options.Metadata(ctx)
+	}
+	return slices.Chunk(append(appendPart(end, finish), "data: [DONE]\n\n"...), 64<<10)
 }
 
-// finishReasons are those that the AI SDK knows and a bot can have, other than "stop".
-var finishReasons = map[string]string{"length": "length", "content_filter": "content-filter", "content-filter": "content-filter"}
+// reasons are those that the AI SDK knows and a bot can have, other than "stop".
+var reasons = map[string]string{"length": "length", "content_filter": "content-filter", "content-filter": "content-filter"}
 
 func (*stream) AppendError(dst []byte, f botapi.Failure) []byte {
 	return appendPart(dst, part{Type: "error", ErrorText: errorText(f)})
 }
 
-// A part is a part of the stream other than text.
 type part struct {
 	Type            string `json:"type"`
 	MessageID       string `json:"messageId,omitempty"`
@@ -96,7 +84,7 @@ func appendPart(dst []byte, p part) []byte {
 	if err != nil {
 		panic(fmt.Errorf("aisdk: encoding what Options.Metadata returned: %w", err))
 	}
-	return append(append(append(dst, "data: "...), encoded...), "\n\n"...)
+	return fmt.Appendf(dst, "data: %s\n\n", encoded)
 }
 
 // errorReply is botapi.Route.Errors: useChat shows the body of an error.
@@ -104,8 +92,7 @@ func errorReply(_ context.Context, f botapi.Failure) botapi.Reply {
 	return botapi.Reply{Header: http.Header{"Content-Type": {"text/plain; charset=utf-8"}}, Body: []byte(errorText(f))}
 }
 
-// errorOrNothing is that of a page that comes back: an answer that was stopped, has failed or
-// is no longer kept is nothing to show.
+// errorOrNothing is that of a page that comes back for an answer that may not be there.
 func errorOrNothing(ctx context.Context, f botapi.Failure) botapi.Reply {
 	if f.Status == http.StatusNotFound || f.Status == http.StatusGone {
 		botapi.RequestFrom(ctx).SetHeader(streamHeader, "")
@@ -121,13 +108,13 @@ func errorText(f botapi.Failure) string {
 	}
 	lines := make([]string, len(f.Problems))
 	for i, problem := range f.Problems {
-		var path []string
-		for _, step := range problem.Loc {
+		lines[i] = problem.Msg
+		separator := ": "
+		for _, step := range slices.Backward(problem.Loc) {
 			if step != "body" && step != "__root__" {
-				path = append(path, fmt.Sprint(step))
+				lines[i], separator = fmt.Sprint(step, separator, lines[i]), "."
 			}
 		}
-		lines[i] = strings.TrimPrefix(strings.Join(path, ".")+": "+problem.Msg, ": ")
 	}
 	return strings.Join(lines, "\n")
 }
