@@ -262,6 +262,7 @@ func TestErrorTexts(t *testing.T) {
 	is.Equal(StatusError{Status: 503, Err: cause}.Error(), "503 Service Unavailable: pool is empty")
 	is.Equal(StatusError{Status: 499}.Error(), "499") // a status without a text
 	is.Equal(StatusError{Status: 499, Err: cause}.Error(), "499: pool is empty")
+	is.Equal(StatusError{Status: 400, Detail: "No bot", Err: errors.New("No bot")}.Error(), "400 No bot") // a rejection that may be logged
 	isFoundEitherWay(t, err)
 	is.True(!errors.As(err, new(HTTPValidationError)))
 	invalid := HTTPValidationError{[]ValidationError{{Msg: "bad"}}}

@@ -537,7 +537,7 @@ type StatusError struct {
 
 func (e StatusError) Error() string {
 	text := strings.TrimSuffix(strconv.Itoa(e.Status)+" "+cmp.Or(e.Detail, http.StatusText(e.Status)), " ")
-	if e.Err != nil {
+	if e.Err != nil && e.Err.Error() != e.Detail {
 		text += ": " + e.Err.Error()
 	}
 	return text
