@@ -9,7 +9,10 @@ import { DOMPurify, MarkdownIt, cjkFriendly, footnote } from "./lib/markdown.js"
 const deepestBlock = 16;
 const deepestInline = 24;
 
+// A short line may be a row of many empty cells. A longer table is read in parts,
+// which have fewer cells than that.
 const mostColumns = 64;
+const mostCells = 4000;
 
 // Longer formulas stay text: they would take too long.
 const longestFormula = 1000;
@@ -39,7 +42,8 @@ export function inlineHTML(text) {
 
 // plainText returns the text of Markdown without its marks.
 export function plainText(text) {
-  return Array.from(contentOf(parse(text)).children, (block) => block.textContent).join("\n");
+  const textOf = ({ type, content }) => (type.endsWith("break") ? "\n" : content);
+  return parse(text).filter(({ content }) => content !== "").map((token) => token.children?.map(textOf).join("") ?? token.content).join("\n");
 }
 
 // The elements and attributes that a text can produce.
@@ -68,11 +72,14 @@ function limit(ruler, name, condition) {
 
 for (const name of ["blockquote", "list", "footnote_def"]) limit(md.block.ruler, name, ({ level }) => level < 2 * deepestBlock);
 
-limit(md.block.ruler, "table", (state, line, end) => {
+const { fn: readTable, alt: beforeTable } = ruleOf(md.block.ruler, "table");
+md.block.ruler.at("table", (state, line, end, silent) => {
   if (line + 1 >= end) return false;
   const delimiters = state.src.slice(state.bMarks[line + 1], state.eMarks[line + 1]);
-  return delimiters.includes("-") && delimiters.split("|").length <= mostColumns + 2;
-});
+  const columns = delimiters.split("|").length;
+  if (!delimiters.includes("-") || columns > mostColumns + 2) return false;
+  return readTable(state, line, Math.min(end, line + 2 + Math.floor(mostCells / columns)), silent);
+}, { alt: beforeTable });
 
 // ---- Links ----
 
