@@ -26,8 +26,11 @@ type surface struct {
 	http2   bool
 	stream  bool
 	flushes bool // the writer can flush, and has deadlines
-	hasty   bool // ChatTimeout passes before any other timeout
+	hasty   bool // ChatTimeout passes before any other timeout; the chat is one of chatRoute
 }
+
+// path is that of the chat.
+func (s surface) path() string { return way{route: s.hasty}.path() }
 
 var surfaces = func() (all []surface) {
 	for _, writer := range []surface{{name: "h2", flushes: true, http2: true}, {name: "h1", flushes: true}, {name: "unflushable"}} {
@@ -51,6 +54,7 @@ func (s surface) options() Options {
 	if s.hasty {
 		o.KeepAlive, o.StallTimeout, o.ChatTimeout = 401*time.Millisecond, 0, 301*time.Millisecond
 		o.MaxChatsPerAccount, o.MaxConcurrentChats = 0, 1
+		o.Routes = []Route{chatRoute(nil)}
 	}
 	return o
 }
@@ -103,6 +107,7 @@ type play struct {
 	shutdown  chan error // what Shutdown returned
 	second    chan int   // the status of a second chat
 	slotFree  bool
+	release   func()          // of the slot that the engine holds; nil: it holds none
 	reported  bool            // before the step in progress
 	violated  []string        // rules
 	noted     map[string]bool // the names of the rules in violated
@@ -154,7 +159,7 @@ func (p *play) start(t *testing.T) {
 	if p.http2 {
 		client, request = &http2Client{clientRead: clientRead{stream: p.stream}, granted: true}, http2Request
 	}
-	p.wire = newWire(client, request(body))
+	p.wire = newWire(client, request(p.path(), body))
 	p.server = serveInMemory(t, http.HandlerFunc(p.serve), func(s *http.Server) {
 		s.Protocols = new(http.Protocols)
 		s.Protocols.SetHTTP1(!p.http2)
@@ -457,6 +462,7 @@ var orderEvents = []orderEvent{
 	{"return", "engine", (*play).engineIdle, func(p *play) { p.stop(reasonFinished, p.clock()); p.tell(engineStep{ends: true}) }},
 	{"panic", "engine", (*play).engineIdle, func(p *play) { p.stop(reasonCrashed, p.clock()); p.tell(engineStep{other: hasABug}) }},
 	{"exit", "engine", (*play).engineIdle, func(p *play) { p.stop(reasonCrashed, p.clock()); p.tell(engineStep{other: runtime.Goexit}) }},
+	{"hold", "engine", func(p *play) bool { return p.hasty && !p.stream && p.engineIdle() && p.release == nil }, (*play).holdSlot},
 	{"ignore", "engine", (*play).engineListens, func(p *play) { p.tell(engineStep{other: func() { p.engine.ignores = true }}) }},
 
 	{"read-little", "client", (*play).clientStopped, (*play).readLittle},
@@ -466,6 +472,8 @@ var orderEvents = []orderEvent{
 	{"half-close", "client", (*play).clientThere, func(p *play) { p.disconnect(p.http2, func() { p.wire.halfClosed = true }) }},
 	{"disconnect", "client", (*play).clientThere, func(p *play) { p.disconnect(true, func() { p.wire.disconnected = true }) }},
 	{"reset", "client", func(p *play) bool { return p.http2 && p.clientThere() }, func(p *play) { p.disconnect(true, p.resetStream) }},
+
+	{"release", "application", func(p *play) bool { return p.release != nil }, (*play).releaseSlot},
 
 	{"shutdown", "server", (*play).canShutDown, (*play).shutDown},
 	{"cancel", "application", (*play).contextGoesOn, func(p *play) { p.endContext(reasonCancelled, errOfApplication) }},
@@ -492,6 +500,20 @@ func (p *play) smallText() string {
 		text = "\xac" + text
 	}
 	return text
+}
+
+// holdSlot makes the engine hold its slot, until the application releases it.
+func (p *play) holdSlot() {
+	p.tell(engineStep{other: func() {
+		if release, held := RequestFrom(p.engine.ctx).Slot().Hold(); held {
+			p.release = release
+		}
+	}})
+}
+
+func (p *play) releaseSlot() {
+	p.release()
+	p.release = nil
 }
 
 // stop records what may end the chat, and when.
@@ -742,6 +764,10 @@ func (p *play) end(searched bool) {
 	}
 	close(p.engine.released)
 	p.settle()
+	if p.release != nil {
+		p.releaseSlot()
+		p.settle()
+	}
 	p.wire.change(func() { p.wire.disconnected = true })
 	p.happened["disconnected"], p.happened["closed"] = true, true
 	p.settle()

@@ -179,10 +179,11 @@ func (p *play) rulesOfContext(rules ruleset) {
 		must(p.anyStop(func(r reason) bool { return r.is(cause) }), "the context's cause is why the chat ended", cause)
 }
 
-// A slot is free exactly when the engine has returned and the answer has ended.
+// A slot is free exactly when the engine has returned, the answer has ended, and nobody
+// holds it.
 func (p *play) rulesOfSlot(rules ruleset) {
 	reported := len(p.reports) > 0
-	rules.must(p.slotFree == (p.engine.over && reported), "a slot is free when engine and answer are over, not before", p.slotFree)
+	rules.must(p.slotFree == (p.engine.over && reported && p.release == nil), "a slot is free when engine and answer are over, and nobody holds it, not before", p.slotFree)
 }
 
 // ServeHTTP returns, whatever the engine does, and nothing is written after that.

@@ -143,13 +143,13 @@ func (p *play) state() string {
 	engine: idle %t, ignores cancellation %t, over %t, finished %t, yielding %t, yields %d, bytes %d (certain %d), context ended %t
 	client: status %d, complete %t, aborted %t, bytes %d, keep-alives %t, done %t, failure %q, reading %t, waiting bytes %d
 	report: reasons %q, reports %d, status %d, fragments %d, bytes %d
-	server: returned %t, slot free %t, writing %t
+	server: returned %t, slot free %t, held %t, writing %t
 	happened: %v
 	timers: %v`,
 		e.idle, e.ignores, e.over, e.finished, e.yielding(), len(e.yields), len(e.fullText), len(e.certainText), e.contextEnded(),
 		got.status, got.complete, got.aborted, len(got.text), got.keepAlives > 0, got.done, got.failure, p.wire.reading, len(p.wire.waiting),
 		p.stopNames(), len(p.reports), report.Status, report.Fragments, report.Bytes,
-		p.returned.Load(), p.slotFree, p.writing(),
+		p.returned.Load(), p.slotFree, p.release != nil, p.writing(),
 		p.happened,
 		alarms)
 }

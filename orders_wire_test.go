@@ -238,8 +238,8 @@ type http1Client struct {
 	read     *clientRead // of received; nil: not parsed yet
 }
 
-func http1Request(body string) []byte {
-	return fmt.Appendf(nil, "POST /v1/chat HTTP/1.1\r\nHost: memory\r\nAuthorization: Bearer %s\r\nX-Request-Id: %s\r\nContent-Length: %d\r\n\r\n%s", testKey, orderRequestID, len(body), body)
+func http1Request(path, body string) []byte {
+	return fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: memory\r\nAuthorization: Bearer %s\r\nX-Request-Id: %s\r\nContent-Length: %d\r\n\r\n%s", path, testKey, orderRequestID, len(body), body)
 }
 
 func (c *http1Client) take(p []byte) (reply []byte) {
@@ -300,10 +300,10 @@ func http2WindowUpdate(stream uint32, n int) []byte {
 
 // http2Request returns the frames of a request. Only the stream has flow control: the
 // connection's window is huge.
-func http2Request(body string) []byte {
+func http2Request(path, body string) []byte {
 	var head []byte
 	for _, field := range [][2]string{
-		{":method", "POST"}, {":scheme", "http"}, {":authority", "memory"}, {":path", "/v1/chat"},
+		{":method", "POST"}, {":scheme", "http"}, {":authority", "memory"}, {":path", path},
 		{"authorization", "Bearer " + testKey}, {"x-request-id", orderRequestID},
 	} {
 		head = append(head, 0, byte(len(field[0]))) // neither indexed nor compressed
