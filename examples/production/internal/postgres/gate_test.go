@@ -1,7 +1,6 @@
 package postgres_test
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/production/internal/logtest"
 	"example.com/botapi/examples/production/internal/postgres"
 	"example.com/botapi/examples/production/internal/postgrestest"
 	"github.com/matryer/is"
@@ -156,7 +156,7 @@ func TestDisconnectedClientsDoNotWait(t *testing.T) {
 func TestRejectedKeysAreLoggedAtABoundedRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
-		var log bytes.Buffer
+		var log logtest.Log // a timer writes to it
 		d, err := postgres.Open("postgres://127.0.0.1:1/none", postgres.Options{Logger: slog.New(slog.NewJSONHandler(&log, nil))})
 		is.NoErr(err)
 		defer d.Close()
