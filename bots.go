@@ -240,7 +240,7 @@ func (x *exchange) send(status int, header http.Header, body [][]byte, lastBegin
 	for _, piece := range body {
 		length += len(piece)
 	}
-	failed := x.conn.Write(func(w http.ResponseWriter) error {
+	failed := x.conn.Write(0, func(w http.ResponseWriter) error {
 		x.setHeader(w.Header(), header, status, length)
 		w.WriteHeader(status)
 		return nil
@@ -252,12 +252,12 @@ func (x *exchange) send(status int, header http.Header, body [][]byte, lastBegin
 		x.status = status
 		return nil
 	}
-	written, err := x.conn.WriteBody(body, lastBegin)
-	if err == nil || x.conn.BodyReached() {
-		x.status, x.bytes = status, written
+	written, err := x.conn.WriteBody(body, length, lastBegin)
+	if written > 0 {
+		x.status, x.bytes = status, int64(written)
 	}
 	if err == connection.ErrLate {
 		return chatTimedOut
 	}
-	return writeFailed(x.conn.Failed())
+	return writeFailed(x.conn.Failed)
 }

@@ -271,7 +271,7 @@ func (x *exchange) newChat(asked *Chat, slot *Slot, requestDone <-chan struct{})
 	c.call = engineCall{engine: h.engine, request: request, answer: asked.Answer, listener: c, hasStallTimeout: h.stallTimeout < never, returned: make(chan struct{})}
 	c.call.detached = detachedContext{Context: x.ctx}
 	if h.chatTimeout < never {
-		c.call.detached.deadline = x.conn.Start().Add(c.timeoutAt())
+		c.call.detached.deadline = x.conn.Start.Add(c.timeoutAt())
 	}
 	c.call.ctx, c.call.cancel = context.WithCancelCause(&c.call.detached)
 	c.answer = c.newAnswer(asked)
@@ -398,7 +398,7 @@ func (c *chat) finish() {
 		x.writeError(c.ending)
 		c.status = x.status
 	}
-	if x.conn.CannotFlush() {
+	if x.conn.CannotFlush {
 		x.handler.log(x.ctx, slog.LevelWarn, "the ResponseWriter cannot flush: the stream is not sent before the handler returns")
 	}
 }

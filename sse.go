@@ -387,10 +387,7 @@ func (s *stream) write(events []byte, deadline time.Duration) *ending {
 	}
 	s.sent, s.sentBytes = s.begun, s.encoder.Written()
 	call := func(w http.ResponseWriter) error { return s.writeEvents(w, contentType, events) }
-	if deadline == 0 {
-		return writeFailed(s.conn.Write(call))
-	}
-	return writeFailed(s.conn.WriteBefore(deadline, call))
+	return writeFailed(s.conn.Write(deadline, call))
 }
 
 func (s *stream) writeEvents(w http.ResponseWriter, contentType string, events []byte) error {
@@ -454,7 +451,7 @@ func (s *stream) close() (committed bool) {
 // complete writes what is queued, an incomplete character that is held back, and the end:
 // all together, if it is short.
 func (s *stream) complete(ctx context.Context) *ending {
-	if failed := writeFailed(s.conn.Failed()); failed != nil {
+	if failed := writeFailed(s.conn.Failed); failed != nil {
 		return failed
 	}
 	b, failed := s.writeTexts(math.MaxInt, 0)
@@ -540,7 +537,7 @@ func (s *stream) addChunk(b *batch, chunk []byte) (*batch, *ending) {
 
 // sendError writes what is queued and, unless f is nil, the error.
 func (s *stream) sendError(f *Failure, deadline time.Duration) (sent bool, failed *ending) {
-	if s.conn.Failed() != nil || s.formatFailed || s.conn.Elapsed() >= deadline {
+	if s.conn.Failed != nil || s.formatFailed || s.conn.Elapsed() >= deadline {
 		return false, nil
 	}
 	b, failed := s.writeTexts(maxQueued+maxEvent, deadline) // what fragment has accepted

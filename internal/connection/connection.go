@@ -18,20 +18,20 @@ const MaxChunk = 64 << 10
 
 // A Connection writes to one client. Its times are durations since the request's start. One
 // goroutine at a time may write; Elapsed, Stalled and Interrupt are safe for concurrent use.
+// Its fields are only read by others.
 type Connection struct {
 	// Set by Init.
+	Start   time.Time // of the request
 	w       http.ResponseWriter
 	control http.ResponseController
-	start   time.Time     // of the request
 	timeout time.Duration // of one write
 	http2   bool          // or later: a deadline that passes between two writes ends the stream, so it is cleared after each write
 
 	// Owned by the goroutine that may write.
+	Failed        *WriteError   // why a write has failed: after it, nothing more is written
+	CannotFlush   bool          // the writer has no Flush for a stream, which is sent when the handler returns
 	writeDeadline time.Duration // the last one set; 0 if there is none
-	failed        *WriteError   // after it, nothing more is written
-	bodyReached   bool          // net/http has sent a chunk, and with it the status
 	flushed       bool          // the last flush worked: nothing is left in the writer's buffer
-	cannotFlush   bool          // the writer has no Flush for a stream, which is sent when the handler returns
 
 	// Safe for concurrent use.
 	writeBegan instant.Instant // when the write in progress began, or the one that has failed
@@ -51,45 +51,23 @@ func (e *WriteError) Error() string { return e.Err.Error() }
 // Init prepares a connection whose request begins now.
 func (c *Connection) Init(w http.ResponseWriter, isHTTP2 bool, timeout time.Duration) {
 	c.w, c.control, c.http2 = w, *http.NewResponseController(w), isHTTP2
-	c.start, c.timeout = time.Now(), timeout
+	c.Start, c.timeout = time.Now(), timeout
 	if isHTTP2 {
 		c.setWriteDeadline(0) // the server's would reset the stream while application code runs
 	}
 }
 
-// Start is when the request began.
-func (c *Connection) Start() time.Time { return c.start }
-
 // Elapsed is the time since the request's start.
-func (c *Connection) Elapsed() time.Duration { return time.Since(c.start) }
+func (c *Connection) Elapsed() time.Duration { return time.Since(c.Start) }
 
 // Header is that of the ResponseWriter.
 func (c *Connection) Header() http.Header { return c.w.Header() }
 
-// Failed returns why a write has failed, or nil.
-func (c *Connection) Failed() *WriteError { return c.failed }
-
-// BodyReached reports whether a chunk was sent, and so the status of the response.
-func (c *Connection) BodyReached() bool { return c.bodyReached }
-
-// CannotFlush reports whether a stream could not be flushed.
-func (c *Connection) CannotFlush() bool { return c.cannotFlush }
-
-// Write calls the ResponseWriter, which has all of the time of a write.
-func (c *Connection) Write(call func(http.ResponseWriter) error) *WriteError {
-	return c.write(0, call)
-}
-
-// WriteBefore calls the ResponseWriter, which has until deadline.
-func (c *Connection) WriteBefore(deadline time.Duration, call func(http.ResponseWriter) error) *WriteError {
-	return c.write(deadline, call)
-}
-
-// write gives the call until deadline or, if that is 0, the time of a write. If it fails or
-// panics, nothing more is written.
-func (c *Connection) write(deadline time.Duration, call func(http.ResponseWriter) error) *WriteError {
-	if c.failed != nil {
-		return c.failed
+// Write calls the ResponseWriter, which has until deadline or, if that is 0, all of the time of a
+// write. If the call fails or panics, nothing more is written.
+func (c *Connection) Write(deadline time.Duration, call func(http.ResponseWriter) error) *WriteError {
+	if c.Failed != nil {
+		return c.Failed
 	}
 	now := c.Elapsed()
 	if deadline == 0 {
@@ -99,47 +77,46 @@ func (c *Connection) write(deadline time.Duration, call func(http.ResponseWriter
 	}
 	c.writeBegan.Set(now)
 	if err := panics.Catch("calling the ResponseWriter", func() error { return call(c.w) }); err != nil {
-		c.failed = &WriteError{err, c.Stalled()}
+		c.Failed = &WriteError{err, c.Stalled()}
 	} else {
 		c.writeBegan.Clear()
 	}
 	if c.http2 {
 		c.setWriteDeadline(0)
 	}
-	return c.failed
+	return c.Failed
 }
 
 // ErrLate is WriteBody's when a chunk was not begun any longer.
 var ErrLate = errors.New("connection: the rest of the body is too late")
 
-// WriteBody writes the body of a response that is no stream, in chunks of MaxChunk at most. No
-// chunk but the first is begun after lastBegin. It flushes the last one where the writer
-// itself can. Its error is a *WriteError or ErrLate.
-func (c *Connection) WriteBody(body [][]byte, lastBegin time.Duration) (written int64, err error) {
-	left := 0
-	for _, piece := range body {
-		left += len(piece)
-	}
+// WriteBody writes the body of a response that is no stream, of this length, in chunks of
+// MaxChunk at most. No chunk but the first is begun after lastBegin. It flushes the last one
+// where the writer itself can. written is 0 if the status has not been sent either; the error
+// is Failed or ErrLate.
+func (c *Connection) WriteBody(body [][]byte, length int, lastBegin time.Duration) (written int, err error) {
 	for _, piece := range body {
 		for chunk := range slices.Chunk(piece, MaxChunk) {
 			if written > 0 && c.Elapsed() > lastBegin {
 				return written, ErrLate
 			}
-			left -= len(chunk)
-			written += int64(len(chunk))
-			if failed := c.writeChunk(chunk, left == 0); failed != nil {
-				return written, failed
+			if c.writeChunk(chunk, written+len(chunk) == length) || written > 0 {
+				written += len(chunk)
+			}
+			if c.Failed != nil {
+				return written, c.Failed
 			}
 		}
 	}
 	return written, nil
 }
 
-func (c *Connection) writeChunk(chunk []byte, last bool) *WriteError {
-	var reached bool
-	failed := c.Write(func(w http.ResponseWriter) error {
+// writeChunk reports whether net/http has sent the chunk, and with it the status. If only the
+// flush has failed, HTTP/1 has kept the head in its buffer; HTTP/2 has sent it.
+func (c *Connection) writeChunk(chunk []byte, last bool) (sent bool) {
+	failed := c.Write(0, func(w http.ResponseWriter) error {
 		_, err := w.Write(chunk)
-		reached = err == nil
+		sent = err == nil && c.http2
 		if err != nil || !last {
 			return err
 		}
@@ -148,9 +125,7 @@ func (c *Connection) writeChunk(chunk []byte, last bool) *WriteError {
 		}
 		return err
 	})
-	// If only the flush has failed, HTTP/1 has kept the head in its buffer; HTTP/2 has sent it.
-	c.bodyReached = c.bodyReached || failed == nil || reached && c.http2
-	return failed
+	return sent || failed == nil
 }
 
 // Flush sends what the writer has buffered of a stream. It is called within a Write. It may
@@ -159,7 +134,7 @@ func (c *Connection) Flush() error {
 	err := c.control.Flush()
 	c.flushed = err == nil
 	if errors.Is(err, errors.ErrUnsupported) {
-		c.cannotFlush, err = true, nil
+		c.CannotFlush, err = true, nil
 	}
 	return err
 }
@@ -192,7 +167,7 @@ func (c *Connection) setWriteDeadline(at time.Duration) {
 	if at == 0 {
 		c.changeDeadline(time.Time{}, false)
 	} else {
-		c.changeDeadline(c.start.Add(at), false)
+		c.changeDeadline(c.Start.Add(at), false)
 	}
 }
 
