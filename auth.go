@@ -63,7 +63,7 @@ func (x *exchange) authenticate() *ending {
 		return rejected(errNotAuthenticated)
 	}
 	x.presentedKey = key
-	account, err := x.handler.keys.VerifyKey(x.ctx, key)
+	account, err := x.handler.options.Keys.VerifyKey(x.ctx, key)
 	x.account = account
 	if err != nil {
 		return failureOf(err)
@@ -273,7 +273,7 @@ func (r *Request) Timeouts() (chat, stall time.Duration) {
 		return 0, 0
 	}
 	h := r.exchange.handler
-	return h.chatTimeout % never, h.stallTimeout % never
+	return h.options.ChatTimeout % never, h.options.StallTimeout % never
 }
 
 func (r *Request) setSlot(s *Slot) {

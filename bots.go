@@ -48,10 +48,10 @@ func matchesETag(ifNoneMatch []string, etag string) bool {
 // publishedBots avoids the copy that MemoryStore.Bots makes: of a long list, it would cost
 // more than the rest of the request. If fixed, the slice is never modified.
 func (x *exchange) publishedBots() (bots []Bot, fixed bool, err error) {
-	if store, ok := x.handler.bots.(*MemoryStore); ok {
+	if store, ok := x.handler.options.Bots.(*MemoryStore); ok {
 		return store.set().listed, true, nil
 	}
-	bots, err = x.handler.bots.Bots(x.ctx)
+	bots, err = x.handler.options.Bots.Bots(x.ctx)
 	return bots, false, err
 }
 

@@ -104,7 +104,7 @@ func (x *exchange) chat(asked *Chat) *ending {
 		return x.misused(err)
 	}
 	if asked.Answer == nil || asked.BotUID != "" || asked.BotSlug != "" {
-		bot, err := FindBot(x.ctx, x.handler.bots, asked.BotUID, asked.BotSlug)
+		bot, err := FindBot(x.ctx, x.handler.options.Bots, asked.BotUID, asked.BotSlug)
 		if err != nil {
 			return failureOf(err)
 		}
@@ -154,12 +154,12 @@ var roles = [...]Role{RoleSystem, RoleUser, RoleAssistant}
 func (x *exchange) takeSlot(asked *Chat, requestDone <-chan struct{}) (*Slot, error) {
 	h, account := x.handler, x.ctx.account
 	slot, limit := h.slots.take(account)
-	if limit == nil || h.onLimit == nil && h.slots.maxWaiting <= 0 {
+	if limit == nil || h.options.OnLimit == nil && h.slots.maxWaiting <= 0 {
 		return slot, limit
 	}
-	if h.onLimit != nil {
+	if h.options.OnLimit != nil {
 		reached := Limit{limit, account, asked.Request.Bot, h.slots.countWaiting(), &asked.Request, asked.Extra}
-		share, err := h.onLimit(x.ctx, reached)
+		share, err := h.options.OnLimit(x.ctx, reached)
 		switch {
 		case err != nil:
 			return nil, err
@@ -167,7 +167,7 @@ func (x *exchange) takeSlot(asked *Chat, requestDone <-chan struct{}) (*Slot, er
 			return share, nil
 		}
 	}
-	return h.slots.waitFor(account, limit, h.maxWait, requestDone)
+	return h.slots.waitFor(account, limit, h.options.MaxWait, requestDone)
 }
 
 // A chat begins when its slot is taken.
@@ -265,12 +265,12 @@ func (x *exchange) newChat(asked *Chat, slot *Slot, requestDone <-chan struct{})
 	}
 	c = &chat{exchange: x, slot: slot, startedAt: x.conn.Elapsed(), requestDone: requestDone, stopped: make(chan struct{})}
 	x.request.setSlot(slot)
-	if h.onChat != nil || h.onRequest != nil {
+	if h.options.OnChat != nil || h.options.OnRequest != nil {
 		c.report = x.newReport(request)
 	}
-	c.call = engineCall{engine: h.engine, request: request, answer: asked.Answer, listener: c, hasStallTimeout: h.stallTimeout < never, returned: make(chan struct{})}
+	c.call = engineCall{engine: h.options.Engine, request: request, answer: asked.Answer, listener: c, hasStallTimeout: h.options.StallTimeout < never, returned: make(chan struct{})}
 	c.call.detached = detachedContext{Context: x.ctx}
-	if h.chatTimeout < never {
+	if h.options.ChatTimeout < never {
 		c.call.detached.deadline = x.conn.Start.Add(c.timeoutAt())
 	}
 	c.call.ctx, c.call.cancel = context.WithCancelCause(&c.call.detached)
@@ -292,9 +292,9 @@ func (c *chat) newAnswer(asked *Chat) answer {
 	case !asked.Request.Stream:
 		return newJSONResponse(c, asked.JSON)
 	case asked.Stream == nil:
-		return newStream(&c.exchange.conn, ownFormat{}, false, c.exchange.handler.keepAlive, c)
+		return newStream(&c.exchange.conn, ownFormat{}, false, c.exchange.handler.options.KeepAlive, c)
 	}
-	return newStream(&c.exchange.conn, asked.Stream, asked.JoinsFragments, c.exchange.handler.keepAlive, c)
+	return newStream(&c.exchange.conn, asked.Stream, asked.JoinsFragments, c.exchange.handler.options.KeepAlive, c)
 }
 
 func (c *chat) run() {
@@ -362,14 +362,14 @@ func (c *chat) stop(end *ending) (first bool) {
 	return true
 }
 
-func (c *chat) timeoutAt() time.Duration { return c.startedAt + c.exchange.handler.chatTimeout }
+func (c *chat) timeoutAt() time.Duration { return c.startedAt + c.exchange.handler.options.ChatTimeout }
 
 // timeLeft returns the time until a timeout can pass at the earliest, and its ending. Ask
 // again after that time: if the engine has yielded meanwhile, StallTimeout has begun anew.
 func (c *chat) timeLeft() (left time.Duration, timeout *ending) {
 	h := c.exchange.handler
 	left, timeout = c.timeoutAt()-c.elapsed(), chatTimedOut
-	if untilStall := h.stallTimeout - c.call.silentFor(); untilStall < left {
+	if untilStall := h.options.StallTimeout - c.call.silentFor(); untilStall < left {
 		left, timeout = untilStall, engineStalled
 	}
 	return left, timeout
@@ -378,8 +378,8 @@ func (c *chat) timeLeft() (left time.Duration, timeout *ending) {
 func (c *chat) finish() {
 	x := c.exchange
 	c.call.cancel(c.ending.cause())
-	defer c.answer.drop()                            // an engine that does not return must not keep its memory
-	deadline := c.elapsed() + x.handler.writeTimeout // of all that is still to be written of an incomplete answer
+	defer c.answer.drop()                                    // an engine that does not return must not keep its memory
+	deadline := c.elapsed() + x.handler.options.WriteTimeout // of all that is still to be written of an incomplete answer
 	if c.ending.kind == kindClientDisconnected {
 		x.conn.Interrupt() // any other ending leaves the write in progress its time, so that the error event can follow
 	}
@@ -440,7 +440,7 @@ func (c *chat) sendReport() {
 	}
 	c.report.Duration = c.elapsed()
 	x := c.exchange
-	if onChat := x.handler.onChat; onChat != nil {
+	if onChat := x.handler.options.OnChat; onChat != nil {
 		x.callBack("OnChat panicked", func() { onChat(context.WithoutCancel(x.ctx), *c.report) })
 	}
 }
@@ -752,13 +752,13 @@ func ReadBody(r *http.Request) (string, error) {
 // readBody reads the body to its end: only then does net/http notice that a client has
 // disconnected. Content-Length is not trusted: a body takes memory for what has arrived.
 func (x *exchange) readBody() (string, *ending) {
-	if x.r.ContentLength > x.handler.maxBodyBytes {
+	if x.r.ContentLength > x.handler.options.MaxBodyBytes {
 		return "", rejected(errBodyTooLarge)
 	}
 	if x.r.Body == nil { // as in a request that a test made with http.NewRequest
 		return "", nil
 	}
-	text, err := readtext.All(&x.body, x.handler.maxBodyBytes)
+	text, err := readtext.All(&x.body, x.handler.options.MaxBodyBytes)
 	switch {
 	case err == readtext.ErrTooLong:
 		return "", rejected(errBodyTooLarge)

@@ -177,26 +177,17 @@ func New(o Options) http.Handler {
 	case isNil(o.Engine):
 		panic("botapi: New: Options.Engine is nil")
 	}
-	h := &handler{
-		bots:         o.Bots,
-		keys:         o.Keys,
-		engine:       o.Engine,
-		slots:        newSlots(o.MaxConcurrentChats, o.MaxChatsPerAccount, o.MaxWaiting),
-		notFound:     o.NotFound,
-		maxBodyBytes: cmp.Or(max(o.MaxBodyBytes, 0), DefaultMaxBodyBytes),
-		chatTimeout:  orDefault(o.ChatTimeout, DefaultChatTimeout),
-		stallTimeout: orDefault(o.StallTimeout, never),
-		keepAlive:    orDefault(o.KeepAlive, DefaultKeepAlive),
-		writeTimeout: orDefault(o.WriteTimeout, DefaultWriteTimeout),
-		maxWait:      orDefault(o.MaxWait, DefaultMaxWait),
-		logger:       cmp.Or(o.Logger, slog.Default()),
-		onChat:       o.OnChat,
-		onRequest:    o.OnRequest,
-		onLimit:      o.OnLimit,
-	}
+	o.MaxBodyBytes = cmp.Or(max(o.MaxBodyBytes, 0), DefaultMaxBodyBytes)
+	o.ChatTimeout = orDefault(o.ChatTimeout, DefaultChatTimeout)
+	o.StallTimeout = orDefault(o.StallTimeout, never)
+	o.KeepAlive = orDefault(o.KeepAlive, DefaultKeepAlive)
+	o.MaxWait = orDefault(o.MaxWait, DefaultMaxWait)
+	o.Logger = cmp.Or(o.Logger, slog.Default())
 	if o.WriteTimeout < 0 {
-		h.writeTimeout = h.chatTimeout
+		o.WriteTimeout = o.ChatTimeout
 	}
+	o.WriteTimeout = orDefault(o.WriteTimeout, DefaultWriteTimeout)
+	h := &handler{options: o, slots: newSlots(o.MaxConcurrentChats, o.MaxChatsPerAccount, o.MaxWaiting)}
 	h.addRoutes(o.Routes)
 	return h
 }
@@ -227,24 +218,10 @@ func orDefault(d, whenZero time.Duration) time.Duration {
 }
 
 type handler struct {
-	bots     BotStore
-	keys     KeyVerifier
-	engine   ChatEngine
-	slots    *slots
-	listed   listing
-	routes   routing.Table[*operation]
-	notFound func(context.Context, Failure) Reply
-
-	maxBodyBytes int64
-	chatTimeout  time.Duration
-	stallTimeout time.Duration
-	keepAlive    time.Duration
-	writeTimeout time.Duration
-	maxWait      time.Duration
-	logger       *slog.Logger
-	onChat       func(context.Context, ChatReport)
-	onRequest    func(context.Context, RequestReport)
-	onLimit      func(context.Context, Limit) (*Slot, error)
+	options Options // with defaults in place of zeros; never in place of no limit
+	slots   *slots
+	listed  listing
+	routes  routing.Table[*operation]
 }
 
 // A Route is an operation of the application's own beside those of the API, or an operation
@@ -393,7 +370,7 @@ func newExchange(h *handler, w http.ResponseWriter, r *http.Request) *exchange {
 	x.request.exchange = x
 	x.anonymous = requestContext{Context: r.Context(), requestID: requestid.Of(r.Header), request: &x.request}
 	x.ctx = &x.anonymous
-	x.conn.Init(w, r.ProtoMajor != 1, h.writeTimeout)
+	x.conn.Init(w, r.ProtoMajor != 1, h.options.WriteTimeout)
 	return x
 }
 
@@ -452,14 +429,14 @@ func (x *exchange) misused(err error) *ending {
 // routed returns the request for a Route, with the context and the body of the handler.
 func (x *exchange) routed() *http.Request {
 	r := x.r.WithContext(x.ctx)
-	r.Body = &boundedBody{exchange: x, left: x.handler.maxBodyBytes}
+	r.Body = &boundedBody{exchange: x, left: x.handler.options.MaxBodyBytes}
 	return r
 }
 
 // report calls OnRequest.
 func (x *exchange) report() {
 	h := x.handler
-	if h.onRequest == nil {
+	if h.options.OnRequest == nil {
 		return
 	}
 	report := RequestReport{
@@ -473,7 +450,7 @@ func (x *exchange) report() {
 		report.Chat, report.Status, report.Err = x.played.report, x.played.status, x.played.ending.cause()
 		report.Bot, report.Duration = report.Chat.Bot, report.Chat.Duration // without the time of OnChat
 	}
-	x.callBack("OnRequest panicked", func() { h.onRequest(context.WithoutCancel(x.ctx), report) })
+	x.callBack("OnRequest panicked", func() { h.options.OnRequest(context.WithoutCancel(x.ctx), report) })
 }
 
 // callBack calls a function of the application that cannot fail the request. If it panics,
@@ -822,7 +799,7 @@ func (x *exchange) writeError(end *ending) {
 
 // errorReply is in the form of the route, or in the API's own.
 func (x *exchange) errorReply(end *ending) (reply Reply) {
-	form := x.handler.notFound
+	form := x.handler.options.NotFound
 	if x.operation != nil {
 		form = x.operation.errors
 	}
@@ -905,5 +882,5 @@ func (x *exchange) attributes(end *ending) []slog.Attr {
 func (h *handler) log(ctx context.Context, level slog.Level, message string, attributes ...slog.Attr) {
 	defer func() { _ = recover() }()
 	id := slog.String("request_id", RequestIDFrom(ctx))
-	h.logger.LogAttrs(ctx, level, message, append([]slog.Attr{id}, attributes...)...)
+	h.options.Logger.LogAttrs(ctx, level, message, append([]slog.Attr{id}, attributes...)...)
 }
