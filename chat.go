@@ -8,6 +8,7 @@ import (
 	"io"
 	"iter"
 	"log/slog"
+	"math"
 	"net/http"
 	"net/textproto"
 	"os"
@@ -651,9 +652,9 @@ func (j *jsonResponse) figures() (fragments int, bytes int64) { return j.fragmen
 
 // decodeChat is POST /v1/chat.
 func (x *exchange) decodeChat() (Response, error) {
-	text, end := x.readBody()
-	if end != nil {
-		return nil, endingError{end}
+	text, err := x.readBody()
+	if err != nil {
+		return nil, err
 	}
 	body, problems := bodies.Read(text)
 	if len(problems) > 0 {
@@ -742,49 +743,36 @@ func ReadBody(r *http.Request) (string, error) {
 	if x == nil {
 		return "", errors.New("botapi: ReadBody: the request is not one that a Route serves")
 	}
-	text, end := x.readBody()
-	if end != nil {
-		return "", endingError{end}
-	}
-	return text, nil
+	return x.readBody()
 }
 
 // readBody reads the body to its end: only then does net/http notice that a client has
 // disconnected. Content-Length is not trusted: a body takes memory for what has arrived.
-func (x *exchange) readBody() (string, *ending) {
+func (x *exchange) readBody() (string, error) {
 	if x.r.ContentLength > x.handler.options.MaxBodyBytes {
 		return "", rejected(errBodyTooLarge)
 	}
-	if x.r.Body == nil { // as in a request that a test made with http.NewRequest
-		return "", nil
-	}
-	text, err := readtext.All(&x.body, x.handler.options.MaxBodyBytes)
-	switch {
-	case err == readtext.ErrTooLong:
-		return "", rejected(errBodyTooLarge)
-	case err != nil:
-		return "", x.bodyError(err)
-	}
-	return text, nil
+	return readtext.All(&x.bounded, math.MaxInt64)
 }
 
-// A boundedBody is the body of a request as a Route reads it by itself.
+// A boundedBody is the body of a request as a route reads it: its errors are endings.
 type boundedBody struct {
 	exchange *exchange
 	left     int64 // of MaxBodyBytes
 }
 
 func (b *boundedBody) Read(p []byte) (n int, err error) {
-	if b.exchange.r.Body == nil {
+	x := b.exchange
+	if x.r.Body == nil { // as in a request that a test made with http.NewRequest
 		return 0, io.EOF
 	}
-	n, err = b.exchange.body.Read(p[:min(int64(len(p)), b.left+1)])
+	n, err = x.body.Read(p[:min(int64(len(p)), b.left+1)])
 	b.left -= int64(n)
 	switch {
 	case b.left < 0:
-		return max(n-1, 0), endingError{rejected(errBodyTooLarge)} // 0 if it is read again
+		return max(n-1, 0), rejected(errBodyTooLarge) // 0 if it is read again
 	case err != nil && err != io.EOF:
-		return n, endingError{b.exchange.bodyError(err)}
+		return n, x.bodyError(err)
 	}
 	return n, err
 }

@@ -358,16 +358,17 @@ type exchange struct {
 
 	// Owned by the handler's goroutine.
 	body    requestBody
-	status  int     // of a response that is no chat's answer; 0 until it was sent
-	bytes   int64   // of its body
-	ending  *ending // why the request has no complete response; nil if there is no reason
-	played  *chat   // nil unless an engine was called
-	aborted bool    // ServeHTTP aborts the connection
+	bounded boundedBody // of body
+	status  int         // of a response that is no chat's answer; 0 until it was sent
+	bytes   int64       // of its body
+	ending  *ending     // why the request has no complete response; nil if there is no reason
+	played  *chat       // nil unless an engine was called
+	aborted bool        // ServeHTTP aborts the connection
 }
 
 func newExchange(h *handler, w http.ResponseWriter, r *http.Request) *exchange {
 	x := &exchange{handler: h, r: r, body: requestBody{r: r}}
-	x.request.exchange = x
+	x.request.exchange, x.bounded = x, boundedBody{x, h.options.MaxBodyBytes}
 	x.anonymous = requestContext{Context: r.Context(), requestID: requestid.Of(r.Header), request: &x.request}
 	x.ctx = &x.anonymous
 	x.conn.Init(w, r.ProtoMajor != 1, h.options.WriteTimeout)
@@ -429,7 +430,7 @@ func (x *exchange) misused(err error) *ending {
 // routed returns the request for a Route, with the context and the body of the handler.
 func (x *exchange) routed() *http.Request {
 	r := x.r.WithContext(x.ctx)
-	r.Body = &boundedBody{exchange: x, left: x.handler.options.MaxBodyBytes}
+	r.Body = &x.bounded
 	return r
 }
 
@@ -644,8 +645,8 @@ func classify(kind endingKind, err error) (end *ending) {
 			end = failureOf(panics.Recovered("classifying an error", v))
 		}
 	}()
-	if known, isKnown := errors.AsType[endingError](err); isKnown {
-		return known.ending
+	if known, isKnown := errors.AsType[*ending](err); isKnown {
+		return known
 	}
 	end = &ending{kind: kind, err: hideReasons(err), text: err.Error()}
 	chosen, isChosen := errors.AsType[StatusError](err)
@@ -688,13 +689,6 @@ func (e *ending) setCancelled(response StatusError, cause error) {
 	e.err, e.text = hideReasons(response), response.Error()
 }
 
-// An endingError is an ending on its way through a function of the application, as the error
-// of a body's Read.
-type endingError struct{ *ending }
-
-func (e endingError) Error() string { return e.text }
-func (e endingError) Unwrap() error { return e.err }
-
 // timedOutWith is chatTimedOut, with what the engine has failed with for the log.
 func timedOutWith(failure *ending) *ending {
 	end := *chatTimedOut
@@ -726,6 +720,11 @@ func (e *ending) tellsClient() bool { return outcomes[e.kind].tells }
 func (e *ending) isOfClient() bool {
 	return e.kind == kindClientDisconnected || e.kind == kindClientStalled
 }
+
+// An ending is an error on its way through a function of the application, as that of a body's
+// Read.
+func (e *ending) Error() string { return e.text }
+func (e *ending) Unwrap() error { return e.err }
 
 // cause is what the application gets; nil for no ending, and for a complete answer.
 func (e *ending) cause() error {

@@ -458,31 +458,25 @@ func (s *stream) complete(ctx context.Context) *ending {
 	if failed != nil {
 		return failed
 	}
-	end := s.formatting(func() error {
+	failed = s.formatting(func() (err error) {
 		if s.encoder.Holds() {
 			b.inside = s.encoder.AppendHeld(b.inside[:0])
-			var err error
 			if b.data, err = s.format.AppendText(b.data, b.inside); err != nil {
 				return err
 			}
 		}
 		for chunk := range s.format.End(ctx) {
-			if b, failed = s.addChunk(b, chunk); failed != nil {
-				return errNotWritten
+			if failed := s.addChunk(&b, chunk); failed != nil {
+				return failed
 			}
 		}
 		return nil
 	})
-	switch {
-	case failed != nil:
+	if failed != nil {
 		return failed
-	case end != nil:
-		return end
 	}
 	return s.flush(b, 0)
 }
-
-var errNotWritten = errors.New("the end of the answer could not be written")
 
 // writeTexts writes what is queued, except for the last batch, which it returns. It ends
 // when it has taken about atMost from the queue.
@@ -516,23 +510,17 @@ func (s *stream) flush(b *batch, deadline time.Duration) (failed *ending) {
 }
 
 // addChunk adds a chunk of the end to a batch, and writes what does not fit.
-func (s *stream) addChunk(b *batch, chunk []byte) (*batch, *ending) {
-	if len(b.data)+len(chunk) > maxWrite {
-		if failed := s.flush(b, 0); failed != nil {
-			return nil, failed
+func (s *stream) addChunk(b **batch, chunk []byte) *ending {
+	for part := range slices.Chunk(chunk, maxWrite) {
+		if len((*b).data)+len(part) > maxWrite {
+			if failed := s.flush(*b, 0); failed != nil {
+				return failed
+			}
+			*b = newBatch()
 		}
-		b = newBatch()
+		(*b).data = append((*b).data, part...)
 	}
-	if len(chunk) <= maxWrite {
-		b.data = append(b.data, chunk...)
-		return b, nil
-	}
-	for part := range slices.Chunk(chunk, connection.MaxChunk) {
-		if failed := s.write(part, 0); failed != nil {
-			return nil, failed
-		}
-	}
-	return b, nil
+	return nil
 }
 
 // sendError writes what is queued and, unless f is nil, the error.
