@@ -154,14 +154,17 @@ func requestOf(ctx context.Context) *requestContext {
 	if c, ok := ctx.Value(requestContextKey{}).(*requestContext); ok {
 		return c
 	}
-	return &requestContext{request: new(Request)}
+	return &requestContext{request: &Request{exchange: &nowhere, begun: true}}
 }
+
+// nowhere is the exchange of a context without a request.
+var nowhere = exchange{handler: new(handler), r: &http.Request{Header: http.Header{}, URL: new(url.URL)}}
 
 // A Request is what a verifier, a store, a route, an engine, a format or a callback may use of
 // the request that its context belongs to. It is safe for concurrent use, also after the
 // request has ended.
 type Request struct {
-	exchange *exchange // nil in a context without a request; only its body and the request are used
+	exchange *exchange // only what newExchange has set is used
 
 	mu      sync.Mutex
 	begun   bool              // the response
@@ -171,29 +174,14 @@ type Request struct {
 }
 
 // Header returns the headers of the request. They must not be changed.
-func (r *Request) Header() http.Header {
-	if r.exchange == nil {
-		return http.Header{}
-	}
-	return r.exchange.body.r.Header
-}
+func (r *Request) Header() http.Header { return r.exchange.r.Header }
 
 // Method returns the method of the request.
-func (r *Request) Method() string {
-	if r.exchange == nil {
-		return ""
-	}
-	return r.exchange.body.r.Method
-}
+func (r *Request) Method() string { return r.exchange.r.Method }
 
 // Path returns the decoded path of the request: by it, Options.NotFound may choose the form
 // of one of several protocols.
-func (r *Request) Path() string {
-	if r.exchange == nil {
-		return ""
-	}
-	return r.exchange.body.r.URL.Path
-}
+func (r *Request) Path() string { return r.exchange.r.URL.Path }
 
 // SetHeader sets a header of the response, if its status is a 2xx; an empty value deletes
 // one, also of middleware's. It returns false, and does nothing, once the sending of the response
@@ -207,7 +195,7 @@ func (r *Request) SetHeader(name, value string) bool {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.exchange == nil || r.begun {
+	if r.begun {
 		return false
 	}
 	if r.headers == nil {
@@ -269,11 +257,8 @@ func (r *Request) Slot() *Slot {
 // Timeouts returns ChatTimeout and StallTimeout of [Options]; 0 means no limit. Work that goes
 // on without its chat should have the same.
 func (r *Request) Timeouts() (chat, stall time.Duration) {
-	if r.exchange == nil {
-		return 0, 0
-	}
-	h := r.exchange.handler
-	return h.options.ChatTimeout % never, h.options.StallTimeout % never
+	o := &r.exchange.handler.options
+	return o.ChatTimeout % never, o.StallTimeout % never
 }
 
 func (r *Request) setSlot(s *Slot) {

@@ -740,7 +740,7 @@ func firstProblem(problems []ValidationError) string {
 // examples/jsonbody decodes a body in no more memory.
 func ReadBody(r *http.Request) (string, error) {
 	x := RequestFrom(r.Context()).exchange
-	if x == nil {
+	if x == &nowhere {
 		return "", errors.New("botapi: ReadBody: the request is not one that a Route serves")
 	}
 	return x.readBody()

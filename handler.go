@@ -340,10 +340,11 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 type exchange struct {
 	// Set by newExchange.
 	handler *handler
+	r       *http.Request
 	request Request // what the application may use of it; safe for concurrent use
 
 	// Owned by the handler's goroutine until an engine starts, and then only read.
-	r            *http.Request // a copy once a pattern with wildcards has matched
+	matched      *http.Request // a copy of r if a pattern with wildcards has matched
 	operation    *operation    // nil for an unknown path
 	pattern      string
 	ctx          *requestContext // &anonymous, and then &identified or, with values of a route, another
@@ -410,7 +411,7 @@ func (x *exchange) route() *ending {
 	if !known {
 		return rejected(errNotFound)
 	}
-	x.operation, x.pattern, x.r = found.Route, found.Pattern, found.Request
+	x.operation, x.pattern, x.matched = found.Route, found.Pattern, found.Request
 	if len(found.Allow) > 0 {
 		return x.notAllowed(found.Allow...)
 	}
@@ -429,7 +430,7 @@ func (x *exchange) misused(err error) *ending {
 
 // routed returns the request for a Route, with the context and the body of the handler.
 func (x *exchange) routed() *http.Request {
-	r := x.r.WithContext(x.ctx)
+	r := x.matched.WithContext(x.ctx)
 	r.Body = &x.bounded
 	return r
 }
@@ -466,7 +467,7 @@ func (x *exchange) callBack(message string, call func()) {
 // cancellation returns nil while the request's context has not ended.
 func (x *exchange) cancellation() (end *ending) {
 	err := panics.Catch("asking the request's context", func() error {
-		if ctx := x.body.r.Context(); ctx.Err() != nil {
+		if ctx := x.r.Context(); ctx.Err() != nil {
 			end = cancelledBy(context.Cause(ctx))
 		}
 		return nil
