@@ -190,7 +190,7 @@ func (r *Request) Path() string { return r.exchange.r.URL.Path }
 func (r *Request) SetHeader(name, value string) bool {
 	name = http.CanonicalHeaderKey(name)
 	isValid := name != "" && !strings.ContainsFunc(name, isNoToken) && !strings.ContainsFunc(value, unicode.IsControl)
-	if !isValid || strings.HasPrefix(name, "Content-") || name == "X-Request-Id" || name == "Date" || isHopByHop[name] {
+	if !isValid || strings.HasPrefix(name, "Content-") || name == "X-Request-Id" || name == "Date" || isHopByHop(name) {
 		return false
 	}
 	r.mu.Lock()

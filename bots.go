@@ -213,15 +213,15 @@ func (x *exchange) setHeader(to, header http.Header, status, length int) {
 		x.request.begin(to)
 	}
 	for name, values := range header {
-		if name != "X-Request-Id" && name != "Content-Length" && !isHopByHop[name] {
+		if name != "X-Request-Id" && name != "Content-Length" && !isHopByHop(name) {
 			to[name] = slices.Clip(values) // middleware may append to it
 		}
 	}
 	if length > 0 && len(header["Content-Type"]) == 0 {
-		to.Set("Content-Type", "application/json")
+		to["Content-Type"] = []string{"application/json"}
 	}
 	if hasBody(status) {
-		to.Set("Content-Length", strconv.Itoa(length))
+		to["Content-Length"] = []string{strconv.Itoa(length)}
 	}
 }
 
@@ -229,8 +229,12 @@ func hasBody(status int) bool {
 	return status != http.StatusNoContent && status != http.StatusNotModified
 }
 
-var isHopByHop = map[string]bool{
-	"Connection": true, "Keep-Alive": true, "Proxy-Connection": true, "Te": true, "Trailer": true, "Transfer-Encoding": true, "Upgrade": true,
+func isHopByHop(name string) bool {
+	switch name {
+	case "Connection", "Keep-Alive", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade":
+		return true
+	}
+	return false
 }
 
 // send sends a response that is no stream, and flushes it where the writer can: it is on its
