@@ -82,6 +82,8 @@ type campaignPlan struct {
 	sending   string        // by the client: all together, in chunks, half a body
 	reading   string        // by the client: to the end, slowly, late, until it closes the connection or resets it
 	readBytes int           // before the client disconnects
+	route     bool          // the chat is one of chatRoute
+	holds     time.Duration // how long the engine holds its slot; 0: it does not
 
 	called  atomic.Bool // the engine was called
 	seen    campaignSeen
@@ -125,8 +127,8 @@ type campaignSeen struct {
 }
 
 func (p *campaignPlan) String() string {
-	return fmt.Sprintf("HTTP/2 %t, stream %t, verifier %s, store %s, %d fragments with a pause of %v, engine %s, client sends %s, reads %s (%d): saw %+v, reports %+v",
-		p.http2, p.stream, p.verifier, p.store, len(p.fragments), p.pause, p.ending, p.sending, p.reading, p.readBytes, p.seen, p.reports)
+	return fmt.Sprintf("HTTP/2 %t, stream %t, route %t, holds %v, verifier %s, store %s, %d fragments with a pause of %v, engine %s, client sends %s, reads %s (%d): saw %+v, reports %+v",
+		p.http2, p.stream, p.route, p.holds, p.verifier, p.store, len(p.fragments), p.pause, p.ending, p.sending, p.reading, p.readBytes, p.seen, p.reports)
 }
 
 // planCampaignChat depends on nothing but its arguments.
@@ -152,6 +154,10 @@ func planCampaignChat(seed uint64, number int) *campaignPlan {
 	}
 	if text := campaignText(r); text != "" || len(sizes) > 0 {
 		p.fragments = splitBySizes(text, sizes)
+	}
+	p.route = r.IntN(2) == 0
+	if r.IntN(4) == 0 {
+		p.holds = time.Duration(r.IntN(20)) * time.Millisecond
 	}
 	return p
 }
@@ -205,6 +211,9 @@ func newCampaign(t *testing.T) *campaign {
 		Engine:             engineOf(c.iterate),
 		MaxConcurrentChats: campaignSlots,
 		MaxChatsPerAccount: 1,
+		MaxWaiting:         campaignClients / 4,
+		MaxWait:            20 * time.Millisecond,
+		Routes:             []Route{chatRoute(nil)},
 		ChatTimeout:        400 * time.Millisecond,
 		KeepAlive:          20 * time.Millisecond,
 		WriteTimeout:       campaignWriteTimeout,
@@ -305,6 +314,11 @@ func (c *campaign) iterate(ctx context.Context, req *ChatRequest, yield func(str
 		c.fail(p, "%d engines at the same time", n)
 	}
 	defer c.engines.Add(-1)
+	if p.holds > 0 {
+		if release, held := RequestFrom(ctx).Slot().Hold(); held {
+			time.AfterFunc(p.holds, release)
+		}
+	}
 	for _, fragment := range p.fragments {
 		time.Sleep(p.pause)
 		if !yield(fragment, nil) {
@@ -359,7 +373,7 @@ func (c *campaign) chat(p *campaignPlan) error {
 	case "half a body":
 		send = io.MultiReader(strings.NewReader(body[:p.readBytes%len(body)]), iotest.ErrReader(errCampaign))
 	}
-	r, err := http.NewRequestWithContext(ctx, "POST", c.server.URL+"/v1/chat", send)
+	r, err := http.NewRequestWithContext(ctx, "POST", c.server.URL+way{route: p.route}.path(), send)
 	if err != nil {
 		return err
 	}
