@@ -766,7 +766,7 @@ func (b *boundedBody) Read(p []byte) (n int, err error) {
 	if x.r.Body == nil { // as in a request that a test made with http.NewRequest
 		return 0, io.EOF
 	}
-	n, err = x.body.Read(p[:min(int64(len(p)), b.left+1)])
+	n, err = x.body.Read(p[:min(int64(len(p))-1, b.left)+1]) // MaxBodyBytes may be the largest number there is
 	b.left -= int64(n)
 	switch {
 	case b.left < 0:
