@@ -211,6 +211,106 @@ func ExampleOptions_onChat() {
 	// {"content":"hello"}
 }
 
+// A route of the application's own, under the same keys.
+func ExampleRoute() {
+	o := newOptions()
+	o.Routes = []botapi.Route{{
+		Patterns: []string{"GET /v1/me"},
+		Serve: func(r *http.Request) (botapi.Response, error) {
+			return botapi.Reply{Body: fmt.Appendf(nil, `{"account":%q}`, botapi.AccountFrom(r.Context()))}, nil
+		},
+	}}
+	h := botapi.New(o)
+
+	call(h, "GET", "/v1/me", "my-key", "")
+	call(h, "GET", "/v1/me", "guessed", "")
+	// Output:
+	// 200
+	// {"account":"me"}
+	// 401
+	// {"detail":"Invalid API key"}
+}
+
+// A textFormat streams the text alone, as the inside of a JSON string. A stream in it cannot
+// say that it is incomplete: its connection is aborted.
+type textFormat struct{}
+
+func (textFormat) ContentType() string                             { return "text/plain" }
+func (textFormat) AppendText(dst, text []byte) ([]byte, error)     { return append(dst, text...), nil }
+func (textFormat) AppendKeepAlive(dst []byte) []byte               { return dst }
+func (textFormat) End(context.Context) iter.Seq[[]byte]            { return func(func([]byte) bool) {} }
+func (textFormat) AppendError(dst []byte, _ botapi.Failure) []byte { return dst }
+
+// A chat in another protocol: the body is the prompt, the path names the bot.
+func ExampleChat() {
+	o := newOptions()
+	o.Routes = []botapi.Route{{
+		Patterns: []string{"POST /ask/{bot}"},
+		Serve: func(r *http.Request) (botapi.Response, error) {
+			prompt, err := botapi.ReadBody(r)
+			if err != nil {
+				return nil, err
+			}
+			request := botapi.ChatRequest{Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: prompt}}, Stream: true}
+			return &botapi.Chat{BotSlug: r.PathValue("bot"), Request: request, Stream: textFormat{}}, nil
+		},
+	}}
+	h := botapi.New(o)
+
+	call(h, "POST", "/ask/parrot", "my-key", "hello")
+	call(h, "POST", "/ask/nobody", "my-key", "hello")
+	// Output:
+	// 200
+	// hello
+	// 404
+	// {"detail":"Bot not found"}
+}
+
+// OnRequest is called for every request, also for those that reach no engine.
+func ExampleOptions_onRequest() {
+	o := newOptions()
+	o.OnRequest = func(_ context.Context, r botapi.RequestReport) {
+		fmt.Printf("%s for %q: status %d, error %v\n", r.Route, r.Account, r.Status, r.Err)
+	}
+
+	call(botapi.New(o), "POST", "/v1/chat", "my-key", `{"bot_slug":"nobody","prompt":"hello","stream":false}`)
+	// Unordered output:
+	// POST /v1/chat for "me": status 404, error botapi: bot not found
+	// 404
+	// {"detail":"Bot not found"}
+}
+
+// An engine holds the slot of its chat for work that goes on without it; a later chat of the
+// same account shares it.
+func ExampleOptions_onLimit() {
+	o := newOptions()
+	o.MaxChatsPerAccount = 1
+	var held *botapi.Slot
+	o.Engine = botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			if held == nil {
+				held = botapi.RequestFrom(ctx).Slot()
+				held.Hold() // until release is called, which this example does not
+			}
+			yield("done", nil)
+		}
+	})
+	o.OnLimit = func(_ context.Context, l botapi.Limit) (*botapi.Slot, error) {
+		fmt.Println(errors.Is(l.Err, botapi.ErrTooManyAccountChats), l.Account)
+		return held, nil
+	}
+	h := botapi.New(o)
+
+	call(h, "POST", "/v1/chat", "my-key", hello)
+	call(h, "POST", "/v1/chat", "my-key", hello)
+	// Output:
+	// 200
+	// {"content":"done"}
+	// true me
+	// 200
+	// {"content":"done"}
+}
+
 // An application's own keys, with their accounts.
 func ExampleKeyVerifierFunc() {
 	o := newOptions()

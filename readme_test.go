@@ -144,7 +144,7 @@ func importsOf(text string) string {
 	var imports strings.Builder
 	for _, path := range []string{
 		"bufio", "cmp", "context", "encoding/json", "errors", "fmt", "io", "iter", "log/slog", "net", "net/http", "net/http/httptest", "strings",
-		"sync/atomic", "testing", "time",
+		"strconv", "sync/atomic", "testing", "time", "github.com/prometheus/client_golang/prometheus",
 		"example.com/botapi", "example.com/botapi/examples/openai", "example.com/botapi/examples/graceful", "example.com/botapi/examples/resume",
 	} {
 		if regexp.MustCompile(`\b` + filepath.Base(path) + `\.[A-Z]`).MatchString(text) {
