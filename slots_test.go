@@ -668,3 +668,66 @@ func TestWaitingOverTheWire(t *testing.T) {
 		}
 	}
 }
+
+// If a function of a route ends its goroutine, as a test double does, the slot of its chat
+// is released, and the engine is cancelled.
+func TestSlotIsReleasedWhateverARouteExits(t *testing.T) {
+	for name, install := range map[string]func(r *Route){
+		"Serve": func(r *Route) { r.Serve = func(*http.Request) (Response, error) { runtime.Goexit(); return nil, nil } },
+		"Key":   func(r *Route) { r.Key = func(http.Header) string { runtime.Goexit(); return "" } },
+		"Errors": func(r *Route) {
+			r.Errors = func(context.Context, Failure) Reply { runtime.Goexit(); return Reply{} }
+		},
+		"JSON": func(r *Route) {
+			*r = chatRoute(func(_ *http.Request, c *Chat) {
+				c.JSON = func(context.Context) ([]byte, []byte, error) { runtime.Goexit(); return nil, nil, nil }
+			})
+		},
+		"Answer": func(r *Route) {
+			*r = chatRoute(func(_ *http.Request, c *Chat) {
+				c.Answer = func(context.Context) iter.Seq2[string, error] { runtime.Goexit(); return nil }
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			r := newRequest("POST", routePath, strings.NewReader(chatBodyJSON("hi", false)))
+			var engine context.Context
+			got := playRequestOn(t, httptest.NewRecorder(), r, engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+				engine = ctx
+				yield("a", map[string]error{"Errors": errBroken}[name])
+			}), func(o *Options) {
+				route := chatRoute(nil)
+				install(&route)
+				o.Routes = []Route{route}
+			})
+			is.Equal(got.err == errExited, name != "Answer")
+			is.True(engine == nil || engine.Err() != nil)
+			is.Equal(engine != nil, name == "Errors" || name == "JSON")
+		})
+	}
+}
+
+// OnLimit's context has the values of the chat, and ends with its request.
+func TestOnLimitContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var seen []any
+		w := newWaiting(t, func(o *Options) {
+			o.MaxChatsPerAccount = 1
+			o.Routes = []Route{chatRoute(func(r *http.Request, c *Chat) { c.Context = chatContext(r.Context()) })}
+			o.OnLimit = func(ctx context.Context, l Limit) (*Slot, error) {
+				seen = append(seen, ctx.Value(routeKey{}), AccountFrom(ctx), RequestIDFrom(ctx), ctx.Err())
+				<-ctx.Done()
+				seen = append(seen, context.Cause(ctx))
+				return nil, ctx.Err()
+			}
+		})
+		w.chat("acme", "a")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(time.Second, func() { cancel(errOverloaded) })
+		r := newRequest("POST", routePath, strings.NewReader(chatBodyJSON("b", false)), "Authorization", "Bearer acme", "X-Request-Id", "b")
+		w.is.Equal(record(w.handler, r.WithContext(ctx)).Code, 529)
+		w.is.Equal(seen, []any{"the route's", "acme", "b", nil, errOverloaded})
+		w.end("a")
+	})
+}
