@@ -167,7 +167,7 @@ func TestStalled(t *testing.T) {
 		is.Equal(c.Write(0, func(http.ResponseWriter) error {
 			time.Sleep(8*time.Second - 1)
 			is.True(!c.Stalled())
-			time.Sleep(1)
+			time.Sleep(time.Nanosecond)
 			is.True(c.Stalled())
 			return nil
 		}), nil)
