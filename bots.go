@@ -202,7 +202,8 @@ func (x *exchange) reply(r Reply) *ending {
 		r.free(failed == nil)
 	}
 	if failed != nil {
-		x.abortOnReturn(failed)
+		x.ending = x.realEnding(failed)
+		x.abortOnReturn(x.ending)
 	}
 	return nil
 }
@@ -213,6 +214,7 @@ func (x *exchange) setHeader(to, header http.Header, status, length int) {
 		x.request.begin(to)
 	}
 	for name, values := range header {
+		name = http.CanonicalHeaderKey(name)
 		if name != "X-Request-Id" && name != "Content-Length" && !isHopByHop(name) {
 			to[name] = slices.Clip(values) // middleware may append to it
 		}
