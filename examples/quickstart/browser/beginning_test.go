@@ -21,6 +21,7 @@ func TestSuggestedQuestion(t *testing.T) {
 	is.Equal(tab.texts(".suggestion")[0], "What is botapi?")
 	tab.click(".suggestion")
 	tab.see(".message:last-child .regenerate")
+	tab.see(".message:last-child .text p") // once the page has its library for Markdown
 	is.Equal(tab.text(".user .text"), "What is botapi?")
 	is.True(strings.HasPrefix(tab.text(".message:last-child .text p"), "botapi is a Go package"))
 	is.Equal(len(tab.texts(".suggestion")), 0)
