@@ -51,6 +51,7 @@ func TestRejections(t *testing.T) {
 	}
 	is.Equal(got, []int{529, 529, 429, 401})
 
+	api.Close() // OnRequest may still run when a client has its response
 	metrics := httptest.NewRecorder()
 	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(metrics, httptest.NewRequest("GET", "/metrics", nil))
 	text, err := io.ReadAll(metrics.Body)
