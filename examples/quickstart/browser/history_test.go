@@ -78,6 +78,7 @@ func talkToMoody(t *testing.T, o botapi.Options) (*moody, *tab) {
 // answers returns the answers on the screen, without the welcome.
 func (tab *tab) answers() []string {
 	tab.t.Helper()
+	tab.wait(`!document.querySelector(".filling")`) // after a reload, answers are shown soon
 	return tab.texts(".assistant .text")[1:]
 }
 
@@ -248,9 +249,11 @@ func TestPartialMarkdown(t *testing.T) {
 	tab.say("Hello")
 	tab.see(".failure")
 	is.Equal(tab.text(".failure-title"), "The bot stopped in the middle of its answer.")
+	tab.waitForAnswer()
 	is.Equal(tab.texts(".text strong"), []string{"bold"})
 	tab.do(chromedp.Reload())
 	tab.see(".failure")
+	tab.waitForAnswer()
 	is.Equal(tab.texts(".text strong"), []string{"bold"})
 }
 

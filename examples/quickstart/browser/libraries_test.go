@@ -19,8 +19,9 @@ import (
 func TestPageDoesNotWaitForLibraries(t *testing.T) {
 	is := is.New(t)
 	gate := make(chan struct{})
+	answer := make(chan struct{})
 	pages := page.Handler(page.Options{Resume: true})
-	h := serve(t, botapi.Options{}, nil, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	h := serve(t, botapi.Options{Engine: repeats("so **bold**", 1, answer)}, nil, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasPrefix(r.URL.Path, "/page/lib/") {
 			select {
 			case <-gate:
@@ -35,6 +36,8 @@ func TestPageDoesNotWaitForLibraries(t *testing.T) {
 	tab.see(".beginning")
 	is.True(strings.HasPrefix(tab.text(".assistant .text"), "Hello."))
 	tab.say("so **bold**")
+	tab.see("#stop") // before the answer is complete
+	close(answer)
 	tab.see(".actions .regenerate")
 	close(gate)
 	tab.wait(`document.querySelector(".message:last-child .text strong")?.textContent === "bold"`)

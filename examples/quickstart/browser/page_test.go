@@ -144,6 +144,7 @@ func TestConversation(t *testing.T) {
 	is.Equal((<-requests).Messages, []botapi.ChatMessage{{Role: botapi.RoleUser, Content: "one"}})
 	tab.do(chromedp.Reload())
 	tab.see(".bot")
+	tab.waitForAnswer()
 	is.Equal(tab.texts(".conversation .text"), []string{"Hello.\n\nI am <b>Ada</b>.", "one", "one"})
 
 	tab.write("two")

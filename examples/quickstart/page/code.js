@@ -2,11 +2,12 @@
 
 import { copyButton } from "./copying.js";
 import { el } from "./elements.js";
+import { load } from "./loading.js";
 
 let hljs;
 
 // ready is fulfilled when code can be coloured.
-export const ready = import("./lib/highlight.js").then((library) => { hljs = library.default; });
+export const ready = load(() => [import("./lib/highlight.js")]).then(([library]) => { hljs = library.default; });
 
 // The number of lines in a piece: a browser lays out a whole piece for each new
 // line, and its colours are found together. It ends outside of comments and strings

@@ -5,12 +5,13 @@ import { codeView, ready as highlighting } from "./code.js";
 import { directionOf } from "./direction.js";
 import { el } from "./elements.js";
 import { typeset } from "./formulas.js";
+import { load } from "./loading.js";
 
 let markdown, libraries, cuts;
 
 // ready is fulfilled when texts can be shown. The page does not wait for it before it
 // shows the rest.
-export const ready = Promise.all([import("./markdown.js"), import("./lib/markdown.js"), import("./cuts.js"), highlighting])
+export const ready = load(() => [import("./markdown.js"), import("./lib/markdown.js"), import("./cuts.js"), highlighting])
   .then((modules) => { [markdown, libraries, cuts] = modules; });
 
 export const isReady = () => cuts !== undefined;

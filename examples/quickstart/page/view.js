@@ -66,7 +66,11 @@ export class ConversationView {
   // showMore shows as much as the budget allows, the last turns first: they are
   // visible.
   #showMore() {
-    if (!isReady()) return;
+    if (isReady()) this.#showMoreText();
+    this.#page.changed(this);
+  }
+
+  #showMoreText() {
     const end = performance.now() + budget;
     let shown = 0;
     for (const turn of [...this.#shown.values()].reverse()) {
@@ -74,7 +78,6 @@ export class ConversationView {
       if (turn.hasMore) this.#drawSoon();
     }
     this.#pace = shown;
-    this.#page.changed(this);
   }
 
   #shownTurn() {
@@ -118,12 +121,17 @@ function welcome(bot) {
   const text = item.querySelector(".text");
   const show = () => {
     text.replaceChildren();
+    text.classList.remove("as-written");
+    text.removeAttribute("dir");
     const markdown = new MarkdownText(text);
     while (markdown.show(bot.welcome_message) < bot.welcome_message.length);
   };
-  if (isReady()) show();
-  else ready.then(show);
-  text.textContent ||= bot.welcome_message;
+  if (isReady()) {
+    show();
+  } else {
+    showAsWritten(text, bot.welcome_message);
+    ready.then(show);
+  }
   return item;
 }
 
