@@ -312,7 +312,8 @@ func TestFormulas(t *testing.T) {
 	tab.waitForAnswer()
 	tab.wait(`document.querySelectorAll(".assistant .formula .katex").length === 2`)
 	tab.wait(`document.fonts.check("16px KaTeX_Main")`)
-	is.True(strings.Contains(tab.text(".message:last-child .text"), "$\\oops{$")) // as it was written
+	tab.wait(`scroller.scrollHeight - scroller.clientHeight - scroller.scrollTop < 4`) // the end stays in view
+	is.True(strings.Contains(tab.text(".message:last-child .text"), "$\\oops{$"))      // as it was written
 	is.True(evaluate[float64](tab, `document.querySelector(".formula.display .katex-html").getBoundingClientRect().height`) > 30)
 }
 

@@ -15,7 +15,7 @@ const many = 600;
 // A paragraph is cut into pieces of about this many characters, since each of them
 // begins a line.
 const longParagraph = 4096;
-const manyFormulas = 100; // in it: each of them becomes many elements
+const manyFormulas = 50; // in it: each of them becomes many elements, and pieces are short
 
 // cutIn returns the best cut in a text that begins with a prefix, or null: {at, the
 // offset; prefix, of what follows; depth, the number of nested elements that
@@ -143,7 +143,7 @@ const breakAfter = /[\s\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef]/;
 // cutOfInlines cuts the text of a block after a space, if there is one in the second
 // half where both parts show the same as the whole.
 function cutOfInlines({ text: content, start }, lines, offsetOf) {
-  const size = content.slice(0, longParagraph).split(/\$|\\[([]/).length > manyFormulas ? long : longParagraph;
+  const size = content.slice(0, longParagraph).split(/\$|\\[([]/).length > manyFormulas ? long / 2 : longParagraph;
   if (content.length <= size) return null;
   const whole = content.slice(0, size);
   const shown = endings.map((ending) => inlineHTML(whole + ending));

@@ -2,23 +2,34 @@
 
 import { el } from "./elements.js";
 
-// The time for formulas in one frame, in milliseconds.
-const budget = 8;
+// The time for formulas in one frame, in milliseconds: the browser takes several times
+// as long to lay them out.
+const budget = 3;
 
 const waiting = []; // elements
 let katex;
 let isWorking = false;
 
-// typeset shows the formulas of the elements, a few in each frame.
-export function typeset(elements) {
-  for (const element of elements) {
-    if (element.childElementCount === 0) waiting.push(element);
+// typeset shows the formulas in a block when it comes into view.
+export function typeset(block) {
+  if (!block.querySelector(".formula")) return;
+  views.unobserve(block); // so that the observer reports it again
+  views.observe(block);
+}
+
+const views = new IntersectionObserver((entries) => {
+  for (const { isIntersecting, target } of entries) {
+    if (!isIntersecting) continue;
+    views.unobserve(target);
+    for (const element of target.querySelectorAll(".formula")) {
+      if (element.childElementCount === 0) waiting.push(element);
+    }
   }
   if (isWorking || waiting.length === 0) return;
   isWorking = true;
   katex ??= load();
   katex.then(work, () => { waiting.length = 0; }); // without KaTeX, they stay as they were written
-}
+});
 
 async function load() {
   const style = el("link", { rel: "stylesheet", href: new URL("./lib/formulas.css", import.meta.url) });
@@ -47,4 +58,5 @@ function show(katex, element) {
     return;
   }
   element.replaceChildren(holder);
+  element.dispatchEvent(new Event("grown", { bubbles: true })); // for the scroller
 }

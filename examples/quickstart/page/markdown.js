@@ -8,6 +8,7 @@ import { DOMPurify, MarkdownIt, cjkFriendly, footnote } from "./lib/markdown.js"
 // nesting can overload a browser.
 const deepestBlock = 16;
 const deepestInline = 24;
+const deepestPicture = 2; // in the text of another one
 
 // A short line may be a row of many empty cells. A longer table is read in parts,
 // which have fewer cells than that.
@@ -71,6 +72,16 @@ function limit(ruler, name, condition) {
 }
 
 for (const name of ["blockquote", "list", "footnote_def"]) limit(md.block.ruler, name, ({ level }) => level < 2 * deepestBlock);
+
+const { fn: readPicture } = ruleOf(md.inline.ruler, "image");
+md.inline.ruler.at("image", (state, silent) => {
+  const { env } = state;
+  const before = env.pictures ?? 0; // that contain this one
+  env.pictures = before + 1;
+  const isRead = before < deepestPicture && readPicture(state, silent);
+  env.pictures = before;
+  return isRead;
+});
 
 const { fn: readTable, alt: beforeTable } = ruleOf(md.block.ruler, "table");
 md.block.ruler.at("table", (state, line, end, silent) => {

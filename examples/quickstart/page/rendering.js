@@ -32,9 +32,10 @@ const budget = 8;
 // After so many more characters, the page tries again to finish a part of the text.
 const step = 256;
 
-// The number of blocks in an element: a browser looks at all of them when one is
-// added.
+// The number of blocks in an element, in which a part of a very long block counts as
+// several: a browser looks at all of them when one is added.
 const together = 100;
+const longCounts = 10;
 
 // So many mentions of a footnote become buttons.
 const mostMentions = 500;
@@ -44,6 +45,7 @@ const mostMentions = 500;
 export class MarkdownText {
   #element;
   #part; // the element for the next block
+  #room = 0; // in it, in blocks
   #taken = 0; // the number of characters of the text that have been read
   #text = ""; // what has been read and may still change, after the prefix
   #next = 0; // the length of the text that is tried next
@@ -78,7 +80,7 @@ export class MarkdownText {
 
   clear() {
     this.#element.replaceChildren();
-    this.#taken = this.#depth = this.#next = 0;
+    this.#taken = this.#depth = this.#next = this.#room = 0;
     this.#text = this.#prefix = "";
     this.#part = this.#before = this.#code = undefined;
     this.#open = [];
@@ -102,7 +104,7 @@ export class MarkdownText {
     if (lines === undefined) this.#code = undefined;
     else if (last) this.#code = codeView(last.matches("figure") ? last : [...last.querySelectorAll("figure")].at(-1));
     this.#code?.finish(lines);
-    if (depth > 0 && !this.#code) last?.classList.add("cut");
+    if (depth > 0) this.#room -= Math.max(longCounts, last?.querySelectorAll(".formula").length ?? 0) - 1;
     this.#prefix = prefix;
     this.#depth = depth;
     this.#before = last ?? this.#before;
@@ -136,7 +138,8 @@ export class MarkdownText {
   }
 
   #partWithRoom() {
-    if (this.#part?.childElementCount < together) return this.#part;
+    if (this.#room-- > 0) return this.#part;
+    this.#room = together - 1;
     this.#part?.classList.add("cut");
     this.#part = el("div", { class: "part" });
     this.#element.append(this.#part);
@@ -247,7 +250,7 @@ function mayChange(old, fresh) {
 function furnish(element) {
   if (element.matches("figure")) codeView(element);
   element.querySelectorAll("figure").forEach(codeView);
-  typeset(element.querySelectorAll(".formula"));
+  typeset(element);
 }
 
 function mention(element) {

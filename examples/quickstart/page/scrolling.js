@@ -12,6 +12,8 @@ export class Scroller {
     element.addEventListener("scroll", () => this.#scrolled());
     button.addEventListener("click", () => this.toEnd());
     new ResizeObserver(() => this.keepUp()).observe(element);
+    let keeping = 0; // the requested frame
+    element.addEventListener("grown", () => { keeping ||= requestAnimationFrame(() => { keeping = 0; this.keepUp(); }); });
   }
 
   // Only the reader scrolls back: text that arrives makes the content longer, but
