@@ -2,6 +2,7 @@ package botapi_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,10 +11,12 @@ import (
 	"iter"
 	"log"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"example.com/botapi"
@@ -231,53 +234,79 @@ func ExampleRoute() {
 	// {"detail":"Invalid API key"}
 }
 
-// A textFormat streams the text alone, as the inside of a JSON string. A stream in it cannot
-// say that it is incomplete: its connection is aborted.
-type textFormat struct{}
-
-func (textFormat) ContentType() string                             { return "text/plain" }
-func (textFormat) AppendText(dst, text []byte) ([]byte, error)     { return append(dst, text...), nil }
-func (textFormat) AppendKeepAlive(dst []byte) []byte               { return dst }
-func (textFormat) End(context.Context) iter.Seq[[]byte]            { return func(func([]byte) bool) {} }
-func (textFormat) AppendError(dst []byte, _ botapi.Failure) []byte { return dst }
-
-// A chat in another protocol: the body is the prompt, the path names the bot.
-func ExampleChat() {
-	o := newOptions()
-	o.Routes = []botapi.Route{{
-		Patterns: []string{"POST /ask/{bot}"},
-		Serve: func(r *http.Request) (botapi.Response, error) {
-			prompt, err := botapi.ReadBody(r)
-			if err != nil {
-				return nil, err
-			}
-			request := botapi.ChatRequest{Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: prompt}}, Stream: true}
-			return &botapi.Chat{BotSlug: r.PathValue("bot"), Request: request, Stream: textFormat{}}, nil
-		},
-	}}
-	h := botapi.New(o)
-
-	call(h, "POST", "/ask/parrot", "my-key", "hello")
-	call(h, "POST", "/ask/nobody", "my-key", "hello")
-	// Output:
-	// 200
-	// hello
-	// 404
-	// {"detail":"Bot not found"}
-}
-
-// OnRequest is called for every request, also for those that reach no engine.
+// OnRequest is called for every request: what was rejected is counted by account, bot, route
+// and status. None of the labels is a client's choice.
 func ExampleOptions_onRequest() {
+	type rejection struct {
+		account, bot, route string
+		status              int
+	}
+	rejections := make(map[rejection]int) // requests come one by one here: in a service, it needs a mutex
 	o := newOptions()
 	o.OnRequest = func(_ context.Context, r botapi.RequestReport) {
-		fmt.Printf("%s for %q: status %d, error %v\n", r.Route, r.Account, r.Status, r.Err)
+		if r.Status >= 400 {
+			rejections[rejection{r.Account, r.Bot.Slug, r.Route, r.Status}]++
+		}
 	}
+	h := botapi.New(o)
 
-	call(botapi.New(o), "POST", "/v1/chat", "my-key", `{"bot_slug":"nobody","prompt":"hello","stream":false}`)
-	// Unordered output:
-	// POST /v1/chat for "me": status 404, error botapi: bot not found
+	call(h, "POST", "/v1/chat", "my-key", hello)
+	call(h, "POST", "/v1/chat", "guessed", hello)
+	call(h, "POST", "/v1/chat", "my-key", `{"bot_slug":"nobody","prompt":"hello","stream":false}`)
+	call(h, "DELETE", "/v1/bots", "my-key", "")
+	for _, r := range slices.SortedFunc(maps.Keys(rejections), func(a, b rejection) int { return cmp.Compare(a.status, b.status) }) {
+		fmt.Printf("%+v: %d\n", r, rejections[r])
+	}
+	// Output:
+	// 200
+	// {"content":"hello"}
+	// 401
+	// {"detail":"Invalid API key"}
 	// 404
 	// {"detail":"Bot not found"}
+	// 405
+	// {"detail":"Method Not Allowed"}
+	// {account: bot: route:POST /v1/chat status:401}: 1
+	// {account:me bot: route:POST /v1/chat status:404}: 1
+	// {account: bot: route:GET /v1/bots status:405}: 1
+}
+
+// At its limit, a chat of a customer who pays waits for room, and every other one is
+// rejected with a text of its own.
+func ExampleOptions_maxWaiting() {
+	o := newOptions()
+	o.MaxConcurrentChats = 1
+	o.MaxWaiting, o.MaxWait = 100, 20*time.Second
+	o.Keys = botapi.StaticKeys(map[string]string{"my-key": "paying", "other-key": "trial"})
+	o.OnLimit = func(_ context.Context, l botapi.Limit) (*botapi.Slot, error) {
+		if l.Account == "paying" {
+			return nil, nil // it waits
+		}
+		return nil, botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "Come back later, or subscribe", RetryAfter: time.Minute}
+	}
+	began, finish := make(chan struct{}, 2), make(chan struct{}, 2)
+	o.Engine = botapi.CallbackEngine(func(_ context.Context, _ *botapi.ChatRequest, emit func(string) error) error {
+		began <- struct{}{}
+		<-finish
+		return emit("done")
+	})
+	h := botapi.New(o)
+
+	var first sync.WaitGroup
+	first.Go(func() { call(h, "POST", "/v1/chat", "my-key", hello) })
+	<-began
+	call(h, "POST", "/v1/chat", "other-key", hello)
+	finish <- struct{}{}
+	finish <- struct{}{}
+	call(h, "POST", "/v1/chat", "my-key", hello)
+	first.Wait()
+	// Unordered output:
+	// 503
+	// {"detail":"Come back later, or subscribe"}
+	// 200
+	// {"content":"done"}
+	// 200
+	// {"content":"done"}
 }
 
 // An engine holds the slot of its chat for work that goes on without it; a later chat of the
@@ -476,6 +505,34 @@ func ExampleAccountFrom() {
 	// Output:
 	// 200
 	// {"content":"Hello, me"}
+}
+
+// An engine notes token counts for OnChat, and tells the client, as long as the response has
+// not begun: a JSON response begins when the answer is complete.
+func ExampleRequestFrom() {
+	type tokensKey struct{}
+	o := newOptions()
+	o.Engine = botapi.CallbackEngine(func(ctx context.Context, req *botapi.ChatRequest, emit func(string) error) error {
+		request := botapi.RequestFrom(ctx)
+		if err := emit("Hello, " + request.Header().Get("X-User-Name")); err != nil {
+			return err
+		}
+		request.SetValue(tokensKey{}, 7)
+		request.SetHeader("X-Tokens", "7") // false, and without effect, in a stream
+		return nil
+	})
+	o.OnChat = func(ctx context.Context, r botapi.ChatReport) {
+		fmt.Println(r.Account, "used", botapi.RequestFrom(ctx).Value(tokensKey{}), "tokens")
+	}
+	recorder := httptest.NewRecorder()
+	request := httptest.NewRequest("POST", "/v1/chat", strings.NewReader(hello))
+	request.Header.Set("Authorization", "Bearer my-key")
+	request.Header.Set("X-User-Name", "Ada")
+	botapi.New(o).ServeHTTP(recorder, request)
+	fmt.Println(recorder.Header().Get("X-Tokens"), recorder.Body)
+	// Output:
+	// me used 7 tokens
+	// 7 {"content":"Hello, Ada"}
 }
 
 // An engine passes the request id on to the services that it calls, so that one id finds
