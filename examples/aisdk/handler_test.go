@@ -154,8 +154,11 @@ func TestWritesAreTranslatedOneByOne(t *testing.T) {
 	for i := range many {
 		many[i] = "word "
 	}
-	writes, _ := count(newHandler(t, says(nil, many...), aisdk.Options{}), "/api/chat?bot=mira", ask)
-	is.True(writes < 1_000) // fragments that are ready together
+	url := serve(t, newHandler(t, says(nil, many...), aisdk.Options{}))
+	_, text, err := call(t, "POST", url+"/api/chat?bot=mira", ask)
+	is.NoErr(err)
+	is.Equal(readAnswer(t, text).text, strings.Join(many, ""))
+	is.True(strings.Count(text, "text-delta") < 1_000) // fragments that are ready together
 }
 
 // TestRequests sends bodies to a bot that says what it was asked.
@@ -223,9 +226,10 @@ func TestRequests(t *testing.T) {
 			200, "mira|user:Hi|user:Hi"},
 		"a file before its role":                 {"?bot=mira", `{"messages":[{"parts":[{"type":"file"}],"role":"user"}]}`, 400, "Bots read text only: please remove the file"},
 		"an assistant's file before its role":    {"?bot=mira", `{"messages":[{"parts":[{"type":"file"},{"type":"text","text":"a"}],"role":"assistant"},` + user + `]}`, 200, "mira|assistant:a|user:Hi"},
-		"the last of each repeated field":        {"?bot=mira", `{"messages":[` + user + `],"user_id":"u1","messages":[{"parts":[{"type":"file"}],"role":"user","parts":[{"type":"text","text":"a","text":"b"}]}],"user_id":7}`, 200, "mira|user:b|by 7"},
+		"the last of each repeated field":        {"?bot=mira", `{"messages":[` + user + `],"user_id":"u1","messages":[{"parts":[{"type":"text","text":"x"},{"type":"file"}],"role":"user","parts":[{"type":"text","text":"a","text":"b"}]}],"user_id":7}`, 200, "mira|user:b|by 7"},
 		"a text of a data part":                  {"?bot=mira", `{"messages":[{"role":"assistant","parts":[{"type":"data-x","text":{}},{"type":"text","text":"a"}]},` + user + `]}`, 200, "mira|assistant:a|user:Hi"},
 		"a part without a text, of an assistant": {"?bot=mira", `{"messages":[{"role":"assistant","parts":[{"type":"text","text":1}]}]}`, 400, "messages[0].parts[0] must have a text"},
+		"parts that are null":                    {"?bot=mira", `{"messages":[{"role":"user","parts":null}]}`, 400, "messages[0] must have a role and parts"},
 		"no role":                                {"?bot=mira", `{"messages":[{"parts":[]}]}`, 400, "messages[0] must have a role and parts"},
 		"parts of a text":                        {"?bot=mira", `{"messages":[{"role":"user","parts":"Hi"}]}`, 400, "messages[0].parts must be a list"},
 		"a fraction as user_id":                  {"?bot=mira", `{"messages":[` + user + `],"user_id":1.5}`, 400, "user_id must be a string"},
@@ -316,7 +320,7 @@ func TestLateProblems(t *testing.T) {
 	is.Equal([]string{a.text, a.failure}, []string{"Good ", "messages.3: too long\ntoo old"})
 }
 
-// A long end is written in chunks, of which each has its own time.
+// Long metadata is written in chunks, of which each has its own time.
 func TestLongMetadata(t *testing.T) {
 	is := is.New(t)
 	long := strings.Repeat("a", 300<<10)

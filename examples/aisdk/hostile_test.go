@@ -289,29 +289,32 @@ func TestMemoryOfBody(t *testing.T) {
 	for name, c := range map[string]struct {
 		body   string
 		status int
-		most   uint64 // times the body
+		most   float64 // times the body
 	}{
-		"objects that are no messages": {fill(`{"messages":[`, `{"":1},`, `{}]}`), 400, 3},
-		"numbers that are no messages": {fill(`{"messages":[`, `1,`, `1]}`), 400, 3},
-		"parts without a type":         {fill(`{"messages":[{"role":"user","parts":[`, `{},`, `{}]}]}`), 400, 3},
-		"parts of the assistant only":  {fill(`{"messages":[{"parts":[`, `{"type":"x"},`, `{"type":"x"}],"role":"user"}]}`), 400, 9},
-		"empty messages":               {fill(`{"messages":[`, `{"role":"assistant","parts":[]},`, `{"role":"assistant","parts":[]}]}`), 400, 9},
-		"small messages":               {fill(`{"messages":[`, `{"role":"user","parts":[]},`, `{"role":"user","parts":[]}]}`), 404, 16},
-		"a message of small parts":     {fill(`{"messages":[{"role":"user","parts":[`, `{"type":"text","text":"a"},`, `{"type":"text","text":"a"}]}]}`), 404, 16},
-		"values for the engine":        {fill(strings.TrimSuffix(ask, "}")+`,"x":[`, `{"":1},`, `1]}`), 404, 3},
-		"fields for the engine":        {fill(strings.TrimSuffix(ask, "}"), `,"":1`, `}`), 404, 3},
+		"objects that are no messages":  {fill(`{"messages":[`, `{"":1},`, `{}]}`), 400, 1.5},
+		"numbers that are no messages":  {fill(`{"messages":[`, `1,`, `1]}`), 400, 1.5},
+		"parts without a type":          {fill(`{"messages":[{"role":"user","parts":[`, `{},`, `{}]}]}`), 400, 1.5},
+		"parts of the assistant only":   {fill(`{"messages":[{"parts":[`, `{"type":"x"},`, `{"type":"x"}],"role":"user"}]}`), 400, 9},
+		"parts that a user cannot have": {fill(`{"messages":[{"role":"user","parts":[`, `{"type":"x"},`, `{"type":"x"}]}]}`), 400, 1.5},
+		"empty messages":                {fill(`{"messages":[`, `{"role":"assistant","parts":[]},`, `{"role":"assistant","parts":[]}]}`), 400, 9},
+		"small messages":                {fill(`{"messages":[`, `{"role":"user","parts":[]},`, `{"role":"user","parts":[]}]}`), 404, 16},
+		"a message of small parts":      {fill(`{"messages":[{"role":"user","parts":[`, `{"type":"text","text":"a"},`, `{"type":"text","text":"a"}]}]}`), 404, 16},
+		"values for the engine":         {fill(strings.TrimSuffix(ask, "}")+`,"x":[`, `{"":1},`, `1]}`), 404, 1.5},
+		"fields for the engine":         {fill(strings.TrimSuffix(ask, "}"), `,"":1`, `}`), 404, 1.5},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
 			h := newHandler(t, says(nil, "Hi"), aisdk.Options{})
-			w := httptest.NewRecorder()
-			r := request(t, "POST", "/api/chat?bot=nobody", c.body)
 			var before, after runtime.MemStats
-			runtime.ReadMemStats(&before)
-			h.ServeHTTP(w, r)
-			runtime.ReadMemStats(&after)
-			is.Equal(w.Code, c.status)
-			is.True(after.TotalAlloc-before.TotalAlloc < c.most<<20)
+			for range 2 { // at first, other memory is allocated, too
+				w := httptest.NewRecorder()
+				r := request(t, "POST", "/api/chat?bot=nobody", c.body)
+				runtime.ReadMemStats(&before)
+				h.ServeHTTP(w, r)
+				runtime.ReadMemStats(&after)
+				is.Equal(w.Code, c.status)
+			}
+			is.True(float64(after.TotalAlloc-before.TotalAlloc) < c.most*(1<<20))
 		})
 	}
 }

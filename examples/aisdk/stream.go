@@ -60,7 +60,7 @@ func (s *stream) End(ctx context.Context) iter.Seq[[]byte] {
 	if s.options.Metadata != nil {
 		finish.MessageMetadata = s.options.Metadata(ctx)
 	}
-	return slices.Chunk(append(appendPart(end, finish), "data: [DONE]\n\n"...), 64<<10)
+	return slices.Values([][]byte{append(appendPart(end, finish), "data: [DONE]\n\n"...)})
 }
 
 // reasons are those that the AI SDK knows and a bot can have, other than "stop".
