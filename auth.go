@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -38,7 +39,7 @@ type KeyVerifier interface {
 	//   - any other, and a panic: as under Errors in the package's documentation.
 	//
 	// The first two may be wrapped. If the text of the error contains the key, as it
-	// is, query-escaped or path-escaped, the text is not logged.
+	// is, quoted as by %q, query-escaped or path-escaped, the text is not logged.
 	VerifyKey(ctx context.Context, key string) (account string, err error)
 }
 
@@ -93,13 +94,14 @@ func BearerKey(header http.Header) string {
 	return strings.TrimLeft(key, " ")
 }
 
-// quotesKey reports whether a text contains the key, as it is, query-escaped or
+// quotesKey reports whether a text contains the key, as it is, quoted, query-escaped or
 // path-escaped. The first bytes of a long key are enough: escaping it would multiply what a
 // client has sent.
 func quotesKey(text, key string) bool {
 	start := key[:min(len(key), 64)]
 	path := url.URL{Path: start} // as errors of net/http have it, with its slashes
-	for _, spelling := range [...]string{start, url.QueryEscape(start), url.PathEscape(start), path.EscapedPath()} {
+	quoted := strconv.Quote(start)
+	for _, spelling := range [...]string{start, quoted[1 : len(quoted)-1], url.QueryEscape(start), url.PathEscape(start), path.EscapedPath()} {
 		if strings.Contains(text, spelling) {
 			return true
 		}
@@ -154,7 +156,7 @@ func requestOf(ctx context.Context) *requestContext {
 	if c, ok := ctx.Value(requestContextKey{}).(*requestContext); ok {
 		return c
 	}
-	return &requestContext{request: &Request{exchange: &nowhere, begun: true}}
+	return &requestContext{request: &Request{exchange: &nowhere, committed: true}}
 }
 
 // nowhere is the exchange of a context without a request.
@@ -166,11 +168,11 @@ var nowhere = exchange{handler: new(handler), r: &http.Request{Header: http.Head
 type Request struct {
 	exchange *exchange // only what newExchange has set is used
 
-	mu      sync.Mutex
-	begun   bool              // the response
-	headers map[string]string // of the response; "" to delete one
-	values  map[any]any
-	slot    *Slot
+	mu        sync.Mutex
+	committed bool              // the sending of the head has begun
+	headers   map[string]string // of the response; "" to delete one
+	values    map[any]any
+	slot      *Slot
 }
 
 // Header returns the headers of the request. They must not be changed.
@@ -184,18 +186,18 @@ func (r *Request) Method() string { return r.exchange.r.Method }
 func (r *Request) Path() string { return r.exchange.r.URL.Path }
 
 // SetHeader sets a header of the response, if its status is a 2xx; an empty value deletes
-// one, also of middleware's. It returns false, and does nothing, once the sending of the response
+// one, also of middleware's. It returns false, and does nothing, once the sending of any response
 // has begun, for a name or a value that is not valid, and for headers that are the handler's:
-// Content-*, X-Request-Id, and those of the connection.
+// Content-*, Cache-Control, X-Accel-Buffering, X-Request-Id, Date, and those of the connection.
 func (r *Request) SetHeader(name, value string) bool {
 	name = http.CanonicalHeaderKey(name)
 	isValid := name != "" && !strings.ContainsFunc(name, isNoToken) && !strings.ContainsFunc(value, unicode.IsControl)
-	if !isValid || strings.HasPrefix(name, "Content-") || name == "X-Request-Id" || name == "Date" || isHopByHop(name) {
+	if !isValid || isOfHandler(name) || isHopByHop(name) {
 		return false
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.begun {
+	if r.committed {
 		return false
 	}
 	if r.headers == nil {
@@ -209,11 +211,23 @@ func isNoToken(c rune) bool {
 	return c <= ' ' || c >= 0x7F || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, c)
 }
 
-// begin sets the headers of the application. Later ones are too late.
-func (r *Request) begin(header http.Header) {
+func isOfHandler(name string) bool {
+	switch name {
+	case "Cache-Control", "X-Accel-Buffering", "X-Request-Id", "Date":
+		return true
+	}
+	return strings.HasPrefix(name, "Content-")
+}
+
+// commit sets the headers of the application, if the response is a success. Later ones are
+// too late.
+func (r *Request) commit(header http.Header, status int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.begun = true
+	r.committed = true
+	if status >= 300 {
+		return
+	}
 	for name, value := range r.headers {
 		if value == "" {
 			header.Del(name)
@@ -223,10 +237,10 @@ func (r *Request) begin(header http.Header) {
 	}
 }
 
-func (r *Request) hasBegun() bool {
+func (r *Request) isCommitted() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.begun
+	return r.committed
 }
 
 // SetValue notes a value under a key, as a context has keys, for whatever comes later in the

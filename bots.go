@@ -30,10 +30,10 @@ func (x *exchange) listBots() (Response, error) {
 	if check {
 		x.warnOfUnreachable(bots)
 	}
-	if matchesETag(x.r.Header["If-None-Match"], list.header.Get("ETag")) {
-		return Reply{Status: http.StatusNotModified, Header: list.header, free: list.free}, nil
+	if matchesETag(x.r.Header["If-None-Match"], list.etag) {
+		return list.notModified, nil
 	}
-	return Reply{Header: list.header, Body: list.body, free: list.free}, nil
+	return list.reply, nil
 }
 
 // matchesETag is the weak comparison that RFC 9110 prescribes for If-None-Match.
@@ -84,12 +84,14 @@ type listing struct {
 	warned   atomic.Bool            // of a bot that requests cannot reach
 }
 
+// An encodedBots is not modified any longer once it is cached, when it is shared with other
+// requests.
 type encodedBots struct {
-	bots   []Bot // not modified by anybody: a copy, if the store may reuse its slice; nil unless cached
-	body   []byte
-	header http.Header // with the ETag of the body
+	bots []Bot // not modified by anybody: a copy, if the store may reuse its slice; nil unless cached
+	body []byte
+	etag string
 
-	cached bool // shared with other requests, and no longer modified
+	reply, notModified Response
 }
 
 // encode also says whether to check the bots: those of the first list, and of a list that is
@@ -101,16 +103,25 @@ func (l *listing) encode(bots []Bot, fixed bool) (list *encodedBots, check bool)
 	list = encodedLists.Get().(*encodedBots)
 	list.body = appendBots(list.body[:0], bots)
 	etag := newETag(list.body)
-	list.header = http.Header{"Etag": {etag}, "Cache-Control": {"private, no-cache"}}
-	if last := l.lastETag.Swap(&etag); last == nil || *last != etag {
+	list.etag = etag
+	last := l.lastETag.Swap(&etag)
+	if last == nil || *last != etag {
+		list.setReplies(list.free)
 		return list, last == nil
 	}
-	list.bots, list.cached = bots, true
+	list.setReplies(nil)
+	list.bots = bots
 	if !fixed {
 		list.bots = slices.Clone(bots)
 	}
 	l.repeated.Store(list)
 	return list, true
+}
+
+func (list *encodedBots) setReplies(free func(sent bool)) {
+	header := http.Header{"Etag": {list.etag}, "Cache-Control": {"private, no-cache"}}
+	list.reply = Reply{Header: header, Body: list.body, free: free}
+	list.notModified = Reply{Status: http.StatusNotModified, Header: header, free: free}
 }
 
 // warnOfUnreachable logs, once for each handler, that a request for a listed bot cannot
@@ -152,7 +163,7 @@ var encodedLists = sync.Pool{New: func() any { return new(encodedBots) }}
 
 // free drops a list whose write has failed: on HTTP/2, net/http may still read it.
 func (list *encodedBots) free(sent bool) {
-	if sent && !list.cached {
+	if sent {
 		encodedLists.Put(list)
 	}
 }
@@ -210,9 +221,7 @@ func (x *exchange) reply(r Reply) *ending {
 
 // setHeader sets the header of a response, except for what is the handler's.
 func (x *exchange) setHeader(to, header http.Header, status, length int) {
-	if status < 300 {
-		x.request.begin(to)
-	}
+	x.request.commit(to, status)
 	for name, values := range header {
 		name = http.CanonicalHeaderKey(name)
 		if name != "X-Request-Id" && name != "Content-Length" && !isHopByHop(name) {

@@ -214,6 +214,7 @@ type chat struct {
 	// Owned by the handler's goroutine.
 	report         *ChatReport // nil if there is no OnChat
 	status         int         // of the response that was begun; 0 if none was
+	committed      bool        // the response is the answer, or its beginning
 	errorEventSent bool
 }
 
@@ -317,6 +318,7 @@ func (c *chat) run() {
 // incomplete.
 func (c *chat) endAbruptly() {
 	c.stop(abruptEnd)
+	<-c.stopped // another call of stop may have come first
 	c.call.cancel(abruptEnd.err)
 	c.exchange.conn.Interrupt()
 	c.answer.close()
@@ -384,20 +386,20 @@ func (c *chat) finish() {
 	if c.ending.kind == kindClientDisconnected {
 		x.conn.Interrupt() // any other ending leaves the write in progress its time, so that the error event can follow
 	}
-	committed := c.answer.close()
+	c.committed = c.answer.close()
 	if c.ending.isComplete() {
 		c.complete()
-		committed = committed || x.request.hasBegun()
+		c.committed = c.committed || x.request.isCommitted()
 	}
 	switch {
-	case c.ending.isComplete():
-		c.status = http.StatusOK
-	case committed:
-		c.status = http.StatusOK
-		c.abort(deadline)
-	default:
+	case !c.committed:
 		x.writeError(c.ending)
 		c.status = x.status
+	case c.ending.isComplete():
+		c.status = http.StatusOK
+	default:
+		c.status = http.StatusOK
+		c.abort(deadline)
 	}
 	if x.conn.CannotFlush {
 		x.handler.log(x.ctx, slog.LevelWarn, "the ResponseWriter cannot flush: the stream is not sent before the handler returns")
@@ -433,7 +435,7 @@ func (c *chat) sendReport() {
 		return
 	}
 	c.report.Status, c.report.Err = c.status, c.ending.cause()
-	if c.status == http.StatusOK {
+	if c.committed {
 		c.report.Fragments, c.report.Bytes = c.answer.figures()
 	}
 	if at, isSet := c.firstText.Get(); isSet {
@@ -492,7 +494,7 @@ func (c *chat) fragment(text string) (more bool) {
 	return c.answer.fragment(text)
 }
 
-func (c *chat) beginResponse(header http.Header) { c.exchange.request.begin(header) }
+func (c *chat) commit(header http.Header) { c.exchange.request.commit(header, http.StatusOK) }
 
 func (c *chat) streamFailed(failed *ending) { c.stop(failed) }
 

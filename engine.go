@@ -428,7 +428,8 @@ type Limit struct {
 }
 
 // Request returns the request of the chat, with its Extra, which may be many times as large
-// as its part of the body. It must not be changed. Each call reads Extra again.
+// as its part of the body. It must not be changed, and Request must not be called when OnLimit
+// has returned. Each call reads Extra again.
 func (l Limit) Request() *ChatRequest {
 	request := *l.request
 	if l.extra != nil {

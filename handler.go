@@ -76,13 +76,13 @@ type Options struct {
 	// Zero or negative means DefaultMaxBodyBytes.
 	MaxBodyBytes int64
 
-	// MaxConcurrentChats bounds the chats in progress; one more is immediately
-	// rejected with a 503. A chat is in progress until its engine has returned and its
+	// MaxConcurrentChats bounds the chats in progress; one more is rejected with a 503,
+	// immediately unless OnLimit or MaxWaiting says otherwise. A chat is in progress until its engine has returned and its
 	// answer has been sent. Zero or negative means no limit.
 	MaxConcurrentChats int64
 
-	// MaxChatsPerAccount bounds the chats in progress for one account; one more is
-	// immediately rejected with a 429. Zero or negative means no limit.
+	// MaxChatsPerAccount bounds the chats in progress for one account; one more is rejected
+	// with a 429, as under MaxConcurrentChats. Zero or negative means no limit.
 	MaxChatsPerAccount int64
 
 	// ChatTimeout bounds one complete answer, from the call of the engine until the
@@ -151,7 +151,8 @@ type Options struct {
 
 	// OnRequest, if not nil, is called once for each request when its response has ended,
 	// after OnChat if the request was a chat that reached its engine. What was said of OnChat's
-	// context, concurrency and panics is true of it.
+	// context, concurrency and panics is true of it. Neither is called if application code
+	// ends the request's goroutine with runtime.Goexit.
 	OnRequest func(context.Context, RequestReport)
 }
 
@@ -240,14 +241,15 @@ type Route struct {
 	//
 	// The request is a copy. Its context is the one that stores get, and its body has at most
 	// MaxBodyBytes: an error of the body, returned wrapped or not, is a 413, 408 or 400.
-	// [ReadBody] reads it as the API does. What Serve does not read of a body is discarded
-	// before a chat begins: if it does not come within 5 seconds, or is more than 4 MiB, that
-	// is a 408 or 413. Serve must not write: the handler does, when Serve has returned.
+	// [ReadBody] reads it as the API does. What Serve does not read of a body is, on HTTP/1,
+	// discarded before a chat begins: if it does not come within 5 seconds, or is more than
+	// 4 MiB, that is a 408 or 413. Serve must not write: the handler does, when Serve has returned.
 	Serve func(r *http.Request) (Response, error)
 
 	// Errors makes the response to a request of this route that was rejected or has
 	// failed, its 401 and 405 included; nil means the API's own form. The Reply may have
-	// another status; 0 means that of the Failure. The handler adds WWW-Authenticate, Allow
+	// another status; 0 means that of the Failure, and a zero Reply the API's own form. The
+	// handler adds WWW-Authenticate, Allow
 	// and Retry-After where the status asks for them. It is called at most once for a
 	// request, without a lock; after a panic, the API's own form is sent.
 	Errors func(ctx context.Context, f Failure) Reply
@@ -749,9 +751,9 @@ func (e *ending) isLimit() bool {
 	return !e.hasCause && (e.response.RetryAfter > 0 || e.response.Status == http.StatusRequestEntityTooLarge)
 }
 
-// level says how an ending is logged, if at all. committed is whether the client has been
-// told otherwise, or in an event only.
-func (e *ending) level(committed bool) (level slog.Level, logged bool) {
+// level says how an ending is logged, if at all. aborts is whether the connection is aborted:
+// the client gets no error response.
+func (e *ending) level(aborts bool) (level slog.Level, logged bool) {
 	switch {
 	case e.isOfClient(): // there is nobody to tell; a panic of the ResponseWriter is a defect
 		return slog.LevelError, e.stack != nil
@@ -762,7 +764,7 @@ func (e *ending) level(committed bool) (level slog.Level, logged bool) {
 	case e.response.Status >= 500:
 		return slog.LevelError, true
 	}
-	return slog.LevelInfo, committed || e.hasCause
+	return slog.LevelInfo, aborts || e.hasCause
 }
 
 // sendable returns e with a text and an error status, and without its Err. hasCause is
@@ -848,8 +850,8 @@ func (e *ending) body() []byte {
 	return append(jsontext.AppendString([]byte(`{"detail":`), e.response.Detail), '}')
 }
 
-func (x *exchange) logEnding(end *ending, committed bool) {
-	level, logged := end.level(committed)
+func (x *exchange) logEnding(end *ending, aborts bool) {
+	level, logged := end.level(aborts)
 	if !logged {
 		return
 	}
@@ -857,7 +859,7 @@ func (x *exchange) logEnding(end *ending, committed bool) {
 	switch h := x.handler; {
 	case !end.tellsClient():
 		h.log(x.ctx, level, "the ResponseWriter panicked", attributes...)
-	case committed:
+	case aborts:
 		h.log(x.ctx, level, "answer aborted", attributes...)
 	case level == slog.LevelError:
 		h.log(x.ctx, level, "request failed", attributes...)

@@ -131,6 +131,31 @@ func TestReportOfUnsentFragments(t *testing.T) {
 	})
 }
 
+// An error response is no answer, even if its form has the status of one.
+func TestReportOfAnErrorThatLooksLikeAnAnswer(t *testing.T) {
+	for _, stream := range []bool{false, true} {
+		is := is.New(t)
+		o := testOptions(t, t.Output())
+		route := chatRoute(func(_ *http.Request, c *Chat) {
+			c.JSON = func(context.Context) (before, after []byte, err error) { return nil, nil, errBroken }
+		})
+		route.Errors = func(context.Context, Failure) Reply { return Reply{Status: 200, Body: []byte("sorry")} }
+		o.Routes = []Route{route}
+		o.Engine = fragmentsOf("a text")
+		if stream {
+			o.Engine = engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) { yield("", errBroken) })
+		}
+		var report ChatReport
+		o.OnChat = func(_ context.Context, r ChatReport) { report = r }
+		got := record(New(o), newRequest("POST", routePath, strings.NewReader(chatBodyJSON("hi", stream))))
+		is.Equal(fmt.Sprint(got.Code, " ", got.Body), "200 sorry")
+		is.Equal(report.Status, 200)
+		is.Equal(report.Bytes, int64(0))
+		is.Equal(report.Fragments, 0)
+		is.True(errors.Is(report.Err, errBroken))
+	}
+}
+
 func TestOnChatPanics(t *testing.T) {
 	for _, v := range []any{"the meter is broken", http.ErrAbortHandler} {
 		inEachWay(t, fmt.Sprint(v), func(t *testing.T, w way) {

@@ -63,8 +63,12 @@ const (
 	// endRoom is what a write leaves for the end of a complete answer: the event of a
 	// character that is still incomplete, and the terminator.
 	endRoom = 64
-	// maxQueued bounds the text of a queue, with what its events take beside it.
-	maxQueued = maxWrite - maxEvent - endRoom
+	// fullBatch is how long the events of a write are when there is no room for another
+	// event and the end of an answer.
+	fullBatch = maxWrite - maxEvent - endRoom
+	// maxQueued bounds the text of a queue, with what its events take beside it: it fits in
+	// one write.
+	maxQueued = fullBatch
 
 	eventStart = `data: {"content":"`
 	eventEnd   = "\"}\n\n"
@@ -164,8 +168,8 @@ const (
 // A streamOwner is told what happens to its stream. Its methods do not block, and do not use
 // the stream.
 type streamOwner interface {
-	// beginResponse adds headers when the head is about to be sent.
-	beginResponse(header http.Header)
+	// commit adds headers when the head is about to be sent.
+	commit(header http.Header)
 
 	// streamFailed is called at most once, when a write or the format fails before close
 	// has returned. The stream's lock is held.
@@ -303,7 +307,7 @@ var formatExited = failureOf(errors.New("the format of a stream ended its gorout
 func (s *stream) formatUnlocked(b *batch, add func(*stream, *batch) error) *ending {
 	s.mu.Unlock()
 	defer s.mu.Lock()
-	return s.formatting(func() error { return add(s, b) })
+	return s.callFormat(func() error { return add(s, b) })
 }
 
 func (s *stream) writeUnlocked(b *batch) *ending {
@@ -315,11 +319,12 @@ func (s *stream) writeUnlocked(b *batch) *ending {
 	return s.write(b.data, 0)
 }
 
-// formatting calls the format, by way of call. After a failure, it is not called again.
-func (s *stream) formatting(call func() error) *ending {
+// callFormat calls a method of the format, by way of call. After a failure, no method is
+// called again.
+func (s *stream) callFormat(call func() error) *ending {
 	s.formatFailed = true // unless call returns
 	err := panics.Catch("formatting a stream", call)
-	s.formatFailed = err != nil // call may have called formatting, for the first write
+	s.formatFailed = err != nil // call may have called callFormat, for the first write
 	if err != nil {
 		return failureOf(err)
 	}
@@ -381,7 +386,7 @@ const maxRune = 12
 func (s *stream) write(events []byte, deadline time.Duration) *ending {
 	contentType := ""
 	if !s.committed {
-		if failed := s.formatting(func() error { contentType = s.format.ContentType(); return nil }); failed != nil {
+		if failed := s.callFormat(func() error { contentType = s.format.ContentType(); return nil }); failed != nil {
 			return failed
 		}
 	}
@@ -394,7 +399,7 @@ func (s *stream) writeEvents(w http.ResponseWriter, contentType string, events [
 	if !s.committed {
 		s.committed = true
 		header := w.Header()
-		s.owner.beginResponse(header)
+		s.owner.commit(header)
 		header.Set("Content-Type", contentType)
 		header.Set("Cache-Control", "no-cache, no-transform")
 		header.Set("X-Accel-Buffering", "no")
@@ -458,7 +463,7 @@ func (s *stream) complete(ctx context.Context) *ending {
 	if failed != nil {
 		return failed
 	}
-	failed = s.formatting(func() (err error) {
+	failed = s.callFormat(func() (err error) {
 		if s.encoder.Holds() {
 			b.inside = s.encoder.AppendHeld(b.inside[:0])
 			if b.data, err = s.format.AppendText(b.data, b.inside); err != nil {
@@ -491,7 +496,7 @@ func (s *stream) writeTexts(atMost int, deadline time.Duration) (*batch, *ending
 			b = newBatch()
 			continue
 		}
-		if failed := s.formatting(func() error { return s.addEvent(b) }); failed != nil {
+		if failed := s.callFormat(func() error { return s.addEvent(b) }); failed != nil {
 			return nil, failed
 		}
 	}
@@ -530,7 +535,7 @@ func (s *stream) sendError(f *Failure, deadline time.Duration) (sent bool, faile
 	}
 	b, failed := s.writeTexts(maxQueued+maxEvent, deadline) // what fragment has accepted
 	if failed == nil && f != nil {
-		failed = s.formatting(func() error { b.data = s.format.AppendError(b.data, *f); return nil })
+		failed = s.callFormat(func() error { b.data = s.format.AppendError(b.data, *f); return nil })
 	}
 	if failed == nil {
 		failed = s.flush(b, deadline)
@@ -581,8 +586,7 @@ func (b *batch) free() {
 	}
 }
 
-// isFull reports whether there is no room for another event and the end of an answer.
-func (b *batch) isFull() bool { return len(b.data) > maxQueued }
+func (b *batch) isFull() bool { return len(b.data) > fullBatch }
 
 // grow makes room for one event; append could make the batch larger than maxWrite.
 func (b *batch) grow() {
