@@ -222,13 +222,18 @@ func (x *exchange) reply(r Reply) *ending {
 // setHeader sets the header of a response, except for what is the handler's.
 func (x *exchange) setHeader(to, header http.Header, status, length int) {
 	x.request.commit(to, status)
+	hasType := length == 0
 	for name, values := range header {
 		name = http.CanonicalHeaderKey(name)
-		if name != "X-Request-Id" && name != "Content-Length" && !isHopByHop(name) {
-			to[name] = slices.Clip(values) // middleware may append to it
+		switch {
+		case name == "X-Request-Id", name == "Content-Length", isHopByHop(name):
+			continue
+		case name == "Content-Type":
+			hasType = hasType || len(values) > 0
 		}
+		to[name] = slices.Clip(values) // middleware may append to it
 	}
-	if length > 0 && len(header["Content-Type"]) == 0 {
+	if !hasType {
 		to["Content-Type"] = []string{"application/json"}
 	}
 	if hasBody(status) {

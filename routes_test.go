@@ -254,6 +254,18 @@ func TestReplyHeadersAreNotChanged(t *testing.T) {
 	}
 }
 
+// The names of a Reply's headers may be written in any case.
+func TestReplyHeaderNames(t *testing.T) {
+	is := is.New(t)
+	o := testOptions(t, t.Output())
+	o.Routes = []Route{{Patterns: []string{"GET " + routePath}, Serve: func(*http.Request) (Response, error) {
+		return Reply{Header: http.Header{"content-type": {"text/plain"}, "x-request-id": {"another"}}, Body: []byte("hi")}, nil
+	}}}
+	got := record(New(o), newRequest("GET", routePath, nil, "X-Request-Id", "r-1"))
+	is.Equal(got.Header()["Content-Type"], []string{"text/plain"})
+	is.Equal(got.Header()["X-Request-Id"], []string{"r-1"})
+}
+
 // routesOfTests are served beside the API. Each replies with its name and the values of its
 // path, as text; the chat's name is its bot's.
 func routesOfTests() []Route {
