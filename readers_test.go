@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/matryer/is"
+
+	"example.com/botapi/internal/doctest"
 )
 
 // TestDocumentedReaders makes each reader of docs/wire.md read real streams: a complete one
@@ -79,20 +81,20 @@ func main() {
 			_ = yield("", StatusError{Status: 429, Detail: "It is tired", RetryAfter: 2 * time.Second})
 		}), "", "It is tired"},
 	}
-	for _, block := range blocksOf(readDocument(t, "docs/wire.md")) {
-		program, isReader := programs[block.language]
+	for _, block := range doctest.Blocks(readDocument(t, "docs/wire.md")) {
+		program, isReader := programs[block.Language]
 		if !isReader {
 			continue
 		}
-		delete(programs, block.language)
+		delete(programs, block.Language)
 		directory := t.TempDir()
-		text := block.text + program.after
-		if block.language == "go" {
-			text = "package main\n\nimport \"os\"\n\n" + importsOf(text) + text
+		text := block.Text + program.after
+		if block.Language == "go" {
+			text = "package main\n\nimport \"os\"\n\n" + doctest.Imports(text) + text
 		}
 		is.New(t).NoErr(os.WriteFile(filepath.Join(directory, program.run[len(program.run)-1]), []byte(text), 0o600))
 		for name, stream := range streams {
-			t.Run(block.language+" "+name, func(t *testing.T) {
+			t.Run(block.Language+" "+name, func(t *testing.T) {
 				is := is.New(t)
 				if _, err := exec.LookPath(program.run[0]); err != nil {
 					t.Skip(program.run[0], " is not installed")

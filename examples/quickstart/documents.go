@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/sha256"
-	_ "embed"
 	"fmt"
 	"net/http"
 	"regexp"
@@ -13,14 +12,32 @@ import (
 	"example.com/botapi/examples/quickstart/guide"
 )
 
-// llms lists the documents for coding assistants, in the form of llmstxt.org.
-//
-//go:embed llms.txt
-var llms string
+// llms lists the documents for coding assistants, in the form of llmstxt.org: by their own
+// titles and headings.
+func llms() string {
+	return `# botapi
+
+> botapi is a Go package: ` + "`botapi.New(Options)` returns an `http.Handler`" + ` that lists chat bots and answers chats
+> in front of any model. The application implements three small interfaces: BotStore, KeyVerifier and ChatEngine.
+
+This server is botapi's quickstart. Its documents are in Markdown.
+
+## Documents
+
+` + guide.Contents("docs/") + `
+
+## For clients
+
+- OpenAI's clients have the base URL ` + "`/v1` of this server, `useChat` of the AI SDK `/api/chat?bot=SLUG`, Ollama's clients `/ollama`" + `:
+  with the same keys, and a bot's slug as the model
+- [OpenAPI document](openapi.json): every operation and schema
+- [API reference](docs): the same as a page, which sends calls and shows them as programs
+`
+}
 
 // mountDocuments serves llms.txt and, below /docs/, the documents.
 func mountDocuments(mux *http.ServeMux) {
-	mux.Handle("GET /llms.txt", document("text/plain; charset=utf-8", llms))
+	mux.Handle("GET /llms.txt", document("text/plain; charset=utf-8", llms()))
 	for name, text := range guide.Documents() {
 		mux.Handle("GET /docs/"+name, document("text/markdown; charset=utf-8", text))
 	}

@@ -31,7 +31,7 @@ func TestLLMs(t *testing.T) {
 	is.Equal(status, 200)
 	is.True(strings.HasPrefix(list, "# botapi\n\n> "))
 	for name := range guide.Documents() {
-		is.True(strings.Contains(list, "](docs/"+name+")"))
+		is.True(strings.Contains(list, "](docs/"+name+"#"))
 	}
 	for _, link := range regexp.MustCompile(`\]\(([^)]*)\)`).FindAllStringSubmatch(list, -1) {
 		status, _ := ask(t, "GET", server.URL+"/"+link[1], "", "")

@@ -32,6 +32,12 @@ func Documents() map[string]string {
 	return own.documents()
 }
 
+// Contents lists the documents with their headings, in Markdown. address is where they are
+// served, with a slash at its end.
+func Contents(address string) string {
+	return linked(own.contents(), address)
+}
+
 // Engine is a [botapi.ChatEngine] that answers the last message of a
 // conversation from the documents. The zero value streams without delay.
 type Engine struct {
@@ -82,9 +88,10 @@ func words(text string) iter.Seq[string] {
 }
 
 const (
-	whatItIs    = "What is botapi?"
-	aboutBotapi = "botapi is a Go package: an `http.Handler` that lists chat bots and answers chats, as one JSON response or as a stream, in front of any model."
-	aboutItself = "I am **no language model**, and I do not use one. I search botapi's own documents for the words of your question and quote the section that fits best. I know only what the documents say."
+	whatItIs     = "What is botapi?"
+	aboutBotapi  = "botapi is a Go package: an `http.Handler` that lists chat bots and answers chats, as one JSON response or as a stream, in front of any model."
+	aboutItself  = "I am **no language model**, and I do not use one. I search botapi's own documents for the words of your question and quote the section that fits best. I know only what the documents say."
+	theDocuments = "\n\nThe documents:\n\n"
 )
 
 // questions returns what newcomers may ask: about botapi, and about some sections.
@@ -114,38 +121,37 @@ func (l *library) answer(question string) string {
 	asked := " " + strings.Join(strings.FieldsFunc(question, isNoLetter), " ") + " "
 	for _, phrase := range []string{" are you ", " who you ", " what you ", " can you do ", " your name "} {
 		if strings.Contains(asked, phrase) {
-			return aboutItself + "\n\n" + l.contents()
+			return aboutItself + theDocuments + l.contents()
 		}
 	}
 	terms := termsOf(question)
 	polite := slices.ContainsFunc(strings.Fields(asked), func(word string) bool { return slices.Contains(greetings, word) })
 	if len(terms) == 0 && polite {
-		return "Hello! " + aboutItself + "\n\n" + l.contents()
+		return "Hello! " + aboutItself + theDocuments + l.contents()
 	}
 	if len(terms) == 0 {
-		return aboutBotapi + "\n\n" + l.contents() // as for "what is all this?"
+		return aboutBotapi + theDocuments + l.contents() // as for "what is all this?"
 	}
 	best, found := l.search(terms)
 	if !found {
-		return "I have found nothing about this in botapi's documents. " + aboutItself + "\n\n" + l.contents()
+		return "I have found nothing about this in botapi's documents. " + aboutItself + theDocuments + l.contents()
 	}
 	return quote(best)
 }
 
 // contents lists the documents with their headings.
 func (l *library) contents() string {
-	var list strings.Builder
-	list.WriteString("The documents:\n")
+	var list []string
 	for i, s := range l.sections {
 		link := fmt.Sprintf("[%s](%s)", s.heading, linkMark+s.document+anchor(s.heading))
 		switch isFirst := i == 0 || l.sections[i-1].document != s.document; {
 		case isFirst:
-			fmt.Fprintf(&list, "\n- %s", link)
+			list = append(list, "- "+link)
 		case s.level == 2:
-			fmt.Fprintf(&list, "\n  - %s", link)
+			list = append(list, "  - "+link)
 		}
 	}
-	return list.String()
+	return strings.Join(list, "\n")
 }
 
 // longestQuote limits an answer, in bytes: it is part of a chat.
