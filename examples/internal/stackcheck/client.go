@@ -1,0 +1,454 @@
+package stackcheck
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/httptrace"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"example.com/botapi/examples/internal/probe"
+)
+
+// patience is how long a check waits for what should come. Only a broken stack makes it wait.
+const patience = 5 * time.Second
+
+// A stack is the service as the checks see it, with one version of HTTP.
+type stack struct {
+	Target
+	protocol string // what its name is in findings
+	client   *http.Client
+	bot      string // the slug of one that the service has
+	sent     *counter
+
+	control *stack // gets the orders; nil: the stack itself
+	kit     *kit   // sees the handler from within; nil from outside
+}
+
+// A counter counts chats, and stops at its bound.
+type counter struct {
+	chats atomic.Int64
+	bound int64 // 0: none
+}
+
+func newStack(target Target) *stack {
+	target.URL = strings.TrimRight(target.URL, "/")
+	if target.Transport == nil {
+		target.Transport = func() *http.Transport { return http.DefaultTransport.(*http.Transport).Clone() }
+	}
+	return &stack{Target: target, client: newClient(target), sent: new(counter)}
+}
+
+// newClient follows no redirects and decompresses nothing.
+func newClient(target Target) *http.Client {
+	transport := target.Transport()
+	transport.DisableCompression = true
+	return &http.Client{
+		Transport:     transport,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+func (s *stack) close() { s.client.CloseIdleConnections() }
+
+// alone is the stack with connections of its own.
+func (s *stack) alone() *stack {
+	other := *s
+	other.client = newClient(s.Target)
+	return &other
+}
+
+// begin finds out whether the service can be checked, and with which bot.
+func (s *stack) begin(ctx context.Context) error {
+	got := s.do(ctx, request{path: "/v1/bots"})
+	if got.status == 0 {
+		return got.err
+	}
+	var bots []struct{ Slug string }
+	if got.status == http.StatusUnauthorized && strings.Contains(got.body, "Invalid API key") {
+		return errors.New("GET /v1/bots: the service rejects the key (401 Invalid API key)")
+	}
+	if got.status != http.StatusOK || json.Unmarshal([]byte(got.body), &bots) != nil {
+		return nil // the checks say what this is
+	}
+	if len(bots) == 0 {
+		return errors.New("GET /v1/bots: the service lists no bot, and a chat needs one")
+	}
+	s.bot = bots[0].Slug
+	if s.Secret == "" {
+		return nil
+	}
+	if _, err := s.order(ctx, probe.Order{Chat: "none", Do: probe.See}); err != nil {
+		return fmt.Errorf("does the service have Engine: botapitest.Probed(engine, secret), with this secret? %w", err)
+	}
+	return nil
+}
+
+// A request is one that a check sends.
+type request struct {
+	method  string // GET, or POST with a body
+	path    string
+	body    string
+	chunked bool              // without a Content-Length
+	header  map[string]string // "" removes a header
+	slow    int               // read only so many bytes, until the answer's resume is called
+	timeout time.Duration     // for all; 0 means 30 s
+}
+
+// An answer arrives in its own time. Its fields may be read once it has ended, or in wait.
+type answer struct {
+	mu      sync.Mutex
+	changed chan struct{}
+
+	begun    time.Time // sent
+	status   int       // 0: no response yet
+	proto    string
+	header   http.Header
+	reused   bool   // its connection was used before
+	body     string // decompressed
+	arrivals []time.Time
+	ended    bool
+	err      error // of the request, or of reading the body
+
+	cancel context.CancelFunc
+	resume func()
+}
+
+// start sends a request.
+func (s *stack) start(ctx context.Context, r request) *answer {
+	timeout := r.timeout
+	if timeout == 0 {
+		timeout = 30 * time.Second
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	gate := make(chan struct{})
+	a := &answer{changed: make(chan struct{}), begun: time.Now(), cancel: cancel, resume: sync.OnceFunc(func() { close(gate) })}
+	if !strings.HasPrefix(r.path, "/") {
+		a.end(fmt.Errorf("stackcheck: a path without a slash: %q", r.path))
+		return a
+	}
+	if r.isChat() && s.sent.bound > 0 && s.sent.chats.Add(1) > s.sent.bound {
+		a.end(errors.New("stackcheck: more chats than were announced"))
+		return a
+	}
+	go func() {
+		defer cancel()
+		a.end(a.follow(ctx, s, r, gate))
+	}()
+	return a
+}
+
+func (r request) isChat() bool { return r.body != "" && strings.HasSuffix(r.path, "/chat") }
+
+func (a *answer) follow(ctx context.Context, s *stack, r request, gate <-chan struct{}) error {
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) {
+		a.change(func() { a.reused = info.Reused })
+	}})
+	req, err := s.request(ctx, r)
+	if err != nil {
+		return err
+	}
+	res, err := s.client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	a.change(func() { a.status, a.proto, a.header = res.StatusCode, res.Proto, res.Header })
+	return a.read(ctx, res, r.slow, gate)
+}
+
+func (s *stack) request(ctx context.Context, r request) (*http.Request, error) {
+	method := r.method
+	if method == "" {
+		method = http.MethodGet
+		if r.body != "" {
+			method = http.MethodPost
+		}
+	}
+	var body io.Reader
+	if r.body != "" {
+		body = strings.NewReader(r.body)
+		if r.chunked {
+			body = io.MultiReader(body)
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, method, s.URL+r.path, body)
+	if err != nil {
+		return nil, err
+	}
+	req.GetBody = nil // net/http must not send a chat again
+	req.Header.Set("User-Agent", "botapi-doctor")
+	req.Header.Set("Authorization", "Bearer "+s.Key)
+	if r.body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	for name, value := range r.header {
+		req.Header.Set(name, value)
+		if value == "" {
+			req.Header.Del(name)
+		}
+	}
+	return req, nil
+}
+
+// read reads the body as it arrives, and keeps up to 1 MiB of it.
+func (a *answer) read(ctx context.Context, res *http.Response, slow int, gate <-chan struct{}) error {
+	body := io.Reader(res.Body)
+	if strings.EqualFold(res.Header.Get("Content-Encoding"), "gzip") {
+		unzipped, err := gzip.NewReader(body)
+		if err != nil {
+			return err
+		}
+		body = unzipped
+	}
+	buffer, read := make([]byte, 32<<10), 0
+	if slow > 0 {
+		buffer = buffer[:min(slow, len(buffer))]
+	}
+	for {
+		if slow > 0 && read >= slow {
+			select {
+			case <-gate:
+				slow = 0
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		n, err := body.Read(buffer)
+		read += n
+		if n > 0 {
+			a.change(func() { a.add(buffer[:n]) })
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// add notes when each event has arrived.
+func (a *answer) add(text []byte) {
+	const most = 1 << 20
+	if len(a.body) < most {
+		a.body += string(text)
+	}
+	now := time.Now()
+	for range bytes.Count(text, []byte("data: ")) {
+		if len(a.arrivals) < 4096 {
+			a.arrivals = append(a.arrivals, now)
+		}
+	}
+}
+
+func (a *answer) change(f func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	f()
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+func (a *answer) end(err error) { a.change(func() { a.ended, a.err = true, err }) }
+
+// wait waits until the condition is true or the answer has ended, and reports the condition.
+// The condition is called with the answer locked.
+func (a *answer) wait(ctx context.Context, timeout time.Duration, condition func() bool) bool {
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	for {
+		a.mu.Lock()
+		isTrue, ended, changed := condition(), a.ended, a.changed
+		a.mu.Unlock()
+		if isTrue || ended {
+			return isTrue
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			return false
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// do sends a request and reads the response.
+func (s *stack) do(ctx context.Context, r request) *answer {
+	a := s.start(ctx, r)
+	a.whole(ctx)
+	return a
+}
+
+// whole waits for the end of an answer.
+func (a *answer) whole(ctx context.Context) {
+	a.wait(ctx, time.Hour, func() bool { return a.ended })
+	a.mu.Lock() // for the race detector, if ctx has ended first
+	defer a.mu.Unlock()
+}
+
+// text is what has arrived so far.
+func (a *answer) text() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.body
+}
+
+// disconnect disconnects the client.
+func (a *answer) disconnect() { a.cancel() }
+
+// show describes a response.
+func (a *answer) show(headers ...string) string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var out strings.Builder
+	switch {
+	case a.status == 0 && a.err != nil:
+		return fmt.Sprintf("no response (%v)", a.err)
+	case a.status == 0:
+		return "no response"
+	}
+	fmt.Fprintf(&out, "%d", a.status)
+	for _, name := range headers {
+		if values := a.header.Values(name); len(values) > 0 {
+			fmt.Fprintf(&out, ", %s: %s", name, strings.Join(values, " | "))
+		} else {
+			fmt.Fprintf(&out, ", no %s", name)
+		}
+	}
+	fmt.Fprintf(&out, ", %s", quoted(a.body))
+	if a.err != nil {
+		fmt.Fprintf(&out, ", then %v", a.err)
+	}
+	return out.String()
+}
+
+// isJSON reports whether the body is JSON, as that of each response of the API is that is no
+// stream.
+func (a *answer) isJSON() bool {
+	return strings.HasPrefix(a.header.Get("Content-Type"), "application/json") && json.Valid([]byte(a.body))
+}
+
+// detail is the detail of an error in the API's own form.
+func (a *answer) detail() string {
+	var e struct{ Detail any }
+	_ = json.Unmarshal([]byte(a.body), &e)
+	detail, _ := e.Detail.(string)
+	return detail
+}
+
+// A play is a chat that the probed engine answers.
+type play struct {
+	*answer
+	id string
+}
+
+// chat returns the body of a chat with a prompt.
+func (s *stack) chat(prompt string, stream bool, more map[string]any) string {
+	fields := map[string]any{"bot_slug": s.bot, "prompt": prompt, "stream": stream}
+	maps.Copy(fields, more)
+	body, _ := json.Marshal(fields) // only texts and numbers
+	return string(body)
+}
+
+// play starts a chat that the probed engine answers with the steps.
+func (s *stack) play(ctx context.Context, stream bool, r request, steps ...probe.Step) *play {
+	id := rand.Text()
+	order := probe.Order{Secret: s.Secret, Chat: id, Do: probe.Play, Steps: steps}
+	r.path, r.body = "/v1/chat", s.chat("This is a probe.", stream, map[string]any{probe.Field: order})
+	return &play{s.start(ctx, r), id}
+}
+
+// order sends an order to the probe, and returns what it has seen.
+func (s *stack) order(ctx context.Context, o probe.Order) (probe.Seen, error) {
+	to := s
+	if s.control != nil {
+		to = s.control
+	}
+	o.Secret = to.Secret
+	var seen probe.Seen
+	got := to.do(ctx, request{
+		path: "/v1/chat",
+		body: to.chat("This is a probe.", false, map[string]any{probe.Field: o}),
+	})
+	if got.err != nil {
+		return seen, fmt.Errorf("an order to the probe: %w", got.err)
+	}
+	var reply struct{ Content string }
+	if got.status != http.StatusOK || json.Unmarshal([]byte(got.body), &reply) != nil || json.Unmarshal([]byte(reply.Content), &seen) != nil || seen.Process == "" {
+		if got.status == http.StatusOK {
+			return seen, errors.New("an order to the probe: the chat was not answered by a probe")
+		}
+		return seen, fmt.Errorf("an order to the probe: %s", got.show())
+	}
+	return seen, nil
+}
+
+// tries is how often an order is sent until it has reached the process that knows the chat: the
+// chat itself may still be on its way, and the service may have several replicas.
+const tries = 12
+
+// ask is order for a chat that has been started.
+func (s *stack) ask(ctx context.Context, o probe.Order) (probe.Run, error) {
+	for i := range tries {
+		seen, err := s.order(ctx, o)
+		if err != nil {
+			return probe.Run{}, err
+		}
+		if last := len(seen.Runs) - 1; last >= 0 {
+			return seen.Runs[last], nil
+		}
+		select {
+		case <-time.After(time.Duration(10<<min(i, 6)) * time.Millisecond):
+		case <-ctx.Done():
+			return probe.Run{}, ctx.Err()
+		}
+	}
+	return probe.Run{}, errNotBegun
+}
+
+// errNotBegun: no process that was asked has called its engine for the chat.
+var errNotBegun = errors.New("the chat did not reach the engine")
+
+// see waits for an event of a probe chat.
+func (s *stack) see(ctx context.Context, p *play, event probe.Event, count int, most time.Duration) (probe.Run, error) {
+	return s.ask(ctx, probe.Order{Chat: p.id, Do: probe.See, For: event, Count: count, Millis: probe.In(most)})
+}
+
+// goOn ends one wait of a probe chat.
+func (s *stack) goOn(ctx context.Context, p *play) error {
+	_, err := s.ask(ctx, probe.Order{Chat: p.id, Do: probe.Go})
+	return err
+}
+
+// replicas is how often allRuns asks, so that it has most probably asked each replica.
+const replicas = 6
+
+// allRuns returns what all replicas have seen of a chat, as far as they were reached.
+func (s *stack) allRuns(ctx context.Context, p *play) ([]probe.Run, error) {
+	seen := make(map[string][]probe.Run)
+	asked := replicas
+	if s.control != nil {
+		asked = 1
+	}
+	for range asked {
+		one, err := s.alone().order(ctx, probe.Order{Chat: p.id, Do: probe.See, For: probe.Ended, Millis: probe.In(patience)})
+		if err != nil {
+			return nil, err
+		}
+		seen[one.Process] = one.Runs
+	}
+	return slices.Concat(slices.Collect(maps.Values(seen))...), nil
+}

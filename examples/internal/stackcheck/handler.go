@@ -1,0 +1,133 @@
+package stackcheck
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"example.com/botapi/examples/internal/probe"
+)
+
+// handlerChecks need a log that only the kit reads. They are the last, since all requests of
+// the others count.
+var handlerChecks = []check{
+	{name: "no log has a key", within: true, once: true, run: (*stack).checkLog},
+}
+
+// A writerChain is the ResponseWriter that the API gets, with what it wraps.
+type writerChain struct {
+	types     []string // the outermost first, without net/http's own
+	flushes   bool
+	deadlines bool
+}
+
+// chainOf looks at a writer as http.ResponseController does.
+func chainOf(w http.ResponseWriter) writerChain {
+	var c writerChain
+	control := http.NewResponseController(w)
+	c.deadlines = !errors.Is(control.SetReadDeadline(time.Time{}), errors.ErrUnsupported) && !errors.Is(control.SetWriteDeadline(time.Time{}), errors.ErrUnsupported)
+	for w != nil {
+		if name := fmt.Sprintf("%T", w); name != "*http.response" && name != "*http.http2responseWriter" {
+			c.types = append(c.types, name)
+		}
+		switch w.(type) {
+		case interface{ FlushError() error }, http.Flusher:
+			c.flushes = true
+		}
+		unwrapper, wraps := w.(interface{ Unwrap() http.ResponseWriter })
+		if !wraps {
+			break
+		}
+		w = unwrapper.Unwrap()
+	}
+	return c
+}
+
+func (c writerChain) cannotFlush() bool { return !c.flushes }
+
+func (c writerChain) isTimeoutHandler() bool {
+	return len(c.types) > 0 && c.types[len(c.types)-1] == "*http.timeoutWriter"
+}
+
+// chain names the writers, for a cause.
+func (c writerChain) chain() string {
+	if len(c.types) == 0 {
+		return ""
+	}
+	return " (the API's ResponseWriter is " + strings.Join(c.types, ", which wraps ") + ")"
+}
+
+// last is the writer that unwraps no further.
+func (c writerChain) last() string { return c.types[len(c.types)-1] }
+
+func (s *stack) checkWriter(ctx context.Context, r *Result) error {
+	mark := s.kit.mark()
+	p := s.play(ctx, true, request{}, probe.Step{Text: "x"})
+	p.whole(ctx)
+	visits := s.kit.since(mark)
+	if len(visits) == 0 {
+		return fmt.Errorf("a chat did not reach the API: %s", p.show())
+	}
+	w := visits[0].writer
+	f := Finding{Sent: "POST /v1/chat: a stream", Doc: docMiddleware}
+	switch {
+	case w.flushes && w.deadlines:
+		return nil
+	case len(w.types) == 0:
+		f.Arrived = "the server's own ResponseWriter cannot flush or set deadlines"
+		f.Cause = "an adaptor to another server serves the API"
+		f.Effect = "a client that does not read, or sends half a body, keeps its connection and its slot"
+	case w.isTimeoutHandler():
+		f.Arrived = "the API's ResponseWriter is http.TimeoutHandler's" + w.chain()
+		f.Cause = "http.TimeoutHandler serves the API: it collects a stream, and replies 503 when its time is up; use it for other routes, and ChatTimeout for chats"
+		f.Effect = late + "; long answers fail"
+	case w.flushes:
+		f.Arrived = fmt.Sprintf("%s has no Unwrap() http.ResponseWriter%s", w.last(), w.chain())
+		f.Cause = "middleware wraps the ResponseWriter, and lacks Unwrap, so that the API can set no deadlines"
+		f.Effect = "a client that does not read, or sends half a body, keeps its connection and its slot"
+	default:
+		f.Arrived = fmt.Sprintf("%s has neither Flush nor Unwrap() http.ResponseWriter%s", w.last(), w.chain())
+		f.Cause = "middleware wraps the ResponseWriter, and lacks Unwrap"
+		f.Effect = late + "; and a client that does not read keeps its connection and its slot"
+	}
+	r.found(f)
+	return nil
+}
+
+func (s *stack) checkTimeLimit(ctx context.Context, r *Result) error {
+	mark := s.kit.mark()
+	p := s.play(ctx, true, request{}, probe.Step{Text: "x"})
+	p.whole(ctx)
+	for _, v := range s.kit.since(mark) {
+		if v.limit == 0 || v.writer.isTimeoutHandler() { // another check has named it
+			continue
+		}
+		r.found(Finding{
+			Sent:    "POST /v1/chat: a stream",
+			Arrived: fmt.Sprintf("a request whose context has a deadline, in %v", v.limit.Round(time.Second)),
+			Effect:  "longer answers are aborted, or are a 504",
+			Cause:   "timeout middleware (chi's Timeout, echo's ContextTimeout): use it for other routes, and ChatTimeout for chats",
+			Doc:     docMiddleware,
+		})
+		return nil
+	}
+	return nil
+}
+
+func (s *stack) checkLog(_ context.Context, r *Result) error {
+	line := s.kit.log.first()
+	if line == "" {
+		return nil
+	}
+	r.found(Finding{
+		Sent:    "requests with Authorization: Bearer KEY",
+		Arrived: "a line of the log: " + quoted(line),
+		Effect:  "everyone who may read the log can use the service in the name of others",
+		Cause:   "middleware logs request headers, or the complete request; leave out Authorization",
+		Doc:     docSecurity,
+	})
+	return nil
+}

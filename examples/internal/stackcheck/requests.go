@@ -1,0 +1,362 @@
+package stackcheck
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"example.com/botapi/examples/internal/probe"
+)
+
+// requestChecks are of requests, and of responses that are no streams.
+var requestChecks = []check{
+	{name: checkReach, run: (*stack).checkReach},
+	{name: checkKey, needs: []string{checkReach}, run: (*stack).checkKey, chats: 1},
+	{name: checkBody, needs: []string{checkReach, checkKey}, run: (*stack).checkBody, chats: 4},
+	{name: checkErrors, needs: []string{checkReach, checkKey}, run: (*stack).checkErrors, chats: 5},
+	{name: "request headers arrive", needs: []string{checkReach, checkKey, checkBody}, probed: true, run: (*stack).checkHeaders, chats: 1 + tries},
+	{name: "the list is cached", needs: []string{checkReach, checkKey}, run: (*stack).checkList},
+	{name: "pages of other origins are allowed or not, everywhere alike", needs: []string{checkReach}, run: (*stack).checkCORS},
+}
+
+// isRedirect reports a redirect, which the API never sends.
+func (a *answer) isRedirect() bool {
+	return a.status >= 300 && a.status < 400 && a.header.Get("Location") != ""
+}
+
+func (s *stack) checkReach(ctx context.Context, r *Result) error {
+	for _, req := range []request{
+		{path: "/v1/bots"},
+		{path: "/v1/chat", body: "{}", header: map[string]string{"Authorization": ""}},
+	} {
+		mark := s.kit.mark()
+		got := s.do(ctx, req)
+		if got.status == 0 && s.kit == nil {
+			return got.err
+		}
+		visits := s.kit.since(mark)
+		f := Finding{
+			Sent:    fmt.Sprintf("%s %s", req.verb(), s.URL+req.path),
+			Arrived: got.show("Location", "Content-Type"),
+			Effect:  "clients cannot use the service",
+			Doc:     docMount,
+		}
+		switch {
+		case got.isRedirect():
+			f.Effect = "clients that follow it turn a POST into a GET, and may drop the key"
+			f.Cause = "a router or proxy redirects, to a path that it finds tidier or to https; mount a whole subtree, without a method, and give clients the address that needs no redirect"
+		case got.isJSON() && (got.status == http.StatusOK || got.status == http.StatusUnauthorized):
+			continue
+		case got.status == http.StatusUnauthorized || got.status == http.StatusForbidden:
+			f.Cause = "something in front of the API wants credentials of its own, or rejects these clients"
+		case len(visits) > 0 && visits[0].path != req.path:
+			f.Cause = fmt.Sprintf("the API was asked for %q: http.StripPrefix is missing, or its prefix is not the one at which it is mounted", visits[0].path)
+		case got.status == 0:
+			f.Cause = "the handler of the application ended the connection"
+		case got.status == http.StatusNotFound, got.status == http.StatusMethodNotAllowed:
+			f.Cause = "the router has no route for this path and method; mount a whole subtree, such as /v1/, without a method"
+		default:
+			f.Cause = "something in front of the API answers in its place"
+		}
+		r.found(f)
+		return nil
+	}
+	return nil
+}
+
+func (r request) verb() string {
+	if r.method == "" && r.body != "" {
+		return http.MethodPost
+	}
+	if r.method == "" {
+		return http.MethodGet
+	}
+	return r.method
+}
+
+func (s *stack) checkKey(ctx context.Context, r *Result) error {
+	for _, req := range []request{{path: "/v1/bots"}, {path: "/v1/chat", body: "{}"}} {
+		got := s.do(ctx, req)
+		if got.status != http.StatusUnauthorized {
+			continue
+		}
+		f := Finding{
+			Sent:    fmt.Sprintf("%s %s with Authorization: Bearer and a valid key", req.verb(), req.path),
+			Arrived: got.show("WWW-Authenticate"),
+			Effect:  "clients with a valid key are rejected",
+			Cause:   "a proxy or middleware removes or uses up the Authorization header (a login of its own, or a rule for caches)",
+			Doc:     docChecks,
+		}
+		if got.detail() == "Invalid API key" {
+			f.Cause = "a proxy or middleware replaces the Authorization header with one of its own"
+		}
+		r.found(f)
+		return nil
+	}
+	return nil
+}
+
+// checkBody sends chats without the field stream: the response says what the API has read, and
+// no model is asked.
+func (s *stack) checkBody(ctx context.Context, r *Result) error {
+	const most = 900 << 10 // below DefaultMaxBodyBytes, and below what proxies take
+	for _, c := range []struct {
+		what, kind string
+		prompt     string
+		chunked    bool
+	}{
+		{"a body of some bytes", "application/json", "Grüße", false},
+		{"a body of some bytes, with the Content-Type that curl sends", "application/x-www-form-urlencoded", "Grüße", false},
+		{"a body without Content-Length", "application/json", "Grüße", true},
+		{"a body of 900 KiB", "application/json", strings.Repeat("0123456789abcdef", most/16), false},
+	} {
+		body, _ := json.Marshal(map[string]string{"bot_slug": s.bot, "prompt": c.prompt})
+		got := s.do(ctx, request{path: "/v1/chat", body: string(body), chunked: c.chunked, header: map[string]string{"Content-Type": c.kind}})
+		const want = `{"detail":[{"loc":["body","stream"],"msg":"field required","type":"value_error.missing"}]}`
+		if got.status == http.StatusUnprocessableEntity && sameJSON(got.body, want) {
+			continue
+		}
+		f := Finding{
+			Sent:    fmt.Sprintf("POST /v1/chat, %s (%s), that lacks the field stream", c.what, c.kind),
+			Arrived: got.show("Content-Type"),
+			Doc:     docChecks,
+		}
+		switch {
+		case got.status == http.StatusRequestEntityTooLarge && s.kit == nil && got.detail() == "Request body too large":
+			r.note("MaxBodyBytes is below 900 KiB")
+			continue
+		case got.status == http.StatusRequestEntityTooLarge || len(c.prompt) > 1000:
+			f.Effect = "long conversations fail, although they are below MaxBodyBytes"
+			f.Cause = "a proxy or middleware bounds the body below MaxBodyBytes (client_max_body_size, http.MaxBytesReader), or has read a part of it"
+		case got.status == http.StatusUnsupportedMediaType:
+			f.Effect = "clients that send another Content-Type, such as curl, are rejected"
+			f.Cause = "middleware checks the Content-Type, which the API ignores"
+		case c.chunked:
+			f.Effect = "clients that stream their body fail"
+			f.Cause = "a proxy or middleware needs a Content-Length, or drops a body without one"
+		default:
+			f.Effect = "chats are rejected, or are not those that the client has sent"
+			f.Cause = "middleware has read the body before the API did (a logger, r.ParseForm or r.FormValue, a check of signatures), or changes it"
+		}
+		r.found(f)
+		return nil
+	}
+	return nil
+}
+
+func sameJSON(a, b string) bool {
+	var x, y any
+	if json.Unmarshal([]byte(a), &x) != nil || json.Unmarshal([]byte(b), &y) != nil {
+		return false
+	}
+	return fmt.Sprint(x) == fmt.Sprint(y)
+}
+
+func (s *stack) checkErrors(ctx context.Context, r *Result) error {
+	noBot := s.chat("This is a probe.", true, map[string]any{"bot_slug": "no-such-bot"})
+	for _, c := range []struct {
+		req    request
+		status int
+		header string // that must be there
+		what   string
+	}{
+		{request{path: "/v1/no-such-path"}, http.StatusNotFound, "X-Request-Id", "an unknown path"},
+		{request{path: "/v1/chat/", body: "{}"}, http.StatusNotFound, "X-Request-Id", "a path with a slash too many"},
+		{request{path: "/v1/chat"}, http.StatusMethodNotAllowed, "Allow", "a wrong method"},
+		{request{path: "/v1/bots", body: "{}"}, http.StatusMethodNotAllowed, "Allow", "a wrong method"},
+		{request{path: "/v1/bots", header: map[string]string{"Authorization": ""}}, http.StatusUnauthorized, "WWW-Authenticate", "no key"},
+		{request{path: "/v1/chat", body: "{}", header: map[string]string{"Authorization": "Bearer no-such-key"}}, http.StatusUnauthorized, "WWW-Authenticate", "an unknown key"},
+		{request{path: "/v1/chat", body: noBot}, http.StatusNotFound, "X-Request-Id", "an unknown bot"},
+	} {
+		mark := s.kit.mark()
+		got := s.do(ctx, c.req)
+		if got.status == c.status && got.isJSON() && got.header.Get(c.header) != "" {
+			continue
+		}
+		f := Finding{
+			Sent:    fmt.Sprintf("%s %s: %s", c.req.verb(), c.req.path, c.what),
+			Arrived: got.show("Content-Type", "Location", c.header),
+			Effect:  fmt.Sprintf("a client cannot read what is wrong: it expects %d, JSON and %s", c.status, c.header),
+			Cause:   "a router, proxy or middleware replaces the API's errors with its own (error pages, proxy_intercept_errors), or their headers",
+			Doc:     docMount,
+		}
+		switch {
+		case got.isRedirect():
+			f.Effect = "clients that follow the redirect turn a POST into a GET"
+			f.Cause = "the router redirects paths that it finds untidy (RedirectTrailingSlash, StrictSlash); mount a whole subtree, without a method"
+		case (s.kit != nil && len(s.kit.since(mark)) == 0) || (!got.isJSON() && (got.status == 404 || got.status == 405)):
+			f.Cause = "the router replies itself: its route has a method, or is a single path; mount a whole subtree, without a method"
+		case got.status != c.status && got.isJSON():
+			f.Cause = "middleware changes the status of errors, or answers before the API does"
+		}
+		r.found(f)
+		return nil
+	}
+	return nil
+}
+
+func (s *stack) checkHeaders(ctx context.Context, r *Result) error {
+	const key, id = "botapi-doctor-0123456789", "botapi-doctor-request"
+	p := s.play(ctx, false, request{header: map[string]string{"Idempotency-Key": key + s.protocolToken(), "X-Request-Id": id}}, probe.Step{Text: "x"})
+	p.whole(ctx)
+	run, err := s.see(ctx, p, probe.Begun, 0, 0)
+	if err != nil {
+		return fmt.Errorf("%w; the response was %s", err, p.show())
+	}
+	if got := run.Header["Idempotency-Key"]; got != key+s.protocolToken() {
+		r.found(Finding{
+			Sent:    "POST /v1/chat with an Idempotency-Key",
+			Arrived: fmt.Sprintf("the engine got Idempotency-Key %q", got),
+			Effect:  "a client that loses its connection cannot come back for its answer, and pays for a second one",
+			Cause:   "a proxy or middleware passes only the request headers on that it knows",
+			Doc:     docChecks,
+		})
+	}
+	if got := p.header.Get("X-Request-Id"); got == "" || got != run.RequestID {
+		r.found(Finding{
+			Sent:    "POST /v1/chat with X-Request-Id: " + id,
+			Arrived: fmt.Sprintf("a response with X-Request-Id %q; the API has logged %q", got, run.RequestID),
+			Effect:  "the id that a client reports is in no log",
+			Cause:   "a proxy or middleware removes X-Request-Id from responses, or sets one of its own there and not in the request",
+			Doc:     docChecks,
+		})
+	}
+	return nil
+}
+
+// protocolToken makes Idempotency-Keys of several stacks differ.
+func (s *stack) protocolToken() string {
+	return fmt.Sprintf("-%x", []byte(s.protocol+strconv.Itoa(int(s.sent.chats.Load()))))
+}
+
+func (s *stack) checkList(ctx context.Context, r *Result) error {
+	first := s.do(ctx, request{path: "/v1/bots"})
+	tag := first.header.Get("ETag")
+	again := s.do(ctx, request{path: "/v1/bots", header: map[string]string{"If-None-Match": tag}})
+	head := s.do(ctx, request{method: http.MethodHead, path: "/v1/bots"})
+	f := Finding{
+		Sent:   "GET /v1/bots, and again with If-None-Match",
+		Effect: "pages fetch the complete list each time, or show an old one",
+		Cause:  "a proxy or middleware removes ETag or If-None-Match, or sets its own rules for caches",
+		Doc:    docChecks,
+	}
+	switch {
+	case tag == "":
+		f.Arrived = first.show("ETag")
+	case again.status != http.StatusNotModified || again.body != "":
+		f.Arrived = again.show("ETag")
+	case !strings.Contains(first.header.Get("Cache-Control"), "no-cache") && !strings.Contains(first.header.Get("Cache-Control"), "no-store"):
+		f.Arrived = first.show("Cache-Control")
+		f.Effect = "a cache between may show one account the bots of another, or an old list"
+	case head.status != http.StatusOK:
+		f.Sent, f.Arrived, f.Effect = "HEAD /v1/bots", head.show(), "clients that ask by HEAD whether the list is there fail"
+		f.Cause = "the route allows GET only; mount a whole subtree, without a method"
+	default:
+		return nil
+	}
+	r.found(f)
+	return nil
+}
+
+// doors are the requests of pages, of all protocols that may be mounted.
+var doors = []struct{ method, path string }{
+	{"GET", "/v1/bots"},
+	{"POST", "/v1/chat"},
+	{"DELETE", "/v1/answers"},
+	{"POST", "/v1/chat/completions"},
+	{"POST", "/v1/responses"},
+	{"POST", "/api/chat"},
+	{"GET", "/bots"},
+	{"POST", "/chat"},
+}
+
+// checkCORS does nothing if no origin was named and none is allowed: then pages do not use the
+// service.
+func (s *stack) checkCORS(ctx context.Context, r *Result) error {
+	origin := s.Origin
+	if origin == "" {
+		origin = "https://botapi-doctor.example"
+	}
+	for _, door := range doors {
+		mark := s.kit.mark()
+		rejected := s.do(ctx, request{method: door.method, path: door.path, header: map[string]string{"Origin": origin, "Authorization": ""}})
+		if s.kit != nil && len(s.kit.since(mark)) == 0 || s.kit == nil && (rejected.status != http.StatusUnauthorized || !rejected.isJSON()) {
+			continue // it is not mounted
+		}
+		preflight := s.do(ctx, request{method: http.MethodOptions, path: door.path, header: map[string]string{
+			"Authorization":                  "",
+			"Origin":                         origin,
+			"Access-Control-Request-Method":  door.method,
+			"Access-Control-Request-Headers": strings.Join(pageHeaders, ","),
+		}})
+		if s.Origin == "" && door.path == "/v1/bots" && rejected.header.Get("Access-Control-Allow-Origin") == "" && preflight.header.Get("Access-Control-Allow-Origin") == "" {
+			r.note("no page of another origin is allowed (CORS)")
+			return nil
+		}
+		f := Finding{Effect: "a page at " + origin + " cannot use the service: its browser hides the response", Doc: docCORS}
+		if f.Cause = corsPreflight(preflight, origin, door.method); f.Cause != "" {
+			f.Sent = fmt.Sprintf("OPTIONS %s with Origin, as a browser does before a %s", door.path, door.method)
+			f.Arrived = preflight.show("Access-Control-Allow-Origin", "Access-Control-Allow-Methods", "Access-Control-Allow-Headers")
+			r.found(f)
+			return nil
+		}
+		if f.Cause = corsResponse(rejected, origin); f.Cause != "" {
+			f.Sent = fmt.Sprintf("%s %s with Origin, without a key", door.method, door.path)
+			f.Arrived = rejected.show("Access-Control-Allow-Origin", "Access-Control-Expose-Headers")
+			r.found(f)
+			return nil
+		}
+	}
+	return nil
+}
+
+// pageHeaders are what pages send: those of the API, and one of OpenAI's library.
+var pageHeaders = []string{"authorization", "content-type", "idempotency-key", "x-request-id", "x-stainless-lang"}
+
+// corsPreflight says what is wrong with the response to a preflight, or "".
+func corsPreflight(a *answer, origin, method string) string {
+	switch {
+	case a.status < 200 || a.status > 299:
+		return "the preflight is not answered by CORS middleware: wrap the mux with it, not one route, and let it reply to OPTIONS itself, without a key"
+	case !corsAllows(a, origin):
+		return "this path allows no such origin: wrap the mux with the CORS middleware, and name the origin there"
+	case method != "GET" && method != "POST" && !listed(a, "Access-Control-Allow-Methods", method):
+		return "the CORS middleware does not allow the method " + method
+	}
+	for _, name := range pageHeaders {
+		wildcard := name != "authorization" && listed(a, "Access-Control-Allow-Headers", "*")
+		if !wildcard && !listed(a, "Access-Control-Allow-Headers", name) {
+			return "the CORS middleware does not allow the request header " + name + " (* does not include Authorization)"
+		}
+	}
+	return ""
+}
+
+// corsResponse says what is wrong with a response that a page gets, or "".
+func corsResponse(a *answer, origin string) string {
+	if !corsAllows(a, origin) {
+		return "errors have no CORS headers, or have them twice (from a proxy and from middleware): wrap the mux with one CORS middleware"
+	}
+	for _, name := range []string{"Retry-After", "X-Request-Id"} {
+		if !listed(a, "Access-Control-Expose-Headers", name) && !listed(a, "Access-Control-Expose-Headers", "*") {
+			return "the CORS middleware does not expose " + name + " to pages (Access-Control-Expose-Headers)"
+		}
+	}
+	return ""
+}
+
+// corsAllows: a browser takes exactly one value.
+func corsAllows(a *answer, origin string) bool {
+	allowed := a.header.Values("Access-Control-Allow-Origin")
+	return len(allowed) == 1 && (allowed[0] == "*" || allowed[0] == origin)
+}
+
+func listed(a *answer, header, value string) bool {
+	return slices.ContainsFunc(a.header.Values(header), func(line string) bool {
+		return slices.ContainsFunc(strings.Split(line, ","), func(v string) bool { return strings.EqualFold(strings.TrimSpace(v), value) })
+	})
+}

@@ -1,0 +1,214 @@
+// Package stackcheck checks what is between a botapi handler and its clients: router,
+// middleware, proxies. It has one table of checks. examples/botapitest runs them in a test,
+// around a handler of its own; examples/doctor runs them against a service.
+//
+// A check says what is wrong by order and cause, not by time: a fragment must arrive while
+// the engine waits for the check to go on. Times only bound how long a check waits for what
+// does not come.
+package stackcheck
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A Target is a service to check.
+type Target struct {
+	URL    string // where /v1/bots is: https://host or https://host/prefix
+	Key    string
+	Secret string // of botapitest.Probed; empty if the service has none
+	Origin string // of pages that must be able to use the service; empty if there are none
+
+	// Silence is how long a stream is silent at least; it ends no earlier than with the first
+	// keep-alive or after 20 seconds.
+	Silence time.Duration
+
+	// Transport returns a new transport, with connections of its own; nil is for one that
+	// speaks what the service does.
+	Transport func() *http.Transport
+}
+
+// A Finding is one thing that is wrong.
+type Finding struct {
+	Check   string `json:"check"`
+	Sent    string `json:"sent"`    // what the client, and the engine, did
+	Arrived string `json:"arrived"` // what came of it
+	Effect  string `json:"effect"`  // what a user notices
+	Cause   string `json:"cause"`   // the likely one
+	Doc     string `json:"doc"`     // the paragraph that says what to do
+}
+
+func (f Finding) String() string {
+	return fmt.Sprintf("sent:    %s\narrived: %s\neffect:  %s\ncause:   %s\nsee:     %s", f.Sent, f.Arrived, f.Effect, f.Cause, f.Doc)
+}
+
+// A Result is what one check has found.
+type Result struct {
+	Check    string    `json:"check"`
+	Findings []Finding `json:"findings,omitempty"`
+	Skipped  string    `json:"skipped,omitempty"` // why the check was not made, or not needed
+	Problem  string    `json:"problem,omitempty"` // why it could not be made
+	Clock    []Clock   `json:"clock,omitempty"`   // of the stream whose fragments were followed
+	Notes    []string  `json:"notes,omitempty"`   // facts, such as the HTTP version
+}
+
+// A Clock says when one fragment was yielded, if that is known, and when it arrived. Both are
+// milliseconds since the request was sent, by the clocks of the engine and of the client.
+type Clock struct {
+	Yielded float64 `json:"yielded,omitempty"`
+	Arrived float64 `json:"arrived"`
+}
+
+// A check is one row of the table.
+type check struct {
+	name string
+
+	// needs names checks; if one of them has found something, this one could say nothing new.
+	needs []string
+
+	probed bool // it needs an engine that is probed
+	plain  bool // it is only for an engine that is not probed
+	within bool // it needs to see the handler from within
+	once   bool // it does not depend on the version of HTTP
+
+	chats  int // it sends at most, orders included
+	tokens int // of these, chats that a model answers
+
+	run func(*stack, context.Context, *Result) error
+}
+
+// checks is the table, in the order of the output: what makes others fail comes first.
+var checks = slices.Concat(requestChecks, streamChecks, handlerChecks)
+
+// A Plan is what a diagnosis will do.
+type Plan struct {
+	Checks int
+	Chats  int // at most
+	Tokens int // of these, chats that cost a model's tokens
+}
+
+// PlanFor says how much Diagnose sends.
+func PlanFor(target Target) Plan {
+	var p Plan
+	for _, c := range checks {
+		if c.isFor(target.Secret != "", false) {
+			p.Checks, p.Chats, p.Tokens = p.Checks+1, p.Chats+c.chats, p.Tokens+c.tokens
+		}
+	}
+	if target.Secret != "" {
+		p.Chats++ // the first order, which asks whether there is a probe
+		p.Tokens = 1
+	}
+	return p
+}
+
+func (c check) isFor(probed, within bool) bool {
+	return (!c.probed || probed) && (!c.plain || !probed) && (!c.within || within)
+}
+
+// ErrUnreachable and the errors that wrap it say why nothing could be checked.
+var ErrUnreachable = errors.New("the service cannot be checked")
+
+// Diagnose runs the checks against a service. With an error, which wraps ErrUnreachable, there
+// are no results.
+func Diagnose(ctx context.Context, target Target) ([]Result, error) {
+	s := newStack(target)
+	s.sent.bound = int64(PlanFor(target).Chats)
+	defer s.close()
+	if err := s.begin(ctx); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
+	}
+	return runChecks(ctx, []*stack{s}, nil), ctx.Err()
+}
+
+// runChecks runs each check of the table on each stack, which differ in the version of HTTP,
+// up to the first that finds something. report, if not nil, gets each result.
+func runChecks(ctx context.Context, stacks []*stack, report func(Result)) []Result {
+	var results []Result
+	failed := make(map[string]bool)
+	for _, c := range checks {
+		if !c.isFor(stacks[0].Secret != "", stacks[0].kit != nil) || ctx.Err() != nil {
+			continue
+		}
+		r := Result{Check: c.name}
+		if i := slices.IndexFunc(c.needs, func(name string) bool { return failed[name] }); i >= 0 {
+			r.Skipped = fmt.Sprintf("first mend what %q has found", c.needs[i])
+		} else {
+			c.runOn(ctx, stacks, &r)
+		}
+		failed[c.name] = len(r.Findings) > 0 || r.Problem != ""
+		results = append(results, r)
+		if report != nil {
+			report(r)
+		}
+	}
+	return results
+}
+
+func (c check) runOn(ctx context.Context, stacks []*stack, r *Result) {
+	for i, s := range stacks {
+		if c.once && i > 0 {
+			return
+		}
+		if err := c.run(s, ctx, r); err != nil && ctx.Err() == nil {
+			r.Problem = err.Error()
+		}
+		for j := range r.Findings {
+			r.Findings[j].Check = c.name
+			if len(stacks) > 1 && !c.once {
+				r.Findings[j].Sent = s.protocol + ": " + r.Findings[j].Sent
+			}
+		}
+		if len(r.Findings) > 0 || r.Problem != "" {
+			return
+		}
+	}
+}
+
+// found adds a finding.
+func (r *Result) found(f Finding) { r.Findings = append(r.Findings, f) }
+
+func (r *Result) note(format string, values ...any) {
+	if note := fmt.Sprintf(format, values...); !slices.Contains(r.Notes, note) {
+		r.Notes = append(r.Notes, note)
+	}
+}
+
+// The paragraphs that say what to do.
+const (
+	docMount      = "README.md#mount-it"
+	docServer     = "docs/operating.md#the-server"
+	docMiddleware = "docs/operating.md#middleware"
+	docProxies    = "docs/operating.md#proxies"
+	docCORS       = "docs/wire.md#cors-pages-of-other-origins"
+	docSecurity   = "docs/operating.md#security"
+	docOptions    = "docs/operating.md#options"
+	docChecks     = "docs/operating.md#what-the-checks-find"
+)
+
+// Names of checks that others need.
+const (
+	checkReach     = "requests reach the API"
+	checkKey       = "the key arrives"
+	checkBody      = "request bodies arrive unchanged"
+	checkWriter    = "the handler can flush and set deadlines"
+	checkOneByOne  = "fragments arrive one by one"
+	checkOnce      = "each chat runs once"
+	checkErrors    = "errors keep their form"
+	checkFailure   = "an incomplete answer looks incomplete"
+	checkTimeLimit = "chats have no time limit but the handler's own"
+)
+
+// quoted shows bytes that have arrived, shortened.
+func quoted(text string) string {
+	const most = 300
+	if len(text) > most {
+		return fmt.Sprintf("%q and %d bytes more", strings.ToValidUTF8(text[:most], ""), len(text)-most)
+	}
+	return fmt.Sprintf("%q", text)
+}

@@ -1,0 +1,560 @@
+package stackcheck
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"example.com/botapi/examples/internal/probe"
+)
+
+// streamChecks are of answers.
+var streamChecks = []check{
+	{name: checkWriter, needs: ready, within: true, run: (*stack).checkWriter, chats: 1},
+	{name: checkTimeLimit, needs: ready, within: true, run: (*stack).checkTimeLimit, chats: 1},
+	{name: "a stream keeps its headers and its text", needs: ready, probed: true, run: (*stack).checkStream, chats: 1},
+	{name: "an answer of a bot arrives", needs: ready, plain: true, run: (*stack).checkAnswer, chats: 2, tokens: 2},
+	{name: checkOneByOne, needs: append([]string{checkWriter}, ready...), probed: true, run: (*stack).checkOneByOne, chats: 3 * (1 + 2*tries)},
+	{name: "fragments of a compressed stream arrive one by one", needs: append([]string{checkWriter, checkOneByOne}, ready...), probed: true, run: (*stack).checkCompressed, chats: 2 * (1 + 2*tries)},
+	{name: "a silent stream stays open", needs: append([]string{checkWriter, checkOneByOne}, ready...), probed: true, run: (*stack).checkSilence, chats: 1 + tries},
+	{name: checkFailure, needs: ready, probed: true, run: (*stack).checkFailure, chats: 1 + tries},
+	{name: "an engine's error arrives", needs: append([]string{checkErrors}, ready...), probed: true, run: (*stack).checkEarlyFailure, chats: 2},
+	{name: "a disconnect stops the model", needs: ready, probed: true, run: (*stack).checkDisconnect, chats: 3 * (1 + 2*tries)},
+	{name: "a client that does not read slows the model down", once: true, needs: append([]string{checkWriter, checkOneByOne}, ready...), probed: true, run: (*stack).checkSlowReader, chats: 1 + tries},
+	{name: checkOnce, needs: ready, probed: true, run: (*stack).checkOnce, chats: 3 * (1 + replicas)},
+	{name: "connections are used again", needs: ready, run: (*stack).checkReuse},
+}
+
+// ready are the checks without which no chat reaches the engine as it was sent.
+var ready = []string{checkReach, checkKey, checkBody}
+
+const (
+	incomplete = "clients take half an answer for a complete one, and store it"
+	late       = "users wait for the end of an answer and then see all of it"
+)
+
+// ask is a stream of three fragments, without a wait.
+func threeFragments() []probe.Step {
+	return []probe.Step{{Text: "Good "}, {Text: "morning, "}, {Text: "Grüße"}}
+}
+
+const threeEvents = "data: {\"content\":\"Good \"}\n\ndata: {\"content\":\"morning, \"}\n\ndata: {\"content\":\"Grüße\"}\n\ndata: [DONE]\n\n"
+
+func (s *stack) checkStream(ctx context.Context, r *Result) error {
+	p := s.play(ctx, true, request{}, threeFragments()...)
+	p.whole(ctx)
+	r.note("the response is %s", p.proto)
+	cannotFlush := s.kit != nil && s.kit.lastWriter().cannotFlush()
+	f := Finding{Sent: "POST /v1/chat: a stream of three fragments", Doc: docMiddleware}
+	switch {
+	case p.status != http.StatusOK || p.err != nil && p.status == 0:
+		f.Arrived, f.Effect = p.show("Content-Type"), "no stream arrives"
+		f.Cause = "something in front of the API answers in its place"
+	case !strings.HasPrefix(p.header.Get("Content-Type"), "text/event-stream"):
+		f.Arrived, f.Effect = p.show("Content-Type"), "clients that look at the Content-Type reject the stream"
+		f.Cause = "a proxy or middleware sets Content-Type"
+	case p.proto == "HTTP/1.0":
+		f.Arrived, f.Effect = "an HTTP/1.0 response", incomplete
+		f.Cause, f.Doc = "the last proxy speaks HTTP/1.0 to clients, in which an aborted stream looks complete", docProxies
+	case p.header.Get("Content-Length") != "" && !cannotFlush:
+		f.Arrived, f.Effect = p.show("Content-Length"), late
+		f.Cause = "middleware collects the response to count its bytes, or sets the length itself"
+	case !strings.Contains(p.header.Get("Cache-Control"), "no-cache"):
+		f.Arrived, f.Effect = p.show("Cache-Control"), "a proxy or browser may keep, compress or change the stream"
+		f.Cause = "a proxy or middleware sets Cache-Control on all responses"
+	case s.kit != nil && p.header.Get("Connection") != "" && !strings.EqualFold(p.header.Get("Connection"), "close"):
+		f.Arrived, f.Effect = p.show("Connection"), "proxies and clients may reject the response: the header belongs to net/http, and HTTP/2 forbids it"
+		f.Cause = "middleware sets Connection on streams, as old examples of server-sent events do"
+	case s.kit != nil && p.header.Get("X-Accel-Buffering") != "no":
+		f.Arrived, f.Effect = p.show("X-Accel-Buffering"), "nginx buffers the stream: "+late
+		f.Cause = "middleware removes response headers"
+	case p.body != threeEvents:
+		f.Arrived, f.Effect = p.show(), "clients cannot read the stream, or get another text"
+		f.Cause = "a proxy or middleware changes bodies, or writes to the response beside the API"
+	case p.err != nil:
+		f.Arrived, f.Effect = p.show(), "clients report a complete answer as failed"
+		f.Cause = "a proxy or middleware ends the connection, or sends another length than it has announced"
+	default:
+		return nil
+	}
+	r.found(f)
+	return nil
+}
+
+// checkAnswer asks the service's own model, for lack of a probe.
+func (s *stack) checkAnswer(ctx context.Context, r *Result) error {
+	const prompt = "Count from one to twenty, in words."
+	a := s.start(ctx, request{path: "/v1/chat", body: s.chat(prompt, true, nil), timeout: 2 * time.Minute})
+	a.whole(ctx)
+	f := Finding{Sent: "POST /v1/chat: a stream of the bot " + s.bot, Doc: docMiddleware}
+	for _, at := range a.arrivals {
+		r.Clock = append(r.Clock, Clock{Arrived: milliseconds(at.Sub(a.begun))})
+	}
+	switch {
+	case a.status != http.StatusOK && a.isJSON():
+		return fmt.Errorf("the bot %s does not answer: %s", s.bot, a.show())
+	case a.status != http.StatusOK || !strings.HasPrefix(a.header.Get("Content-Type"), "text/event-stream"):
+		f.Arrived, f.Effect = a.show("Content-Type"), "no stream arrives"
+		f.Cause = "a proxy or middleware answers in the API's place, or sets Content-Type"
+	case a.err == nil && !strings.HasSuffix(a.body, "data: [DONE]\n\n"):
+		f.Arrived, f.Effect = a.show(), incomplete
+		f.Cause = "the answer was aborted, and a proxy or middleware hid that"
+	case a.err != nil:
+		f.Arrived, f.Effect = a.show(), "the answer is incomplete"
+		f.Cause = "the model failed, which the service's log says, or a proxy's time limit has passed"
+	case a.header.Get("Content-Length") != "":
+		f.Arrived, f.Effect = a.show("Content-Length"), late
+		f.Cause = "middleware or a proxy collects the stream before it sends it"
+	case allTogether(a):
+		f.Arrived = fmt.Sprintf("all %d events together, %.1f s after the request", len(a.arrivals), a.arrivals[0].Sub(a.begun).Seconds())
+		f.Effect = late
+		f.Cause = "a proxy or middleware collects the stream, unless this bot yields its answer in one piece; --secret can tell which"
+		f.Doc = docProxies
+	default:
+		return s.checkJSONAnswer(ctx, r, prompt)
+	}
+	r.found(f)
+	return nil
+}
+
+// allTogether reports whether many events have come in an instant after a long silence.
+func allTogether(a *answer) bool {
+	last := len(a.arrivals) - 1
+	return last >= 5 && a.arrivals[0].Sub(a.begun) > time.Second && a.arrivals[last].Sub(a.arrivals[0]) < 20*time.Millisecond
+}
+
+func (s *stack) checkJSONAnswer(ctx context.Context, r *Result, prompt string) error {
+	a := s.do(ctx, request{path: "/v1/chat", body: s.chat(prompt, false, nil), timeout: 2 * time.Minute})
+	if a.status == http.StatusOK && a.isJSON() && a.err == nil {
+		return nil
+	}
+	r.found(Finding{
+		Sent:    "POST /v1/chat: a JSON response of the bot " + s.bot,
+		Arrived: a.show("Content-Type"),
+		Effect:  "clients that ask for JSON responses get no answer",
+		Cause:   "the model failed, which the service's log says, or a proxy's time limit has passed before the answer was complete",
+		Doc:     docProxies,
+	})
+	return nil
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// A step of lockstep: the engine yields a fragment and waits; it goes on when the client has
+// the fragment.
+const lockstepFragments = 6
+
+func (s *stack) checkOneByOne(ctx context.Context, r *Result) error {
+	delayed, err := s.lockstep(ctx, r, request{})
+	if err != nil || delayed == "" {
+		return err
+	}
+	if again, err := s.lockstep(ctx, new(Result), request{}); err != nil || again == "" {
+		return err // a machine that is busy may have been the reason
+	}
+	f := Finding{
+		Sent:    "the engine yielded a fragment, and waited until the client has it",
+		Arrived: delayed,
+		Effect:  late,
+		Cause:   "a proxy or middleware collects the response",
+		Doc:     docProxies,
+	}
+	if s.kit != nil {
+		f.Cause = "middleware collects the response: its Flush does nothing, or it writes to a buffer" + s.kit.lastWriter().chain()
+		f.Doc = docMiddleware
+	}
+	buffer, err := s.bufferSize(ctx)
+	switch {
+	case err != nil:
+		return err
+	case buffer > 0:
+		f.Cause += fmt.Sprintf("; its buffer holds about %s", bytesText(buffer))
+	default:
+		f.Cause += "; nothing arrived before the answer had ended"
+	}
+	r.found(f)
+	return nil
+}
+
+func bytesText(n int64) string {
+	if n < 1024 {
+		return fmt.Sprintf("%d bytes", n)
+	}
+	return fmt.Sprintf("%d KiB", (n+512)/1024)
+}
+
+// lockstep returns what has arrived while the engine waited, if that was no fragment, or "".
+func (s *stack) lockstep(ctx context.Context, r *Result, req request) (delayed string, err error) {
+	var steps []probe.Step
+	for i := range lockstepFragments {
+		steps = append(steps, probe.Step{Text: fmt.Sprintf("fragment %d ", i)}, probe.Step{Await: probe.AwaitGo, Millis: probe.In(4 * patience)})
+	}
+	p := s.play(ctx, true, req, steps...)
+	defer p.disconnect()
+	var delays, trips []time.Duration
+	last := p.begun
+	for i := range lockstepFragments {
+		if !p.wait(ctx, patience, func() bool { return len(p.arrivals) > i }) {
+			// The fragment counts as delayed only if the engine has been rid of it for long.
+			run, err := s.see(ctx, p, probe.Yielded, i+1, patience)
+			if err != nil {
+				return "", err
+			}
+			if p.wait(ctx, patience/2, func() bool { return len(p.arrivals) > i }) {
+				continue
+			}
+			if run.Yielded <= i {
+				return "", fmt.Errorf("fragment %d was not yielded, or is still being written; the response is %s", i+1, p.show())
+			}
+			return p.show("Content-Type"), nil
+		}
+		now := time.Now()
+		delays, last = append(delays, now.Sub(last)), now
+		began := time.Now()
+		if err := s.goOn(ctx, p); err != nil {
+			return "", err
+		}
+		trips, last = append(trips, time.Since(began)), began
+	}
+	p.whole(ctx)
+	s.clock(ctx, r, p)
+	return "", s.checkDelay(r, delays[1:], trips)
+}
+
+// checkDelay: noise only makes a delay longer, so that the shortest of several is the stack's.
+func (s *stack) checkDelay(r *Result, delays, trips []time.Duration) error {
+	delay, trip := minimum(delays), minimum(trips)
+	if s.kit != nil || delay-trip < 100*time.Millisecond {
+		return nil
+	}
+	r.found(Finding{
+		Sent:    "the engine yielded six fragments, each when the client had the one before",
+		Arrived: fmt.Sprintf("each at least %d ms after it was yielded; a complete JSON response takes %d ms", delay.Milliseconds(), trip.Milliseconds()),
+		Effect:  "answers come in bursts",
+		Cause:   "a proxy waits whether more arrives: HAProxy without option http-no-delay does so for 200 ms",
+		Doc:     docProxies,
+	})
+	return nil
+}
+
+func minimum(of []time.Duration) time.Duration {
+	least := of[0]
+	for _, d := range of {
+		least = min(least, d)
+	}
+	return least
+}
+
+// clock notes when each fragment of a chat was yielded, and when it arrived.
+func (s *stack) clock(ctx context.Context, r *Result, p *play) {
+	run, err := s.see(ctx, p, probe.Ended, 0, patience)
+	if err != nil || r.Clock != nil {
+		return // only the clock is lost
+	}
+	for i, at := range p.arrivals[:min(len(p.arrivals), len(run.Fragments))] {
+		r.Clock = append(r.Clock, Clock{Yielded: float64(run.Fragments[i].At) / 1000, Arrived: milliseconds(at.Sub(p.begun))})
+	}
+}
+
+// bufferSize returns how much was yielded when the first bytes arrived, or 0 if they did not.
+func (s *stack) bufferSize(ctx context.Context) (int64, error) {
+	sizes := []int{256, 256, 512, 1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10}
+	var steps []probe.Step
+	for _, size := range sizes {
+		steps = append(steps, probe.Step{Text: strings.Repeat("x", size)}, probe.Step{Await: probe.AwaitGo, Millis: probe.In(4 * patience)})
+	}
+	p := s.play(ctx, true, request{}, steps...)
+	defer p.disconnect()
+	var total int64
+	for i, size := range sizes {
+		if _, err := s.see(ctx, p, probe.Yielded, i+1, patience); err != nil {
+			return 0, err
+		}
+		total += int64(size)
+		if p.wait(ctx, 300*time.Millisecond, func() bool { return len(p.body) > 0 }) {
+			return total, nil
+		}
+		if err := s.goOn(ctx, p); err != nil {
+			return 0, err
+		}
+	}
+	return 0, nil
+}
+
+func (s *stack) checkCompressed(ctx context.Context, r *Result) error {
+	zipped := request{header: map[string]string{"Accept-Encoding": "gzip"}}
+	delayed, err := s.lockstep(ctx, new(Result), zipped)
+	if err != nil || delayed == "" {
+		return err
+	}
+	if again, err := s.lockstep(ctx, new(Result), zipped); err != nil || again == "" {
+		return err
+	}
+	r.found(Finding{
+		Sent:    "the engine yielded a fragment to a client with Accept-Encoding: gzip, and waited until the client has it",
+		Arrived: delayed,
+		Effect:  late + "; without compression they do not",
+		Cause:   "compression does not flush when the handler does, or is not told to leave out text/event-stream",
+		Doc:     docMiddleware,
+	})
+	return nil
+}
+
+// checkSilence: the engine is silent until a keep-alive has come.
+func (s *stack) checkSilence(ctx context.Context, r *Result) error {
+	most := max(s.Silence, 20*time.Second)
+	s = s.lively()
+	p := s.play(ctx, true, request{timeout: most + time.Minute},
+		probe.Step{Await: probe.AwaitGo, Millis: probe.In(most + 10*time.Second)}, probe.Step{Text: "x"})
+	defer p.disconnect()
+	kept := p.wait(ctx, most, func() bool { return strings.Contains(p.body, ": keep-alive\n") })
+	silence := time.Since(p.begun)
+	if kept && silence < s.Silence {
+		p.wait(ctx, s.Silence-silence, func() bool { return false })
+	}
+	p.mu.Lock()
+	ended, silence := p.ended, time.Since(p.begun)
+	p.mu.Unlock()
+	if !ended {
+		if err := s.goOn(ctx, p); err != nil {
+			return err
+		}
+		p.whole(ctx)
+	}
+	f := Finding{Sent: "the engine of a stream was silent", Doc: docProxies}
+	switch {
+	case ended:
+		f.Arrived = fmt.Sprintf("after %.1f s: %s", silence.Seconds(), p.show())
+		f.Effect = "answers of models that think for long are aborted"
+		f.Cause = "a proxy or middleware has a time limit, for silence or in all, of about this length; it must be longer than KeepAlive, and than the longest answer"
+	case !kept && s.kit != nil:
+		f.Arrived = fmt.Sprintf("no keep-alive in %.0f s, with one due each %v", silence.Seconds(), livelyKeepAlive)
+		f.Effect = "proxies abort silent streams, since they see nothing of the keep-alives"
+		f.Cause, f.Doc = "middleware holds back or removes what is no event", docMiddleware
+	case !kept:
+		f.Arrived = fmt.Sprintf("no keep-alive in %.0f s", silence.Seconds())
+		f.Effect = "proxies abort silent streams: most do so after 60 s"
+		f.Cause, f.Doc = "Options.KeepAlive is off or longer than this, or a proxy holds back or removes what is no event", docOptions
+	case !strings.HasSuffix(p.body, "data: {\"content\":\"x\"}\n\ndata: [DONE]\n\n"):
+		f.Arrived, f.Effect = p.show(), "the answer is incomplete"
+		f.Cause = "a proxy or middleware ended the stream after its silence"
+	default:
+		return nil
+	}
+	r.found(f)
+	return nil
+}
+
+// checkFailure: the engine fails after its first fragment.
+func (s *stack) checkFailure(ctx context.Context, r *Result) error {
+	aborts := s.kit.aborts()
+	p := s.play(ctx, true, request{},
+		probe.Step{Text: "Once"},
+		probe.Step{Await: probe.AwaitTime, Millis: 50}, // so that the fragment is on its way alone
+		probe.Step{Fail: &probe.Failure{Status: http.StatusServiceUnavailable, Detail: "The probe has failed", RetryAfter: 7}})
+	p.whole(ctx)
+	const event = "event: error\ndata: {\"detail\":\"The probe has failed\",\"status\":503,\"retry_after\":7}\n\n"
+	f := Finding{Sent: "the engine yielded a fragment, and then failed", Arrived: p.show(), Doc: docMiddleware}
+	cannotFlush := s.kit != nil && s.kit.lastWriter().cannotFlush()
+	switch {
+	case p.err == nil && strings.Contains(p.body, "[DONE]"):
+		f.Effect, f.Cause = incomplete, "a proxy or middleware appends the end of a complete answer"
+	case p.err == nil:
+		f.Arrived += ", and the normal end of a response"
+		f.Effect = incomplete + ", unless they know the error event"
+		f.Cause = s.whoHidTheAbort(ctx, p, aborts)
+		if s.kit == nil {
+			f.Doc = docProxies
+		}
+	case !strings.Contains(p.body, event) && !cannotFlush:
+		f.Effect = "clients see an aborted connection and not why, nor when to try again"
+		f.Cause = "a proxy or middleware collects the end of the stream, and drops it when the connection is aborted"
+	default:
+		return nil
+	}
+	r.found(f)
+	return nil
+}
+
+// whoHidTheAbort says why an aborted answer has a normal end.
+func (s *stack) whoHidTheAbort(ctx context.Context, p *play, before aborts) string {
+	if s.kit != nil {
+		after := s.kit.aborts()
+		switch {
+		case after.left > before.left:
+			return "the panic with http.ErrAbortHandler has left the application's handler; what serves it does not abort"
+		case after.begun > before.begun:
+			return "middleware recovers the panic with http.ErrAbortHandler and does not panic again with it (gin.Recovery and gorilla's RecoveryHandler do not)"
+		}
+		return "a proxy or an adaptor between passes the end of an aborted response on as a normal one"
+	}
+	cause := "middleware swallows http.ErrAbortHandler, or a proxy speaks HTTP/1.0 to the service"
+	if run, err := s.see(ctx, p, probe.Begun, 0, 0); err == nil && strings.EqualFold(run.Header["Connection"], "close") {
+		return "a proxy speaks HTTP/1.0 to the service, since its requests have Connection: close (nginx before 1.29.7 without proxy_http_version 1.1)"
+	}
+	return cause
+}
+
+// checkEarlyFailure: the engine fails before its first fragment.
+func (s *stack) checkEarlyFailure(ctx context.Context, r *Result) error {
+	fail := probe.Step{Fail: &probe.Failure{Status: http.StatusServiceUnavailable, Detail: "The probe has failed", RetryAfter: 7}}
+	for _, stream := range []bool{true, false} {
+		p := s.play(ctx, stream, request{}, fail)
+		p.whole(ctx)
+		if p.status == http.StatusServiceUnavailable && p.header.Get("Retry-After") == "7" && p.detail() == "The probe has failed" && p.err == nil {
+			continue
+		}
+		r.found(Finding{
+			Sent:    fmt.Sprintf("the engine failed before its first fragment, with 503 and a text (stream: %v)", stream),
+			Arrived: p.show("Content-Type", "Retry-After"),
+			Effect:  "clients do not learn what is wrong, nor when to try again",
+			Cause:   "a proxy or middleware replaces 5xx responses with pages of its own, or tries again itself",
+			Doc:     docChecks,
+		})
+		return nil
+	}
+	return nil
+}
+
+// disconnectPatience is how long an engine waits for its cancellation.
+const disconnectPatience = 2 * patience
+
+// checkDisconnect disconnects at three points of an answer, at the same time.
+func (s *stack) checkDisconnect(ctx context.Context, r *Result) error {
+	const during = "during a stream"
+	waits := probe.Step{Await: probe.AwaitCancel, Millis: probe.In(disconnectPatience)}
+	cases := []struct {
+		when   string
+		stream bool
+		steps  []probe.Step
+	}{
+		{during, true, []probe.Step{{Text: "x"}, waits}},
+		{"before the first fragment of a stream", true, []probe.Step{waits}},
+		{"before a JSON response", false, []probe.Step{waits}},
+	}
+	runs, failures := make([]probe.Run, len(cases)), make([]error, len(cases))
+	var all sync.WaitGroup
+	for i, c := range cases {
+		all.Go(func() {
+			alone := s.alone()
+			defer alone.close()
+			p := alone.play(ctx, c.stream, request{timeout: time.Minute}, c.steps...)
+			defer p.disconnect()
+			if _, failures[i] = s.see(ctx, p, probe.Yielded, len(c.steps)-1, patience); failures[i] != nil {
+				return
+			}
+			p.wait(ctx, patience, func() bool { return len(p.arrivals) >= len(c.steps)-1 }) // if the stack buffers, nothing arrives
+			p.disconnect()
+			runs[i], failures[i] = s.see(ctx, p, probe.Ended, 0, disconnectPatience+patience)
+		})
+	}
+	all.Wait()
+	var missed []string
+	for i, c := range cases {
+		if failures[i] != nil {
+			return failures[i]
+		}
+		r.note("a disconnect %s: %s after %d ms", c.when, runs[i].Ending, runs[i].EndedAt/1000)
+		if runs[i].Ending != probe.Cancelled {
+			missed = append(missed, c.when)
+		}
+	}
+	if len(missed) == 0 {
+		return nil
+	}
+	f := Finding{
+		Sent:    "the client disconnected " + strings.Join(missed, ", and another "),
+		Arrived: fmt.Sprintf("the engine's context was not cancelled for %v", disconnectPatience),
+		Effect:  "models go on for users who have gone, and you pay for it; slots stay taken",
+		Cause:   "a proxy does not pass disconnects on (HAProxy without option abortonclose, nginx with proxy_ignore_client_abort)",
+		Doc:     docProxies,
+	}
+	if s.kit != nil {
+		f.Cause = "middleware replaces the request's context with one that does not end with it, or runs the API in another request or goroutine, as fiber's adaptor does"
+		f.Doc = docChecks
+	}
+	r.found(f)
+	return nil
+}
+
+// checkSlowReader: the engine yields until a write has to wait for the client.
+func (s *stack) checkSlowReader(ctx context.Context, r *Result) error {
+	const fragment, times = 4 << 10, 12 << 10 // 48 MiB
+	s = s.alone()
+	defer s.close()
+	p := s.play(ctx, true, request{slow: 512, timeout: time.Minute}, probe.Step{Text: strings.Repeat("x", fragment), Times: times})
+	defer p.disconnect()
+	run, err := s.see(ctx, p, probe.Quiet, 0, 4*patience)
+	if err != nil {
+		return err
+	}
+	r.note("a client that does not read stops its model after %s", bytesText(run.Bytes))
+	if run.Ending != probe.Complete {
+		return nil
+	}
+	r.found(Finding{
+		Sent:    "the engine yielded 48 MiB to a client that did not read",
+		Arrived: "all of it was taken from the engine",
+		Effect:  "answers of slow clients pile up in memory or on disk",
+		Cause:   "a proxy or middleware buffers responses without a bound",
+		Doc:     docProxies,
+	})
+	return nil
+}
+
+// checkOnce counts how often the engine was called for each of three chats.
+func (s *stack) checkOnce(ctx context.Context, r *Result) error {
+	for _, c := range []struct {
+		what string
+		step probe.Step
+	}{
+		{"a chat that is answered", probe.Step{Text: "x"}},
+		{"a chat that gets a 503", probe.Step{Fail: &probe.Failure{Status: http.StatusServiceUnavailable, Detail: "The probe has failed"}}},
+		{"a chat whose connection is aborted before its response", probe.Step{Fail: &probe.Failure{}}},
+	} {
+		p := s.play(ctx, false, request{}, c.step)
+		p.whole(ctx)
+		runs, err := s.allRuns(ctx, p)
+		if err != nil {
+			return err
+		}
+		if len(runs) < 2 {
+			continue
+		}
+		r.found(Finding{
+			Sent:    c.what,
+			Arrived: fmt.Sprintf("the engine was called %d times; the client got %s", len(runs), p.show()),
+			Effect:  "each retry runs the model again, and costs as much as a complete answer",
+			Cause:   "a proxy or middleware sends requests again that have failed, or copies of them, POST included",
+			Doc:     docChecks,
+		})
+		return nil
+	}
+	return nil
+}
+
+// checkReuse sends requests one after the other.
+func (s *stack) checkReuse(ctx context.Context, r *Result) error {
+	s = s.alone()
+	defer s.close()
+	first := s.do(ctx, request{path: "/v1/bots"})
+	second := s.do(ctx, request{path: "/v1/bots"})
+	if err := errors.Join(first.err, second.err); err != nil {
+		return err
+	}
+	if second.reused {
+		return nil
+	}
+	r.found(Finding{
+		Sent:    "GET /v1/bots, and again",
+		Arrived: fmt.Sprintf("%s, %s; the second request needed a new connection", first.proto, first.show("Connection")),
+		Effect:  "each chat begins with the time of a new connection, and of TLS",
+		Cause:   "a proxy or middleware sends Connection: close, or keep-alive is turned off",
+		Doc:     docChecks,
+	})
+	return nil
+}
