@@ -20,10 +20,11 @@ import (
 // others that change these loggers; a [Log] is for other loggers.
 func Check(t *testing.T, mount func(api http.Handler) http.Handler, options ...Option) {
 	t.Helper()
-	m := stackcheck.Mounting{Mount: mount}
+	m := stackcheck.Mounting{Mount: mount, Log: new(stackcheck.Log)}
 	for _, o := range options {
 		o.apply(&m)
 	}
+	defer m.Log.Capture()()
 	_, err := stackcheck.Inspect(t.Context(), m, func(r stackcheck.Result) {
 		t.Run(r.Check, func(t *testing.T) { report(t, r) })
 	})

@@ -31,6 +31,7 @@ type stack struct {
 	client   *http.Client
 	bot      string // the slug of one that the service has
 	sent     *counter
+	failed   map[string]bool // names of checks that have found something
 
 	control *stack // gets the orders; nil: the stack itself
 	kit     *kit   // sees the handler from within; nil from outside

@@ -36,7 +36,6 @@ type Mounting struct {
 // not nil, gets each result.
 func Inspect(ctx context.Context, m Mounting, report func(Result)) ([]Result, error) {
 	k := newKit(m.Log)
-	defer k.log.capture()()
 	mounted := m.Mount(k)
 	if mounted == nil {
 		return nil, errors.New("mount returned nil")
@@ -54,6 +53,7 @@ type kit struct {
 	secret, key, livelyKey string
 	quiet, lively          http.Handler
 	log                    *Log
+	addresses              map[string]bool // of the kit's servers
 
 	mu     sync.Mutex
 	visits []visit
@@ -66,6 +66,7 @@ type visit struct {
 	path   string
 	limit  time.Duration // until the deadline of its context; 0: none
 	writer writerChain
+	server string // the address where the request came in; "" if that is no server of net/http
 }
 
 // aborts counts panics with http.ErrAbortHandler: those of the API, and those that have left
@@ -78,7 +79,7 @@ func newKit(l *Log) *kit {
 	if l == nil {
 		l = new(Log)
 	}
-	k := &kit{secret: rand.Text(), key: "botapitest-" + rand.Text(), livelyKey: "botapitest-" + rand.Text(), log: l}
+	k := &kit{secret: rand.Text(), key: "botapitest-" + rand.Text(), livelyKey: "botapitest-" + rand.Text(), log: l, addresses: make(map[string]bool)}
 	l.watch(k.keys()...)
 	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "1", Slug: kitBot, Name: "Probe", Model: "none"})
 	if err != nil {
@@ -105,6 +106,9 @@ func (k *kit) keys() []string { return []string{k.key, k.livelyKey} }
 // ServeHTTP is the API that is mounted.
 func (k *kit) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	v := visit{path: r.URL.Path, writer: chainOf(w)}
+	if address, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok {
+		v.server = address.String()
+	}
 	if deadline, has := r.Context().Deadline(); has {
 		v.limit = max(time.Until(deadline), time.Nanosecond)
 	}
@@ -165,6 +169,17 @@ func (k *kit) since(mark int) []visit {
 	return append([]visit(nil), k.visits[len(k.visits)-n:]...)
 }
 
+// sawSince reports whether there was a visit after a mark. Without a kit, nobody knows.
+func (k *kit) sawSince(mark int) bool { return len(k.since(mark)) > 0 }
+
+// isDirect reports whether the last request has reached the API in the server that the kit has
+// sent it to, so that there is middleware between and no proxy.
+func (k *kit) isDirect() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.visits) > 0 && k.addresses[k.visits[len(k.visits)-1].server]
+}
+
 // lastWriter is that of the last request that has reached the API.
 func (k *kit) lastWriter() writerChain {
 	k.mu.Lock()
@@ -216,6 +231,9 @@ func (k *kit) serve(mounted http.Handler, m Mounting) (stacks []*stack, closeAll
 	secure := httptest.NewUnstartedServer(k.outermost(mounted))
 	secure.EnableHTTP2, secure.Config.ErrorLog = true, k.errorLog()
 	secure.StartTLS()
+	k.mu.Lock()
+	k.addresses[strings.TrimPrefix(plain.url, "http://")], k.addresses[secure.Listener.Addr().String()] = true, true
+	k.mu.Unlock()
 	closers = append(closers, func() { secure.CloseClientConnections(); secure.Close() })
 
 	target := func(url string, transport func() *http.Transport) Target {
@@ -300,8 +318,8 @@ func (l *Log) first() string {
 	return l.line
 }
 
-// capture has the default loggers of log and log/slog write to l, too, until restore is called.
-func (l *Log) capture() (restore func()) {
+// Capture has the default loggers of log and log/slog write to l, too, until restore is called.
+func (l *Log) Capture() (restore func()) {
 	logger, writer, flags := slog.Default(), log.Writer(), log.Flags()
 	own := fmt.Sprintf("%T", logger.Handler()) == "*slog.defaultHandler" // it writes to log's, and wrapped it would do so for ever
 	if !own {

@@ -19,7 +19,7 @@ var requestChecks = []check{
 	{name: checkBody, needs: []string{checkReach, checkKey}, run: (*stack).checkBody, chats: 4},
 	{name: checkErrors, needs: []string{checkReach, checkKey}, run: (*stack).checkErrors, chats: 5},
 	{name: "request headers arrive", needs: []string{checkReach, checkKey, checkBody}, probed: true, run: (*stack).checkHeaders, chats: 1 + tries},
-	{name: "the list is cached", needs: []string{checkReach, checkKey}, run: (*stack).checkList},
+	{name: checkList, needs: []string{checkReach, checkKey}, run: (*stack).checkList},
 	{name: "pages of other origins are allowed or not, everywhere alike", needs: []string{checkReach}, run: (*stack).checkCORS},
 }
 
@@ -174,7 +174,7 @@ func (s *stack) checkErrors(ctx context.Context, r *Result) error {
 	} {
 		mark := s.kit.mark()
 		got := s.do(ctx, c.req)
-		if got.status == c.status && got.isJSON() && got.header.Get(c.header) != "" {
+		if got.status == c.status && got.isJSON() && got.header.Get(c.header) != "" || s.failed[checkBody] && c.req.body == noBot {
 			continue
 		}
 		f := Finding{
@@ -188,7 +188,7 @@ func (s *stack) checkErrors(ctx context.Context, r *Result) error {
 		case got.isRedirect():
 			f.Effect = "clients that follow the redirect turn a POST into a GET"
 			f.Cause = "the router redirects paths that it finds untidy (RedirectTrailingSlash, StrictSlash); mount a whole subtree, without a method"
-		case (s.kit != nil && len(s.kit.since(mark)) == 0) || (!got.isJSON() && (got.status == 404 || got.status == 405)):
+		case got.header.Get("X-Request-Id") == "" && !s.kit.sawSince(mark) && (got.status == http.StatusNotFound || got.status == http.StatusMethodNotAllowed):
 			f.Cause = "the router replies itself: its route has a method, or is a single path; mount a whole subtree, without a method"
 		case got.status != c.status && got.isJSON():
 			f.Cause = "middleware changes the status of errors, or answers before the API does"

@@ -131,6 +131,9 @@ func Diagnose(ctx context.Context, target Target) ([]Result, error) {
 func runChecks(ctx context.Context, stacks []*stack, report func(Result)) []Result {
 	var results []Result
 	failed := make(map[string]bool)
+	for _, s := range stacks {
+		s.failed = failed
+	}
 	for _, c := range checks {
 		if !c.isFor(stacks[0].Secret != "", stacks[0].kit != nil) || ctx.Err() != nil {
 			continue
@@ -199,6 +202,7 @@ const (
 	checkWriter    = "the handler can flush and set deadlines"
 	checkOneByOne  = "fragments arrive one by one"
 	checkOnce      = "each chat runs once"
+	checkList      = "the list is cached"
 	checkErrors    = "errors keep their form"
 	checkFailure   = "an incomplete answer looks incomplete"
 	checkTimeLimit = "chats have no time limit but the handler's own"
