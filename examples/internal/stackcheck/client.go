@@ -76,6 +76,7 @@ func (s *stack) begin(ctx context.Context) error {
 	if got.status == 0 {
 		return got.err
 	}
+	s.protocol = got.proto
 	var bots []struct{ Slug string }
 	if got.status == http.StatusUnauthorized && strings.Contains(got.body, "Invalid API key") {
 		return errors.New("GET /v1/bots: the service rejects the key (401 Invalid API key)")
@@ -445,7 +446,9 @@ func (s *stack) allRuns(ctx context.Context, p *play) ([]probe.Run, error) {
 		asked = 1
 	}
 	for range asked {
-		one, err := s.alone().order(ctx, probe.Order{Chat: p.id, Do: probe.See, For: probe.Ended, Millis: probe.In(patience)})
+		alone := s.alone()
+		one, err := alone.order(ctx, probe.Order{Chat: p.id, Do: probe.See, For: probe.Ended, Millis: probe.In(patience)})
+		alone.close()
 		if err != nil {
 			return nil, err
 		}

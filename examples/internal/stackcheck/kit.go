@@ -236,35 +236,28 @@ func (k *kit) serve(mounted http.Handler, m Mounting) (stacks []*stack, closeAll
 	k.mu.Unlock()
 	closers = append(closers, func() { secure.CloseClientConnections(); secure.Close() })
 
-	target := func(url string, transport func() *http.Transport) Target {
-		return Target{URL: url, Key: k.key, Secret: k.secret, Transport: transport}
-	}
-	control := newStack(target(direct.url, nil))
+	target := Target{URL: direct.url, Key: k.key, Secret: k.secret, Origin: m.Origin, Transport: func() *http.Transport { return new(http.Transport) }}
+	control := newStack(target)
 	control.bot = kitBot
 	for _, v := range []struct {
 		name, url string
-		transport func() *http.Transport
+		set       func(*http.Protocols, bool)
 	}{
-		{"HTTP/1.1", plain.url, func() *http.Transport { return speaking(new(http.Transport), (*http.Protocols).SetHTTP1) }},
-		{"HTTP/2", secure.URL, func() *http.Transport {
-			return speaking(secure.Client().Transport.(*http.Transport).Clone(), (*http.Protocols).SetHTTP2)
-		}},
-		{"h2c", plain.url, func() *http.Transport { return speaking(new(http.Transport), (*http.Protocols).SetUnencryptedHTTP2) }},
+		{"HTTP/1.1", plain.url, (*http.Protocols).SetHTTP1},
+		{"HTTP/2", secure.URL, (*http.Protocols).SetHTTP2},
+		{"h2c", plain.url, (*http.Protocols).SetUnencryptedHTTP2},
 	} {
-		t := target(v.url+m.Prefix, v.transport)
-		t.Origin = m.Origin
-		s := newStack(t)
+		t := target
+		t.URL = v.url + m.Prefix
+		if v.url == secure.URL {
+			t.Transport = secure.Client().Transport.(*http.Transport).Clone
+		}
+		s := newStack(t.speaking(v.set))
 		s.protocol, s.bot, s.control, s.kit = v.name, kitBot, control, k
 		stacks, closers = append(stacks, s), append([]func(){s.close}, closers...)
 	}
 	closers = append([]func(){control.close}, closers...)
 	return stacks, closeAll, nil
-}
-
-func speaking(transport *http.Transport, set func(*http.Protocols, bool)) *http.Transport {
-	transport.Protocols = new(http.Protocols)
-	set(transport.Protocols, true)
-	return transport
 }
 
 type listening struct {

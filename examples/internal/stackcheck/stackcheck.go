@@ -28,8 +28,8 @@ type Target struct {
 	// keep-alive or after 20 seconds.
 	Silence time.Duration
 
-	// Transport returns a new transport, with connections of its own; nil is for one that
-	// speaks what the service does.
+	// Transport returns a new transport, with connections of its own; nil means one like
+	// http.DefaultTransport.
 	Transport func() *http.Transport
 }
 
@@ -94,18 +94,26 @@ type Plan struct {
 
 // PlanFor says how much Diagnose sends.
 func PlanFor(target Target) Plan {
-	var p Plan
-	for _, c := range checks {
-		if c.isFor(target.Secret != "", false) {
-			p.Checks, p.Chats, p.Tokens = p.Checks+1, p.Chats+c.chats, p.Tokens+c.tokens
-		}
+	p := Plan{Chats: 1} // the first order, which asks whether there is a probe
+	versions := 1
+	if target.isSecure() {
+		versions = 2
 	}
-	if target.Secret != "" {
-		p.Chats++ // the first order, which asks whether there is a probe
-		p.Tokens = 1
+	for _, c := range checks {
+		if !c.isFor(target.Secret != "", false) {
+			continue
+		}
+		times := versions
+		if c.once {
+			times = 1
+		}
+		p.Checks, p.Chats, p.Tokens = p.Checks+1, p.Chats+times*c.chats, p.Tokens+times*c.tokens
 	}
 	return p
 }
+
+// isSecure reports whether the service may speak HTTP/2.
+func (t Target) isSecure() bool { return strings.HasPrefix(strings.ToLower(t.URL), "https:") }
 
 func (c check) isFor(probed, within bool) bool {
 	return (!c.probed || probed) && (!c.plain || !probed) && (!c.within || within)
@@ -114,8 +122,8 @@ func (c check) isFor(probed, within bool) bool {
 // ErrUnreachable and the errors that wrap it say why nothing could be checked.
 var ErrUnreachable = errors.New("the service cannot be checked")
 
-// Diagnose runs the checks against a service. With an error, which wraps ErrUnreachable, there
-// are no results.
+// Diagnose runs the checks against a service: on HTTP/2 if it speaks that, and on HTTP/1.1. With
+// an error, which wraps ErrUnreachable, there are no results.
 func Diagnose(ctx context.Context, target Target) ([]Result, error) {
 	s := newStack(target)
 	s.sent.bound = int64(PlanFor(target).Chats)
@@ -123,7 +131,29 @@ func Diagnose(ctx context.Context, target Target) ([]Result, error) {
 	if err := s.begin(ctx); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
 	}
-	return runChecks(ctx, []*stack{s}, nil), ctx.Err()
+	stacks := []*stack{s}
+	if s.protocol == "HTTP/2.0" {
+		older := newStack(s.Target.speaking((*http.Protocols).SetHTTP1))
+		older.protocol, older.bot, older.sent = "HTTP/1.1", s.bot, s.sent
+		defer older.close()
+		stacks = append(stacks, older)
+	}
+	return runChecks(ctx, stacks, nil), ctx.Err()
+}
+
+// speaking returns a target with transports for one version of HTTP.
+func (t Target) speaking(set func(*http.Protocols, bool)) Target {
+	transport := t.Transport
+	t.Transport = func() *http.Transport {
+		made := transport()
+		if made.TLSClientConfig != nil {
+			made.TLSClientConfig.NextProtos = nil // net/http may have named HTTP/2 there
+		}
+		made.TLSNextProto, made.Protocols = nil, new(http.Protocols)
+		set(made.Protocols, true)
+		return made
+	}
+	return t
 }
 
 // runChecks runs each check of the table on each stack, which differ in the version of HTTP,

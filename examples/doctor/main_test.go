@@ -1,0 +1,239 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/botapitest"
+	"github.com/matryer/is"
+)
+
+const (
+	apiKey = "the-key-of-the-doctor"
+	secret = "the-secret-of-the-doctor"
+)
+
+// newAPI returns one process of a service. Each call of its model is counted.
+func newAPI(t *testing.T, calls *atomic.Int64, change ...func(*botapi.Options)) http.Handler {
+	t.Helper()
+	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "1", Slug: "parrot", Name: "Parrot", Model: "parrot-1"})
+	is.New(t).NoErr(err)
+	model := botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			calls.Add(1)
+			for i := range 20 {
+				if !yield(strconv.Itoa(i)+" ", nil) {
+					return
+				}
+			}
+		}
+	})
+	o := botapi.Options{
+		Bots:      bots,
+		Keys:      botapi.StaticKeys(map[string]string{apiKey: "doctor"}),
+		Engine:    botapitest.Probed(model, secret),
+		KeepAlive: 50 * time.Millisecond,
+		Logger:    slog.New(slog.DiscardHandler),
+	}
+	for _, c := range change {
+		c(&o)
+	}
+	return botapi.New(o)
+}
+
+// serve returns the address of a service. It counts its chats.
+func serve(t *testing.T, chats *atomic.Int64, h http.Handler) string {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost && r.URL.Path == "/v1/chat" {
+			chats.Add(1)
+		}
+		h.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+type outcome struct {
+	code           int
+	stdout, stderr string
+}
+
+func doctor(t *testing.T, args ...string) outcome {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	code := run(t.Context(), args, &stdout, &stderr)
+	return outcome{code, stdout.String(), stderr.String()}
+}
+
+func TestHealthyService(t *testing.T) {
+	var calls, chats atomic.Int64
+	address := serve(t, &chats, newAPI(t, &calls))
+	for _, c := range []struct {
+		args  []string
+		calls int64
+	}{
+		{[]string{address, "--key", apiKey, "--secret", secret}, 0},
+		{[]string{"--secret=" + secret, "--key", apiKey, address + "/v1/"}, 0},
+		{[]string{address, "--key", apiKey}, 2},
+	} {
+		is := is.New(t)
+		calls.Store(0)
+		chats.Store(0)
+		got := doctor(t, c.args...)
+		is.Equal(got.code, healthy)
+		is.True(regexp.MustCompile(`^✓ ` + address + `: \d+ checks, nothing found\.\n$`).MatchString(got.stdout))
+		is.Equal(calls.Load(), c.calls) // tokens
+		var announced int64
+		_, err := fmt.Sscanf(got.stderr, "Sending at most %d chats", &announced)
+		is.NoErr(err)
+		is.True(chats.Load() > 0 && chats.Load() <= announced)
+		t.Logf("%d of %d chats", chats.Load(), announced)
+	}
+}
+
+// A service with several processes: each order must find the one that has the chat.
+func TestReplicas(t *testing.T) {
+	is := is.New(t)
+	var calls, chats, turn atomic.Int64
+	replicas := []http.Handler{newAPI(t, &calls), newAPI(t, &calls), newAPI(t, &calls)}
+	address := serve(t, &chats, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		replicas[turn.Add(1)%3].ServeHTTP(w, r)
+	}))
+	got := doctor(t, address, "--key", apiKey, "--secret", secret)
+	is.Equal(got.stdout[:len("✓")], "✓")
+	is.Equal(got.code, healthy)
+}
+
+func TestHTTP2(t *testing.T) {
+	is := is.New(t)
+	var calls atomic.Int64
+	server := httptest.NewUnstartedServer(newAPI(t, &calls))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	old := http.DefaultTransport
+	t.Cleanup(func() { http.DefaultTransport = old })
+	http.DefaultTransport = server.Client().Transport // it trusts the server's certificate
+	got := doctor(t, server.URL, "--key", apiKey, "--secret", secret, "--json")
+	is.Equal(got.code, healthy)
+	is.True(strings.Contains(got.stdout, "the response is HTTP/2.0"))
+	is.True(strings.Contains(got.stdout, "the response is HTTP/1.1"))
+}
+
+func TestFindings(t *testing.T) {
+	var calls, chats atomic.Int64
+	for _, c := range []struct {
+		name  string
+		h     http.Handler
+		check string
+	}{
+		{"middleware that collects", http.TimeoutHandler(newAPI(t, &calls), time.Minute, ""), "fragments arrive one by one"},
+		{"middleware that recovers", recovering(newAPI(t, &calls)), "an incomplete answer looks incomplete"},
+		{"no keep-alives", newAPI(t, &calls, func(o *botapi.Options) { o.KeepAlive = -1 }), "a silent stream stays open"},
+		{"a short time limit", limiting(newAPI(t, &calls, func(o *botapi.Options) { o.KeepAlive = -1 })), "a silent stream stays open"},
+		{"a context without an end", endless(newAPI(t, &calls, func(o *botapi.Options) { o.KeepAlive = time.Minute / 4 })), "a disconnect stops the model"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			is := is.New(t)
+			address := serve(t, &chats, c.h)
+			got := doctor(t, address, "--key", apiKey, "--secret", secret)
+			t.Log(got.stdout)
+			is.Equal(got.code, hasFindings)
+			is.True(regexp.MustCompile(`(?m)^✗ +` + c.check + ` .* (docs/|README)[^ ]*#`).MatchString(got.stdout))
+			is.True(!strings.Contains(got.stdout, "?"))
+		})
+	}
+}
+
+// Without a secret, less can be seen.
+func TestFindingsWithoutAProbe(t *testing.T) {
+	is := is.New(t)
+	var calls, chats atomic.Int64
+	got := doctor(t, serve(t, &chats, http.TimeoutHandler(newAPI(t, &calls), time.Minute, "")), "--key", apiKey)
+	is.Equal(got.code, hasFindings)
+	is.True(strings.Contains(got.stdout, "✗ an answer of a bot arrives"))
+}
+
+func TestJSON(t *testing.T) {
+	is := is.New(t)
+	var calls, chats atomic.Int64
+	got := doctor(t, serve(t, &chats, recovering(newAPI(t, &calls))), "--key", apiKey, "--secret", secret, "--json")
+	is.Equal(got.code, hasFindings)
+	var printed struct {
+		Code    int
+		Results []struct {
+			Check    string
+			Findings []struct{ Sent, Arrived, Effect, Cause, Doc string }
+			Clock    []struct{ Yielded, Arrived float64 }
+		}
+	}
+	is.NoErr(json.Unmarshal([]byte(got.stdout), &printed))
+	is.Equal(printed.Code, hasFindings)
+	clocks, findings := 0, 0
+	for _, r := range printed.Results {
+		clocks, findings = clocks+len(r.Clock), findings+len(r.Findings)
+	}
+	is.Equal(clocks, 6)
+	is.Equal(findings, 1)
+}
+
+func TestWhatCannotBeChecked(t *testing.T) {
+	var calls, chats atomic.Int64
+	address := serve(t, &chats, newAPI(t, &calls))
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{address, "--key", "wrong"}, "rejects the key"},
+		{[]string{address, "--key", apiKey, "--secret", "another-secret-of-it"}, "does the service have Engine: botapitest.Probed"},
+		{[]string{"http://127.0.0.1:1", "--key", apiKey}, "refused"},
+		{[]string{address, "--key", apiKey, "more"}, "one address"},
+		{[]string{"chat.example.com", "--key", apiKey}, "is no address"},
+		{[]string{address, "--key", apiKey, "--silence", "1h"}, "5 minutes"},
+		{[]string{address, "--colour"}, "not defined"},
+	} {
+		is := is.New(t)
+		got := doctor(t, c.args...)
+		is.Equal(got.code, notChecked)
+		is.True(strings.Contains(got.stderr, c.says))
+		is.Equal(got.stdout, "")
+		is.True(!strings.Contains(got.stderr, apiKey))
+	}
+	is.New(t).True(calls.Load() <= 1) // a wrong secret costs one chat
+}
+
+func recovering(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() { _ = recover() }()
+		h.ServeHTTP(w, r)
+	})
+}
+
+func endless(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(w, r.WithContext(context.WithoutCancel(r.Context())))
+	})
+}
+
+// limiting aborts a chat that takes longer than three seconds.
+func limiting(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), 3*time.Second)
+		defer cancel()
+		h.ServeHTTP(w, r.WithContext(ctx))
+	})
+}
