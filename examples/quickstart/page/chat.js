@@ -173,7 +173,9 @@ function noteOnBots() {
 }
 
 function drawList() {
-  list.draw(bots, conversations(), chat && { bot: chat.conversation.bot.uid, id: chat.conversation.id });
+  const known = conversations();
+  list.draw(bots, known, chat && { bot: chat.conversation.bot.uid, id: chat.conversation.id });
+  $("app").classList.toggle("alone", bots.length === 1 && known.length === 0); // there is no list to go back to; :has() would look for it at each new text
 }
 
 // conversations returns the stored conversations, those that the store had no
