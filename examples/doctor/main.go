@@ -10,7 +10,8 @@
 //
 // Without a secret, the doctor checks what it can see alone, with two or four chats that a model
 // answers. It prints what is wrong, and otherwise one line. The exit code is 0 if nothing is wrong, 1
-// if something is, and 2 if the service could not be checked.
+// if something is, and 2 if the service could not be checked (go run itself makes 1 of every code
+// but 0).
 package main
 
 import (
@@ -25,7 +26,6 @@ import (
 	"os"
 	"os/signal"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"example.com/botapi/examples/internal/stackcheck"
@@ -132,7 +132,8 @@ func announcement(target stackcheck.Target, plan stackcheck.Plan) string {
 		return fmt.Sprintf("Sending at most %d chats to %s. %d of them are answered by a model. Without --secret, what only the service sees is not checked.",
 			plan.Chats, target.URL, plan.Tokens)
 	}
-	return fmt.Sprintf("Sending at most %d chats to %s. The probe answers them, so that they cost no tokens.", plan.Chats, target.URL)
+	return fmt.Sprintf("Sending at most %d chats to %s, if it has many replicas, and otherwise a third. The probe answers them, so that they cost no tokens.",
+		plan.Chats, target.URL)
 }
 
 func codeOf(results []stackcheck.Result) int {
@@ -166,26 +167,29 @@ func writeTable(w io.Writer, target stackcheck.Target, results []stackcheck.Resu
 		_, err := fmt.Fprintf(w, "✓ %s: %d checks, nothing found.\n", target.URL, len(results))
 		return err
 	}
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	var details strings.Builder
+	width := 0
+	for _, r := range results {
+		width = max(width, len(r.Check))
+	}
+	var rows, details strings.Builder
+	row := func(mark, check, sentence string) {
+		fmt.Fprintln(&rows, strings.TrimRight(fmt.Sprintf("%s  %-*s  %s", mark, width, check, sentence), " "))
+	}
 	for _, r := range results {
 		switch {
 		case len(r.Findings) > 0:
 			for _, f := range r.Findings {
-				fmt.Fprintf(table, "✗\t%s\t%s\t%s\n", r.Check, f.Effect, f.Doc)
+				row("✗", r.Check, f.Effect+" ("+f.Doc+")")
 				fmt.Fprintf(&details, "\n✗ %s\n  %s\n", r.Check, strings.ReplaceAll(f.String(), "\n", "\n  "))
 			}
 		case r.Problem != "":
-			fmt.Fprintf(table, "?\t%s\tcould not be checked: %s\t\n", r.Check, r.Problem)
+			row("?", r.Check, "could not be checked: "+r.Problem)
 		case r.Skipped != "":
-			fmt.Fprintf(table, "-\t%s\t%s\t\n", r.Check, r.Skipped)
+			row("-", r.Check, r.Skipped)
 		default:
-			fmt.Fprintf(table, "✓\t%s\t\t\n", r.Check)
+			row("✓", r.Check, "")
 		}
 	}
-	if err := table.Flush(); err != nil {
-		return err
-	}
-	_, err := io.WriteString(w, details.String())
+	_, err := io.WriteString(w, rows.String()+details.String())
 	return err
 }

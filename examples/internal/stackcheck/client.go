@@ -301,11 +301,10 @@ func (a *answer) whole(ctx context.Context) {
 	defer a.mu.Unlock()
 }
 
-// text is what has arrived so far.
-func (a *answer) text() string {
+func (a *answer) hasEnded() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.body
+	return a.ended
 }
 
 // disconnect disconnects the client.
@@ -400,7 +399,7 @@ func (s *stack) order(ctx context.Context, o probe.Order) (probe.Seen, error) {
 
 // tries is how often an order is sent until it has reached the process that knows the chat: the
 // chat itself may still be on its way, and the service may have several replicas.
-const tries = 12
+const tries = 10
 
 // ask is order for a chat that has been started.
 func (s *stack) ask(ctx context.Context, o probe.Order) (probe.Run, error) {

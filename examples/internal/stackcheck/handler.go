@@ -46,8 +46,6 @@ func chainOf(w http.ResponseWriter) writerChain {
 	return c
 }
 
-func (c writerChain) cannotFlush() bool { return !c.flushes }
-
 func (c writerChain) isTimeoutHandler() bool {
 	return len(c.types) > 0 && c.types[len(c.types)-1] == "*http.timeoutWriter"
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -37,7 +38,7 @@ const (
 	late       = "users wait for the end of an answer and then see all of it"
 )
 
-// ask is a stream of three fragments, without a wait.
+// threeFragments are threeEvents, without a wait.
 func threeFragments() []probe.Step {
 	return []probe.Step{{Text: "Good "}, {Text: "morning, "}, {Text: "Grüße"}}
 }
@@ -146,8 +147,8 @@ func (s *stack) checkJSONAnswer(ctx context.Context, r *Result, prompt string) e
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// A step of lockstep: the engine yields a fragment and waits; it goes on when the client has
-// the fragment.
+// lockstepFragments is how many fragments the engine yields, each when the client has the one
+// before.
 const lockstepFragments = 6
 
 func (s *stack) checkOneByOne(ctx context.Context, r *Result) error {
@@ -162,7 +163,7 @@ func (s *stack) checkOneByOne(ctx context.Context, r *Result) error {
 		Sent:    "the engine yielded a fragment, and waited until the client has it",
 		Arrived: delayed,
 		Effect:  late,
-		Cause:   "a proxy or middleware collects the response",
+		Cause:   "a proxy or middleware collects the response (http.TimeoutHandler, a wrapper without Flush and Unwrap, a proxy that ignores X-Accel-Buffering)",
 		Doc:     docProxies,
 	}
 	if s.kit != nil && s.kit.isDirect() {
@@ -200,13 +201,16 @@ func (s *stack) lockstep(ctx context.Context, r *Result, req request) (delayed s
 	var delays, trips []time.Duration
 	last := p.begun
 	for i := range lockstepFragments {
-		if !p.wait(ctx, patience, func() bool { return len(p.arrivals) > i }) {
+		if !p.wait(ctx, patience, func() bool { return len(p.arrivals) > i && !p.ended }) {
+			if p.hasEnded() { // perhaps with all that was collected
+				return p.show("Content-Type"), nil
+			}
 			// The fragment counts as delayed only if the engine has been rid of it for long.
 			run, err := s.see(ctx, p, probe.Yielded, i+1, patience)
 			if err != nil {
 				return "", err
 			}
-			if p.wait(ctx, patience/2, func() bool { return len(p.arrivals) > i }) {
+			if p.wait(ctx, patience/2, func() bool { return len(p.arrivals) > i && !p.ended }) {
 				continue
 			}
 			if run.Yielded <= i {
@@ -227,28 +231,22 @@ func (s *stack) lockstep(ctx context.Context, r *Result, req request) (delayed s
 	return "", s.checkDelay(r, delays[1:], trips)
 }
 
-// checkDelay: noise only makes a delay longer, so that the shortest of several is the stack's.
+// checkDelay compares how long fragments took with how long complete responses did. Noise makes
+// both longer.
 func (s *stack) checkDelay(r *Result, delays, trips []time.Duration) error {
-	delay, trip := minimum(delays), minimum(trips)
+	slices.Sort(delays)
+	delay, trip := delays[1], slices.Max(trips)
 	if s.kit != nil || delay-trip < 100*time.Millisecond {
 		return nil
 	}
 	r.found(Finding{
-		Sent:    "the engine yielded six fragments, each when the client had the one before",
-		Arrived: fmt.Sprintf("each at least %d ms after it was yielded; a complete JSON response takes %d ms", delay.Milliseconds(), trip.Milliseconds()),
+		Sent:    fmt.Sprintf("the engine yielded %d fragments, each when the client had the one before", lockstepFragments),
+		Arrived: fmt.Sprintf("they took %d ms and more, where complete responses took %d ms at most", delay.Milliseconds(), trip.Milliseconds()),
 		Effect:  "answers come in bursts",
 		Cause:   "a proxy waits whether more arrives: HAProxy without option http-no-delay does so for 200 ms",
 		Doc:     docProxies,
 	})
 	return nil
-}
-
-func minimum(of []time.Duration) time.Duration {
-	least := of[0]
-	for _, d := range of {
-		least = min(least, d)
-	}
-	return least
 }
 
 // clock notes when each fragment of a chat was yielded, and when it arrived.
@@ -474,7 +472,7 @@ func (s *stack) checkDisconnect(ctx context.Context, r *Result) error {
 		Sent:    "the client disconnected " + strings.Join(missed, ", and another "),
 		Arrived: fmt.Sprintf("the engine's context was not cancelled for %v", disconnectPatience),
 		Effect:  "models go on for users who have gone, and you pay for it; slots stay taken",
-		Cause:   "a proxy does not pass disconnects on (HAProxy without option abortonclose, nginx with proxy_ignore_client_abort)",
+		Cause:   "a proxy does not pass disconnects on (HAProxy without option abortonclose in its defaults, nginx with proxy_ignore_client_abort)",
 		Doc:     docProxies,
 	}
 	if s.kit != nil && s.kit.isDirect() {
@@ -517,7 +515,7 @@ func (s *stack) checkOnce(ctx context.Context, r *Result) error {
 		step probe.Step
 	}{
 		{"a chat that is answered", probe.Step{Text: "x"}},
-		{"a chat that gets a 503", probe.Step{Fail: &probe.Failure{Status: http.StatusServiceUnavailable, Detail: "The probe has failed"}}},
+		{"a chat that gets a 503", probe.Step{Fail: &probe.Failure{Status: http.StatusServiceUnavailable, Detail: "The probe has failed", RetryAfter: 1}}},
 		{"a chat whose connection is aborted before its response", probe.Step{Fail: &probe.Failure{}}},
 	} {
 		p := s.play(ctx, false, request{}, c.step)
