@@ -1,0 +1,249 @@
+package botapitest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"example.com/botapi"
+)
+
+// Keys is a [botapi.KeyVerifier] for [TestKeys], and what it should do. Verifier, Good and Bad
+// are required.
+type Keys struct {
+	// Verifier is the verifier.
+	Verifier botapi.KeyVerifier
+
+	// Good is a valid key, and Account what the verifier returns for it.
+	Good, Account string
+
+	// Bad is a key that has the form of a key and is not valid.
+	Bad string
+
+	// Failing is the verifier with a backend that fails, such as a database that was stopped.
+	Failing botapi.KeyVerifier
+
+	// Hanging is the verifier with a backend that does not respond, such as a locked table.
+	Hanging botapi.KeyVerifier
+}
+
+// TestKeys tests that a verifier keeps the contract of [botapi.KeyVerifier]: the good key, bad
+// keys, also such as only attackers send, contexts that are cancelled before a call and during
+// one, concurrent calls, and errors. Each subtest that fails says which sentence of the
+// contract was broken, what was called, what came back, and what a client would get. Run it
+// with -race.
+//
+// It calls the verifier some thousand times, with contexts of requests. A message shows only
+// the start of a key.
+func TestKeys(t *testing.T, k Keys) {
+	t.Helper()
+	switch {
+	case k.Verifier == nil:
+		t.Fatal("botapitest: Keys.Verifier is nil")
+	case !canBeKey(k.Good) || !canBeKey(k.Bad) || k.Good == k.Bad:
+		t.Fatal("botapitest: Keys.Good and Keys.Bad must be two keys without white space")
+	}
+	runChecks(t, keyChecks(k, patience))
+}
+
+// canBeKey reports whether the handler asks the verifier about a key.
+func canBeKey(key string) bool {
+	return key != "" && len(key) <= maxKey && !strings.ContainsFunc(key, unicode.IsSpace)
+}
+
+const maxKey = 8 << 10
+
+const (
+	ruleGood     rule = "VerifyKey returns the account of a valid key."
+	ruleBad      rule = "is returned by a KeyVerifier, alone or wrapped, for a key that is not valid."
+	ruleKeyError rule = "err decides the response, as that of a store or an engine does"
+)
+
+// A keyTest calls a verifier as the handler does.
+type keyTest struct {
+	Keys
+	limit time.Duration // for a call that does not return
+}
+
+func keyChecks(k Keys, limit time.Duration) []partCheck {
+	kt := keyTest{k, limit}
+	checks := []partCheck{
+		{name: "Cancellation", run: kt.during(kt.cancellation)}, // first, since a verifier may keep what its first call has found
+		{name: "NilErrors", run: kt.during(kt.nilErrors)},
+		{name: "Good", run: kt.during(kt.accepts)},
+		{name: "Bad", run: kt.during(kt.rejects)},
+		{name: "Concurrency", run: kt.during(kt.concurrency)},
+		{name: "Failing", lack: "Keys.Failing is nil"},
+		{name: "Hanging", lack: "Keys.Hanging is nil"},
+	}
+	optional(checks, "Failing", k.Failing != nil, kt.during(kt.failing))
+	optional(checks, "Hanging", k.Hanging != nil, kt.during(func(ctx context.Context) []problem {
+		return mustReturn(ctx, verifyKey(k.Good)+" of Keys.Hanging", limit, func(ctx context.Context) error {
+			_, err := k.Hanging.VerifyKey(ctx, k.Good)
+			return err
+		})
+	}))
+	return checks
+}
+
+func (kt keyTest) during(check func(context.Context) []problem) func() []problem {
+	return func() (found []problem) {
+		duringVerification(func(ctx context.Context) { found = check(ctx) })
+		return found
+	}
+}
+
+func (kt keyTest) verify(ctx context.Context, key string) result[string] {
+	return call(kt.limit, func() (string, error) { return kt.Verifier.VerifyKey(ctx, key) }).withoutNilError()
+}
+
+// verifyKey describes a call without showing the key.
+func verifyKey(key string) string {
+	start := []rune(key)
+	return fmt.Sprintf("VerifyKey(ctx, %q), a key of %d bytes", string(start[:min(len(start)/3, 6)])+"…", len(key))
+}
+
+// requestWith is what a client gets whose key was verified with a result.
+func requestWith(r result[string]) string {
+	if r.late {
+		return "no response: the handler sets no deadline"
+	}
+	s := serveAs("")
+	s.verify = func(context.Context, string) (string, error) { return r.replay() }
+	return s.list()
+}
+
+// withoutKey is the description of a result that does not show a key.
+func (kt keyTest) describe(r result[string], key string) string {
+	text := r.String()
+	for _, secret := range []string{key, kt.Good, kt.Bad} {
+		text = strings.ReplaceAll(text, secret, "[the key]")
+	}
+	return text
+}
+
+func (kt keyTest) problem(rule rule, called string, r result[string], key, hint string) problem {
+	return problem{rule, called, kt.describe(r, key), requestWith(r), hint}
+}
+
+func (kt keyTest) nilErrors(ctx context.Context) (found []problem) {
+	for _, key := range []string{kt.Good, kt.Bad} {
+		got := call(kt.limit, func() (string, error) { return kt.Verifier.VerifyKey(ctx, key) })
+		if isNilError(got.err) {
+			found = append(found, kt.problem(ruleKeyError, verifyKey(key), got, key, nilErrorHint))
+		}
+	}
+	return found
+}
+
+func (kt keyTest) accepts(ctx context.Context) []problem {
+	for range 3 { // a cache may have it later
+		got := kt.verify(ctx, kt.Good)
+		switch {
+		case !got.ok():
+			return []problem{kt.problem(ruleGood, verifyKey(kt.Good)+", Keys.Good", got, kt.Good, "")}
+		case got.value != kt.Account:
+			return []problem{kt.problem(ruleGood, verifyKey(kt.Good)+", Keys.Good", got, kt.Good, fmt.Sprintf("Keys.Account is %q", kt.Account))}
+		}
+	}
+	return nil
+}
+
+// rejects makes calls with keys that are not valid. They need not be UTF-8: a header has bytes.
+func (kt keyTest) rejects(ctx context.Context) (found []problem) {
+	good := kt.Good
+	for _, key := range []string{
+		kt.Bad, good + "x", "x" + good, good[:len(good)-1], good + "%", good + "'--", strings.Repeat("k", maxKey),
+		"%", "_", "*", "'or'1'='1", `"\`, "../..", "null", "0", "Ω", "\xff\xfe", good + "\xff", "$2a$10$",
+	} {
+		if key == good || !canBeKey(key) {
+			continue
+		}
+		for range 2 { // a cache may have it the second time
+			found = append(found, kt.mustReject(ctx, key)...)
+		}
+	}
+	return found
+}
+
+func (kt keyTest) mustReject(ctx context.Context, key string) []problem {
+	got := kt.verify(ctx, key)
+	chosen, isChosen := errors.AsType[*botapi.StatusError](got.err)
+	switch {
+	case got.returned() && (errors.Is(got.err, botapi.ErrInvalidKey) || isChosen && chosen.Status >= 400 && chosen.Status < 500):
+		return nil
+	case got.ok():
+		return []problem{kt.problem(ruleBad, verifyKey(key)+", which is not valid", got, key, "keys are compared in part, or a lookup in a map whose second value was not checked")}
+	}
+	return []problem{kt.problem(ruleBad, verifyKey(key)+", which is not valid", got, key, "the backend's own error was returned for a key that it does not know or cannot store")}
+}
+
+// cancellation cancels contexts before calls and during calls. Whether a call then succeeds
+// is its own affair, but it must return, must not lie, and must not affect other calls.
+func (kt keyTest) cancellation(ctx context.Context) (found []problem) {
+	const hint = "what a cancelled call has left is used again: a kept error, a connection or a lock that was not released"
+	for _, when := range []string{"cancelled before the call", "cancelled during the call"} {
+		rounds := 1
+		if when == "cancelled during the call" {
+			rounds = 40
+		}
+		for _, begin := range cancelling(ctx, when, rounds) {
+			cancelled, begun := make(chan result[string], 1), make(chan struct{})
+			go func() {
+				close(begun)
+				cancelled <- kt.verify(begin(), kt.Good)
+			}()
+			<-begun
+			time.Sleep(50 * time.Microsecond) // so that it is mostly the first
+			beside := kt.verify(ctx, kt.Good)
+			if got := <-cancelled; !got.returned() || errors.Is(got.err, botapi.ErrInvalidKey) {
+				return []problem{{ruleCancelled, verifyKey(kt.Good) + ", Keys.Good, with a context " + when, kt.describe(got, kt.Good), "nothing: it has disconnected", "a failed lookup is taken for a key that is not known"}}
+			}
+			if beside.late || isCancellation(beside.err) {
+				return []problem{kt.problem(ruleCancelled, verifyKey(kt.Good)+", Keys.Good, at the same time as a call whose context was "+when, beside, kt.Good,
+					"calls share one lookup, which has the context of the first; botapi.CacheKeys shares lookups without that")}
+			}
+		}
+		if got := kt.verify(ctx, kt.Good); got.late || isCancellation(got.err) {
+			return []problem{kt.problem(ruleCancelled, verifyKey(kt.Good)+", Keys.Good, right after a call whose context was "+when, got, kt.Good, hint)}
+		}
+		if got := kt.verify(cancelledContext(ctx), kt.Bad); got.ok() && !kt.verify(ctx, kt.Bad).ok() {
+			return []problem{kt.problem(ruleBad, verifyKey(kt.Bad)+", Keys.Bad, with a context cancelled before the call", got, kt.Bad, "a lookup that was cancelled counts as one that succeeded")}
+		}
+	}
+	return found
+}
+
+// concurrency verifies good and bad keys at the same time.
+func (kt keyTest) concurrency(ctx context.Context) []problem {
+	const callers, rounds = 8, 50
+	alone := map[string]result[string]{kt.Good: kt.verify(ctx, kt.Good), kt.Bad: kt.verify(ctx, kt.Bad)}
+	c := collector{}
+	c.run(callers, func(caller int) {
+		for i := range rounds {
+			key := kt.Good
+			if (caller+i)%2 == 0 {
+				key = kt.Bad
+			}
+			got, want := kt.verify(ctx, key), alone[key]
+			if got.ok() != want.ok() || got.ok() && got.value != want.value {
+				c.add(kt.problem(ruleConcurrent, verifyKey(key)+", at the same time as calls with another key", got, key, "the calls share a buffer, a hash or a connection"))
+				return
+			}
+		}
+	})
+	return c.found
+}
+
+func (kt keyTest) failing(ctx context.Context) (found []problem) {
+	called := verifyKey(kt.Good) + ", of Keys.Failing"
+	got := call(kt.limit, func() (string, error) { return kt.Failing.VerifyKey(ctx, kt.Good) }).withoutNilError()
+	if got.late || got.ok() || errors.Is(got.err, botapi.ErrInvalidKey) {
+		found = append(found, kt.problem(ruleBad, called, got, kt.Good, "an error of the backend is taken for a key that is not known: clients would ask their users for another key"))
+	}
+	return append(found, badStatus(got.err, called, requestWith(got))...)
+}

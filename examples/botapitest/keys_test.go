@@ -1,0 +1,217 @@
+package botapitest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"example.com/botapi"
+)
+
+var goodKeys = botapi.StaticKeys(map[string]string{"good-key": "acme"})
+
+// keysThat returns a verifier that calls f, which may call the good one.
+func keysThat(f func(ctx context.Context, key string) (string, error)) Keys {
+	return Keys{Verifier: botapi.KeyVerifierFunc(f)}
+}
+
+func failingKeys(err error) botapi.KeyVerifier {
+	return botapi.KeyVerifierFunc(func(context.Context, string) (string, error) { return "", err })
+}
+
+func TestBrokenKeys(t *testing.T) {
+	for _, c := range []struct {
+		name            string
+		broken          func() Keys
+		subtest, phrase string
+	}{
+		{"accepts every key", func() Keys {
+			return keysThat(func(context.Context, string) (string, error) { return "acme", nil })
+		}, "Bad", "the client: 200 []"},
+		{"accepts a key with more behind it", func() Keys {
+			return keysThat(func(ctx context.Context, key string) (string, error) {
+				if strings.HasPrefix(key, "good-key") {
+					return "acme", nil
+				}
+				return goodKeys.VerifyKey(ctx, key)
+			})
+		}, "Bad", "a key of 9 bytes"},
+		{"returns the database's own error for an unknown key", func() Keys {
+			return keysThat(func(ctx context.Context, key string) (string, error) {
+				account, err := goodKeys.VerifyKey(ctx, key)
+				if err != nil {
+					err = errors.New("sql: no rows in result set")
+				}
+				return account, err
+			})
+		}, "Bad", `the client: 500 {"detail":"Internal Server Error"}`},
+		{"fails for a key that is not UTF-8", func() Keys {
+			return keysThat(func(ctx context.Context, key string) (string, error) {
+				if !utf8.ValidString(key) {
+					return "", errors.New(`invalid byte sequence for encoding "UTF8"`)
+				}
+				return goodKeys.VerifyKey(ctx, key)
+			})
+		}, "Bad", "invalid byte sequence"},
+		{"fails for a long key", func() Keys {
+			return keysThat(func(ctx context.Context, key string) (string, error) {
+				if len(key) > 72 {
+					panic("bcrypt: password length exceeds 72 bytes")
+				}
+				return goodKeys.VerifyKey(ctx, key)
+			})
+		}, "Bad", "a key of 8192 bytes"},
+		{"returns another account", func() Keys {
+			return keysThat(func(ctx context.Context, key string) (string, error) {
+				_, err := goodKeys.VerifyKey(ctx, key)
+				return "ACME", err
+			})
+		}, "Good", `Keys.Account is "acme"`},
+		{"rejects the good key from the second time on", func() Keys {
+			var calls atomic.Int64
+			return keysThat(func(ctx context.Context, key string) (string, error) {
+				// calls of the subtest Good are one by one
+				if key == "good-key" && ctx.Done() == nil && calls.Add(1) == 45 {
+					return "", botapi.ErrInvalidKey
+				}
+				return goodKeys.VerifyKey(ctx, key)
+			})
+		}, "Good", "the client: 401"},
+		{"returns a typed nil error", func() Keys {
+			return keysThat(func(ctx context.Context, key string) (string, error) {
+				account, err := goodKeys.VerifyKey(ctx, key)
+				if err == nil {
+					err = nilWrong()
+				}
+				return account, err
+			})
+		}, "NilErrors", "the client: 500"},
+		{"does not return when its context is cancelled", func() Keys {
+			return keysThat(func(ctx context.Context, key string) (string, error) {
+				if ctx.Err() != nil && key == "good-key" {
+					select {}
+				}
+				return goodKeys.VerifyKey(ctx, key)
+			})
+		}, "Cancellation", "the call has not returned"},
+		{"says that a key is not valid when it was cancelled", func() Keys {
+			return keysThat(func(ctx context.Context, key string) (string, error) {
+				if ctx.Err() != nil {
+					return "", botapi.ErrInvalidKey
+				}
+				return goodKeys.VerifyKey(ctx, key)
+			})
+		}, "Cancellation", "a failed lookup is taken for a key that is not known"},
+		{"accepts a bad key when it was cancelled", func() Keys {
+			return keysThat(func(ctx context.Context, key string) (string, error) {
+				if ctx.Err() != nil {
+					return "", nil
+				}
+				return goodKeys.VerifyKey(ctx, key)
+			})
+		}, "Cancellation", "a lookup that was cancelled counts as one that succeeded"},
+		{"shares a lookup that has the context of the first", func() Keys { return Keys{Verifier: &sharedLookup{}} }, "Cancellation", "calls share one lookup"},
+		{"verifies the key of another call", func() Keys {
+			var presented atomic.Value
+			return keysThat(func(ctx context.Context, key string) (string, error) {
+				presented.Store(key)
+				time.Sleep(100 * time.Microsecond)
+				return goodKeys.VerifyKey(ctx, presented.Load().(string))
+			})
+		}, "Concurrency", "at the same time as calls with another key"},
+		{"says that a key is not valid when its database is stopped", func() Keys {
+			return Keys{Verifier: goodKeys, Failing: failingKeys(fmt.Errorf("verifying: %w", botapi.ErrInvalidKey))}
+		}, "Failing", "clients would ask their users for another key"},
+		{"accepts a key when its database is stopped", func() Keys { return Keys{Verifier: goodKeys, Failing: failingKeys(nil)} }, "Failing", "the client: 200"},
+		{"has no status when its database is stopped", func() Keys { return Keys{Verifier: goodKeys, Failing: failingKeys(botapi.StatusError{Status: 200})} }, "Failing", "a StatusError with the status 200"},
+		{"ignores cancellation of a query", func() Keys {
+			return Keys{Verifier: goodKeys, Hanging: botapi.KeyVerifierFunc(func(context.Context, string) (string, error) { select {} })}
+		}, "Hanging", "the context is not passed on to the backend"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			k := c.broken()
+			k.Good, k.Account, k.Bad = "good-key", "acme", "bad-key"
+			mustFail(t, keyChecks(k, brokenLimit), c.subtest, c.phrase)
+		})
+	}
+}
+
+// sharedLookup gives concurrent calls the result of one lookup, which has the context of the
+// first.
+type sharedLookup struct {
+	mu      sync.Mutex
+	lookups map[string]*sharedResult
+}
+
+type sharedResult struct {
+	done    chan struct{}
+	account string
+	err     error
+}
+
+func (s *sharedLookup) VerifyKey(ctx context.Context, key string) (string, error) {
+	s.mu.Lock()
+	l, isRunning := s.lookups[key]
+	if !isRunning {
+		l = &sharedResult{done: make(chan struct{})}
+		if s.lookups == nil {
+			s.lookups = map[string]*sharedResult{}
+		}
+		s.lookups[key] = l
+	}
+	s.mu.Unlock()
+	if !isRunning {
+		select {
+		case <-time.After(2 * time.Millisecond): // the database
+			l.account, l.err = goodKeys.VerifyKey(ctx, key)
+		case <-ctx.Done():
+			l.err = ctx.Err()
+		}
+		s.mu.Lock()
+		delete(s.lookups, key)
+		s.mu.Unlock()
+		close(l.done)
+	}
+	<-l.done
+	return l.account, l.err
+}
+
+func TestGoodKeys(t *testing.T) {
+	hanging := botapi.KeyVerifierFunc(func(ctx context.Context, _ string) (string, error) {
+		<-ctx.Done()
+		return "", ctx.Err()
+	})
+	slow := botapi.KeyVerifierFunc(func(ctx context.Context, key string) (string, error) {
+		select {
+		case <-time.After(time.Millisecond):
+			return goodKeys.VerifyKey(ctx, key)
+		case <-ctx.Done():
+			return "", ctx.Err()
+		}
+	})
+	throttled := botapi.KeyVerifierFunc(func(ctx context.Context, key string) (string, error) {
+		account, err := goodKeys.VerifyKey(ctx, key)
+		if err != nil {
+			err = &botapi.StatusError{Status: 429, Detail: "Too many requests with unknown API keys", RetryAfter: time.Second}
+		}
+		return account, err
+	})
+	for name, k := range map[string]Keys{
+		"StaticKeys":        {Verifier: goodKeys, Failing: failingKeys(errBackend), Hanging: hanging},
+		"CacheKeys":         {Verifier: botapi.CacheKeys(slow, time.Minute), Failing: botapi.CacheKeys(failingKeys(&botapi.StatusError{Status: 503}), time.Minute), Hanging: botapi.CacheKeys(hanging, time.Minute)},
+		"without a cache":   {Verifier: botapi.CacheKeys(slow, 0)},
+		"429 for bad keys":  {Verifier: throttled},
+		"context cancelled": {Verifier: slow},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k.Good, k.Account, k.Bad = "good-key", "acme", "bad-key"
+			TestKeys(t, k)
+		})
+	}
+}

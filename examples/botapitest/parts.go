@@ -1,0 +1,303 @@
+package botapitest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"example.com/botapi"
+)
+
+// This file has what TestStore, TestKeys and TestEngine share.
+
+// A rule is a sentence of a contract, or a part of one, as a doc comment of package botapi
+// has it.
+type rule string
+
+const (
+	ruleConcurrent rule = "It must be safe for concurrent use."
+	ruleStatus     rule = "4xx or 5xx; anything else becomes a 500, without the Detail"
+	ruleCancelled  rule = "is cancelled when the client disconnects"
+)
+
+// A problem is one call that broke a rule.
+type problem struct {
+	rule     rule
+	called   string
+	returned string // what came back
+	client   string // what a client would get
+	hint     string // the likely cause; may be empty
+}
+
+func (p problem) String() string {
+	text := fmt.Sprintf("the contract says: %q\ncalled:     %s\ncame back:  %s\nthe client: %s", string(p.rule), p.called, p.returned, p.client)
+	if p.hint != "" {
+		text += "\nperhaps:    " + p.hint
+	}
+	return text
+}
+
+// A partCheck is one subtest of a part.
+type partCheck struct {
+	name string
+	run  func() []problem // nil if there is nothing to check
+	lack string           // why there is nothing to check
+}
+
+// maxProblems is how many problems of one subtest are worth reading.
+const maxProblems = 5
+
+func runChecks(t *testing.T, checks []partCheck) {
+	t.Helper()
+	for _, check := range checks {
+		t.Run(check.name, func(t *testing.T) {
+			if check.run == nil {
+				t.Skip(check.lack)
+			}
+			problems := check.run()
+			for i, p := range problems {
+				if i == maxProblems {
+					t.Errorf("and %d more", len(problems)-maxProblems)
+					break
+				}
+				t.Errorf("%s", p)
+			}
+		})
+	}
+}
+
+const (
+	// promptly is how soon a part must return once its context is cancelled: the handler waits
+	// no longer for an engine.
+	promptly = 500 * time.Millisecond
+	// attempts is how often something may take longer than promptly: the machine may be busy.
+	attempts = 3
+	// patience is how long a call may take that nobody has cancelled, and one that was cancelled
+	// before it counts as one that never returns.
+	patience  = 10 * time.Second
+	unlimited = time.Hour
+)
+
+// A result is what a call came back with.
+type result[T any] struct {
+	value    T
+	err      error
+	panicked any
+	exited   bool // with runtime.Goexit, as t.FailNow does
+	late     bool // it has not come back
+}
+
+// call calls f in a goroutine of its own, which outlives a call that does not come back.
+func call[T any](limit time.Duration, f func() (T, error)) result[T] {
+	done := make(chan result[T], 1)
+	go func() {
+		r := result[T]{exited: true}
+		defer func() {
+			if v := recover(); v != nil {
+				r.panicked, r.exited = v, false
+			}
+			done <- r
+		}()
+		r.value, r.err = f()
+		r.exited = false
+	}()
+	select {
+	case r := <-done:
+		return r
+	case <-time.After(limit):
+		return result[T]{late: true}
+	}
+}
+
+// returned reports whether the call has returned, with or without an error.
+func (r result[T]) returned() bool { return !r.late && !r.exited && r.panicked == nil }
+
+// ok reports whether the call has succeeded.
+func (r result[T]) ok() bool { return r.returned() && r.err == nil }
+
+func (r result[T]) String() string {
+	switch {
+	case r.late:
+		return "nothing: the call has not returned"
+	case r.exited:
+		return "nothing: the call ended its goroutine with runtime.Goexit, as t.FailNow does"
+	case r.panicked != nil:
+		return fmt.Sprintf("a panic: %v", r.panicked)
+	case r.err == nil:
+		return fmt.Sprintf("%s, and no error", short(r.value))
+	}
+	return "the error " + describeError(r.err)
+}
+
+// replay returns to the handler what the call has returned to the suite.
+func (r result[T]) replay() (T, error) {
+	switch {
+	case r.exited:
+		runtime.Goexit()
+	case r.panicked != nil:
+		panic(r.panicked)
+	}
+	return r.value, r.err
+}
+
+// withoutNilError takes a typed nil error for none: the subtest NilErrors reports it.
+func (r result[T]) withoutNilError() result[T] {
+	if isNilError(r.err) {
+		r.err = nil
+	}
+	return r
+}
+
+// isNilError reports whether err is not nil, but holds a nil pointer.
+func isNilError(err error) bool {
+	if err == nil {
+		return false
+	}
+	switch v := reflect.ValueOf(err); v.Kind() {
+	case reflect.Pointer, reflect.Map, reflect.Slice, reflect.Func, reflect.Chan:
+		return v.IsNil()
+	}
+	return false
+}
+
+func describeError(err error) string {
+	if isNilError(err) {
+		return fmt.Sprintf("%T(nil), which is not nil", err)
+	}
+	return fmt.Sprintf("%.300q (%T)", err.Error(), err)
+}
+
+const (
+	nilErrorHint  = "a function that returns error declares a variable of a pointer type and returns it; return nil itself"
+	failureAsNone = "an error of the backend is taken for an empty result"
+)
+
+// badStatus returns the problem of an error that asks for a status that cannot be sent; nil
+// if there is none.
+func badStatus(err error, called, client string) []problem {
+	chosen, isChosen := errors.AsType[*botapi.StatusError](err)
+	if !isChosen || chosen.Status >= 400 && chosen.Status <= 599 {
+		return nil
+	}
+	return []problem{{ruleStatus, called, fmt.Sprintf("a StatusError with the status %d", chosen.Status), client, "the field Status was not set"}}
+}
+
+func short(value any) string {
+	switch value := value.(type) {
+	case botapi.Bot:
+		return describeBot(value)
+	case []botapi.Bot:
+		return describeBots(value)
+	}
+	return fmt.Sprintf("%.300q", fmt.Sprint(value))
+}
+
+func describeBot(bot botapi.Bot) string {
+	if bot == (botapi.Bot{}) {
+		return "an empty Bot"
+	}
+	return fmt.Sprintf("the bot %.200q", fmt.Sprintf("%+v", bot))
+}
+
+func describeBots(bots []botapi.Bot) string {
+	slugs := make([]string, len(bots))
+	for i, bot := range bots {
+		slugs[i] = fmt.Sprintf("%.80q", bot.Slug)
+	}
+	return fmt.Sprintf("%d bots: %.400s", len(bots), strings.Join(slugs, ", "))
+}
+
+// A service is a handler whose parts are functions, and which serves in memory: what a
+// client would get if a part returned this or that.
+type service struct {
+	bots   func(context.Context) ([]botapi.Bot, error)
+	bot    func(context.Context, string) (botapi.Bot, error)
+	verify botapi.KeyVerifierFunc
+}
+
+func (s service) Bots(ctx context.Context) ([]botapi.Bot, error) { return s.bots(ctx) }
+
+func (s service) BotByUID(ctx context.Context, uid string) (botapi.Bot, error) {
+	return s.bot(ctx, uid)
+}
+
+func (s service) BotBySlug(ctx context.Context, slug string) (botapi.Bot, error) {
+	return s.bot(ctx, slug)
+}
+
+// serveAs returns a service whose requests are those of an account.
+func serveAs(account string) service {
+	return service{
+		bots: func(context.Context) ([]botapi.Bot, error) { return nil, nil },
+		bot:  func(context.Context, string) (botapi.Bot, error) { return botapi.Bot{}, botapi.ErrBotNotFound },
+		verify: func(context.Context, string) (string, error) {
+			return account, nil
+		},
+	}
+}
+
+// responds returns status and body of the response to a request.
+func (s service) responds(method, path, body string) string {
+	naming := botapi.ChatEngineFunc(func(_ context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) { yield("an answer of the bot "+req.Bot.UID, nil) }
+	})
+	handler := botapi.New(botapi.Options{Bots: s, Keys: s.verify, Engine: naming, Logger: slog.New(slog.DiscardHandler)})
+	r := httptest.NewRequestWithContext(context.Background(), method, path, strings.NewReader(body))
+	r.Header.Set("Authorization", "Bearer key")
+	w := httptest.NewRecorder()
+	served := call(unlimited, func() (bool, error) {
+		handler.ServeHTTP(w, r)
+		return true, nil
+	})
+	switch {
+	case served.panicked == any(http.ErrAbortHandler):
+		return "the connection is aborted"
+	case !served.returned():
+		return "no response: " + served.String()
+	}
+	return fmt.Sprintf("%d %.200s", w.Code, strings.TrimSpace(w.Body.String()))
+}
+
+// list and chat are the responses to the two requests of the API.
+func (s service) list() string { return s.responds("GET", "/v1/bots", "") }
+
+func (s service) chat() string {
+	return s.responds("POST", "/v1/chat", `{"bot_uid":"bot","prompt":"Hi","stream":false}`)
+}
+
+// duringRequest calls f with the context of a request that the handler serves: what a store
+// gets. It has the account and the request id, and is not cancelled.
+func duringRequest(account string, f func(ctx context.Context)) {
+	s := serveAs(account)
+	s.bots = func(ctx context.Context) ([]botapi.Bot, error) {
+		f(ctx)
+		return nil, nil
+	}
+	s.list()
+}
+
+// duringVerification is duringRequest for a verifier.
+func duringVerification(f func(ctx context.Context)) {
+	s := serveAs("")
+	s.verify = func(ctx context.Context, _ string) (string, error) {
+		f(ctx)
+		return "", nil
+	}
+	s.list()
+}
+
+// cancelledContext returns a context that is cancelled already.
+func cancelledContext(ctx context.Context) context.Context {
+	ctx, cancel := context.WithCancel(ctx)
+	cancel()
+	return ctx
+}

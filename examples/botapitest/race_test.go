@@ -1,0 +1,5 @@
+//go:build race
+
+package botapitest
+
+func init() { raceDetector = true }

@@ -1,0 +1,499 @@
+package botapitest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unicode"
+
+	"example.com/botapi"
+)
+
+// Store is a [botapi.BotStore] for [TestStore], and what it should do. Only Bots is required.
+type Store struct {
+	// Bots is the store.
+	Bots botapi.BotStore
+
+	// Published are the bots that it lists, in listing order.
+	Published []botapi.Bot
+
+	// Unpublished are bots that it knows and does not publish, or not for Account. Only
+	// their UIDs and Slugs are used.
+	Unpublished []botapi.Bot
+
+	// Account is the account of the requests; "" means "account".
+	Account string
+
+	// Failing is the store with a backend that fails, such as a database that was stopped.
+	Failing botapi.BotStore
+
+	// Hanging is the store with a backend that does not respond, such as a locked table.
+	Hanging botapi.BotStore
+}
+
+// TestStore tests that a store keeps the contract of [botapi.BotStore]: the list and its
+// order, each bot by its uid and its slug, names that no bot has, contexts that are cancelled
+// before a call and during one, concurrent calls, and errors. Each subtest that fails says
+// which sentence of the contract was broken, what was called, what came back, and what a
+// client would get. Run it with -race.
+//
+// It calls the store some thousand times, with contexts of requests, and changes nothing. No
+// other test may change the bots meanwhile.
+func TestStore(t *testing.T, s Store) {
+	t.Helper()
+	if s.Bots == nil {
+		t.Fatal("botapitest: Store.Bots is nil")
+	}
+	for i, bot := range s.Published {
+		if err := bot.Validate(); err != nil {
+			t.Fatalf("botapitest: Store.Published[%d] is no valid bot: %v", i, err)
+		}
+	}
+	runChecks(t, storeChecks(s, patience))
+}
+
+const (
+	ruleBots     rule = "Bots returns the published bots in listing order; nil is an empty list."
+	ruleByUID    rule = "BotByUID returns the published bot with exactly this uid, or ErrBotNotFound."
+	ruleBySlug   rule = "BotBySlug is BotByUID for slugs."
+	ruleNotFound rule = "is returned by a BotStore, alone or wrapped, for a bot that is not published."
+	ruleError    rule = "An error decides the response, as that of a verifier or an engine does"
+)
+
+// A storeTest calls a store as the handler does.
+type storeTest struct {
+	Store
+	limit time.Duration // for a call that does not return
+}
+
+func storeChecks(s Store, limit time.Duration) []partCheck {
+	if s.Account == "" {
+		s.Account = "account"
+	}
+	st := storeTest{s, limit}
+	checks := []partCheck{
+		{name: "Cancellation", run: st.during(st.cancellation)}, // first, since a store may keep what its first call has found
+		{name: "NilErrors", run: st.during(st.nilErrors)},
+		{name: "Bots", run: st.during(st.lists)},
+		{name: "BotByUID", run: st.during(func(ctx context.Context) []problem { return st.finds(ctx, byUID) })},
+		{name: "BotBySlug", run: st.during(func(ctx context.Context) []problem { return st.finds(ctx, bySlug) })},
+		{name: "NotFound", run: st.during(st.notFound)},
+		{name: "Unpublished", lack: "Store.Unpublished has no bots"},
+		{name: "Concurrency", run: st.during(st.concurrency)},
+		{name: "Failing", lack: "Store.Failing is nil"},
+		{name: "Hanging", lack: "Store.Hanging is nil"},
+	}
+	optional(checks, "Unpublished", len(s.Unpublished) > 0, st.during(st.unpublished))
+	optional(checks, "Failing", s.Failing != nil, st.during(st.failing))
+	optional(checks, "Hanging", s.Hanging != nil, st.during(st.hanging))
+	return checks
+}
+
+// optional sets what a check runs if it has something to check.
+func optional(checks []partCheck, name string, given bool, run func() []problem) {
+	if given {
+		checks[slices.IndexFunc(checks, func(c partCheck) bool { return c.name == name })].run = run
+	}
+}
+
+func (st storeTest) during(check func(context.Context) []problem) func() []problem {
+	return func() (found []problem) {
+		duringRequest(st.Account, func(ctx context.Context) { found = check(ctx) })
+		return found
+	}
+}
+
+// A lookup is one of the two methods that find a bot.
+type lookup struct {
+	method string
+	rule   rule
+	name   func(botapi.Bot) string
+	call   func(botapi.BotStore, context.Context, string) (botapi.Bot, error)
+}
+
+var (
+	byUID  = lookup{"BotByUID", ruleByUID, func(b botapi.Bot) string { return b.UID }, botapi.BotStore.BotByUID}
+	bySlug = lookup{"BotBySlug", ruleBySlug, func(b botapi.Bot) string { return b.Slug }, botapi.BotStore.BotBySlug}
+)
+
+func (st storeTest) find(ctx context.Context, l lookup, name string) result[botapi.Bot] {
+	return findIn(ctx, st.Bots, l, name, st.limit)
+}
+
+func findIn(ctx context.Context, store botapi.BotStore, l lookup, name string, limit time.Duration) result[botapi.Bot] {
+	return call(limit, func() (botapi.Bot, error) { return l.call(store, ctx, name) }).withoutNilError()
+}
+
+func listOf(ctx context.Context, store botapi.BotStore, limit time.Duration) result[[]botapi.Bot] {
+	return call(limit, func() ([]botapi.Bot, error) { return store.Bots(ctx) }).withoutNilError()
+}
+
+func (l lookup) called(name string) string { return fmt.Sprintf("%s(ctx, %.200q)", l.method, name) }
+
+// chatWith is what a client gets whose chat is for a bot that was looked up with a result.
+func chatWith(r result[botapi.Bot]) string {
+	if r.late {
+		return "no response: the handler sets no deadline"
+	}
+	s := serveAs("account")
+	s.bot = func(context.Context, string) (botapi.Bot, error) { return r.replay() }
+	return s.chat()
+}
+
+// listWith is what a client gets that asks for a list of bots.
+func listWith(r result[[]botapi.Bot]) string {
+	if r.late {
+		return "no response: the handler sets no deadline"
+	}
+	s := serveAs("account")
+	s.bots = func(context.Context) ([]botapi.Bot, error) { return r.replay() }
+	return s.list()
+}
+
+func (st storeTest) nilErrors(ctx context.Context) (found []problem) {
+	listed := call(st.limit, func() ([]botapi.Bot, error) { return st.Bots.Bots(ctx) })
+	if isNilError(listed.err) {
+		found = append(found, problem{ruleError, "Bots(ctx)", listed.String(), listWith(listed), nilErrorHint})
+	}
+	for _, l := range []lookup{byUID, bySlug} {
+		names := []string{"botapitest-no-such-bot"}
+		if len(st.Published) > 0 {
+			names = append(names, l.name(st.Published[0]))
+		}
+		for _, name := range names {
+			got := call(st.limit, func() (botapi.Bot, error) { return l.call(st.Bots, ctx, name) })
+			if isNilError(got.err) {
+				found = append(found, problem{ruleError, l.called(name), got.String(), chatWith(got), nilErrorHint})
+			}
+		}
+	}
+	return found
+}
+
+func (st storeTest) lists(ctx context.Context) []problem {
+	for range 2 {
+		got := listOf(ctx, st.Bots, st.limit)
+		if hint, ok := st.compareList(got); !ok {
+			return []problem{{ruleBots, "Bots(ctx)", got.String(), listWith(got), hint}}
+		}
+	}
+	return nil
+}
+
+// compareList says what is wrong with a list.
+func (st storeTest) compareList(got result[[]botapi.Bot]) (hint string, ok bool) {
+	switch {
+	case !got.ok():
+		return "", false
+	case slices.Equal(got.value, st.Published):
+		return "", true
+	case len(got.value) != len(st.Published):
+		return fmt.Sprintf("Store.Published has %d bots", len(st.Published)), false
+	}
+	for i, want := range st.Published {
+		if got.value[i] == want {
+			continue
+		}
+		if slices.Contains(got.value, want) {
+			return fmt.Sprintf("the order differs: Store.Published[%d] is %q", i, want.Slug), false
+		}
+		return fmt.Sprintf("%s, while Store.Published[%d] is %s", describeBot(got.value[i]), i, describeBot(want)), false
+	}
+	return "", false
+}
+
+func (st storeTest) finds(ctx context.Context, l lookup) (found []problem) {
+	for _, want := range st.Published {
+		got := st.find(ctx, l, l.name(want))
+		if !got.ok() || got.value != want {
+			found = append(found, problem{l.rule, l.called(l.name(want)), got.String(), chatWith(got), "it is published as " + describeBot(want)})
+		}
+	}
+	return found
+}
+
+func (st storeTest) notFound(ctx context.Context) (found []problem) {
+	for _, l := range []lookup{byUID, bySlug} {
+		for _, name := range st.unknownNames(l) {
+			found = append(found, st.mustNotFind(ctx, l, name)...)
+		}
+		if got := st.find(ctx, l, ""); got.ok() { // the handler does not ask for it; other code may
+			found = append(found, problem{l.rule, l.called(""), got.String(), chatWith(got), "an empty name matches a bot"})
+		}
+	}
+	return found
+}
+
+func (st storeTest) mustNotFind(ctx context.Context, l lookup, name string) []problem {
+	got := st.find(ctx, l, name)
+	switch {
+	case got.returned() && errors.Is(got.err, botapi.ErrBotNotFound):
+		return nil
+	case got.ok() && got.value == (botapi.Bot{}):
+		return []problem{{ruleNotFound, l.called(name), got.String(), chatWith(got), "a lookup in a map whose second value was not checked"}}
+	case got.ok():
+		return []problem{{l.rule, l.called(name), got.String(), chatWith(got), "the names are not compared exactly"}}
+	}
+	return []problem{{ruleNotFound, l.called(name), got.String(), chatWith(got), "the backend's own error for no result was returned"}}
+}
+
+// unknownNames returns names that a client may send and no published bot has.
+func (st storeTest) unknownNames(l lookup) []string {
+	names := []string{
+		"botapitest-no-such-bot", "0", "%", "_", "*", "'or'1'='1", `"\`, "../..", "null", "\ufffd", "Ω", "👋🏽",
+		strings.Repeat("n", 300), strings.Repeat("語", 5000),
+	}
+	for _, bot := range st.Published {
+		name := l.name(bot)
+		names = append(names, strings.ToUpper(name), strings.ToLower(name), swapCase(name), name+"x", name+"%", name+"/", "x"+name,
+			name[:len(name)/2], bot.UID, bot.Slug, bot.Name)
+	}
+	return slices.DeleteFunc(names, func(name string) bool {
+		isTaken := slices.ContainsFunc(st.Published, func(b botapi.Bot) bool { return l.name(b) == name })
+		possible := botapi.Bot{UID: name, Slug: name, Name: "n", Model: "m"}
+		return isTaken || possible.Validate() != nil
+	})
+}
+
+func swapCase(text string) string {
+	return strings.Map(func(c rune) rune {
+		if unicode.IsUpper(c) {
+			return unicode.ToLower(c)
+		}
+		return unicode.ToUpper(c)
+	}, text)
+}
+
+func (st storeTest) unpublished(ctx context.Context) (found []problem) {
+	for _, bot := range st.Unpublished {
+		for _, l := range []lookup{byUID, bySlug} {
+			got := st.find(ctx, l, l.name(bot))
+			if !got.returned() || !errors.Is(got.err, botapi.ErrBotNotFound) {
+				found = append(found, problem{ruleNotFound, l.called(l.name(bot)), got.String(), chatWith(got), "the query lacks the condition that hides the bot"})
+			}
+		}
+	}
+	return found
+}
+
+// cancellation cancels contexts before calls and during calls. Whether a call then succeeds
+// is its own affair, but it must return, must not lie, and must leave the store as it was.
+func (st storeTest) cancellation(ctx context.Context) (found []problem) {
+	for _, when := range []string{"cancelled before the call", "cancelled during the call"} {
+		rounds := 1
+		if when == "cancelled during the call" {
+			rounds = 40
+		}
+		for _, cancel := range cancelling(ctx, when, rounds) {
+			found = append(found, st.cancelled(cancel, when)...)
+			if len(found) > 0 {
+				return found
+			}
+		}
+		found = append(found, st.afterwards(ctx, when)...)
+	}
+	return found
+}
+
+// cancelling returns contexts that are cancelled, or will be at different moments.
+func cancelling(ctx context.Context, when string, n int) (all []func() context.Context) {
+	for i := range n {
+		all = append(all, func() context.Context {
+			if when == "cancelled before the call" {
+				return cancelledContext(ctx)
+			}
+			ctx, cancel := context.WithCancel(ctx)
+			time.AfterFunc(time.Duration(i)*25*time.Microsecond, cancel)
+			return ctx
+		})
+	}
+	return all
+}
+
+func (st storeTest) cancelled(begin func() context.Context, when string) (found []problem) {
+	listed := listOf(begin(), st.Bots, st.limit)
+	isRight := listed.err != nil || slices.Equal(listed.value, st.Published)
+	if !listed.returned() || !isRight && len(listed.value) == 0 {
+		found = append(found, problem{ruleCancelled, "Bots(ctx), with a context " + when, listed.String(), "nothing: it has disconnected", failureAsNone})
+	}
+	for _, l := range []lookup{byUID, bySlug} {
+		name, isKnown := "botapitest-no-such-bot", len(st.Published) > 0
+		if isKnown {
+			name = l.name(st.Published[0])
+		}
+		got := st.find(begin(), l, name)
+		if !got.returned() || isKnown && errors.Is(got.err, botapi.ErrBotNotFound) {
+			found = append(found, problem{ruleCancelled, l.called(name) + ", with a context " + when, got.String(), "nothing: it has disconnected", failureAsNone})
+		}
+	}
+	return found
+}
+
+// afterwards makes calls that nobody cancels, when others were cancelled.
+func (st storeTest) afterwards(ctx context.Context, when string) []problem {
+	const hint = "what a cancelled call has left is used again: a kept error, a sync.Once, a connection or a lock that was not released"
+	after := ", right after a call whose context was " + when
+	if got := listOf(ctx, st.Bots, st.limit); got.late || isCancellation(got.err) {
+		return []problem{{ruleCancelled, "Bots(ctx)" + after, got.String(), listWith(got), hint}}
+	}
+	for _, l := range []lookup{byUID, bySlug} {
+		for _, bot := range st.Published[:min(1, len(st.Published))] {
+			if got := st.find(ctx, l, l.name(bot)); got.late || isCancellation(got.err) {
+				return []problem{{ruleCancelled, l.called(l.name(bot)) + after, got.String(), chatWith(got), hint}}
+			}
+		}
+	}
+	return nil
+}
+
+func isCancellation(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// concurrency makes all calls at the same time, and keeps each list until the end: a request
+// may still be using it.
+func (st storeTest) concurrency(ctx context.Context) []problem {
+	const callers, rounds = 8, 25
+	expected := [2]map[string]botapi.Bot{{}, {}} // what the store finds without competition
+	before := listOf(ctx, st.Bots, st.limit)
+	if !before.ok() {
+		return nil // the subtest Bots says so
+	}
+	list := slices.Clone(before.value)
+	for i, l := range []lookup{byUID, bySlug} {
+		for _, bot := range st.Published[:min(len(st.Published), 20)] {
+			if got := st.find(ctx, l, l.name(bot)); got.ok() {
+				expected[i][l.name(bot)] = got.value
+			}
+		}
+	}
+	c := collector{}
+	c.run(callers, func(int) {
+		var kept [][]botapi.Bot
+		for range rounds {
+			got := listOf(ctx, st.Bots, st.limit)
+			if !got.ok() || !slices.Equal(got.value, list) {
+				c.add(problem{ruleConcurrent, "Bots(ctx), at the same time as other calls", got.String(), listWith(got), "the calls share a buffer, a row or a connection"})
+				return
+			}
+			kept = append(kept, got.value)
+			for i, l := range []lookup{byUID, bySlug} {
+				for name, want := range expected[i] {
+					if got := st.find(ctx, l, name); !got.ok() || got.value != want {
+						c.add(problem{ruleConcurrent, l.called(name) + ", at the same time as other calls", got.String(), chatWith(got), "the calls share a buffer, a row or a connection"})
+						return
+					}
+				}
+			}
+		}
+		for _, earlier := range kept {
+			if !slices.Equal(earlier, list) {
+				later := result[[]botapi.Bot]{value: earlier}
+				c.add(problem{ruleConcurrent, "Bots(ctx), whose slice a later call has changed", later.String(), listWith(later), "the store fills the same slice again, while a request is using it"})
+				return
+			}
+		}
+	})
+	return c.found
+}
+
+// A collector collects the problems of concurrent callers.
+type collector struct {
+	mu    sync.Mutex
+	found []problem
+}
+
+func (c *collector) add(p problem) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.found = append(c.found, p)
+}
+
+func (c *collector) run(callers int, f func(caller int)) {
+	var all sync.WaitGroup
+	for i := range callers {
+		all.Go(func() { f(i) })
+	}
+	all.Wait()
+}
+
+func (st storeTest) failing(ctx context.Context) (found []problem) {
+	listed := listOf(ctx, st.Failing, st.limit)
+	called := "Bots(ctx) of Store.Failing"
+	if listed.late || listed.ok() || errors.Is(listed.err, botapi.ErrBotNotFound) {
+		found = append(found, problem{ruleBots, called, listed.String(), listWith(listed), failureAsNone})
+	}
+	found = append(found, badStatus(listed.err, called, listWith(listed))...)
+	for _, l := range []lookup{byUID, bySlug} {
+		name := "botapitest-no-such-bot"
+		if len(st.Published) > 0 {
+			name = l.name(st.Published[0])
+		}
+		got := findIn(ctx, st.Failing, l, name, st.limit)
+		called := l.called(name) + " of Store.Failing"
+		if got.late || got.ok() || errors.Is(got.err, botapi.ErrBotNotFound) {
+			found = append(found, problem{ruleNotFound, called, got.String(), chatWith(got), failureAsNone})
+		}
+		found = append(found, badStatus(got.err, called, chatWith(got))...)
+	}
+	return found
+}
+
+func (st storeTest) hanging(ctx context.Context) (found []problem) {
+	name := "botapitest-no-such-bot"
+	if len(st.Published) > 0 {
+		name = st.Published[0].Slug
+	}
+	for called, f := range map[string]func(context.Context) error{
+		"Bots(ctx)":         func(ctx context.Context) error { _, err := st.Hanging.Bots(ctx); return err },
+		byUID.called(name):  func(ctx context.Context) error { _, err := st.Hanging.BotByUID(ctx, name); return err },
+		bySlug.called(name): func(ctx context.Context) error { _, err := st.Hanging.BotBySlug(ctx, name); return err },
+	} {
+		found = append(found, mustReturn(ctx, called+" of Store.Hanging", st.limit, f)...)
+	}
+	return found
+}
+
+// mustReturn cancels a call that waits for a backend that does not respond: it must return
+// promptly.
+func mustReturn(ctx context.Context, called string, limit time.Duration, f func(context.Context) error) []problem {
+	var got result[error]
+	for range attempts {
+		var took time.Duration
+		got, took = cancelledCall(ctx, limit, f)
+		if got.late {
+			break
+		}
+		if took < promptly {
+			return nil
+		}
+	}
+	text := got.String()
+	if !got.late {
+		text = fmt.Sprintf("%s, but later than %v after the cancellation, %d times", text, promptly, attempts)
+	}
+	return []problem{{ruleCancelled, called + ", with a context cancelled during the call", text, "nothing: it has disconnected, while its request keeps a goroutine", "the context is not passed on to the backend"}}
+}
+
+// cancelledCall cancels a call when it has had the time to wait for its backend.
+func cancelledCall(ctx context.Context, limit time.Duration, f func(context.Context) error) (got result[error], took time.Duration) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	cancelledAt := make(chan time.Time, 1)
+	defer time.AfterFunc(50*time.Millisecond, func() {
+		cancelledAt <- time.Now()
+		cancel()
+	}).Stop()
+	got = call(limit, func() (error, error) { return nil, f(ctx) })
+	select {
+	case at := <-cancelledAt:
+		return got, time.Since(at)
+	default:
+		return got, 0 // it has returned before
+	}
+}

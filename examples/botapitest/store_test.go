@@ -1,0 +1,319 @@
+package botapitest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"example.com/botapi"
+)
+
+var twoBots = []botapi.Bot{
+	{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1", Description: "Helps."},
+	{UID: "u2", Slug: "parrot", Name: "Parrot", Model: "m2", AvatarURL: "https://example.com/parrot.png"},
+}
+
+var hiddenBot = botapi.Bot{UID: "u3", Slug: "hidden", Name: "Hidden", Model: "m3"}
+
+// stopped is a store whose database has been stopped.
+type stopped struct{ err error }
+
+func (s stopped) Bots(context.Context) ([]botapi.Bot, error) { return nil, s.err }
+func (s stopped) BotByUID(context.Context, string) (botapi.Bot, error) {
+	return botapi.Bot{}, s.err
+}
+func (s stopped) BotBySlug(context.Context, string) (botapi.Bot, error) {
+	return botapi.Bot{}, s.err
+}
+
+// locked is a store whose database does not respond.
+type locked struct{}
+
+func (locked) Bots(ctx context.Context) ([]botapi.Bot, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+func (locked) BotByUID(ctx context.Context, _ string) (botapi.Bot, error) {
+	<-ctx.Done()
+	return botapi.Bot{}, ctx.Err()
+}
+func (locked) BotBySlug(ctx context.Context, _ string) (botapi.Bot, error) {
+	<-ctx.Done()
+	return botapi.Bot{}, ctx.Err()
+}
+
+// A patched store has other methods than the one behind it.
+type patched struct {
+	botapi.BotStore
+	bots   func(context.Context) ([]botapi.Bot, error)
+	byUID  func(context.Context, string) (botapi.Bot, error)
+	bySlug func(context.Context, string) (botapi.Bot, error)
+}
+
+func (p patched) Bots(ctx context.Context) ([]botapi.Bot, error) {
+	if p.bots != nil {
+		return p.bots(ctx)
+	}
+	return p.BotStore.Bots(ctx)
+}
+
+func (p patched) BotByUID(ctx context.Context, uid string) (botapi.Bot, error) {
+	if p.byUID != nil {
+		return p.byUID(ctx, uid)
+	}
+	return p.BotStore.BotByUID(ctx, uid)
+}
+
+func (p patched) BotBySlug(ctx context.Context, slug string) (botapi.Bot, error) {
+	if p.bySlug != nil {
+		return p.bySlug(ctx, slug)
+	}
+	return p.BotStore.BotBySlug(ctx, slug)
+}
+
+// zeroForUnknown finds an empty bot under each unknown uid.
+type zeroForUnknown struct{ *botapi.MemoryStore }
+
+func (s zeroForUnknown) BotByUID(ctx context.Context, uid string) (botapi.Bot, error) {
+	bot, err := s.MemoryStore.BotByUID(ctx, uid)
+	if errors.Is(err, botapi.ErrBotNotFound) {
+		err = nil
+	}
+	return bot, err
+}
+
+func TestBrokenStores(t *testing.T) {
+	good := storeOf(t, twoBots...)
+	for _, c := range []struct {
+		name            string
+		broken          func() Store
+		subtest, phrase string
+	}{
+		{"lists in another order", func() Store {
+			return Store{Bots: patched{BotStore: good, bots: func(context.Context) ([]botapi.Bot, error) {
+				return []botapi.Bot{twoBots[1], twoBots[0]}, nil
+			}}}
+		}, "Bots", `the order differs: Store.Published[0] is "helper"`},
+		{"lists too few", func() Store {
+			return Store{Bots: patched{BotStore: good, bots: func(context.Context) ([]botapi.Bot, error) { return twoBots[:1], nil }}}
+		}, "Bots", "Store.Published has 2 bots"},
+		{"lists a bot without its description", func() Store {
+			without := slices.Clone(twoBots)
+			without[0].Description = ""
+			return Store{Bots: patched{BotStore: good, bots: func(context.Context) ([]botapi.Bot, error) { return without, nil }}}
+		}, "Bots", "while Store.Published[0] is"},
+		{"fails to list", func() Store {
+			return Store{Bots: patched{BotStore: good, bots: func(context.Context) ([]botapi.Bot, error) { return nil, errBackend }}}
+		}, "Bots", `the client: 500 {"detail":"Internal Server Error"}`},
+		{"panics when it lists", func() Store {
+			return Store{Bots: patched{BotStore: good, bots: func(ctx context.Context) ([]botapi.Bot, error) {
+				if ctx.Done() == nil { // nobody will cancel it
+					panic("nil map")
+				}
+				return twoBots, nil
+			}}}
+		}, "Bots", "a panic: nil map"},
+		{"finds another bot by its uid", func() Store {
+			return Store{Bots: patched{BotStore: good, byUID: func(ctx context.Context, uid string) (botapi.Bot, error) {
+				if uid == "u2" {
+					uid = "u1"
+				}
+				return good.BotByUID(ctx, uid)
+			}}}
+		}, "BotByUID", "an answer of the bot u1"},
+		{"finds a bot without its avatar by its slug", func() Store {
+			return Store{Bots: patched{BotStore: good, bySlug: func(ctx context.Context, slug string) (botapi.Bot, error) {
+				bot, err := good.BotBySlug(ctx, slug)
+				bot.AvatarURL = ""
+				return bot, err
+			}}}
+		}, "BotBySlug", "https://example.com/parrot.png"},
+		{"returns an empty bot for an unknown uid", func() Store { return Store{Bots: zeroForUnknown{good}} }, "NotFound", `the client: 200 {"content":"an answer of the bot "}`},
+		{"returns the database's own error for an unknown slug", func() Store {
+			return Store{Bots: patched{BotStore: good, bySlug: func(ctx context.Context, slug string) (botapi.Bot, error) {
+				bot, err := good.BotBySlug(ctx, slug)
+				if err != nil {
+					err = errors.New("sql: no rows in result set")
+				}
+				return bot, err
+			}}}
+		}, "NotFound", "the client: 500"},
+		{"ignores case", func() Store {
+			return Store{Bots: patched{BotStore: good, bySlug: func(ctx context.Context, slug string) (botapi.Bot, error) {
+				return good.BotBySlug(ctx, strings.ToLower(slug))
+			}}}
+		}, "NotFound", `BotBySlug(ctx, "HELPER")`},
+		{"takes an empty uid for the first bot", func() Store {
+			return Store{Bots: patched{BotStore: good, byUID: func(ctx context.Context, uid string) (botapi.Bot, error) {
+				if uid == "" {
+					return twoBots[0], nil
+				}
+				return good.BotByUID(ctx, uid)
+			}}}
+		}, "NotFound", "an empty name matches a bot"},
+		{"takes a slug for a uid", func() Store {
+			return Store{Bots: patched{BotStore: good, byUID: func(ctx context.Context, uid string) (botapi.Bot, error) {
+				if bot, err := good.BotBySlug(ctx, uid); err == nil {
+					return bot, nil
+				}
+				return good.BotByUID(ctx, uid)
+			}}}
+		}, "NotFound", `BotByUID(ctx, "helper")`},
+		{"fails for a long name", func() Store {
+			return Store{Bots: patched{BotStore: good, byUID: func(ctx context.Context, uid string) (botapi.Bot, error) {
+				if len(uid) > 255 {
+					return botapi.Bot{}, errors.New("value too long for type character varying(255)")
+				}
+				return good.BotByUID(ctx, uid)
+			}}}
+		}, "NotFound", "value too long"},
+		{"finds a bot that is not published", func() Store {
+			return Store{Unpublished: []botapi.Bot{hiddenBot}, Bots: patched{BotStore: good, bySlug: func(ctx context.Context, slug string) (botapi.Bot, error) {
+				if slug == "hidden" {
+					return hiddenBot, nil
+				}
+				return good.BotBySlug(ctx, slug)
+			}}}
+		}, "Unpublished", `BotBySlug(ctx, "hidden")`},
+		{"returns a typed nil error", func() Store {
+			return Store{Bots: patched{BotStore: good, byUID: func(ctx context.Context, uid string) (botapi.Bot, error) {
+				if bot, err := good.BotByUID(ctx, uid); err != nil {
+					return bot, err
+				}
+				return twoBots[uid[1]-'1'], nilWrong()
+			}}}
+		}, "NilErrors", "*botapitest.wrong(nil), which is not nil"},
+		{"lists with a typed nil error", func() Store {
+			return Store{Bots: patched{BotStore: good, bots: func(context.Context) ([]botapi.Bot, error) { return twoBots, nilWrong() }}}
+		}, "NilErrors", "the client: 500"},
+		{"does not return when its context is cancelled", func() Store {
+			return Store{Bots: patched{BotStore: good, byUID: func(ctx context.Context, uid string) (botapi.Bot, error) {
+				if ctx.Err() != nil {
+					select {}
+				}
+				return good.BotByUID(ctx, uid)
+			}}}
+		}, "Cancellation", "the call has not returned"},
+		{"says that a bot is not there when it was cancelled", func() Store {
+			return Store{Bots: patched{BotStore: good, bySlug: func(ctx context.Context, slug string) (botapi.Bot, error) {
+				if ctx.Err() != nil {
+					return botapi.Bot{}, botapi.ErrBotNotFound
+				}
+				return good.BotBySlug(ctx, slug)
+			}}}
+		}, "Cancellation", "an error of the backend is taken for an empty result"},
+		{"keeps the error of a cancelled call", func() Store {
+			var kept atomic.Pointer[error]
+			return Store{Bots: patched{BotStore: good, bots: func(ctx context.Context) ([]botapi.Bot, error) {
+				if err := ctx.Err(); err != nil {
+					kept.Store(&err)
+					return nil, err
+				}
+				if err := kept.Swap(nil); err != nil {
+					return nil, *err
+				}
+				return twoBots, nil
+			}}}
+		}, "Cancellation", "right after a call whose context was cancelled before the call"},
+		{"keeps a lock after a cancelled call", func() Store {
+			var mu sync.Mutex
+			return Store{Bots: patched{BotStore: good, bots: func(ctx context.Context) ([]botapi.Bot, error) {
+				if ctx.Done() == nil {
+					return twoBots, nil
+				}
+				mu.Lock()
+				time.Sleep(time.Millisecond)
+				if ctx.Err() != nil {
+					return nil, ctx.Err()
+				}
+				mu.Unlock()
+				return twoBots, nil
+			}}}
+		}, "Cancellation", "the call has not returned"},
+		{"returns the bot of another call", func() Store {
+			var row atomic.Pointer[botapi.Bot]
+			return Store{Bots: patched{BotStore: good, byUID: func(ctx context.Context, uid string) (botapi.Bot, error) {
+				bot, err := good.BotByUID(ctx, uid)
+				if err != nil {
+					return bot, err
+				}
+				row.Store(&bot)
+				time.Sleep(time.Millisecond)
+				return *row.Load(), nil
+			}}}
+		}, "Concurrency", "at the same time as other calls"},
+		{"changes a slice that it has returned", func() Store {
+			var last atomic.Pointer[[]botapi.Bot]
+			var mu sync.Mutex
+			return Store{Bots: patched{BotStore: good, bots: func(context.Context) ([]botapi.Bot, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				if earlier := last.Load(); earlier != nil {
+					(*earlier)[0] = botapi.Bot{}
+				}
+				list := slices.Clone(twoBots)
+				last.Store(&list)
+				return list, nil
+			}}}
+		}, "Concurrency", "Bots(ctx)"},
+		{"is empty when its database is stopped", func() Store { return Store{Bots: good, Failing: storeOf(t)} }, "Failing", "the client: 200 []"},
+		{"finds nothing when its database is stopped", func() Store {
+			return Store{Bots: good, Failing: stopped{fmt.Errorf("looking up: %w", botapi.ErrBotNotFound)}}
+		}, "Failing", "the client: 404"},
+		{"has no status when its database is stopped", func() Store { return Store{Bots: good, Failing: stopped{&botapi.StatusError{Detail: "Try later"}}} }, "Failing", "a StatusError with the status 0"},
+		{"ignores cancellation of a query", func() Store {
+			return Store{Bots: good, Hanging: patched{BotStore: locked{}, bots: func(context.Context) ([]botapi.Bot, error) { select {} }}}
+		}, "Hanging", "the context is not passed on to the backend"},
+		{"returns late", func() Store {
+			return Store{Bots: good, Hanging: patched{BotStore: locked{}, byUID: func(ctx context.Context, uid string) (botapi.Bot, error) {
+				time.Sleep(promptly + 100*time.Millisecond)
+				return botapi.Bot{}, ctx.Err()
+			}}}
+		}, "Hanging", "later than 500ms after the cancellation, 3 times"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if raceDetector && c.name == "changes a slice that it has returned" {
+				t.Skip("it is a data race, which fails this test, too")
+			}
+			s := c.broken()
+			s.Published = twoBots
+			mustFail(t, storeChecks(s, brokenLimit), c.subtest, c.phrase)
+		})
+	}
+}
+
+// TestGoodStores has stores that do what they must, each in its own way.
+func TestGoodStores(t *testing.T) {
+	good := storeOf(t, twoBots...)
+	byAccount := patched{BotStore: good, bots: func(ctx context.Context) ([]botapi.Bot, error) {
+		if botapi.AccountFrom(ctx) != "acme" || botapi.RequestIDFrom(ctx) == "" {
+			return nil, errors.New("the context is not that of a request")
+		}
+		return twoBots, ctx.Err()
+	}}
+	wrapping := patched{BotStore: good, byUID: func(ctx context.Context, uid string) (botapi.Bot, error) {
+		bot, err := good.BotByUID(ctx, uid)
+		if err != nil {
+			err = &botapi.StatusError{Status: 404, Detail: "There is no such bot", Err: fmt.Errorf("looking up %q: %w", uid, err)}
+		}
+		return bot, err
+	}}
+	unavailable := &botapi.StatusError{Status: 503, Detail: "Try later", RetryAfter: time.Second, Err: errBackend}
+	for name, s := range map[string]Store{
+		"MemoryStore":            {Bots: good, Published: twoBots, Unpublished: []botapi.Bot{hiddenBot}, Failing: stopped{errBackend}, Hanging: locked{}},
+		"empty MemoryStore":      {Bots: new(botapi.MemoryStore), Unpublished: []botapi.Bot{hiddenBot}},
+		"one slice for all":      {Bots: patched{BotStore: good, bots: func(context.Context) ([]botapi.Bot, error) { return twoBots, nil }}, Published: twoBots, Failing: stopped{unavailable}},
+		"bots of an account":     {Bots: byAccount, Published: twoBots, Account: "acme"},
+		"ErrBotNotFound wrapped": {Bots: wrapping, Published: twoBots},
+		"names in two cases": {Bots: storeOf(t, botapi.Bot{UID: "A", Slug: "a", Name: "a", Model: "m"}, botapi.Bot{UID: "a", Slug: "A", Name: "A", Model: "m"}),
+			Published: []botapi.Bot{{UID: "A", Slug: "a", Name: "a", Model: "m"}, {UID: "a", Slug: "A", Name: "A", Model: "m"}}},
+	} {
+		t.Run(name, func(t *testing.T) { TestStore(t, s) })
+	}
+}
