@@ -178,7 +178,7 @@ type watch struct {
 	change    func(*Chat)             // what is sent
 	cancelled bool                    // before the call
 	onYield   func(n int) (more bool) // called in yield, with the number of the fragment
-	onBegin   func(disconnect func()) // called in the engine's goroutine
+	onBegin   func()                  // called in the engine's goroutine
 	passNil   bool                    // whether typed nil errors reach the handler
 
 	client             context.Context
@@ -264,7 +264,7 @@ func (w *watch) chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[str
 		context.AfterFunc(ctx, func() { w.noteTime(&w.cancelledAt) })
 	}
 	if w.onBegin != nil {
-		w.onBegin(w.disconnect)
+		w.onBegin()
 	}
 	return func(yield func(string, error) bool) {
 		defer w.end()
@@ -532,7 +532,9 @@ func (et *engineTest) cancellation() []problem {
 		set  func(*watch)
 	}{
 		{"with a context cancelled before the call", func(w *watch) { w.cancelled = true }},
-		{"whose client disconnects before the first fragment", func(w *watch) { w.onBegin = func(disconnect func()) { disconnect() } }},
+		{"whose client disconnects before the first fragment", func(w *watch) {
+			w.onBegin = func() { time.AfterFunc(10*time.Millisecond, w.disconnect) } // the engine has asked its model by then
+		}},
 		{"whose client disconnects after the first fragment", func(w *watch) {
 			w.onYield = func(n int) bool {
 				if n == 1 {
@@ -573,7 +575,7 @@ func (et *engineTest) mustEnd(engine botapi.ChatEngine, situation string, set fu
 
 func (et *engineTest) hanging() []problem {
 	return et.mustEnd(et.Hanging, "of Engine.Hanging, whose client disconnects", func(w *watch) {
-		w.onBegin = func(disconnect func()) { time.AfterFunc(50*time.Millisecond, disconnect) }
+		w.onBegin = func() { time.AfterFunc(50*time.Millisecond, w.disconnect) }
 	})
 }
 

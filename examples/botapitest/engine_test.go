@@ -390,17 +390,13 @@ func TestBrokenEngines(t *testing.T) {
 			})}
 		}, "Endless", "a goroutine collects what the model generates"},
 		{"reports no tokens", func() Engine {
-			e := counting(func(context.Context, *tokens) {})
-			return e
+			return counting(func(*tokens) {})
 		}, "Tokens", "no token counts"},
 		{"adds the tokens of all chats", func() Engine {
-			var mu sync.Mutex
-			all := tokens{}
-			return counting(func(_ context.Context, own *tokens) {
-				mu.Lock()
-				defer mu.Unlock()
-				all.prompt, all.completion = all.prompt+1, all.completion+15
-				own.prompt, own.completion = all.prompt, all.completion
+			var all tokens
+			return counting(func(own *tokens) {
+				own.prompt.Store(all.prompt.Add(1))
+				own.completion.Store(all.completion.Add(15))
 			})
 		}, "Tokens", "chats share a counter"},
 	} {
@@ -414,7 +410,8 @@ func TestBrokenEngines(t *testing.T) {
 }
 
 // tokens are what an engine reports of a chat, in the context.
-type tokens struct{ prompt, completion int64 }
+// OnChat may read them while the engine has not returned.
+type tokens struct{ prompt, completion atomic.Int64 }
 
 type tokensKey struct{}
 
@@ -424,15 +421,16 @@ func withTokens(ctx context.Context) context.Context {
 
 func tokensOf(ctx context.Context) (prompt, completion int64, reported bool) {
 	counted := ctx.Value(tokensKey{}).(*tokens)
-	return counted.prompt, counted.completion, *counted != tokens{}
+	prompt, completion = counted.prompt.Load(), counted.completion.Load()
+	return prompt, completion, prompt+completion > 0
 }
 
 // counting is an engine that reports tokens.
-func counting(report func(context.Context, *tokens)) Engine {
+func counting(report func(*tokens)) Engine {
 	return Engine{Context: withTokens, Tokens: tokensOf, Engine: botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) seq {
 		return func(yield func(string, error) bool) {
 			wordsOf(story)(yield)
-			report(ctx, ctx.Value(tokensKey{}).(*tokens))
+			report(ctx.Value(tokensKey{}).(*tokens))
 		}
 	})}
 }
@@ -491,7 +489,10 @@ func TestGoodEngines(t *testing.T) {
 			}
 		}
 	})
-	counts := counting(func(_ context.Context, own *tokens) { own.prompt, own.completion = 1, 15 })
+	counts := counting(func(own *tokens) {
+		own.prompt.Store(1)
+		own.completion.Store(15)
+	})
 	counts.Answer = story
 	for name, e := range map[string]Engine{
 		"ChatEngineFunc": {Engine: botapi.ChatEngineFunc(tellStory), Answer: story, Failing: failingEngine(errBackend),
