@@ -3,12 +3,14 @@ package eliza
 import (
 	"context"
 	"errors"
+	"iter"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/botapitest"
 	"github.com/matryer/is"
 )
 
@@ -90,4 +92,19 @@ func TestUnknownModelIsAnError(t *testing.T) {
 		is.Equal(err.Error(), `bot "mira": there is no script for the model "eliza-pirate"`)
 	}
 	is.Equal(yielded, 1)
+}
+
+func TestContract(t *testing.T) {
+	unknown := botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		req.Bot.Model = "eliza-pirate"
+		return Engine{}.Chat(ctx, req)
+	})
+	bot := botapi.Bot{UID: "1", Slug: "mira", Name: "Mira", Model: "eliza-listener"}
+	botapitest.TestEngine(t, botapitest.Engine{
+		Engine:  Engine{Pace: 5 * time.Millisecond},
+		Request: botapi.ChatRequest{Bot: bot, Messages: []botapi.ChatMessage{user("I hate rain")}},
+		Answer:  "What did rain do to you?",
+		Failing: unknown,
+		Hanging: Engine{Pace: time.Hour},
+	})
 }

@@ -14,6 +14,7 @@ import (
 
 	"example.com/botapi"
 	"example.com/botapi/docs"
+	"example.com/botapi/examples/botapitest"
 	"github.com/matryer/is"
 )
 
@@ -219,6 +220,15 @@ func TestCancelled(t *testing.T) {
 		last = err
 	}
 	is.Equal(last, context.Canceled)
+}
+
+func TestContract(t *testing.T) {
+	botapitest.TestEngine(t, botapitest.Engine{
+		Engine:  Engine{Pace: time.Microsecond},
+		Request: botapi.ChatRequest{Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: "What is botapi?"}}},
+		Answer:  linked(own.answer("What is botapi?"), ""),
+		Hanging: Engine{Pace: time.Hour},
+	})
 }
 
 // TestAddress checks the links of an answer with and without an address.
