@@ -27,7 +27,9 @@ type Keys struct {
 	// Failing is the verifier with a backend that fails, such as a database that was stopped.
 	Failing botapi.KeyVerifier
 
-	// Hanging is the verifier with a backend that does not respond, such as a locked table.
+	// Hanging is the verifier with a backend that does not respond, such as a locked table. A
+	// call must return within 10 seconds of its cancellation: because of it, or because of a
+	// deadline of its own.
 	Hanging botapi.KeyVerifier
 }
 
@@ -82,7 +84,7 @@ func keyChecks(k Keys, limit time.Duration) []partCheck {
 	}
 	optional(checks, "Failing", k.Failing != nil, kt.during(kt.failing))
 	optional(checks, "Hanging", k.Hanging != nil, kt.during(func(ctx context.Context) []problem {
-		return mustReturn(ctx, verifyKey(k.Good)+" of Keys.Hanging", limit, func(ctx context.Context) error {
+		return mustReturn(ctx, verifyKey(k.Good)+", of Keys.Hanging", limit, botapi.ErrInvalidKey, func(ctx context.Context) error {
 			_, err := k.Hanging.VerifyKey(ctx, k.Good)
 			return err
 		})

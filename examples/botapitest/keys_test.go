@@ -132,7 +132,7 @@ func TestBrokenKeys(t *testing.T) {
 		{"has no status when its database is stopped", func() Keys { return Keys{Verifier: goodKeys, Failing: failingKeys(botapi.StatusError{Status: 200})} }, "Failing", "a StatusError with the status 200"},
 		{"ignores cancellation of a query", func() Keys {
 			return Keys{Verifier: goodKeys, Hanging: botapi.KeyVerifierFunc(func(context.Context, string) (string, error) { select {} })}
-		}, "Hanging", "the context is not passed on to the backend"},
+		}, "Hanging", "neither the context nor a deadline of its own"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			k := c.broken()
