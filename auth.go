@@ -125,8 +125,8 @@ func (c *requestContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// routeContext is a request's context with the values of another. That one is never done: its
-// cause must not be taken for the request's.
+// routeContext is a request's context with the values of another. That one is never done:
+// context.Cause asks Value, and must not find the other's cause.
 type routeContext struct {
 	context.Context
 	values context.Context
@@ -166,7 +166,7 @@ var nowhere = exchange{handler: new(handler), r: &http.Request{Header: http.Head
 // the request that its context belongs to. It is safe for concurrent use, also after the
 // request has ended.
 type Request struct {
-	exchange *exchange // only what newExchange has set is used
+	exchange *exchange // only what newExchange has set is used; by ReadBody, on the handler's goroutine, also the body
 
 	mu        sync.Mutex
 	committed bool              // the sending of the head has begun

@@ -201,7 +201,8 @@ func appendBot(dst []byte, bot *Bot) []byte {
 	return append(dst, '}')
 }
 
-// reply sends the response of a route. A body that was not read is not waited for.
+// reply sends the response of a route. A body that was not read is not waited for: a GET may
+// announce one that never comes.
 func (x *exchange) reply(r Reply) *ending {
 	status := cmp.Or(r.Status, http.StatusOK)
 	if status < 200 || status > 599 {
@@ -272,9 +273,9 @@ func (x *exchange) send(status int, header http.Header, body [][]byte, lastBegin
 		x.status = status
 		return nil
 	}
-	written, err := x.conn.WriteBody(body, length, lastBegin)
-	if written > 0 {
-		x.status, x.bytes = status, int64(written)
+	handed, err := x.conn.WriteBody(body, length, lastBegin)
+	if handed > 0 {
+		x.status, x.bytes = status, int64(handed)
 	}
 	if err == connection.ErrLate {
 		return chatTimedOut

@@ -28,26 +28,6 @@ import (
 	"example.com/botapi/internal/readtext"
 )
 
-// This file is where the parts of the package meet. A request passes through it thus:
-//
-//	[handler.ServeHTTP]      makes an [exchange], which owns the request and its response
-//	[exchange.route]         finds the [operation]: the API's own, or an application's [Route]
-//	[exchange.authenticate]  asks the [KeyVerifier] for the account (auth.go)
-//	operation.serve          returns a [Reply], which [exchange.reply] sends, or a [Chat]
-//	[exchange.chat]          finds the bot (bots.go), takes a [Slot] (engine.go), makes a [chat]
-//	[chat.run]               has an [engineCall] run the engine in a goroutine of its own, and waits
-//	[stream], [jsonResponse] take the fragments, on the engine's goroutine (sse.go, below)
-//	[chat.finish]            ends the response, on the handler's goroutine; OnChat and OnRequest follow
-//
-// Three words mean one thing each. An [ending] is why a request ends without a complete
-// response: classify makes it of an application's error, outcomes says what follows. The
-// token is the right to write of a stream: its holder formats and writes. A [Slot] is what a
-// chat uses of the limits: the engine's goroutine and the handler's each release it.
-//
-// What an ending leads to is decided once: [exchange.writeError] for a response that has not
-// begun, [chat.abort] for one that has. Everything that writes to the client does so with
-// [connection.Connection].
-
 // A Chat is a [Response] that is the answer of an engine. A [Route] makes it of its request:
 // the handler takes a slot, runs the engine, and sends the answer as a stream or as JSON. It
 // belongs to the handler once Serve has returned it.
@@ -78,7 +58,8 @@ type Chat struct {
 	Stream StreamFormat
 
 	// JoinsFragments makes one text of fragments that are ready together. Otherwise, and in
-	// the API's own format, each fragment is at least one event.
+	// the API's own format, each fragment is at least one event. (The "[DONE]" that joining
+	// makes of two fragments is not escaped: the API's clients would stop at it.)
 	JoinsFragments bool
 
 	// JSON returns what is sent before and after the text of a JSON response: the text is the
@@ -91,9 +72,9 @@ type Chat struct {
 
 func (*Chat) isResponse() {}
 
-// chat plays the chat that a route asks for. It returns an ending if there was none. When it
+// play plays the chat that a route asks for. It returns an ending if no chat began. When it
 // returns nil, the chat has been reported; its engine may still run.
-func (x *exchange) chat(asked *Chat) *ending {
+func (x *exchange) play(asked *Chat) *ending {
 	if x.r.Method == http.MethodHead {
 		return x.notAllowed(http.MethodGet)
 	}
@@ -126,7 +107,7 @@ func (x *exchange) chat(asked *Chat) *ending {
 	}
 	x.played = c
 	c.run()
-	c.sendReport()
+	c.callOnChat()
 	return nil
 }
 
@@ -212,7 +193,7 @@ type chat struct {
 	ending *ending // answerComplete, or why the answer is not complete
 
 	// Owned by the handler's goroutine.
-	report         *ChatReport // nil if there is no OnChat
+	report         *ChatReport // nil if there is neither OnChat nor OnRequest
 	status         int         // of the response that was begun; 0 if none was
 	committed      bool        // the response is the answer, or its beginning
 	errorEventSent bool
@@ -227,9 +208,8 @@ type answer interface {
 	fragment(text string) (more bool)
 
 	// close waits for the write in progress, never for the engine. When it returns, the
-	// answer takes no more fragments, and only the caller writes. It reports whether the
-	// sending of the head has begun.
-	close() (committed bool)
+	// answer takes no more fragments, and only the caller writes.
+	close()
 
 	// complete sends what is left of a complete answer. It is called at most once.
 	complete(ctx context.Context) *ending
@@ -246,13 +226,13 @@ type answer interface {
 
 var _, _ answer = (*stream)(nil), (*jsonResponse)(nil)
 
-// newChat makes the report before what the engine gets, which may change it. Without a chat,
-// the slot is released.
+// newChat makes the report first: the engine may change its request. Without a chat, the
+// slot is released.
 func (x *exchange) newChat(asked *Chat, slot *Slot, requestDone <-chan struct{}) (c *chat, err error) {
 	defer func() {
 		if c == nil {
-			slot.release()
-			slot.release() // once for the engine
+			slot.release() // for the handler
+			slot.release() // for the engine, which is not called
 		}
 	}()
 	h, request := x.handler, &asked.Request
@@ -270,7 +250,7 @@ func (x *exchange) newChat(asked *Chat, slot *Slot, requestDone <-chan struct{})
 	if h.options.OnChat != nil || h.options.OnRequest != nil {
 		c.report = x.newReport(request)
 	}
-	c.call = engineCall{engine: h.options.Engine, request: request, answer: asked.Answer, listener: c, hasStallTimeout: h.options.StallTimeout < never, returned: make(chan struct{})}
+	c.call = engineCall{engine: h.options.Engine, request: request, instead: asked.Answer, listener: c, hasStallTimeout: h.options.StallTimeout < never, returned: make(chan struct{})}
 	c.call.detached = detachedContext{Context: x.ctx}
 	if h.options.ChatTimeout < never {
 		c.call.detached.deadline = x.conn.Start.Add(c.timeoutAt())
@@ -278,7 +258,7 @@ func (x *exchange) newChat(asked *Chat, slot *Slot, requestDone <-chan struct{})
 	c.call.ctx, c.call.cancel = context.WithCancelCause(&c.call.detached)
 	c.answer = c.newAnswer(asked)
 	x.asked = nil
-	*asked = Chat{Request: asked.Request} // an engine that keeps its request must not retain the exchange
+	*asked = Chat{Request: asked.Request} // request points into it: an engine that keeps it must not retain the exchange
 	return c, nil
 }
 
@@ -303,7 +283,7 @@ func (c *chat) run() {
 	defer c.slot.release()
 	ended := false
 	defer func() {
-		if !ended { // application code has panicked, or ended this goroutine
+		if !ended { // application code has ended this goroutine with runtime.Goexit
 			c.endAbruptly()
 		}
 	}()
@@ -386,11 +366,11 @@ func (c *chat) finish() {
 	if c.ending.kind == kindClientDisconnected {
 		x.conn.Interrupt() // any other ending leaves the write in progress its time, so that the error event can follow
 	}
-	c.committed = c.answer.close()
+	c.answer.close()
 	if c.ending.isComplete() {
 		c.complete()
-		c.committed = c.committed || x.request.isCommitted()
 	}
+	c.committed = x.request.isCommitted()
 	switch {
 	case !c.committed:
 		x.writeError(c.ending)
@@ -430,7 +410,7 @@ func (c *chat) abort(deadline time.Duration) {
 	}
 }
 
-func (c *chat) sendReport() {
+func (c *chat) callOnChat() {
 	if c.report == nil {
 		return
 	}
@@ -476,7 +456,7 @@ func (c *chat) awaitReading() {
 	select {
 	case <-pause:
 	case <-c.requestDone:
-		if c.exchange.cancellation().kind != kindClientDisconnected {
+		if c.exchange.realEnding(clientDisconnected) != clientDisconnected {
 			<-pause // the application has cancelled the request: the client is still there
 		}
 	}
@@ -593,11 +573,10 @@ func (j *jsonResponse) fragment(text string) (more bool) {
 	}
 }
 
-func (j *jsonResponse) close() (committed bool) {
+func (j *jsonResponse) close() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.closed = true
-	return false
 }
 
 // complete sends the response. No chunk but the first is begun after ChatTimeout.
@@ -768,7 +747,7 @@ func (b *boundedBody) Read(p []byte) (n int, err error) {
 	if x.r.Body == nil { // as in a request that a test made with http.NewRequest
 		return 0, io.EOF
 	}
-	n, err = x.body.Read(p[:min(int64(len(p))-1, b.left)+1]) // MaxBodyBytes may be the largest number there is
+	n, err = x.body.Read(p[:min(int64(len(p))-1, b.left)+1]) // one byte more than is left shows that there is too much
 	b.left -= int64(n)
 	switch {
 	case b.left < 0:

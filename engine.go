@@ -292,7 +292,7 @@ type engineCall struct {
 	// Set before run.
 	engine          ChatEngine
 	request         *ChatRequest
-	answer          func(context.Context) iter.Seq2[string, error] // in place of the engine, if not nil
+	instead         func(context.Context) iter.Seq2[string, error] // of the engine; Chat.Answer, or nil
 	listener        listener
 	detached        detachedContext
 	ctx             context.Context // the engine's, derived from detached
@@ -371,8 +371,8 @@ func (call *engineCall) iterate() (failure *ending) {
 }
 
 func (call *engineCall) fragments() iter.Seq2[string, error] {
-	if call.answer != nil {
-		return call.answer(call.ctx)
+	if call.instead != nil {
+		return call.instead(call.ctx)
 	}
 	return call.engine.Chat(call.ctx, call.request)
 }
@@ -439,7 +439,8 @@ func (l Limit) Request() *ChatRequest {
 }
 
 // slots counts the chats in progress, under one lock: a chat that its account's limit
-// rejects must not take the last of all slots from another chat for a moment.
+// rejects must not take the last of all slots from another chat for a moment. Nobody waits
+// in the semaphore: those who wait have an order, in waiting.
 type slots struct {
 	perAccount int64 // 0 or less: no limit
 	maxWaiting int64
@@ -471,14 +472,14 @@ func (s *slots) take(account string) (*Slot, error) {
 }
 
 func (s *slots) takeLocked(account string) (*Slot, error) {
-	switch {
-	case !s.total.TryAcquire(1):
+	if !s.total.TryAcquire(1) {
 		return nil, ErrTooManyChats
-	case s.perAccount <= 0:
-	case s.inUse[account] >= s.perAccount:
-		s.total.Release(1)
-		return nil, ErrTooManyAccountChats
-	default:
+	}
+	if s.perAccount > 0 {
+		if s.inUse[account] >= s.perAccount {
+			s.total.Release(1)
+			return nil, ErrTooManyAccountChats
+		}
 		s.inUse[account]++
 	}
 	return &Slot{slots: s, account: account, users: chatUsers}, nil

@@ -238,6 +238,49 @@ func TestFormatFailsWithinALongEnd(t *testing.T) {
 	}
 }
 
+// A format that fails when the engine has returned already leaves the answer incomplete, too.
+func TestFormatFailsAfterTheEngine(t *testing.T) {
+	for method, engine := range map[string]ChatEngine{
+		"AppendText": engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			for range burstAfter + 1 { // a burst formats the last one
+				yield("a", nil)
+			}
+			time.Sleep(time.Second)
+		}),
+		"AppendKeepAlive": engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			yield("a", nil)
+			time.Sleep(DefaultKeepAlive + time.Second)
+		}),
+	} {
+		for fault, does := range formatFaults {
+			if fault == "fails" && method != "AppendText" {
+				continue // it returns no error
+			}
+			t.Run(method+" "+fault, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					is := is.New(t)
+					calls := 0
+					f := &lineFormat{before: func(called string) error {
+						if called != method {
+							return nil
+						}
+						if calls++; method == "AppendText" && calls <= burstAfter {
+							return nil
+						}
+						time.Sleep(time.Minute) // the engine returns meanwhile
+						return does()
+					}}
+					got := playChat(t, routeStream, engine, f.in)
+					is.True(got.err != nil) // aborted
+					is.True(!slices.Contains(f.calls, "End"))
+					is.True(!slices.Contains(f.calls, "AppendError"))
+					is.True(got.report(t).Err != nil)
+				})
+			})
+		}
+	}
+}
+
 // A plainFormat has no events: the stream is the text.
 type plainFormat struct{}
 

@@ -56,6 +56,26 @@ import (
 	"example.com/botapi/internal/routing"
 )
 
+// The way of a request through the package, for a maintainer. Parts meet in chat.go.
+//
+//	[handler.ServeHTTP]      makes an [exchange], which owns the request and its response
+//	[exchange.route]         finds the [operation]: the API's own, or an application's [Route]
+//	[exchange.authenticate]  asks the [KeyVerifier] for the account (auth.go)
+//	operation.serve          returns a [Reply], which [exchange.reply] sends, or a [Chat]
+//	[exchange.play]          finds the bot (bots.go), takes a [Slot] (engine.go), makes a [chat]
+//	[chat.run]               has an [engineCall] run the engine in a goroutine of its own, and waits
+//	[stream], [jsonResponse] take the fragments, on the engine's goroutine (sse.go, below)
+//	[chat.finish]            ends the response, on the handler's goroutine; OnChat and OnRequest follow
+//
+// Three words mean one thing each. An [ending] is why a request ends without a complete
+// response: classify makes it of an application's error, outcomes says what follows. The
+// token is the right to write of a stream: its holder formats and writes. A [Slot] is what a
+// chat uses of the limits: the engine's goroutine and the handler's each release it.
+//
+// What an ending leads to is decided once: [exchange.writeError] for a response that has not
+// begun, [chat.abort] for an answer that has, [exchange.reply] for a Reply. Everything that writes to the client does so with
+// [connection.Connection].
+
 // Defaults of [Options].
 const (
 	DefaultMaxBodyBytes = 1 << 20 // 1 MiB
@@ -243,7 +263,8 @@ type Route struct {
 	// MaxBodyBytes: an error of the body, returned wrapped or not, is a 413, 408 or 400.
 	// [ReadBody] reads it as the API does. What Serve does not read of a body is, on HTTP/1,
 	// discarded before a chat begins: if it does not come within 5 seconds, or is more than
-	// 4 MiB, that is a 408 or 413. Serve must not write: the handler does, when Serve has returned.
+	// 4 MiB, that is a 408 or 413. Before a Reply nothing is read: the connection is closed
+	// after it. Once Serve has returned, nothing may read the body. Serve must not write: the handler does, when Serve has returned.
 	Serve func(r *http.Request) (Response, error)
 
 	// Errors makes the response to a request of this route that was rejected or has
@@ -291,7 +312,7 @@ type operation struct {
 	serve  func(*exchange) (Response, error)
 	errors func(context.Context, Failure) Reply // nil for the API's own form
 	key    func(http.Header) string
-	isOwn  bool // what serve returns follows the contract of an engine
+	isOwn  bool // of the API: its decoder has checked what checkChat checks
 }
 
 func (h *handler) addRoutes(routes []Route) {
@@ -327,7 +348,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if end := x.serve(); end != nil {
 		x.writeError(x.realEnding(end))
 	}
-	x.report()
+	x.callOnRequest()
 	if x.played != nil {
 		x.played.awaitEngine()
 	}
@@ -350,7 +371,7 @@ type exchange struct {
 	operation    *operation    // nil for an unknown path
 	pattern      string
 	ctx          *requestContext // &anonymous, and then &identified or, with values of a route, another
-	anonymous    requestContext  // a goroutine of the verifier's may read it later
+	anonymous    requestContext  // without the account: a goroutine of the verifier's may read it later
 	identified   requestContext  // with the account
 	presentedKey string          // until the verifier has accepted it; its error may quote the key
 	account      string          // even of a key that was rejected
@@ -362,7 +383,7 @@ type exchange struct {
 	// Owned by the handler's goroutine.
 	body    requestBody
 	bounded boundedBody // of body
-	status  int         // of a response that is no chat's answer; 0 until it was sent
+	status  int         // of the response that send has sent; 0 if it has sent none. A chat has its own
 	bytes   int64       // of its body
 	ending  *ending     // why the request has no complete response; nil if there is no reason
 	played  *chat       // nil unless an engine was called
@@ -401,7 +422,7 @@ func (x *exchange) serve() (unsent *ending) {
 		return x.reply(response)
 	case *Chat:
 		if response != nil {
-			return x.chat(response)
+			return x.play(response)
 		}
 	}
 	return x.misused(errors.New("it has returned neither a Reply nor a *Chat"))
@@ -437,8 +458,7 @@ func (x *exchange) routed() *http.Request {
 	return r
 }
 
-// report calls OnRequest.
-func (x *exchange) report() {
+func (x *exchange) callOnRequest() {
 	h := x.handler
 	if h.options.OnRequest == nil {
 		return
@@ -481,23 +501,20 @@ func (x *exchange) cancellation() (end *ending) {
 }
 
 // realEnding returns the cause of an ending that is only its symptom; otherwise the ending
-// itself. There are three causes with symptoms:
-//   - The application has cancelled the request's context: the client seems to have
-//     disconnected or stopped reading, or application code has returned the context's error.
-//   - The client has disconnected: application code has returned the context's error.
-//   - A write has used up its time: the client seems to have disconnected, since net/http
-//     cancels the request's context after every write that fails.
+// itself. It is asked once for each ending, before anything follows from it. An ending of the
+// client, or the context's error that application code has returned, may be the symptom of a
+// request that the application has cancelled. That error may also be the symptom of a client
+// that has disconnected. And a client that seems to have disconnected may have stopped
+// reading: net/http cancels the request's context after every write that fails.
 func (x *exchange) realEnding(end *ending) *ending {
 	if !end.isOfClient() && !end.mayBeSymptom {
 		return end
 	}
 	cancelled := x.cancellation()
-	switch {
-	case cancelled != nil && !cancelled.isOfClient(): // by the application
-		return cancelled
-	case cancelled != nil && end.mayBeSymptom:
-		return cancelled
-	case end.kind == kindClientDisconnected && x.conn.Stalled():
+	if cancelled != nil && (end.mayBeSymptom || !cancelled.isOfClient()) {
+		end = cancelled
+	}
+	if end.kind == kindClientDisconnected && x.conn.Stalled() {
 		return clientStalled
 	}
 	return end
@@ -557,7 +574,8 @@ var (
 	errInternal         = StatusError{Status: http.StatusInternalServerError, Detail: "Internal Server Error"}
 )
 
-// An ending is why a request ends without a complete response. It is never changed. Where a
+// An ending is why a request ends without a complete response. It is never changed once it is
+// known to others. Where a
 // function returns nil in place of one, there is no reason to end; a complete answer is
 // answerComplete.
 type ending struct {
@@ -567,9 +585,9 @@ type ending struct {
 	list         []byte            // their JSON; nil unless it is a 422 with a list
 	err          error             // what the application gets: in reports, as context.Cause, in a Failure
 	text         string            // what is logged
-	hasCause     bool              // text says more than the response
+	hasCause     bool              // of a StatusError, or of a cancellation: text says more than the response
 	stack        []byte            // of a panic; logged, too
-	mayBeSymptom bool              // the application has returned context.Canceled or context.DeadlineExceeded: perhaps a symptom (realEnding)
+	mayBeSymptom bool              // of a context that has ended: application code has returned its error, or a body could not be read (realEnding)
 }
 
 type endingKind uint8
@@ -648,11 +666,12 @@ func classify(kind endingKind, err error) (end *ending) {
 			end = failureOf(panics.Recovered("classifying an error", v))
 		}
 	}()
-	if known, isKnown := errors.AsType[*ending](err); isKnown {
+	chosen, isChosen := errors.AsType[StatusError](err)
+	known, isKnown := errors.AsType[*ending](err)
+	if _, isWrapped := errors.AsType[*ending](chosen.Err); isKnown && !isWrapped { // otherwise, the StatusError is further out
 		return known
 	}
 	end = &ending{kind: kind, err: hideReasons(err), text: err.Error()}
-	chosen, isChosen := errors.AsType[StatusError](err)
 	invalid, isInvalid := errors.AsType[HTTPValidationError](err)
 	isCanceled, isDeadline := errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded)
 	end.mayBeSymptom = isCanceled || isDeadline
@@ -705,14 +724,15 @@ func writeFailed(failed *connection.WriteError) *ending {
 	if failed == nil {
 		return nil
 	}
-	end := *clientDisconnected
+	end, err := *clientDisconnected, failed.Err
 	if failed.Stalled {
 		end = *clientStalled
 	}
-	end.err = fmt.Errorf("%w: %w", end.err, hideReasons(failed.Err))
-	if p, panicked := failed.Err.(*panics.Error); panicked && !errors.Is(p, http.ErrAbortHandler) {
+	err = cmp.Or(panics.Catch("classifying an error of the ResponseWriter", func() error { err = hideReasons(err); return nil }), err)
+	if p, panicked := err.(*panics.Error); panicked && !errors.Is(p, http.ErrAbortHandler) {
 		end.text, end.stack = p.Error(), p.Stack
 	}
+	end.err = fmt.Errorf("%w: %w", end.err, err)
 	return &end
 }
 
@@ -782,7 +802,7 @@ func (e StatusError) sendable() (response StatusError, hasCause bool) {
 // writes error responses.
 func (x *exchange) writeError(end *ending) {
 	x.ending = end
-	if x.aborted || !end.tellsClient() {
+	if x.aborted || !end.tellsClient() { // aborted by endAbruptly
 		x.abortOnReturn(end)
 		return
 	}
@@ -820,6 +840,7 @@ func (x *exchange) errorReply(end *ending) (reply Reply) {
 
 func (r Reply) isZero() bool { return r.Status == 0 && r.Header == nil && r.Body == nil }
 
+// abortOnReturn logs the ending, and has ServeHTTP abort the connection.
 func (x *exchange) abortOnReturn(end *ending) {
 	x.aborted = true
 	x.logEnding(end, true)
@@ -858,7 +879,7 @@ func (x *exchange) logEnding(end *ending, aborts bool) {
 	attributes := x.attributes(end)
 	switch h := x.handler; {
 	case !end.tellsClient():
-		h.log(x.ctx, level, "the ResponseWriter panicked", attributes...)
+		h.log(x.ctx, level, "the ResponseWriter panicked", attributes...) // level logs no other such ending
 	case aborts:
 		h.log(x.ctx, level, "answer aborted", attributes...)
 	case level == slog.LevelError:

@@ -27,7 +27,7 @@ import (
 // sent, the client gets an error response; after it, the connection is aborted, without a
 // call of AppendError.
 type StreamFormat interface {
-	// ContentType is that of the response. It is called once, before anything is sent.
+	// ContentType is that of the response. It is called first, and once.
 	ContentType() string
 
 	// AppendText appends one event with text. text is the inside of a JSON string, without
@@ -69,6 +69,9 @@ const (
 	// maxQueued bounds the text of a queue, with what its events take beside it: it fits in
 	// one write.
 	maxQueued = fullBatch
+	// maxAccepted is what is queued at most when fragment returns: a full queue, and one more
+	// event. Of a larger fragment, the rest has been formatted then.
+	maxAccepted = maxQueued + maxEvent
 
 	eventStart = `data: {"content":"`
 	eventEnd   = "\"}\n\n"
@@ -122,9 +125,10 @@ func (f *Failure) eventData() []byte {
 // mu. The token is taken only while the stream is open. close waits until it is free: from
 // then on, only the handler writes.
 //
-// While an open stream's token is free, its queue is empty: sendKeepAlive relies on that. A
-// goroutine that adds to the queue takes the token if it is free, before it releases mu;
-// otherwise the holder of the token writes until the queue is empty.
+// While an open stream's token is free, nothing is queued: so a keep-alive never waits, nor
+// comes between the events of one fragment. A goroutine that adds to the queue takes the token
+// if it is free, before it releases mu; otherwise the holder of the token writes until the
+// queue is empty.
 type stream struct {
 	// Set by newStream.
 	conn      *connection.Connection
@@ -139,22 +143,23 @@ type stream struct {
 
 	// Guarded by mu. After close, owned by the handler's goroutine: a late fragment or timer
 	// finds closed set, and changes nothing.
-	closed         bool       // no more fragments are accepted
-	queue          *textQueue // fragments that nobody has begun to format; nil if there are none
-	queued         int        // what the queue counts as: the text, and the rest of its events
-	wrote          time.Duration
-	writesInARow   int  // begun by fragments, all but the first within quickGap of the end of the one before
-	writing        bool // the token is taken
+	closed         bool          // no more fragments are accepted
+	queue          *textQueue    // fragments that nobody has begun to format; nil if there are none
+	queued         int           // what queue and formatting count as: their text, and the rest of its events
+	wrote          time.Duration // when the last write ended; at first, the request's start
+	writesInARow   int           // begun by fragments, all but the first within quickGap of the end of the one before
+	writing        bool          // the token is taken
 	keepAliveTimer *time.Timer
 
 	// Owned by the holder of the token. After close, owned by the handler's goroutine.
-	texts        *textQueue // fragments that are being formatted; nil if there are none
-	encoder      jsontext.Encoder
-	begun        int   // fragments whose formatting has begun
-	sent         int   // fragments of which a write has begun
-	sentBytes    int64 // text of which a write has begun
-	committed    bool  // the sending of the head has begun
-	formatFailed bool  // the format is not called again
+	formatting  *textQueue // fragments that are being formatted; nil if there are none
+	contentType string     // of the format; set by its first call
+	encoder     jsontext.Encoder
+	begun       int     // fragments whose formatting has begun
+	sent        int     // fragments of which a write has begun
+	sentBytes   int64   // text of which a write has begun
+	committed   bool    // the sending of the head has begun
+	failed      *ending // of the format or of a write: then neither is called again; nil if there is none
 }
 
 const (
@@ -206,7 +211,7 @@ func (s *stream) fragment(text string) (more bool) {
 	if !s.writing {
 		s.startWriting()
 	}
-	for !s.closed && s.queued > maxQueued+maxEvent { // the fragment is larger than the queue
+	for !s.closed && s.queued > maxAccepted { // the fragment is larger than the queue
 		s.changed.Wait()
 	}
 	return !s.closed
@@ -269,10 +274,10 @@ func (s *stream) returnToken() {
 // takeQueue reports whether there is text to format: what is left of the last queue, or the
 // next one.
 func (s *stream) takeQueue() bool {
-	if s.texts == nil {
-		s.texts, s.queue = s.queue, nil
+	if s.formatting == nil {
+		s.formatting, s.queue = s.queue, nil
 	}
-	return s.texts != nil
+	return s.formatting != nil
 }
 
 // writeBatch formats and writes what add adds to a batch, if anything. An engine that waits
@@ -319,21 +324,26 @@ func (s *stream) writeUnlocked(b *batch) *ending {
 	return s.write(b.data, 0)
 }
 
-// callFormat calls a method of the format, by way of call. After a failure, no method is
-// called again.
+// callFormat calls methods of the format, by way of call. After a failure, none is called
+// again.
 func (s *stream) callFormat(call func() error) *ending {
-	s.formatFailed = true // unless call returns
-	err := panics.Catch("formatting a stream", call)
-	s.formatFailed = err != nil // call may have called callFormat, for the first write
+	s.failed = formatExited // unless call returns
+	err := panics.Catch("formatting a stream", func() error {
+		if s.contentType == "" {
+			s.contentType = s.format.ContentType()
+		}
+		return call()
+	})
+	s.failed = nil
 	if err != nil {
-		return failureOf(err)
+		s.failed = failureOf(err)
 	}
-	return nil
+	return s.failed
 }
 
 // addTexts adds events until the batch is full or all texts are formatted.
 func (s *stream) addTexts(b *batch) (err error) {
-	for s.texts != nil && !b.isFull() && err == nil {
+	for s.formatting != nil && !b.isFull() && err == nil {
 		err = s.addEvent(b)
 	}
 	return err
@@ -349,7 +359,7 @@ func (s *stream) addEvent(b *batch) (err error) {
 		return nil
 	}
 	b.inside = s.appendText(b.inside[:0], maxText, b)
-	for s.joins && s.texts != nil && !s.texts.begun && len(b.inside) < maxText-maxRune {
+	for s.joins && s.formatting != nil && !s.formatting.inEvent && len(b.inside) < maxText-maxRune {
 		b.inside = s.appendText(b.inside, maxText, b)
 	}
 	b.data, err = s.format.AppendText(b.data, b.inside)
@@ -358,22 +368,22 @@ func (s *stream) addEvent(b *batch) (err error) {
 
 // appendText takes the next text, or as much of it as leaves dst at most limit bytes long.
 func (s *stream) appendText(dst []byte, limit int, b *batch) []byte {
-	q := s.texts
+	q := s.formatting
 	text := q.texts[q.next]
 	dst, rest := s.encoder.Append(dst, text, limit)
 	b.took += len(text) - len(rest)
-	if !q.begun {
+	if !q.inEvent {
 		s.begun++
 		b.took += weight("")
 	}
 	if rest != "" {
-		q.texts[q.next], q.begun = rest, true
+		q.texts[q.next], q.inEvent = rest, true
 		return dst
 	}
-	q.begun = false
+	q.inEvent = false
 	if q.next++; q.next == len(q.texts) {
 		q.free()
-		s.texts = nil
+		s.formatting = nil
 	}
 	return dst
 }
@@ -384,23 +394,17 @@ const maxRune = 12
 // write sends events within the time of a write or, if deadline is not 0, before that. After
 // a failure, the events must not be changed: on HTTP/2, net/http may still read them.
 func (s *stream) write(events []byte, deadline time.Duration) *ending {
-	contentType := ""
-	if !s.committed {
-		if failed := s.callFormat(func() error { contentType = s.format.ContentType(); return nil }); failed != nil {
-			return failed
-		}
-	}
 	s.sent, s.sentBytes = s.begun, s.encoder.Written()
-	call := func(w http.ResponseWriter) error { return s.writeEvents(w, contentType, events) }
-	return writeFailed(s.conn.Write(deadline, call))
+	s.failed = writeFailed(s.conn.Write(deadline, func(w http.ResponseWriter) error { return s.writeEvents(w, events) }))
+	return s.failed
 }
 
-func (s *stream) writeEvents(w http.ResponseWriter, contentType string, events []byte) error {
+func (s *stream) writeEvents(w http.ResponseWriter, events []byte) error {
 	if !s.committed {
 		s.committed = true
 		header := w.Header()
 		s.owner.commit(header)
-		header.Set("Content-Type", contentType)
+		header.Set("Content-Type", s.contentType)
 		header.Set("Cache-Control", "no-cache, no-transform")
 		header.Set("X-Accel-Buffering", "no")
 		w.WriteHeader(http.StatusOK)
@@ -441,7 +445,7 @@ func (s *stream) writeKeepAlive() {
 }
 
 // close waits for the write in progress. What is queued is left to complete or sendError.
-func (s *stream) close() (committed bool) {
+func (s *stream) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
@@ -450,14 +454,13 @@ func (s *stream) close() (committed bool) {
 	for s.writing {
 		s.changed.Wait()
 	}
-	return s.committed
 }
 
 // complete writes what is queued, an incomplete character that is held back, and the end:
 // all together, if it is short.
 func (s *stream) complete(ctx context.Context) *ending {
-	if failed := writeFailed(s.conn.Failed); failed != nil {
-		return failed
+	if s.failed != nil { // after the engine has returned
+		return s.failed
 	}
 	b, failed := s.writeTexts(math.MaxInt, 0)
 	if failed != nil {
@@ -530,10 +533,10 @@ func (s *stream) addChunk(b **batch, chunk []byte) *ending {
 
 // sendError writes what is queued and, unless f is nil, the error.
 func (s *stream) sendError(f *Failure, deadline time.Duration) (sent bool, failed *ending) {
-	if s.conn.Failed != nil || s.formatFailed || s.conn.Elapsed() >= deadline {
+	if s.failed != nil || s.conn.Elapsed() >= deadline {
 		return false, nil
 	}
-	b, failed := s.writeTexts(maxQueued+maxEvent, deadline) // what fragment has accepted
+	b, failed := s.writeTexts(maxAccepted, deadline) // what fragment has accepted
 	if failed == nil && f != nil {
 		failed = s.callFormat(func() error { b.data = s.format.AppendError(b.data, *f); return nil })
 	}
@@ -543,15 +546,15 @@ func (s *stream) sendError(f *Failure, deadline time.Duration) (sent bool, faile
 	return failed == nil, failed
 }
 
-func (s *stream) drop() { s.queue, s.texts = nil, nil }
+func (s *stream) drop() { s.queue, s.formatting = nil, nil }
 
 func (s *stream) figures() (fragments int, bytes int64) { return s.sent, s.sentBytes }
 
 // A textQueue has fragments in order. It is pooled: a silent stream holds none.
 type textQueue struct {
-	texts []string
-	next  int  // the first that is not formatted
-	begun bool // the formatting of that one has begun
+	texts   []string
+	next    int  // the first that is not formatted
+	inEvent bool // the formatting of that one has begun
 }
 
 var textQueues = sync.Pool{New: func() any { return new(textQueue) }}

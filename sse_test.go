@@ -555,9 +555,9 @@ func TestBatchIsBounded(t *testing.T) {
 	for _, text := range []string{"", "x", strings.Repeat("x", 100), strings.Repeat("\x00", 700), strings.Repeat("x", maxEvent), strings.Repeat("x", 3*maxWrite)} {
 		s, b := &stream{format: ownFormat{}}, new(batch)
 		for !b.isFull() {
-			if s.texts == nil {
-				s.texts = newTextQueue()
-				s.texts.texts = append(s.texts.texts, text)
+			if s.formatting == nil {
+				s.formatting = newTextQueue()
+				s.formatting.texts = append(s.formatting.texts, text)
 			}
 			is.NoErr(s.addEvent(b))
 			is.True(cap(b.data) <= maxWrite)

@@ -11,6 +11,7 @@ import (
 	"iter"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -288,6 +289,51 @@ var faults = map[string]func() error{"fails": faultFails, "panics": faultPanics}
 
 func faultFails() error  { return errors.New("broken pipe") }
 func faultPanics() error { panic("a bug in the writer") }
+
+// A panickingError panics where its methods are called, as a nil pointer of many types does.
+type panickingError struct{}
+
+func (panickingError) Error() string { return "broken pipe" }
+func (panickingError) Is(error) bool { panic("a nil pointer") }
+
+// An error of the ResponseWriter is asked on the goroutine of a burst, too, where a panic
+// would end the process.
+func TestWriterReturnsAnErrorThatPanics(t *testing.T) {
+	for _, stream := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			is := is.New(t)
+			got := playOn(t, faulty("Write", 0, func() error { return panickingError{} }), stream, fragmentsOf("a", "b"))
+			is.Equal(got.err, http.ErrAbortHandler)
+			is.True(errors.Is(got.report(t).Err, ErrClientLeft))
+		})
+	}
+}
+
+// net/http cancels the request's context when a write fails. An engine that watches it, and
+// learns of the failure first, does not hide that the client has stopped reading.
+func TestEngineLearnsFirstThatTheClientStalled(t *testing.T) {
+	for range 20 { // the order of two goroutines varies
+		synctest.Test(t, func(t *testing.T) {
+			is := is.New(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			r := chatRequest(t, "", "hi", true).WithContext(ctx)
+			w := faulty("Write", burstAfter, func() error {
+				time.Sleep(DefaultWriteTimeout + time.Second)
+				cancel()
+				time.Sleep(time.Second)
+				return os.ErrDeadlineExceeded
+			})
+			got := playRequestOn(t, w, r, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+				for range burstAfter + 1 {
+					yield("x", nil)
+				}
+				<-ctx.Done()
+				yield("", ctx.Err())
+			}), func(o *Options) { o.KeepAlive = -1 })
+			is.True(errors.Is(got.report(t).Err, ErrClientStalled))
+		})
+	}
+}
 
 // takes makes a call slow; the call succeeds.
 func takes(d time.Duration) func() error { return func() error { time.Sleep(d); return nil } }

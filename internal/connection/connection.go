@@ -34,7 +34,7 @@ type Connection struct {
 	flushed       bool          // the last flush worked: nothing is left in the writer's buffer
 
 	// Safe for concurrent use.
-	writeBegan instant.Instant // when the write in progress began, or the one that has failed
+	writeBegan instant.Instant // when the write in progress began, or the one that has used up its time
 
 	mu             sync.Mutex // held during SetWriteDeadline
 	deadlineFrozen bool       // the write deadline is not changed any longer: after Interrupt, or since it could not be set
@@ -76,9 +76,12 @@ func (c *Connection) Write(deadline time.Duration, call func(http.ResponseWriter
 		c.setWriteDeadline(deadline)
 	}
 	c.writeBegan.Set(now)
-	if err := panics.Catch("calling the ResponseWriter", func() error { return call(c.w) }); err != nil {
-		c.Failed = &WriteError{err, c.Stalled()}
-	} else {
+	err := panics.Catch("calling the ResponseWriter", func() error { return call(c.w) })
+	stalled := err != nil && c.Stalled()
+	if err != nil {
+		c.Failed = &WriteError{err, stalled}
+	}
+	if !stalled {
 		c.writeBegan.Clear()
 	}
 	if c.http2 {
@@ -92,26 +95,27 @@ var ErrLate = errors.New("connection: the rest of the body is too late")
 
 // WriteBody writes the body of a response that is no stream, of this length, in chunks of
 // MaxChunk at most. No chunk but the first is begun after lastBegin. It flushes the last one
-// where the writer itself can. written is 0 if the status has not been sent either; the error
-// is Failed or ErrLate.
-func (c *Connection) WriteBody(body [][]byte, length int, lastBegin time.Duration) (written int, err error) {
+// where the writer itself can. handed is how much of the body the writer got, a chunk that it
+// may have sent in part included; 0 if the status has not been sent either. The error is
+// Failed or ErrLate.
+func (c *Connection) WriteBody(body [][]byte, length int, lastBegin time.Duration) (handed int, err error) {
 	for _, piece := range body {
 		for chunk := range slices.Chunk(piece, MaxChunk) {
-			if written > 0 && c.Elapsed() > lastBegin {
-				return written, ErrLate
+			if handed > 0 && c.Elapsed() > lastBegin {
+				return handed, ErrLate
 			}
-			if c.writeChunk(chunk, written+len(chunk) == length) || written > 0 {
-				written += len(chunk)
+			if headSent := c.writeChunk(chunk, handed+len(chunk) == length) || handed > 0; headSent {
+				handed += len(chunk)
 			}
 			if c.Failed != nil {
-				return written, c.Failed
+				return handed, c.Failed
 			}
 		}
 	}
-	return written, nil
+	return handed, nil
 }
 
-// writeChunk reports whether net/http has sent the chunk, and with it the status. If only the
+// writeChunk reports whether net/http has sent the chunk, and with it the head. If only the
 // flush has failed, HTTP/1 has kept the head in its buffer; HTTP/2 has sent it.
 func (c *Connection) writeChunk(chunk []byte, last bool) (sent bool) {
 	failed := c.Write(0, func(w http.ResponseWriter) error {
@@ -139,8 +143,8 @@ func (c *Connection) Flush() error {
 	return err
 }
 
-// Stalled reports whether the write in progress, or the one that has failed, began at least
-// the time of a write ago.
+// Stalled reports whether the write in progress, or the one that has failed, has used up the
+// time of a write.
 func (c *Connection) Stalled() bool {
 	began, isSet := c.writeBegan.Get()
 	return isSet && c.Elapsed()-began >= c.timeout

@@ -301,6 +301,7 @@ func (p *Parser) characters() {
 			p.at++
 		case c < utf8.RuneSelf:
 			p.fail("Invalid control character at")
+			return
 		default:
 			_, size := utf8.DecodeRuneInString(p.text[p.at:])
 			if size == 1 {

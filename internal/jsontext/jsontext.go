@@ -15,8 +15,8 @@ import (
 // part of valid UTF-8 becomes one U+FFFD, as in Go's range statement: the result does not
 // depend on where the pieces were split. The zero value is ready.
 //
-// A "[DONE]" that is split between two pieces is not noticed: two pieces must not end up
-// in one line of a stream.
+// A "[DONE]" that is split between two pieces is not noticed: where clients search for it,
+// two pieces must not end up in one line.
 type Encoder struct {
 	held    [utf8.UTFMax - 1]byte // the start of a character
 	count   int                   // bytes of held
@@ -49,7 +49,7 @@ func (e *Encoder) Append(dst []byte, text string, limit int) (_ []byte, rest str
 		}
 		written := e.written
 		longer, next := e.appendSpecial(dst, text)
-		if len(longer) > limit { // dropped, as is a plain character behind a run that the limit has ended
+		if len(longer) > limit { // dropped; so is what comes of a plain character, before which only the limit ends a run
 			e.written = written
 			return dst, text
 		}
