@@ -49,6 +49,7 @@ var documents = []string{"README.md", "docs/wire.md", "docs/operating.md", "docs
 var runElsewhere = map[string]string{
 	"go test -run '^$' -bench Load -benchtime 5x .\n": "takes minutes, and an otherwise idle machine",
 	"go test -run '^$' -bench . -skip Load .\n":       ".ci/run runs these benchmarks, a few times each",
+	"go test ./...\n": "is what .ci/run runs, and runs this test",
 }
 
 func readDocument(t *testing.T, document string) string {
@@ -261,7 +262,7 @@ func (n *newcomer) startQuickstart(t *testing.T, b doctest.Block) {
 	is := is.New(t)
 	here, err := os.Getwd()
 	is.NoErr(err)
-	commands := regexp.MustCompile(`git clone \S+`).ReplaceAllLiteralString(b.Text, "git clone -q '"+here+"' botapi")
+	commands := regexp.MustCompile(`git clone \S+ botapi`).ReplaceAllLiteralString(b.Text, "git clone -q '"+here+"' botapi")
 	lines := strings.Count(b.Prints, "\n")
 	n.paste(t, inBackground(commands, fmt.Sprintf("-addr 127.0.0.1:0 -pace 0 > >(head -n %d)", lines)))
 	var printed strings.Builder

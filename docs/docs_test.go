@@ -53,7 +53,8 @@ func TestLinesOfDocuments(t *testing.T) {
 
 // TestHeadingsAreFree checks that the headings of the README and of the documents here can
 // be renamed: no code and no test names one. Links to them are in documents, where
-// TestDocumentedLinks checks them.
+// TestDocumentedLinks checks them. Only the checks of a stack link to what to do, in one list,
+// which has a test of its own.
 func TestHeadingsAreFree(t *testing.T) {
 	headings := map[string]bool{}
 	files(t, func(name string) {
@@ -68,7 +69,7 @@ func TestHeadingsAreFree(t *testing.T) {
 	anchor := regexp.MustCompile(`\b(README|docs/[a-z-]+)\.md#[a-z]`)
 	files(t, func(name string) {
 		text := doctest.Read(t, "../"+name)
-		if link := anchor.FindString(text); link != "" {
+		if link := anchor.FindString(text); link != "" && name != "examples/internal/stackcheck/stackcheck.go" {
 			t.Errorf("%s links to a heading: %s", name, link)
 		}
 		for heading := range headings {
