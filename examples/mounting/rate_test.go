@@ -12,6 +12,7 @@ import (
 	"github.com/matryer/is"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/botapitest"
 )
 
 // An account may begin as many requests as its rate allows. One more gets a 429, which says
@@ -53,4 +54,9 @@ func send(h http.Handler, method, path, key, body string) *httptest.ResponseReco
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
 	return w
+}
+
+func TestLimitRateKeepsTheContract(t *testing.T) {
+	keys := botapi.StaticKeys(map[string]string{apiKey: "acme"})
+	botapitest.TestKeys(t, botapitest.Keys{Verifier: LimitRate(keys, 1e9, 1e6), Good: apiKey, Account: "acme", Bad: "key-of-nobody"})
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/botapitest"
 	"example.com/botapi/examples/resume"
 	"github.com/matryer/is"
 )
@@ -61,6 +62,30 @@ func optionsOf(t *testing.T, engine *resume.Engine, keys botapi.KeyVerifier) bot
 	return botapi.Options{
 		Bots: bots, Keys: keys, Engine: engine, Routes: engine.Routes(), OnLimit: engine.OnLimit, Logger: slog.New(slog.DiscardHandler),
 	}
+}
+
+// TestContract holds the engine against the contract of botapi.ChatEngine. Its chats have no
+// key: those with one outlive their clients.
+func TestContract(t *testing.T) {
+	failing := botapi.CallbackEngine(func(_ context.Context, _ *botapi.ChatRequest, emit func(string) error) error {
+		return errors.Join(emit("Once "), errors.New("the model has failed"))
+	})
+	hanging := botapi.CallbackEngine(func(ctx context.Context, _ *botapi.ChatRequest, _ func(string) error) error {
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	endless := botapi.CallbackEngine(func(_ context.Context, _ *botapi.ChatRequest, emit func(string) error) error {
+		for emit("and so on ") == nil {
+		}
+		return nil
+	})
+	botapitest.TestEngine(t, botapitest.Engine{
+		Engine:  resume.New(resume.Options{Engine: words("Once ", "", "upon ", "a 👋\xf0\x9f", "\x8f\xbd")}),
+		Answer:  "Once upon a 👋🏽",
+		Failing: resume.New(resume.Options{Engine: failing}),
+		Hanging: resume.New(resume.Options{Engine: hanging}),
+		Endless: resume.New(resume.Options{Engine: endless}),
+	})
 }
 
 var acmeKeys = botapi.StaticKeys(map[string]string{"key": "acme", "other": "globex"})
