@@ -53,12 +53,6 @@ func mustFail(t *testing.T, checks []partCheck, subtest, phrase string) {
 	t.Log("\n" + message)
 }
 
-// mustPass checks that no subtest fails.
-func mustPass(t *testing.T, checks []partCheck) {
-	t.Helper()
-	runChecks(t, checks)
-}
-
 // TestRulesAreInTheContracts finds each sentence that a message may quote in the
 // documentation of package botapi.
 func TestRulesAreInTheContracts(t *testing.T) {
