@@ -17,7 +17,7 @@ import (
 )
 
 // KeyVerifier decides which account an API key belongs to. It must be safe for
-// concurrent use.
+// concurrent use. The package examples/botapitest tests an implementation.
 type KeyVerifier interface {
 	// VerifyKey returns the account of a valid key. [AccountFrom] returns it for
 	// the rest of the request, and MaxChatsPerAccount counts by it.

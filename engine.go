@@ -21,7 +21,8 @@ import (
 )
 
 // ChatEngine answers chats: a model runtime, or code that calls one. The application
-// implements it. It must be safe for concurrent use.
+// implements it. It must be safe for concurrent use. The package examples/botapitest tests
+// an implementation.
 type ChatEngine interface {
 	// Chat returns the answer to req as an iterator over its fragments. The
 	// simplest engine yields its text until yield returns false:

@@ -73,6 +73,7 @@ func isAbsoluteURL(s string) bool {
 }
 
 // BotStore provides the published bots. It must be safe for concurrent use.
+// The package examples/botapitest tests an implementation.
 //
 // The context of each call is that of the request. It carries the account
 // ([AccountFrom]), by which a store may show each account its own bots, and the

@@ -489,6 +489,18 @@ func TestGoodEngines(t *testing.T) {
 			}
 		}
 	})
+	var kept []*botapi.ChatRequest
+	var keeping sync.Mutex
+	keeper := botapi.ChatEngineFunc(func(_ context.Context, req *botapi.ChatRequest) seq {
+		keeping.Lock()
+		defer keeping.Unlock()
+		kept = append(kept, req)
+		for _, earlier := range kept { // each is its own
+			earlier.Messages[0].Content, earlier.Bot, earlier.Extra = "changed", botapi.Bot{}, nil
+			earlier.Messages = append(earlier.Messages, botapi.ChatMessage{})
+		}
+		return wordsOf(story)
+	})
 	counts := counting(func(own *tokens) {
 		own.prompt.Store(1)
 		own.completion.Store(15)
@@ -500,6 +512,7 @@ func TestGoodEngines(t *testing.T) {
 		"CallbackEngine":     {Engine: called, Answer: story},
 		"concurrent emit":    {Engine: concurrent, Answer: strings.Repeat("la ", 10), Endless: channelled},
 		"byte by byte":       {Engine: bytewise, Answer: story, Request: botapi.ChatRequest{Bot: twoBots[1], UserID: "someone"}},
+		"keeps requests":     {Engine: keeper, Answer: story},
 		"tokens":             counts,
 		"echo":               {Engine: botapi.ChatEngineFunc(echo), Request: botapi.ChatRequest{Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: story}}}, Answer: story},
 		"rejects some forms": {Engine: botapi.ChatEngineFunc(particular), Failing: failingEngine(&botapi.StatusError{Status: 503})},

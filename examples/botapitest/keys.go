@@ -40,14 +40,14 @@ type Keys struct {
 // with -race.
 //
 // It calls the verifier some thousand times, with contexts of requests. A message shows only
-// the start of a key.
+// the start of Good and Bad.
 func TestKeys(t *testing.T, k Keys) {
 	t.Helper()
 	switch {
 	case k.Verifier == nil:
 		t.Fatal("botapitest: Keys.Verifier is nil")
-	case !canBeKey(k.Good) || !canBeKey(k.Bad) || k.Good == k.Bad:
-		t.Fatal("botapitest: Keys.Good and Keys.Bad must be two keys without white space")
+	case !canBeKey(k.Good) || !canBeKey(k.Bad) || k.Good == k.Bad || len(k.Good) < 4:
+		t.Fatal("botapitest: Keys.Good and Keys.Bad must be two keys of 4 bytes or more, without white space")
 	}
 	runChecks(t, keyChecks(k, patience))
 }
@@ -84,7 +84,7 @@ func keyChecks(k Keys, limit time.Duration) []partCheck {
 	}
 	optional(checks, "Failing", k.Failing != nil, kt.during(kt.failing))
 	optional(checks, "Hanging", k.Hanging != nil, kt.during(func(ctx context.Context) []problem {
-		return mustReturn(ctx, verifyKey(k.Good)+", of Keys.Hanging", limit, botapi.ErrInvalidKey, func(ctx context.Context) error {
+		return mustReturn(ctx, kt.called(k.Good)+", of Keys.Hanging", limit, botapi.ErrInvalidKey, func(ctx context.Context) error {
 			_, err := k.Hanging.VerifyKey(ctx, k.Good)
 			return err
 		})
@@ -103,8 +103,12 @@ func (kt keyTest) verify(ctx context.Context, key string) result[string] {
 	return call(kt.limit, func() (string, error) { return kt.Verifier.VerifyKey(ctx, key) }).withoutNilError()
 }
 
-// verifyKey describes a call without showing the key.
-func verifyKey(key string) string {
+// called describes a call. It shows nothing of the good key but its start, nor of the bad one,
+// which may have been good once.
+func (kt keyTest) called(key string) string {
+	if key != kt.Bad && !strings.Contains(key, kt.Good[:len(kt.Good)-1]) {
+		return fmt.Sprintf("VerifyKey(ctx, %.60q), a key of %d bytes", key, len(key))
+	}
 	start := []rune(key)
 	return fmt.Sprintf("VerifyKey(ctx, %q), a key of %d bytes", string(start[:min(len(start)/3, 6)])+"…", len(key))
 }
@@ -119,24 +123,20 @@ func requestWith(r result[string]) string {
 	return s.list()
 }
 
-// withoutKey is the description of a result that does not show a key.
-func (kt keyTest) describe(r result[string], key string) string {
-	text := r.String()
-	for _, secret := range []string{key, kt.Good, kt.Bad} {
-		text = strings.ReplaceAll(text, secret, "[the key]")
-	}
-	return text
+func (kt keyTest) problem(rule rule, called string, r result[string], hint string) problem {
+	return problem{rule, called, kt.describe(r), requestWith(r), hint}
 }
 
-func (kt keyTest) problem(rule rule, called string, r result[string], key, hint string) problem {
-	return problem{rule, called, kt.describe(r, key), requestWith(r), hint}
+// describe describes a result without the keys.
+func (kt keyTest) describe(r result[string]) string {
+	return strings.NewReplacer(kt.Good, "[Keys.Good]", kt.Good[:len(kt.Good)-1], "[Keys.Good]", kt.Bad, "[Keys.Bad]").Replace(r.String())
 }
 
 func (kt keyTest) nilErrors(ctx context.Context) (found []problem) {
 	for _, key := range []string{kt.Good, kt.Bad} {
 		got := call(kt.limit, func() (string, error) { return kt.Verifier.VerifyKey(ctx, key) })
 		if isNilError(got.err) {
-			found = append(found, kt.problem(ruleKeyError, verifyKey(key), got, key, nilErrorHint))
+			found = append(found, kt.problem(ruleKeyError, kt.called(key), got, nilErrorHint))
 		}
 	}
 	return found
@@ -147,9 +147,9 @@ func (kt keyTest) accepts(ctx context.Context) []problem {
 		got := kt.verify(ctx, kt.Good)
 		switch {
 		case !got.ok():
-			return []problem{kt.problem(ruleGood, verifyKey(kt.Good)+", Keys.Good", got, kt.Good, "")}
+			return []problem{kt.problem(ruleGood, kt.called(kt.Good)+", Keys.Good", got, "")}
 		case got.value != kt.Account:
-			return []problem{kt.problem(ruleGood, verifyKey(kt.Good)+", Keys.Good", got, kt.Good, fmt.Sprintf("Keys.Account is %q", kt.Account))}
+			return []problem{kt.problem(ruleGood, kt.called(kt.Good)+", Keys.Good", got, fmt.Sprintf("Keys.Account is %q", kt.Account))}
 		}
 	}
 	return nil
@@ -179,9 +179,9 @@ func (kt keyTest) mustReject(ctx context.Context, key string) []problem {
 	case got.returned() && (errors.Is(got.err, botapi.ErrInvalidKey) || isChosen && chosen.Status >= 400 && chosen.Status < 500):
 		return nil
 	case got.ok():
-		return []problem{kt.problem(ruleBad, verifyKey(key)+", which is not valid", got, key, "keys are compared in part, or a lookup in a map whose second value was not checked")}
+		return []problem{kt.problem(ruleBad, kt.called(key)+", which is not valid", got, "keys are compared in part, or a lookup in a map whose second value was not checked")}
 	}
-	return []problem{kt.problem(ruleBad, verifyKey(key)+", which is not valid", got, key, "the backend's own error was returned for a key that it does not know or cannot store")}
+	return []problem{kt.problem(ruleBad, kt.called(key)+", which is not valid", got, "the backend's own error was returned for a key that it does not know or cannot store")}
 }
 
 // cancellation cancels contexts before calls and during calls. Whether a call then succeeds
@@ -203,18 +203,18 @@ func (kt keyTest) cancellation(ctx context.Context) (found []problem) {
 			time.Sleep(50 * time.Microsecond) // so that it is mostly the first
 			beside := kt.verify(ctx, kt.Good)
 			if got := <-cancelled; !got.returned() || errors.Is(got.err, botapi.ErrInvalidKey) {
-				return []problem{{ruleCancelled, verifyKey(kt.Good) + ", Keys.Good, with a context " + when, kt.describe(got, kt.Good), "nothing: it has disconnected", "a failed lookup is taken for a key that is not known"}}
+				return []problem{{ruleCancelled, kt.called(kt.Good) + ", Keys.Good, with a context " + when, kt.describe(got), "nothing: it has disconnected", "a failed lookup is taken for a key that is not known"}}
 			}
 			if beside.late || isCancellation(beside.err) {
-				return []problem{kt.problem(ruleCancelled, verifyKey(kt.Good)+", Keys.Good, at the same time as a call whose context was "+when, beside, kt.Good,
+				return []problem{kt.problem(ruleCancelled, kt.called(kt.Good)+", Keys.Good, at the same time as a call whose context was "+when, beside,
 					"calls share one lookup, which has the context of the first; botapi.CacheKeys shares lookups without that")}
 			}
 		}
 		if got := kt.verify(ctx, kt.Good); got.late || isCancellation(got.err) {
-			return []problem{kt.problem(ruleCancelled, verifyKey(kt.Good)+", Keys.Good, right after a call whose context was "+when, got, kt.Good, hint)}
+			return []problem{kt.problem(ruleCancelled, kt.called(kt.Good)+", Keys.Good, right after a call whose context was "+when, got, hint)}
 		}
 		if got := kt.verify(cancelledContext(ctx), kt.Bad); got.ok() && !kt.verify(ctx, kt.Bad).ok() {
-			return []problem{kt.problem(ruleBad, verifyKey(kt.Bad)+", Keys.Bad, with a context cancelled before the call", got, kt.Bad, "a lookup that was cancelled counts as one that succeeded")}
+			return []problem{kt.problem(ruleBad, kt.called(kt.Bad)+", Keys.Bad, with a context cancelled before the call", got, "a lookup that was cancelled counts as one that succeeded")}
 		}
 	}
 	return found
@@ -233,7 +233,7 @@ func (kt keyTest) concurrency(ctx context.Context) []problem {
 			}
 			got, want := kt.verify(ctx, key), alone[key]
 			if got.ok() != want.ok() || got.ok() && got.value != want.value {
-				c.add(kt.problem(ruleConcurrent, verifyKey(key)+", at the same time as calls with another key", got, key, "the calls share a buffer, a hash or a connection"))
+				c.add(kt.problem(ruleConcurrent, kt.called(key)+", at the same time as calls with another key", got, "the calls share a buffer, a hash or a connection"))
 				return
 			}
 		}
@@ -242,10 +242,10 @@ func (kt keyTest) concurrency(ctx context.Context) []problem {
 }
 
 func (kt keyTest) failing(ctx context.Context) (found []problem) {
-	called := verifyKey(kt.Good) + ", of Keys.Failing"
+	called := kt.called(kt.Good) + ", of Keys.Failing"
 	got := call(kt.limit, func() (string, error) { return kt.Failing.VerifyKey(ctx, kt.Good) }).withoutNilError()
 	if got.late || got.ok() || errors.Is(got.err, botapi.ErrInvalidKey) {
-		found = append(found, kt.problem(ruleBad, called, got, kt.Good, "an error of the backend is taken for a key that is not known: clients would ask their users for another key"))
+		found = append(found, kt.problem(ruleBad, called, got, "an error of the backend is taken for a key that is not known: clients would ask their users for another key"))
 	}
 	return append(found, badStatus(got.err, called, requestWith(got))...)
 }

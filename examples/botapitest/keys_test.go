@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"example.com/botapi"
+	"github.com/matryer/is"
 )
 
 var goodKeys = botapi.StaticKeys(map[string]string{"good-key": "acme"})
@@ -140,6 +141,26 @@ func TestBrokenKeys(t *testing.T) {
 			mustFail(t, keyChecks(k, brokenLimit), c.subtest, c.phrase)
 		})
 	}
+}
+
+// TestMessagesShowNoKey has a verifier that quotes each key in its error.
+func TestMessagesShowNoKey(t *testing.T) {
+	is := is.New(t)
+	quoting := keysThat(func(_ context.Context, key string) (string, error) {
+		return "", fmt.Errorf("no row for the key %s", key)
+	})
+	quoting.Good, quoting.Account, quoting.Bad = "good-key", "acme", "bad-key"
+	found := 0
+	for _, check := range keyChecks(quoting, brokenLimit) {
+		if check.run == nil {
+			continue
+		}
+		for _, p := range check.run() {
+			found++
+			is.True(!strings.Contains(p.String(), "good-k") && !strings.Contains(p.String(), "bad-k"))
+		}
+	}
+	is.True(found > 10)
 }
 
 // sharedLookup gives concurrent calls the result of one lookup, which has the context of the
