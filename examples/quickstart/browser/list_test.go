@@ -202,59 +202,6 @@ func TestKeyInAnotherTab(t *testing.T) {
 	third.see("#chat .trial > .hint")
 }
 
-// TestUndoEdit undoes two edits step by step.
-func TestUndoEdit(t *testing.T) {
-	is := is.New(t)
-	bot, tab := talkToMoody(t, botapi.Options{})
-	for _, message := range []string{"one", "two", "three"} {
-		tab.say(message)
-		tab.waitForAnswer()
-	}
-	edit := func(text string) {
-		evaluate[any](tab, `document.querySelector(".user .edit").click(); document.querySelector("#message").value = ""; null`)
-		tab.say(text)
-		tab.waitForAnswer()
-	}
-	edit("1")
-	is.Equal(tab.texts(".user .text"), []string{"1"})
-	is.Equal(tab.text(".replaced:not([hidden])"), "Your edit replaced what was here. Undo")
-	edit("I")
-	tab.click(".replaced:not([hidden]) button")
-	tab.wait(`document.querySelector(".user .text").textContent === "1"`)
-	tab.click(".replaced:not([hidden]) button")
-	tab.wait(`document.querySelectorAll(".user .text").length === 3`)
-	is.Equal(tab.answers(), []string{"Answer 1", "Answer 2", "Answer 3"})
-	tab.do(chromedp.Reload())
-	tab.see(".bot")
-	is.Equal(tab.answers(), []string{"Answer 1", "Answer 2", "Answer 3"})
-
-	edit("wait, no")
-	tab.say("four")
-	tab.waitForAnswer()
-	is.Equal(tab.texts(".replaced:not([hidden])"), []string{}) // undo is no longer offered
-	is.Equal(bot.last()[0], user("wait, no"))
-}
-
-// TestUndoRegenerate restores an answer that was regenerated.
-func TestUndoRegenerate(t *testing.T) {
-	is := is.New(t)
-	_, tab := talkToMoody(t, botapi.Options{})
-	tab.say("Hello")
-	tab.waitForAnswer()
-	for _, answer := range []string{"Answer 2", "Answer 3"} {
-		tab.click(".message:last-child .regenerate")
-		tab.wait(fmt.Sprintf(`document.querySelectorAll(".assistant .text")[1].textContent === %q`, answer))
-		tab.waitForAnswer()
-	}
-	is.Equal(tab.text(".replaced:not([hidden])"), "The earlier answer was replaced. Undo")
-	for _, answer := range []string{"Answer 2", "Answer 1"} {
-		tab.click(".replaced:not([hidden]) button")
-		tab.wait(fmt.Sprintf(`document.querySelectorAll(".assistant .text")[1].textContent === %q`, answer))
-	}
-	is.Equal(tab.texts(".replaced:not([hidden])"), []string{})
-	is.Equal(evaluate[string](tab, "document.activeElement.id"), "message")
-}
-
 // TestStates checks that the list marks bots that are answering or have an unseen
 // answer.
 func TestStates(t *testing.T) {

@@ -349,6 +349,14 @@ const page = {
   },
   edit: (turn) => edit(turn),
   shorten: (turn) => shorten(turn),
+  turn(turn, index, name, direction) {
+    finishEditing();
+    const { conversation, view } = chat;
+    const at = conversation.turns.findIndex(({ id }) => id === turn.id);
+    conversation.show(turn, index);
+    view.focusVersions(at, name, direction);
+    announce(`Another version of the ${name} is on show.`);
+  },
   announce: (text) => announce(text),
   focusComposer: () => $("message").focus(),
   changed(view) {

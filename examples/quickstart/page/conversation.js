@@ -3,14 +3,12 @@
 
 import { store } from "./store.js";
 import { explain, isTooLong } from "./words.js";
+import { branch, everyTurn, switchTo } from "./versions.js";
 import { isFresh, isPassing, mayContinue, newKey, pause, stop } from "./resuming.js";
 
 // A fast stream could keep the page busy all the time. After this many
 // milliseconds, the browser gets a turn, to draw and to handle input.
 const patience = 8;
-
-// The number of steps that can be undone.
-const mostUndone = 20;
 
 // breathe lets the browser handle other events. It does not use a timer, since
 // browsers slow timers down in hidden tabs.
@@ -27,8 +25,8 @@ function breathe() {
 
 export class Conversation extends EventTarget {
   turns;
-  attempt = null; // the answer in progress: {turn, text, since, heard, controller, kept, lost, breaks, isResumed}
-  #past = []; // the states that undo restores, the latest last: {turns, done, turn}
+  attempt = null; // the answer in progress: {turn, text, since, heard, controller, kept, lost, breaks, isResumed, before}
+  #cleared = null; // the turns that undo restores
   #fate = "kept"; // the result of storing the current answer, see store.keep
   arrived = () => {}; // called for each fragment; an event would cost more than the fragment
   #isStored; // whether the store has it: another tab has deleted it if it is missing there
@@ -55,48 +53,70 @@ export class Conversation extends EventTarget {
     return this.turns.length === 0;
   }
 
-  // say adds a message of the user and asks for the bot's answer. With inPlaceOf,
-  // it replaces that turn and all after it; undo restores them.
+  // say adds a message of the user and asks for the bot's answer. With inPlaceOf, that
+  // begins another version of the conversation, or replaces a last turn without an answer.
   say(question, inPlaceOf) {
-    const turn = { id: newID(), question, answer: "", state: "none", stopped: false, failure: null, pending: null };
-    const at = this.turns.findIndex(({ id }) => id === inPlaceOf?.id);
-    if (at >= 0) this.#remember("edited", turn);
-    else this.#past = [];
-    this.turns = [...(at >= 0 ? this.turns.slice(0, at) : this.turns), turn];
+    this.stop();
+    this.#cleared = null;
+    const turn = newTurn(question);
+    const at = this.#placeOf(inPlaceOf);
+    const old = this.turns[at];
+    if (at < 0) this.turns = [...this.turns, turn];
+    else if (old.answer || at < this.turns.length - 1) this.turns = branch(this.turns, at, turn);
+    else this.turns = [...this.turns.slice(0, at), Object.assign(turn, { before: old.before, after: old.after })];
     this.#keepAll();
     return this.ask(turn);
   }
 
-  // regenerate asks for another answer, which replaces the present one; undo
-  // restores it.
-  regenerate(turn) {
+  // regenerate asks for another answer, which begins another version of the
+  // conversation. If the last turn gets none, its earlier answer stays.
+  regenerate(turn, pending) {
     this.stop();
-    if (turn.answer) this.#remember("regenerated", turn);
-    return this.ask(turn);
+    const at = this.#placeOf(turn);
+    turn = this.turns[at];
+    if (!turn.answer) return this.ask(turn, pending);
+    turn.pending = turn.failure = null;
+    const before = at === this.turns.length - 1 ? (turn.before ?? []).length : -1;
+    const another = newTurn(turn.question);
+    this.turns = branch(this.turns, at, another);
+    this.#keepAll();
+    return this.ask(another, pending, before);
   }
 
   // again asks again after a failure, for the same answer if the service may have it.
   again(turn) {
     if (this.attempt?.kept) return this.attempt.controller.abort(); // of a silent connection
-    return turn.pending && !this.attempt ? this.ask(turn, turn.pending) : this.regenerate(turn);
+    const pending = this.attempt ? undefined : turn.pending ?? undefined;
+    return turn.state === "whole" ? this.regenerate(turn, pending) : this.ask(turn, pending);
+  }
+
+  // show shows another version of the conversation from a turn on.
+  show(turn, index) {
+    this.stop();
+    this.#replace(switchTo(this.turns, this.#placeOf(turn), index));
+  }
+
+  #placeOf(turn) {
+    return this.turns.findIndex(({ id }) => id === turn?.id);
   }
 
   // resume continues the last answer if it was in progress when this page was
   // loaded, or is in progress in another tab.
   resume() {
     const turn = this.turns.at(-1);
-    if (!this.attempt && this.#service.stop && turn?.pending && !turn.failure && isFresh(turn.pending)) this.ask(turn, turn.pending);
+    if (!this.attempt && this.#service.stop && turn?.pending && !turn.failure && isFresh(turn.pending)) this.again(turn);
   }
 
   // ask asks the bot to answer a turn, for the first time or again. An earlier
-  // answer stays until there is a better one. pending is the answer to continue.
-  async ask(turn, pending) {
+  // answer stays until there is a better one. pending is the answer to continue;
+  // before is the index of the version to return to without an answer, or -1.
+  async ask(turn, pending, before = -1) {
     this.stop();
     const now = Date.now();
     turn.pending = this.#service.stop ? { key: pending?.key ?? newKey(), heard: now } : null;
     turn.failure = null;
     const text = pending && turn.state === "partial" ? turn.answer : "";
-    const attempt = { turn, text, since: now, heard: now, controller: new AbortController(), kept: pending && true, lost: 0, breaks: 0, isResumed: pending !== undefined };
+    const attempt = { turn, text, since: now, heard: now, controller: new AbortController(), kept: pending && true, lost: 0, breaks: 0, isResumed: pending !== undefined, before };
     this.attempt = attempt;
     if (turn.pending) this.#keepTurn(turn);
     if (this.attempt !== attempt) return; // another tab has deleted the conversation
@@ -212,17 +232,26 @@ export class Conversation extends EventTarget {
   // conclude keeps the key of an answer that the service may still have. It stores
   // nothing if another tab has stopped the answer: that tab may have removed it.
   #conclude(error, stopped = false, elsewhere = false) {
-    const { turn, text, kept } = this.attempt;
+    const { text, kept, before } = this.attempt;
+    let { turn } = this.attempt;
     this.attempt = null;
     clearInterval(this.#ticking);
     Object.assign(turn, outcome(turn, text, error, stopped));
     if (!error || kept === false || !isPassing(error)) turn.pending = null;
-    if (this.#isSameAsBefore(turn)) this.#past.pop();
     if (!elsewhere) this.#keepTurn(turn);
+    if (before >= 0 && turn.state === "none" && !this.isEmpty) turn = this.#withdraw(turn, before);
     if (this.isEmpty) return; // another tab has deleted the conversation
     this.#emit("change");
     this.#emit("end", { turn, error, stopped, fate: this.#fate });
     this.#fate = "kept";
+  }
+
+  // withdraw removes the last turn, which has got no answer, for an earlier version.
+  #withdraw({ before, failure, pending }, index) {
+    this.turns = switchTo(this.turns, this.turns.length - 1, index, before);
+    Object.assign(this.turns.at(-1), { failure, pending });
+    this.#keepAll();
+    return this.turns.at(-1);
   }
 
   #tick() {
@@ -267,39 +296,21 @@ export class Conversation extends EventTarget {
     this.#abandon();
   }
 
-  // startOver removes all turns; undo restores them.
+  // startOver removes all turns. Until the next message, undo restores them.
   startOver() {
     this.stop();
-    this.#remember("cleared", null);
+    this.#cleared = this.turns;
     this.#replace([]);
   }
 
-  // undoable is the step that undo would revert: {done: "cleared" | "edited" |
-  // "regenerated", turn}, with the turn that replaced others. Another message of
-  // the user ends the possibility to undo.
-  get undoable() {
-    const last = this.#past.at(-1);
-    const isPending = last?.done === "regenerated" && this.attempt?.turn.id === last.turn.id;
-    return last && !isPending ? last : null;
+  get isCleared() {
+    return this.#cleared !== null;
   }
 
   undo() {
-    this.stop();
-    const { turns } = this.#past.pop();
+    const turns = this.#cleared;
+    this.#cleared = null;
     this.#replace(turns);
-  }
-
-  // isSameAsBefore reports whether regenerating a turn has kept its answer, so
-  // that there is nothing to undo.
-  #isSameAsBefore({ id, answer }) {
-    const last = this.#past.at(-1);
-    return last?.done === "regenerated" && last.turn.id === id && last.turns.find((turn) => turn.id === id)?.answer === answer;
-  }
-
-  // remember saves the current turns for undo.
-  #remember(done, turn) {
-    this.#past.push({ done, turn, turns: this.turns.map((each) => ({ ...each })) });
-    if (this.#past.length > mostUndone) this.#past.shift();
   }
 
   #replace(turns) {
@@ -314,7 +325,7 @@ export class Conversation extends EventTarget {
     if (this.attempt) this.#stopModel();
     this.#abandon();
     this.turns = [];
-    this.#past = [];
+    this.#cleared = null;
     this.#isStored = false;
     this.#emit("change");
   }
@@ -334,14 +345,15 @@ export class Conversation extends EventTarget {
   refresh() {
     if (this.#forgetIfDeleted() || !store.has(this.id)) return; // it is deleted, or there was no room for it
     const own = this.attempt?.turn;
-    const before = this.turns;
-    this.turns = store.turns(this.id).map((turn) => (turn.id === own?.id ? own : turn));
-    if (own && !this.turns.includes(own)) {
-      if (this.attempt.isResumed) this.#abandon(); // another tab has removed the turn
-      else this.turns.push(own);
-    }
+    const turns = store.turns(this.id);
+    const at = turns.findIndex(({ id }) => id === own?.id);
+    if (at >= 0) turns[at] = Object.assign(own, { before: turns[at].before, after: turns[at].after });
+    else if (own && [...everyTurn(turns)].some(({ id }) => id === own.id)) return; // another tab shows another version
+    else if (own && this.attempt.isResumed) this.#abandon(); // another tab has removed the turn
+    else if (own) turns.push(own);
+    this.turns = turns;
+    this.#cleared = null;
     this.#isStored = true;
-    if (this.turns.length !== before.length || this.turns.some(({ id }, i) => id !== before[i].id)) this.#past = [];
     this.#emit("change");
   }
 
@@ -362,6 +374,10 @@ function outcome(turn, text, error, stopped) {
   const failure = error.status === 401 ? null : failureOf(error); // the page asks for another key
   if (turn.state === "whole" || text.length <= turn.answer.length) return { failure };
   return { answer: text, state: "partial", stopped, failure };
+}
+
+function newTurn(question) {
+  return { id: newID(), question, answer: "", state: "none", stopped: false, failure: null, pending: null };
 }
 
 function failureOf(error) {

@@ -7,7 +7,7 @@
 // its name and slug for when it is gone. A turn is a question of the user and its
 // answer:
 //
-//   {id, question, answer, state: "none" | "partial" | "whole", leftOut, stopped, failure, pending}
+//   {id, question, answer, state: "none" | "partial" | "whole", leftOut, stopped, failure, pending, before, after}
 //
 // The state is "none" without an answer, "whole" for a complete one. A turn that is
 // left out is not sent any more. The failure is null or {title, advice, requestID,
@@ -15,7 +15,10 @@
 // before another attempt, and the time when they have passed. While the answer is
 // in progress, or if it may be continued after a failure, pending is {key, heard,
 // kept}: its Idempotency-Key, the time when something last arrived, and whether the
-// service has said that it keeps the answer. Otherwise it is null.
+// service has said that it keeps the answer. Otherwise it is null. For before and
+// after, which may be missing, see versions.js.
+
+import { everyTurn } from "./versions.js";
 
 const passing = "sessionStorage";
 const permanent = "localStorage";
@@ -74,12 +77,13 @@ export const store = {
     return writeWithin(name, JSON.stringify({ bot: bot.uid, name: bot.name, slug: bot.slug, changed: Date.now(), turns }));
   },
 
-  // keepTurn adds a turn or updates it. Turns that another tab has added in the
-  // meantime stay.
+  // keepTurn adds a turn or updates it. Turns and versions that another tab has added
+  // in the meantime stay.
   keepTurn(conversation, turn) {
     const turns = this.turns(conversation.id);
-    const at = turns.findIndex(({ id }) => id === turn.id);
-    turns.splice(at < 0 ? turns.length : at, at < 0 ? 0 : 1, turn);
+    const known = [...everyTurn(turns)].find(({ id }) => id === turn.id);
+    if (known) Object.assign(known, turn, { before: known.before, after: known.after });
+    else turns.push(turn);
     return this.keep(conversation, turns);
   },
 
@@ -155,8 +159,16 @@ function conversationOf(text) {
   const conversation = parse(text);
   if (typeof conversation?.bot !== "string" || !Array.isArray(conversation.turns)) return null;
   const { bot, name, slug } = conversation;
-  const turns = conversation.turns.filter(isTurn);
+  const turns = turnsOf(conversation.turns);
   return turns.length > 0 ? { bot, name: String(name ?? "A bot"), slug: String(slug ?? "conversation"), changed: Number(conversation.changed) || 0, turns } : null;
+}
+
+function turnsOf(list) {
+  return list.filter(isTurn).map((turn) => (turn.before || turn.after ? { ...turn, before: versionsOf(turn.before), after: versionsOf(turn.after) } : turn));
+}
+
+function versionsOf(list) {
+  return Array.isArray(list) ? list.filter(Array.isArray).map(turnsOf).filter(({ length }) => length > 0) : [];
 }
 
 const longestTitle = 48;

@@ -3,7 +3,8 @@
 import { MarkdownText, isReady, ready } from "./rendering.js";
 import { beginning } from "./questions.js";
 import { copyButton } from "./copying.js";
-import { arrange, button } from "./elements.js";
+import { arrange, button, el } from "./elements.js";
+import { choicesOf } from "./versions.js";
 import { directionOf } from "./direction.js";
 import { noteOn, secondsUntil, troubleWith } from "./words.js";
 
@@ -28,7 +29,7 @@ const enough = (length) => Math.min(8192, length / 32);
 
 export class ConversationView {
   #conversation;
-  #page; // {ask(question), edit(turn), shorten(turn), focusComposer(), changed(view), announce(text)}
+  #page; // {ask(question), edit(turn), shorten(turn), turn(turn, index, name, direction), focusComposer(), changed(view), announce(text)}
   #shown = new Map(); // the view of each turn, by its id
   #drawing = 0; // the requested frame
   #rested = 0; // the time before which no more is shown
@@ -86,14 +87,14 @@ export class ConversationView {
 
   // draw shows the current conversation. It does not touch unchanged turns.
   draw() {
-    const { turns, attempt, bot, undoable } = this.#conversation;
-    const shown = new Map(turns.map((turn) => [turn.id, this.#shown.get(turn.id) ?? new TurnView(turn, this.#conversation, this.#page, () => this.#undo())]));
+    const { turns, attempt, bot, isCleared } = this.#conversation;
+    const shown = new Map(turns.map((turn) => [turn.id, this.#shown.get(turn.id) ?? new TurnView(turn, this.#conversation, this.#page)]));
     this.#shown.forEach((view, id) => { if (!shown.has(id)) view.leave(); });
     this.#shown = shown;
-    turns.forEach((turn, i) => shown.get(turn.id).show(turn, attempt?.turn === turn ? attempt : null, i === turns.length - 1, undoable?.turn?.id === turn.id ? undoable.done : ""));
+    turns.forEach((turn, i) => shown.get(turn.id).show(turn, attempt?.turn === turn ? attempt : null, i === turns.length - 1));
     this.#welcome ??= bot.welcome_message ? welcome(bot) : [];
     this.#beginning ??= beginning(bot, drawAvatar, this.#page.ask);
-    arrange(this.element, [this.#welcome, turns.length === 0 ? this.#beginning : [], undoable?.done === "cleared" ? this.#cleared : [], [...shown.values()].map(({ items }) => items)].flat(2));
+    arrange(this.element, [this.#welcome, turns.length === 0 ? this.#beginning : [], isCleared ? this.#cleared : [], [...shown.values()].map(({ items }) => items)].flat(2));
     this.#showMore();
   }
 
@@ -103,15 +104,18 @@ export class ConversationView {
     this.element.querySelector(".edited")?.scrollIntoView({ block: "nearest" });
   }
 
-  #undo() {
-    this.#conversation.undo();
-    this.#page.announce("Undone.");
-    this.#page.focusComposer();
+  // focusVersions focuses the button to go on in the same direction, if there is one.
+  focusVersions(at, name, direction) {
+    [...this.#shown.values()][at].focusVersions(name, direction);
   }
 
   #clearedItem() {
     const item = template("cleared");
-    item.querySelector("button").addEventListener("click", () => this.#undo());
+    item.querySelector("button").addEventListener("click", () => {
+      this.#conversation.undo();
+      this.#page.announce("Undone.");
+      this.#page.focusComposer();
+    });
     return item;
   }
 }
@@ -163,7 +167,7 @@ class TurnView {
   #looks; // the turn as it was drawn, as JSON
   #waiting; // the timer of a failure that counts down
 
-  constructor(turn, conversation, page, undo) {
+  constructor(turn, conversation, page) {
     this.#turn = turn;
     this.#conversation = conversation;
     this.#page = page;
@@ -171,22 +175,53 @@ class TurnView {
     showAsWritten(this.question.querySelector(".text"), turn.question);
     this.#answer = messageItem("assistant", conversation.bot);
     this.#text = new MarkdownText(this.#answer.querySelector(".text"));
-    this.#addActions(undo);
+    this.#addActions();
   }
 
   get items() {
     return [this.question, this.#answer];
   }
 
-  #addActions(undo) {
+  #addActions() {
     this.question.querySelector(".actions").append(
+      this.#versions("question"),
       button("Edit", "edit", () => this.#page.edit(this.#turn)),
       copyButton(() => this.#turn.question));
     this.#find(".actions").append(
+      this.#versions("answer"),
       copyButton(() => this.#turn.answer),
       button("Regenerate", "regenerate", () => this.#ask()));
-    this.#find(".replaced button").addEventListener("click", undo);
     this.#find(".silence button").addEventListener("click", () => this.#ask("again"));
+  }
+
+  // versions makes the buttons to choose among the versions of a question or an answer.
+  #versions(name) {
+    const turnTo = (sign, direction, step) => {
+      const to = button(sign, direction, () => {
+        const { all, shown } = choicesOf(this.#turn)[name];
+        this.#page.turn(this.#turn, all[shown + step], name, direction);
+      });
+      to.setAttribute("aria-label", `${direction === "earlier" ? "Earlier" : "Later"} version of the ${name}`);
+      return to;
+    };
+    return el("span", { class: "versions" }, turnTo("‹", "earlier", -1), el("span", { class: "place" }), turnTo("›", "later", 1));
+  }
+
+  #showVersions(name, { all, shown }) {
+    const versions = this.#itemOf(name).querySelector(".versions");
+    versions.hidden = all.length < 2;
+    versions.querySelector(".place").textContent = `${shown + 1} / ${all.length}`;
+    versions.querySelector(".earlier").disabled = shown === 0;
+    versions.querySelector(".later").disabled = shown === all.length - 1;
+  }
+
+  #itemOf(name) {
+    return name === "answer" ? this.#answer : this.question;
+  }
+
+  focusVersions(name, direction) {
+    const versions = this.#itemOf(name).querySelector(".versions");
+    (versions.querySelector(`.${direction}:enabled`) ?? versions.querySelector("button:enabled"))?.focus();
   }
 
   #ask(how = "regenerate") {
@@ -194,11 +229,11 @@ class TurnView {
     this.#page.focusComposer();
   }
 
-  // show shows the turn, with the attempt to answer it if there is one. replaced
-  // says what undo can restore: "edited", "regenerated" or "".
-  show(turn, attempt, isLast, replaced) {
+  // show shows the turn, with the attempt to answer it if there is one.
+  show(turn, attempt, isLast) {
     this.#turn = turn;
-    const looks = JSON.stringify([turn, isLast, attempt !== null, replaced]);
+    const choices = choicesOf(turn);
+    const looks = JSON.stringify([{ ...turn, before: null, after: null }, choices, isLast, attempt !== null]);
     if (looks === this.#looks) return;
     this.#looks = looks;
 
@@ -209,10 +244,11 @@ class TurnView {
     const note = attempt || trouble ? "" : noteOn(turn);
     this.#showFailure(trouble);
     this.#find(".note").textContent = note;
-    this.#find(".actions").hidden = attempt !== null || (turn.state !== "whole" && turn.answer === "");
-    this.#find(".regenerate").hidden = !isLast || trouble !== null; // the failure has its own button
-    this.#find(".replaced").hidden = !replaced;
-    this.#find(".replaced-what").textContent = replaced === "edited" ? "Your edit replaced what was here." : "The earlier answer was replaced.";
+    const isEmpty = turn.state !== "whole" && turn.answer === "";
+    this.#find(".actions").hidden = attempt !== null || (isEmpty && choices.answer.all.length < 2);
+    this.#find(".actions > .copy").hidden = isEmpty;
+    this.#find(".regenerate").hidden = isEmpty || trouble !== null; // the failure has its own button
+    for (const name of ["question", "answer"]) this.#showVersions(name, choices[name]);
     this.#find(".progress").hidden = false;
     this.#find(".lost").hidden = this.#find(".silence").hidden = true;
     this.#find(".elapsed").textContent = "";

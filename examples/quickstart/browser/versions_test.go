@@ -1,0 +1,143 @@
+package browser
+
+import (
+	"fmt"
+	"testing"
+
+	"example.com/botapi"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	"github.com/matryer/is"
+)
+
+// versions returns the places of all versions to choose from, as "2 / 3".
+func (tab *tab) versions() []string {
+	tab.t.Helper()
+	return tab.texts(".versions:not([hidden]) .place")
+}
+
+func (tab *tab) seeLast(answer string) {
+	tab.t.Helper()
+	tab.wait(fmt.Sprintf(`!document.querySelector(".arriving, .filling") && Array.from(document.querySelectorAll(".assistant .text")).at(-1)?.textContent === %q`, answer))
+}
+
+// TestVersionsOfAnAnswer regenerates answers, also one with messages after it. All
+// versions outlive a reload.
+func TestVersionsOfAnAnswer(t *testing.T) {
+	is := is.New(t)
+	bot, tab := talkToMoody(t, botapi.Options{})
+	tab.say("Hello")
+	tab.seeLast("Answer 1")
+	is.Equal(tab.versions(), []string{})
+	for _, answer := range []string{"Answer 2", "Answer 3"} {
+		tab.click(".message:last-child .regenerate")
+		tab.seeLast(answer)
+	}
+	is.Equal(bot.last(), []botapi.ChatMessage{user("Hello")})
+	is.Equal(tab.versions(), []string{"3 / 3"})
+	tab.click(".assistant .earlier")
+	tab.seeLast("Answer 2")
+	is.Equal(tab.text("#announcement"), "Another version of the answer is on show.")
+	is.Equal(evaluate[string](tab, `document.activeElement.getAttribute("aria-label")`), "Earlier version of the answer")
+	tab.enter()
+	tab.seeLast("Answer 1")
+	is.Equal(evaluate[string](tab, `document.activeElement.getAttribute("aria-label")`), "Later version of the answer")
+	tab.enter()
+	tab.seeLast("Answer 2")
+	tab.do(chromedp.Reload())
+	tab.seeLast("Answer 2")
+	is.Equal(tab.versions(), []string{"2 / 3"})
+
+	tab.say("more")
+	tab.seeLast("Answer 4")
+	is.Equal(bot.last(), []botapi.ChatMessage{user("Hello"), assistant("Answer 2"), user("more")})
+	evaluate[any](tab, `document.querySelector(".regenerate:not([hidden])").click(); null`) // of the first answer
+	tab.seeLast("Answer 5")
+	is.Equal(bot.last(), []botapi.ChatMessage{user("Hello")})
+	is.Equal(tab.answers(), []string{"Answer 5"})
+	is.Equal(tab.versions(), []string{"4 / 4"})
+	evaluate[any](tab, `document.querySelector(".assistant .earlier:enabled").click(); null`)
+	tab.seeLast("Answer 3")
+	evaluate[any](tab, `document.querySelector(".assistant .earlier:enabled").click(); null`)
+	tab.seeLast("Answer 4") // what followed is back
+	is.Equal(tab.answers(), []string{"Answer 2", "Answer 4"})
+}
+
+// TestVersionsOfAQuestion edits messages, and returns to what was there before.
+func TestVersionsOfAQuestion(t *testing.T) {
+	is := is.New(t)
+	bot, tab := talkToMoody(t, botapi.Options{})
+	for _, message := range []string{"one", "two", "three"} {
+		tab.say(message)
+		tab.waitForAnswer()
+	}
+	edit := func(at int, text string) {
+		evaluate[any](tab, fmt.Sprintf(`document.querySelectorAll(".user .edit")[%d].click(); document.querySelector("#message").value = ""; null`, at))
+		tab.say(text)
+		tab.waitForAnswer()
+	}
+	edit(1, "2")
+	is.Equal(bot.last(), []botapi.ChatMessage{user("one"), assistant("Answer 1"), user("2")})
+	edit(0, "I")
+	is.Equal(tab.texts(".user .text"), []string{"I"})
+	is.Equal(tab.texts(".user .place"), []string{"2 / 2"})
+	tab.click(".message:last-child .regenerate")
+	tab.seeLast("Answer 6")
+	is.Equal(tab.versions(), []string{"2 / 2", "2 / 2"}) // of the question and of its answer
+	tab.do(chromedp.Reload())
+	tab.seeLast("Answer 6")
+	evaluate[any](tab, `document.querySelector(".user .earlier").click(); null`)
+	tab.seeLast("Answer 4")
+	is.Equal(tab.texts(".user .text"), []string{"one", "2"})
+	is.Equal(tab.versions(), []string{"1 / 2", "2 / 2"})
+	evaluate[any](tab, `document.querySelectorAll(".user .earlier")[1].click(); null`)
+	tab.seeLast("Answer 3")
+	is.Equal(tab.answers(), []string{"Answer 1", "Answer 2", "Answer 3"})
+}
+
+// TestVersionsInTwoTabs begins another version in one tab, and chooses one in another.
+func TestVersionsInTwoTabs(t *testing.T) {
+	is := is.New(t)
+	h := startService(t, botapi.Options{Engine: new(moody)}, nil)
+	first := newTab(t)
+	first.open(h.URL + "/#key=" + key)
+	first.say("wait")
+	first.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
+	second := first.another()
+	second.open(h.URL + "/#key=" + key)
+	second.see(".arriving")
+	second.do(chromedp.KeyEvent(kb.Escape))
+	second.see(".stopped")
+	second.click(".user .edit")
+	evaluate[any](second, `document.querySelector("#message").value = ""; null`)
+	second.say("one")
+	second.seeLast("Answer 2")
+	is.Equal(second.versions(), []string{"2 / 2"})
+	first.wait(`document.querySelector(".user .text").textContent === "one"`)
+	first.seeLast("Answer 2")
+	first.click(".user .earlier")
+	first.seeLast("Well,")
+	second.seeLast("Well,")
+}
+
+// TestOlderConversations opens what earlier versions of the page have stored, and what
+// something else has damaged.
+func TestOlderConversations(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	evaluate[any](tab, `{
+		const turn = (question, more) => ({ id: question, question, answer: "An old answer", state: "whole", stopped: false, failure: null, pending: null, ...more });
+		const store = (id, turn) => localStorage.setItem("botapi.chat." + id, JSON.stringify({ bot: "`+ada.UID+`", name: "Ada", slug: "ada", changed: 1, turns: [turn] }));
+		store("old", turn("old"));
+		store("damaged", turn("damaged", { before: [[{ id: 1 }], 7, []], after: "x" }));
+		null }`)
+	tab.do(chromedp.Reload())
+	for _, title := range []string{"old", "damaged"} {
+		tab.click(fmt.Sprintf(`.conversation-item a[href$="chat=%s"]`, title))
+		tab.wait(fmt.Sprintf(`document.querySelector(".user .text")?.textContent === %q`, title))
+		is.Equal(tab.versions(), []string{})
+		tab.click(".message:last-child .regenerate")
+		tab.wait(`document.querySelector(".assistant .place").textContent === "2 / 2"`)
+		tab.waitForAnswer()
+	}
+}
