@@ -472,8 +472,8 @@ func TestExport(t *testing.T) {
 	tab.waitForAnswer()
 	tab.say("break")
 	tab.waitForAnswer()
-	is.Equal(tab.saved("#save-markdown"), "ada.md text/markdown # Ada\n\n## You\n\none\n\n## Ada\n\nAnswer 1\n\n## You\n\nbreak\n\n## Ada\n\nWell,\n\n*This answer is incomplete.*\n")
-	is.Equal(tab.saved("#save-json"), `ada.json application/json {
+	is.Equal(tab.saved("#save-markdown"), "ada-one.md text/markdown # Ada\n\n## You\n\none\n\n## Ada\n\nAnswer 1\n\n## You\n\nbreak\n\n## Ada\n\nWell,\n\n*This answer is incomplete.*\n")
+	is.Equal(tab.saved("#save-json"), `ada-one.json application/json {
   "bot": {
     "uid": "`+ada.UID+`",
     "slug": "ada",

@@ -43,7 +43,7 @@ func TestConversations(t *testing.T) {
 	tab.enter()
 	tab.see(".assistant:last-child .regenerate")
 	is.Equal(bot.last(), []botapi.ChatMessage{user(strings.TrimSpace(long))}) // without messages of the other conversation
-	is.Equal(tab.titles(), []string{"word word word word word word word word word…", "one and more"})
+	is.Equal(tab.titles(), []string{strings.TrimSpace(long), "one and more"})
 	is.Equal(tab.text(".conversation-item [aria-current] .title"), tab.titles()[0])
 
 	tab.click(".conversation-item:last-child a")
@@ -112,7 +112,7 @@ func TestNewChatOrClear(t *testing.T) {
 	is.True(!evaluate[bool](tab, `document.querySelector("#start-over").checkVisibility()`))
 	tab.click("#menu-button")
 	tab.see("#start-over")
-	is.Equal(tab.texts("#menu button"), []string{"Save as Markdown", "Save as JSON", "Clear this conversation"})
+	is.Equal(tab.texts("#menu button"), []string{"Rename", "Instructions and parameters", "Save as Markdown", "Save as JSON", "Clear this conversation"})
 	tab.click("#start-over")
 	tab.see(".cleared")
 	is.True(!evaluate[bool](tab, `document.querySelector("#menu").checkVisibility()`))
@@ -149,7 +149,7 @@ func TestBotGone(t *testing.T) {
 			tab.do(chromedp.Reload())
 			tab.see("#gone-note")
 			is.Equal(tab.text("#chat-name"), "Ada")
-			is.True(strings.HasPrefix(tab.saved("#save-markdown"), "ada.md text/markdown # Ada\n\n## You\n\nHello"))
+			is.True(strings.HasPrefix(tab.saved("#save-markdown"), "ada-hello.md text/markdown # Ada\n\n## You\n\nHello"))
 
 			evaluate[any](tab, `location.hash = "bots"; null`)
 			tab.click(".conversation-item .delete")

@@ -2,7 +2,7 @@
 // conversation on show.
 
 import { BotClient } from "./client.js";
-import { Conversation, asJSON, asMarkdown, newID } from "./conversation.js";
+import { Conversation, asJSON, asMarkdown, fromJSON, newID } from "./conversation.js";
 import { plainText } from "./rendering.js";
 import { ConversationView, drawAvatar } from "./view.js";
 import { Scroller } from "./scrolling.js";
@@ -10,7 +10,7 @@ import { directionOf } from "./direction.js";
 import { save } from "./copying.js";
 import { button } from "./elements.js";
 import { BotList, addressOf } from "./list.js";
-import { store, titleOf } from "./store.js";
+import { settingsOf, store } from "./store.js";
 import { explain, troubleWith } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
@@ -174,7 +174,12 @@ function noteOnBots() {
 
 function drawList() {
   const known = conversations();
-  list.draw(bots, known, chat && { bot: chat.conversation.bot.uid, id: chat.conversation.id });
+  const words = $("search").value.trim();
+  const found = known.filter(({ id, title }) => !words || title.toLowerCase().includes(words.toLowerCase()) || store.includes(id, words));
+  const listed = bots.filter(({ uid }) => !words || found.some(({ bot }) => bot.uid === uid));
+  list.draw(listed, found, chat && { bot: chat.conversation.bot.uid, id: chat.conversation.id }, words !== "");
+  $("search").hidden = known.length < 2 && !words;
+  $("not-found").hidden = !words || found.length > 0;
   $("app").classList.toggle("alone", bots.length === 1 && known.length === 0); // there is no list to go back to; :has() would look for it at each new text
 }
 
@@ -182,8 +187,8 @@ function drawList() {
 // room for, and the one that was just deleted.
 function conversations() {
   const kept = new Map(store.conversations().map((each) => [each.id, each]));
-  for (const { conversation: { id, bot, turns } } of chats.values()) {
-    if (turns.length > 0 && !kept.has(id)) kept.set(id, { id, bot: bot.uid, name: bot.name, slug: bot.slug, title: titleOf(turns), changed: Infinity });
+  for (const { conversation: { id, bot, name, isEmpty } } of chats.values()) {
+    if (!isEmpty && !kept.has(id)) kept.set(id, { id, bot: bot.uid, name: bot.name, slug: bot.slug, title: name, changed: Infinity });
   }
   if (deleted) kept.set(deleted.id, { ...deleted, deleted: true });
   return [...kept.values()].sort((a, b) => b.changed - a.changed).map((each) => ({ ...each, bot: botOf(each), state: stateOf(chats.get(each.id)) }));
@@ -309,14 +314,21 @@ function focusChat() {
 }
 
 function showBot(bot) {
-  document.title = `${bot.name} · ${service}`;
   $("chat").classList.toggle("gone", Boolean(bot.gone));
   $("gone-note").hidden = !bot.gone;
   drawAvatar($("chat-avatar"), bot);
   $("chat-name").textContent = bot.name;
-  $("chat-description").textContent = [bot.description, bot.model].filter(Boolean).join(" · ");
   $("message-label").textContent = `Message to ${bot.name}`;
   $("new-chat").href = addressOf(bot, newID());
+  showName();
+}
+
+// showName shows the name of the conversation or, before its first message, what the
+// bot does.
+function showName() {
+  const { bot, name } = chat.conversation;
+  document.title = [name, bot.name, service].filter(Boolean).join(" · ");
+  $("chat-description").textContent = $("chat-description").title = name || [bot.description, bot.model].filter(Boolean).join(" · ");
 }
 
 function chatWith(bot, id) {
@@ -331,7 +343,9 @@ function newChat(bot, id) {
   });
   conversation.addEventListener("change", () => {
     drawList();
-    if (chat?.conversation === conversation) showLength();
+    if (chat?.conversation !== conversation) return;
+    showName();
+    showLength();
   });
   conversation.addEventListener("deleted", () => chat?.conversation === conversation && announce("This conversation was deleted in another tab."));
   conversation.addEventListener("start", () => announce(`${conversation.bot.name} is answering.`));
@@ -401,10 +415,10 @@ function spoken(answer) {
 function showProgress() {
   const { answering, isEmpty } = chat.conversation;
   const focused = [$("send"), $("stop"), $("new-chat")].includes(document.activeElement);
-  if ($("send").hidden === answering && $("menu-button").hidden === isEmpty) return;
+  if ($("send").hidden === answering && $("new-chat").hidden === isEmpty) return;
   $("send").hidden = answering;
   $("stop").hidden = !answering;
-  $("new-chat").hidden = $("menu-button").hidden = isEmpty;
+  for (const id of ["new-chat", "rename", "save-markdown", "save-json", "start-over"]) $(id).hidden = isEmpty;
   if (focused) (answering ? $("stop") : $("message")).focus();
 }
 
@@ -423,7 +437,7 @@ $("composer").addEventListener("submit", (event) => {
 });
 
 $("message").addEventListener("keydown", (event) => {
-  if (event.isComposing) return;
+  if (event.isComposing || event.keyCode === 229) return; // Safari confirms a conversion with an Enter of this code
   if (event.key === "Enter" && !event.shiftKey) {
     event.preventDefault();
     $("composer").requestSubmit();
@@ -521,7 +535,7 @@ function draftName() {
 // Escape stops the answer on show, wherever the focus is. If there is none, it
 // stops all others.
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || event.isComposing || document.querySelector("dialog[open], :popover-open")) return;
+  if (event.key !== "Escape" || event.isComposing || document.querySelector("dialog[open], :popover-open, #search:focus:not(:placeholder-shown)")) return;
   if (chat?.editing) return finishEditing();
   const answering = chat?.conversation.answering ? [chat] : [...chats.values()];
   answering.forEach(({ conversation }) => conversation.stop());
@@ -542,7 +556,58 @@ $("save-json").addEventListener("click", () => saveAs("json", "application/json"
 
 function saveAs(extension, type, format) {
   $("menu").hidePopover();
-  save(`${chat.conversation.bot.slug}.${extension}`, type, format(chat.conversation));
+  const { bot, name } = chat.conversation;
+  const words = name.slice(0, 60).match(/[\p{L}\p{N}]+/gu) ?? [];
+  save(`${[bot.slug, ...words].join("-").toLowerCase()}.${extension}`, type, format(chat.conversation));
+}
+
+$("import").addEventListener("click", () => $("import-file").click());
+
+$("import-file").addEventListener("change", async () => {
+  const [file] = $("import-file").files;
+  $("import-file").value = "";
+  try {
+    const { turns, ...read } = fromJSON(await file.text());
+    const bot = bots.find(({ uid }) => uid === read.bot.uid) ?? bots.find(({ slug }) => slug === read.bot.slug) ?? botOf({ ...read.bot, bot: read.bot.uid });
+    const id = newID();
+    const fate = store.keep({ ...read, bot, id }, turns);
+    note("");
+    location.hash = addressOf(bot, id);
+    announce(room[fate] ?? "The conversation is imported.");
+  } catch {
+    note("This file has no conversation that was saved as JSON.");
+  }
+});
+
+$("search").addEventListener("input", drawList);
+
+$("rename").addEventListener("click", () => {
+  $("menu").hidePopover();
+  $("title").value = chat.conversation.name;
+  $("rename-dialog").showModal();
+  $("title").select();
+});
+
+onSubmit("rename-dialog", () => chat.conversation.set({ title: $("title").value.trim() }));
+
+$("set").addEventListener("click", () => {
+  $("menu").hidePopover();
+  for (const name of ["system", "temperature", "max_tokens"]) $(name).value = chat.conversation.settings[name] ?? "";
+  $("settings-dialog").showModal();
+});
+
+onSubmit("settings-dialog", () => {
+  const [system, temperature, most] = ["system", "temperature", "max_tokens"].map((name) => $(name).value.trim());
+  chat.conversation.set({ settings: settingsOf({ system, temperature: temperature ? Number(temperature) : undefined, max_tokens: Number(most) }) });
+});
+
+// onSubmit closes a dialog and acts when its form is submitted.
+function onSubmit(dialog, act) {
+  $(dialog).addEventListener("submit", (event) => {
+    event.preventDefault();
+    $(dialog).close();
+    act();
+  });
 }
 
 // announce makes a screen reader say a text after what it is saying.

@@ -1,7 +1,7 @@
 // A conversation with a bot: its messages and the answer in progress, without
 // the display.
 
-import { store } from "./store.js";
+import { settingsOf, store, titleOf } from "./store.js";
 import { explain, isTooLong } from "./words.js";
 import { branch, everyTurn, switchTo } from "./versions.js";
 import { isFresh, isPassing, mayContinue, newKey, pause, stop } from "./resuming.js";
@@ -24,7 +24,7 @@ function breathe() {
 }
 
 export class Conversation extends EventTarget {
-  turns;
+  turns; // title, settings: see store.js
   attempt = null; // the answer in progress: {turn, text, since, heard, controller, kept, lost, breaks, isResumed, before}
   #cleared = null; // the turns that undo restores
   #fate = "kept"; // the result of storing the current answer, see store.keep
@@ -38,10 +38,9 @@ export class Conversation extends EventTarget {
   // tab has deleted the conversation.
   constructor(bot, id, service) {
     super();
-    this.bot = bot;
-    this.id = id;
+    const { title, settings, turns } = store.load(id);
+    Object.assign(this, { bot, id, title, settings, turns });
     this.#service = service;
-    this.turns = store.turns(id);
     this.#isStored = store.has(id);
   }
 
@@ -51,6 +50,17 @@ export class Conversation extends EventTarget {
 
   get isEmpty() {
     return this.turns.length === 0;
+  }
+
+  get name() {
+    return this.isEmpty ? "" : titleOf(this, this.turns);
+  }
+
+  // set changes the title or the settings.
+  set(changes) {
+    Object.assign(this, changes);
+    store.rename(this);
+    this.#emit("change");
   }
 
   // say adds a message of the user and asks for the bot's answer. With inPlaceOf, that
@@ -183,8 +193,10 @@ export class Conversation extends EventTarget {
 
   // request returns the request for the answer to a turn, which may be new.
   #request(turn) {
+    const { system, ...parameters } = this.settings;
     const messages = this.#sentBefore(turn).flatMap(({ question, answer }) => [{ role: "user", content: question }, { role: "assistant", content: answer }]);
-    return { bot_uid: this.bot.uid, messages: [...messages, { role: "user", content: turn.question }] };
+    if (system) messages.unshift({ role: "system", content: system });
+    return { bot_uid: this.bot.uid, ...parameters, messages: [...messages, { role: "user", content: turn.question }] };
   }
 
   // sentBefore returns the turns that are sent with a later one. Those without an
@@ -345,7 +357,8 @@ export class Conversation extends EventTarget {
   refresh() {
     if (this.#forgetIfDeleted() || !store.has(this.id)) return; // it is deleted, or there was no room for it
     const own = this.attempt?.turn;
-    const turns = store.turns(this.id);
+    const { title, settings, turns } = store.load(this.id);
+    Object.assign(this, { title, settings });
     const at = turns.findIndex(({ id }) => id === own?.id);
     if (at >= 0) turns[at] = Object.assign(own, { before: turns[at].before, after: turns[at].after });
     else if (own && [...everyTurn(turns)].some(({ id }) => id === own.id)) return; // another tab shows another version
@@ -392,21 +405,35 @@ export function newID() {
   return Date.now().toString(36) + Math.random().toString(36).slice(2);
 }
 
-// ---- Export ----
+// ---- Export and import ----
 
-export function asMarkdown({ bot, turns }) {
+export function asMarkdown({ bot, title, turns }) {
   const parts = turns.flatMap(({ question, answer, state }) => [
     "## You", question,
     "## " + bot.name, answer || "*No answer.*",
     ...(answer && state === "partial" ? ["*This answer is incomplete.*"] : []),
   ]);
-  return [`# ${bot.name}`, ...parts].join("\n\n") + "\n";
+  return [`# ${title || bot.name}`, ...parts].join("\n\n") + "\n";
 }
 
-export function asJSON({ bot, turns }) {
+export function asJSON({ bot, title, settings, turns }) {
   const messages = turns.flatMap(({ question, answer, state }) => [
     { role: "user", content: question },
     ...(state === "none" ? [] : [{ role: "assistant", content: answer, complete: state === "whole" }]),
   ]);
-  return JSON.stringify({ bot: { uid: bot.uid, slug: bot.slug, name: bot.name }, messages }, null, 2) + "\n";
+  const more = { ...(title && { title }), ...(Object.keys(settings).length > 0 && { settings }) };
+  return JSON.stringify({ bot: { uid: bot.uid, slug: bot.slug, name: bot.name }, ...more, messages }, null, 2) + "\n";
+}
+
+// fromJSON returns the conversation that asJSON has written: {bot, title, settings,
+// turns}. It throws an error if the text is something else.
+export function fromJSON(text) {
+  const { bot: { uid, slug, name }, title = "", settings, messages } = JSON.parse(text);
+  const turns = [];
+  for (const { role, content, complete } of messages) {
+    if (role === "user") turns.push(newTurn(content));
+    else Object.assign(turns.at(-1), { answer: content, state: complete ? "whole" : "partial" });
+  }
+  if (turns.length === 0 || [uid, slug, name, title, ...turns.flatMap(({ question, answer }) => [question, answer])].some((each) => typeof each !== "string")) throw new TypeError("not a conversation");
+  return { bot: { uid, slug, name }, title, settings: settingsOf(settings), turns };
 }

@@ -24,12 +24,12 @@ export class BotList {
   // draw shows the bots and their conversations {id, bot, title, state}, one of
   // which may be chosen, and then those with bots that are gone. A conversation that
   // was just deleted keeps its place, with an Undo button, until the next one is
-  // deleted.
-  draw(bots, conversations, { bot, id } = {}) {
+  // deleted. If all is set, no conversations of a bot are left out.
+  draw(bots, conversations, { bot, id } = {}, all = false) {
     const views = new Map(bots.map((each) => [each.uid, this.#bots.get(each.uid) ?? new BotView(this.#page)]));
     this.#bots = views;
     for (const each of bots) {
-      views.get(each.uid).show(each, conversations.filter((conversation) => conversation.bot.uid === each.uid), each.uid === bot, id);
+      views.get(each.uid).show(each, conversations.filter((conversation) => conversation.bot.uid === each.uid), each.uid === bot, id, all);
     }
     this.#gone = itemsFor(conversations.filter(({ bot }) => bot.gone), this.#gone, this.#page, id);
     arrange(this.#goneList, elementsOf(this.#gone));
@@ -54,6 +54,7 @@ class BotView {
   #looks;
   #conversations = new Map(); // views by id
   #all = false; // whether all conversations are listed
+  #days = new Map(); // the headings of days, by their names
 
   constructor(page) {
     this.#page = page;
@@ -67,24 +68,33 @@ class BotView {
     return this.element.querySelector(selector);
   }
 
-  show(bot, conversations, isChosen, chosen) {
+  show(bot, conversations, isChosen, chosen, all) {
     const looks = JSON.stringify(bot);
     if (looks !== this.#looks) this.#draw(bot);
     this.#looks = looks;
     choose(this.#find(".bot"), isChosen);
     showState(this.#find(".bot"), conversations.find(({ state }) => state === "answering")?.state ?? conversations.find(({ state }) => state)?.state);
     this.#conversations = itemsFor(conversations, this.#conversations, this.#page, chosen);
-    this.isChosen = isChosen;
+    this.isFull = isChosen || all;
     this.#arrange();
   }
 
   #arrange() {
-    const items = elementsOf(this.#conversations);
-    const isCut = !this.#all && !this.isChosen && items.length > few + 1;
-    arrange(this.#find(".conversations"), isCut ? items.slice(0, few) : items);
+    const items = [...this.#conversations.values()];
+    const isCut = !this.#all && !this.isFull && items.length > few + 1;
+    arrange(this.#find(".conversations"), this.#byDay(isCut ? items.slice(0, few) : items));
     this.#find(".conversations").hidden = items.length === 0;
     this.#find(".all").hidden = !isCut;
     this.#find(".all").textContent = `Show all ${items.length}`;
+  }
+
+  // byDay puts the name of the day before the first item of each day but today.
+  #byDay(items) {
+    return items.flatMap(({ day, element }, i) => {
+      if (day === (items[i - 1]?.day ?? "Today")) return [element];
+      if (!this.#days.has(day)) this.#days.set(day, el("li", { class: "day" }, day));
+      return [this.#days.get(day), element];
+    });
   }
 
   #draw(bot) {
@@ -104,6 +114,7 @@ class ConversationItem {
   constructor(page) {
     this.#page = page;
     this.#find(".delete").addEventListener("click", () => this.#page.remove(this.#conversation));
+    this.#find("a").addEventListener("keydown", ({ key }) => { if (key === "Delete") this.#page.remove(this.#conversation); });
     this.#find(".restore").addEventListener("click", () => this.#page.restore());
   }
 
@@ -114,10 +125,12 @@ class ConversationItem {
   show(conversation, isChosen) {
     this.#conversation = conversation;
     const { id, bot, state, deleted } = conversation;
+    this.day = dayOf(conversation.changed);
     const title = bot.gone ? `${bot.name}: ${conversation.title}` : conversation.title;
     this.element.classList.toggle("deleted", Boolean(deleted));
     const link = this.#find("a");
     link.href = addressOf(bot, id);
+    link.title = title; // which may be cut
     link.querySelector(".title").textContent = title;
     choose(link, isChosen);
     showState(link, state);
@@ -129,6 +142,13 @@ class ConversationItem {
 export function addressOf(bot, id) {
   if (bot.gone && !id) return "#bots";
   return "#" + new URLSearchParams({ ...(!bot.gone && { bot: bot.slug }), ...(id && { chat: id }) });
+}
+
+// dayOf names the day of a time: the more precisely, the less time has passed.
+function dayOf(time) {
+  const days = Math.ceil((new Date().setHours(0, 0, 0, 0) - time) / 86_400_000);
+  if (days < 2) return days < 1 ? "Today" : "Yesterday";
+  return new Date(time).toLocaleDateString("en", days < 7 ? { weekday: "long" } : { month: "long", year: "numeric" });
 }
 
 function choose(link, isChosen) {

@@ -3,8 +3,10 @@
 // until somebody deletes them; without room, the oldest conversations are deleted.
 // All tabs share the conversations.
 //
-// A conversation is {id, bot, name, slug, changed, turns}, with the bot's uid, and
-// its name and slug for when it is gone. A turn is a question of the user and its
+// A conversation is {id, bot, name, slug, changed, title, settings, turns}, with the
+// bot's uid, and its name and slug for when it is gone. The title is empty unless the
+// user has named the conversation. The settings are {system, temperature, max_tokens}:
+// a system message and parameters of each request, if they are set. A turn is a question of the user and its
 // answer:
 //
 //   {id, question, answer, state: "none" | "partial" | "whole", leftOut, stopped, failure, pending, before, after}
@@ -64,23 +66,36 @@ export const store = {
     return read(permanent, chatPrefix + id) !== "";
   },
 
-  turns(id) {
-    return conversationOf(read(permanent, chatPrefix + id))?.turns ?? [];
+  // load returns the title, the settings and the turns of a conversation.
+  load(id) {
+    return conversationOf(read(permanent, chatPrefix + id)) ?? { title: "", settings: {}, turns: [] };
+  },
+
+  // includes reports whether a text occurs in a conversation.
+  includes(id, text) {
+    return [...everyTurn(this.load(id).turns)].some(({ question, answer }) => `${question}\n${answer}`.toLowerCase().includes(text.toLowerCase()));
   },
 
   // keep stores a conversation, or deletes it if it has no turns. It returns
   // "kept", "made room" if it had to delete older ones, or "no room".
-  keep({ id, bot }, turns) {
+  keep({ id, bot, title, settings }, turns, changed = Date.now()) {
     const name = chatPrefix + id;
     if (turns.length === 0) return erase(name) ? "kept" : "no room";
     removed.delete(name);
-    return writeWithin(name, JSON.stringify({ bot: bot.uid, name: bot.name, slug: bot.slug, changed: Date.now(), turns }));
+    return writeWithin(name, JSON.stringify({ bot: bot.uid, name: bot.name, slug: bot.slug, changed, title, settings, turns }));
+  },
+
+  // rename keeps a conversation with another title or other settings. It stays where it
+  // is in the list.
+  rename(conversation) {
+    const { changed } = summary(chatPrefix + conversation.id) ?? {};
+    return changed ? this.keep(conversation, this.load(conversation.id).turns, changed) : "kept";
   },
 
   // keepTurn adds a turn or updates it. Turns and versions that another tab has added
   // in the meantime stay.
   keepTurn(conversation, turn) {
-    const turns = this.turns(conversation.id);
+    const { turns } = this.load(conversation.id);
     const known = [...everyTurn(turns)].find(({ id }) => id === turn.id);
     if (known) Object.assign(known, turn, { before: known.before, after: known.after });
     else turns.push(turn);
@@ -150,7 +165,7 @@ function summaryOf(id, text) {
   const conversation = conversationOf(text);
   if (!conversation) return null;
   const { turns, ...rest } = conversation;
-  return { id, ...rest, title: titleOf(turns), pending: turns.at(-1).pending };
+  return { id, ...rest, title: titleOf(rest, turns), pending: turns.at(-1).pending };
 }
 
 // conversationOf parses a stored conversation. It returns null if the text is not
@@ -158,9 +173,14 @@ function summaryOf(id, text) {
 function conversationOf(text) {
   const conversation = parse(text);
   if (typeof conversation?.bot !== "string" || !Array.isArray(conversation.turns)) return null;
-  const { bot, name, slug } = conversation;
+  const { bot, name, slug, title } = conversation;
   const turns = turnsOf(conversation.turns);
-  return turns.length > 0 ? { bot, name: String(name ?? "A bot"), slug: String(slug ?? "conversation"), changed: Number(conversation.changed) || 0, turns } : null;
+  return turns.length > 0 ? { bot, name: String(name ?? "A bot"), slug: String(slug ?? "conversation"), changed: Number(conversation.changed) || 0, title: String(title ?? ""), settings: settingsOf(conversation.settings), turns } : null;
+}
+
+// settingsOf returns those settings of an object that can be used.
+export function settingsOf({ system, temperature, max_tokens } = {}) {
+  return { ...(system && { system: String(system) }), ...(Number.isFinite(temperature) && { temperature }), ...(max_tokens > 0 && { max_tokens: Math.round(max_tokens) }) };
 }
 
 function turnsOf(list) {
@@ -171,15 +191,13 @@ function versionsOf(list) {
   return Array.isArray(list) ? list.filter(Array.isArray).map(turnsOf).filter(({ length }) => length > 0) : [];
 }
 
-const longestTitle = 48;
+const longestTitle = 120; // the page cuts what does not fit
 
-// titleOf returns the first words of a conversation.
-export function titleOf(turns) {
-  const words = turns[0].question.slice(0, 500).trim().replace(/\s+/g, " ");
+// titleOf returns the title of a conversation, or its first words.
+export function titleOf({ title }, turns) {
+  const words = title || turns[0].question.slice(0, 500).trim().replace(/\s+/g, " ");
   const letters = [...words];
-  if (letters.length <= longestTitle) return words;
-  const cut = letters.slice(0, longestTitle).join("");
-  return cut.replace(/(?<=.{24}) \S*$/su, "") + "…";
+  return letters.length <= longestTitle ? words : letters.slice(0, longestTitle).join("") + "…";
 }
 
 // writeWithin stores a conversation. To stay within the limits above and that of
