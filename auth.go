@@ -125,8 +125,8 @@ func (c *requestContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// routeContext is a request's context with the values of another. That one is never done:
-// context.Cause asks Value, and must not find the other's cause.
+// routeContext is a request's context with the values of another, which comes from
+// context.WithoutCancel: context.Cause asks Value, and must not find the other's cause.
 type routeContext struct {
 	context.Context
 	values context.Context

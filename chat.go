@@ -195,7 +195,7 @@ type chat struct {
 	// Owned by the handler's goroutine.
 	report         *ChatReport // nil if there is neither OnChat nor OnRequest
 	status         int         // of the response that was begun; 0 if none was
-	committed      bool        // the response is the answer, or its beginning
+	answerBegun    bool        // the sending of the head of the answer has begun: the response is no error response
 	errorEventSent bool
 }
 
@@ -231,8 +231,7 @@ var _, _ answer = (*stream)(nil), (*jsonResponse)(nil)
 func (x *exchange) newChat(asked *Chat, slot *Slot, requestDone <-chan struct{}) (c *chat, err error) {
 	defer func() {
 		if c == nil {
-			slot.release() // for the handler
-			slot.release() // for the engine, which is not called
+			slot.giveBack()
 		}
 	}()
 	h, request := x.handler, &asked.Request
@@ -258,7 +257,7 @@ func (x *exchange) newChat(asked *Chat, slot *Slot, requestDone <-chan struct{})
 	c.call.ctx, c.call.cancel = context.WithCancelCause(&c.call.detached)
 	c.answer = c.newAnswer(asked)
 	x.asked = nil
-	*asked = Chat{Request: asked.Request} // request points into it: an engine that keeps it must not retain the exchange
+	*asked = Chat{Request: asked.Request} // an engine that keeps the request must not retain what else is in asked
 	return c, nil
 }
 
@@ -283,7 +282,7 @@ func (c *chat) run() {
 	defer c.slot.release()
 	ended := false
 	defer func() {
-		if !ended { // application code has ended this goroutine with runtime.Goexit
+		if !ended { // by runtime.Goexit of application code, or a panic of this package, which serve recovers
 			c.endAbruptly()
 		}
 	}()
@@ -370,9 +369,9 @@ func (c *chat) finish() {
 	if c.ending.isComplete() {
 		c.complete()
 	}
-	c.committed = x.request.isCommitted()
+	c.answerBegun = x.request.isCommitted() // asked before writeError, which commits, too
 	switch {
-	case !c.committed:
+	case !c.answerBegun:
 		x.writeError(c.ending)
 		c.status = x.status
 	case c.ending.isComplete():
@@ -415,7 +414,7 @@ func (c *chat) callOnChat() {
 		return
 	}
 	c.report.Status, c.report.Err = c.status, c.ending.cause()
-	if c.committed {
+	if c.answerBegun {
 		c.report.Fragments, c.report.Bytes = c.answer.figures()
 	}
 	if at, isSet := c.firstText.Get(); isSet {
@@ -490,7 +489,7 @@ func (c *chat) orTimedOut(failure *ending) *ending {
 	return failure
 }
 
-// engineReturned releases the engine's share of the slot first: before it wakes the handler
+// engineReturned releases the slot for the engine first: before it wakes the handler
 // and before it calls the Logger. The slot is free once run has released the handler's.
 func (c *chat) engineReturned(failure *ending) {
 	c.slot.release()
@@ -747,7 +746,8 @@ func (b *boundedBody) Read(p []byte) (n int, err error) {
 	if x.r.Body == nil { // as in a request that a test made with http.NewRequest
 		return 0, io.EOF
 	}
-	n, err = x.body.Read(p[:min(int64(len(p))-1, b.left)+1]) // one byte more than is left shows that there is too much
+	atMost := min(int64(len(p))-1, b.left) + 1 // one byte more than is left shows that there is too much
+	n, err = x.body.Read(p[:atMost])
 	b.left -= int64(n)
 	switch {
 	case b.left < 0:

@@ -231,7 +231,7 @@ type RequestReport struct {
 	Route string
 	// Bot is that of a chat, once the store has returned it.
 	Bot Bot
-	// Status is that of the response; 0 if none was sent.
+	// Status is that of the response; 0 if none was sent, as far as is known.
 	Status int
 	// Bytes is the length of the body that was handed to the connection; 0 for the answer of
 	// a chat, of which Chat counts the text.
@@ -500,7 +500,10 @@ func (s *slots) waitFor(account string, limit error, maxWait time.Duration, done
 	case <-timeout.C:
 		slot = s.leave(w)
 	case <-done:
-		slot, limit = s.leave(w), context.Canceled // realEnding finds the cause
+		if slot = s.leave(w); slot != nil {
+			slot.giveBack()
+		}
+		return nil, context.Canceled // realEnding finds the cause
 	}
 	return slot, limitUnless(slot, limit)
 }
@@ -602,6 +605,13 @@ func (s *Slot) use(users int) bool {
 	}
 	s.users += users
 	return true
+}
+
+// giveBack releases the slot of a chat that does not begin.
+func (s *Slot) giveBack() {
+	for range chatUsers {
+		s.release()
+	}
 }
 
 func (s *Slot) release() {

@@ -281,6 +281,20 @@ func TestFormatFailsAfterTheEngine(t *testing.T) {
 	}
 }
 
+// An End that goes on when it should not is no failure of the answer: the client's is.
+func TestEndGoesOnAfterAFailedWrite(t *testing.T) {
+	is := is.New(t)
+	f := &lineFormat{end: func(yield func([]byte) bool) {
+		for range 3 {
+			yield(make([]byte, maxWrite))
+		}
+	}}
+	r := newRequest("POST", routePath, strings.NewReader(chatBodyJSON("hi", true)))
+	got := playRequestOn(t, faulty("Write", 1, faultFails), r, fragmentsOf("a"), f.in)
+	is.True(errors.Is(got.report(t).Err, ErrClientLeft))
+	is.Equal(got.log, "")
+}
+
 // A plainFormat has no events: the stream is the text.
 type plainFormat struct{}
 

@@ -139,7 +139,8 @@ type Options struct {
 	NotFound func(context.Context, Failure) Reply
 
 	// OnLimit, if not nil, is asked before a chat is rejected because a limit was reached.
-	// With a share, the chat begins in that slot, for which it does not wait. With an error,
+	// With a share, the chat begins in that slot, for which it does not wait; one that is free
+	// already counts as none. With an error,
 	// it is rejected: the error decides the response, as a store's does; Limit.Err is the
 	// usual one. With neither, it waits for room under MaxWaiting and MaxWait. OnLimit is
 	// called on the request's goroutine, without a lock, and must be safe for concurrent use.
@@ -367,7 +368,7 @@ type exchange struct {
 	request Request // what the application may use of it; safe for concurrent use
 
 	// Owned by the handler's goroutine until an engine starts, and then only read.
-	matched      *http.Request // a copy of r if a pattern with wildcards has matched
+	matched      *http.Request // r or, if a pattern with wildcards has matched, a copy with the path's values
 	operation    *operation    // nil for an unknown path
 	pattern      string
 	ctx          *requestContext // &anonymous, and then &identified or, with values of a route, another
@@ -377,7 +378,8 @@ type exchange struct {
 	account      string          // even of a key that was rejected
 	asked        *Chat           // that a route has returned, until its engine is called
 
-	// Owned by the handler's goroutine or, while a stream is open, by the holder of its token.
+	// Owned by the handler's goroutine or, while a stream is open, by the holder of its token,
+	// but for the methods that are safe for concurrent use.
 	conn connection.Connection
 
 	// Owned by the handler's goroutine.
@@ -501,19 +503,19 @@ func (x *exchange) cancellation() (end *ending) {
 }
 
 // realEnding returns the cause of an ending that is only its symptom; otherwise the ending
-// itself. It is asked once for each ending, before anything follows from it. An ending of the
-// client, or the context's error that application code has returned, may be the symptom of a
-// request that the application has cancelled. That error may also be the symptom of a client
-// that has disconnected. And a client that seems to have disconnected may have stopped
-// reading: net/http cancels the request's context after every write that fails.
+// itself. It is asked once for each ending, before anything follows from it.
 func (x *exchange) realEnding(end *ending) *ending {
 	if !end.isOfClient() && !end.mayBeSymptom {
 		return end
 	}
 	cancelled := x.cancellation()
+	// The context's error, which application code has returned, is a symptom of whatever has
+	// ended the request. An ending of the client is one only of the application's cancellation.
 	if cancelled != nil && (end.mayBeSymptom || !cancelled.isOfClient()) {
 		end = cancelled
 	}
+	// A client that seems to have disconnected may have stopped reading: net/http cancels the
+	// request's context after every write that fails.
 	if end.kind == kindClientDisconnected && x.conn.Stalled() {
 		return clientStalled
 	}
@@ -668,7 +670,8 @@ func classify(kind endingKind, err error) (end *ending) {
 	}()
 	chosen, isChosen := errors.AsType[StatusError](err)
 	known, isKnown := errors.AsType[*ending](err)
-	if _, isWrapped := errors.AsType[*ending](chosen.Err); isKnown && !isWrapped { // otherwise, the StatusError is further out
+	_, isInside := errors.AsType[*ending](chosen.Err) // the StatusError is the outer of the two, and decides
+	if isKnown && !isInside {
 		return known
 	}
 	end = &ending{kind: kind, err: hideReasons(err), text: err.Error()}
@@ -728,8 +731,11 @@ func writeFailed(failed *connection.WriteError) *ending {
 	if failed.Stalled {
 		end = *clientStalled
 	}
-	err = cmp.Or(panics.Catch("classifying an error of the ResponseWriter", func() error { err = hideReasons(err); return nil }), err)
-	if p, panicked := err.(*panics.Error); panicked && !errors.Is(p, http.ErrAbortHandler) {
+	panicked := panics.Catch("classifying an error of the ResponseWriter", func() error { err = hideReasons(err); return nil })
+	if panicked != nil {
+		err = panicked
+	}
+	if p, isPanic := err.(*panics.Error); isPanic && !errors.Is(p, http.ErrAbortHandler) {
 		end.text, end.stack = p.Error(), p.Stack
 	}
 	end.err = fmt.Errorf("%w: %w", end.err, err)
@@ -802,7 +808,7 @@ func (e StatusError) sendable() (response StatusError, hasCause bool) {
 // writes error responses.
 func (x *exchange) writeError(end *ending) {
 	x.ending = end
-	if x.aborted || !end.tellsClient() { // aborted by endAbruptly
+	if x.aborted || !end.tellsClient() { // aborted by endAbruptly, if this package has panicked
 		x.abortOnReturn(end)
 		return
 	}
@@ -821,9 +827,12 @@ func (x *exchange) writeError(end *ending) {
 
 // errorReply is in the form of the route, or in the API's own.
 func (x *exchange) errorReply(end *ending) (reply Reply) {
-	form := x.handler.options.NotFound
-	if x.operation != nil {
+	var form func(context.Context, Failure) Reply
+	switch {
+	case x.operation != nil:
 		form = x.operation.errors
+	case end.response.Status == http.StatusNotFound:
+		form = x.handler.options.NotFound
 	}
 	own := Reply{Status: end.response.Status, Body: end.body()}
 	if form == nil {

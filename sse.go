@@ -66,11 +66,11 @@ const (
 	// fullBatch is how long the events of a write are when there is no room for another
 	// event and the end of an answer.
 	fullBatch = maxWrite - maxEvent - endRoom
-	// maxQueued bounds the text of a queue, with what its events take beside it: it fits in
-	// one write.
+	// maxQueued bounds what is queued before another fragment is taken: about one write, if
+	// nothing needs escaping.
 	maxQueued = fullBatch
-	// maxAccepted is what is queued at most when fragment returns: a full queue, and one more
-	// event. Of a larger fragment, the rest has been formatted then.
+	// maxAccepted bounds what is queued when fragment returns: one more event. With a longer
+	// fragment, it waits until the beginning has been formatted.
 	maxAccepted = maxQueued + maxEvent
 
 	eventStart = `data: {"content":"`
@@ -145,7 +145,7 @@ type stream struct {
 	// finds closed set, and changes nothing.
 	closed         bool          // no more fragments are accepted
 	queue          *textQueue    // fragments that nobody has begun to format; nil if there are none
-	queued         int           // what queue and formatting count as: their text, and the rest of its events
+	queued         int           // the weight of queue and formatting; less when text has been formatted
 	wrote          time.Duration // when the last write ended; at first, the request's start
 	writesInARow   int           // begun by fragments, all but the first within quickGap of the end of the one before
 	writing        bool          // the token is taken
@@ -153,7 +153,8 @@ type stream struct {
 
 	// Owned by the holder of the token. After close, owned by the handler's goroutine.
 	formatting  *textQueue // fragments that are being formatted; nil if there are none
-	contentType string     // of the format; set by its first call
+	hasType     bool       // contentType is that of the format
+	contentType string
 	encoder     jsontext.Encoder
 	begun       int     // fragments whose formatting has begun
 	sent        int     // fragments of which a write has begun
@@ -217,12 +218,13 @@ func (s *stream) fragment(text string) (more bool) {
 	return !s.closed
 }
 
-// weight is what a fragment counts as in a queue.
+// weight is what a fragment counts as: its text, and what an event has around it.
 func weight(text string) int { return len(text) + len(eventStart) + len(eventEnd) }
 
 // startWriting, writeFirst, writeQueue and writeBatch are called with mu held and return
 // with mu held, but release it during each write: what was read before may have changed.
 
+// startWriting takes the token, and writes or hands it to a burst.
 func (s *stream) startWriting() {
 	s.writing = true
 	now := s.conn.Elapsed()
@@ -245,7 +247,7 @@ func (s *stream) startWriting() {
 // disconnected. For a head, net/http needs 3 KiB of stack: the stack of the engine's
 // goroutine would grow to 8 KiB, and a silent stream would keep it.
 func (s *stream) writeFirst() {
-	go s.burst()
+	go s.burst() // which holds the token from here on
 	for s.writing {
 		s.changed.Wait()
 	}
@@ -325,12 +327,12 @@ func (s *stream) writeUnlocked(b *batch) *ending {
 }
 
 // callFormat calls methods of the format, by way of call. After a failure, none is called
-// again.
+// again. (A write that fails within call, in addChunk, comes back as the ending that it was.)
 func (s *stream) callFormat(call func() error) *ending {
 	s.failed = formatExited // unless call returns
 	err := panics.Catch("formatting a stream", func() error {
-		if s.contentType == "" {
-			s.contentType = s.format.ContentType()
+		if !s.hasType {
+			s.contentType, s.hasType = s.format.ContentType(), true
 		}
 		return call()
 	})
@@ -427,7 +429,7 @@ func (s *stream) sendKeepAlive() {
 	if due && !s.writing {
 		s.writeKeepAlive()
 	}
-	if due {
+	if due { // if the token is taken, somebody is writing
 		next = s.keepAlive
 	}
 	if !s.closed {
@@ -459,7 +461,7 @@ func (s *stream) close() {
 // complete writes what is queued, an incomplete character that is held back, and the end:
 // all together, if it is short.
 func (s *stream) complete(ctx context.Context) *ending {
-	if s.failed != nil { // after the engine has returned
+	if s.failed != nil { // a burst has failed when the engine had returned: streamFailed came too late
 		return s.failed
 	}
 	b, failed := s.writeTexts(math.MaxInt, 0)
@@ -473,10 +475,15 @@ func (s *stream) complete(ctx context.Context) *ending {
 				return err
 			}
 		}
-		for chunk := range s.format.End(ctx) {
-			if failed := s.addChunk(&b, chunk); failed != nil {
-				return failed
+		var failed *ending
+		s.format.End(ctx)(func(chunk []byte) bool { // not with range, which panics if yield is called after it has returned false
+			if failed == nil {
+				failed = s.addChunk(&b, chunk)
 			}
+			return failed == nil
+		})
+		if failed != nil {
+			return failed
 		}
 		return nil
 	})

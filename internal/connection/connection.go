@@ -95,16 +95,16 @@ var ErrLate = errors.New("connection: the rest of the body is too late")
 
 // WriteBody writes the body of a response that is no stream, of this length, in chunks of
 // MaxChunk at most. No chunk but the first is begun after lastBegin. It flushes the last one
-// where the writer itself can. handed is how much of the body the writer got, a chunk that it
-// may have sent in part included; 0 if the status has not been sent either. The error is
-// Failed or ErrLate.
+// where the writer itself can. handed is how much of the body the writer got, a later chunk
+// that has failed included. It is 0 if the first chunk has failed: whether its beginning was
+// sent, and the head, is not known. The error is Failed or ErrLate.
 func (c *Connection) WriteBody(body [][]byte, length int, lastBegin time.Duration) (handed int, err error) {
 	for _, piece := range body {
 		for chunk := range slices.Chunk(piece, MaxChunk) {
 			if handed > 0 && c.Elapsed() > lastBegin {
 				return handed, ErrLate
 			}
-			if headSent := c.writeChunk(chunk, handed+len(chunk) == length) || handed > 0; headSent {
+			if c.writeChunk(chunk, handed+len(chunk) == length) || handed > 0 {
 				handed += len(chunk)
 			}
 			if c.Failed != nil {
@@ -115,21 +115,22 @@ func (c *Connection) WriteBody(body [][]byte, length int, lastBegin time.Duratio
 	return handed, nil
 }
 
-// writeChunk reports whether net/http has sent the chunk, and with it the head. If only the
-// flush has failed, HTTP/1 has kept the head in its buffer; HTTP/2 has sent it.
-func (c *Connection) writeChunk(chunk []byte, last bool) (sent bool) {
+// writeChunk reports whether the chunk was handed over. If only its flush has failed, it was on
+// HTTP/2; HTTP/1 may have kept it, and the head, in its buffer.
+func (c *Connection) writeChunk(chunk []byte, last bool) (handed bool) {
+	flushing := false
 	failed := c.Write(0, func(w http.ResponseWriter) error {
 		_, err := w.Write(chunk)
-		sent = err == nil && c.http2
 		if err != nil || !last {
 			return err
 		}
+		flushing = true
 		if c.flushed, err = responsewriter.FlushOutermost(w); errors.Is(err, errors.ErrUnsupported) {
 			err = nil
 		}
 		return err
 	})
-	return sent || failed == nil
+	return failed == nil || flushing && c.http2
 }
 
 // Flush sends what the writer has buffered of a stream. It is called within a Write. It may

@@ -33,7 +33,7 @@ type entry[T any] struct {
 type Match[T any] struct {
 	Route   T             // the first of the path, if the method is not allowed
 	Pattern string        // of the route
-	Request *http.Request // a copy with the path's values, if the pattern has wildcards
+	Request *http.Request // with the path's values, in a copy, if the pattern has wildcards
 	Allow   []string      // the methods of the path, if the request has another one
 }
 
