@@ -84,6 +84,24 @@ var brokenStacks = []struct {
 	}, checkTimeLimit, "a request whose context has a deadline, in 1m0s"},
 	{"a Flush that does nothing", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &unflushed{ResponseWriter: w} }), checkOneByOne, "the API's ResponseWriter is *stackcheck.unflushed"},
 	{"a proxy that collects 8 KiB", func(api http.Handler) http.Handler { return &collecting{api: api, size: 8 << 10} }, checkOneByOne, "its buffer holds about 8 KiB"},
+	{"a lock around all requests", func(api http.Handler) http.Handler {
+		var mu sync.Mutex
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			defer mu.Unlock()
+			api.ServeHTTP(w, r)
+		})
+	}, checkSameTime, "serves one request at a time"},
+	{"markup that is removed", sanitizing, checkBody, "changes bodies"},
+	{"a Flush by a timer", func(api http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			f := &timed{unflushed: unflushed{w}}
+			defer f.stop()
+			api.ServeHTTP(f, r)
+		})
+	}, checkOneByOne, "flushes by a timer"},
+	{"responses of 64 KiB at most", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &truncated{unwrapping: unwrapping{w}} }), checkLongJSON, "bounds responses"},
+	{"compression that swallows the abort", func(api http.Handler) http.Handler { return compressing(swallowing(api), true) }, checkFailure, "for a client with Accept-Encoding: gzip"},
 	{"compression without flush", func(api http.Handler) http.Handler { return compressing(api, false) }, "fragments of a compressed stream arrive one by one", "compression does not flush"},
 	{"recovery without another panic", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -288,6 +306,85 @@ type unflushed struct{ http.ResponseWriter }
 
 func (w *unflushed) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 func (w *unflushed) Flush()                      {}
+
+// timed flushes 300 ms after the first write that was not flushed.
+type timed struct {
+	unflushed
+	mu      sync.Mutex
+	timer   *time.Timer
+	stopped bool
+}
+
+func (w *timed) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.timer == nil {
+		w.timer = time.AfterFunc(300*time.Millisecond, w.flushNow)
+	}
+	return w.ResponseWriter.Write(p)
+}
+
+func (w *timed) flushNow() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.stopped {
+		_ = http.NewResponseController(w.ResponseWriter).Flush()
+	}
+	w.timer = nil
+}
+
+func (w *timed) stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stopped = true
+}
+
+// truncated writes 64 KiB at most of what is no stream.
+type truncated struct {
+	unwrapping
+	written int
+}
+
+func (w *truncated) WriteHeader(status int) {
+	if w.Header().Get("Content-Length") != "" && len(w.Header().Get("Content-Length")) > 5 {
+		w.Header().Del("Content-Length")
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *truncated) Write(p []byte) (int, error) {
+	rest := p
+	if w.Header().Get("Content-Type") == "application/json" {
+		rest = p[:min(len(p), 64<<10-w.written)]
+		w.written += len(rest)
+	}
+	_, err := w.ResponseWriter.Write(rest)
+	return len(p), err
+}
+
+// sanitizing removes markup from bodies.
+func sanitizing(api http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		for _, markup := range []string{`\u003cb\u003e`, `\u003c/b\u003e`} {
+			body = bytes.ReplaceAll(body, []byte(markup), nil)
+		}
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+		api.ServeHTTP(w, r)
+	})
+}
+
+// swallowing recovers aborts of compressed responses.
+func swallowing(api http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			if v := recover(); v != nil && w.Header().Get("Content-Encoding") == "" {
+				panic(v)
+			}
+		}()
+		api.ServeHTTP(w, r)
+	})
+}
 
 // eventsOnly drops comments.
 type eventsOnly struct{ unwrapping }

@@ -39,8 +39,9 @@ type stack struct {
 
 // A counter counts chats, and stops at its bound.
 type counter struct {
-	chats atomic.Int64
-	bound int64 // 0: none
+	chats    atomic.Int64
+	bound    int64        // 0: none
+	rejected atomic.Int64 // requests that got a 429: the checks cause none themselves
 }
 
 func newStack(target Target) *stack {
@@ -167,6 +168,9 @@ func (a *answer) follow(ctx context.Context, s *stack, r request, gate <-chan st
 	}
 	defer res.Body.Close()
 	a.change(func() { a.status, a.proto, a.header = res.StatusCode, res.Proto, res.Header })
+	if res.StatusCode == http.StatusTooManyRequests {
+		s.sent.rejected.Add(1)
+	}
 	return a.read(ctx, res, r.slow, gate)
 }
 
@@ -364,11 +368,14 @@ func (s *stack) chat(prompt string, stream bool, more map[string]any) string {
 	return string(body)
 }
 
+// probePrompt has what middleware likes to change.
+const probePrompt = "Grüße, <b>3 &amp; 4</b> %20 \r\n\t\u2028 'x' \"y\" 😀 "
+
 // play starts a chat that the probed engine answers with the steps.
 func (s *stack) play(ctx context.Context, stream bool, r request, steps ...probe.Step) *play {
 	id := rand.Text()
 	order := probe.Order{Secret: s.Secret, Chat: id, Do: probe.Play, Steps: steps}
-	r.path, r.body = "/v1/chat", s.chat("This is a probe.", stream, map[string]any{probe.Field: order})
+	r.path, r.body = "/v1/chat", s.chat(probePrompt, stream, map[string]any{probe.Field: order})
 	return &play{s.start(ctx, r), id}
 }
 

@@ -3,6 +3,8 @@ package stackcheck
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -16,7 +18,7 @@ import (
 var requestChecks = []check{
 	{name: checkReach, run: (*stack).checkReach},
 	{name: checkKey, needs: []string{checkReach}, run: (*stack).checkKey, chats: 1},
-	{name: checkBody, needs: []string{checkReach, checkKey}, run: (*stack).checkBody, chats: 4},
+	{name: checkBody, needs: []string{checkReach, checkKey}, run: (*stack).checkBody, chats: 4 + 1 + tries},
 	{name: checkErrors, needs: []string{checkReach, checkKey}, run: (*stack).checkErrors, chats: 5},
 	{name: "request headers arrive", needs: []string{checkReach, checkKey, checkBody}, probed: true, run: (*stack).checkHeaders, chats: 1 + tries},
 	{name: checkList, needs: []string{checkReach, checkKey}, run: (*stack).checkList},
@@ -145,6 +147,30 @@ func (s *stack) checkBody(ctx context.Context, r *Result) error {
 		r.found(f)
 		return nil
 	}
+	if s.Secret == "" {
+		return nil
+	}
+	return s.checkPrompt(ctx, r)
+}
+
+// checkPrompt: the text of a chat reaches the engine as it is.
+func (s *stack) checkPrompt(ctx context.Context, r *Result) error {
+	p := s.play(ctx, false, request{}, probe.Step{Text: "x"})
+	p.whole(ctx)
+	run, err := s.see(ctx, p, probe.Begun, 0, 0)
+	if err != nil {
+		return fmt.Errorf("%w; the response was %s", err, p.show())
+	}
+	if sum := sha256.Sum256([]byte(probePrompt)); run.PromptSum == hex.EncodeToString(sum[:]) {
+		return nil
+	}
+	r.found(Finding{
+		Sent:    fmt.Sprintf("POST /v1/chat with a prompt of %d bytes, with markup and line ends", len(probePrompt)),
+		Arrived: fmt.Sprintf("the engine got another prompt, of %d bytes", run.Prompt),
+		Effect:  "the model does not answer what the user has written",
+		Cause:   "a proxy or middleware changes bodies: it removes markup, escapes, or encodes again",
+		Doc:     docChecks,
+	})
 	return nil
 }
 

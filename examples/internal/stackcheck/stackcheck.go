@@ -188,8 +188,12 @@ func (c check) runOn(ctx context.Context, stacks []*stack, r *Result) {
 		if c.once && i > 0 {
 			return
 		}
+		before := s.sent.rejected.Load()
 		if err := c.run(s, ctx, r); err != nil && ctx.Err() == nil {
 			r.Problem = err.Error()
+		}
+		if s.sent.rejected.Load() > before {
+			r.Findings, r.Problem = nil, "a limit has rejected a request (429): the checks send some dozens in a few seconds, two or three at the same time"
 		}
 		for j := range r.Findings {
 			r.Findings[j].Check = c.name
@@ -226,16 +230,19 @@ const (
 
 // Names of checks that others need.
 const (
-	checkReach     = "requests reach the API"
-	checkKey       = "the key arrives"
-	checkBody      = "request bodies arrive unchanged"
-	checkWriter    = "the handler can flush and set deadlines"
-	checkOneByOne  = "fragments arrive one by one"
-	checkOnce      = "each chat runs once"
-	checkList      = "the list is cached"
-	checkErrors    = "errors keep their form"
-	checkFailure   = "an incomplete answer looks incomplete"
-	checkTimeLimit = "chats have no time limit but the handler's own"
+	checkReach      = "requests reach the API"
+	checkKey        = "the key arrives"
+	checkBody       = "request bodies arrive unchanged"
+	checkWriter     = "the handler can flush and set deadlines"
+	checkSameTime   = "chats do not wait for each other"
+	checkOneByOne   = "fragments arrive one by one"
+	checkCompressed = "fragments of a compressed stream arrive one by one"
+	checkLongJSON   = "a long JSON response arrives complete"
+	checkOnce       = "each chat runs once"
+	checkList       = "the list is cached"
+	checkErrors     = "errors keep their form"
+	checkFailure    = "an incomplete answer looks incomplete"
+	checkTimeLimit  = "chats have no time limit but the handler's own"
 )
 
 // quoted shows bytes that have arrived, shortened.

@@ -18,13 +18,15 @@ var streamChecks = []check{
 	{name: checkWriter, needs: ready, within: true, run: (*stack).checkWriter, chats: 1},
 	{name: checkTimeLimit, needs: ready, within: true, run: (*stack).checkTimeLimit, chats: 1},
 	{name: "an answer of a bot arrives", needs: ready, plain: true, run: (*stack).checkAnswer, chats: 2, tokens: 2},
-	{name: checkOneByOne, needs: append([]string{checkWriter}, ready...), probed: true, run: (*stack).checkOneByOne, chats: 3 * (1 + 2*tries)},
+	{name: checkSameTime, needs: ready, probed: true, run: (*stack).checkSameTime, chats: 2 * (1 + tries)},
+	{name: checkOneByOne, needs: append([]string{checkWriter, checkSameTime}, ready...), probed: true, run: (*stack).checkOneByOne, chats: 3 * (1 + 2*tries)},
 	{name: "a stream keeps its headers and its text", needs: ready, probed: true, run: (*stack).checkStream, chats: 1},
-	{name: "fragments of a compressed stream arrive one by one", needs: append([]string{checkWriter, checkOneByOne}, ready...), probed: true, run: (*stack).checkCompressed, chats: 2 * (1 + 2*tries)},
+	{name: checkCompressed, needs: append([]string{checkWriter, checkOneByOne}, ready...), probed: true, run: (*stack).checkCompressed, chats: 2 * (1 + 2*tries)},
 	{name: "a silent stream stays open", once: true, needs: append([]string{checkWriter, checkOneByOne}, ready...), probed: true, run: (*stack).checkSilence, chats: 1 + tries},
-	{name: checkFailure, needs: ready, probed: true, run: (*stack).checkFailure, chats: 1 + tries},
+	{name: checkLongJSON, needs: ready, probed: true, run: (*stack).checkLongJSON, chats: 1},
+	{name: checkFailure, needs: ready, probed: true, run: (*stack).checkFailure, chats: 2 * (1 + tries)},
 	{name: "an engine's error arrives", needs: append([]string{checkErrors}, ready...), probed: true, run: (*stack).checkEarlyFailure, chats: 2},
-	{name: "a disconnect stops the model", needs: ready, probed: true, run: (*stack).checkDisconnect, chats: 3 * (1 + 2*tries)},
+	{name: "a disconnect stops the model", needs: append([]string{checkSameTime}, ready...), probed: true, run: (*stack).checkDisconnect, chats: 3 * (1 + 2*tries)},
 	{name: "a client that does not read slows the model down", once: true, needs: append([]string{checkWriter, checkOneByOne}, ready...), probed: true, run: (*stack).checkSlowReader, chats: 1 + tries},
 	{name: checkOnce, once: true, needs: ready, probed: true, run: (*stack).checkOnce, chats: 3 * (1 + replicas)},
 	{name: "connections are used again", needs: ready, run: (*stack).checkReuse},
@@ -82,6 +84,54 @@ func (s *stack) checkStream(ctx context.Context, r *Result) error {
 		return nil
 	}
 	r.found(f)
+	return nil
+}
+
+// checkSameTime: one chat is answered while another waits.
+func (s *stack) checkSameTime(ctx context.Context, r *Result) error {
+	waiting := s.alone()
+	defer waiting.close()
+	first := waiting.play(ctx, true, request{}, probe.Step{Await: probe.AwaitGo, Millis: probe.In(4 * patience)}, probe.Step{Text: "x"})
+	defer first.disconnect()
+	if _, err := s.see(ctx, first, probe.Begun, 0, 0); err != nil {
+		return fmt.Errorf("%w; the response was %s", err, first.show())
+	}
+	second := s.play(ctx, false, request{timeout: 6 * patience}, probe.Step{Text: "x"})
+	defer second.disconnect()
+	isAnswered := second.wait(ctx, 2*patience, func() bool { return second.ended })
+	if err := s.goOn(ctx, first); err != nil {
+		return err
+	}
+	second.whole(ctx)
+	if isAnswered || second.status != http.StatusOK {
+		return nil
+	}
+	r.found(Finding{
+		Sent:    "a chat, while the engine of another was waiting",
+		Arrived: "nothing, until the other had ended",
+		Effect:  "each user waits for the answers of all others",
+		Cause:   "middleware or a proxy serves one request at a time: a lock, a limit of connections or of workers",
+		Doc:     docChecks,
+	})
+	return nil
+}
+
+// checkLongJSON: a JSON response is sent in several chunks, which must stay one response.
+func (s *stack) checkLongJSON(ctx context.Context, r *Result) error {
+	const fragment, times = 4 << 10, 64
+	p := s.play(ctx, false, request{}, probe.Step{Text: strings.Repeat("x", fragment), Times: times})
+	p.whole(ctx)
+	want := len(`{"content":""}`) + fragment*times
+	if p.status == http.StatusOK && p.err == nil && p.isJSON() && len(p.body) == want {
+		return nil
+	}
+	r.found(Finding{
+		Sent:    fmt.Sprintf("POST /v1/chat: a JSON response of %d bytes", want),
+		Arrived: fmt.Sprintf("%s; in all %d bytes", p.show("Content-Type", "Content-Length"), len(p.body)),
+		Effect:  "long answers are lost or cut off",
+		Cause:   "a proxy or middleware bounds responses, or writes its buffer in another order than the handler",
+		Doc:     docMiddleware,
+	})
 	return nil
 }
 
@@ -152,12 +202,18 @@ func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 
 const lockstepFragments = 6
 
 func (s *stack) checkOneByOne(ctx context.Context, r *Result) error {
-	delayed, err := s.lockstep(ctx, r, request{})
-	if err != nil || delayed == "" {
+	first, second := Result{Clock: r.Clock}, Result{}
+	delayed, err := s.lockstep(ctx, &first, request{})
+	r.Clock = first.Clock
+	if err != nil || delayed == "" && first.Findings == nil {
 		return err
 	}
-	if again, err := s.lockstep(ctx, new(Result), request{}); err != nil || again == "" {
-		return err // a machine that is busy may have been the reason
+	again, err := s.lockstep(ctx, &second, request{}) // a machine that is busy may have been the reason
+	if err != nil || again == "" {
+		if second.Findings != nil {
+			r.Findings = first.Findings
+		}
+		return err
 	}
 	f := Finding{
 		Sent:    "the engine yielded a fragment, and waited until the client has it",
@@ -236,14 +292,14 @@ func (s *stack) lockstep(ctx context.Context, r *Result, req request) (delayed s
 func (s *stack) checkDelay(r *Result, delays, trips []time.Duration) error {
 	slices.Sort(delays)
 	delay, trip := delays[1], slices.Max(trips)
-	if s.kit != nil || delay-trip < 100*time.Millisecond {
+	if delay-trip < 100*time.Millisecond {
 		return nil
 	}
 	r.found(Finding{
 		Sent:    fmt.Sprintf("the engine yielded %d fragments, each when the client had the one before", lockstepFragments),
 		Arrived: fmt.Sprintf("they took %d ms and more, where complete responses took %d ms at most", delay.Milliseconds(), trip.Milliseconds()),
 		Effect:  "answers come in bursts",
-		Cause:   "a proxy waits whether more arrives: HAProxy without option http-no-delay does so for 200 ms",
+		Cause:   "a proxy or middleware waits whether more arrives, or flushes by a timer: HAProxy without option http-no-delay waits for 200 ms",
 		Doc:     docProxies,
 	})
 	return nil
@@ -349,33 +405,40 @@ func (s *stack) checkSilence(ctx context.Context, r *Result) error {
 	return nil
 }
 
-// checkFailure: the engine fails after its first fragment.
+// checkFailure: the engine fails after its first fragment. Clients that can decompress must see it,
+// too.
 func (s *stack) checkFailure(ctx context.Context, r *Result) error {
-	aborts := s.kit.aborts()
-	p := s.play(ctx, true, request{},
-		probe.Step{Text: "Once"},
-		probe.Step{Await: probe.AwaitTime, Millis: 50}, // so that the fragment is on its way alone
-		probe.Step{Fail: &probe.Failure{Status: http.StatusServiceUnavailable, Detail: "The probe has failed", RetryAfter: 7}})
-	p.whole(ctx)
-	const event = "event: error\ndata: {\"detail\":\"The probe has failed\",\"status\":503,\"retry_after\":7}\n\n"
-	f := Finding{Sent: "the engine yielded a fragment, and then failed", Arrived: p.show(), Doc: docMiddleware}
-	switch {
-	case p.err == nil && strings.Contains(p.body, "[DONE]"):
-		f.Effect, f.Cause = incomplete, "a proxy or middleware appends the end of a complete answer"
-	case p.err == nil:
-		f.Arrived += ", and the normal end of a response"
-		f.Effect = incomplete + ", unless they know the error event"
-		f.Cause = s.whoHidTheAbort(ctx, p, aborts)
-		if s.kit == nil {
-			f.Doc = docProxies
+	for _, encoding := range []string{"", "gzip"} {
+		aborts := s.kit.aborts()
+		p := s.play(ctx, true, request{header: map[string]string{"Accept-Encoding": encoding}},
+			probe.Step{Text: "Once"},
+			probe.Step{Await: probe.AwaitTime, Millis: 50}, // so that the fragment is on its way alone
+			probe.Step{Fail: &probe.Failure{Status: http.StatusServiceUnavailable, Detail: "The probe has failed", RetryAfter: 7}})
+		p.whole(ctx)
+		const event = "event: error\ndata: {\"detail\":\"The probe has failed\",\"status\":503,\"retry_after\":7}\n\n"
+		f := Finding{Sent: "the engine yielded a fragment, and then failed", Arrived: p.show("Content-Encoding"), Doc: docMiddleware}
+		switch {
+		case p.err == nil && strings.Contains(p.body, "[DONE]"):
+			f.Effect, f.Cause = incomplete, "a proxy or middleware appends the end of a complete answer"
+		case p.err == nil:
+			f.Arrived += ", and the normal end of a response"
+			f.Effect = incomplete + ", unless they know the error event"
+			f.Cause = s.whoHidTheAbort(ctx, p, aborts)
+			if s.kit == nil {
+				f.Doc = docProxies
+			}
+		case strings.Contains(p.body, event) || s.isDelayed() || encoding != "" && s.failed[checkCompressed]:
+			continue
+		default:
+			f.Effect = "clients see an aborted connection and not why, nor when to try again"
+			f.Cause = "a proxy or middleware collects the end of the stream, and drops it when the connection is aborted"
 		}
-	case !strings.Contains(p.body, event) && !s.isDelayed():
-		f.Effect = "clients see an aborted connection and not why, nor when to try again"
-		f.Cause = "a proxy or middleware collects the end of the stream, and drops it when the connection is aborted"
-	default:
+		if encoding != "" {
+			f.Sent += ", for a client with Accept-Encoding: gzip"
+		}
+		r.found(f)
 		return nil
 	}
-	r.found(f)
 	return nil
 }
 
