@@ -47,8 +47,9 @@ var documents = []string{"README.md", "docs/wire.md", "docs/operating.md", "docs
 
 // runElsewhere has the commands that the tests here do not run, and why.
 var runElsewhere = map[string]string{
-	"go test -run '^$' -bench Load -benchtime 5x .\n": "takes minutes, and an otherwise idle machine",
-	"go test -run '^$' -bench . -skip Load .\n":       ".ci/run runs these benchmarks, a few times each",
+	"go run ./examples/doctor https://chat.example.com --key KEY --secret SECRET\n": "needs a service; its own tests run it",
+	"go test -run '^$' -bench Load -benchtime 5x .\n":                               "takes minutes, and an otherwise idle machine",
+	"go test -run '^$' -bench . -skip Load .\n":                                     ".ci/run runs these benchmarks, a few times each",
 	"go test ./...\n": "is what .ci/run runs, and runs this test",
 }
 

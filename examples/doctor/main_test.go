@@ -153,7 +153,7 @@ func TestFindings(t *testing.T) {
 			got := doctor(t, address, "--key", apiKey, "--secret", secret)
 			t.Log(got.stdout)
 			is.Equal(got.code, hasFindings)
-			is.True(regexp.MustCompile(`(?m)^✗ +` + c.check + ` .* \((docs/|README)\S+#\S+\)$`).MatchString(got.stdout))
+			is.True(regexp.MustCompile(`(?m)^✗ +` + c.check + ` .* \(docs/operating\.md#\S+\)$`).MatchString(got.stdout))
 			is.True(!strings.Contains(got.stdout, "?"))
 		})
 	}

@@ -66,8 +66,8 @@ func Imports(text string) string {
 	for _, imported := range []string{
 		"bufio", "cmp", "context", "encoding/json", "errors", "fmt", "io", "iter", "log", "log/slog", "net", "net/http", "net/http/httptest",
 		"slices", "strings", "strconv", "sync/atomic", "testing", "time", "github.com/prometheus/client_golang/prometheus",
-		"example.com/botapi", "example.com/botapi/examples/aisdk", "example.com/botapi/examples/graceful",
-		"example.com/botapi/examples/openai", "example.com/botapi/examples/resume", "example.com/botapi/examples/botapitest",
+		"example.com/botapi", "example.com/botapi/examples/aisdk", "example.com/botapi/examples/botapitest", "example.com/botapi/examples/graceful",
+		"example.com/botapi/examples/openai", "example.com/botapi/examples/resume",
 	} {
 		if regexp.MustCompile(`\b` + path.Base(imported) + `\.[A-Z]`).MatchString(text) {
 			fmt.Fprintf(&imports, "import %q\n", imported)

@@ -66,11 +66,11 @@ var brokenStacks = []struct {
 	}, checkErrors, "replaces the API's errors"},
 	{"a key that is removed", withRequest(func(r *http.Request) { r.Header.Del("Authorization") }), checkKey, "removes or uses up the Authorization header"},
 	{"a key that is replaced", withRequest(func(r *http.Request) { r.Header.Set("Authorization", "Bearer of-the-gateway") }), checkKey, "replaces the Authorization header"},
-	{"an Idempotency-Key that is removed", withRequest(func(r *http.Request) { r.Header.Del("Idempotency-Key") }), "request headers arrive", "passes only the request headers on that it knows"},
+	{"an Idempotency-Key that is removed", withRequest(func(r *http.Request) { r.Header.Del("Idempotency-Key") }), checkHeaders, "passes only the request headers on that it knows"},
 	{"a form that is parsed", withRequest(func(r *http.Request) { _ = r.ParseForm() }), checkBody, "middleware has read the body"},
 	{"a body that is logged and lost", withRequest(func(r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }), checkBody, "middleware has read the body"},
 	{"a body that is bounded", func(api http.Handler) http.Handler { return http.MaxBytesHandler(api, 64<<10) }, checkBody, "bounds the body below MaxBodyBytes"},
-	{"an ETag that is removed", withHeader("Etag", ""), "the list is cached", "removes ETag"},
+	{"an ETag that is removed", withHeader("Etag", ""), checkList, "removes ETag"},
 	{"http.TimeoutHandler", func(api http.Handler) http.Handler { return http.TimeoutHandler(api, time.Minute, "too late") }, checkWriter, "http.TimeoutHandler serves the API"},
 	{"a wrapper without Flush and Unwrap", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &logging{w} }), checkWriter, "*stackcheck.logging has neither Flush nor Unwrap"},
 	{"a wrapper with Flush and without Unwrap", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &flushing{logging{w}} }), checkWriter, "*stackcheck.flushing has no Unwrap"},
@@ -102,7 +102,7 @@ var brokenStacks = []struct {
 	}, checkOneByOne, "flushes by a timer"},
 	{"responses of 64 KiB at most", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &truncated{unwrapping: unwrapping{w}} }), checkLongJSON, "bounds responses"},
 	{"compression that swallows the abort", func(api http.Handler) http.Handler { return compressing(swallowing(api), true) }, checkFailure, "for a client with Accept-Encoding: gzip"},
-	{"compression without flush", func(api http.Handler) http.Handler { return compressing(api, false) }, "fragments of a compressed stream arrive one by one", "compression does not flush"},
+	{"compression without flush", func(api http.Handler) http.Handler { return compressing(api, false) }, checkCompressed, "compression does not flush"},
 	{"recovery without another panic", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			defer func() { _ = recover() }()
@@ -114,17 +114,17 @@ var brokenStacks = []struct {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			api.ServeHTTP(w, r.WithContext(context.WithoutCancel(r.Context())))
 		})
-	}, "a disconnect stops the model", "replaces the request's context"},
+	}, checkDisconnect, "replaces the request's context"},
 	{"a retry of failed chats", retrying, checkOnce, "the engine was called 2 times"},
-	{"a Connection header", withHeader("Connection", "keep-alive"), "a stream keeps its headers and its text", "middleware sets Connection"},
-	{"a Content-Length", withHeader("Content-Length", "9999"), "a stream keeps its headers and its text", "Content-Length"},
-	{"a Cache-Control for all responses", withHeader("Cache-Control", "public, max-age=60"), "the list is cached", "rules for caches"},
+	{"a Connection header", withHeader("Connection", "keep-alive"), checkStream, "middleware sets Connection"},
+	{"a Content-Length", withHeader("Content-Length", "9999"), checkStream, "Content-Length"},
+	{"a Cache-Control for all responses", withHeader("Cache-Control", "public, max-age=60"), checkList, "rules for caches"},
 	{"connections that are closed", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Connection", "close")
 			api.ServeHTTP(w, r)
 		})
-	}, "connections are used again", "Connection: close"},
+	}, checkReuse, "Connection: close"},
 	{"an end of its own", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			api.ServeHTTP(w, r)
@@ -132,29 +132,29 @@ var brokenStacks = []struct {
 				_, _ = io.WriteString(w, "<!-- served by us -->")
 			}
 		})
-	}, "a stream keeps its headers and its text", "writes to the response beside the API"},
-	{"keep-alives that are removed", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &eventsOnly{unwrapping{w}} }), "a silent stream stays open", "removes what is no event"},
+	}, checkStream, "writes to the response beside the API"},
+	{"keep-alives that are removed", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &eventsOnly{unwrapping{w}} }), checkSilence, "removes what is no event"},
 	{"a page for 5xx", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			api.ServeHTTP(&errorPages{ResponseWriter: w, from: 500}, r)
 		})
-	}, "an engine's error arrives", "pages of its own"},
+	}, checkEarly, "pages of its own"},
 	{"CORS on one route", func(api http.Handler) http.Handler {
 		mux := http.NewServeMux()
 		mux.Handle("/v1/bots", allowing(api))
 		mux.Handle("/v1/", api)
 		return mux
-	}, "pages of other origins are allowed or not, everywhere alike", "wrap the mux"},
+	}, checkCORS, "wrap the mux"},
 	{"CORS that exposes nothing", func(api http.Handler) http.Handler {
 		return allowing(withHeader("Access-Control-Expose-Headers", "")(api))
-	}, "pages of other origins are allowed or not, everywhere alike", "does not expose Retry-After"},
-	{"a proxy with an endless buffer", func(api http.Handler) http.Handler { return &collecting{api: api, endless: true} }, "a client that does not read slows the model down", "buffers responses without a bound"},
+	}, checkCORS, "does not expose Retry-After"},
+	{"a proxy with an endless buffer", func(api http.Handler) http.Handler { return &collecting{api: api, endless: true} }, checkSlowReader, "buffers responses without a bound"},
 	{"a key in the log", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			slog.New(slog.NewTextHandler(appLog, nil)).Info("request", "headers", r.Header)
 			api.ServeHTTP(w, r)
 		})
-	}, "no log has a key", "Bearer KEY"},
+	}, checkNoKey, "Bearer KEY"},
 }
 
 // appLog is that of the stack that logs keys.
@@ -166,7 +166,7 @@ func TestBrokenStacks(t *testing.T) {
 			t.Parallel() // they mostly wait for what does not come
 			is := is.New(t)
 			m := Mounting{Mount: c.stack}
-			if c.check == "no log has a key" {
+			if c.check == checkNoKey {
 				m.Log = appLog
 			}
 			results, err := Inspect(t.Context(), m, nil)

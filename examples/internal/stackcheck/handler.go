@@ -14,7 +14,7 @@ import (
 // handlerChecks need a log that only the kit reads. They are the last, since all requests of
 // the others count.
 var handlerChecks = []check{
-	{name: "no log has a key", within: true, once: true, run: (*stack).checkLog},
+	{name: checkNoKey, within: true, once: true, run: (*stack).checkLog},
 }
 
 // A writerChain is the ResponseWriter that the API gets, with what it wraps.
@@ -70,7 +70,7 @@ func (s *stack) checkWriter(ctx context.Context, r *Result) error {
 		return fmt.Errorf("a chat did not reach the API: %s", p.show())
 	}
 	w := visits[0].writer
-	f := Finding{Sent: "POST /v1/chat: a stream", Doc: docMiddleware}
+	f := Finding{Sent: "POST /v1/chat: a stream"}
 	switch {
 	case w.flushes && w.deadlines:
 		return nil
@@ -108,7 +108,6 @@ func (s *stack) checkTimeLimit(ctx context.Context, r *Result) error {
 			Arrived: fmt.Sprintf("a request whose context has a deadline, in %v", v.limit.Round(time.Second)),
 			Effect:  "longer answers are aborted, or are a 504",
 			Cause:   "timeout middleware (chi's Timeout, echo's ContextTimeout): use it for other routes, and ChatTimeout for chats",
-			Doc:     docMiddleware,
 		})
 		return nil
 	}
@@ -125,7 +124,6 @@ func (s *stack) checkLog(_ context.Context, r *Result) error {
 		Arrived: "a line of the log: " + quoted(line),
 		Effect:  "everyone who may read the log can use the service in the name of others",
 		Cause:   "middleware logs request headers, or the complete request; leave out Authorization",
-		Doc:     docSecurity,
 	})
 	return nil
 }

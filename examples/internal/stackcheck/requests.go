@@ -20,9 +20,9 @@ var requestChecks = []check{
 	{name: checkKey, needs: []string{checkReach}, run: (*stack).checkKey, chats: 1},
 	{name: checkBody, needs: []string{checkReach, checkKey}, run: (*stack).checkBody, chats: 4 + 1 + tries},
 	{name: checkErrors, needs: []string{checkReach, checkKey}, run: (*stack).checkErrors, chats: 5},
-	{name: "request headers arrive", needs: []string{checkReach, checkKey, checkBody}, probed: true, run: (*stack).checkHeaders, chats: 1 + tries},
+	{name: checkHeaders, needs: []string{checkReach, checkKey, checkBody}, probed: true, run: (*stack).checkHeaders, chats: 1 + tries},
 	{name: checkList, needs: []string{checkReach, checkKey}, run: (*stack).checkList},
-	{name: "pages of other origins are allowed or not, everywhere alike", needs: []string{checkReach}, run: (*stack).checkCORS},
+	{name: checkCORS, needs: []string{checkReach}, run: (*stack).checkCORS},
 }
 
 // isRedirect reports a redirect, which the API never sends.
@@ -45,7 +45,6 @@ func (s *stack) checkReach(ctx context.Context, r *Result) error {
 			Sent:    fmt.Sprintf("%s %s", req.verb(), s.URL+req.path),
 			Arrived: got.show("Location", "Content-Type"),
 			Effect:  "clients cannot use the service",
-			Doc:     docMount,
 		}
 		switch {
 		case got.isRedirect():
@@ -91,7 +90,6 @@ func (s *stack) checkKey(ctx context.Context, r *Result) error {
 			Arrived: got.show("WWW-Authenticate"),
 			Effect:  "clients with a valid key are rejected",
 			Cause:   "a proxy or middleware removes or uses up the Authorization header (a login of its own, or a rule for caches)",
-			Doc:     docChecks,
 		}
 		if got.detail() == "Invalid API key" {
 			f.Cause = "a proxy or middleware replaces the Authorization header with one of its own"
@@ -125,7 +123,6 @@ func (s *stack) checkBody(ctx context.Context, r *Result) error {
 		f := Finding{
 			Sent:    fmt.Sprintf("POST /v1/chat, %s (%s), that lacks the field stream", c.what, c.kind),
 			Arrived: got.show("Content-Type"),
-			Doc:     docChecks,
 		}
 		switch {
 		case got.status == http.StatusRequestEntityTooLarge && s.kit == nil && got.detail() == "Request body too large":
@@ -169,7 +166,6 @@ func (s *stack) checkPrompt(ctx context.Context, r *Result) error {
 		Arrived: fmt.Sprintf("the engine got another prompt, of %d bytes", run.Prompt),
 		Effect:  "the model does not answer what the user has written",
 		Cause:   "a proxy or middleware changes bodies: it removes markup, escapes, or encodes again",
-		Doc:     docChecks,
 	})
 	return nil
 }
@@ -208,7 +204,6 @@ func (s *stack) checkErrors(ctx context.Context, r *Result) error {
 			Arrived: got.show("Content-Type", "Location", c.header),
 			Effect:  fmt.Sprintf("a client cannot read what is wrong: it expects %d, JSON and %s", c.status, c.header),
 			Cause:   "a router, proxy or middleware replaces the API's errors with its own (error pages, proxy_intercept_errors), or their headers",
-			Doc:     docMount,
 		}
 		switch {
 		case got.isRedirect():
@@ -239,7 +234,6 @@ func (s *stack) checkHeaders(ctx context.Context, r *Result) error {
 			Arrived: fmt.Sprintf("the engine got Idempotency-Key %q", got),
 			Effect:  "a client that loses its connection cannot come back for its answer, and pays for a second one",
 			Cause:   "a proxy or middleware passes only the request headers on that it knows",
-			Doc:     docChecks,
 		})
 	}
 	if got := p.header.Get("X-Request-Id"); got == "" || got != run.RequestID {
@@ -248,7 +242,6 @@ func (s *stack) checkHeaders(ctx context.Context, r *Result) error {
 			Arrived: fmt.Sprintf("a response with X-Request-Id %q; the API has logged %q", got, run.RequestID),
 			Effect:  "the id that a client reports is in no log",
 			Cause:   "a proxy or middleware removes X-Request-Id from responses, or sets one of its own there and not in the request",
-			Doc:     docChecks,
 		})
 	}
 	return nil
@@ -263,7 +256,6 @@ func (s *stack) checkList(ctx context.Context, r *Result) error {
 		Sent:   "GET /v1/bots, and again with If-None-Match",
 		Effect: "pages fetch the complete list each time, or show an old one",
 		Cause:  "a proxy or middleware removes ETag or If-None-Match, or sets its own rules for caches",
-		Doc:    docChecks,
 	}
 	switch {
 	case tag == "":
@@ -318,7 +310,7 @@ func (s *stack) checkCORS(ctx context.Context, r *Result) error {
 			r.note("no page of another origin is allowed (CORS)")
 			return nil
 		}
-		f := Finding{Effect: "a page at " + origin + " cannot use the service: its browser hides the response", Doc: docCORS}
+		f := Finding{Effect: "pages of other origins cannot use the service: their browsers hide the response"}
 		if f.Cause = corsPreflight(preflight, origin, door.method); f.Cause != "" {
 			f.Sent = fmt.Sprintf("OPTIONS %s with Origin, as a browser does before a %s", door.path, door.method)
 			f.Arrived = preflight.show("Access-Control-Allow-Origin", "Access-Control-Allow-Methods", "Access-Control-Allow-Headers")

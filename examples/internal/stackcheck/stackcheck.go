@@ -40,7 +40,7 @@ type Finding struct {
 	Arrived string `json:"arrived"` // what came of it
 	Effect  string `json:"effect"`  // what a user notices
 	Cause   string `json:"cause"`   // the likely one
-	Doc     string `json:"doc"`     // the paragraph that says what to do
+	Doc     string `json:"doc"`     // the paragraph that says what to do; set by the table
 }
 
 func (f Finding) String() string {
@@ -196,7 +196,7 @@ func (c check) runOn(ctx context.Context, stacks []*stack, r *Result) {
 			r.Findings, r.Problem = nil, "a limit has rejected a request (429): the checks send some dozens in a few seconds, two or three at the same time"
 		}
 		for j := range r.Findings {
-			r.Findings[j].Check = c.name
+			r.Findings[j].Check, r.Findings[j].Doc = c.name, c.doc()
 			if len(stacks) > 1 && !c.once {
 				r.Findings[j].Sent = s.protocol + ": " + r.Findings[j].Sent
 			}
@@ -205,6 +205,11 @@ func (c check) runOn(ctx context.Context, stacks []*stack, r *Result) {
 			return
 		}
 	}
+}
+
+// doc is the paragraph about a check: its heading is the check's name.
+func (c check) doc() string {
+	return "docs/operating.md#" + strings.NewReplacer("'", "", ",", "", " ", "-").Replace(strings.ToLower(c.name))
 }
 
 // found adds a finding.
@@ -216,33 +221,31 @@ func (r *Result) note(format string, values ...any) {
 	}
 }
 
-// The paragraphs that say what to do.
-const (
-	docMount      = "README.md#mount-it"
-	docServer     = "docs/operating.md#the-server"
-	docMiddleware = "docs/operating.md#middleware"
-	docProxies    = "docs/operating.md#proxies"
-	docCORS       = "docs/wire.md#cors-pages-of-other-origins"
-	docSecurity   = "docs/operating.md#security"
-	docOptions    = "docs/operating.md#options"
-	docChecks     = "docs/operating.md#what-the-checks-find"
-)
-
-// Names of checks that others need.
+// The names of the checks. docs/operating.md has a paragraph about each, under its name.
 const (
 	checkReach      = "requests reach the API"
 	checkKey        = "the key arrives"
 	checkBody       = "request bodies arrive unchanged"
+	checkErrors     = "errors keep their form"
+	checkHeaders    = "request headers arrive"
+	checkList       = "the list is cached"
+	checkCORS       = "pages of other origins are allowed everywhere, or nowhere"
 	checkWriter     = "the handler can flush and set deadlines"
+	checkTimeLimit  = "chats have no time limit but the handler's own"
+	checkAnswer     = "an answer of a bot arrives"
 	checkSameTime   = "chats do not wait for each other"
 	checkOneByOne   = "fragments arrive one by one"
+	checkStream     = "a stream keeps its headers and its text"
 	checkCompressed = "fragments of a compressed stream arrive one by one"
+	checkSilence    = "a silent stream stays open"
 	checkLongJSON   = "a long JSON response arrives complete"
-	checkOnce       = "each chat runs once"
-	checkList       = "the list is cached"
-	checkErrors     = "errors keep their form"
 	checkFailure    = "an incomplete answer looks incomplete"
-	checkTimeLimit  = "chats have no time limit but the handler's own"
+	checkEarly      = "an engine's error arrives"
+	checkDisconnect = "a disconnect stops the model"
+	checkSlowReader = "a client that does not read slows the model down"
+	checkOnce       = "each chat runs once"
+	checkReuse      = "connections are used again"
+	checkNoKey      = "no log has a key"
 )
 
 // quoted shows bytes that have arrived, shortened.

@@ -17,19 +17,19 @@ import (
 var streamChecks = []check{
 	{name: checkWriter, needs: ready, within: true, run: (*stack).checkWriter, chats: 1},
 	{name: checkTimeLimit, needs: ready, within: true, run: (*stack).checkTimeLimit, chats: 1},
-	{name: "an answer of a bot arrives", needs: ready, plain: true, run: (*stack).checkAnswer, chats: 2, tokens: 2},
+	{name: checkAnswer, needs: ready, plain: true, run: (*stack).checkAnswer, chats: 2, tokens: 2},
 	{name: checkSameTime, needs: ready, probed: true, run: (*stack).checkSameTime, chats: 2 * (1 + tries)},
 	{name: checkOneByOne, needs: append([]string{checkWriter, checkSameTime}, ready...), probed: true, run: (*stack).checkOneByOne, chats: 3 * (1 + 2*tries)},
-	{name: "a stream keeps its headers and its text", needs: ready, probed: true, run: (*stack).checkStream, chats: 1},
+	{name: checkStream, needs: ready, probed: true, run: (*stack).checkStream, chats: 1},
 	{name: checkCompressed, needs: append([]string{checkWriter, checkOneByOne}, ready...), probed: true, run: (*stack).checkCompressed, chats: 2 * (1 + 2*tries)},
-	{name: "a silent stream stays open", once: true, needs: append([]string{checkWriter, checkOneByOne}, ready...), probed: true, run: (*stack).checkSilence, chats: 1 + tries},
+	{name: checkSilence, once: true, needs: append([]string{checkWriter, checkOneByOne}, ready...), probed: true, run: (*stack).checkSilence, chats: 1 + tries},
 	{name: checkLongJSON, needs: ready, probed: true, run: (*stack).checkLongJSON, chats: 1},
 	{name: checkFailure, needs: ready, probed: true, run: (*stack).checkFailure, chats: 2 * (1 + tries)},
-	{name: "an engine's error arrives", needs: append([]string{checkErrors}, ready...), probed: true, run: (*stack).checkEarlyFailure, chats: 2},
-	{name: "a disconnect stops the model", needs: append([]string{checkSameTime}, ready...), probed: true, run: (*stack).checkDisconnect, chats: 3 * (1 + 2*tries)},
-	{name: "a client that does not read slows the model down", once: true, needs: append([]string{checkWriter, checkOneByOne}, ready...), probed: true, run: (*stack).checkSlowReader, chats: 1 + tries},
+	{name: checkEarly, needs: append([]string{checkErrors}, ready...), probed: true, run: (*stack).checkEarlyFailure, chats: 2},
+	{name: checkDisconnect, needs: append([]string{checkSameTime}, ready...), probed: true, run: (*stack).checkDisconnect, chats: 3 * (1 + 2*tries)},
+	{name: checkSlowReader, once: true, needs: append([]string{checkWriter, checkOneByOne}, ready...), probed: true, run: (*stack).checkSlowReader, chats: 1 + tries},
 	{name: checkOnce, once: true, needs: ready, probed: true, run: (*stack).checkOnce, chats: 3 * (1 + replicas)},
-	{name: "connections are used again", needs: ready, run: (*stack).checkReuse},
+	{name: checkReuse, needs: ready, run: (*stack).checkReuse},
 }
 
 // ready are the checks without which no chat reaches the engine as it was sent.
@@ -51,7 +51,7 @@ func (s *stack) checkStream(ctx context.Context, r *Result) error {
 	p := s.play(ctx, true, request{}, threeFragments()...)
 	p.whole(ctx)
 	r.note("the response is %s", p.proto)
-	f := Finding{Sent: "POST /v1/chat: a stream of three fragments", Doc: docMiddleware}
+	f := Finding{Sent: "POST /v1/chat: a stream of three fragments"}
 	switch {
 	case p.status != http.StatusOK || p.err != nil && p.status == 0:
 		f.Arrived, f.Effect = p.show("Content-Type"), "no stream arrives"
@@ -61,7 +61,7 @@ func (s *stack) checkStream(ctx context.Context, r *Result) error {
 		f.Cause = "a proxy or middleware sets Content-Type"
 	case p.proto == "HTTP/1.0":
 		f.Arrived, f.Effect = "an HTTP/1.0 response", incomplete
-		f.Cause, f.Doc = "the last proxy speaks HTTP/1.0 to clients, in which an aborted stream looks complete", docProxies
+		f.Cause = "the last proxy speaks HTTP/1.0 to clients, in which an aborted stream looks complete"
 	case p.header.Get("Content-Length") != "" && !s.isDelayed():
 		f.Arrived, f.Effect = p.show("Content-Length"), late
 		f.Cause = "middleware collects the response to count its bytes, or sets the length itself"
@@ -111,7 +111,6 @@ func (s *stack) checkSameTime(ctx context.Context, r *Result) error {
 		Arrived: "nothing, until the other had ended",
 		Effect:  "each user waits for the answers of all others",
 		Cause:   "middleware or a proxy serves one request at a time: a lock, a limit of connections or of workers",
-		Doc:     docChecks,
 	})
 	return nil
 }
@@ -130,7 +129,6 @@ func (s *stack) checkLongJSON(ctx context.Context, r *Result) error {
 		Arrived: fmt.Sprintf("%s; in all %d bytes", p.show("Content-Type", "Content-Length"), len(p.body)),
 		Effect:  "long answers are lost or cut off",
 		Cause:   "a proxy or middleware bounds responses, or writes its buffer in another order than the handler",
-		Doc:     docMiddleware,
 	})
 	return nil
 }
@@ -143,7 +141,7 @@ func (s *stack) checkAnswer(ctx context.Context, r *Result) error {
 	const prompt = "Count from one to twenty, in words."
 	a := s.start(ctx, request{path: "/v1/chat", body: s.chat(prompt, true, nil), timeout: 2 * time.Minute})
 	a.whole(ctx)
-	f := Finding{Sent: "POST /v1/chat: a stream of the bot " + s.bot, Doc: docMiddleware}
+	f := Finding{Sent: "POST /v1/chat: a stream of the bot " + s.bot}
 	for _, at := range a.arrivals {
 		r.Clock = append(r.Clock, Clock{Arrived: milliseconds(at.Sub(a.begun))})
 	}
@@ -166,7 +164,6 @@ func (s *stack) checkAnswer(ctx context.Context, r *Result) error {
 		f.Arrived = fmt.Sprintf("all %d events together, %.1f s after the request", len(a.arrivals), a.arrivals[0].Sub(a.begun).Seconds())
 		f.Effect = late
 		f.Cause = "a proxy or middleware collects the stream, unless this bot yields its answer in one piece; --secret can tell which"
-		f.Doc = docProxies
 	default:
 		return s.checkJSONAnswer(ctx, r, prompt)
 	}
@@ -190,7 +187,6 @@ func (s *stack) checkJSONAnswer(ctx context.Context, r *Result, prompt string) e
 		Arrived: a.show("Content-Type"),
 		Effect:  "clients that ask for JSON responses get no answer",
 		Cause:   "the model failed, which the service's log says, or a proxy's time limit has passed before the answer was complete",
-		Doc:     docProxies,
 	})
 	return nil
 }
@@ -220,11 +216,9 @@ func (s *stack) checkOneByOne(ctx context.Context, r *Result) error {
 		Arrived: delayed,
 		Effect:  late,
 		Cause:   "a proxy or middleware collects the response (http.TimeoutHandler, a wrapper without Flush and Unwrap, a proxy that ignores X-Accel-Buffering)",
-		Doc:     docProxies,
 	}
 	if s.kit != nil && s.kit.isDirect() {
 		f.Cause = "middleware collects the response: its Flush does nothing, or it writes to a buffer" + s.kit.lastWriter().chain()
-		f.Doc = docMiddleware
 	}
 	buffer, err := s.bufferSize(ctx)
 	switch {
@@ -300,7 +294,6 @@ func (s *stack) checkDelay(r *Result, delays, trips []time.Duration) error {
 		Arrived: fmt.Sprintf("they took %d ms and more, where complete responses took %d ms at most", delay.Milliseconds(), trip.Milliseconds()),
 		Effect:  "answers come in bursts",
 		Cause:   "a proxy or middleware waits whether more arrives, or flushes by a timer: HAProxy without option http-no-delay waits for 200 ms",
-		Doc:     docProxies,
 	})
 	return nil
 }
@@ -355,7 +348,6 @@ func (s *stack) checkCompressed(ctx context.Context, r *Result) error {
 		Arrived: delayed,
 		Effect:  late + "; without compression they do not",
 		Cause:   "compression does not flush when the handler does, or is not told to leave out text/event-stream",
-		Doc:     docMiddleware,
 	})
 	return nil
 }
@@ -381,7 +373,7 @@ func (s *stack) checkSilence(ctx context.Context, r *Result) error {
 		}
 		p.whole(ctx)
 	}
-	f := Finding{Sent: "the engine of a stream was silent", Doc: docProxies}
+	f := Finding{Sent: "the engine of a stream was silent"}
 	switch {
 	case ended:
 		f.Arrived = fmt.Sprintf("after %.1f s: %s", silence.Seconds(), p.show())
@@ -390,11 +382,11 @@ func (s *stack) checkSilence(ctx context.Context, r *Result) error {
 	case !kept && s.kit != nil:
 		f.Arrived = fmt.Sprintf("no keep-alive in %.0f s, with one due each %v", silence.Seconds(), livelyKeepAlive)
 		f.Effect = "proxies abort silent streams, since they see nothing of the keep-alives"
-		f.Cause, f.Doc = "middleware holds back or removes what is no event", docMiddleware
+		f.Cause = "middleware holds back or removes what is no event"
 	case !kept:
 		f.Arrived = fmt.Sprintf("no keep-alive in %.0f s", silence.Seconds())
 		f.Effect = "proxies abort silent streams: most do so after 60 s"
-		f.Cause, f.Doc = "Options.KeepAlive is off or longer than this, or a proxy holds back or removes what is no event", docOptions
+		f.Cause = "Options.KeepAlive is off or longer than this, or a proxy holds back or removes what is no event"
 	case !strings.Contains(p.body, "data: {\"content\":\"x\"}\n\ndata: [DONE]\n\n"):
 		f.Arrived, f.Effect = p.show(), "the answer is incomplete"
 		f.Cause = "a proxy or middleware ended the stream after its silence"
@@ -416,7 +408,7 @@ func (s *stack) checkFailure(ctx context.Context, r *Result) error {
 			probe.Step{Fail: &probe.Failure{Status: http.StatusServiceUnavailable, Detail: "The probe has failed", RetryAfter: 7}})
 		p.whole(ctx)
 		const event = "event: error\ndata: {\"detail\":\"The probe has failed\",\"status\":503,\"retry_after\":7}\n\n"
-		f := Finding{Sent: "the engine yielded a fragment, and then failed", Arrived: p.show("Content-Encoding"), Doc: docMiddleware}
+		f := Finding{Sent: "the engine yielded a fragment, and then failed", Arrived: p.show("Content-Encoding")}
 		switch {
 		case p.err == nil && strings.Contains(p.body, "[DONE]"):
 			f.Effect, f.Cause = incomplete, "a proxy or middleware appends the end of a complete answer"
@@ -424,9 +416,6 @@ func (s *stack) checkFailure(ctx context.Context, r *Result) error {
 			f.Arrived += ", and the normal end of a response"
 			f.Effect = incomplete + ", unless they know the error event"
 			f.Cause = s.whoHidTheAbort(ctx, p, aborts)
-			if s.kit == nil {
-				f.Doc = docProxies
-			}
 		case strings.Contains(p.body, event) || s.isDelayed() || encoding != "" && s.failed[checkCompressed]:
 			continue
 		default:
@@ -476,7 +465,6 @@ func (s *stack) checkEarlyFailure(ctx context.Context, r *Result) error {
 			Arrived: p.show("Content-Type", "Retry-After"),
 			Effect:  "clients do not learn what is wrong, nor when to try again",
 			Cause:   "a proxy or middleware replaces 5xx responses with pages of its own, or tries again itself",
-			Doc:     docChecks,
 		})
 		return nil
 	}
@@ -536,11 +524,9 @@ func (s *stack) checkDisconnect(ctx context.Context, r *Result) error {
 		Arrived: fmt.Sprintf("the engine's context was not cancelled for %v", disconnectPatience),
 		Effect:  "models go on for users who have gone, and you pay for it; slots stay taken",
 		Cause:   "a proxy does not pass disconnects on (HAProxy without option abortonclose in its defaults, nginx with proxy_ignore_client_abort)",
-		Doc:     docProxies,
 	}
 	if s.kit != nil && s.kit.isDirect() {
 		f.Cause = "middleware replaces the request's context with one that does not end with it, or runs the API in another request or goroutine, as fiber's adaptor does"
-		f.Doc = docChecks
 	}
 	r.found(f)
 	return nil
@@ -566,7 +552,6 @@ func (s *stack) checkSlowReader(ctx context.Context, r *Result) error {
 		Arrived: "all of it was taken from the engine",
 		Effect:  "answers of slow clients pile up in memory or on disk",
 		Cause:   "a proxy or middleware buffers responses without a bound",
-		Doc:     docProxies,
 	})
 	return nil
 }
@@ -595,7 +580,6 @@ func (s *stack) checkOnce(ctx context.Context, r *Result) error {
 			Arrived: fmt.Sprintf("the engine was called %d times; the client got %s", len(runs), p.show()),
 			Effect:  "each retry runs the model again, and costs as much as a complete answer",
 			Cause:   "a proxy or middleware sends requests again that have failed, or copies of them, POST included",
-			Doc:     docChecks,
 		})
 		return nil
 	}
@@ -619,7 +603,6 @@ func (s *stack) checkReuse(ctx context.Context, r *Result) error {
 		Arrived: fmt.Sprintf("%s, %s; the second request needed a new connection", first.proto, first.show("Connection")),
 		Effect:  "each chat begins with the time of a new connection, and of TLS",
 		Cause:   "a proxy or middleware sends Connection: close, or keep-alive is turned off",
-		Doc:     docChecks,
 	})
 	return nil
 }
