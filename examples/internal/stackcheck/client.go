@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	mathrand "math/rand/v2"
 	"net/http"
 	"net/http/httptrace"
 	"slices"
@@ -419,7 +420,7 @@ func (s *stack) ask(ctx context.Context, o probe.Order) (probe.Run, error) {
 			return seen.Runs[last], nil
 		}
 		select {
-		case <-time.After(time.Duration(10<<min(i, 6)) * time.Millisecond):
+		case <-time.After(time.Duration(10<<min(i, 6)+mathrand.IntN(20)) * time.Millisecond): // random, since others that ask in turn could always meet the same replica
 		case <-ctx.Done():
 			return probe.Run{}, ctx.Err()
 		}
