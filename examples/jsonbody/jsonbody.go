@@ -45,6 +45,19 @@ const (
 // where it can.
 type Value = jsonscan.Value
 
+// A Parser steps through a text without callbacks, for what is read once per token of a
+// model.
+type Parser = jsonscan.Parser
+
+// NewEvent returns a Parser of an event of a model runtime's stream, at its value. A runtime
+// may split a character between two events: bytes that are not UTF-8 stay as they are.
+func NewEvent(event string) Parser {
+	p := jsonscan.New(event, 0)
+	p.AnyBytes = true
+	p.Begin()
+	return p
+}
+
 // A SyntaxError says at which byte a body stops being JSON (RFC 8259, in UTF-8).
 type SyntaxError struct {
 	Offset int // of the byte, counted from 0

@@ -1,19 +1,20 @@
 package openai
 
 import (
-	"bytes"
 	"errors"
-	"slices"
+	"strconv"
+	"strings"
+
+	"example.com/botapi/examples/jsonbody"
 )
 
 // Chunk is one event of a runtime's stream. It has only the fields that are needed:
 // decoding the whole event into a client library's types would cost more than all
-// other work on a fragment. Its byte slices share the event's memory and are valid
-// until the next event is read.
+// other work on a fragment.
 type Chunk struct {
-	ID, Model []byte // the runtime's names for the answer and for its model
-	Text      []byte // content and refusal of all choices, unchanged, without reasoning
-	Finish    []byte // the finish_reason; empty until there is one
+	ID, Model string // the runtime's names for the answer and for its model
+	Text      string // content and refusal of all choices, unchanged, without reasoning
+	Finish    string // the finish_reason; empty until there is one
 	Tokens    Tokens
 	Counted   bool // the chunk has a token count
 	Absurd    bool // the chunk has an impossible token count
@@ -26,208 +27,231 @@ type Chunk struct {
 
 var errNoChunk = errors.New("an event of the stream is not a JSON object")
 
-// readChunk parses a chunk in one pass. It accepts the same JSON as encoding/json.
-// Invalid UTF-8 is kept as it is, since a runtime may split a character between two
-// chunks. Field names match exactly; the last of a repeated field counts; a field of
-// an unexpected type counts as absent.
+// readChunk parses a chunk in one pass. It accepts the same JSON as encoding/json, and a
+// byte order mark before it. Invalid UTF-8 is kept as it is, since a runtime may split a
+// character between two chunks. Field names match exactly; the last of a repeated field
+// counts; a field of an unexpected type counts as absent.
 //
 // An error without content is none. Some runtimes send "message", or "text" as for OpenAI's older completions, in place of
 // "delta". Others repeat the answer so far in "message" next to "delta", so a delta with
 // text has precedence.
-func readChunk(event []byte) (Chunk, error) {
+func readChunk(event string) (Chunk, error) {
 	var c Chunk
 	var failed, isError bool
-	s := scanner{data: event}
-	for s.open('{'); s.more('}'); {
-		switch string(s.name()) {
+	parser := jsonbody.NewEvent(event)
+	p := &parser
+	isObject := p.Peek() == '{'
+	for i := 0; next(p, '{', i); i++ {
+		switch p.Name() {
 		case "id":
-			c.ID = s.text()
+			c.ID = textValue(p)
 		case "model":
-			c.Model = s.text()
+			c.Model = textValue(p)
 		case "choices":
-			c.readChoices(&s)
+			c.readChoices(p)
 		case "usage":
-			c.readUsage(&s)
+			c.readUsage(p)
 		case "error":
-			failed = isContent(&s)
+			failed = isContent(p)
 		case "object": // errors of former versions of vLLM
-			isError = string(s.text()) == "error"
+			isError = textValue(p) == "error"
 		default:
-			s.skip()
+			p.Value()
 		}
 	}
-	if s.peek(); s.at < len(event) || s.failed {
+	if p.End(); p.Err() != nil || !isObject {
 		return Chunk{}, errNoChunk
 	}
 	c.failed = failed || isError
 	return c, nil
 }
 
-func (c *Chunk) readChoices(s *scanner) {
-	c.Text, c.Finish, c.isMessage, c.unreadable = nil, nil, false, false
-	if s.peek() != '[' {
-		s.skip()
-		return
+// next steps to the element i of the object or array at hand, which begins with a bracket. It
+// returns false at the end, or if another value is at hand, which it skips.
+func next(p *jsonbody.Parser, bracket byte, i int) bool {
+	if i > 0 {
+		return p.Next(bracket+2, false) // in ASCII, the closing one
 	}
-	var texts joined
-	for s.open('['); s.more(']'); {
-		c.readChoice(s, &texts)
+	if p.Peek() != bracket {
+		p.Value()
+		return false
 	}
-	c.Text = texts.all
+	p.Enter()
+	return p.Next(bracket+2, true)
 }
 
-func (c *Chunk) readChoice(s *scanner, texts *joined) {
-	if s.peek() != '{' {
-		s.skip()
-		return
+// textValue reads a value, and returns the text of a string.
+func textValue(p *jsonbody.Parser) string {
+	if v := p.Value(); v.Kind == jsonbody.Text {
+		return v.Text
 	}
-	var delta, message, text, finish []byte
-	for s.open('{'); s.more('}'); {
-		switch string(s.name()) {
+	return ""
+}
+
+func (c *Chunk) readChoices(p *jsonbody.Parser) {
+	c.Finish, c.isMessage, c.unreadable = "", false, false
+	var texts joined
+	for i := 0; next(p, '[', i); i++ {
+		c.readChoice(p, &texts)
+	}
+	c.Text = texts.String()
+}
+
+func (c *Chunk) readChoice(p *jsonbody.Parser, texts *joined) {
+	var delta, message, text, finish string
+	for i := 0; next(p, '{', i); i++ {
+		switch p.Name() {
 		case "delta":
-			delta = c.readMessage(s)
+			delta = c.readMessage(p)
 		case "message":
-			message = c.readMessage(s)
+			message = c.readMessage(p)
 		case "text":
-			text = answerText(s)
+			text = answerText(p)
 		case "finish_reason":
-			finish = s.text()
+			finish = textValue(p)
 		default:
-			s.skip()
+			p.Value()
 		}
 	}
-	if len(message) == 0 {
+	if message == "" {
 		message = text
 	}
 	switch {
-	case len(delta) > 0:
+	case delta != "":
 		texts.add(delta)
-	case len(message) > 0:
+	case message != "":
 		texts.add(message)
 		c.isMessage = true
 	}
-	if len(finish) > 0 && !isAborted(string(c.Finish)) { // of several choices, none may be aborted
+	if finish != "" && !isAborted(c.Finish) { // of several choices, none may be aborted
 		c.Finish = finish
 	}
 }
 
 // readMessage reads a delta or a message.
-func (c *Chunk) readMessage(s *scanner) []byte {
-	if s.peek() != '{' {
-		c.cannotRead(s)
-		return nil
+func (c *Chunk) readMessage(p *jsonbody.Parser) string {
+	if p.Peek() != '{' {
+		c.cannotRead(p)
+		return ""
 	}
-	var content, refusal []byte
-	for s.open('{'); s.more('}'); {
-		switch string(s.name()) {
+	var content, refusal string
+	for i := 0; next(p, '{', i); i++ {
+		switch p.Name() {
 		case "content":
-			content = c.readContent(s)
+			content = c.readContent(p)
 		case "refusal":
-			refusal = answerText(s)
+			refusal = answerText(p)
 		case "tool_calls", "function_call", "audio", "images":
-			c.cannotRead(s)
+			c.cannotRead(p)
 		default:
-			s.skip()
+			p.Value()
 		}
 	}
-	var texts joined
-	texts.add(content)
-	texts.add(refusal)
-	return texts.all
+	return content + refusal
 }
 
 // readContent reads a text or a list of parts.
-func (c *Chunk) readContent(s *scanner) []byte {
-	switch s.peek() {
+func (c *Chunk) readContent(p *jsonbody.Parser) string {
+	switch p.Peek() {
 	case '"':
-		return answerText(s)
+		return answerText(p)
 	case '[':
 		var texts joined
-		for s.open('['); s.more(']'); {
-			texts.add(c.readPart(s))
+		for i := 0; next(p, '[', i); i++ {
+			texts.add(c.readPart(p))
 		}
-		return texts.all
+		return texts.String()
 	}
-	c.cannotRead(s)
-	return nil
+	c.cannotRead(p)
+	return ""
 }
 
-func (c *Chunk) readPart(s *scanner) []byte {
-	if s.peek() != '{' {
-		return answerText(s)
+func (c *Chunk) readPart(p *jsonbody.Parser) string {
+	if p.Peek() != '{' {
+		return answerText(p)
 	}
-	var kind, text []byte
-	for s.open('{'); s.more('}'); {
-		switch string(s.name()) {
+	var kind, text string
+	for i := 0; next(p, '{', i); i++ {
+		switch p.Name() {
 		case "type":
-			kind = s.text()
+			kind = textValue(p)
 		case "text":
-			text = answerText(s)
+			text = answerText(p)
 		default:
-			s.skip()
+			p.Value()
 		}
 	}
-	switch string(kind) {
+	switch kind {
 	case "", "text":
 		return text
 	case "thinking", "reasoning":
-		return nil
+		return ""
 	}
 	c.unreadable = true
-	return nil
+	return ""
 }
 
 // cannotRead skips a value, and notes it if there is something in it.
-func (c *Chunk) cannotRead(s *scanner) {
-	has := isContent(s)
+func (c *Chunk) cannotRead(p *jsonbody.Parser) {
+	has := isContent(p)
 	c.unreadable = c.unreadable || has
 }
 
 // isContent skips a value, and reports whether there is something in it: null, false and
 // empty values are nothing.
-func isContent(s *scanner) bool {
-	s.peek()
-	start := s.at
-	s.skip()
-	value := string(bytes.Trim(s.data[start:s.at], "[]{}\" \t\r\n"))
+func isContent(p *jsonbody.Parser) bool {
+	start := p.Offset()
+	p.Value()
+	value := strings.Trim(p.Since(start), "[]{}\" \t\r\n")
 	return value != "" && value != "null" && value != "false"
 }
 
 // joined concatenates texts. It copies only if there is more than one, which is rare.
 type joined struct {
-	all []byte
-	own bool // all is a copy
+	first string
+	all   strings.Builder
 }
 
-func (j *joined) add(text []byte) {
+func (j *joined) add(text string) {
 	switch {
-	case len(text) == 0:
-	case len(j.all) == 0:
-		j.all = text
-	case j.own:
-		j.all = append(j.all, text...)
+	case text == "":
+	case j.first == "":
+		j.first = text
 	default:
-		j.all, j.own = append(slices.Clip(j.all), text...), true
+		if j.all.Len() == 0 {
+			j.all.WriteString(j.first)
+		}
+		j.all.WriteString(text)
 	}
 }
 
-func (c *Chunk) readUsage(s *scanner) {
-	c.Tokens, c.Counted, c.Absurd = Tokens{}, false, false
-	if s.peek() != '{' {
-		s.skip()
-		return
+func (j *joined) String() string {
+	if j.all.Len() == 0 {
+		return j.first
 	}
+	return j.all.String()
+}
+
+func (c *Chunk) readUsage(p *jsonbody.Parser) {
+	c.Tokens = Tokens{}
 	var prompt, completion bool
-	for s.open('{'); s.more('}'); {
-		switch string(s.name()) {
+	for i := 0; next(p, '{', i); i++ {
+		switch p.Name() {
 		case "prompt_tokens":
-			c.Tokens.Prompt, prompt = s.count()
+			c.Tokens.Prompt, prompt = readCount(p)
 		case "completion_tokens":
-			c.Tokens.Completion, completion = s.count()
+			c.Tokens.Completion, completion = readCount(p)
 		default:
-			s.skip()
+			p.Value()
 		}
 	}
 	isCount, credible := prompt && completion, c.Tokens.credible()
 	c.Counted, c.Absurd = isCount && credible, isCount && !credible
+}
+
+// readCount reads an integer; ok is false for other values.
+func readCount(p *jsonbody.Parser) (n int64, ok bool) {
+	v := p.Value()
+	n, err := strconv.ParseInt(v.Text, 10, 64)
+	return n, v.Kind == jsonbody.Integer && err == nil
 }

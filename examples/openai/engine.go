@@ -183,7 +183,7 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 				yield("", err)
 				return
 			}
-			if len(chunk.Text) > 0 && !yield(string(chunk.Text), nil) {
+			if chunk.Text != "" && !yield(chunk.Text, nil) {
 				return
 			}
 		}
@@ -192,8 +192,7 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 
 // Chunks is Chat for engines that build on this one. It yields each chunk of the
 // runtime's stream, with or without text, and one that is [Chunk.Alive] for each comment,
-// with which some runtimes say that they are still reading a long prompt. A chunk's byte
-// slices are valid until the next chunk.
+// with which some runtimes say that they are still reading a long prompt.
 func (e *Engine) Chunks(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
 		body, err := e.body(req)
@@ -274,7 +273,7 @@ func (a *answer) readEvent(events *Events) (Chunk, error) {
 	if len(events.data) == 0 {
 		return Chunk{Alive: true}, nil
 	}
-	chunk, err := readChunk(events.data)
+	chunk, err := readChunk(string(events.data))
 	if events.error || err == nil && chunk.failed {
 		return Chunk{}, EventFailure(a.req, events.data)
 	}
@@ -287,15 +286,15 @@ func (a *answer) readEvent(events *Events) (Chunk, error) {
 func (a *answer) note(c *Chunk) error {
 	a.usage.note(c)
 	if c.isMessage && a.deltas {
-		c.Text = nil
+		c.Text = ""
 	}
-	a.deltas = a.deltas || len(c.Text) > 0 && !c.isMessage
+	a.deltas = a.deltas || c.Text != "" && !c.isMessage
 	c.Text = a.text.join(c.Text)
-	finish := string(c.Finish)
+	finish := c.Finish
 	if finish != "" && !a.complete {
-		c.Text = a.text.flush(c.Text)
+		c.Text += a.text.Rest()
 	}
-	a.begun = a.begun || len(c.Text) > 0
+	a.begun = a.begun || c.Text != ""
 	a.noText = a.noText || c.unreadable
 	if finish == "" || a.complete {
 		return nil

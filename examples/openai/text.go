@@ -1,9 +1,12 @@
 package openai
 
 import (
-	"bytes"
+	"strconv"
+	"strings"
 	"unicode/utf16"
 	"unicode/utf8"
+
+	"example.com/botapi/examples/jsonbody"
 )
 
 // A Joiner joins the characters that a runtime has split between two texts of an answer.
@@ -17,7 +20,8 @@ type Joiner struct {
 // Unquote decodes the next text, a JSON string with its quotes. A first half at its end is
 // withheld until the second has come. It returns the empty text for any other JSON value.
 func (j *Joiner) Unquote(value string) string {
-	return string(j.join(answerText(&scanner{data: []byte(value)})))
+	p := jsonbody.NewEvent(value)
+	return j.join(answerText(&p))
 }
 
 // Rest returns what is still withheld when the answer is complete: the replacement
@@ -26,8 +30,8 @@ func (j *Joiner) Rest() string { return string(j.flush(nil)) }
 
 // join joins the next text, which answerText has read, to those before it. It copies the
 // text only if there is a half in it or before it.
-func (j *Joiner) join(text []byte) []byte {
-	if len(text) == 0 || j.high == 0 && !hasHalf(text) {
+func (j *Joiner) join(text string) string {
+	if text == "" || j.high == 0 && !hasHalf(text) {
 		return text
 	}
 	joined := make([]byte, 0, len(text)+utf8.UTFMax)
@@ -47,7 +51,7 @@ func (j *Joiner) join(text []byte) []byte {
 		}
 		text = text[halfBytes:]
 	}
-	return joined
+	return string(joined)
 }
 
 func (j *Joiner) flush(text []byte) []byte {
@@ -63,16 +67,16 @@ func (j *Joiner) flush(text []byte) []byte {
 const halfBytes = 3
 
 // halfAt returns the half with which a text begins; 0 if there is none.
-func halfAt(text []byte) rune {
+func halfAt(text string) rune {
 	if len(text) < halfBytes || text[0] != 0xED || text[1] < 0xA0 || text[1] > 0xBF || text[2]&0xC0 != 0x80 {
 		return 0
 	}
 	return 0xD000 | rune(text[1]&0x3F)<<6 | rune(text[2]&0x3F)
 }
 
-func hasHalf(text []byte) bool {
+func hasHalf(text string) bool {
 	for {
-		i := bytes.IndexByte(text, 0xED)
+		i := strings.IndexByte(text, 0xED)
 		if i < 0 {
 			return false
 		}
@@ -83,40 +87,41 @@ func hasHalf(text []byte) bool {
 	}
 }
 
-// answerText reads a string of an answer. It keeps a second half at its start, and a first
-// half at its end, for a Joiner; any other half without the one that belongs to it becomes
-// U+FFFD.
-func answerText(s *scanner) []byte {
-	s.peek()
-	start := s.at
-	text := s.text()
-	if len(text) < halfBytes || s.at-start < len(`"\ud800"`) {
+// answerText reads a string of an answer; "" for other values. It keeps a second half at its
+// start, and a first half at its end, for a Joiner; any other half without the one that
+// belongs to it becomes U+FFFD.
+func answerText(p *jsonbody.Parser) string {
+	start := p.Offset()
+	text := textValue(p)
+	raw := p.Since(start)
+	if len(text) < halfBytes || len(raw) < len(`"\ud800"`) {
 		return text
 	}
-	raw := s.data[start+1 : s.at-1]
+	raw = raw[1 : len(raw)-1]
 	if half := escapedHalf(raw[:6]); half >= 0xDC00 {
-		putHalf(text, half)
+		text = encodeHalf(half) + text[halfBytes:]
 	}
 	// If the text does not end with U+FFFD, the last bytes are no escape (a backslash that
 	// is itself escaped), or the second half of a pair.
-	if half := escapedHalf(raw[len(raw)-6:]); half != 0 && half < 0xDC00 && bytes.HasSuffix(text, []byte("\ufffd")) {
-		putHalf(text[len(text)-halfBytes:], half)
+	if half := escapedHalf(raw[len(raw)-6:]); half != 0 && half < 0xDC00 && strings.HasSuffix(text, "\ufffd") {
+		text = text[:len(text)-halfBytes] + encodeHalf(half)
 	}
 	return text
 }
 
 // escapedHalf returns the half that an escape of six bytes stands for; 0 if it is another
 // character or no escape.
-func escapedHalf(escape []byte) rune {
+func escapedHalf(escape string) rune {
 	if escape[0] != '\\' || escape[1] != 'u' {
 		return 0
 	}
-	if r := hex(escape[2:]); utf16.IsSurrogate(r) {
-		return r
+	r, err := strconv.ParseUint(escape[2:], 16, 32)
+	if err != nil || !utf16.IsSurrogate(rune(r)) {
+		return 0
 	}
-	return 0
+	return rune(r)
 }
 
-func putHalf(text []byte, half rune) {
-	text[0], text[1], text[2] = 0xED, 0x80|byte(half>>6)&0x3F, 0x80|byte(half)&0x3F
+func encodeHalf(half rune) string {
+	return string([]byte{0xED, 0x80 | byte(half>>6)&0x3F, 0x80 | byte(half)&0x3F})
 }

@@ -52,8 +52,11 @@ func TestSplitEscapes(t *testing.T) {
 func splitEscapes(text string) (units []string) {
 	for text != "" {
 		n := 1
-		if text[0] == '\\' {
-			n = escapeLength([]byte(text))
+		switch {
+		case strings.HasPrefix(text, `\u`):
+			n = 6
+		case text[0] == '\\':
+			n = 2
 		}
 		units = append(units, text[:n])
 		text = text[n:]

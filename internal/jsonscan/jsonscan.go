@@ -48,6 +48,9 @@ type Parser struct {
 	at    int
 	depth int
 	err   *SyntaxError
+
+	// AnyBytes keeps what is not UTF-8 in a string, as it is, where it is an error otherwise.
+	AnyBytes bool
 }
 
 // New returns a parser for a text, which begins to read at an offset.
@@ -304,7 +307,7 @@ func (p *Parser) characters() {
 			return
 		default:
 			_, size := utf8.DecodeRuneInString(p.text[p.at:])
-			if size == 1 {
+			if size == 1 && !p.AnyBytes {
 				p.fail("Not UTF-8")
 				return
 			}

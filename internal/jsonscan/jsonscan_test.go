@@ -403,3 +403,14 @@ func TestStringsShareTheText(t *testing.T) {
 		is.Equal(allocations > 0, escapes)
 	}
 }
+
+func TestAnyBytes(t *testing.T) {
+	is := is.New(t)
+	for _, anyBytes := range []bool{false, true} {
+		p := jsonscan.New("\"caf\xc3\\n\xa9é\"", 0)
+		p.AnyBytes = anyBytes
+		value := p.Value()
+		is.Equal(p.Err() == nil, anyBytes)
+		is.True(!anyBytes || value.Text == "caf\xc3\n\xa9é")
+	}
+}

@@ -108,8 +108,8 @@ func (a *answer) hears() bool {
 
 // pass hands text on. It returns false once the chat has ended. Chunks without
 // text, such as for a role or the token count, do not reach the client.
-func (a *answer) pass(text []byte) bool {
-	if len(text) == 0 {
+func (a *answer) pass(text string) bool {
+	if text == "" {
 		return true
 	}
 	a.spoken = a.alive
@@ -117,5 +117,5 @@ func (a *answer) pass(text []byte) bool {
 		a.begun = true
 		a.observed.firstFragment(a.ctx)
 	}
-	return a.yield(string(text), nil)
+	return a.yield(text, nil)
 }

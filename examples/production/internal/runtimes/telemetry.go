@@ -96,8 +96,8 @@ func (o *observation) firstFragment(ctx context.Context) {
 
 // saw records the fields of a chunk besides its text.
 func (o *observation) saw(c openai.Chunk) {
-	if o.answerID == "" && len(c.ID) > 0 {
-		o.answerID, o.answeredBy = string(c.ID), string(c.Model)
+	if o.answerID == "" && c.ID != "" {
+		o.answerID, o.answeredBy = c.ID, c.Model
 	}
 	if len(c.Finish) > 0 {
 		o.span.SetAttributes(semconv.GenAIResponseFinishReasons(string(c.Finish)))
