@@ -5,5 +5,5 @@ go 1.26.0
 require (
 	github.com/invopop/validation v0.8.0
 	github.com/matryer/is v1.4.1
-	golang.org/x/sync v0.24.0
+	golang.org/x/sync v0.25.0
 )
