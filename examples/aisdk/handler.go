@@ -58,13 +58,9 @@ func Routes(o Options) []botapi.Route {
 type door struct{ Options }
 
 func (d *door) send(r *http.Request) (botapi.Response, error) {
-	text, err := botapi.ReadBody(r)
+	b, err := d.read(r)
 	if err != nil {
 		return nil, err
-	}
-	b, err := d.read(text, d.Bot(r))
-	if err != nil {
-		return nil, botapi.StatusError{Status: http.StatusBadRequest, Detail: err.Error(), Err: err}
 	}
 	ctx, messageID := d.Answers.begin(r.Context(), b.id)
 	if b.request.Messages[len(b.request.Messages)-1].Role == botapi.RoleAssistant {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	"net/http"
 	"strings"
 
 	"example.com/botapi"
@@ -19,22 +20,23 @@ type body struct {
 
 // read reads the body of a chat with the bot that its URL names. Its errors are logged: they
 // have nothing of what the client sent.
-func (d *door) read(text, bot string) (*body, error) {
-	b := &body{text: text}
-	switch err := jsonbody.Read(text, b.readField); {
+func (d *door) read(r *http.Request) (b *body, err error) {
+	b = new(body)
+	b.text, err = jsonbody.ReadRequest(r, b.readField)
+	switch bot := d.Bot(r); {
 	case err != nil:
-		return nil, err
 	case b.bot == "" && bot == "":
-		return nil, &jsonbody.ValueError{Path: "bot", Problem: "is required, in the URL or in the body"}
+		err = jsonbody.Invalid("bot", "is required, in the URL or in the body")
 	case b.bot != "" && bot != "" && b.bot != bot:
-		return nil, &jsonbody.ValueError{Path: "bot", Problem: "is not the bot that the URL names"}
+		err = jsonbody.Invalid("bot", "is not the bot that the URL names")
 	case b.id == "" && d.Answers != nil:
-		return nil, &jsonbody.ValueError{Path: "id", Problem: "is required: it leads to the answer"}
+		err = jsonbody.Invalid("id", "is required: it leads to the answer")
 	case len(b.request.Messages) == 0:
-		return nil, &jsonbody.ValueError{Path: "messages", Problem: "must have a message"}
+		err = jsonbody.Invalid("messages", "must have a message")
+	default:
+		b.bot = cmp.Or(b.bot, bot)
 	}
-	b.bot = cmp.Or(b.bot, bot)
-	return b, nil
+	return b, err
 }
 
 func (b *body) readField(f jsonbody.Field) (err error) {
@@ -90,19 +92,15 @@ func (b *body) readMessage(f jsonbody.Field) error {
 	return nil
 }
 
-var roles = map[string]botapi.Role{"system": botapi.RoleSystem, "user": botapi.RoleUser, "assistant": botapi.RoleAssistant}
-
-func (m *message) readField(f jsonbody.Field) error {
+func (m *message) readField(f jsonbody.Field) (err error) {
 	switch f.Name {
 	case "role":
-		if m.role = roles[f.Value().Text]; m.role == "" {
-			return f.Reject("must be system, user or assistant")
-		}
+		m.role, err = f.Role()
 	case "parts":
 		m.hasParts, m.texts, m.foreign = f.Peek() != jsonbody.Null, nil, nil
-		return f.Elements(m.readPart)
+		err = f.Elements(m.readPart)
 	}
-	return nil
+	return err
 }
 
 //lint:ignore ST1005 a person reads it

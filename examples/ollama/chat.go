@@ -1,13 +1,14 @@
 package ollama
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"iter"
 	"net/http"
 	"regexp"
+	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"example.com/botapi"
@@ -16,44 +17,35 @@ import (
 )
 
 func (d *door) chat(r *http.Request) (botapi.Response, error) {
-	body, err := botapi.ReadBody(r)
+	c := chat{ChatRequest: botapi.ChatRequest{Stream: true}}
+	body, err := jsonbody.ReadRequest(r, c.read)
+	if err == nil && c.model == "" {
+		err = jsonbody.Invalid("model", "is required")
+	}
 	if err != nil {
 		return nil, err
-	}
-	c := chat{stream: true}
-	err = jsonbody.Read(body, c.read)
-	if err == nil && c.model == "" {
-		err = &jsonbody.ValueError{Path: "model", Problem: "is required"}
-	}
-	if err != nil {
-		return nil, badRequest(err)
 	}
 	ctx, usage := openai.CountTokens(r.Context())
-	a := newAnswer(c.model, usage)
-	if len(c.messages) == 0 { // to Ollama, this loads the model
-		_, err = d.bot(ctx, c.model)
-		return botapi.Reply{Body: a.end("load")}, err
-	}
-	slug, err := slug(ctx, c.model)
-	if err != nil {
-		return nil, err
+	a, slug := newAnswer(c.model, usage), slug(ctx, c.model)
+	if len(c.Messages) == 0 { // to Ollama, this loads the model
+		_, err = botapi.FindBot(ctx, d.bots, "", slug)
+		return botapi.Reply{Body: append(a.before, a.after("load")...)}, err
 	}
 	return &botapi.Chat{
 		Context:        ctx,
 		BotSlug:        slug,
-		Request:        botapi.ChatRequest{Messages: c.messages, Stream: c.stream},
+		Request:        c.ChatRequest,
 		Extra:          func() map[string]json.RawMessage { return extra(body) },
 		Stream:         a,
 		JoinsFragments: true,
-		JSON:           a.around,
+		JSON:           func(context.Context) (before, after []byte, err error) { return a.before, a.after("stop"), nil },
 	}, nil
 }
 
 // A chat is what the body of POST /api/chat says, but for Extra.
 type chat struct {
-	model    string
-	messages []botapi.ChatMessage
-	stream   bool
+	model string
+	botapi.ChatRequest
 }
 
 func (c *chat) read(f jsonbody.Field) (err error) {
@@ -61,10 +53,10 @@ func (c *chat) read(f jsonbody.Field) (err error) {
 	case "model":
 		c.model, err = f.Text()
 	case "messages":
-		c.messages = nil // of a repeated field, the last counts
+		c.Messages = nil // of a repeated field, the last counts
 		err = f.Elements(c.readMessage)
 	case "stream":
-		c.stream, err = f.Boolean(true)
+		c.Stream, err = f.Boolean(true)
 	case "options":
 		err = f.Require(jsonbody.Object, "must be an object")
 	default:
@@ -74,15 +66,11 @@ func (c *chat) read(f jsonbody.Field) (err error) {
 }
 
 func (c *chat) readMessage(f jsonbody.Field) error {
-	if f.Peek() == jsonbody.Null {
-		return f.Reject("must be an object")
-	}
-	var m botapi.ChatMessage
-	hasContent := false
+	m, hasContent := botapi.ChatMessage{}, false
 	err := f.Fields(func(f jsonbody.Field) (err error) {
 		switch f.Name {
 		case "role":
-			m.Role, err = readRole(f)
+			m.Role, err = f.Role()
 		case "content":
 			hasContent = f.Peek() != jsonbody.Null
 			m.Content, err = f.Text()
@@ -91,20 +79,11 @@ func (c *chat) readMessage(f jsonbody.Field) error {
 		}
 		return err
 	})
+	c.Messages = append(c.Messages, m)
 	if err == nil && (m.Role == "" || !hasContent) {
 		err = f.Reject("must have a role and content")
 	}
-	c.messages = append(c.messages, m)
 	return err
-}
-
-func readRole(f jsonbody.Field) (botapi.Role, error) {
-	text, err := f.Text()
-	switch role := botapi.Role(strings.ToLower(text)); {
-	case role == botapi.RoleSystem, role == botapi.RoleUser, role == botapi.RoleAssistant, err != nil:
-		return role, err
-	}
-	return "", f.Reject("must be system, user or assistant")
 }
 
 // unsupported has the fields of a body and of a message with which a client asks for what
@@ -182,36 +161,23 @@ func (a *answer) AppendText(dst, text []byte) ([]byte, error) {
 func (*answer) AppendKeepAlive(dst []byte) []byte { return append(dst, ' ') }
 
 func (a *answer) End(context.Context) iter.Seq[[]byte] {
-	return func(yield func([]byte) bool) { yield(append(a.end(a.reason()), '\n')) }
+	return slices.Values([][]byte{append(append(a.before, a.after("stop")...), '\n')})
 }
 
 func (*answer) AppendError(dst []byte, f botapi.Failure) []byte {
 	return append(append(dst, errorObject(f)...), '\n')
 }
 
-func (a *answer) around(context.Context) (before, after []byte, err error) {
-	return a.before, a.after(a.reason()), nil
-}
-
-// end returns the object at the end of an answer, without text.
-func (a *answer) end(reason string) []byte { return append(a.before, a.after(reason)...) }
-
-func (a *answer) reason() string {
-	if reason := a.usage.FinishReason(); reason == "length" {
-		return reason
-	}
-	return "stop"
-}
-
-// after returns what follows the text of the object with which an answer is complete.
+// after returns what follows the text of the object with which an answer is complete, for
+// this reason unless the engine has reported a limit.
 func (a *answer) after(reason string) []byte {
-	now := time.Now()
-	if a.begun.IsZero() { // a JSON response, or an answer without text
-		a.begun = a.start
+	if a.usage.FinishReason() == "length" {
+		reason = "length"
 	}
+	now, begun := time.Now(), cmp.Or(a.begun, a.start) // of a JSON response, nothing has begun before
 	end := map[string]any{
 		"done": true, "done_reason": reason, "total_duration": now.Sub(a.start), "load_duration": 0,
-		"prompt_eval_duration": a.begun.Sub(a.start), "eval_duration": now.Sub(a.begun),
+		"prompt_eval_duration": begun.Sub(a.start), "eval_duration": now.Sub(begun),
 	}
 	if tokens, reported := a.usage.Tokens(); reported {
 		end["prompt_eval_count"], end["eval_count"] = tokens.Prompt, tokens.Completion

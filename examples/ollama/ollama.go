@@ -5,7 +5,6 @@
 package ollama
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -14,7 +13,6 @@ import (
 	"net/http"
 	"strings"
 	"time"
-	"unicode"
 
 	"example.com/botapi"
 	"example.com/botapi/examples/jsonbody"
@@ -76,31 +74,25 @@ func (d *door) tags(r *http.Request) (botapi.Response, error) {
 			"digest": fmt.Sprintf("%x", sha256.Sum256([]byte(bot.UID))), "details": details(bot),
 		}
 	}
-	return reply(map[string]any{"models": models})
+	return jsonbody.Reply(map[string]any{"models": models})
 }
 
 func (d *door) show(r *http.Request) (botapi.Response, error) {
-	body, err := botapi.ReadBody(r)
-	if err != nil {
-		return nil, err
-	}
 	model := ""
-	err = jsonbody.Read(body, func(f jsonbody.Field) (err error) {
-		text := model
-		if f.Name == "model" || f.Name == "name" { // its older name, which Ollama's own client leaves empty
-			text, err = f.Text()
+	_, err := jsonbody.ReadRequest(r, func(f jsonbody.Field) (err error) {
+		if f.Name == "model" || f.Name == "name" && model == "" { // its older name, which Ollama's own client leaves empty
+			model, err = f.Text()
 		}
-		model = cmp.Or(text, model)
 		return err
 	})
 	if err != nil {
-		return nil, badRequest(err)
+		return nil, err
 	}
-	bot, err := d.bot(r.Context(), model)
+	bot, err := botapi.FindBot(r.Context(), d.bots, "", slug(r.Context(), model))
 	if err != nil {
 		return nil, err
 	}
-	return reply(map[string]any{
+	return jsonbody.Reply(map[string]any{
 		"modelfile": "", "parameters": "", "template": "", "modified_at": d.since, "details": details(bot),
 		"model_info":   map[string]string{"general.architecture": bot.Model, "general.basename": bot.Name, "general.description": bot.Description},
 		"capabilities": []string{"completion"},
@@ -112,11 +104,6 @@ func details(bot botapi.Bot) map[string]any {
 		"family": bot.Model, "families": []string{bot.Model},
 		"format": "", "parent_model": "", "parameter_size": "", "quantization_level": "",
 	}
-}
-
-func reply(value any) (botapi.Response, error) {
-	body, err := json.Marshal(value)
-	return botapi.Reply{Body: body}, err
 }
 
 // latest is the tag of a model whose name has none.
@@ -132,29 +119,10 @@ func nameOf(bot botapi.Bot) string {
 
 type modelKey struct{}
 
-// slug returns the slug in the name of a model, and notes the name for errorReply. A name
-// that no bot can have is not for a store.
-func slug(ctx context.Context, model string) (string, error) {
+// slug returns the slug in the name of a model, and notes the name for errorReply.
+func slug(ctx context.Context, model string) string {
 	botapi.RequestFrom(ctx).SetValue(modelKey{}, model)
-	slug := strings.TrimSuffix(model, latest)
-	if slug == "" || strings.ContainsFunc(slug, func(c rune) bool { return unicode.IsSpace(c) || unicode.IsControl(c) }) {
-		return "", botapi.ErrBotNotFound
-	}
-	return slug, nil
-}
-
-// bot finds the bot of a route that is not a chat.
-func (d *door) bot(ctx context.Context, model string) (botapi.Bot, error) {
-	slug, err := slug(ctx, model)
-	if err != nil {
-		return botapi.Bot{}, err
-	}
-	return d.bots.BotBySlug(ctx, slug)
-}
-
-// badRequest is the response to a body that jsonbody rejects.
-func badRequest(err error) error {
-	return botapi.StatusError{Status: http.StatusBadRequest, Detail: err.Error(), Err: err}
+	return strings.TrimSuffix(model, latest)
 }
 
 func errorReply(ctx context.Context, f botapi.Failure) botapi.Reply {

@@ -41,7 +41,7 @@ func TestRejects(t *testing.T) {
 		`{"options":["secret"]}`:  "options must be an object",
 		`{"messages":"secret"}`:   "messages must be a list",
 		`{"messages":["secret"]}`: "messages[0] must be an object",
-		`{"messages":[null]}`:     "messages[0] must be an object",
+		`{"messages":[null]}`:     "messages[0] must have a role and content",
 		`{"messages":[{}]}`:       "messages[0] must have a role and content",
 		`{"messages":[` + message + `,{"role":"user"}]}`:                           "messages[1] must have a role and content",
 		`{"messages":[{"role":"user","content":null}]}`:                            "messages[0] must have a role and content",

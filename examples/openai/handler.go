@@ -10,10 +10,9 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/jsonbody"
 )
 
 // Options configures [Routes].
@@ -212,14 +211,9 @@ func (d *door) list(r *http.Request) (botapi.Response, error) {
 }
 
 func (d *door) model(r *http.Request) (botapi.Response, error) {
-	slug := r.PathValue("model")
-	if slug == "" || !utf8.ValidString(slug) || strings.ContainsFunc(slug, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }) {
-		return nil, botapi.ErrBotNotFound // as no bot can have this slug, the store is not asked
-	}
-	bot, err := d.bots.BotBySlug(r.Context(), slug)
+	bot, err := botapi.FindBot(r.Context(), d.bots, "", r.PathValue("model"))
 	if err != nil {
 		return nil, err
 	}
-	body, err := json.Marshal(modelOf(bot))
-	return botapi.Reply{Body: body}, err
+	return jsonbody.Reply(modelOf(bot))
 }
