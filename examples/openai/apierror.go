@@ -48,11 +48,7 @@ func (c *completion) errorInStream(f botapi.Failure) *apiError {
 	return &e
 }
 
-const (
-	typeInvalidRequest = "invalid_request_error"
-	typeRateLimit      = "rate_limit_error"
-	typeServer         = "server_error"
-)
+const typeInvalidRequest = "invalid_request_error"
 
 // invalid rejects a request because of a parameter; "" stands for the whole body. Nothing
 // that the client has sent is in the texts: they are logged.
@@ -62,13 +58,6 @@ func invalid(param, code, problem string) error {
 		e.Message, e.Param = param+": "+problem, &param
 	}
 	return botapi.StatusError{Status: e.status, Detail: e.Message, Err: e}
-}
-
-// unknownURL is the error for a path that is not served.
-func unknownURL(served string) *apiError {
-	code := "unknown_url"
-	return &apiError{status: http.StatusNotFound, Type: typeInvalidRequest, Code: &code,
-		Message: "this path is not served: there are " + served + "; the base URL of a client of OpenAI ends in /v1, once; responses are not stored"}
 }
 
 // reply is botapi.Route.Errors.
@@ -94,9 +83,9 @@ func (p *protocol) errorOf(c *completion, f botapi.Failure) *apiError {
 	}
 	switch {
 	case f.Status == http.StatusTooManyRequests:
-		e.Type = typeRateLimit
+		e.Type = "rate_limit_error"
 	case f.Status >= 500:
-		e.Type = typeServer
+		e.Type = "server_error"
 	}
 	return e
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"iter"
-	"strconv"
 
 	"example.com/botapi"
 )
@@ -38,14 +37,7 @@ func checkStreamOptions(q *request) error {
 
 // appendStart begins an object.
 func (c *completion) appendStart(dst []byte, object string) []byte {
-	dst = append(dst, `{"id":"`...)
-	dst = append(append(dst, c.protocol.idPrefix...), c.id...)
-	dst = append(dst, `","object":"`...)
-	dst = append(dst, object...)
-	dst = append(dst, `","created":`...)
-	dst = strconv.AppendInt(dst, c.created, 10)
-	dst = append(dst, `,"model":`...)
-	return append(dst, quote(c.model)...)
+	return fmt.Appendf(dst, `{"id":"%s%s","object":"%s","created":%d,"model":%s`, c.protocol.idPrefix, c.id, object, c.created, quote(c.model))
 }
 
 func quote(text string) []byte {

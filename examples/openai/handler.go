@@ -54,12 +54,11 @@ func Routes(o Options) []botapi.Route {
 	if o.Bots == nil {
 		panic("openai: Routes: Options.Bots is nil")
 	}
-	d := &door{bots: o.Bots, honours: make(map[string]bool)}
+	d := &door{bots: o.Bots, honours: setOf(o.Honours)}
 	for _, name := range o.Honours {
 		if !responses.limits[name].canBeHonoured {
 			panic("openai: Routes: Options.Honours: an engine cannot honour the field " + name)
 		}
-		d.honours[name] = true
 	}
 	return []botapi.Route{
 		{Patterns: []string{"GET /v1/models", "GET /models"}, Serve: d.list, Errors: models.reply},
@@ -85,7 +84,9 @@ func NotFound(routes []botapi.Route) func(context.Context, botapi.Failure) botap
 		}
 	}
 	last := len(served) - 1
-	reply := unknownURL(strings.Join(served[:last], ", ") + " and " + served[last]).reply()
+	code := "unknown_url"
+	reply := (&apiError{status: http.StatusNotFound, Type: typeInvalidRequest, Code: &code, Message: "this path is not served: there are " +
+		strings.Join(served[:last], ", ") + " and " + served[last] + "; the base URL of a client of OpenAI ends in /v1, once; responses are not stored"}).reply()
 	return func(context.Context, botapi.Failure) botapi.Reply { return reply }
 }
 

@@ -90,9 +90,6 @@ type request struct {
 }
 
 func (q *request) read() error {
-	if q.body == "" {
-		return invalid("", "missing_required_parameter", "field required")
-	}
 	q.in = jsonbody.New(q.body)
 	kind := q.in.Peek()
 	err := q.in.Object(q.readField)
@@ -101,12 +98,12 @@ func (q *request) read() error {
 	}
 	syntax, isSyntax := errors.AsType[*jsonbody.SyntaxError](err)
 	switch {
+	case q.body == "", err == nil && kind == jsonbody.Null:
+		return invalid("", "missing_required_parameter", "field required")
 	case isSyntax:
 		return invalid("", "invalid_json", syntax.Text)
 	case err != nil:
 		return err
-	case kind == jsonbody.Null:
-		return invalid("", "missing_required_parameter", "field required")
 	case kind != jsonbody.Object:
 		return invalid("", "invalid_type", "value is not a valid dict")
 	}
@@ -136,8 +133,12 @@ func (q *request) readField(name string) error {
 func (q *request) check() error {
 	p := q.protocol
 	for _, name := range p.foreign {
+		problem := "unknown parameter"
+		if here := p.names[name]; here != "" {
+			problem += fmt.Sprintf("; here it is %q", here)
+		}
 		if q.fields[name] != "" {
-			return invalid(name, "unknown_parameter", unknownParameter(p.names[name]))
+			return invalid(name, "unknown_parameter", problem)
 		}
 	}
 	if err := p.check(q); err != nil {
@@ -147,13 +148,6 @@ func (q *request) check() error {
 		return err
 	}
 	return cmp.Or(q.checkModel(), q.checkMessages(), q.checkStream(), q.checkUser())
-}
-
-func unknownParameter(here string) string {
-	if here == "" {
-		return "unknown parameter"
-	}
-	return fmt.Sprintf("unknown parameter; here it is %q", here)
 }
 
 func (q *request) checkLimits() error {
@@ -202,9 +196,6 @@ func isOneOf(raw string, values []any) bool {
 
 func isText(v jsonbody.Value) bool { return v.Kind == jsonbody.Text }
 
-// isIdentifier accepts an integer, too, as botapi does.
-func isIdentifier(v jsonbody.Value) bool { return isText(v) || v.Kind == jsonbody.Integer }
-
 func (q *request) value(name string) jsonbody.Value {
 	if q.fields[name] == "" {
 		return jsonbody.Value{}
@@ -212,16 +203,21 @@ func (q *request) value(name string) jsonbody.Value {
 	return jsonbody.New(q.fields[name]).Value()
 }
 
-func (q *request) checkModel() error {
-	switch v := q.value("model"); {
-	case v.Kind == 0, isText(v) && v.Text == "":
-		return invalid("model", "missing_required_parameter", "missing required parameter")
-	case !isIdentifier(v):
-		return invalid("model", "invalid_type", "str type expected")
-	default:
-		q.model = v.Text
+// identifier reads a text or, as botapi does, an integer; "" if there is none.
+func (q *request) identifier(name string) (string, error) {
+	v := q.value(name)
+	if v.Kind != 0 && v.Kind != jsonbody.Integer && !isText(v) {
+		return "", invalid(name, "invalid_type", "str type expected")
 	}
-	return nil
+	return v.Text, nil
+}
+
+func (q *request) checkModel() (err error) {
+	q.model, err = q.identifier("model")
+	if err == nil && q.model == "" {
+		err = invalid("model", "missing_required_parameter", "missing required parameter")
+	}
+	return err
 }
 
 func (q *request) checkMessages() error {
@@ -252,11 +248,11 @@ func (q *request) checkStream() error {
 
 func (q *request) checkUser() error {
 	for _, name := range []string{"user", "safety_identifier"} {
-		v := q.value(name)
-		if v.Kind != 0 && !isIdentifier(v) {
-			return invalid(name, "invalid_type", "str type expected")
+		user, err := q.identifier(name)
+		if err != nil {
+			return err
 		}
-		q.user = cmp.Or(q.user, v.Text)
+		q.user = cmp.Or(q.user, user)
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package openai
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -95,10 +94,8 @@ func (c *completion) appendRepeated(dst []byte, name, otherwise string) []byte {
 	if raw == "" {
 		return append(dst, otherwise...)
 	}
-	var compact, escaped bytes.Buffer
-	_ = json.Compact(&compact, []byte(raw)) // it is JSON
-	json.HTMLEscape(&escaped, compact.Bytes())
-	return append(dst, escaped.Bytes()...)
+	escaped, _ := json.Marshal(json.RawMessage(raw)) // it is JSON
+	return append(dst, escaped...)
 }
 
 // status returns how a complete answer has ended.
