@@ -42,7 +42,8 @@ type Engine struct {
 	// Failing is the engine with a model that fails, before its first fragment or later.
 	Failing botapi.ChatEngine
 
-	// Hanging is the engine with a model that does not respond.
+	// Hanging is the engine with a model that does not respond, until it notices that its own
+	// client has disconnected.
 	Hanging botapi.ChatEngine
 
 	// Endless is the engine with a model that generates text without an end, as fast as it can.
@@ -57,7 +58,8 @@ type Engine struct {
 // -race.
 //
 // It sends some 30 chats, of which many are cancelled. Those that Hanging and Endless get are
-// extra. A test that runs in parallel may disturb the one with Endless, which measures memory.
+// extra. Tests that run in parallel may disturb these two, which count goroutines and measure
+// memory.
 func TestEngine(t *testing.T, e Engine) {
 	t.Helper()
 	if e.Engine == nil {
@@ -70,6 +72,7 @@ const (
 	ruleAnswer     rule = "Chat returns the answer to req as an iterator over its fragments."
 	ruleComplete   rule = "The answer is complete when the iterator returns; without fragments it is the empty text."
 	ruleSplit      rule = "Fragments may have any size, may be empty, and may end anywhere, even inside a UTF-8 character."
+	ruleEndsCtx    rule = "ctx is cancelled when the chat ends, for whatever reason."
 	ruleEnds       rule = "A non-nil error ends the answer: the text beside it is not sent, and what is yielded after it is ignored."
 	rulePanics     rule = "A nil iterator, a panic and runtime.Goexit count as errors."
 	ruleYield      rule = "yield must not be called by several goroutines at the same time"
@@ -573,10 +576,43 @@ func (et *engineTest) mustEnd(engine botapi.ChatEngine, situation string, set fu
 	return []problem{w.problemThat(ruleWaits, situation, fmt.Sprintf("an iterator that returned later than %v after the cancellation, %d times", promptly, attempts), client, hint)}
 }
 
+// hanging ends chats whose model does not respond. What an engine leaves behind when it returns
+// would wait for its model for ever.
 func (et *engineTest) hanging() []problem {
-	return et.mustEnd(et.Hanging, "of Engine.Hanging, whose client disconnects", func(w *watch) {
-		w.onBegin = func() { time.AfterFunc(50*time.Millisecond, w.disconnect) }
-	})
+	const chats, noise = 10, 5
+	const situation = "of Engine.Hanging, whose client disconnects"
+	end := func() []problem {
+		return et.mustEnd(et.Hanging, situation, func(w *watch) {
+			w.onBegin = func() { time.AfterFunc(50*time.Millisecond, w.disconnect) }
+		})
+	}
+	if found := end(); found != nil {
+		return found
+	}
+	before := fewestGoroutines(200*time.Millisecond, 0)
+	for range chats {
+		if found := end(); found != nil {
+			return found
+		}
+	}
+	left := fewestGoroutines(et.limit, before+noise) - before
+	if left <= noise {
+		return nil
+	}
+	return []problem{et.watch(et.Hanging, true).problemThat(ruleEndsCtx, situation,
+		fmt.Sprintf("an iterator that has returned, but %d chats have left %d goroutines", chats, left), "has disconnected, while the model goes on",
+		"the engine leaves a goroutine that waits for its model without watching ctx, or a model in this process does not notice the end of its request")}
+}
+
+// fewestGoroutines returns how many there were at least within a time, which it cuts short
+// when there are few enough.
+func fewestGoroutines(within time.Duration, enough int) int {
+	fewest := runtime.NumGoroutine()
+	for deadline := time.Now().Add(within); fewest > enough && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond)
+		fewest = min(fewest, runtime.NumGoroutine())
+	}
+	return fewest
 }
 
 func (et *engineTest) slowClient() []problem {

@@ -87,6 +87,22 @@ func TestBrokenEngines(t *testing.T) {
 		broken          func() Engine
 		subtest, phrase string
 	}{
+		// the first, since others leave goroutines for a while
+		{"returns without its model", func() Engine {
+			return Engine{Engine: botapi.ChatEngineFunc(tellStory), Hanging: botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) seq {
+				return func(func(string, error) bool) {
+					answer := make(chan string)
+					go func() {
+						time.Sleep(3 * brokenLimit) // the model
+						close(answer)
+					}()
+					select {
+					case <-answer:
+					case <-ctx.Done():
+					}
+				}
+			})}
+		}, "Hanging", "10 chats have left "},
 		{"has no JSON response", func() Engine {
 			return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
 				if !req.Stream {
@@ -401,7 +417,7 @@ func TestBrokenEngines(t *testing.T) {
 		}, "Tokens", "chats share a counter"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if c.subtest != "Endless" { // which measures memory
+			if c.subtest != "Endless" && c.subtest != "Hanging" { // which measure the process
 				t.Parallel()
 			}
 			mustFail(t, engineChecks(t, c.broken(), brokenLimit), c.subtest, c.phrase)
