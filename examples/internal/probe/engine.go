@@ -165,7 +165,7 @@ func (e *engine) begin(ctx context.Context, req *botapi.ChatRequest, id string) 
 		e.forget()
 		c = &chat{changed: make(chan struct{})}
 	}
-	if e.running >= maxRunning || len(e.chats) >= maxChats || len(c.runs) >= maxRuns {
+	if e.running >= maxRunning || len(c.runs) >= maxRuns {
 		return nil
 	}
 	e.chats[id] = c
