@@ -356,7 +356,7 @@ func manyChats(tab *tab, address string) {
 	evaluate[any](tab, `document.querySelectorAll(".conversation-item .delete")[2].click(); document.querySelector(".conversation-item a").click(); null`)
 	tab.wait(`document.querySelector(".user .text")?.textContent.startsWith("Why")`)
 	evaluate[any](tab, `document.querySelector(".edit").click(); document.querySelector("#composer").requestSubmit(); null`)
-	tab.see(".replaced:not([hidden])")
+	tab.see(".versions:not([hidden])")
 	tab.waitForAnswer()
 }
 

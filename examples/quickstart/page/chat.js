@@ -541,6 +541,48 @@ document.addEventListener("keydown", (event) => {
   answering.forEach(({ conversation }) => conversation.stop());
 });
 
+// ---- Shortcuts and the theme ----
+
+const shortcuts = {
+  "?": () => $("help-dialog").showModal(),
+  "Ctrl /": () => $("help-dialog").showModal(),
+  "Ctrl Shift O": () => $("new-chat").checkVisibility() && $("new-chat").click(),
+  "Ctrl Shift L": () => {
+    if (!$("bots").checkVisibility()) return go("#bots"); // on a narrow screen
+    ($("bots").querySelector("[aria-current]") ?? $("bots").querySelector("a"))?.focus();
+  },
+  "Ctrl K": () => $("search").focus(),
+};
+
+document.addEventListener("keydown", (event) => {
+  const { key, ctrlKey, metaKey, shiftKey, target } = event;
+  const isControl = ctrlKey || metaKey;
+  const act = shortcuts[isControl ? ["Ctrl", ...(shiftKey && key !== "/" ? ["Shift"] : []), key.toUpperCase()].join(" ") : key];
+  if (!act || $("app").hidden || document.querySelector("dialog[open]") || (!isControl && target.matches("input, textarea"))) return;
+  event.preventDefault();
+  act();
+});
+
+$("help").addEventListener("click", shortcuts["?"]);
+
+$("skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address names the conversation
+  if (chat) focusChat();
+  else $("bots").querySelector("a")?.focus();
+});
+
+const themes = { "": "light", light: "dark", dark: "" }; // the next of each
+
+function showTheme() {
+  document.documentElement.dataset.theme = store.theme;
+  $("theme").textContent = `Theme: ${store.theme || "automatic"}`;
+}
+
+$("theme").addEventListener("click", () => {
+  store.theme = themes[store.theme];
+  showTheme();
+});
+
 $("stop").addEventListener("click", () => chat.conversation.stop());
 
 $("start-over").addEventListener("click", () => {
@@ -651,5 +693,6 @@ store.watch((id) => {
   if (!$("app").hidden) drawList();
 }, () => $("app").hidden && start());
 
+showTheme();
 takeKeyFromAddress();
 start();

@@ -1,7 +1,7 @@
 // Shows a block of code, with its language and a button that copies it.
 
 import { copyButton } from "./copying.js";
-import { el } from "./elements.js";
+import { button, el } from "./elements.js";
 import { load } from "./loading.js";
 
 let hljs;
@@ -45,7 +45,7 @@ class CodeView {
     this.#code = el("code", { ...(language && { "data-language": language }) });
     figure.dir = "ltr";
     figure.replaceChildren(
-      el("figcaption", {}, el("span", {}, language || "code"), copyButton(() => this.#code.textContent)),
+      el("figcaption", {}, el("span", {}, language || "code"), wrapButton(figure), copyButton(() => this.#code.textContent)),
       el("pre", { tabindex: 0, role: "group", "aria-label": language ? `Code, ${language}` : "Code" }, this.#code));
     this.show(text);
   }
@@ -96,6 +96,13 @@ class CodeView {
     this.#piece.append(...lines.slice(same).map(elementOf));
     this.#shown = lines;
   }
+}
+
+// wrapButton makes a button that wraps the long lines of a figure, or lets them scroll.
+function wrapButton(figure) {
+  const wrapping = button("Wrap", "wrap", () => wrapping.setAttribute("aria-pressed", figure.classList.toggle("wrapped")));
+  wrapping.setAttribute("aria-pressed", "false");
+  return wrapping;
 }
 
 // endOfPiece returns the number of lines of a finished piece, or 0 if the lines are

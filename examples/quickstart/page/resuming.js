@@ -4,7 +4,8 @@
 // A service stops an answer that nobody has followed for this many milliseconds.
 const alone = 60_000;
 
-// Before the service has said whether it keeps an answer, the page gives up sooner.
+// Before the service has said whether it keeps an answer, the page gives up sooner,
+// but not before the browser has a network: the service has no answer to lose.
 const unsure = 10_000;
 
 const mostBreaks = 3; // of the answer itself, without any text that is new
@@ -26,6 +27,7 @@ export function isFresh({ heard }) {
 export function mayContinue({ turn, kept, lost, breaks }, error) {
   if (!turn.pending || kept === false || breaks > mostBreaks) return false;
   if (kept ? !isPassing(error) : error.kind !== "unreachable") return false;
+  if (!kept && !navigator.onLine) return true;
   return Date.now() + 1000 * (error.retryAfter ?? 0) - lost < (kept ? alone : unsure);
 }
 

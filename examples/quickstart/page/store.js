@@ -26,6 +26,7 @@ const passing = "sessionStorage";
 const permanent = "localStorage";
 
 const keyName = "botapi.key";
+const themeName = "botapi.theme"; // also in theme.js
 const chatPrefix = "botapi.chat.";
 const draftPrefix = "botapi.draft.";
 
@@ -52,6 +53,15 @@ export const store = {
   forgetKey() {
     write(passing, keyName, "");
     write(permanent, keyName, "");
+  },
+
+  // theme is "light", "dark", or empty for that of the browser.
+  get theme() {
+    return read(permanent, themeName);
+  },
+
+  set theme(theme) {
+    write(permanent, themeName, theme);
   },
 
   // conversations lists all conversations, the last changed first, with titles and

@@ -307,9 +307,10 @@ class TurnView {
     this.#find(".elapsed").textContent = `Showing the answer: ${Math.floor(100 * this.#soFar.length / this.#wanted.text.length)} %`;
   }
 
-  tick({ since, heard, lost }) {
+  tick({ since, heard, lost, kept }) {
     const seconds = (time) => Math.round((Date.now() - time) / 1000);
     this.#find(".elapsed").textContent = seconds(since) >= 2 ? duration(seconds(since)) : "";
+    this.#find(".lost").textContent = kept ? "The connection is lost. The page tries to get the rest of the answer." : "The server cannot be reached: the message is not sent yet. The page keeps trying.";
     if (lost && this.#find(".lost").hidden) this.#page.announce(this.#find(".lost").textContent);
     this.#find(".lost").hidden = !lost;
     const silence = this.#find(".silence");

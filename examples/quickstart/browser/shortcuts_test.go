@@ -1,0 +1,162 @@
+package browser
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"example.com/botapi"
+	"github.com/chromedp/cdproto/input"
+	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	"github.com/matryer/is"
+)
+
+// press presses a key with others held down.
+func (tab *tab) press(key string, modifiers ...kb.Modifier) {
+	tab.t.Helper()
+	tab.do(chromedp.KeyEvent(key, chromedp.KeyModifiers(modifiers...)))
+}
+
+// TestShortcuts uses each shortcut, and finds all in the list.
+func TestShortcuts(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	tab.say("one")
+	tab.waitForAnswer()
+	tab.write("what? ")
+	is.Equal(evaluate[string](tab, `document.querySelector("#message").value`), "what? ")
+	tab.press("o", kb.ModifierCtrl, kb.ModifierShift)
+	tab.wait(`document.querySelector("#new-chat").hidden`)
+	tab.say("two")
+	tab.waitForAnswer()
+	tab.press("l", kb.ModifierMeta, kb.ModifierShift)
+	is.Equal(evaluate[string](tab, `document.activeElement.getAttribute("href")`), "#bot=ada")
+	tab.press("?")
+	tab.see("#help-dialog")
+	is.Equal(len(tab.texts("#help-dialog dt")), 9)
+	tab.press("o", kb.ModifierCtrl, kb.ModifierShift) // not from here
+	is.True(evaluate[bool](tab, `document.querySelector("#help-dialog").open && !document.querySelector("#new-chat").hidden`))
+	tab.do(chromedp.KeyEvent(kb.Escape))
+	tab.press("k", kb.ModifierCtrl)
+	is.Equal(evaluate[string](tab, `document.activeElement.id`), "search")
+	tab.press("/", kb.ModifierCtrl)
+	tab.see("#help-dialog")
+	tab.click("#help-dialog .cancel")
+
+	tab.do(chromedp.EmulateViewport(390, 780))
+	tab.press("l", kb.ModifierCtrl, kb.ModifierShift)
+	tab.see(".bot")
+	is.Equal(evaluate[string](tab, `document.activeElement.getAttribute("href")`), "#bot=ada")
+}
+
+// TestSkip skips the list with the first link.
+func TestSkip(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	is.Equal(evaluate[string](tab, `document.querySelector("a, button, input").id`), "skip")
+	tab.tabTo("#skip")
+	is.Equal(evaluate[string](tab, `getComputedStyle(document.activeElement).clipPath`), "none")
+	tab.enter()
+	is.Equal(evaluate[string](tab, `document.activeElement.id`), "message")
+	is.Equal(evaluate[string](tab, `getComputedStyle(document.querySelector("#skip")).clipPath`), "inset(50%)")
+	is.Equal(evaluate[string](tab, `location.hash`), "")
+}
+
+// TestTheme chooses a theme against that of the browser, for both pages.
+func TestTheme(t *testing.T) {
+	is := is.New(t)
+	h := startService(t, botapi.Options{}, nil)
+	tab := newTab(t)
+	tab.prefer("prefers-color-scheme", "dark")
+	tab.open(h.URL + "/#key=" + key)
+	tab.see(".bot")
+	ground := `getComputedStyle(document.body).backgroundColor`
+	const light, dark = "rgb(247, 246, 243)", "rgb(21, 24, 26)"
+	is.Equal(evaluate[string](tab, ground), dark)
+	is.Equal(tab.text("#theme"), "Theme: automatic")
+	tab.click("#theme")
+	is.Equal(tab.text("#theme"), "Theme: light")
+	is.Equal(evaluate[string](tab, ground), light)
+	tab.open(h.URL + "/docs")
+	is.Equal(evaluate[string](tab, ground), light)
+	tab.prefer("prefers-color-scheme", "light")
+	tab.open(h.URL)
+	tab.click("#theme")
+	is.Equal(tab.text("#theme"), "Theme: dark")
+	is.Equal(evaluate[string](tab, ground), dark)
+	tab.do(chromedp.Reload())
+	tab.see("#theme")
+	is.Equal(evaluate[string](tab, ground), dark)
+	tab.click("#theme")
+	is.Equal(evaluate[string](tab, ground), light)
+}
+
+// TestActionsOnAPhone checks that the buttons of a message take room only when it was
+// touched, but for those of the last answer.
+func TestActionsOnAPhone(t *testing.T) {
+	is := is.New(t)
+	tab := newTab(t)
+	tab.do(chromedp.EmulateViewport(390, 780, chromedp.EmulateMobile, chromedp.EmulateTouch))
+	greet(tab, startService(t, botapi.Options{}, nil).URL+"/#key="+key+"&bot=ada")
+	tab.waitForAnswer()
+	is.True(evaluate[bool](tab, `matchMedia("(hover: none)").matches`))
+	heights := `Array.from(document.querySelectorAll(".user .actions, .assistant:last-child .actions"), (each) => each.offsetHeight > 0)`
+	is.Equal(evaluate[[]bool](tab, heights), []bool{false, true})
+	touch := evaluate[[]float64](tab, `(({ x, y }) => [x + 5, y + 5])(document.querySelector(".user .text").getBoundingClientRect())`)
+	for _, event := range []input.DispatchTouchEventParams{
+		{Type: input.DispatchTouchEventTypeTouchStart, TouchPoints: []*input.TouchPoint{{X: touch[0], Y: touch[1]}}},
+		{Type: input.DispatchTouchEventTypeTouchEnd, TouchPoints: []*input.TouchPoint{}},
+	} {
+		_, err := chromedp.Call(tab.ctx, input.DispatchTouchEvent, event)
+		is.NoErr(err)
+	}
+	tab.wait(heights + `.every(Boolean)`)
+}
+
+// TestWrap wraps the long lines of a block of code while it arrives, and undoes that.
+func TestWrap(t *testing.T) {
+	is := is.New(t)
+	gate := make(chan struct{})
+	h := startService(t, botapi.Options{Engine: begins("```go\n"+strings.Repeat("long(); ", 100), repeats("more\n", 3, gate))}, nil)
+	tab := newTab(t)
+	tab.open(h.URL + "/#key=" + key)
+	tab.say("Hello")
+	tab.see(".code .wrap")
+	isWide := `(({ scrollWidth, clientWidth }) => scrollWidth > clientWidth)(document.querySelector(".code pre"))`
+	tab.wait(isWide)
+	tab.click(".code .wrap")
+	is.True(!evaluate[bool](tab, isWide))
+	close(gate)
+	tab.waitForAnswer()
+	is.True(!evaluate[bool](tab, isWide))
+	is.Equal(evaluate[string](tab, `document.querySelector(".code .wrap").ariaPressed`), "true")
+	tab.click(".code .wrap")
+	is.True(evaluate[bool](tab, isWide))
+}
+
+// TestOffline sends a message without a network. It is sent when there is one.
+func TestOffline(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	offline := func(offline bool) {
+		rule := &network.Conditions{Offline: offline, DownloadThroughput: -1, UploadThroughput: -1}
+		_, err := chromedp.Call(tab.ctx, network.EmulateNetworkConditionsByRule, network.EmulateNetworkConditionsByRuleParams{MatchedNetworkConditions: []*network.Conditions{rule}})
+		is.NoErr(err)
+		_, err = chromedp.Call(tab.ctx, network.OverrideNetworkState, network.OverrideNetworkStateParams{Offline: offline, DownloadThroughput: -1, UploadThroughput: -1})
+		is.NoErr(err)
+	}
+	offline(true)
+	tab.say("one")
+	tab.see(".arriving .lost")
+	is.Equal(tab.text(".arriving .lost"), "The server cannot be reached: the message is not sent yet. The page keeps trying.")
+	is.Equal(tab.text("#announcement"), tab.text(".arriving .lost"))
+	tab.forward(5 * time.Minute)
+	tab.wait(`document.querySelector(".arriving .elapsed").textContent.startsWith("5 min")`)
+	is.Equal(tab.texts(".failure"), []string{})
+	offline(false)
+	tab.seeLast("Answer 1")
+	is.Equal(fmt.Sprint(tab.texts(".lost:not([hidden])")), "[]")
+}
