@@ -176,6 +176,7 @@ func (s settings) service(bots *botapi.MemoryStore, logger *slog.Logger) (http.H
 		Bots:      bots,
 		Questions: questions,
 		Resume:    true,
+		WireURL:   "docs/wire.md",
 		KeyHint:   "The quickstart printed it, and a link that contains it, in the terminal where you started it.",
 	}))
 	return mux, answers

@@ -75,7 +75,8 @@ func TestReferenceListsEachOperationOnce(t *testing.T) {
 	tab.do(chromedp.EmulateViewport(1280, 800)) // wide enough for the contents
 	tab.open(startQuickstart(t).address + "/docs")
 	tab.see("#chat")
-	is.Equal(tab.texts(".route"), []string{"GET /v1/bots or /bots", "POST /v1/chat or /chat"})
+	is.Equal(tab.texts(".route"), []string{"GET /v1/bots or /bots", "POST /v1/chat or /chat", "DELETE /v1/answers"})
+	is.Equal(evaluate[string](tab, `fetch(Array.from(document.querySelectorAll("nav a")).find(({ textContent }) => textContent === "On the wire").href).then((response) => response.text())`)[:1], "#") // Markdown
 	links := tab.texts("#contents a")
 	slices.Sort(links)
 	is.Equal(slices.Compact(slices.Clone(links)), links)
@@ -258,6 +259,41 @@ func TestReferenceShowsAStreamAsItArrives(t *testing.T) {
 	is.Equal(tab.text("#chat .send"), "Send")
 }
 
+// TestReferenceStopsAnAnswer stops answers that were sent with the page, with the page
+// and with each program.
+func TestReferenceStopsAnAnswer(t *testing.T) {
+	h := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil)
+	tab := newTab(t)
+	tab.open(h.URL + "/#key=" + key)
+	tab.see(".bot")
+	tab.open(h.URL + "/docs")
+	tab.see("#chat .trial > .hint")
+	tab.choose("#chat .field ~ .field select", "1")
+	for i, language := range []string{"curl", "Python", "Go", "JavaScript", ""} {
+		t.Run(language, func(t *testing.T) {
+			is := is.New(t)
+			tab.click("#chat .trial > .link")
+			tab.click("#chat .send")
+			tab.wait(`document.querySelector("#chat .answer").textContent.includes("Well,")`)
+			named := evaluate[string](tab, `document.querySelector("#stopAnswer .field input").value`)
+			is.True(strings.Contains(tab.text("#chat .program pre"), named))
+			if language == "" {
+				tab.click("#stopAnswer .send")
+				tab.wait(`document.querySelector("#stopAnswer .sent").textContent.startsWith("204")`)
+			} else {
+				tab.click(fmt.Sprintf("#stopAnswer [role=tab]:nth-child(%d)", i+1))
+				printed, complained, err := runProgram(t, language, tab.copied("#stopAnswer .program .copy"))
+				if err != nil {
+					t.Fatalf("%v: %s", err, complained)
+				}
+				is.True(strings.Contains(printed, "204"))
+			}
+			tab.wait(`document.querySelector("#chat .answer").textContent.includes("The answer was stopped")`)
+			tab.wait(`document.querySelector("#chat .send").textContent === "Send"`)
+		})
+	}
+}
+
 // TestReferenceOffersAllBots chooses a bot. An edited body keeps everything but the
 // bot's name.
 func TestReferenceOffersAllBots(t *testing.T) {
@@ -356,11 +392,11 @@ func TestReferenceTabs(t *testing.T) {
 	tab.click("#chat [role=tab]")
 	tab.do(chromedp.KeyEvent(kb.ArrowRight))
 	is.Equal(evaluate[string](tab, "document.activeElement.textContent"), "Python")
-	is.Equal(tab.texts("[role=tab][aria-selected=true]"), []string{"Python", "Python"})
+	is.Equal(tab.texts("[role=tab][aria-selected=true]"), []string{"Python", "Python", "Python"})
 	is.True(strings.HasPrefix(tab.text("#listBots [role=tabpanel]"), "import json"))
 	tab.do(chromedp.KeyEvent(kb.ArrowLeft))
 	tab.do(chromedp.KeyEvent(kb.ArrowLeft))
-	is.Equal(tab.texts("[role=tab][aria-selected=true]"), []string{"JavaScript", "JavaScript"})
+	is.Equal(tab.texts("[role=tab][aria-selected=true]"), []string{"JavaScript", "JavaScript", "JavaScript"})
 }
 
 // TestReferenceOnAPhone checks that a Send button is visible without scrolling, and

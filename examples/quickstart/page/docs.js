@@ -8,6 +8,16 @@ let api; // openapi.json
 
 const methods = ["get", "post", "put", "patch", "delete"];
 
+// stopping is an operation of a service that keeps answers.
+const stopping = {
+  operationId: "stopAnswer",
+  tags: ["Chat"],
+  summary: "Stop an answer",
+  description: "Stops the answer to a chat that was sent with an `Idempotency-Key`. To close its connection does not: the answer goes on for a while, for a client that comes back for it.",
+  parameters: [{ $ref: "#/components/parameters/IdempotencyKey" }],
+  responses: { 204: { description: "The answer is stopped." }, 404: { description: "There is no such answer." } },
+};
+
 // resolved follows a $ref, if the node is one.
 function resolved(node) {
   if (!node?.$ref) return node;
@@ -64,7 +74,7 @@ function operationSection({ path, otherPath, method, operationId, summary, descr
     el("p", { class: "route" }, el("span", { class: "method " + method }, method.toUpperCase()), " ", el("code", null, path), otherPath ? [" or ", el("code", null, otherPath)] : []),
     prose(lead),
     el("h4", null, "Try it"),
-    trial({ operationId, method, path }, examplesOf(requestBody)),
+    trial({ operationId, method, path, parameters: parameters.map(resolved) }, examplesOf(requestBody)),
     prose(rest),
     headerTable("Request header", parameters.map(resolved).map((parameter) => [parameter.name, parameter])),
     requestBody ? [el("h4", null, "Request body"), bodies(resolved(requestBody).content)] : [],
@@ -192,6 +202,7 @@ async function show() {
   const response = await fetch("openapi.json");
   if (!response.ok) throw new Error(`openapi.json: status ${response.status}`);
   api = await response.json();
+  if (document.querySelector("meta[name=resume]").content === "true") api.paths["/v1/answers"] ??= { delete: stopping };
   foldContents();
   document.getElementById("contents").replaceChildren(...contents());
   document.getElementById("reference").replaceChildren(...reference());

@@ -65,6 +65,9 @@ type Options struct {
 	// conversation is longer than that, and offers to go on with its most recent
 	// messages. Zero or negative means botapi.DefaultMaxBodyBytes.
 	MaxBodyBytes int64
+	// WireURL is the address of a text about the API on the wire, to which the reference
+	// links: that of docs/wire.md, for example. Empty means no link.
+	WireURL string
 	// Resume says that the API keeps answers when their connection is lost, as that
 	// of examples/resume does. The page then sends an Idempotency-Key with each chat
 	// and continues its answer after a reload, after a lost connection and in
@@ -133,15 +136,16 @@ func (o Options) page(name, base string) document {
 	questions, _ := json.Marshal(o.Questions) // cannot fail
 	var text bytes.Buffer
 	err := pages.ExecuteTemplate(&text, name, struct {
-		Title, API, Questions, KeyHint string
-		KeepAlive                      float64
-		MaxBodyBytes                   int64
-		Resume                         bool
+		Title, API, Questions, KeyHint, WireURL string
+		KeepAlive                               float64
+		MaxBodyBytes                            int64
+		Resume                                  bool
 	}{
 		Title:        cmp.Or(o.Title, "Bots"),
 		API:          relative(base, o.APIPath),
 		Questions:    string(questions),
 		KeyHint:      o.KeyHint,
+		WireURL:      o.WireURL,
 		KeepAlive:    o.keepAlive().Seconds(),
 		MaxBodyBytes: cmp.Or(max(o.MaxBodyBytes, 0), botapi.DefaultMaxBodyBytes),
 		Resume:       o.Resume,

@@ -2,8 +2,9 @@
 // complete, need no libraries, and work as they are copied.
 
 // languages has the writer and the syntax of each language. write takes {method,
-// address, key, body, streams}; body is undefined for a GET, and otherwise the JSON
-// text of an object, which the program sends as it is: as a value of the language, its
+// address, key, body, streams, answerKey}; body is undefined for a GET or a DELETE, which
+// has no response body, and answerKey empty without an Idempotency-Key. The body is the
+// JSON text of an object, which the program sends as it is: as a value of the language, its
 // numbers might change. Without a key, the program reads the environment variable
 // BOTAPI_KEY.
 export const languages = {
@@ -13,11 +14,12 @@ export const languages = {
   JavaScript: { colours: "javascript", run: "Save it as call.js, and run: node call.js", write: javaScript },
 };
 
-function curl({ address, key, body, streams }) {
+function curl({ method, address, key, body, streams, answerKey }) {
   const authorization = key ? shellWord(`Authorization: Bearer ${key}`) : `"Authorization: Bearer $BOTAPI_KEY"`;
+  const named = answerKey ? ` \\\n  -H ${shellWord(`Idempotency-Key: ${answerKey}`)}` : "";
   return lines(
-    `curl ${streams ? "-N " : ""}${shellWord(address)} \\`,
-    `  -H ${authorization}${body ? " \\" : ""}`,
+    `curl ${streams ? "-N " : ""}${method === "DELETE" ? "-i -X DELETE " : ""}${shellWord(address)} \\`,
+    `  -H ${authorization}${named}${body ? " \\" : ""}`,
     body && `  -d ${shellWord(inOneLine(body))}`,
   );
 }
@@ -31,7 +33,7 @@ function shellWord(text) {
   return `'${text.replaceAll("'", `'\\''`)}'`;
 }
 
-function python({ address, key, body, streams }) {
+function python({ method, address, key, body, streams, answerKey }) {
   return lines(
     "import json",
     !key && "import os",
@@ -41,7 +43,8 @@ function python({ address, key, body, streams }) {
     body && `body = r"""${body}"""\n`, // a JSON text has no three quotation marks in a row
     "request = urllib.request.Request(",
     `    ${JSON.stringify(address)},`,
-    `    headers={"Authorization": ${key ? JSON.stringify(`Bearer ${key}`) : `"Bearer " + os.environ["BOTAPI_KEY"]`}},`,
+    `    headers={"Authorization": ${key ? JSON.stringify(`Bearer ${key}`) : `"Bearer " + os.environ["BOTAPI_KEY"]`}${answerKey && `, "Idempotency-Key": ${JSON.stringify(answerKey)}`}},`,
+    method === "DELETE" && `    method="DELETE",`,
     body && "    data=body.encode(),",
     ")",
     "try:",
@@ -68,12 +71,12 @@ function python({ address, key, body, streams }) {
       `    raise SystemExit("the stream ended without [DONE]: the answer is incomplete")`,
     ] : [
       "with response:",
-      body ? `    print(json.load(response)["content"])` : "    print(json.dumps(json.load(response), indent=2))",
+      method === "DELETE" ? "    print(response.status)" : body ? `    print(json.load(response)["content"])` : "    print(json.dumps(json.load(response), indent=2))",
     ]),
   );
 }
 
-function go({ method, address, key, body, streams }) {
+function go({ method, address, key, body, streams, answerKey }) {
   const imports = ["fmt", "io", "log", "net/http", ...(key ? [] : ["os"]), ...(body ? ["strings"] : []),
     ...(streams ? ["bufio"] : []), ...(body ? ["encoding/json"] : [])].sort();
   return lines(
@@ -88,10 +91,11 @@ function go({ method, address, key, body, streams }) {
     `\treq, err := http.NewRequest("${method}", ${JSON.stringify(address)}, ${body ? "strings.NewReader(body)" : "nil"})`,
     "\tcheck(err)",
     `\treq.Header.Set("Authorization", ${key ? JSON.stringify(`Bearer ${key}`) : `"Bearer "+os.Getenv("BOTAPI_KEY")`})`,
+    answerKey && `\treq.Header.Set("Idempotency-Key", ${JSON.stringify(answerKey)})`,
     "\tresp, err := http.DefaultClient.Do(req)",
     "\tcheck(err)",
     "\tdefer resp.Body.Close()",
-    "\tif resp.StatusCode != http.StatusOK {",
+    `\tif resp.StatusCode != http.Status${method === "DELETE" ? "NoContent" : "OK"} {`,
     "\t\tproblem, _ := io.ReadAll(resp.Body)",
     "\t\tlog.Fatal(resp.Status, \" \", string(problem))",
     "\t}",
@@ -99,7 +103,7 @@ function go({ method, address, key, body, streams }) {
       "\tvar answer struct{ Content string }",
       "\tcheck(json.NewDecoder(resp.Body).Decode(&answer))",
       "\tfmt.Println(answer.Content)",
-    ] : [
+    ] : method === "DELETE" ? ["\tfmt.Println(resp.Status)"] : [
       "\tbots, err := io.ReadAll(resp.Body)",
       "\tcheck(err)",
       "\tfmt.Println(string(bots))",
@@ -145,18 +149,18 @@ function goText(body) {
   return "`" + body.replaceAll("`", "\\u0060").replaceAll("\ufeff", "\\ufeff") + "`";
 }
 
-function javaScript({ method, address, key, body, streams }) {
+function javaScript({ method, address, key, body, streams, answerKey }) {
   return lines(
     body && `const body = \`${body.replace(/[\\`]|\$(?=\{)/g, "\\$&")}\`;\n`,
     "async function main() {",
     `  const response = await fetch(${JSON.stringify(address)}, {`,
-    body && `    method: "${method}",`,
-    `    headers: { Authorization: ${key ? JSON.stringify(`Bearer ${key}`) : "`Bearer ${process.env.BOTAPI_KEY}`"} },`,
+    method !== "GET" && `    method: "${method}",`,
+    `    headers: { Authorization: ${key ? JSON.stringify(`Bearer ${key}`) : "`Bearer ${process.env.BOTAPI_KEY}`"}${answerKey && `, "Idempotency-Key": ${JSON.stringify(answerKey)}`} },`,
     body && "    body,",
     "  });",
     "  if (!response.ok) throw new Error(`${response.status} ${await response.text()}`);",
     ...(streams ? javaScriptStream : [
-      body ? "  console.log((await response.json()).content);" : "  console.log(JSON.stringify(await response.json(), null, 2));",
+      method === "DELETE" ? "  console.log(response.status);" : body ? "  console.log((await response.json()).content);" : "  console.log(JSON.stringify(await response.json(), null, 2));",
     ]),
     "}",
     "",

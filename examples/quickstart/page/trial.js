@@ -4,20 +4,23 @@
 import { BotClient } from "./client.js";
 import { colour } from "./code.js";
 import { copyButton } from "./copying.js";
-import { el } from "./elements.js";
+import { button, el } from "./elements.js";
 import { anyQuestion, questionsFor } from "./questions.js";
+import { newKey } from "./resuming.js";
 import { languages } from "./snippets.js";
 import { store } from "./store.js";
 
 const apiBase = new URL(document.querySelector("meta[name=api]").content, document.baseURI);
+const resumes = document.querySelector("meta[name=resume]").content === "true";
 const keyHint = document.querySelector("meta[name=key-hint]").content;
 
 const trials = []; // all trials on the page
 let language = "curl"; // of all trials
 let bots = []; // empty until there is a valid key
 let bot; // the chosen one
+let answerKey = ""; // the Idempotency-Key of all trials that have one
 
-// trial makes an element to try an operation {operationId, method, path}. The
+// trial makes an element to try an operation {operationId, method, path, parameters}. The
 // examples are request bodies {summary, value}; an operation without a body has
 // none.
 export function trial(operation, examples) {
@@ -63,6 +66,7 @@ class Trial {
 
   #bots = el("select");
   #choice = el("select");
+  #answerKey = el("input", { autocomplete: "off", spellcheck: "false", placeholder: "None" });
   #body = el("textarea", { spellcheck: "false", autocomplete: "off", autocapitalize: "none" });
   #bodyProblem = el("p", { class: "problem", role: "status" });
 
@@ -76,12 +80,13 @@ class Trial {
   #headersBox = el("details", null, el("summary", null, "Headers"), this.#headers);
   #answer = el("pre", { class: "answer", tabindex: "0", role: "group", "aria-label": "Response body" });
 
-  constructor({ operationId, method, path }, examples) {
+  constructor({ operationId, method, path, parameters }, examples) {
     this.#id = operationId;
     this.#method = method.toUpperCase();
     this.#address = new URL("." + path, apiBase).href;
     this.#examples = examples;
-    this.element = el("div", { class: "trial" }, this.#keyForm, this.#keyNote, this.#bodyFields(),
+    this.namesAnswer = resumes && parameters.some(({ name }) => name === "Idempotency-Key");
+    this.element = el("div", { class: "trial" }, this.#keyForm, this.#keyNote, this.#bodyFields(), this.#answerField(),
       el("div", { class: "sending" }, this.#send, this.#status), this.#headersBox, this.#answer, this.#program());
     this.#headersBox.hidden = this.#answer.hidden = true;
     this.#keyForm.addEventListener("submit", (event) => {
@@ -107,6 +112,17 @@ class Trial {
       el("label", { class: "field" }, "Request body", this.#body),
       this.#bodyProblem,
     ];
+  }
+
+  // answerField names an answer, so that it can be stopped.
+  #answerField() {
+    if (!this.namesAnswer) return [];
+    const name = (key) => {
+      answerKey = key;
+      trials.forEach((trial) => trial.write());
+    };
+    this.#answerKey.addEventListener("input", () => name(this.#answerKey.value.trim()));
+    return [el("label", { class: "field" }, "Idempotency-Key", this.#answerKey), button("Make an Idempotency-Key", "link", () => name(newKey()))];
   }
 
   #program() {
@@ -172,7 +188,8 @@ class Trial {
     const understood = typeof value === "object" && !Array.isArray(value);
     this.#bodyProblem.hidden = understood;
     this.#bodyProblem.textContent = understood ? "" : "This is not a JSON object. Send shows the error that the service returns; the program below has the last valid object.";
-    if (understood) this.#call = { method: this.#method, address: this.#address, key: this.#key, body, streams: value.stream === true };
+    if (this.#answerKey.value.trim() !== answerKey) this.#answerKey.value = answerKey;
+    if (understood) this.#call = { method: this.#method, address: this.#address, key: this.#key, body, streams: value.stream === true, answerKey: this.namesAnswer ? answerKey : "" };
     this.#tabs.forEach((tab) => {
       const chosen = tab.textContent === language;
       tab.setAttribute("aria-selected", chosen);
@@ -206,7 +223,7 @@ class Trial {
     this.#headersBox.hidden = this.#answer.hidden = true;
     const response = await fetch(this.#address, {
       method: this.#method,
-      headers: { Authorization: `Bearer ${this.#key}` },
+      headers: { Authorization: `Bearer ${this.#key}`, ...(this.namesAnswer && answerKey && { "Idempotency-Key": answerKey }) },
       body: this.#examples.length > 0 ? this.#body.value : undefined,
       cache: "no-store",
       signal,
