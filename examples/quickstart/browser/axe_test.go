@@ -87,6 +87,36 @@ func TestAxe(t *testing.T) {
 			tab.click("#menu-button")
 			tab.see("#menu")
 		},
+		"rename": func(tab *tab) {
+			greet(tab, explaining.URL+home+"&bot=ada")
+			tab.see(".actions .regenerate")
+			tab.click("#menu-button")
+			tab.click("#rename")
+			tab.see("#rename-dialog")
+		},
+		"instructions": func(tab *tab) {
+			tab.open(explaining.URL + home + "&bot=ada")
+			tab.click("#menu-button")
+			tab.click("#set")
+			tab.see("#settings-dialog")
+		},
+		"shortcuts": func(tab *tab) {
+			tab.open(explaining.URL + home)
+			tab.click("#help")
+			tab.see("#help-dialog")
+		},
+		"days": func(tab *tab) {
+			manyChats(tab, explaining.URL+home+"&bot=ada")
+			tab.age()
+			evaluate[any](tab, `location.hash = "bots"; null`)
+			tab.see(".day")
+		},
+		"nothing found": func(tab *tab) {
+			manyChats(tab, explaining.URL+home+"&bot=ada")
+			evaluate[any](tab, `location.hash = "bots"; null`)
+			tab.search("nothing")
+			tab.see("#not-found")
+		},
 		"bot gone": func(tab *tab) {
 			changing := startService(tab.t, botapi.Options{}, nil)
 			is.New(tab.t).NoErr(changing.bots.Replace(ada, cy))

@@ -105,6 +105,15 @@ func (tab *tab) search(words string) {
 	tab.write(words)
 }
 
+// age makes the conversations one day older, and two days, and so on.
+func (tab *tab) age() {
+	tab.t.Helper()
+	evaluate[any](tab, `Object.keys(localStorage).filter((name) => name.startsWith("botapi.chat.")).forEach((name, i) => {
+		const conversation = JSON.parse(localStorage.getItem(name));
+		localStorage.setItem(name, JSON.stringify({ ...conversation, changed: Date.now() - (i + 1) * 86_400_000 }));
+	}); dispatchEvent(new StorageEvent("storage", { key: null })); null`)
+}
+
 // TestDays groups conversations by the days of their last messages.
 func TestDays(t *testing.T) {
 	is := is.New(t)

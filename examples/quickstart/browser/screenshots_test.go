@@ -29,8 +29,6 @@ func TestPicture(t *testing.T) {
 	is.Equal(tab.text(".user .text"), guide.Questions[1])
 	tab.see(".message:last-child .text h5")
 	if *picture != "" {
-		evaluate[any](tab, `scroller.scrollTop += document.querySelector(".user").getBoundingClientRect().top - scroller.getBoundingClientRect().top - 20; null`)
-		tab.see("#latest")
 		tab.shoot(*picture)
 	}
 }
@@ -79,6 +77,23 @@ func TestScreenshots(t *testing.T) {
 			manyChats(tab, explaining.URL+"/#key="+key+"&bot=gopher")
 			evaluate[any](tab, `location.hash = "bots"; null`)
 			tab.see(".conversation-item")
+		},
+		"days": func(tab *tab) {
+			manyChats(tab, explaining.URL+"/#key="+key+"&bot=gopher")
+			tab.age()
+			evaluate[any](tab, `location.hash = "bots"; null`)
+			tab.see(".day")
+		},
+		"instructions": func(tab *tab) {
+			tab.open(explaining.URL + "/#key=" + key + "&bot=gopher")
+			tab.click("#menu-button")
+			tab.click("#set")
+			tab.see("#settings-dialog")
+		},
+		"shortcuts": func(tab *tab) {
+			tab.open(explaining.URL + "/#key=" + key)
+			tab.click("#help")
+			tab.see("#help-dialog")
 		},
 		"forget": func(tab *tab) {
 			tab.open(q.address + "/#key=" + key)
