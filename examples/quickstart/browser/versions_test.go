@@ -2,7 +2,10 @@ package browser
 
 import (
 	"fmt"
+	"net/http"
+	"strings"
 	"testing"
+	"time"
 
 	"example.com/botapi"
 	"github.com/chromedp/chromedp"
@@ -61,6 +64,46 @@ func TestVersionsOfAnAnswer(t *testing.T) {
 	evaluate[any](tab, `document.querySelector(".assistant .earlier:enabled").click(); null`)
 	tab.seeLast("Answer 4") // what followed is back
 	is.Equal(tab.answers(), []string{"Answer 2", "Answer 4"})
+}
+
+// TestRegenerateAgain has a service that keeps no answers, and is silent when an answer
+// is regenerated. The page asks again for that version, and without an answer returns
+// to the earlier one.
+func TestRegenerateAgain(t *testing.T) {
+	for _, isStopped := range []bool{true, false} {
+		t.Run(fmt.Sprintf("stopped %t", isStopped), func(t *testing.T) {
+			is := is.New(t)
+			requests := 0
+			h := startService(t, botapi.Options{}, func(w http.ResponseWriter, r *http.Request) {
+				requests++
+				text := fmt.Sprintf("data: {\"content\":\"Answer %d\"}\n\ndata: [DONE]\n\n", requests)
+				if requests == 2 || isStopped && requests > 1 {
+					text = ": nothing yet\n\n"
+				}
+				stream(text, !strings.Contains(text, "DONE"))(w, r)
+			})
+			tab := newTab(t)
+			tab.open(h.URL + "/#key=" + key)
+			tab.say("Hello")
+			tab.seeLast("Answer 1")
+			tab.click(".message:last-child .regenerate")
+			tab.see(".arriving .progress")
+			is.Equal(tab.versions(), []string{})
+			tab.forward(time.Minute)
+			tab.click(".arriving .silence button")
+			if !isStopped {
+				tab.seeLast("Answer 3")
+				is.Equal(tab.versions(), []string{"2 / 2"})
+				return
+			}
+			tab.see(".arriving")
+			tab.do(chromedp.KeyEvent(kb.Escape))
+			tab.seeLast("Answer 1")
+			is.Equal(tab.versions(), []string{})
+			tab.do(chromedp.Reload())
+			tab.seeLast("Answer 1")
+		})
+	}
 }
 
 // TestVersionsOfAQuestion edits messages, and returns to what was there before.

@@ -613,7 +613,7 @@ $("import-file").addEventListener("change", async () => {
     const bot = bots.find(({ uid }) => uid === read.bot.uid) ?? bots.find(({ slug }) => slug === read.bot.slug) ?? botOf({ ...read.bot, bot: read.bot.uid });
     const id = newID();
     const fate = store.keep({ ...read, bot, id }, turns);
-    note("");
+    note(room[fate] ?? "");
     location.hash = addressOf(bot, id);
     announce(room[fate] ?? "The conversation is imported.");
   } catch {

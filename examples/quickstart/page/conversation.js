@@ -97,7 +97,9 @@ export class Conversation extends EventTarget {
   again(turn) {
     if (this.attempt?.kept) return this.attempt.controller.abort(); // of a silent connection
     const pending = this.attempt ? undefined : turn.pending ?? undefined;
-    return turn.state === "whole" ? this.regenerate(turn, pending) : this.ask(turn, pending);
+    const before = this.attempt?.before ?? -1;
+    if (this.attempt) this.attempt.before = -1; // the turn stays for this attempt
+    return turn.state === "whole" ? this.regenerate(turn, pending) : this.ask(turn, pending, before);
   }
 
   // show shows another version of the conversation from a turn on.
@@ -251,7 +253,7 @@ export class Conversation extends EventTarget {
     Object.assign(turn, outcome(turn, text, error, stopped));
     if (!error || kept === false || !isPassing(error)) turn.pending = null;
     if (!elsewhere) this.#keepTurn(turn);
-    if (before >= 0 && turn.state === "none" && !this.isEmpty) turn = this.#withdraw(turn, before);
+    if (before >= 0 && !elsewhere && turn.state === "none" && !this.isEmpty) turn = this.#withdraw(turn, before);
     if (this.isEmpty) return; // another tab has deleted the conversation
     this.#emit("change");
     this.#emit("end", { turn, error, stopped, fate: this.#fate });

@@ -207,9 +207,9 @@ class TurnView {
     return el("span", { class: "versions" }, turnTo("‹", "earlier", -1), el("span", { class: "place" }), turnTo("›", "later", 1));
   }
 
-  #showVersions(name, { all, shown }) {
+  #showVersions(name, { all, shown }, isArriving) {
     const versions = this.#itemOf(name).querySelector(".versions");
-    versions.hidden = all.length < 2;
+    versions.hidden = all.length < 2 || isArriving;
     versions.querySelector(".place").textContent = `${shown + 1} / ${all.length}`;
     versions.querySelector(".earlier").disabled = shown === 0;
     versions.querySelector(".later").disabled = shown === all.length - 1;
@@ -248,7 +248,7 @@ class TurnView {
     this.#find(".actions").hidden = attempt !== null || (isEmpty && choices.answer.all.length < 2);
     this.#find(".actions > .copy").hidden = isEmpty;
     this.#find(".regenerate").hidden = isEmpty || trouble !== null; // the failure has its own button
-    for (const name of ["question", "answer"]) this.#showVersions(name, choices[name]);
+    for (const name of ["question", "answer"]) this.#showVersions(name, choices[name], attempt !== null);
     this.#find(".progress").hidden = false;
     this.#find(".lost").hidden = this.#find(".silence").hidden = true;
     this.#find(".elapsed").textContent = "";
