@@ -22,10 +22,11 @@ import (
 //     answer was stopped, abandoned or lost, or has outgrown its room.
 //   - Readers follow it, each in its own request.
 //
-// An answer runs, has ended, and is settled, in this order: it is settled when the store has
-// said what it is for those who come later, or has no say in it any more. Only then do
-// readers learn of the end, so that a client that comes back, or stops the answer, finds the
-// same. For a complete answer they wait at most Wait.
+// An answer ends once, and is settled when the store has said what it is for those who come
+// later, or is given up, which may be while the answer still runs. Readers learn of the end
+// when it has ended and is settled, so that a client that comes back, or stops the answer,
+// finds the same. They take a complete answer as one after Wait, even if it is not settled: a
+// stop that the keeper learns of later is for the other readers.
 //
 // While the answer is kept, the engine waits for the store only; afterwards, for the readers.
 type answer struct {
@@ -36,10 +37,10 @@ type answer struct {
 	urgent  chan struct{}           // receives what the keeper should not let wait
 	settled chan struct{}           // closed when the answer is settled
 
-	mu      sync.Mutex
-	room    sync.Cond // for the engine, with mu: texts were dropped, or the answer has ended
-	readers map[*reader]struct{}
-	logged  bool // the timeout of the last reader to leave, which may be the model's
+	mu            sync.Mutex
+	room          sync.Cond // for the engine, with mu: texts were dropped, or the answer has ended
+	readers       map[*reader]struct{}
+	timeoutLogged bool // by botapi, for the last reader that left: the model's, at the same moment, is not logged again
 	state
 }
 
@@ -90,13 +91,17 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 	chatTimeout, stallTimeout = timeoutOf(a.engine.options.ChatTimeout, chatTimeout), timeoutOf(a.engine.options.StallTimeout, stallTimeout)
 	stall := time.AfterFunc(stallTimeout, func() { a.cancel(botapi.ErrEngineStalled) })
 	defer stall.Stop()
-	model, done := context.WithTimeoutCause(ctx, chatTimeout, botapi.ErrChatTimeout)
-	defer done()
+	model := withDeadline{ctx, time.Now().Add(chatTimeout)}
+	timeout := time.AfterFunc(chatTimeout, func() { a.cancel(botapi.ErrChatTimeout) })
+	defer timeout.Stop()
 	stop := context.AfterFunc(model, func() { a.end(ctx, context.Cause(model)) })
 	defer stop()
 	defer func() {
 		if v := recover(); v != nil {
 			a.engine.notePanic(ctx, &r, v)
+		}
+		if r.Err != nil && !time.Now().Before(model.deadline) { // as botapi has it: the engine may watch the deadline itself
+			a.cancel(botapi.ErrChatTimeout)
 		}
 		r.Err = cmp.Or(context.Cause(model), r.Err)
 		a.release() // first: a client that hears of the end may come with the next chat
@@ -105,7 +110,7 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 		a.notify()
 		a.mu.Unlock()
 		a.end(ctx, r.Err)
-		if r.Err == nil { // unless it was stopped
+		if r.Err == nil { // a DELETE may still stop it, until the store knows it to be complete
 			select {
 			case <-a.settled:
 			case <-time.After(a.engine.rules.Wait):
@@ -126,6 +131,15 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 		return more
 	})
 }
+
+// withDeadline is a context with the deadline of ChatTimeout. Its Err is context.Canceled even
+// then, as botapi promises to engines.
+type withDeadline struct {
+	context.Context
+	deadline time.Time
+}
+
+func (c withDeadline) Deadline() (time.Time, bool) { return c.deadline, true }
 
 // timeoutOf returns a timeout of the package, or else that of botapi.
 func timeoutOf(own, botapis time.Duration) time.Duration {
@@ -153,7 +167,7 @@ func (e *Engine) notePanic(ctx context.Context, r *Report, v any) {
 // one.
 func (a *answer) end(ctx context.Context, err error) {
 	a.mu.Lock()
-	isFirst, isSeen := !a.hasEnded(), len(a.readers) > 0 || a.logged && isTimeout(err)
+	isFirst, isSeen := !a.hasEnded(), len(a.readers) > 0 || a.timeoutLogged && isTimeout(err)
 	switch {
 	case isFirst:
 		a.endedAt, a.err = time.Now(), answerTo(err)

@@ -48,8 +48,8 @@
 //   - ChatTimeout and StallTimeout of [Options], by default those of botapi.Options,
 //     bound the model's work; those of botapi.Options bound each reader, and an answer
 //     that is not kept.
-//   - OnAnswer is called once for each call of the model, when it has returned and the
-//     store knows it; bill there, and not in OnChat, which is called for each reader.
+//   - OnAnswer is called once for each call of the model, when it has returned and, if the
+//     answer is complete, the store knows that or has not said it within Wait; bill there, and not in OnChat, which is called for each reader.
 //   - A key of the API that is revoked does not end the answers that were started
 //     with it; joining them needs a valid one.
 //   - A reader that is slow delays neither the model nor other readers, as long as

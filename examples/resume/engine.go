@@ -76,7 +76,8 @@ type Report struct {
 var (
 	ErrStopped = &botapi.StatusError{Status: http.StatusGone, Detail: "The answer was stopped"}
 
-	// ErrAbandoned is that of an answer that nobody came back for in time.
+	// ErrAbandoned is that of an answer that nobody came back for in time, or that nobody
+	// follows and nobody can join, since it is no longer kept.
 	ErrAbandoned = errors.New("resume: nobody came back for the answer")
 )
 
@@ -221,8 +222,8 @@ func (e *Engine) Join(ctx context.Context, key string) iter.Seq2[string, error] 
 	}
 }
 
-// answer joins an answer or starts it. A claim that may only join has no request,
-// or an error that is its response if there is no answer.
+// answer joins an answer or starts it. A claim that may only join has an error that is its
+// response if there is no answer, and perhaps no request.
 func (e *Engine) answer(ctx context.Context, c Claim, req *botapi.ChatRequest, rejected error, yield func(string, error) bool) {
 	if e.options.Limits != nil {
 		var err error
@@ -267,7 +268,7 @@ func (e *Engine) start(ctx context.Context, c Claim, req *botapi.ChatRequest, yi
 	}
 	model, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	a := newAnswer(c.Ref, e, cancel)
-	free := e.hold(ctx, c.name())
+	free := e.hold(ctx, c.name()) // for the model
 	a.release = func() {
 		e.models.release(c.Owner)
 		free()
@@ -282,7 +283,7 @@ func (e *Engine) start(ctx context.Context, c Claim, req *botapi.ChatRequest, yi
 		return
 	}
 	noteOutcome(ctx, Kept)
-	defer e.hold(ctx, c.name())()
+	defer e.hold(ctx, c.name())() // for this chat
 	first.follow(ctx, yield)
 }
 
@@ -303,11 +304,11 @@ func (e *Engine) begin(a *answer, goroutines ...func()) bool {
 	return true
 }
 
-// takeBack undoes a claim. No answer has -1 fragments, so the store drops it.
+// takeBack undoes a claim. A request may wait for it.
 func (e *Engine) takeBack(r Ref) {
-	ctx, cancel := context.WithTimeout(context.Background(), e.rules.Lease)
+	ctx, cancel := context.WithTimeout(context.Background(), e.rules.Wait)
 	defer cancel()
-	_, _ = e.store.End(ctx, r, -1, Ending{}) // otherwise its lease expires
+	_, _ = e.store.End(ctx, r, forgotten, Ending{}) // otherwise its lease expires
 	_ = e.store.Leave(ctx, r, r.ID)
 }
 
@@ -415,7 +416,7 @@ func (e *Engine) playUnkept(ctx context.Context, r *Report, yield func(string, e
 
 func (e *Engine) reportWhenDone(ctx context.Context, r *Report) {
 	<-ctx.Done()
-	if cause := context.Cause(ctx); cause != context.Canceled { // the chat is incomplete, and not only what was read of the answer
+	if cause := context.Cause(ctx); cause != context.Canceled { // which botapi has for a complete chat: then only the answer was not read to its end
 		r.Err = cause
 	}
 	e.report(ctx, r)

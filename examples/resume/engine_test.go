@@ -235,6 +235,27 @@ func TestHangingEngine(t *testing.T) {
 	})
 }
 
+// TestEngineWatchesItsDeadline has an engine that fails by itself at ChatTimeout: its context
+// is as botapi promises, and the response a 504.
+func TestEngineWatchesItsDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		var after error
+		engine, h := handler(t, resume.Options{Engine: botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+			return func(yield func(string, error) bool) {
+				deadline, _ := ctx.Deadline()
+				time.Sleep(time.Until(deadline))
+				yield("", errors.New("too late"))
+				<-ctx.Done()
+				after = ctx.Err()
+			}
+		})}, func(o *botapi.Options) { o.ChatTimeout = time.Second })
+		is.Equal(post(t, h, key).StatusCode, http.StatusGatewayTimeout)
+		is.NoErr(engine.Close(t.Context()))
+		is.Equal(after, context.Canceled)
+	})
+}
+
 // TestOnAnswerPanics on the model's own goroutine, which must not end the process.
 func TestOnAnswerPanics(t *testing.T) {
 	is := is.New(t)

@@ -69,6 +69,32 @@ func (s *badStore) Read(ctx context.Context, a resume.Ref, reader string, from i
 	return s.Store.Read(ctx, a, reader, from)
 }
 
+// TestStoreFailsOnceAfterASilence has a store that fails once, when the engine has been silent
+// and then fills its window: the answer is kept.
+func TestStoreFailsOnceAfterASilence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		store := &badStore{Store: resume.NewMemory(resume.Settings{})}
+		engine, h := handler(t, resume.Options{Store: store, Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+			return func(yield func(string, error) bool) {
+				yield("a", nil)
+				time.Sleep(2 * time.Second)
+				store.away.Store(true)
+				time.AfterFunc(200*time.Millisecond, func() { store.away.Store(false) })
+				for range 100 {
+					yield(strings.Repeat("b", 1024), nil)
+				}
+			}
+		})})
+		for _, want := range []string{"kept", "joined"} {
+			response := post(t, h, key)
+			is.Equal(len(text(t, response)), len(`{"content":"a"}`)+100<<10)
+			is.Equal(response.Header.Get(resume.OutcomeHeader), want)
+		}
+		is.NoErr(engine.Close(t.Context()))
+	})
+}
+
 // TestStopWithFragmentsLeft stops an answer with fragments that the store does not have
 // yet, and an engine that ignores its cancellation: the store hears of the engine three
 // times a lease.

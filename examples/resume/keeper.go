@@ -16,6 +16,7 @@ const (
 type keeper struct {
 	*answer
 	answeredAt time.Time     // when the store last did all that it was asked
+	failingAt  time.Time     // when it has failed first since then; zero if it has not
 	unattended time.Duration // how long nobody has followed the answer, in any process
 }
 
@@ -26,15 +27,11 @@ func (a *answer) keep(ctx context.Context) {
 	defer a.engine.forget(a)
 	k := keeper{answer: a, answeredAt: time.Now()}
 	for s := a.load(); !s.stored.isFinal() || !s.returned; s = a.load() {
-		tolerated := a.engine.rules.Lease
-		if s.size > window && s.attended { // the engine and a client wait for the store
-			tolerated = a.engine.rules.Wait
-		}
 		stored, have, err := k.tell(s)
 		switch {
 		case err == nil:
-			k.answeredAt = time.Now()
-		case time.Since(k.answeredAt) > tolerated:
+			k.answeredAt, k.failingAt = time.Now(), time.Time{}
+		case k.givesUp(s):
 			stored, err = Lost, nil
 		}
 		if err == nil {
@@ -43,6 +40,17 @@ func (a *answer) keep(ctx context.Context) {
 		}
 		k.pause(s, err)
 	}
+}
+
+// givesUp reports whether a store that has failed is given up: when the lease of the answer is
+// over, and after Wait if the engine and a client wait for it. (A store that does not return
+// has failed after a Lease.)
+func (k *keeper) givesUp(s state) bool {
+	if k.failingAt.IsZero() {
+		k.failingAt = time.Now()
+	}
+	isAwaited := s.size > window && s.attended
+	return time.Since(k.answeredAt) > k.engine.rules.Lease || isAwaited && time.Since(k.failingAt) > k.engine.rules.Wait
 }
 
 // tell tells the store what it lacks of the answer, and returns what it has then.
@@ -57,7 +65,7 @@ func (k *keeper) tell(s state) (stored State, have int, err error) {
 	k.unattended = added.Unattended
 	switch {
 	case added.State == Running && (s.stored != Running || added.Have < s.first):
-		_, err := store.End(ctx, k.Ref, -1, Ending{}) // what it lacks is not here any more: nobody may join it
+		_, err := store.End(ctx, k.Ref, forgotten, Ending{}) // what it lacks is not here any more: nobody may join it
 		return Lost, 0, err
 	case added.State.isFinal() || s.stored.isFinal() || !s.hasEnded():
 		return added.State, added.Have, nil
@@ -67,7 +75,7 @@ func (k *keeper) tell(s state) (stored State, have int, err error) {
 }
 
 // act does what the store says: it ends an answer that was stopped, or that nobody follows
-// and nobody can join.
+// and nobody can join: immediately, if it is Outgrown or Lost.
 func (k *keeper) act(ctx context.Context, s state, stored State) {
 	if stored == Stopped {
 		k.cancel(ErrStopped)

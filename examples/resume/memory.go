@@ -21,9 +21,6 @@ type Memory struct {
 	bytes   int64  // of all owners
 }
 
-// name is what all answers of a key have in common.
-func (r Ref) name() Ref { return Ref{Owner: r.Owner, Key: r.Key} }
-
 // A kept is one answer.
 type kept struct {
 	Ref
@@ -194,7 +191,7 @@ func (m *Memory) End(_ context.Context, r Ref, fragments int, e Ending) (State, 
 	case e.Status == 0 && a.state == Outgrown && fragments >= 0:
 		m.free(a)
 		m.expire(a, m.settings.Lease)
-		return Lost, nil // but for its present readers
+		return Lost, nil // its state stays Outgrown, for its present readers
 	case e.Status == 0 && len(a.texts) == fragments:
 		a.state = Complete
 		m.expire(a, m.settings.Keep)

@@ -13,7 +13,7 @@ import (
 type reader struct {
 	Ref
 	engine   *Engine
-	claim    string  // the ID of its Claim; empty if it started the answer
+	claim    string  // the ID of its Claim; empty if it started the answer: then Add says that it is there
 	local    *answer // nil if another process runs it
 	next     int     // number of the next fragment; guarded by local.mu, if that is set
 	timedOut bool    // botapi ended it, and logs that
@@ -63,7 +63,7 @@ func (r *reader) follow(ctx context.Context, yield func(string, error) bool) (di
 
 // pause waits until there may be more.
 func (r *reader) pause(ctx context.Context, changed <-chan struct{}) {
-	pause := r.engine.rules.Wait / 2 // readHere waits for the store for Wait; a change here begins the pause again
+	pause := r.engine.rules.Wait / 2 // nothing signals that Wait has passed since the end (readHere): look again
 	if changed == nil {
 		pause = batchPeriod // as often as the store gets fragments
 	}
@@ -166,7 +166,7 @@ func (r *reader) leave() {
 	if a := r.local; a != nil {
 		a.mu.Lock()
 		delete(a.readers, r)
-		a.logged = r.timedOut
+		a.timeoutLogged = r.timedOut
 		a.trim()
 		a.notify()
 		a.mu.Unlock()

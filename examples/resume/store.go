@@ -62,7 +62,7 @@ func (s Settings) Completed() Settings {
 // A Store keeps answers for all processes that share it. The Engine calls it; NewMemory has
 // the rules in Go, and resumetest checks that another store has the same. Methods may be
 // called concurrently. They return when their context ends, and their errors mean that it is
-// not known whether they had an effect; all may be repeated.
+// not known whether they had an effect; all but Claim may be repeated.
 //
 // The store decides in which state an answer is, for all processes. Claim makes it Running;
 // Add makes it Outgrown, or Lost if nobody has followed it for Abandon; Stop makes it Stopped,
@@ -84,7 +84,8 @@ type Store interface {
 
 	// End ends a running answer that has this number of fragments, and returns its state for
 	// those who come later. A complete answer is Complete, but Lost if it has outgrown its
-	// room or the store has another number of fragments.
+	// room or the store has another number of fragments. With -1 fragments, which no answer
+	// has, the store forgets it.
 	End(ctx context.Context, a Ref, fragments int, e Ending) (State, error)
 
 	// Stop ends the running answer of a key in the state Stopped, and does not
@@ -92,8 +93,8 @@ type Store interface {
 	Stop(ctx context.Context, owner, key string) (found bool, err error)
 
 	// Read returns fragments from a number on, without waiting for any, and renews
-	// the slot of a reader, by the ID of its Claim; an empty one has none. It is
-	// called ten times a second for a reader of another process.
+	// the slot of a reader, by the ID of its Claim; an empty one has none. An answer that
+	// is over is kept for another Lease at least. It is called ten times a second for a reader of another process.
 	Read(ctx context.Context, a Ref, reader string, from int) (Part, error)
 
 	// Leave releases the slot that a Claim took, by the ID of the Claim: that of a
@@ -108,6 +109,12 @@ type Store interface {
 // A Ref is one answer: whose it is, under which key, and an ID that no other
 // answer has, since a key may have several answers one after the other.
 type Ref struct{ Owner, Key, ID string }
+
+// name is what all answers of a key have in common.
+func (r Ref) name() Ref { return Ref{Owner: r.Owner, Key: r.Key} }
+
+// forgotten is the number of fragments with which End forgets an answer.
+const forgotten = -1
 
 // A Claim asks for the answer of a key.
 type Claim struct {
