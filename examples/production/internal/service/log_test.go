@@ -140,7 +140,7 @@ func TestLineOfAChat(t *testing.T) {
 			r, log, stored := recording(slog.LevelInfo)
 			one := new(turn)
 			one.outcome.Store(c.outcome)
-			ctx := context.WithValue(t.Context(), turnKey{}, one)
+			ctx := usage.With(t.Context(), one)
 			noted := r.notedLogger()
 			noted.WarnContext(ctx, "a model runtime failed", "error", "connection refused")
 			noted.ErrorContext(ctx, "request failed", "error", failed)
@@ -242,7 +242,7 @@ func TestRejectionsHideNoWarning(t *testing.T) {
 	is := is.New(t)
 	r, log, stored := recording(slog.LevelInfo)
 	for _, warns := range []bool{false, true, false, false} {
-		ctx := context.WithValue(t.Context(), turnKey{}, new(turn))
+		ctx := usage.With(t.Context(), new(turn))
 		if warns {
 			r.notedLogger().WarnContext(ctx, "an answer cannot be kept")
 		}
@@ -267,7 +267,7 @@ func TestLogLevelCountsForChats(t *testing.T) {
 		r, log, _ := recording(level)
 		one := new(turn)
 		one.outcome.Store(asked)
-		r.onRequest(context.WithValue(t.Context(), turnKey{}, one), reportOf(http.StatusOK, nil))
+		r.onRequest(usage.With(t.Context(), one), reportOf(http.StatusOK, nil))
 		r.usage.Close(t.Context())
 		is.Equal(strings.Count(log.String(), "\n"), lines)
 		is.True(!strings.Contains(log.String(), "notes"))

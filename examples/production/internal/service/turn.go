@@ -14,12 +14,13 @@ import (
 )
 
 // A turn is one request at this replica: what its middleware, its engines and its log
-// tell each other about it, besides the tokens of its chat.
+// tell each other about it.
 type turn struct {
-	client   string            // its address
-	outcome  atomic.Int32      // open, or what follows; it changes once
-	settings postgres.Settings // of the bot that was looked up
-	route    string            // its pattern, when the response has ended
+	usage.Meter                   // of its chat
+	client      string            // its address
+	outcome     atomic.Int32      // open, or what follows; it changes once
+	settings    postgres.Settings // of the bot that was looked up
+	route       string            // its pattern, when the response has ended
 
 	mu     sync.Mutex
 	notes  []slog.Record // see notedLines
@@ -36,11 +37,9 @@ const (
 // becomes reports whether the outcome of an open turn is this one from now on.
 func (t *turn) becomes(outcome int32) bool { return t.outcome.CompareAndSwap(open, outcome) }
 
-type turnKey struct{}
-
 // turnOf returns the turn of the request that a context belongs to, or nil.
 func turnOf(ctx context.Context) *turn {
-	t, _ := ctx.Value(turnKey{}).(*turn)
+	t, _ := usage.RequestOf(ctx).(*turn)
 	return t
 }
 
@@ -52,12 +51,11 @@ func ClientFrom(ctx context.Context) string {
 	return ""
 }
 
-// identified begins the turn of a request and the meter of its chat.
+// identified begins the turn of a request.
 func (r *replica) identified(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		client := clientAddress(req, r.config.TrustedProxies)
-		ctx := context.WithValue(usage.WithTokens(req.Context()), turnKey{}, &turn{client: client})
-		req = req.WithContext(ctx)
+		req = req.WithContext(usage.With(req.Context(), &turn{client: client}))
 		req.Header["X-Forwarded-For"] = []string{client} // otelhttp reads it
 		next.ServeHTTP(w, req)
 	})

@@ -51,8 +51,8 @@ type Asking struct {
 	Instructions string
 }
 
-// A meter counts the tokens of one chat.
-type meter struct {
+// A Meter counts the tokens of one chat. What a service knows of a request embeds it.
+type Meter struct {
 	reported *openai.Usage
 
 	mu         sync.Mutex
@@ -67,18 +67,31 @@ type meter struct {
 	total      *Tokens // once it is over; nil if it costs nothing
 }
 
-type meterKey struct{}
+func (m *Meter) meter() *Meter { return m }
 
-func meterOf(ctx context.Context) *meter {
-	m, _ := ctx.Value(meterKey{}).(*meter)
-	return m
+// A Request is what is known of a request: a type that embeds a Meter.
+type Request interface{ meter() *Meter }
+
+type requestKey struct{}
+
+// With returns the context of a request, with what is known of it and the meter for the
+// tokens of its chat, which TokensOf reads.
+func With(ctx context.Context, r Request) context.Context {
+	ctx, r.meter().reported = openai.CountTokens(ctx)
+	return context.WithValue(ctx, requestKey{}, r)
 }
 
-// WithTokens returns the context of a request with a meter for the tokens of its
-// chat; TokensOf reads it.
-func WithTokens(ctx context.Context) context.Context {
-	ctx, reported := openai.CountTokens(ctx)
-	return context.WithValue(ctx, meterKey{}, &meter{reported: reported})
+// RequestOf returns what is known of the request that a context belongs to, or nil.
+func RequestOf(ctx context.Context) Request {
+	r, _ := ctx.Value(requestKey{}).(Request)
+	return r
+}
+
+func meterOf(ctx context.Context) *Meter {
+	if r := RequestOf(ctx); r != nil {
+		return r.meter()
+	}
+	return nil
 }
 
 // Asks notes that a model is asked. Before that a chat uses no tokens.
@@ -92,7 +105,7 @@ func Asks(ctx context.Context, a Asking) {
 }
 
 // hears counts a message of the prompt. It is called with the lock held.
-func (m *meter) hears(text string) {
+func (m *Meter) hears(text string) {
 	m.prompt += int64(len(text))
 	m.messages++
 	if text != "" {
@@ -102,7 +115,7 @@ func (m *meter) hears(text string) {
 
 // Metered counts the tokens of chats that go through an engine. It calls over
 // for each chat that has used some, when its engine has returned: from then on
-// TokensOf and UsedOf say the same. In a context that is not from WithTokens it
+// TokensOf and UsedOf say the same. In a context that is not from With it
 // does nothing.
 func Metered(engine botapi.ChatEngine, over func(ctx context.Context, runtime string, t Tokens, why string)) botapi.ChatEngine {
 	return botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
@@ -125,7 +138,7 @@ func Metered(engine botapi.ChatEngine, over func(ctx context.Context, runtime st
 	})
 }
 
-func (m *meter) begin(req *botapi.ChatRequest) {
+func (m *Meter) begin(req *botapi.ChatRequest) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, message := range req.Messages {
@@ -133,7 +146,7 @@ func (m *meter) begin(req *botapi.ChatRequest) {
 	}
 }
 
-func (m *meter) passes(ctx context.Context, text string, err error) {
+func (m *Meter) passes(ctx context.Context, text string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err == nil && text != "" {
@@ -153,7 +166,7 @@ func tookTooLong(err error) bool {
 }
 
 // end settles what the chat has used.
-func (m *meter) end() (t *Tokens, why string) {
+func (m *Meter) end() (t *Tokens, why string) {
 	reported, isReported := m.reported.Tokens()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -166,7 +179,7 @@ func (m *meter) end() (t *Tokens, why string) {
 
 // settle returns the reported tokens or, if there are none or they cannot be, an
 // estimate.
-func (m *meter) settle(reported openai.Tokens, isReported bool) (t *Tokens, why string) {
+func (m *Meter) settle(reported openai.Tokens, isReported bool) (t *Tokens, why string) {
 	complete := m.reported.FinishReason() != ""
 	estimate := &Tokens{
 		Prompt:     tokensIn(m.prompt, bytesPerToken) + messageTokens*m.messages,
@@ -224,7 +237,7 @@ func UsedOf(ctx context.Context) int64 {
 // at least a byte, except for what a runtime adds to messages and for reasoning,
 // and at most longestToken bytes. Messages share no token. A report of an
 // incomplete answer may lag behind it.
-func (m *meter) possible(t openai.Tokens, complete bool) bool {
+func (m *Meter) possible(t openai.Tokens, complete bool) bool {
 	if complete && (t.Completion < tokensIn(m.completion, longestToken) || t.Prompt+t.Completion < m.fragments) {
 		return false
 	}

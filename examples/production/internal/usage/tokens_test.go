@@ -58,7 +58,7 @@ func TestTokensOfAChat(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
-			ctx, cancel := context.WithCancelCause(usage.WithTokens(t.Context()))
+			ctx, cancel := context.WithCancelCause(usage.With(t.Context(), new(usage.Meter)))
 			defer cancel(nil)
 			engine := botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
 				return func(yield func(string, error) bool) {
@@ -109,7 +109,7 @@ func TestTokensOfAChat(t *testing.T) {
 // TestUsedWhileAChatGoesOn checks that UsedOf never exceeds the final total.
 func TestUsedWhileAChatGoesOn(t *testing.T) {
 	is := is.New(t)
-	ctx := usage.WithTokens(t.Context())
+	ctx := usage.With(t.Context(), new(usage.Meter))
 	is.Equal(usage.UsedOf(ctx), int64(0))
 	engine := botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
 		return func(yield func(string, error) bool) {

@@ -97,7 +97,7 @@ func NewJoins(r botapi.ChatReport, joins int64) *Record {
 
 // Recorded adds a record of each chat that asks a model in an engine, when the engine has
 // returned: its tokens are final then. The engine is Metered, and the context is from
-// WithTokens. The record says what the model has done, whoever has read it: its client may
+// With. The record says what the model has done, whoever has read it: its client may
 // have disconnected, and another may have joined the answer.
 func (w *Writer) Recorded(engine botapi.ChatEngine) botapi.ChatEngine {
 	return botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {

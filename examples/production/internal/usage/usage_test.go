@@ -274,9 +274,9 @@ func TestLogLinesAreBounded(t *testing.T) {
 // TestRecordOfAChat has chats end in every way. The record says what the model has done,
 // and is added when its engine has returned.
 func TestRecordOfAChat(t *testing.T) {
-	left, cancel := context.WithCancelCause(usage.WithTokens(t.Context()))
+	left, cancel := context.WithCancelCause(usage.With(t.Context(), new(usage.Meter)))
 	cancel(botapi.ErrClientLeft)
-	late, cancel := context.WithCancelCause(usage.WithTokens(t.Context()))
+	late, cancel := context.WithCancelCause(usage.With(t.Context(), new(usage.Meter)))
 	cancel(botapi.ErrChatTimeout)
 	for name, c := range map[string]struct {
 		ctx      context.Context // that has ended; nil for one that has not
@@ -323,7 +323,7 @@ func TestRecordOfAChat(t *testing.T) {
 				}
 				ctx := c.ctx
 				if ctx == nil {
-					ctx = usage.WithTokens(context.Background())
+					ctx = usage.With(context.Background(), new(usage.Meter))
 				}
 				recorded := w.Recorded(usage.Metered(botapi.ChatEngineFunc(engine), func(context.Context, string, usage.Tokens, string) {}))
 				read := 0
@@ -355,7 +355,7 @@ func TestChatThatAsksNoModel(t *testing.T) {
 	engine := func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
 		return func(yield func(string, error) bool) { yield("", errAway) }
 	}
-	for range w.Recorded(botapi.ChatEngineFunc(engine)).Chat(usage.WithTokens(t.Context()), new(botapi.ChatRequest)) {
+	for range w.Recorded(botapi.ChatEngineFunc(engine)).Chat(usage.With(t.Context(), new(usage.Meter)), new(botapi.ChatRequest)) {
 	}
 	w.Close(t.Context())
 	is.Equal(len(kept.records()), 0)
