@@ -50,6 +50,11 @@ func (c writerChain) isTimeoutHandler() bool {
 	return len(c.types) > 0 && c.types[len(c.types)-1] == "*http.timeoutWriter"
 }
 
+// isFasthttp reports whether fasthttp's adaptor serves the API, which is fiber's, too.
+func (c writerChain) isFasthttp() bool {
+	return len(c.types) > 0 && strings.HasPrefix(c.last(), "*fasthttpadaptor.")
+}
+
 // chain names the writers, for a cause.
 func (c writerChain) chain() string {
 	if len(c.types) == 0 {
@@ -82,6 +87,10 @@ func (s *stack) checkWriter(ctx context.Context, r *Result) error {
 		f.Arrived = "the API's ResponseWriter is http.TimeoutHandler's" + w.chain()
 		f.Cause = "http.TimeoutHandler serves the API: it collects a stream, and replies 503 when its time is up; use it for other routes, and ChatTimeout for chats"
 		f.Effect = late + "; long answers fail"
+	case w.isFasthttp():
+		f.Arrived = "the API's ResponseWriter is that of an adaptor, which cannot set deadlines" + w.chain()
+		f.Cause = "fiber's adaptor serves the API: mount it in net/http, beside the app, as examples/mounting does"
+		f.Effect = "a client that does not read, or sends half a body, keeps its connection and its slot"
 	case w.flushes:
 		f.Arrived = fmt.Sprintf("%s has no Unwrap() http.ResponseWriter%s", w.last(), w.chain())
 		f.Cause = "middleware wraps the ResponseWriter, and lacks Unwrap, so that the API can set no deadlines"

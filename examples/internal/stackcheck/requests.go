@@ -130,7 +130,7 @@ func (s *stack) checkBody(ctx context.Context, r *Result) error {
 			continue
 		case got.status == http.StatusRequestEntityTooLarge || len(c.prompt) > 1000:
 			f.Effect = "long conversations fail, although they are below MaxBodyBytes"
-			f.Cause = "a proxy or middleware bounds the body below MaxBodyBytes (client_max_body_size, http.MaxBytesReader), or has read a part of it"
+			f.Cause = "a proxy or middleware bounds the body below MaxBodyBytes (client_max_body_size, http.MaxBytesReader), has read a part of it, or cannot write it to its disk"
 		case got.status == http.StatusUnsupportedMediaType:
 			f.Effect = "clients that send another Content-Type, such as curl, are rejected"
 			f.Cause = "middleware checks the Content-Type, which the API ignores"
@@ -209,8 +209,10 @@ func (s *stack) checkErrors(ctx context.Context, r *Result) error {
 		case got.isRedirect():
 			f.Effect = "clients that follow the redirect turn a POST into a GET"
 			f.Cause = "the router redirects paths that it finds untidy (RedirectTrailingSlash, StrictSlash); mount a whole subtree, without a method"
-		case got.header.Get("X-Request-Id") == "" && !s.kit.sawSince(mark) && (got.status == http.StatusNotFound || got.status == http.StatusMethodNotAllowed):
+		case s.kit != nil && got.header.Get("X-Request-Id") == "" && !s.kit.sawSince(mark) && (got.status == http.StatusNotFound || got.status == http.StatusMethodNotAllowed):
 			f.Cause = "the router replies itself: its route has a method, or is a single path; mount a whole subtree, without a method"
+		case s.kit == nil && got.header.Get("X-Request-Id") == "" && got.status == c.status:
+			f.Cause += "; or the router replies itself, since its route has a method, or is a single path: mount a whole subtree, without a method"
 		case got.status != c.status && got.isJSON():
 			f.Cause = "middleware changes the status of errors, or answers before the API does"
 		}

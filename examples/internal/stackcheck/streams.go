@@ -441,9 +441,9 @@ func (s *stack) whoHidTheAbort(ctx context.Context, p *play, before aborts) stri
 		case after.begun > before.begun:
 			return "middleware recovers the panic with http.ErrAbortHandler and does not panic again with it (gin.Recovery and gorilla's RecoveryHandler do not)"
 		}
-		return "a proxy or an adaptor between passes the end of an aborted response on as a normal one"
+		return "a proxy or an adaptor between (fiber's adaptor) passes the end of an aborted response on as a normal one"
 	}
-	cause := "middleware swallows http.ErrAbortHandler, or a proxy speaks HTTP/1.0 to the service"
+	cause := "middleware swallows http.ErrAbortHandler, as fiber's adaptor does, or a proxy speaks HTTP/1.0 to the service"
 	if run, err := s.see(ctx, p, probe.Begun, 0, 0); err == nil && strings.EqualFold(run.Header["Connection"], "close") {
 		return "a proxy speaks HTTP/1.0 to the service, since its requests have Connection: close (nginx before 1.29.7 without proxy_http_version 1.1)"
 	}
@@ -522,7 +522,7 @@ func (s *stack) checkDisconnect(ctx context.Context, r *Result) error {
 		Sent:    "the client disconnected " + strings.Join(missed, ", and another "),
 		Arrived: fmt.Sprintf("the engine's context was not cancelled for %v", disconnectPatience),
 		Effect:  "models go on for users who have gone, and you pay for it; slots stay taken",
-		Cause:   "a proxy does not pass disconnects on (HAProxy without option abortonclose in its defaults, nginx with proxy_ignore_client_abort)",
+		Cause:   "a proxy does not pass disconnects on (HAProxy without option abortonclose in its defaults, nginx with proxy_ignore_client_abort), or fiber's adaptor serves the API",
 	}
 	if s.kit != nil && s.kit.isDirect() {
 		f.Cause = "middleware replaces the request's context with one that does not end with it, or runs the API in another request or goroutine, as fiber's adaptor does"
@@ -550,7 +550,7 @@ func (s *stack) checkSlowReader(ctx context.Context, r *Result) error {
 		Sent:    "the engine yielded 48 MiB to a client that did not read",
 		Arrived: "all of it was taken from the engine",
 		Effect:  "answers of slow clients pile up in memory or on disk",
-		Cause:   "a proxy or middleware buffers responses without a bound",
+		Cause:   "a proxy or middleware buffers responses without a bound, or on disk (nginx with proxy_ignore_headers X-Accel-Buffering)",
 	})
 	return nil
 }
