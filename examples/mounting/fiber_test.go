@@ -63,29 +63,35 @@ func TestFiberAdaptorDoesNotNoticeADisconnect(t *testing.T) {
 }
 
 // serveByFasthttp mounts the handler in a fiber app that fasthttp serves.
-//
-// The cleanup closes the listener instead of calling the app's Shutdown, whose
-// cancellation of the requests' contexts is a data race with code that waits for them.
 func serveByFasthttp(t *testing.T, engine botapi.ChatEngine) client {
 	t.Helper()
 	app := fiber.New()
 	app.All("/v1/*", adaptor.HTTPHandler(newHandler(t, engine)))
+	transport := new(http.Transport)
+	server := listenByFasthttp(t, app)
+	t.Cleanup(transport.CloseIdleConnections)
+	return client{http: &http.Client{Transport: transport}, server: server}
+}
 
+// listenByFasthttp serves an app on a loopback port until the test ends, and returns its address.
+//
+// The cleanup closes the listener instead of calling the app's Shutdown, whose
+// cancellation of the requests' contexts is a data race with code that waits for them.
+func listenByFasthttp(t *testing.T, app *fiber.App) string {
+	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	served := make(chan error, 1)
 	go func() { served <- app.Listener(listener, fiber.ListenConfig{DisableStartupMessage: true}) }()
-	transport := new(http.Transport)
 	t.Cleanup(func() {
-		transport.CloseIdleConnections()
 		_ = listener.Close()
 		if err := <-served; err != nil {
 			t.Errorf("serving by fasthttp: %v", err)
 		}
 	})
-	return client{http: &http.Client{Transport: transport}, server: "http://" + listener.Addr().String()}
+	return "http://" + listener.Addr().String()
 }
 
 // A connection is a TCP connection on which the test writes its request.

@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	example.com/botapi v0.0.0
+	github.com/NYTimes/gziphandler v1.1.1
 	github.com/chromedp/chromedp v0.23.0
 	github.com/gin-gonic/gin v1.12.0
 	github.com/go-chi/chi/v5 v5.5.0
