@@ -93,6 +93,7 @@ func TestSearch(t *testing.T) {
 	tab.search("plums")
 	is.Equal(tab.titles(), []string{})
 	tab.see("#not-found")
+	is.Equal(tab.text("#announcement"), "No conversation has these words.")
 	tab.do(chromedp.KeyEvent(kb.Escape))
 	is.Equal(len(tab.titles()), 2)
 	tab.wait(`document.querySelector("#not-found").hidden`)
@@ -229,7 +230,7 @@ func TestImport(t *testing.T) {
 	tab.click("#delete-now")
 	tab.wait(`document.querySelectorAll(".user").length === 0`)
 
-	for _, other := range []string{"", "{", "null", `{"messages":[]}`, strings.Replace(file, `"user"`, `"assistant"`, 1), strings.Replace(file, `"one"`, `1`, 1)} {
+	for _, other := range []string{"", "{", "null", `{"bot":{"uid":"1","slug":"a","name":"A"},"messages":[]}`, strings.Replace(file, `"user"`, `"assistant"`, 1), strings.Replace(file, `"one"`, `1`, 1)} {
 		tab.importFile(other)
 		tab.wait(`document.querySelector("#bots-note").textContent === "This file has no conversation that was saved as JSON."`)
 		is.Equal(tab.titles(), []string{})

@@ -178,7 +178,7 @@ func TestDraftsAndPositions(t *testing.T) {
 
 	tab.click(`.bot[href="#bot=bo"]`)
 	tab.do(chromedp.Reload())
-	tab.wait(`document.querySelector("#chat-name").textContent === "Bo"`)
+	tab.wait(`document.querySelector("#chat-name")?.textContent === "Bo"`)
 	is.Equal(evaluate[string](tab, value), "for Bo")
 }
 

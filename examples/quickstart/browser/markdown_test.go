@@ -669,7 +669,7 @@ const showing = `(async () => {
 	});
 
 	const known = "span.piece, .piece span, span.note, .note > button, span.formula, div.footnote, .footnote > .label, del, div.part, thead, tbody, p, h3, h4, h5, h6, hr, blockquote, ul, ol, li, a, em, strong, code, br, table, tr, th, td, pre, figure, figcaption, div.table, figcaption > span, figcaption > button";
-	const knownAttributes = new Set(["dir", "class", "href", "title", "target", "rel", "start", "tabindex", "role", "aria-label", "scope", "type", "data-language", "data-note", "data-formula"]);
+	const knownAttributes = new Set(["dir", "class", "href", "title", "target", "rel", "start", "tabindex", "role", "aria-label", "aria-pressed", "scope", "type", "data-language", "data-note", "data-formula"]);
 	window.harm = (markdown) => {
 		const half = document.createElement("div");
 		all(new MarkdownText(half), markdown, { arriving: true });

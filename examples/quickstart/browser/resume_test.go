@@ -186,9 +186,9 @@ func TestResumeInBackground(t *testing.T) {
 	m.fragments <- "One, "
 	tab.seeAnswer("One, ")
 	tab.click(`.bot[href="#bot=bo"]`)
-	tab.wait(`document.querySelector("#chat-name").textContent === "Bo"`)
+	tab.wait(`document.querySelector("#chat-name")?.textContent === "Bo"`)
 	tab.do(chromedp.Reload())
-	tab.wait(`document.querySelector("#chat-name").textContent === "Bo"`)
+	tab.wait(`document.querySelector("#chat-name")?.textContent === "Bo"`)
 	tab.wait(`document.querySelector(".bot[href='#bot=ada'] .state").textContent === "is answering"`)
 	m.fragments <- "two."
 	close(m.fragments)

@@ -247,7 +247,7 @@ func (tab *tab) enter(modifiers ...kb.Modifier) {
 func (tab *tab) tabTo(selector string) {
 	tab.t.Helper()
 	var passed []string
-	for range 20 {
+	for range 40 {
 		if evaluate[bool](tab, fmt.Sprintf("document.activeElement.matches(%q)", selector)) {
 			return
 		}

@@ -1,13 +1,16 @@
 package browser
 
 import (
+	"context"
 	"fmt"
+	"iter"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/quickstart/page"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 	"github.com/matryer/is"
@@ -161,6 +164,39 @@ func TestVersionsInTwoTabs(t *testing.T) {
 	first.click(".user .earlier")
 	first.seeLast("Well,")
 	second.seeLast("Well,")
+}
+
+// TestVersionChosenElsewhere shows the earlier version in one tab while another one
+// arrives in a second, from a service that keeps no answers.
+func TestVersionChosenElsewhere(t *testing.T) {
+	is := is.New(t)
+	gate := make(chan struct{})
+	requests := 0
+	h := startPage(t, botapi.Options{Engine: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			requests++
+			if requests == 2 {
+				<-gate
+			}
+			yield(fmt.Sprintf("Answer %d", requests), nil)
+		}
+	})}, page.Options{})
+	second := newTab(t)
+	second.open(h.URL + "/#key=" + key)
+	second.say("Hello")
+	second.seeLast("Answer 1")
+	second.click(".message:last-child .regenerate")
+	second.see(".arriving")
+	first := second.another()
+	first.open(h.URL + "/#key=" + key)
+	first.wait(`document.querySelector(".assistant .place")?.textContent === "2 / 2"`)
+	first.click(".assistant .earlier")
+	first.seeLast("Answer 1")
+	close(gate)
+	second.seeLast("Answer 2")
+	first.click(".assistant .later")
+	first.seeLast("Answer 2")
+	is.Equal(evaluate[int](first, `Object.values(localStorage).join("").split("Answer 1").length - 1`), 1) // it is stored once
 }
 
 // TestOlderConversations opens what earlier versions of the page have stored, and what

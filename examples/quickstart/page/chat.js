@@ -574,12 +574,12 @@ $("skip").addEventListener("click", (event) => {
 const themes = { "": "light", light: "dark", dark: "" }; // the next of each
 
 function showTheme() {
-  document.documentElement.dataset.theme = store.theme;
-  $("theme").textContent = `Theme: ${store.theme || "automatic"}`;
+  document.documentElement.dataset.theme = store.theme();
+  $("theme").textContent = `Theme: ${store.theme() || "automatic"}`;
 }
 
 $("theme").addEventListener("click", () => {
-  store.theme = themes[store.theme];
+  store.keepTheme(themes[store.theme()]);
   showTheme();
 });
 
@@ -621,7 +621,10 @@ $("import-file").addEventListener("change", async () => {
   }
 });
 
-$("search").addEventListener("input", drawList);
+$("search").addEventListener("input", () => {
+  drawList();
+  announce($("not-found").hidden ? "" : $("not-found").textContent);
+});
 
 $("rename").addEventListener("click", () => {
   $("menu").hidePopover();

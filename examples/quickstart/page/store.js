@@ -55,14 +55,9 @@ export const store = {
     write(permanent, keyName, "");
   },
 
-  // theme is "light", "dark", or empty for that of the browser.
-  get theme() {
-    return read(permanent, themeName);
-  },
-
-  set theme(theme) {
-    write(permanent, themeName, theme);
-  },
+  // theme returns "light", "dark", or nothing for that of the browser.
+  theme: () => read(permanent, themeName),
+  keepTheme: (theme) => write(permanent, themeName, theme),
 
   // conversations lists all conversations, the last changed first, with titles and
   // the last turn's pending instead of turns.
@@ -107,7 +102,7 @@ export const store = {
   keepTurn(conversation, turn) {
     const { turns } = this.load(conversation.id);
     const known = [...everyTurn(turns)].find(({ id }) => id === turn.id);
-    if (known) Object.assign(known, turn, { before: known.before, after: known.after });
+    if (known) Object.assign(known, turn);
     else turns.push(turn);
     return this.keep(conversation, turns);
   },
