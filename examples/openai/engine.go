@@ -191,8 +191,9 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 }
 
 // Chunks is Chat for engines that build on this one. It yields each chunk of the
-// runtime's stream, with or without text, and one that is [Chunk.Alive] for each comment,
-// with which some runtimes say that they are still reading a long prompt.
+// runtime's stream, with or without text, and one that is [Chunk.Alive] for each comment and
+// each event without data, with which some runtimes say that they are still reading a long
+// prompt.
 func (e *Engine) Chunks(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[Chunk, error] {
 	return func(yield func(Chunk, error) bool) {
 		body, err := e.body(req)

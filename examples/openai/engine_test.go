@@ -232,7 +232,7 @@ func TestCompleteStreams(t *testing.T) {
 func TestSignsOfLife(t *testing.T) {
 	is := is.New(t)
 	runtime := runtimeSays(t, func(s *runtimetest.Stream) {
-		s.Raw(": keep-alive\n\ndata:\n\n")
+		s.Raw(": keep-alive\n\ndata:\n\nevent: ping\n\n")
 		s.Text("Hi")
 		s.Raw(": keep-alive\n")
 		s.Stop()
@@ -245,7 +245,7 @@ func TestSignsOfLife(t *testing.T) {
 		is.NoErr(err)
 		alive = append(alive, chunk.Alive)
 	}
-	is.Equal(alive, []bool{true, true, false, true, false})
+	is.Equal(alive, []bool{true, true, true, false, true, false})
 	_, answer := chat(t, serve(t, openai.Config{BaseURL: runtime.URL}), stream)
 	is.Equal(answer, "data: {\"content\":\"Hi\"}\n\ndata: [DONE]")
 }

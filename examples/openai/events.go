@@ -81,7 +81,7 @@ var byteOrderMark = []byte("\ufeff")
 // data, with which a runtime says that it is alive: Data is empty then.
 func (e *Events) Next() bool {
 	e.data, e.error = e.data[:0], false
-	for hasData := false; e.err == nil; {
+	for hasData, hasField := false, false; e.err == nil; {
 		line, ok := e.line()
 		if !ok {
 			return hasData && e.isWhole() // only its blank line is missing
@@ -91,10 +91,8 @@ func (e *Events) Next() bool {
 		isBlank := len(line) == 0
 		isComment := !isBlank && len(name) == 0
 		switch {
-		case isBlank && hasData, isComment && !hasData && !e.error:
+		case isBlank && (hasData || hasField), isComment && !hasData && !e.error:
 			return true
-		case isBlank:
-			e.error = false
 		case hasData && e.isFollowedBy(string(name), value):
 			e.held, e.packed = line, true
 			return true
@@ -110,7 +108,9 @@ func (e *Events) Next() bool {
 				return true
 			}
 		case "event":
-			e.error = string(value) == "error"
+			e.error, hasField = string(value) == "error", true
+		case "id", "retry":
+			hasField = true
 		}
 	}
 	return false

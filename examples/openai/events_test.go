@@ -34,7 +34,8 @@ func TestEvents(t *testing.T) {
 		"the same with names":             {"event: x\ndata: {\"a\":1}\nevent: y\ndata: {\"b\":2}\n", []string{`{"a":1}`, `{"b":2}`}},
 		"one of them of several lines":    {"data: {}\ndata: {\"a\":\ndata: [{}\ndata: ,{}]}\ndata: {}", []string{"{}", "{\"a\":\n[{}\n,{}]}", "{}"}},
 		"objects in an event of JSON":     {"data: [{}\ndata: ,{}\ndata: ]\n\n", []string{"[{}\n,{}\n]"}},
-		"signs of life":                   {": a\n\ndata: b\n: c\n\ndata\n\nevent: x\n\n:\n", []string{"", "b", "", ""}},
+		"signs of life":                   {": a\n\ndata: b\n: c\n\ndata\n\nevent: x\n\n:\n", []string{"", "b", "", "", ""}},
+		"events without data":             {"event: error\n\nretry: 1\n\nid: 2\r\n\r\ndata: b\nid: 3\n\n\n\n", []string{"", "", "", "b"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for splitting, reader := range map[string]io.Reader{
