@@ -61,8 +61,8 @@ type Config struct {
 type Count int
 
 const (
-	// CountAtEnd asks for the count at the end of each answer. An incomplete
-	// answer has none.
+	// CountAtEnd asks for the count at the end of each answer. One that ends
+	// without a finish_reason has none.
 	CountAtEnd Count = iota
 	// CountAlong also asks for the count in each chunk (continuous_usage_stats),
 	// which vLLM and SGLang support. So an incomplete answer is counted up to where
@@ -252,11 +252,12 @@ func (a *answer) read(events *Events, yield func(Chunk) bool) error {
 			return a.unlessComplete(errIncomplete)
 		}
 		chunk, err := a.readEvent(events)
-		if err == nil {
-			err = a.note(&chunk)
-		}
 		if err != nil {
 			return a.unlessComplete(err)
+		}
+		if err := a.note(&chunk); err != nil {
+			a.readRest(events, yield) // its tokens are used, too
+			return err
 		}
 		if !yield(chunk) {
 			return nil
@@ -323,8 +324,8 @@ const (
 	drainBytes = 4 << 10
 )
 
-// readRest reads what follows [DONE]: the token count of a few runtimes, and the end of the
-// body. The transport reuses a connection only if the body was read to its end.
+// readRest reads what follows the end of the answer: the token count, which a few runtimes
+// send after [DONE], and the end of the body. The transport reuses a connection only if the body was read to its end.
 func (a *answer) readRest(events *Events, yield func(Chunk) bool) {
 	defer time.AfterFunc(drainTime, a.cancel).Stop()
 	for n := 0; n < drainBytes && events.Next(); n += len(events.data) + 1 {

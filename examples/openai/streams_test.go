@@ -68,7 +68,8 @@ func readSlowly(stream string) (s said) {
 		if finish != "" && !s.complete {
 			if slices.Contains([]string{"abort", "cancelled", "timeout", "insufficient_system_resource"}, finish) || strings.HasSuffix(finish, "error") ||
 				s.text+chunkText == "" && (noText || finish == "tool_calls") {
-				break
+				done = true // only a count may follow
+				continue
 			}
 			s.complete, s.finish = true, finish
 		}

@@ -47,6 +47,17 @@ func TestTokens(t *testing.T) {
 			s.Raw(": ping\n\ndata: oops\n\n")
 			s.Usage(9, 7)
 		}, openai.Tokens{Prompt: 9, Completion: 7}, true, "stop"},
+		"of tool calls alone": {func(s *runtimetest.Stream) {
+			s.Raw(`data: {"choices":[{"delta":{"tool_calls":[{"index":0}]},"finish_reason":"tool_calls"}]}` + "\n\n")
+			s.Usage(9, 7)
+			s.Done()
+		}, openai.Tokens{Prompt: 9, Completion: 7}, true, ""},
+		"aborted by the runtime": {func(s *runtimetest.Stream) {
+			s.Text("Hi")
+			s.Raw(`data: {"choices":[{"delta":{},"finish_reason":"abort"}]}` + "\n\n")
+			s.Usage(9, 7)
+			s.Done()
+		}, openai.Tokens{Prompt: 9, Completion: 7}, true, ""},
 		"zeros after the count": {func(s *runtimetest.Stream) {
 			s.Text("Hi")
 			s.Usage(9, 7)
