@@ -92,7 +92,7 @@ func (e *Anthropic) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2
 				yield("", a.failed(events.End()))
 				return
 			}
-			text, err := a.read(events.Data())
+			text, err := a.read(events)
 			if err != nil {
 				yield("", a.failed(err))
 				return
@@ -105,7 +105,7 @@ func (e *Anthropic) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2
 		// the body was read to its end.
 		defer time.AfterFunc(100*time.Millisecond, cancel).Stop()
 		for events.Next() {
-			_, _ = a.read(events.Data())
+			_, _ = a.read(events)
 		}
 	}
 }
@@ -184,10 +184,15 @@ func (a *anthropicAnswer) check(r *http.Request, next option.MiddlewareNext) (*h
 	return response, nil
 }
 
-// read records an event and returns its text. An event without data is a sign of life.
-func (a *anthropicAnswer) read(data []byte) (text string, err error) {
-	if len(data) == 0 {
+// read records an event and returns its text. An event without data is a sign of life, and
+// so is a ping, whatever its data.
+func (a *anthropicAnswer) read(events *openai.Events) (text string, err error) {
+	data := events.Data()
+	switch name := string(events.Name()); {
+	case len(data) == 0, name == "ping":
 		return "", nil
+	case name == "error":
+		return "", openai.EventFailure(a.req, data)
 	}
 	var event anthropic.MessageStreamEventUnion
 	if json.Unmarshal(data, &event) != nil {

@@ -156,6 +156,8 @@ func TestAnthropicDialects(t *testing.T) {
 		"half a character":                    {start + blank + of(`"a \ud83d"`) + blank + stop + blank, said("a \ufffd")},
 		"[DONE] at the end":                   {start + blank + of(`"Hi"`) + blank + stop + blank + "data: [DONE]" + blank, said("Hi")},
 		"the end is aborted":                  {start + blank + of(`"Hi"`) + blank + delta + blank + stop[:len(stop)-1], `{"detail":"The model's answer is incomplete"}`},
+		"pings without a type":                {"event: ping\ndata: {}" + blank + start + blank + "event: ping\ndata: alive" + blank + of(`"Hi"`) + blank + stop + blank, said("Hi")},
+		"an error of another type":            {start + blank + of(`"Hi"`) + blank + "event: error\ndata: {\"type\":\"invalid_request_error\",\"message\":\"prompt is too long\"}" + blank, `{"detail":[{"loc":["body","messages"],"msg":"the conversation is too long for the model","type":"value_error.messages.too_long"}]}`},
 		"an error without a type":             {start + blank + of(`"Hi"`) + blank + "event: error\ndata: {\"error\":{\"message\":\"prompt is too long\"}}" + blank, `{"detail":[{"loc":["body","messages"],"msg":"the conversation is too long for the model","type":"value_error.messages.too_long"}]}`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -276,7 +276,7 @@ func (a *answer) readEvent(events *Events) (Chunk, error) {
 		return Chunk{Alive: true}, nil
 	}
 	chunk, err := readChunk(string(events.data))
-	if events.error || err == nil && chunk.failed {
+	if string(events.Name()) == "error" || err == nil && chunk.failed {
 		return Chunk{}, EventFailure(a.req, events.data)
 	}
 	return chunk, err

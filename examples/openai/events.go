@@ -26,7 +26,7 @@ type Events struct {
 	held   []byte // a line that begins the next event; valid until the next one is scanned
 	packed bool   // events are separated by a single line break
 	data   []byte // of the current event; valid until the next call of Next
-	error  bool   // the current event is named "error"
+	name   []byte // of the current event; valid until the next call of Next
 	err    error
 }
 
@@ -80,7 +80,7 @@ var byteOrderMark = []byte("\ufeff")
 // byte order mark, ids and other fields. It also stops at a comment and at an event without
 // data, with which a runtime says that it is alive: Data is empty then.
 func (e *Events) Next() bool {
-	e.data, e.error = e.data[:0], false
+	e.data, e.name = e.data[:0], e.name[:0]
 	for hasData, hasField := false, false; e.err == nil; {
 		line, ok := e.line()
 		if !ok {
@@ -91,7 +91,7 @@ func (e *Events) Next() bool {
 		isBlank := len(line) == 0
 		isComment := !isBlank && len(name) == 0
 		switch {
-		case isBlank && (hasData || hasField), isComment && !hasData && !e.error:
+		case isBlank && (hasData || hasField), isComment && !hasData && len(e.name) == 0:
 			return true
 		case hasData && e.isFollowedBy(string(name), value):
 			e.held, e.packed = line, true
@@ -99,7 +99,7 @@ func (e *Events) Next() bool {
 		}
 		switch string(name) {
 		case "error": // former versions of llama.cpp
-			e.error = true
+			e.name = append(e.name[:0], "error"...)
 			fallthrough
 		case "data":
 			e.add(value, hasData)
@@ -108,7 +108,7 @@ func (e *Events) Next() bool {
 				return true
 			}
 		case "event":
-			e.error, hasField = string(value) == "error", true
+			e.name, hasField = append(e.name[:0], value...), true
 		case "id", "retry":
 			hasField = true
 		}
@@ -166,6 +166,10 @@ func (e *Events) isDone() bool { return bytes.HasPrefix(e.data, []byte("[DONE]")
 
 // Data returns the data of the current event, valid until the next call of Next.
 func (e *Events) Data() []byte { return e.data }
+
+// Name returns the name of the current event, valid until the next call of Next. Most
+// have none.
+func (e *Events) Name() []byte { return e.name }
 
 // errIncomplete means that the stream ended without a finish_reason.
 var errIncomplete = errors.New("the stream ended before the answer did")

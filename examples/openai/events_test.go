@@ -58,6 +58,16 @@ func TestEvents(t *testing.T) {
 	}
 }
 
+func TestNamesOfEvents(t *testing.T) {
+	is := is.New(t)
+	events := NewEvents(strings.NewReader("event: a\ndata: 1\n\ndata: 2\n\nevent: b\nevent:c\n\nerror: 3\n\nevent\ndata: {}\nevent: d\ndata: {}\n\n"))
+	var got []string
+	for events.Next() {
+		got = append(got, string(events.Name())+" "+string(events.Data()))
+	}
+	is.Equal(got, []string{"a 1", " 2", "c ", "error 3", " {}", "d {}"})
+}
+
 // Events that only a line break separates are not delayed until the next one comes, except
 // for the first.
 func TestNoEventOfOneLineIsDelayed(t *testing.T) {
