@@ -181,7 +181,7 @@ func (tab *tab) wait(expression string) {
 	tab.t.Helper()
 	ctx, cancel := context.WithTimeout(tab.ctx, patience)
 	defer cancel()
-	poll := chromedp.Poll[bool](expression, chromedp.WithPollingInterval(20*time.Millisecond))
+	poll := chromedp.Poll[bool](expression, chromedp.WithPollingInterval(20*time.Millisecond), chromedp.WithPollingTimeout(patience))
 	_, err := chromedp.Run(ctx, poll)
 	for err != nil && ctx.Err() == nil && isReloading(err) {
 		_, err = chromedp.Run(ctx, poll)
