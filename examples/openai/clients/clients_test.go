@@ -124,7 +124,7 @@ func TestNodeClients(t *testing.T) {
 	for _, library := range []string{
 		"openai", "openai-responses", "openai-helpers",
 		"ai-sdk-compatible", "ai-sdk-chat", "ai-sdk-responses",
-		"langchain", "langchain-responses", "agents-chat", "agents-responses",
+		"langchain", "langchain-responses", "agents-chat", "agents-responses", "xsai",
 	} {
 		t.Run(library, func(t *testing.T) { testClient(t, library, n.client(library)) })
 	}

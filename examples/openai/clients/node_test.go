@@ -67,7 +67,7 @@ type reply struct {
 func TestNextTurn(t *testing.T) {
 	n, s := startNode(t), newService(t)
 	testNextTurn(t, n, s, "openai", "openai-responses", "ai-sdk-compatible", "ai-sdk-chat", "ai-sdk-stateless",
-		"langchain", "langchain-responses", "agents-chat", "agents-responses")
+		"langchain", "langchain-responses", "agents-chat", "agents-responses", "xsai")
 	t.Run("of a stored answer", func(t *testing.T) {
 		is := is.New(t)
 		err := n.do(t.Context(), []string{"ai-sdk-responses", s.url, key, "helper"}, "continue", []string{"say Hello", "before"}, func(reply) {})
@@ -208,13 +208,13 @@ func (n *node) client(library string) func(url, key, model string) client {
 				return 0, err.Error()
 			},
 		}
-		if strings.HasPrefix(library, "ai-sdk") { // the others do not say
+		if strings.HasPrefix(library, "ai-sdk") || library == "xsai" { // the others do not say
 			c.endings = func(ctx context.Context, prompt string) (endings []string, err error) {
 				err = do(ctx, "endings", prompt, func(line reply) { endings = line.Endings })
 				return endings, err
 			}
 		}
-		if strings.HasPrefix(library, "openai") && !strings.HasSuffix(library, "helpers") { // the others cannot list models
+		if strings.HasPrefix(library, "openai") && !strings.HasSuffix(library, "helpers") || library == "xsai" { // the others cannot list models
 			c.models = func(ctx context.Context) (ids []string, err error) {
 				err = do(ctx, "models", "", func(line reply) { ids = line.Models })
 				return ids, err

@@ -7,6 +7,9 @@ import { createOpenAI } from '@ai-sdk/openai';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import { ChatOpenAI } from '@langchain/openai';
 import { Agent, OpenAIProvider, Runner, setTracingDisabled, tool } from '@openai/agents';
+import { generateText } from '@xsai/generate-text';
+import { listModels } from '@xsai/model';
+import { streamText } from '@xsai/stream-text';
 import * as ai from 'ai';
 import { randomUUID } from 'node:crypto';
 import OpenAI from 'openai';
@@ -134,6 +137,41 @@ const agents = (openAIClient, model, useResponses) => {
   };
 };
 
+const xsai = (baseURL, apiKey, model) => {
+  const options = (prompt, abortSignal) => ({ baseURL, apiKey, model, messages: messages(prompt), abortSignal });
+  const withStatus = (error) => { // the library's errors have the response
+    throw Object.assign(error, { status: error.response?.status });
+  };
+  const streamed = (prompt, signal) => {
+    const answer = streamText({ ...options(prompt, signal), streamOptions: { includeUsage: true } });
+    // All of these fail with the stream, and Node.js would end at a failure that nobody awaits.
+    for (const name of ['messages', 'steps', 'usage', 'totalUsage']) answer[name].catch(() => {});
+    return answer;
+  };
+  return {
+    models: async () => (await listModels({ baseURL, apiKey })).map((m) => m.id),
+    ask: async (prompt, signal) => (await generateText(options(prompt, signal)).catch(withStatus)).text,
+    async *stream(prompt, signal) {
+      try {
+        for await (const text of streamed(prompt, signal).textStream) yield text;
+      } catch (error) {
+        withStatus(error);
+      }
+    },
+    async continue(first, second) {
+      const { messages: turns } = await generateText(options(first));
+      return (await generateText({ ...options(), messages: [...turns, ...messages(second)] })).text;
+    },
+    async endings(prompt) {
+      const answer = await generateText(options(prompt));
+      const { textStream, steps } = streamed(prompt);
+      for await (const _ of textStream);
+      return [answer.finishReason, (await steps).at(-1).finishReason];
+    },
+    useTool: (prompt) => generateText({ ...options(prompt), tools: [{ type: 'function', function: { name: 'f', parameters }, execute: () => '' }] }).catch(withStatus),
+  };
+};
+
 const openAI = (baseURL, apiKey) => new OpenAI({ baseURL, apiKey, maxRetries: 0 });
 
 // idempotent has ask send the key that the library makes, and stream always the same one.
@@ -155,4 +193,5 @@ export const clients = {
     langchain(new ChatOpenAI({ model, apiKey, maxRetries: 0, configuration: { baseURL }, useResponsesApi: true })),
   'agents-chat': (baseURL, apiKey, model) => agents(openAI(baseURL, apiKey), model, false),
   'agents-responses': (baseURL, apiKey, model) => agents(openAI(baseURL, apiKey), model),
+  xsai,
 };
