@@ -136,6 +136,7 @@ func TestHTTP2(t *testing.T) {
 }
 
 func TestFindings(t *testing.T) {
+	t.Parallel()
 	var calls, chats atomic.Int64
 	for _, c := range []struct {
 		name  string

@@ -63,6 +63,7 @@ var proxies = []struct {
 }
 
 func TestProxies(t *testing.T) {
+	t.Parallel()
 	for _, p := range proxies {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel() // they mostly wait

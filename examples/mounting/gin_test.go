@@ -1,6 +1,7 @@
 package mounting
 
 import (
+	"flag"
 	"io"
 	"net/http"
 	"os"
@@ -12,6 +13,8 @@ import (
 
 func TestMain(m *testing.M) {
 	gin.SetMode(gin.TestMode) // no list of routes on standard output
+	flag.Parse()
+	_ = flag.Set("test.parallel", "10") // more than there are processors: the tests mostly wait
 	os.Exit(m.Run())
 }
 
