@@ -23,13 +23,15 @@ import (
 // A middleware makes a stack of net/http's mux.
 type middleware func(next http.Handler) http.Handler
 
-// brokenStacks has for each stack the one check that must fail, and what it must say.
-var brokenStacks = []struct {
+// A brokenStack has the one check that must fail, and what it must say.
+type brokenStack struct {
 	name  string
 	stack middleware
 	check string
 	says  string
-}{
+}
+
+var brokenStacks = []brokenStack{
 	{"a mux whose route has a method", func(api http.Handler) http.Handler {
 		mux := http.NewServeMux()
 		mux.Handle("GET /v1/bots", api)
@@ -157,6 +159,21 @@ var brokenStacks = []struct {
 	}, checkNoKey, "Bearer KEY"},
 }
 
+// brokenServices are seen from outside: the orders to the probe pass the stack, too.
+var brokenServices = []brokenStack{
+	{"chats of one key that wait for each other", func(api http.Handler) http.Handler {
+		var locks sync.Map
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodPost {
+				lock, _ := locks.LoadOrStore(r.Header.Get("Authorization"), new(sync.Mutex))
+				lock.(*sync.Mutex).Lock()
+				defer lock.(*sync.Mutex).Unlock()
+			}
+			api.ServeHTTP(w, r)
+		})
+	}, checkSameTime, "of all, or of each key or user"},
+}
+
 // appLog is that of the stack that logs keys.
 var appLog = new(Log)
 
@@ -171,21 +188,43 @@ func TestBrokenStacks(t *testing.T) {
 			}
 			results, err := Inspect(t.Context(), m, nil)
 			is.NoErr(err)
-			var failed []string
-			var said strings.Builder
-			for _, r := range results {
-				is.Equal(r.Problem, "")
-				for _, f := range r.Findings {
-					failed = append(failed, r.Check)
-					fmt.Fprintln(&said, f)
-					is.True(f.Sent != "" && f.Arrived != "" && f.Effect != "" && f.Cause != "" && f.Doc != "")
-				}
-			}
-			t.Log(said.String())
-			is.Equal(failed, []string{c.check})
-			is.True(strings.Contains(said.String(), c.says))
+			c.assert(t, results)
 		})
 	}
+}
+
+func TestBrokenServices(t *testing.T) {
+	for _, c := range brokenServices {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			is := is.New(t)
+			k := newKit(nil)
+			server := httptest.NewServer(c.stack(k.lively))
+			t.Cleanup(server.Close)
+			results, err := Diagnose(t.Context(), Target{URL: server.URL, Key: k.key, Secret: k.secret})
+			is.NoErr(err)
+			c.assert(t, results)
+		})
+	}
+}
+
+// assert fails if another check has failed, or not this one, or with other words.
+func (c brokenStack) assert(t *testing.T, results []Result) {
+	t.Helper()
+	is := is.New(t)
+	var failed []string
+	var said strings.Builder
+	for _, r := range results {
+		is.Equal(r.Problem, "")
+		for _, f := range r.Findings {
+			failed = append(failed, r.Check)
+			fmt.Fprintln(&said, f)
+			is.True(f.Sent != "" && f.Arrived != "" && f.Effect != "" && f.Cause != "" && f.Doc != "")
+		}
+	}
+	t.Log(said.String())
+	is.Equal(failed, []string{c.check})
+	is.True(strings.Contains(said.String(), c.says))
 }
 
 var goodStacks = map[string]Mounting{
@@ -593,14 +632,7 @@ func TestEachCheckHasABrokenStack(t *testing.T) {
 		"an answer of a bot arrives": "examples/doctor tests it: it is only for engines without a probe",
 	}
 	for _, c := range checks {
-		isBroken := slices.ContainsFunc(brokenStacks, func(s struct {
-			name  string
-			stack middleware
-			check string
-			says  string
-		}) bool {
-			return s.check == c.name
-		})
+		isBroken := slices.ContainsFunc(brokenStacks, func(s brokenStack) bool { return s.check == c.name })
 		is.True(isBroken != (never[c.name] != "")) // either
 	}
 }
