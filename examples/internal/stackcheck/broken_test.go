@@ -151,6 +151,16 @@ var brokenStacks = []brokenStack{
 		return allowing(withHeader("Access-Control-Expose-Headers", "")(api))
 	}, checkCORS, "does not expose Retry-After"},
 	{"a proxy with an endless buffer", func(api http.Handler) http.Handler { return &collecting{api: api, endless: true} }, checkSlowReader, "buffers responses without a bound"},
+	{"a list for everyone", func(api http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/v1/bots" && r.Method == http.MethodGet && r.Header.Get("Authorization") == "" {
+				w.Header().Set("Content-Type", "application/json")
+				_, _ = io.WriteString(w, "[]")
+				return
+			}
+			api.ServeHTTP(w, r)
+		})
+	}, checkErrors, "answers before the API does"},
 	{"a key in the log", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			slog.New(slog.NewTextHandler(appLog, nil)).Info("request", "headers", r.Header)
