@@ -179,6 +179,7 @@ func sameJSON(a, b string) bool {
 }
 
 func (s *stack) checkErrors(ctx context.Context, r *Result) error {
+	list := s.do(ctx, request{path: "/v1/bots"})
 	noBot := s.chat("This is a probe.", true, map[string]any{"bot_slug": "no-such-bot"})
 	for _, c := range []struct {
 		req    request
@@ -213,6 +214,9 @@ func (s *stack) checkErrors(ctx context.Context, r *Result) error {
 			f.Cause = "the router replies itself: its route has a method, or is a single path; mount a whole subtree, without a method"
 		case s.kit == nil && got.header.Get("X-Request-Id") == "" && got.status == c.status:
 			f.Cause += "; or the router replies itself, since its route has a method, or is a single path: mount a whole subtree, without a method"
+		case c.status == http.StatusUnauthorized && got.status == http.StatusOK && list.status == http.StatusOK && got.body == list.body:
+			f.Effect = "people without a key get answers"
+			f.Cause = "something answers from a cache that takes all clients for one (key the cache by Authorization), or leaves out the verification of keys"
 		case got.status != c.status && got.isJSON():
 			f.Cause = "middleware changes the status of errors, or answers before the API does"
 		}
