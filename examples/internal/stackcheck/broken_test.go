@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -176,6 +177,17 @@ var brokenStacks = []brokenStack{
 			api.ServeHTTP(w, r)
 		})
 	}, checkBody, "takes the text of a prompt for an attack"},
+	{"a proxy whose buffer is not always the same", func(api http.Handler) http.Handler {
+		small, large := &collecting{api: api, size: 2 << 10}, &collecting{api: api, size: 16 << 10}
+		var turn atomic.Int64
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if turn.Add(1)%2 == 0 {
+				small.ServeHTTP(w, r)
+				return
+			}
+			large.ServeHTTP(w, r)
+		})
+	}, checkOneByOne, "a proxy that ignores X-Accel-Buffering)\n"},
 	{"a key in the log", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			slog.New(slog.NewTextHandler(appLog, nil)).Info("request", "headers", r.Header)

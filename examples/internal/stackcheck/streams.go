@@ -18,7 +18,7 @@ var streamChecks = []check{
 	{name: checkTimeLimit, needs: ready, within: true, run: (*stack).checkTimeLimit, chats: 1},
 	{name: checkAnswer, needs: ready, plain: true, run: (*stack).checkAnswer, chats: 2, tokens: 2},
 	{name: checkSameTime, needs: ready, probed: true, run: (*stack).checkSameTime, chats: 2 * (1 + tries)},
-	{name: checkOneByOne, needs: append([]string{checkWriter, checkSameTime}, ready...), probed: true, run: (*stack).checkOneByOne, chats: 3 * (1 + 2*tries)},
+	{name: checkOneByOne, needs: append([]string{checkWriter, checkSameTime}, ready...), probed: true, run: (*stack).checkOneByOne, chats: 4 * (1 + 2*tries)},
 	{name: checkStream, needs: ready, probed: true, run: (*stack).checkStream, chats: 1},
 	{name: checkCompressed, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), probed: true, run: (*stack).checkCompressed, chats: 2 * (1 + 2*tries)},
 	{name: checkSilence, once: true, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), probed: true, run: (*stack).checkSilence, chats: 1 + tries},
@@ -226,9 +226,14 @@ func (s *stack) checkOneByOne(ctx context.Context, r *Result) error {
 		f.Cause = "middleware collects the response: its Flush does nothing, or it writes to a buffer" + s.kit.lastWriter().chain()
 	}
 	buffer, err := s.bufferSize(ctx)
+	if err != nil {
+		return err
+	}
+	bufferAgain, err := s.bufferSize(ctx)
 	switch {
 	case err != nil:
 		return err
+	case buffer != bufferAgain: // it is no buffer of one size
 	case buffer > 0:
 		f.Cause += fmt.Sprintf("; its buffer holds about %s", bytesText(buffer))
 	default:
