@@ -11,7 +11,7 @@ import (
 // as a subtest, over real connections: HTTP/1.1, HTTP/2 with TLS, and h2c. It brings its own bots,
 // keys and engine. A subtest fails with what was sent, what arrived, what a user would notice, the
 // likely cause, and the paragraph that says what to do. A check that could say nothing new, since
-// another has failed, is skipped. All of them take some five seconds, or up to half a minute for
+// another has failed, is skipped; the failure says how many are. All of them take some five seconds, or up to half a minute for
 // each that fails.
 //
 // mount returns the application's complete handler, with api where the application has its

@@ -188,6 +188,9 @@ var brokenStacks = []brokenStack{
 			large.ServeHTTP(w, r)
 		})
 	}, checkOneByOne, "a proxy that ignores X-Accel-Buffering)\n"},
+	{"a login of its own", func(http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { http.Error(w, "Log in", http.StatusUnauthorized) })
+	}, checkReach, " checks not run because of this"},
 	{"a key in the log", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			slog.New(slog.NewTextHandler(appLog, nil)).Info("request", "headers", r.Header)
@@ -251,15 +254,21 @@ func (c brokenStack) assert(t *testing.T, results []Result) {
 	is := is.New(t)
 	var failed []string
 	var said strings.Builder
+	skipped, notRun := 0, 0
 	for _, r := range results {
+		if r.Skipped != "" {
+			skipped++
+		}
 		is.Equal(r.Problem, "")
 		for _, f := range r.Findings {
 			failed = append(failed, r.Check)
+			notRun += f.NotRun
 			fmt.Fprintln(&said, f)
 			is.True(f.Sent != "" && f.Arrived != "" && f.Effect != "" && f.Cause != "" && f.Doc != "")
 		}
 	}
 	t.Log(said.String())
+	is.Equal(notRun, skipped)
 	is.Equal(failed, []string{c.check})
 	is.True(strings.Contains(said.String(), c.says))
 }

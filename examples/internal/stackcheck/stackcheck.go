@@ -41,10 +41,25 @@ type Finding struct {
 	Effect  string `json:"effect"`  // what a user notices
 	Cause   string `json:"cause"`   // the likely one
 	Doc     string `json:"doc"`     // the paragraph that says what to do; set by the table
+
+	// NotRun counts the checks that are skipped because of this. Of several findings of one
+	// check, the last has it.
+	NotRun int `json:"not_run,omitempty"`
 }
 
 func (f Finding) String() string {
-	return fmt.Sprintf("sent:    %s\narrived: %s\neffect:  %s\ncause:   %s\nsee:     %s", f.Sent, f.Arrived, f.Effect, f.Cause, f.Doc)
+	text := fmt.Sprintf("sent:    %s\narrived: %s\neffect:  %s\ncause:   %s\nsee:     %s", f.Sent, f.Arrived, f.Effect, f.Cause, f.Doc)
+	if f.NotRun > 0 {
+		text += "\n" + notRun(f.NotRun)
+	}
+	return text
+}
+
+func notRun(n int) string {
+	if n == 1 {
+		return "1 check not run because of this"
+	}
+	return fmt.Sprintf("%d checks not run because of this", n)
 }
 
 // A Result is what one check has found.
@@ -164,23 +179,52 @@ func runChecks(ctx context.Context, stacks []*stack, report func(Result)) []Resu
 	for _, s := range stacks {
 		s.failed = failed
 	}
-	for _, c := range checks {
-		if !c.isFor(stacks[0].Secret != "", stacks[0].kit != nil) || ctx.Err() != nil {
+	isFor := func(c check) bool { return c.isFor(stacks[0].Secret != "", stacks[0].kit != nil) }
+	for at, c := range checks {
+		if !isFor(c) || ctx.Err() != nil {
 			continue
 		}
 		r := Result{Check: c.name}
-		if i := slices.IndexFunc(c.needs, func(name string) bool { return failed[name] }); i >= 0 {
-			r.Skipped = fmt.Sprintf("first mend what %q has found", c.needs[i])
+		if cause := c.skippedFor(failed); cause != "" {
+			r.Skipped = fmt.Sprintf("first mend what %q has found", cause)
 		} else {
 			c.runOn(ctx, stacks, &r)
 		}
-		failed[c.name] = len(r.Findings) > 0 || r.Problem != ""
+		if failed[c.name] = len(r.Findings) > 0 || r.Problem != ""; failed[c.name] {
+			r.countNotRun(slices.DeleteFunc(slices.Clone(checks[at+1:]), func(c check) bool { return !isFor(c) }), failed)
+		}
 		results = append(results, r)
 		if report != nil {
 			report(r)
 		}
 	}
 	return results
+}
+
+// skippedFor is the first check of the table that has failed and that this one needs, or "".
+func (c check) skippedFor(failed map[string]bool) string {
+	for _, earlier := range checks {
+		if failed[earlier.name] && slices.Contains(c.needs, earlier.name) {
+			return earlier.name
+		}
+	}
+	return ""
+}
+
+// countNotRun adds how many of the later checks are skipped because of this one.
+func (r *Result) countNotRun(later []check, failed map[string]bool) {
+	n := 0
+	for _, c := range later {
+		if c.skippedFor(failed) == r.Check {
+			n++
+		}
+	}
+	switch last := len(r.Findings) - 1; {
+	case last >= 0:
+		r.Findings[last].NotRun = n
+	case n > 0:
+		r.Problem += "; " + notRun(n)
+	}
 }
 
 func (c check) runOn(ctx context.Context, stacks []*stack, r *Result) {
