@@ -191,6 +191,12 @@ var brokenStacks = []brokenStack{
 	{"a login of its own", func(http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { http.Error(w, "Log in", http.StatusUnauthorized) })
 	}, checkReach, " checks not run because of this"},
+	{"a gateway without a service", func(http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			http.Error(w, "<h1>Bad Gateway</h1>", http.StatusBadGateway)
+		})
+	}, checkReach, "or the proxy cannot reach the service"},
+	{"a Retry-After that is removed", withHeader("Retry-After", ""), checkEarly, "removes Retry-After from responses"},
 	{"a key in the log", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			slog.New(slog.NewTextHandler(appLog, nil)).Info("request", "headers", r.Header)

@@ -30,6 +30,15 @@ func (a *answer) isRedirect() bool {
 	return a.status >= 300 && a.status < 400 && a.header.Get("Location") != ""
 }
 
+// replacedBy adds to the cause of a response in the API's place what a gateway's own status says.
+func (a *answer) replacedBy(cause string) string {
+	switch a.status {
+	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return cause + ", or the proxy cannot reach the service"
+	}
+	return cause
+}
+
 func (s *stack) checkReach(ctx context.Context, r *Result) error {
 	for _, req := range []request{
 		{path: "/v1/bots"},
@@ -61,7 +70,7 @@ func (s *stack) checkReach(ctx context.Context, r *Result) error {
 		case got.status == http.StatusNotFound, got.status == http.StatusMethodNotAllowed:
 			f.Cause = "the router has no route for this path and method; mount a whole subtree, such as /v1/, without a method"
 		default:
-			f.Cause = "something in front of the API answers in its place"
+			f.Cause = got.replacedBy("something in front of the API answers in its place")
 		}
 		r.found(f)
 		return nil

@@ -54,7 +54,7 @@ func (s *stack) checkStream(ctx context.Context, r *Result) error {
 	switch {
 	case p.status != http.StatusOK || p.err != nil && p.status == 0:
 		f.Arrived, f.Effect = p.show("Content-Type"), "no stream arrives"
-		f.Cause = "something in front of the API answers in its place"
+		f.Cause = p.replacedBy("something in front of the API answers in its place")
 	case !strings.HasPrefix(p.header.Get("Content-Type"), "text/event-stream"):
 		f.Arrived, f.Effect = p.show("Content-Type"), "clients that look at the Content-Type reject the stream"
 		f.Cause = "a proxy or middleware sets Content-Type"
@@ -155,7 +155,7 @@ func (s *stack) checkAnswer(ctx context.Context, r *Result) error {
 		return fmt.Errorf("the bot %s does not answer: %s", s.bot, a.show())
 	case a.status != http.StatusOK || !strings.HasPrefix(a.header.Get("Content-Type"), "text/event-stream"):
 		f.Arrived, f.Effect = a.show("Content-Type"), "no stream arrives"
-		f.Cause = "a proxy or middleware answers in the API's place, or sets Content-Type"
+		f.Cause = a.replacedBy("a proxy or middleware answers in the API's place, or sets Content-Type")
 	case a.err == nil && !strings.HasSuffix(a.body, "data: [DONE]\n\n"):
 		f.Arrived, f.Effect = a.show(), incomplete
 		f.Cause = "the answer was aborted, and a proxy or middleware hid that"
@@ -191,7 +191,7 @@ func (s *stack) checkJSONAnswer(ctx context.Context, r *Result, prompt string) e
 		Sent:    "POST /v1/chat: a JSON response of the bot " + s.bot,
 		Arrived: a.show("Content-Type"),
 		Effect:  "clients that ask for JSON responses get no answer",
-		Cause:   "the model failed, which the service's log says, or a proxy's time limit has passed before the answer was complete",
+		Cause:   a.replacedBy("the model failed, which the service's log says, or a proxy's time limit has passed before the answer was complete"),
 	})
 	return nil
 }
@@ -470,12 +470,17 @@ func (s *stack) checkEarlyFailure(ctx context.Context, r *Result) error {
 		if p.status == http.StatusServiceUnavailable && p.header.Get("Retry-After") == "7" && p.detail() == "The probe has failed" && p.err == nil {
 			continue
 		}
-		r.found(Finding{
+		f := Finding{
 			Sent:    fmt.Sprintf("the engine failed before its first fragment, with 503 and a text (stream: %v)", stream),
 			Arrived: p.show("Content-Type", "Retry-After"),
 			Effect:  "clients do not learn what is wrong, nor when to try again",
 			Cause:   "a proxy or middleware replaces 5xx responses with pages of its own, or tries again itself",
-		})
+		}
+		if p.status == http.StatusServiceUnavailable && p.detail() == "The probe has failed" && p.err == nil {
+			f.Effect = "clients do not learn when to try again"
+			f.Cause = "a proxy or middleware removes Retry-After from responses, or sets it itself"
+		}
+		r.found(f)
 		return nil
 	}
 	return nil
