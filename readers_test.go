@@ -90,7 +90,7 @@ func main() {
 		directory := t.TempDir()
 		text := block.Text + program.after
 		if block.Language == "go" {
-			text = "package main\n\nimport \"os\"\n\n" + doctest.Imports(text) + text
+			text = "package main\n\n" + doctest.Imports(text) + text
 		}
 		is.New(t).NoErr(os.WriteFile(filepath.Join(directory, program.run[len(program.run)-1]), []byte(text), 0o600))
 		for name, stream := range streams {

@@ -9,9 +9,9 @@
 //	Engine: botapitest.Probed(engine, os.Getenv("DOCTOR_SECRET")),
 //
 // Without a secret, the doctor checks what it can see alone, with two or four chats that a model
-// answers. It prints what is wrong, and otherwise one line. The exit code is 0 if nothing is wrong, 1
-// if something is, and 2 if the service could not be checked (go run itself makes 1 of every code
-// but 0).
+// answers. It prints what is wrong, and otherwise one line, which also says how many checks need the
+// secret. The exit code is 0 if nothing is wrong, 1 if something is, and 2 if the service could not
+// be checked (go run itself makes 1 of every code but 0).
 package main
 
 import (
@@ -164,7 +164,11 @@ func writeJSON(w io.Writer, target stackcheck.Target, code int, results []stackc
 // writeTable writes one line if nothing is wrong.
 func writeTable(w io.Writer, target stackcheck.Target, results []stackcheck.Result) error {
 	if codeOf(results) == healthy {
-		_, err := fmt.Fprintf(w, "✓ %s: %d checks, nothing found.\n", target.URL, len(results))
+		more := ""
+		if hidden := stackcheck.PlanFor(target).Hidden; hidden > 0 {
+			more = fmt.Sprintf(" %d more checks need --secret.", hidden)
+		}
+		_, err := fmt.Fprintf(w, "✓ %s: %d checks, nothing found.%s\n", target.URL, len(results), more)
 		return err
 	}
 	width := 0

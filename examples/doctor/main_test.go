@@ -84,10 +84,11 @@ func TestHealthyService(t *testing.T) {
 	for _, c := range []struct {
 		args  []string
 		calls int64
+		more  string
 	}{
-		{[]string{address, "--key", apiKey, "--secret", secret}, 0},
-		{[]string{"--secret=" + secret, "--key", apiKey, address + "/v1/"}, 0},
-		{[]string{address, "--key", apiKey}, 2},
+		{[]string{address, "--key", apiKey, "--secret", secret}, 0, ""},
+		{[]string{"--secret=" + secret, "--key", apiKey, address + "/v1/"}, 0, ""},
+		{[]string{address, "--key", apiKey}, 2, ` \d+ more checks need --secret\.`},
 	} {
 		is := is.New(t)
 		calls.Store(0)
@@ -95,7 +96,7 @@ func TestHealthyService(t *testing.T) {
 		got := doctor(t, c.args...)
 		t.Log(got.stdout, got.stderr)
 		is.Equal(got.code, healthy)
-		is.True(regexp.MustCompile(`^✓ ` + address + `: \d+ checks, nothing found\.\n$`).MatchString(got.stdout))
+		is.True(regexp.MustCompile(`^✓ ` + address + `: \d+ checks, nothing found\.` + c.more + `\n$`).MatchString(got.stdout))
 		is.Equal(calls.Load(), c.calls) // tokens
 		var announced int64
 		_, err := fmt.Sscanf(got.stderr, "Sending at most %d chats", &announced)

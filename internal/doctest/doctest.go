@@ -64,7 +64,7 @@ func Source(text, parameters string) string {
 func Imports(text string) string {
 	var imports strings.Builder
 	for _, imported := range []string{
-		"bufio", "cmp", "context", "encoding/json", "errors", "fmt", "io", "iter", "log", "log/slog", "net", "net/http", "net/http/httptest",
+		"bufio", "cmp", "context", "encoding/json", "errors", "fmt", "io", "iter", "log", "log/slog", "net", "net/http", "net/http/httptest", "os",
 		"slices", "strings", "strconv", "sync/atomic", "testing", "time", "github.com/prometheus/client_golang/prometheus",
 		"example.com/botapi", "example.com/botapi/examples/aisdk", "example.com/botapi/examples/botapitest", "example.com/botapi/examples/graceful",
 		"example.com/botapi/examples/openai", "example.com/botapi/examples/resume",

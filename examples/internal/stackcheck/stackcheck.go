@@ -105,6 +105,7 @@ type Plan struct {
 	Checks int
 	Chats  int // at most
 	Tokens int // of these, chats that cost a model's tokens
+	Hidden int // checks that are not made, since they need a secret
 }
 
 // PlanFor says how much Diagnose sends.
@@ -116,6 +117,9 @@ func PlanFor(target Target) Plan {
 	}
 	for _, c := range checks {
 		if !c.isFor(target.Secret != "", false) {
+			if c.isFor(true, false) {
+				p.Hidden++
+			}
 			continue
 		}
 		times := versions
