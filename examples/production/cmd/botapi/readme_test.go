@@ -63,7 +63,13 @@ func TestLinks(t *testing.T) {
 			}
 			_, err := os.Stat("../../" + target)
 			is.NoErr(err)
-			if heading != "" && !slices.Contains(headings(documents[target]), heading) {
+			if heading == "" {
+				linked[target] = linked[target] || file == readme
+				continue
+			}
+			text, err := os.ReadFile("../../" + target) // perhaps a document of the root
+			is.NoErr(err)
+			if !slices.Contains(headings(string(text)), heading) {
 				t.Errorf("%s: no heading %s in %s", file, heading, target)
 			}
 			linked[target] = linked[target] || file == readme
