@@ -202,6 +202,7 @@ func TestRequests(t *testing.T) {
 		"a part without a type":  {"?bot=mira", `{"messages":[` + user + `,{"role":"user","parts":[{"type":"text","text":"a"},{"Type":"text"}]}]}`, 400, "messages[1].parts[1] must have a type"},
 		"a null part":            {"?bot=mira", `{"messages":[{"role":"user","parts":[null]}]}`, 400, "messages[0].parts[0] must have a type"},
 		"no parts":               {"?bot=mira", `{"messages":[{"role":"user","content":"Hi"}]}`, 400, "messages[0] must have a role and parts"},
+		"a role in capitals":     {"?bot=mira", `{"messages":[{"role":"User","parts":[]}]}`, 400, "messages[0].role must be system, user or assistant"},
 		"an unknown role":        {"?bot=mira", `{"messages":[{"role":"tool","parts":[]}]}`, 400, "messages[0].role must be system, user or assistant"},
 		"a null message":         {"?bot=mira", `{"messages":[null]}`, 400, "messages[0] must have a role and parts"},
 		"a file":                 {"?bot=mira", `{"messages":[{"role":"user","parts":[{"type":"file","mediaType":"image/png","url":"data:,"},{"type":"text","text":"?"}]}]}`, 400, "Bots read text only: please remove the file"},

@@ -95,7 +95,7 @@ func (b *body) readMessage(f jsonbody.Field) error {
 func (m *message) readField(f jsonbody.Field) (err error) {
 	switch f.Name {
 	case "role":
-		m.role, err = f.Role()
+		m.role, err = f.Role(false)
 	case "parts":
 		m.hasParts, m.texts, m.foreign = f.Peek() != jsonbody.Null, nil, nil
 		err = f.Elements(m.readPart)

@@ -28,9 +28,13 @@ func badRequest(err error) error {
 	return botapi.StatusError{Status: http.StatusBadRequest, Detail: err.Error(), Err: err}
 }
 
-// Role reads the role of a message, in letters of any case.
-func (f Field) Role() (botapi.Role, error) {
-	switch role := botapi.Role(strings.ToLower(f.Value().Text)); role {
+// Role reads the role of a message; with anyCase, in letters of any case.
+func (f Field) Role(anyCase bool) (botapi.Role, error) {
+	text := f.Value().Text
+	if anyCase {
+		text = strings.ToLower(text)
+	}
+	switch role := botapi.Role(text); role {
 	case botapi.RoleSystem, botapi.RoleUser, botapi.RoleAssistant:
 		return role, nil
 	}

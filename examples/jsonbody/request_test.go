@@ -20,6 +20,8 @@ func TestReadRequest(t *testing.T) {
 		reply  string
 	}{
 		`{"role":"User"}`:  {200, `"user"`},
+		`{"exact":"user"}`: {200, `"user"`},
+		`{"exact":"User"}`: {400, "exact must be system, user or assistant"},
 		`{"role":null}`:    {400, "role must be system, user or assistant"},
 		`{"role":"tool"}`:  {400, "role must be system, user or assistant"},
 		`{"other":"user"}`: {400, "role is required"},
@@ -33,7 +35,10 @@ func TestReadRequest(t *testing.T) {
 				role := botapi.Role("")
 				read, err := jsonbody.ReadRequest(r, func(f jsonbody.Field) (err error) {
 					if f.Name == "role" {
-						role, err = f.Role()
+						role, err = f.Role(true)
+					}
+					if f.Name == "exact" {
+						role, err = f.Role(false)
 					}
 					return err
 				})

@@ -70,7 +70,7 @@ func (c *chat) readMessage(f jsonbody.Field) error {
 	err := f.Fields(func(f jsonbody.Field) (err error) {
 		switch f.Name {
 		case "role":
-			m.Role, err = f.Role()
+			m.Role, err = f.Role(true)
 		case "content":
 			hasContent = f.Peek() != jsonbody.Null
 			m.Content, err = f.Text()

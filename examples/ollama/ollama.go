@@ -5,6 +5,7 @@
 package ollama
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -80,9 +81,11 @@ func (d *door) tags(r *http.Request) (botapi.Response, error) {
 func (d *door) show(r *http.Request) (botapi.Response, error) {
 	model := ""
 	_, err := jsonbody.ReadRequest(r, func(f jsonbody.Field) (err error) {
-		if f.Name == "model" || f.Name == "name" && model == "" { // its older name, which Ollama's own client leaves empty
-			model, err = f.Text()
+		text := model
+		if f.Name == "model" || f.Name == "name" { // its older name, which Ollama's own client leaves empty
+			text, err = f.Text()
 		}
+		model = cmp.Or(text, model)
 		return err
 	})
 	if err != nil {

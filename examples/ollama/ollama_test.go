@@ -198,6 +198,7 @@ func TestShow(t *testing.T) {
 	}{
 		{`{"name":"helper"}`, 200, ""}, // the older name of the field
 		{`{"model":"helper","name":""}`, 200, ""},
+		{`{"name":"helper","model":""}`, 200, ""},
 		{`{"model":"nobody"}`, 404, "model 'nobody' not found"},
 		{`{"model":"a b"}`, 404, "model 'a b' not found"},
 		{`{"model":":latest"}`, 404, "model ':latest' not found"},
