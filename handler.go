@@ -577,9 +577,8 @@ var (
 )
 
 // An ending is why a request ends without a complete response. It is never changed once it is
-// known to others. Where a
-// function returns nil in place of one, there is no reason to end; a complete answer is
-// answerComplete.
+// known to others. Where a function returns nil in place of one, there is no reason to end; a
+// complete answer is answerComplete.
 type ending struct {
 	kind         endingKind
 	response     StatusError       // the error response, or what an error event says; without an Err

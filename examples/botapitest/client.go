@@ -152,7 +152,7 @@ func (c *Client) send(ctx context.Context, method, path string, header http.Head
 	return response, nil
 }
 
-// responseError returns the error of a response that is none of the API's successes.
+// responseError returns the error that an error response stands for.
 func responseError(response *http.Response) error {
 	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
 	if err != nil {

@@ -69,21 +69,20 @@ func TestEngine(t *testing.T, e Engine) {
 }
 
 const (
-	ruleAnswer     rule = "Chat returns the answer to req as an iterator over its fragments."
-	ruleComplete   rule = "The answer is complete when the iterator returns; without fragments it is the empty text."
-	ruleSplit      rule = "Fragments may have any size, may be empty, and may end anywhere, even inside a UTF-8 character."
-	ruleEndsCtx    rule = "ctx is cancelled when the chat ends, for whatever reason."
-	ruleEnds       rule = "A non-nil error ends the answer: the text beside it is not sent, and what is yielded after it is ignored."
-	rulePanics     rule = "A nil iterator, a panic and runtime.Goexit count as errors."
-	ruleYield      rule = "yield must not be called by several goroutines at the same time"
-	ruleFalse      rule = "It returns false once the chat has ended; return then."
-	ruleBlocks     rule = "yield blocks while the client does not read, so a slow client slows its engine down."
-	ruleWaits      rule = "After everything else is done, the handler waits for the engine for at most half a second."
-	ruleRoles      rule = "The roles may come in any order."
-	ruleExtra      rule = "Extra holds the fields of the body that the API does not define, by name, with their values as they are in the body"
-	ruleContent    rule = "valid UTF-8; may be empty"
-	ruleEngineSafe rule = "It must be safe for concurrent use."
-	ruleValues     rule = "ctx carries the values of the request's context"
+	ruleAnswer   rule = "Chat returns the answer to req as an iterator over its fragments."
+	ruleComplete rule = "The answer is complete when the iterator returns; without fragments it is the empty text."
+	ruleSplit    rule = "Fragments may have any size, may be empty, and may end anywhere, even inside a UTF-8 character."
+	ruleEndsCtx  rule = "ctx is cancelled when the chat ends, for whatever reason."
+	ruleEnds     rule = "A non-nil error ends the answer: the text beside it is not sent, and what is yielded after it is ignored."
+	rulePanics   rule = "A nil iterator, a panic and runtime.Goexit count as errors."
+	ruleYield    rule = "yield must not be called by several goroutines at the same time"
+	ruleFalse    rule = "It returns false once the chat has ended; return then."
+	ruleBlocks   rule = "yield blocks while the client does not read, so a slow client slows its engine down."
+	ruleWaits    rule = "After everything else is done, the handler waits for the engine for at most half a second."
+	ruleRoles    rule = "The roles may come in any order."
+	ruleExtra    rule = "Extra holds the fields of the body that the API does not define, by name, with their values as they are in the body"
+	ruleContent  rule = "valid UTF-8; may be empty"
+	ruleValues   rule = "ctx carries the values of the request's context"
 )
 
 // An engineTest is a service whose engine is watched.
@@ -105,7 +104,7 @@ func engineChecks(t testing.TB, e Engine, limit time.Duration) []partCheck {
 	et.serve(t)
 	et.streamed = sync.OnceValue(func() *watch { return et.ask(et.Engine.Engine, true) })
 	et.collected = sync.OnceValue(func() *watch { return et.ask(et.Engine.Engine, false) })
-	checks := []partCheck{
+	return []partCheck{
 		{name: "Cancellation", run: et.cancellation}, // first, since an engine may keep what its first call has found
 		{name: "NilErrors", run: et.nilErrors},
 		{name: "Answer", run: et.answers},
@@ -115,16 +114,11 @@ func engineChecks(t testing.TB, e Engine, limit time.Duration) []partCheck {
 		{name: "SlowClient", run: et.slowClient},
 		{name: "Requests", run: et.requests},
 		{name: "Concurrency", run: et.concurrency},
-		{name: "Failing", lack: "Engine.Failing is nil"},
-		{name: "Hanging", lack: "Engine.Hanging is nil"},
-		{name: "Endless", lack: "Engine.Endless is nil"},
-		{name: "Tokens", lack: "Engine.Tokens is nil"},
+		optional("Failing", e.Failing != nil, "Engine.Failing is nil", et.failing),
+		optional("Hanging", e.Hanging != nil, "Engine.Hanging is nil", et.hanging),
+		optional("Endless", e.Endless != nil, "Engine.Endless is nil", et.endless),
+		optional("Tokens", e.Tokens != nil, "Engine.Tokens is nil", et.tokens),
 	}
-	optional(checks, "Failing", e.Failing != nil, et.failing)
-	optional(checks, "Hanging", e.Hanging != nil, et.hanging)
-	optional(checks, "Endless", e.Endless != nil, et.endless)
-	optional(checks, "Tokens", e.Tokens != nil, et.tokens)
-	return checks
 }
 
 func (et *engineTest) serve(t testing.TB) {
@@ -743,7 +737,7 @@ func (et *engineTest) concurrency() []problem {
 	c.run(8, func(int) {
 		w := et.ask(et.Engine.Engine, true)
 		if !w.isComplete() || isKnown && w.text != text {
-			c.add(w.problemThat(ruleEngineSafe, "at the same time as 7 others", w.cameBack(), w.clientGot(), "chats share a buffer, a field of the engine or a connection"))
+			c.add(w.problemThat(ruleConcurrent, "at the same time as 7 others", w.cameBack(), w.clientGot(), "chats share a buffer, a field of the engine or a connection"))
 		}
 	})
 	return c.found

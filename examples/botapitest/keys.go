@@ -73,23 +73,20 @@ type keyTest struct {
 
 func keyChecks(k Keys, limit time.Duration) []partCheck {
 	kt := keyTest{k, limit}
-	checks := []partCheck{
+	return []partCheck{
 		{name: "Cancellation", run: kt.during(kt.cancellation)}, // first, since a verifier may keep what its first call has found
 		{name: "NilErrors", run: kt.during(kt.nilErrors)},
 		{name: "Good", run: kt.during(kt.accepts)},
 		{name: "Bad", run: kt.during(kt.rejects)},
 		{name: "Concurrency", run: kt.during(kt.concurrency)},
-		{name: "Failing", lack: "Keys.Failing is nil"},
-		{name: "Hanging", lack: "Keys.Hanging is nil"},
+		optional("Failing", k.Failing != nil, "Keys.Failing is nil", kt.during(kt.failing)),
+		optional("Hanging", k.Hanging != nil, "Keys.Hanging is nil", kt.during(func(ctx context.Context) []problem {
+			return mustReturn(ctx, kt.called(k.Good)+", of Keys.Hanging", limit, botapi.ErrInvalidKey, func(ctx context.Context) error {
+				_, err := k.Hanging.VerifyKey(ctx, k.Good)
+				return err
+			})
+		})),
 	}
-	optional(checks, "Failing", k.Failing != nil, kt.during(kt.failing))
-	optional(checks, "Hanging", k.Hanging != nil, kt.during(func(ctx context.Context) []problem {
-		return mustReturn(ctx, kt.called(k.Good)+", of Keys.Hanging", limit, botapi.ErrInvalidKey, func(ctx context.Context) error {
-			_, err := k.Hanging.VerifyKey(ctx, k.Good)
-			return err
-		})
-	}))
-	return checks
 }
 
 func (kt keyTest) during(check func(context.Context) []problem) func() []problem {

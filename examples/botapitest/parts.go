@@ -53,6 +53,14 @@ type partCheck struct {
 	lack string           // why there is nothing to check
 }
 
+// optional is a check that an application may leave out, and why it has nothing to check then.
+func optional(name string, given bool, lack string, run func() []problem) partCheck {
+	if !given {
+		return partCheck{name: name, lack: lack}
+	}
+	return partCheck{name: name, run: run}
+}
+
 // maxProblems is how many problems of one subtest are worth reading.
 const maxProblems = 5
 

@@ -78,28 +78,17 @@ func storeChecks(s Store, limit time.Duration) []partCheck {
 		s.Account = "account"
 	}
 	st := storeTest{s, limit}
-	checks := []partCheck{
+	return []partCheck{
 		{name: "Cancellation", run: st.during(st.cancellation)}, // first, since a store may keep what its first call has found
 		{name: "NilErrors", run: st.during(st.nilErrors)},
 		{name: "Bots", run: st.during(st.lists)},
 		{name: "BotByUID", run: st.during(func(ctx context.Context) []problem { return st.finds(ctx, byUID) })},
 		{name: "BotBySlug", run: st.during(func(ctx context.Context) []problem { return st.finds(ctx, bySlug) })},
 		{name: "NotFound", run: st.during(st.notFound)},
-		{name: "Unpublished", lack: "Store.Unpublished has no bots"},
+		optional("Unpublished", len(s.Unpublished) > 0, "Store.Unpublished has no bots", st.during(st.unpublished)),
 		{name: "Concurrency", run: st.during(st.concurrency)},
-		{name: "Failing", lack: "Store.Failing is nil"},
-		{name: "Hanging", lack: "Store.Hanging is nil"},
-	}
-	optional(checks, "Unpublished", len(s.Unpublished) > 0, st.during(st.unpublished))
-	optional(checks, "Failing", s.Failing != nil, st.during(st.failing))
-	optional(checks, "Hanging", s.Hanging != nil, st.during(st.hanging))
-	return checks
-}
-
-// optional sets what a check runs if it has something to check.
-func optional(checks []partCheck, name string, given bool, run func() []problem) {
-	if given {
-		checks[slices.IndexFunc(checks, func(c partCheck) bool { return c.name == name })].run = run
+		optional("Failing", s.Failing != nil, "Store.Failing is nil", st.during(st.failing)),
+		optional("Hanging", s.Hanging != nil, "Store.Hanging is nil", st.during(st.hanging)),
 	}
 }
 

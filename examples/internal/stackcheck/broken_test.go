@@ -428,7 +428,7 @@ func (w *timed) stop() {
 	w.stopped = true
 }
 
-// truncated writes 64 KiB at most of what is no stream.
+// truncated writes at most 64 KiB of a response that is not a stream.
 type truncated struct {
 	unwrapping
 	written int

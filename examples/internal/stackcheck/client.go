@@ -176,13 +176,6 @@ func (a *answer) follow(ctx context.Context, s *stack, r request, gate <-chan st
 }
 
 func (s *stack) request(ctx context.Context, r request) (*http.Request, error) {
-	method := r.method
-	if method == "" {
-		method = http.MethodGet
-		if r.body != "" {
-			method = http.MethodPost
-		}
-	}
 	var body io.Reader
 	if r.body != "" {
 		body = strings.NewReader(r.body)
@@ -190,7 +183,7 @@ func (s *stack) request(ctx context.Context, r request) (*http.Request, error) {
 			body = io.MultiReader(body)
 		}
 	}
-	req, err := http.NewRequestWithContext(ctx, method, s.URL+r.path, body)
+	req, err := http.NewRequestWithContext(ctx, r.verb(), s.URL+r.path, body)
 	if err != nil {
 		return nil, err
 	}

@@ -467,7 +467,8 @@ func (s *stack) checkEarlyFailure(ctx context.Context, r *Result) error {
 	for _, stream := range []bool{true, false} {
 		p := s.play(ctx, stream, request{}, fail)
 		p.whole(ctx)
-		if p.status == http.StatusServiceUnavailable && p.header.Get("Retry-After") == "7" && p.detail() == "The probe has failed" && p.err == nil {
+		isIntact := p.status == http.StatusServiceUnavailable && p.detail() == "The probe has failed" && p.err == nil
+		if isIntact && p.header.Get("Retry-After") == "7" {
 			continue
 		}
 		f := Finding{
@@ -476,7 +477,7 @@ func (s *stack) checkEarlyFailure(ctx context.Context, r *Result) error {
 			Effect:  "clients do not learn what is wrong, nor when to try again",
 			Cause:   "a proxy or middleware replaces 5xx responses with pages of its own, or tries again itself",
 		}
-		if p.status == http.StatusServiceUnavailable && p.detail() == "The probe has failed" && p.err == nil {
+		if isIntact {
 			f.Effect = "clients do not learn when to try again"
 			f.Cause = "a proxy or middleware removes Retry-After from responses, or sets it itself"
 		}
