@@ -151,7 +151,7 @@ func TestVersionsInTwoTabs(t *testing.T) {
 	first.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
 	second := first.another()
 	second.open(h.URL + "/#key=" + key)
-	second.see(".arriving")
+	second.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
 	second.do(chromedp.KeyEvent(kb.Escape))
 	second.see(".stopped")
 	second.click(".user .edit")
