@@ -380,7 +380,7 @@ func TestHostileMarkdown(t *testing.T) {
 	}
 }
 
-// longTexts returns long texts of 47 kinds, by name: what bots write, and what could
+// longTexts returns long texts of 48 kinds, by name: what bots write, and what could
 // overload a page.
 func longTexts() map[string]string {
 	many := func(text string) string { return strings.Repeat(text, 10_000) }
@@ -401,6 +401,7 @@ func longTexts() map[string]string {
 		"links":               many("[a *link*](https://a.example/b \"title\") "),
 		"nested brackets":     many("[") + "a" + many("](https://a.example)"),
 		"nested pictures":     many("![") + "a" + many("](https://a.example)"),
+		"pictures and spaces": many("![ ") + "a" + many("](https://a.example) "),
 		"nested quotes":       many(">") + "a",
 		"nested lists":        many("- ") + "a",
 		"numbered lists":      many("1. ") + "a",

@@ -81,7 +81,7 @@ const mostStep = 100 * time.Millisecond
 // all of it is there from the beginning.
 func TestSteps(t *testing.T) {
 	texts := longTexts()
-	is.New(t).Equal(len(texts), 47)
+	is.New(t).Equal(len(texts), 48)
 	h := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(func(_ context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 		return func(yield func(string, error) bool) {
 			for fragment := range slices.Chunk([]rune(texts[req.Messages[0].Content]), 1000) {

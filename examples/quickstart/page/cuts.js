@@ -13,9 +13,12 @@ const long = 1024;
 const many = 600;
 
 // A paragraph is cut into pieces of about this many characters, since each of them
-// begins a line.
+// begins a line. Pieces are short where so many formulas become many elements each, or
+// so many brackets, which may be nested, take long to read.
 const longParagraph = 4096;
-const manyFormulas = 50; // in it: each of them becomes many elements, and pieces are short
+const shortParagraph = long / 2;
+const manyFormulas = 50;
+const manyBrackets = 300;
 
 // cutIn returns the best cut in a text that begins with a prefix, or null: {at, the
 // offset; prefix, of what follows; depth, the number of nested elements that
@@ -140,27 +143,38 @@ function indentIn(containers, lines) {
 // Chinese, Japanese and Korean texts have no spaces.
 const breakAfter = /[\s\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef]/;
 
-// cutOfInlines cuts the text of a block after a space, if there is one in the second
-// half where both parts show the same as the whole.
+// cutOfInlines cuts the text of a block into pieces that can be shown on their own.
 function cutOfInlines({ text: content, start }, lines, offsetOf) {
-  const size = content.slice(0, longParagraph).split(/\$|\\[([]/).length > manyFormulas ? long / 2 : longParagraph;
+  const size = sizeOfPiece(content.slice(0, longParagraph));
   if (content.length <= size) return null;
   const whole = content.slice(0, size);
-  const shown = endings.map((ending) => inlineHTML(whole + ending));
-  let end = whole.length;
-  for (let tries = 0; tries < 8 && end > size / 2; tries++) {
-    end = lastBreak(whole, end - tries * 16);
-    const space = spaceAt(whole, end);
-    const before = inlineHTML(whole.slice(0, end));
-    if (endings.every((ending, i) => before + inlineHTML(opener + space + whole.slice(end) + ending).replace(opener + space, "") === shown[i])) break;
-    if (tries === 7) end = 0;
-  }
-  if (end <= size / 2) end = lastBreak(whole, whole.length);
-  if (end <= size / 2) end = whole.length - isHighSurrogate(whole.charCodeAt(whole.length - 1));
+  const end = endOfPiece(whole);
   const linesBefore = whole.slice(0, end).split("\n");
   const line = start + linesBefore.length - 1;
   const inLine = lines[line].lastIndexOf(content.split("\n")[linesBefore.length - 1]);
   return inLine < 0 ? null : { at: offsetOf(line) + inLine + linesBefore.at(-1).length, space: spaceAt(whole, end) };
+}
+
+function sizeOfPiece(text) {
+  return text.split(/\$|\\[([]/).length > manyFormulas || text.split("[").length > manyBrackets ? shortParagraph : longParagraph;
+}
+
+// endOfPiece returns where a text is cut: after a space in its second half, if there is
+// one, and where both parts show the same as the whole, if a few attempts find that.
+function endOfPiece(whole) {
+  const last = lastBreak(whole, whole.length);
+  if (last <= whole.length / 2) return whole.length - isHighSurrogate(whole.charCodeAt(whole.length - 1));
+  const shown = [];
+  const isAlike = (end) => {
+    const before = inlineHTML(whole.slice(0, end)), opened = opener + spaceAt(whole, end), after = whole.slice(end);
+    return endings.every((ending, i) => before + inlineHTML(opened + after + ending).replace(opened, "") === (shown[i] ??= inlineHTML(whole + ending)));
+  };
+  let end = last;
+  for (let attempt = 1; attempt <= 8 && end > whole.length / 2; attempt++) {
+    if (isAlike(end)) return end;
+    end = lastBreak(whole, end - attempt * 16);
+  }
+  return last;
 }
 
 // What may follow a text, and show that a cut has separated what belongs together.
