@@ -109,10 +109,13 @@ func TestSteps(t *testing.T) {
 	}
 }
 
+const nothingForeign = foreign + `foreign(document.querySelectorAll(".assistant .text")[1])`
+
 // longestSteps returns the CPU time of the longest task while an answer arrives, and
 // while it is shown again.
 func longestSteps(t *testing.T, tab *tab, address, question, answer string) (arriving, again time.Duration) {
 	t.Helper()
+	is := is.New(t)
 	tab.open(address + "/health-check")
 	evaluate[any](tab, `localStorage.clear(); null`)
 	tab.open(address + "/#key=" + key)
@@ -121,14 +124,16 @@ func longestSteps(t *testing.T, tab *tab, address, question, answer string) (arr
 	tab.say(question)
 	tab.see(".regenerate")
 	tab.waitForAnswer()
-	allOfIt, arriving := work.end()
-	is.New(t).True(evaluate[string](tab, `JSON.parse(Object.values(localStorage)[0]).turns[0].answer`) == answer)
+	allOfIt, arriving := work.end(mostStep)
+	is.True(evaluate[string](tab, `JSON.parse(Object.values(localStorage)[0]).turns[0].answer`) == answer)
+	is.Equal(evaluate[[]string](tab, nothingForeign), []string{})
 
 	work = tab.watchWork()
 	tab.do(chromedp.Reload())
 	tab.see(".regenerate")
 	tab.waitForAnswer()
-	_, again = work.end()
+	_, again = work.end(mostStep)
+	is.Equal(evaluate[[]string](tab, nothingForeign), []string{})
 	t.Logf("arriving %v of %v, again %v of %v", arriving.Round(time.Millisecond), allOfIt.Round(time.Millisecond), again.Round(time.Millisecond), tab.worked().Round(time.Millisecond))
 	return arriving, again
 }
@@ -146,7 +151,7 @@ func answerWithoutPause(t *testing.T, first, fragment string, fragments int) (ta
 	work := tab.watchWork()
 	close(gate)
 	tab.waitForAnswer()
-	total, longest = work.end()
+	total, longest = work.end(mostTask)
 	t.Logf("%d fragments: %v of the main thread, the longest task %v", fragments, total.Round(time.Millisecond), longest.Round(time.Millisecond))
 	return tab, total, longest
 }
@@ -167,7 +172,6 @@ type work struct {
 	tab    *tab
 	forget context.CancelFunc // ends listening
 	before time.Duration
-	slow   float64 // see slowness
 	done   chan struct{}
 
 	mu    sync.Mutex
@@ -189,7 +193,6 @@ func (tab *tab) watchWork() *work {
 	w := &work{tab: tab, done: make(chan struct{}), mains: map[[2]int]bool{}}
 	_, err := chromedp.Call(tab.ctx, performance.Enable, performance.EnableParams{TimeDomain: performance.EnableTimeDomainThreadTicks})
 	is.NoErr(err)
-	w.slow = tab.slowness()
 	ctx, cancel := context.WithCancel(tab.ctx)
 	w.forget = cancel
 	is.NoErr(chromedp.Listen(ctx, w.listen))
@@ -221,9 +224,9 @@ func (w *work) listen(event any) {
 	}
 }
 
-// end returns the CPU time of the main thread in all, and that of its longest task on
-// a machine without slowness.
-func (w *work) end() (total, longest time.Duration) {
+// end returns the CPU time of the main thread in all, and that of its longest task. If
+// that is more than most, it is the time on a machine without slowness.
+func (w *work) end(most time.Duration) (total, longest time.Duration) {
 	w.tab.t.Helper()
 	is := is.New(w.tab.t)
 	defer w.forget()
@@ -243,7 +246,10 @@ func (w *work) end() (total, longest time.Duration) {
 		}
 	}
 	is.True(longest > 0) // there were tasks
-	return total, time.Duration(float64(longest) / w.slow)
+	if longest > most {
+		longest = time.Duration(float64(longest) / w.tab.slowness())
+	}
+	return total, longest
 }
 
 // calibration is work like that of the page: it makes, lays out and removes elements.
