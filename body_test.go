@@ -220,6 +220,43 @@ func TestBodyOfARoute(t *testing.T) {
 	}
 }
 
+// Middleware may have read the body and put it back: net/http, which has seen its end, waits
+// for a disconnect, whether or not the route reads to the end of what was put back.
+func TestBodyOfARouteThatMiddlewareHasRead(t *testing.T) {
+	for _, reads := range []string{"none", "half", "all"} {
+		for _, returns := range []string{"chat", "stream"} {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				o := testOptions(t, t.Output())
+				o.Routes = []Route{bodyRoute()}
+				o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+					select {
+					case <-ctx.Done():
+					case <-time.After(2 * discardTime):
+						yield("late", nil)
+					}
+				})
+				h := New(o)
+				reading := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					body, err := io.ReadAll(r.Body)
+					is.NoErr(err)
+					r.Body = io.NopCloser(strings.NewReader(string(body)))
+					h.ServeHTTP(w, r)
+				})
+				conn := serveInMemory(t, reading).dial()
+				defer conn.Close()
+				_, err := io.WriteString(conn, lines("POST "+routePath+"?"+reads+","+returns+" HTTP/1.1", host, key, "Content-Length: 100")+strings.Repeat(" ", 100))
+				is.NoErr(err)
+				res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+				is.NoErr(err)
+				body, err := io.ReadAll(res.Body)
+				is.NoErr(err)
+				is.True(strings.Contains(string(body), `"late"`))
+			})
+		}
+	}
+}
+
 // A client that disconnects is noticed, although its route has read nothing of its body.
 func TestBodyOfARouteWhoseClientDisconnects(t *testing.T) {
 	for _, reads := range []string{"none", "half", "all"} {

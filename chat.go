@@ -844,6 +844,9 @@ func (x *exchange) finishBody() *ending {
 	x.conn.SetReadDeadline(time.Now().Add(discardTime))
 	switch _, err := io.CopyN(io.Discard, &x.body, discardBytes+1); err {
 	case io.EOF:
+		// net/http clears it at the end of its own body: that may have come before, if
+		// middleware has read it and put another in its place.
+		x.conn.SetReadDeadline(time.Time{})
 		return nil
 	case nil:
 		return rejected(errBodyTooLarge)
