@@ -220,7 +220,8 @@ func (x *exchange) reply(r Reply) *ending {
 	return nil
 }
 
-// setHeader sets the header of a response, except for what is the handler's.
+// setHeader sets the header of a response that is no stream, except for what is the handler's.
+// It is the commit of that response.
 func (x *exchange) setHeader(to, header http.Header, status, length int) {
 	x.request.commit(to, status)
 	hasType := length == 0
@@ -254,7 +255,7 @@ func isHopByHop(name string) bool {
 	return false
 }
 
-// send sends a response that is no stream, and flushes it where the writer can: it is on its
+// send sends a response that is no stream. A body is flushed where the writer can: it is on its
 // way before OnChat is called. No chunk but the first is begun after lastBegin.
 func (x *exchange) send(status int, header http.Header, body [][]byte, lastBegin time.Duration) *ending {
 	length := 0

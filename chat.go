@@ -207,8 +207,8 @@ type answer interface {
 	// close it returns false.
 	fragment(text string) (more bool)
 
-	// close waits for the write in progress, never for the engine. When it returns, the
-	// answer takes no more fragments, and only the caller writes.
+	// close waits for the write, or the call of a format, that is in progress, never for the
+	// engine. When it returns, the answer takes no more fragments, and only the caller writes.
 	close()
 
 	// complete sends what is left of a complete answer. It is called at most once.
@@ -257,7 +257,7 @@ func (x *exchange) newChat(asked *Chat, slot *Slot, requestDone <-chan struct{})
 	c.call.ctx, c.call.cancel = context.WithCancelCause(&c.call.detached)
 	c.answer = c.newAnswer(asked)
 	x.asked = nil
-	*asked = Chat{Request: asked.Request} // an engine that keeps the request must not retain what else is in asked
+	*asked = Chat{Request: asked.Request} // what an engine gets is a part of asked: if it keeps that, the rest must not stay
 	return c, nil
 }
 
@@ -369,7 +369,9 @@ func (c *chat) finish() {
 	if c.ending.isComplete() {
 		c.complete()
 	}
-	c.answerBegun = x.request.isCommitted() // asked before writeError, which commits, too
+	// Until the sending of a head has begun (the commit), the client can get an error response,
+	// whose own head is a commit, too.
+	c.answerBegun = x.request.isCommitted()
 	switch {
 	case !c.answerBegun:
 		x.writeError(c.ending)
@@ -784,16 +786,17 @@ func (x *exchange) bodyError(err error) *ending {
 	}
 	response.Err = errors.New("reading the request body: " + kind)
 	end := failureOf(response)
-	end.mayBeSymptom = errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) ||
+	end.isOfContext = errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) ||
 		response.Status == errBodyUnreadable.Status && x.cancellation() != nil
 	return end
 }
 
 // A requestBody is the body of a request, and how far it has been read.
 type requestBody struct {
-	r       *http.Request
-	started bool  // net/http has sent the 100 Continue that a client may wait for
-	err     error // of the last read; endBody makes it io.EOF
+	r     *http.Request
+	begun bool  // Read was called: net/http has sent the 100 Continue that a client may wait for
+	err   error // of the last Read
+	ended bool  // by endBody: nothing reads the rest
 }
 
 // Read turns a panic into an error: the body may come from the application's middleware.
@@ -808,13 +811,14 @@ func (b *requestBody) Read(p []byte) (n int, err error) {
 		}
 		b.err = err
 	}()
-	b.started = true
+	b.begun = true
 	return b.r.Body.Read(p)
 }
 
-// remains reports whether net/http, on HTTP/1, would read more of the body.
+// remains reports whether there may be more of the body, which net/http, on HTTP/1, would
+// read: no Read has returned io.EOF.
 func (b *requestBody) remains() bool {
-	return b.r.ProtoMajor == 1 && b.r.ContentLength != 0 && b.err != io.EOF
+	return b.r.ProtoMajor == 1 && b.r.ContentLength != 0 && b.err != io.EOF && !b.ended
 }
 
 const (
@@ -827,7 +831,7 @@ const (
 // that is closed with unread bytes is reset: the response would be lost. The bound on
 // time is a read deadline, which net/http clears at the end of the body.
 func (x *exchange) discardBody() {
-	awaitsContinue := !x.body.started && x.r.ProtoAtLeast(1, 1) && x.r.Header.Get("Expect") != ""
+	awaitsContinue := !x.body.begun && x.r.ProtoAtLeast(1, 1) && x.r.Header.Get("Expect") != ""
 	if x.body.remains() && x.body.err == nil && !awaitsContinue {
 		x.conn.SetReadDeadline(time.Now().Add(discardTime))
 		_, _ = io.CopyN(io.Discard, &x.body, discardBytes)
@@ -858,7 +862,7 @@ func (x *exchange) finishBody() *ending {
 // endBody keeps net/http from waiting for what is left of the body.
 func (x *exchange) endBody() {
 	if x.body.remains() {
-		x.body.err = io.EOF
+		x.body.ended = true
 		x.conn.EndReading()
 	}
 }

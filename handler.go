@@ -33,7 +33,7 @@
 // (mux.Handle("/v1/", h)), and behind [http.StripPrefix]. It never redirects.
 // Middleware that recovers panics must pass [http.ErrAbortHandler] on: this is how the
 // handler aborts the connection, so that no client takes an incomplete answer for a
-// complete one.
+// complete one. (Over HTTP/1.0 only the missing end of a stream tells them apart.)
 package botapi
 
 import (
@@ -64,7 +64,7 @@ import (
 //	operation.serve          returns a [Reply], which [exchange.reply] sends, or a [Chat]
 //	[exchange.play]          finds the bot (bots.go), takes a [Slot] (engine.go), makes a [chat]
 //	[chat.run]               has an [engineCall] run the engine in a goroutine of its own, and waits
-//	[stream], [jsonResponse] take the fragments, on the engine's goroutine (sse.go, below)
+//	[stream], [jsonResponse] take the fragments from the engine (sse.go; chat.go, below)
 //	[chat.finish]            ends the response, on the handler's goroutine; OnChat and OnRequest follow
 //
 // Three words mean one thing each. An [ending] is why a request ends without a complete
@@ -73,8 +73,9 @@ import (
 // chat uses of the limits: the engine's goroutine and the handler's each release it.
 //
 // What an ending leads to is decided once: [exchange.writeError] for a response that has not
-// begun, [chat.abort] for an answer that has, [exchange.reply] for a Reply. Everything that writes to the client does so with
-// [connection.Connection].
+// begun, [chat.abort] for an answer that has, [exchange.reply] for a Reply. [exchange.send]
+// (bots.go) sends every response that is no stream. Everything that writes to the client does
+// so with [connection.Connection].
 
 // Defaults of [Options].
 const (
@@ -97,8 +98,8 @@ type Options struct {
 	MaxBodyBytes int64
 
 	// MaxConcurrentChats bounds the chats in progress; one more is rejected with a 503,
-	// immediately unless OnLimit or MaxWaiting says otherwise. A chat is in progress until its engine has returned and its
-	// answer has been sent. Zero or negative means no limit.
+	// immediately unless OnLimit or MaxWaiting says otherwise. A chat is in progress until its
+	// engine has returned and its answer has been sent. Zero or negative means no limit.
 	MaxConcurrentChats int64
 
 	// MaxChatsPerAccount bounds the chats in progress for one account; one more is rejected
@@ -157,8 +158,9 @@ type Options struct {
 	// negative no limit.
 	MaxWait time.Duration
 
-	// Logger gets what the client must not see, with the request id. It never gets a
-	// key or a text of a chat. Nil means slog.Default() at the time of New.
+	// Logger gets what the client must not see, with the request id: the errors of the
+	// application, too, as they are, so these must not quote keys or texts. The package adds
+	// neither. Nil means slog.Default() at the time of New.
 	Logger *slog.Logger
 
 	// OnChat, if not nil, is called once for each chat that reached the engine, when
@@ -289,7 +291,7 @@ type Response interface{ isResponse() }
 type Reply struct {
 	Status int         // 200 to 599; 0 means 200 or, in Route.Errors, that of the Failure
 	Header http.Header // not changed; Content-Type is application/json unless it says otherwise
-	Body   []byte      // not changed; the handler sets Content-Length, and sends none for HEAD, 204 and 304
+	Body   []byte      // not changed; not sent for HEAD, 204 and 304. The handler sets Content-Length
 
 	free func(sent bool) // nil unless the body is pooled
 }
@@ -502,17 +504,20 @@ func (x *exchange) cancellation() (end *ending) {
 	return end
 }
 
-// realEnding returns the cause of an ending that is only its symptom; otherwise the ending
-// itself. It is asked once for each ending, before anything follows from it.
+// realEnding returns the cause of an ending that is only a symptom of it; otherwise the
+// ending itself. It is asked before anything follows from an ending.
 func (x *exchange) realEnding(end *ending) *ending {
-	if !end.isOfClient() && !end.mayBeSymptom {
-		return end
-	}
-	cancelled := x.cancellation()
-	// The context's error, which application code has returned, is a symptom of whatever has
-	// ended the request. An ending of the client is one only of the application's cancellation.
-	if cancelled != nil && (end.mayBeSymptom || !cancelled.isOfClient()) {
-		end = cancelled
+	switch {
+	case end.isOfContext:
+		// Whatever has ended the request's context, if that has ended, is the cause.
+		if cancelled := x.cancellation(); cancelled != nil {
+			end = cancelled
+		}
+	case end.isOfClient():
+		// The application may have cancelled the request: then writes fail, too.
+		if cancelled := x.cancellation(); cancelled != nil && !cancelled.isOfClient() {
+			end = cancelled
+		}
 	}
 	// A client that seems to have disconnected may have stopped reading: net/http cancels the
 	// request's context after every write that fails.
@@ -580,15 +585,15 @@ var (
 // known to others. Where a function returns nil in place of one, there is no reason to end; a
 // complete answer is answerComplete.
 type ending struct {
-	kind         endingKind
-	response     StatusError       // the error response, or what an error event says; without an Err
-	problems     []ValidationError // of a 422
-	list         []byte            // their JSON; nil unless it is a 422 with a list
-	err          error             // what the application gets: in reports, as context.Cause, in a Failure
-	text         string            // what is logged
-	hasCause     bool              // of a StatusError, or of a cancellation: text says more than the response
-	stack        []byte            // of a panic; logged, too
-	mayBeSymptom bool              // of a context that has ended: application code has returned its error, or a body could not be read (realEnding)
+	kind        endingKind
+	response    StatusError       // the error response, or what an error event says; without an Err
+	problems    []ValidationError // of a 422
+	list        []byte            // their JSON; nil unless it is a 422 with a list
+	err         error             // what the application gets: in reports, as context.Cause, in a Failure
+	text        string            // what is logged
+	hasCause    bool              // of a StatusError, or of a cancellation: text says more than the response
+	stack       []byte            // of a panic; logged, too
+	isOfContext bool              // the error is that of a context that has ended, or perhaps comes of one (realEnding)
 }
 
 type endingKind uint8
@@ -667,16 +672,14 @@ func classify(kind endingKind, err error) (end *ending) {
 			end = failureOf(panics.Recovered("classifying an error", v))
 		}
 	}()
-	chosen, isChosen := errors.AsType[StatusError](err)
-	known, isKnown := errors.AsType[*ending](err)
-	_, isInside := errors.AsType[*ending](chosen.Err) // the StatusError is the outer of the two, and decides
-	if isKnown && !isInside {
+	if known := knownEnding(err); known != nil {
 		return known
 	}
 	end = &ending{kind: kind, err: hideReasons(err), text: err.Error()}
+	chosen, isChosen := errors.AsType[StatusError](err)
 	invalid, isInvalid := errors.AsType[HTTPValidationError](err)
 	isCanceled, isDeadline := errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded)
-	end.mayBeSymptom = isCanceled || isDeadline
+	end.isOfContext = isCanceled || isDeadline
 	if p, panicked := errors.AsType[*panics.Error](err); panicked {
 		end.stack = p.Stack
 	}
@@ -704,6 +707,18 @@ func classify(kind endingKind, err error) (end *ending) {
 		end.response = errInternal
 	}
 	return end
+}
+
+// knownEnding returns the ending that application code has passed on as an error, as that of
+// a body's Read; nil if there is none, or if the application has wrapped it in a StatusError,
+// which decides. (A StatusError may also be inside of the ending.)
+func knownEnding(err error) *ending {
+	known, _ := errors.AsType[*ending](err)
+	outermost, _ := errors.AsType[StatusError](err)
+	if _, isWrapped := errors.AsType[*ending](outermost.Err); isWrapped {
+		return nil
+	}
+	return known
 }
 
 // setCancelled sets the response, and an error that has the cause and what it led to.

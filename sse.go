@@ -22,7 +22,8 @@ import (
 // whichever that is.
 //
 // The handler calls one method at a time, each from the goroutine that may write then, and
-// sends what the method has appended. It holds no lock meanwhile. A method that panics, or
+// sends what the method has appended. It holds no lock meanwhile. A method must not wait for
+// anything: no timeout ends it, and the chat keeps its slot. A method that panics, or
 // returns an error, is a failure of the answer as an engine's is: before anything has been
 // sent, the client gets an error response; after it, the connection is aborted, without a
 // call of AppendError.
@@ -55,7 +56,7 @@ const (
 	// asynchronous Python client parses each network read separately, and fails at an
 	// event that is split between two reads: a short one is split less often.
 	maxEvent = 4 << 10
-	// maxText is how much of an event is text, in the API's own format.
+	// maxText is how much text AppendText gets at most: as much as an event of the API's own.
 	maxText = maxEvent - len(eventStart) - len(eventEnd)
 	// maxWrite bounds one write of a stream. A stream holds two at most: one that is being
 	// written, and one that is queued.
@@ -70,7 +71,7 @@ const (
 	// nothing needs escaping.
 	maxQueued = fullBatch
 	// maxAccepted bounds what is queued when fragment returns: one more event. With a longer
-	// fragment, it waits until the beginning has been formatted.
+	// text, fragment waits until the beginning has been formatted.
 	maxAccepted = maxQueued + maxEvent
 
 	eventStart = `data: {"content":"`
@@ -145,7 +146,7 @@ type stream struct {
 	// finds closed set, and changes nothing.
 	closed         bool          // no more fragments are accepted
 	queue          *textQueue    // fragments that nobody has begun to format; nil if there are none
-	queued         int           // the weight of queue and formatting; less when text has been formatted
+	queued         int           // the weight of the text, in queue and formatting, that is not formatted yet
 	wrote          time.Duration // when the last write ended; at first, the request's start
 	writesInARow   int           // begun by fragments, all but the first within quickGap of the end of the one before
 	writing        bool          // the token is taken
@@ -285,7 +286,7 @@ func (s *stream) takeQueue() bool {
 // writeBatch formats and writes what add adds to a batch, if anything. An engine that waits
 // for room goes on when the write begins.
 func (s *stream) writeBatch(add func(*stream, *batch) error) {
-	b, failed := newBatch(), formatExited // unless formatAndWrite returns
+	b, failed := newBatch(), goroutineEnded // unless formatAndWrite returns
 	defer func() {
 		s.wrote = s.conn.Elapsed()
 		if failed != nil {
@@ -308,7 +309,8 @@ func (s *stream) formatAndWrite(b *batch, add func(*stream, *batch) error) *endi
 	return s.writeUnlocked(b)
 }
 
-var formatExited = failureOf(errors.New("the format of a stream ended its goroutine with runtime.Goexit"))
+// goroutineEnded is the ending if a format, or the ResponseWriter, calls runtime.Goexit.
+var goroutineEnded = failureOf(errors.New("a stream's format, or its ResponseWriter, ended the goroutine with runtime.Goexit"))
 
 // formatUnlocked releases mu while it formats, writeUnlocked while it writes.
 func (s *stream) formatUnlocked(b *batch, add func(*stream, *batch) error) *ending {
@@ -327,20 +329,20 @@ func (s *stream) writeUnlocked(b *batch) *ending {
 }
 
 // callFormat calls methods of the format, by way of call. After a failure, none is called
-// again. (A write that fails within call, in addChunk, comes back as the ending that it was.)
-func (s *stream) callFormat(call func() error) *ending {
-	s.failed = formatExited // unless call returns
+// again. The ending of a write that fails within call comes back as it was.
+func (s *stream) callFormat(call func() error) (failed *ending) {
+	failed = goroutineEnded // unless call returns
+	defer func() { s.failed = failed }()
 	err := panics.Catch("formatting a stream", func() error {
 		if !s.hasType {
 			s.contentType, s.hasType = s.format.ContentType(), true
 		}
 		return call()
 	})
-	s.failed = nil
 	if err != nil {
-		s.failed = failureOf(err)
+		return failureOf(err)
 	}
-	return s.failed
+	return nil
 }
 
 // addTexts adds events until the batch is full or all texts are formatted.
@@ -390,7 +392,8 @@ func (s *stream) appendText(dst []byte, limit int, b *batch) []byte {
 	return dst
 }
 
-// maxRune is what one character takes at most inside a JSON string.
+// maxRune is enough for one character inside a JSON string, and what came before it of an
+// incomplete one.
 const maxRune = 12
 
 // write sends events within the time of a write or, if deadline is not 0, before that. After

@@ -95,16 +95,17 @@ var ErrLate = errors.New("connection: the rest of the body is too late")
 
 // WriteBody writes the body of a response that is no stream, of this length, in chunks of
 // MaxChunk at most. No chunk but the first is begun after lastBegin. It flushes the last one
-// where the writer itself can. handed is how much of the body the writer got, a later chunk
-// that has failed included. It is 0 if the first chunk has failed: whether its beginning was
-// sent, and the head, is not known. The error is Failed or ErrLate.
+// where the writer itself can. handed is how much of the body the writer got. If the first
+// chunk has failed, that is nothing, since it is not known whether the head was sent; a later
+// chunk that has failed counts. The error is Failed or ErrLate.
 func (c *Connection) WriteBody(body [][]byte, length int, lastBegin time.Duration) (handed int, err error) {
 	for _, piece := range body {
 		for chunk := range slices.Chunk(piece, MaxChunk) {
 			if handed > 0 && c.Elapsed() > lastBegin {
 				return handed, ErrLate
 			}
-			if c.writeChunk(chunk, handed+len(chunk) == length) || handed > 0 {
+			isFirst, isLast := handed == 0, handed+len(chunk) == length
+			if hasGot := c.writeChunk(chunk, isLast); hasGot || !isFirst {
 				handed += len(chunk)
 			}
 			if c.Failed != nil {
@@ -115,9 +116,9 @@ func (c *Connection) WriteBody(body [][]byte, length int, lastBegin time.Duratio
 	return handed, nil
 }
 
-// writeChunk reports whether the chunk was handed over. If only its flush has failed, it was on
-// HTTP/2; HTTP/1 may have kept it, and the head, in its buffer.
-func (c *Connection) writeChunk(chunk []byte, last bool) (handed bool) {
+// writeChunk reports whether the writer got the chunk, and with it the head. If only the flush
+// has failed, it did on HTTP/2; on HTTP/1, both may still be in its buffer.
+func (c *Connection) writeChunk(chunk []byte, last bool) (hasGot bool) {
 	flushing := false
 	failed := c.Write(0, func(w http.ResponseWriter) error {
 		_, err := w.Write(chunk)
