@@ -180,9 +180,10 @@ type Options struct {
 }
 
 // OpenAPI describes the API for tools: an OpenAPI 3.0 document in JSON, with every
-// operation, schema, status and header. The handler does not serve it; an application
-// that wants to sends it as application/json. Its paths are those of a handler at the
-// root of a server: an application that mounts the handler elsewhere says so in the
+// operation, schema, status and header, and with the operation of examples/resume, which
+// exists where an application mounts it. The handler does not serve the document; an
+// application that wants to sends it as application/json. Its paths are those of a handler
+// at the root of a server: an application that mounts the handler elsewhere says so in the
 // document's servers.
 //
 //go:embed openapi.json

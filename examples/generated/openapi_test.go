@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/resume"
 	"github.com/matryer/is"
 )
 
@@ -109,7 +111,7 @@ func (c conformanceCase) checkBody(t *testing.T, received []byte) {
 }
 
 // TestEveryAnswer makes the handler send every response that the document describes,
-// on both paths of both operations.
+// on both paths of each operation.
 func TestEveryAnswer(t *testing.T) {
 	api := loadDocument(t)
 	for _, prefix := range []string{"/v1", ""} {
@@ -118,6 +120,7 @@ func TestEveryAnswer(t *testing.T) {
 			testChat(t, api, prefix+"/chat")
 			testBadBodies(t, api, prefix+"/chat")
 			testFullSlots(t, api, prefix+"/chat")
+			testAnswers(t, api, prefix)
 		})
 	}
 	is.New(t).Equal(api.unseen(), []string(nil)) // described, but never sent
@@ -266,6 +269,57 @@ func testFullSlots(t *testing.T, api *document, path string) {
 			is.NoErr(api.checkRequest(t.Context(), x))
 			disconnect()
 			<-disconnected
+		})
+	}
+}
+
+// testAnswers stops an answer of examples/resume, and what is none.
+func testAnswers(t *testing.T, api *document, prefix string) {
+	const kept, unknown = "the-key-of-an-answer", "the-key-of-no-answer"
+	server := serve(t, keeping(resume.Options{}))
+	own := serve(t, keeping(resume.Options{ValidKey: func(string) bool { return false }}))
+	failing := serve(t, keeping(resume.Options{Store: failingAnswers{resume.NewMemory(resume.Settings{}), func() error { return io.ErrUnexpectedEOF }}}))
+	panicking := serve(t, keeping(resume.Options{Store: failingAnswers{resume.NewMemory(resume.Settings{}), func() error { panic("a defect") }}}))
+	closed := keeping(resume.Options{})
+	closed.Keys = botapi.KeyVerifierFunc(func(context.Context, string) (string, error) {
+		return "", botapi.StatusError{Status: http.StatusTeapot, Detail: "Closed", RetryAfter: time.Minute}
+	})
+	tests := []struct {
+		name, method string
+		server       *httptest.Server
+		keys         []string
+		header       http.Header
+		status       int
+		body         string
+		valid        bool // whether the document allows the request
+	}{
+		{"answer", "DELETE", server, []string{kept}, nil, 204, "", true},
+		{"no answer", "DELETE", server, []string{unknown}, nil, 404, `{"detail":"Answer not found"}`, true},
+		{"nothing is kept", "DELETE", serve(t, botapi.Options{}), []string{kept}, nil, 404, `{"detail":"Not Found"}`, true},
+		{"no Idempotency-Key", "DELETE", server, nil, nil, 400, `{"detail":"There must be one Idempotency-Key, of 16 to 255 letters, digits, - and _"}`, false},
+		{"short Idempotency-Key", "DELETE", server, []string{"short"}, nil, 400, `{"detail":"There must be one Idempotency-Key, of 16 to 255 letters, digits, - and _"}`, false},
+		{"another rule", "DELETE", own, []string{kept}, nil, 400, `{"detail":"There must be one valid Idempotency-Key"}`, true},
+		{"no key", "DELETE", server, []string{kept}, http.Header{"Authorization": nil}, 401, `{"detail":"Not authenticated"}`, false},
+		{"wrong key", "DELETE", server, []string{kept}, http.Header{"Authorization": {"Bearer wrong"}}, 401, `{"detail":"Invalid API key"}`, true},
+		{"wrong method", "GET", server, []string{kept}, nil, 405, `{"detail":"Method Not Allowed"}`, true},
+		{"store fails", "DELETE", failing, []string{kept}, nil, 503, `{"detail":"The service is unavailable for the moment"}`, true},
+		{"store panics", "DELETE", panicking, []string{kept}, nil, 500, `{"detail":"Internal Server Error"}`, true},
+		{"application's error", "DELETE", serve(t, closed), []string{kept}, nil, 418, `{"detail":"Closed"}`, true},
+	}
+	started := send(t, http.MethodPost, server.URL+prefix+"/chat", `{"bot_slug":"echo","prompt":"hi","stream":true}`, http.Header{resume.Header: {kept}})
+	is.New(t).Equal(started.response.Header.Get(resume.OutcomeHeader), string(resume.Kept))
+	is.New(t).NoErr(api.checkResponse(t.Context(), started))
+	for _, test := range tests {
+		t.Run("answers/"+test.name, func(t *testing.T) {
+			is := is.New(t)
+			header := http.Header{resume.Header: test.keys}
+			maps.Copy(header, test.header)
+			x := send(t, test.method, test.server.URL+prefix+"/answers", "", header)
+			is.Equal(x.response.StatusCode, test.status)
+			is.Equal(strings.TrimSpace(string(x.received)), test.body)
+			is.Equal(x.response.Header.Get("Retry-After") != "", test.status == 503 || test.status == 418)
+			is.NoErr(api.checkResponse(t.Context(), x))
+			is.Equal(api.checkRequest(t.Context(), x) == nil, test.valid)
 		})
 	}
 }

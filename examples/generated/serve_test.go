@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/resume"
 	"github.com/matryer/is"
 )
 
@@ -97,6 +98,21 @@ func (s failingStore) BotByUID(context.Context, string) (botapi.Bot, error) {
 func (s failingStore) BotBySlug(context.Context, string) (botapi.Bot, error) {
 	return botapi.Bot{}, s.err
 }
+
+// keeping returns the options of a service that keeps answers.
+func keeping(o resume.Options) botapi.Options {
+	o.Engine, o.Logger = botapi.ChatEngineFunc(echo), slog.New(slog.DiscardHandler)
+	answers := resume.New(o)
+	return botapi.Options{Engine: answers, Routes: answers.Routes(), OnLimit: answers.OnLimit}
+}
+
+// failingAnswers is a store of answers that cannot stop one.
+type failingAnswers struct {
+	resume.Store
+	stop func() error
+}
+
+func (s failingAnswers) Stop(context.Context, string, string) (bool, error) { return false, s.stop() }
 
 // send sends a request with a key and reads the response. The body of an aborted
 // stream is incomplete.

@@ -75,7 +75,7 @@ func TestReferenceListsEachOperationOnce(t *testing.T) {
 	tab.do(chromedp.EmulateViewport(1280, 800)) // wide enough for the contents
 	tab.open(startQuickstart(t).address + "/docs")
 	tab.see("#chat")
-	is.Equal(tab.texts(".route"), []string{"GET /v1/bots or /bots", "POST /v1/chat or /chat", "DELETE /v1/answers"})
+	is.Equal(tab.texts(".route"), []string{"GET /v1/bots or /bots", "POST /v1/chat or /chat", "DELETE /v1/answers or /answers"})
 	is.Equal(evaluate[string](tab, `fetch(Array.from(document.querySelectorAll("nav a")).find(({ textContent }) => textContent === "On the wire").href).then((response) => response.text())`)[:1], "#") // Markdown
 	links := tab.texts("#contents a")
 	slices.Sort(links)

@@ -8,16 +8,6 @@ let api; // openapi.json
 
 const methods = ["get", "post", "put", "patch", "delete"];
 
-// stopping is an operation of a service that keeps answers.
-const stopping = {
-  operationId: "stopAnswer",
-  tags: ["Chat"],
-  summary: "Stop an answer",
-  description: "Stops the answer to a chat that was sent with an `Idempotency-Key`. To close its connection does not: the answer goes on for a while, for a client that comes back for it.",
-  parameters: [{ $ref: "#/components/parameters/IdempotencyKey" }],
-  responses: { 204: { description: "The answer is stopped." }, 404: { description: "There is no such answer." } },
-};
-
 // resolved follows a $ref, if the node is one.
 function resolved(node) {
   if (!node?.$ref) return node;
@@ -202,7 +192,6 @@ async function show() {
   const response = await fetch("openapi.json");
   if (!response.ok) throw new Error(`openapi.json: status ${response.status}`);
   api = await response.json();
-  if (document.querySelector("meta[name=resume]").content === "true") api.paths["/v1/answers"] ??= { delete: stopping };
   foldContents();
   document.getElementById("contents").replaceChildren(...contents());
   document.getElementById("reference").replaceChildren(...reference());
