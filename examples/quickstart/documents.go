@@ -35,18 +35,12 @@ This server is botapi's quickstart. Its documents are in Markdown.
 `
 }
 
-// mountDocuments serves llms.txt and, below /docs/, the documents.
-func mountDocuments(mux *http.ServeMux) {
-	mux.Handle("GET /llms.txt", document("text/plain; charset=utf-8", llms()))
-	for name, text := range guide.Documents() {
-		mux.Handle("GET /docs/"+name, document("text/markdown; charset=utf-8", text))
-	}
-}
-
-func document(contentType, text string) http.Handler {
+// serveLLMs serves llms.txt.
+func serveLLMs() http.Handler {
+	text := llms()
 	etag := fmt.Sprintf(`"%x"`, sha256.Sum256([]byte(text)))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", contentType)
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("Cache-Control", "no-cache")
 		w.Header().Set("ETag", etag)

@@ -28,6 +28,7 @@ import (
 	"example.com/botapi/examples/graceful"
 	"example.com/botapi/examples/ollama"
 	"example.com/botapi/examples/openai"
+	"example.com/botapi/examples/quickstart/guide"
 	"example.com/botapi/examples/quickstart/page"
 	"example.com/botapi/examples/resume"
 )
@@ -171,11 +172,12 @@ func (s settings) service(bots *botapi.MemoryStore, logger *slog.Logger) (http.H
 	if s.metrics {
 		mux.Handle("GET /metrics", counts)
 	}
-	mountDocuments(mux)
+	mux.Handle("GET /llms.txt", serveLLMs())
 	mux.Handle("/", page.Handler(page.Options{
 		Bots:      bots,
 		Questions: questions,
 		Resume:    true,
+		Documents: guide.Documents(),
 		WireURL:   "docs/wire.md",
 		KeyHint:   "The quickstart printed it, and a link that contains it, in the terminal where you started it.",
 	}))

@@ -148,6 +148,7 @@ func TestAxe(t *testing.T) {
 		"beginning":                 func(tab *tab) { tab.open(failing.URL + home + "&bot=ada"); tab.see(".beginning") },
 		"beginning without welcome": func(tab *tab) { tab.open(failing.URL + home + "&bot=bo"); tab.see(".beginning") },
 		"reference":                 func(tab *tab) { tab.open(failing.URL + "/docs"); tab.see("#chat .trial-key") },
+		"document":                  func(tab *tab) { tab.open(failing.URL + "/docs/wire.md"); tab.see("main h1") },
 		"reference, sent": func(tab *tab) {
 			tab.open(explaining.URL + home)
 			tab.see(".bot")

@@ -1,32 +1,61 @@
 package browser
 
 import (
-	"net/http"
+	"regexp"
 	"strings"
 	"testing"
 
+	"example.com/botapi/examples/quickstart/guide"
 	"github.com/matryer/is"
 )
 
-// TestGuideLinksToDocuments checks that the page shows the links of the guide's answer, and
-// that they lead to documents.
+// TestGuideLinksToDocuments clicks a link of the guide's answer, which leads to a heading
+// of a document that is shown as a page.
 func TestGuideLinksToDocuments(t *testing.T) {
 	is := is.New(t)
 	q := startQuickstart(t)
 	tab := newTab(t)
 	tab.open(q.address + "/#key=" + key + "&bot=guide")
-	tab.say("What is botapi?")
+	tab.say(guide.Questions[len(guide.Questions)-1])
 	tab.waitForAnswer()
-	links := evaluate[[]string](tab, `[...document.querySelectorAll(".message:last-child a[href]")].map((link) => link.href)`)
-	documents := 0
+	const link = `[...document.querySelectorAll(".message:last-child a[href*='/docs/']")].at(-1)`
+	tab.wait(link + ` !== undefined`)
+	heading := evaluate[string](tab, `decodeURIComponent(`+link+`.hash.slice(1))`)
+	is.True(heading != "")
+	evaluate[any](tab, link+`.target = ""; `+link+`.id = "clicked"; null`)
+	tab.click("#clicked")
+	tab.wait(`location.pathname.startsWith("/docs/") && document.getElementById(` + quoted(heading) + `)?.localName.startsWith("h")`)
+	tab.wait(`Math.abs(document.getElementById(` + quoted(heading) + `).getBoundingClientRect().top) < 100`)
+	is.True(evaluate[bool](tab, `scrollY > 0`))
+}
+
+// TestDocumentsLinkToEachOther checks on the page of each document that every link leads to
+// a heading of a page, or to the web, and that code is shown as code.
+func TestDocumentsLinkToEachOther(t *testing.T) {
+	is := is.New(t)
+	q := startQuickstart(t)
+	tab := newTab(t)
+	lands := map[string]bool{q.address + "/": true, q.address + "/docs": true}
+	var links []string
+	for name, text := range guide.Documents() {
+		page := q.address + "/docs/" + name
+		tab.open(page)
+		tab.wait(`document.querySelectorAll("main h1").length === 1`)
+		lands[page] = true
+		for _, id := range evaluate[[]string](tab, `Array.from(document.querySelectorAll("main [id]"), ({ id }) => id)`) {
+			lands[page+"#"+id] = true
+		}
+		links = append(links, evaluate[[]string](tab, `Array.from(document.querySelectorAll("a"), ({ href }) => href)`)...)
+		is.Equal(evaluate[int](tab, `document.querySelectorAll("figure.code").length`), strings.Count("\n"+text, "\n```")/2)
+		is.True(!strings.Contains(tab.text("main"), "]("))
+	}
+	for _, link := range regexp.MustCompile(`\]\(([^)]*)\)`).FindAllStringSubmatch(guide.Contents(q.address+"/docs/"), -1) {
+		links = append(links, link[1]) // as in the guide's answers and llms.txt
+	}
+	is.True(len(links) > 30)
 	for _, link := range links {
-		if strings.HasPrefix(link, q.address+"/docs/") {
-			documents++
-			response, err := http.Get(link)
-			is.NoErr(err)
-			is.NoErr(response.Body.Close())
-			is.Equal(response.StatusCode, 200)
+		if !lands[link] && !strings.HasPrefix(link, "https://") {
+			t.Errorf("a link leads nowhere: %s", link)
 		}
 	}
-	is.True(documents > 1) // one in the text, one below it
 }

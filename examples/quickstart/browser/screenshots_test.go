@@ -109,6 +109,7 @@ func TestScreenshots(t *testing.T) {
 			tab.wait(`document.querySelector("#chat .sent").textContent.includes("complete after")`)
 			evaluate[any](tab, `document.querySelector("#chat .sending").scrollIntoView(); null`)
 		},
+		"document":   func(tab *tab) { tab.open(q.address + "/docs/operating.md"); tab.see("main h1") },
 		"references": func(tab *tab) { tab.open(q.address + "/docs"); tab.see("#chat") },
 	}
 	screens := map[string][2]int64{"wide": {1280, 800}, "narrow": {390, 780}, "tiny": {320, 256}}

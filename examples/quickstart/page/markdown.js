@@ -94,11 +94,18 @@ md.block.ruler.at("table", (state, line, end, silent) => {
 
 // ---- Links ----
 
+let base; // of relative links
+
+// resolveLinks makes relative links, which stay text otherwise, lead from an address.
+export function resolveLinks(address) {
+  base = address;
+}
+
 // webAddress returns an address as the browser normalizes it, or "" if it is not
-// an absolute http or https URL.
+// an http or https URL.
 function webAddress(text) {
   try {
-    const url = new URL(text);
+    const url = new URL(text, base);
     return ["http:", "https:"].includes(url.protocol) ? url.href : "";
   } catch {
     return "";

@@ -23,6 +23,7 @@ import (
 	"fmt"
 	"html/template"
 	"io/fs"
+	"maps"
 	"math"
 	"net/http"
 	"net/url"
@@ -73,6 +74,11 @@ type Options struct {
 	// and continues its answer after a reload, after a lost connection and in
 	// another tab. Stop stops the model with DELETE /v1/answers.
 	Resume bool
+	// Documents has texts in Markdown by their names, such as "wire.md", under which they
+	// are served below "docs/": as a page to clients that accept text/html and do not name
+	// text/markdown, as browsers do, and in Markdown to all others. Links between them are
+	// relative. A link to a heading leads to its text in lower case, as on code hosts.
+	Documents map[string]string
 }
 
 //go:generate npm --prefix build ci --ignore-scripts --no-audit --no-fund
@@ -82,7 +88,8 @@ type Options struct {
 var files embed.FS
 
 // Handler serves the chat page at the base path, and below it the API reference
-// at "docs", botapi.OpenAPI at "openapi.json" and the pages' files at "page/".
+// at "docs", the Documents at "docs/", botapi.OpenAPI at "openapi.json" and the pages'
+// files at "page/".
 // Other paths get a 404, and methods other than GET and HEAD a 405, in the same
 // JSON form as errors of the API.
 func Handler(o Options) http.Handler {
@@ -94,6 +101,9 @@ func Handler(o Options) http.Handler {
 	}
 	for name, asset := range assets() {
 		documents[base+"page/"+name] = asset
+	}
+	for name, document := range o.markdown() {
+		documents[base+"docs/"+name] = document
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		document, found := documents[r.URL.Path]
@@ -134,8 +144,7 @@ var pages = template.Must(template.ParseFS(files, "*.html"))
 // page executes the template of a page with the options.
 func (o Options) page(name, base string) document {
 	questions, _ := json.Marshal(o.Questions) // cannot fail
-	var text bytes.Buffer
-	err := pages.ExecuteTemplate(&text, name, struct {
+	return execute(name, struct {
 		Title, API, Questions, KeyHint, WireURL string
 		KeepAlive                               float64
 		MaxBodyBytes                            int64
@@ -150,10 +159,36 @@ func (o Options) page(name, base string) document {
 		MaxBodyBytes: cmp.Or(max(o.MaxBodyBytes, 0), botapi.DefaultMaxBodyBytes),
 		Resume:       o.Resume,
 	})
-	if err != nil {
-		panic(err) // impossible: the templates are embedded, and their data has one type
+}
+
+func execute(name string, data any) document {
+	var text bytes.Buffer
+	if err := pages.ExecuteTemplate(&text, name, data); err != nil {
+		panic(err) // impossible: the templates are embedded, and the data of each has one type
 	}
 	return newDocument(name, text.Bytes())
+}
+
+// markdown returns the Documents, each with its page.
+func (o Options) markdown() map[string]document {
+	type entry struct{ Name, Heading string }
+	var entries []entry
+	for _, name := range slices.Sorted(maps.Keys(o.Documents)) {
+		first, _, _ := strings.Cut(o.Documents[name], "\n")
+		entries = append(entries, entry{name, strings.TrimPrefix(first, "# ")})
+	}
+	all := map[string]document{}
+	for _, e := range entries {
+		d := newDocument(e.Name, []byte(o.Documents[e.Name]))
+		page := execute("document.html", struct {
+			entry
+			Title, Text string
+			Documents   []entry
+		}{e, cmp.Or(o.Title, "Bots"), o.Documents[e.Name], entries})
+		d.page = &page
+		all[e.Name] = d
+	}
+	return all
 }
 
 // relative returns the API's path relative to the pages, so that both work behind
@@ -181,6 +216,7 @@ type document struct {
 	text   []byte
 	packed []byte // compressed; nil for fonts, which are
 	etag   string
+	page   *document // what browsers get instead; nil for the same
 }
 
 func newDocument(name string, text []byte) document {
@@ -196,10 +232,16 @@ func newDocument(name string, text []byte) document {
 }
 
 func (d document) serve(w http.ResponseWriter, r *http.Request) {
+	if d.page != nil {
+		w.Header().Add("Vary", "Accept")
+		if accept := accepted(r, "Accept"); htmlAccepted.MatchString(accept) && !markdownAccepted.MatchString(accept) {
+			d = *d.page
+		}
+	}
 	text, etag := d.text, d.etag
 	if d.packed != nil {
-		w.Header().Set("Vary", "Accept-Encoding")
-		if gzipAccepted.MatchString(strings.Join(r.Header.Values("Accept-Encoding"), ",")) {
+		w.Header().Add("Vary", "Accept-Encoding")
+		if gzipAccepted.MatchString(accepted(r, "Accept-Encoding")) {
 			w.Header().Set("Content-Encoding", "gzip")
 			text, etag = d.packed, d.etag+"-gzip"
 		}
@@ -209,11 +251,25 @@ func (d document) serve(w http.ResponseWriter, r *http.Request) {
 	http.ServeContent(w, r, d.name, time.Time{}, bytes.NewReader(text))
 }
 
-var gzipAccepted = regexp.MustCompile(`(?:^|[ ,])gzip *(?:$|,|; *q=(?:1|0\.0*[1-9]))`)
+func accepted(r *http.Request, header string) string {
+	return strings.Join(r.Header.Values(header), ",")
+}
+
+var (
+	gzipAccepted     = accepts("gzip")
+	htmlAccepted     = accepts("text/html")
+	markdownAccepted = accepts("text/markdown")
+)
+
+// accepts matches a header that names a value, with a weight that is not 0.
+func accepts(value string) *regexp.Regexp {
+	return regexp.MustCompile(`(?:^|[ ,])` + value + ` *(?:$|,|; *q=(?:1|0\.0*[1-9]))`)
+}
 
 // contentTypes are fixed here, since those of package mime depend on the machine.
 var contentTypes = map[string]string{
 	".html":  "text/html; charset=utf-8",
+	".md":    "text/markdown; charset=utf-8",
 	".js":    "text/javascript; charset=utf-8",
 	".css":   "text/css; charset=utf-8",
 	".svg":   "image/svg+xml",

@@ -80,6 +80,46 @@ func TestMethods(t *testing.T) {
 	is.Equal(bodyOf(t, post), `{"detail":"Method Not Allowed"}`)
 }
 
+// TestDocuments checks who gets the page of a document, and who its Markdown.
+func TestDocuments(t *testing.T) {
+	const text = "# Roses & <beans>\n\nSee the [pond](pond.md#fish).\n"
+	o := Options{Title: "Garden", BasePath: "/help/", Documents: map[string]string{"roses.md": text, "pond.md": "# The pond\n"}}
+	for accept, isPage := range map[string]bool{
+		"": false, "*/*": false, "text/*": false, "application/json": false, "text/html;q=0": false, "text/htmlx": false,
+		"text/markdown, text/html;q=0.9, */*;q=0.1": false,
+		"text/html": true,
+		"text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8": true,
+		"application/xhtml+xml, text/html;q=0.5":                                                true,
+		"text/html, text/markdown;q=0":                                                          true,
+	} {
+		t.Run(accept, func(t *testing.T) {
+			is := is.New(t)
+			response := request(o, http.MethodGet, "/help/docs/roses.md", http.Header{"Accept": {accept}, "Accept-Encoding": {"identity"}})
+			is.Equal(response.StatusCode, 200)
+			is.Equal(response.Header.Values("Vary"), []string{"Accept", "Accept-Encoding"})
+			is.True(strings.HasPrefix(response.Header.Get("Content-Security-Policy"), "default-src 'none'; script-src 'self'; "))
+			body := bodyOf(t, response)
+			if !isPage {
+				is.Equal(response.Header.Get("Content-Type"), "text/markdown; charset=utf-8")
+				is.Equal(body, text)
+				return
+			}
+			is.Equal(response.Header.Get("Content-Type"), "text/html; charset=utf-8")
+			is.True(strings.Contains(body, "<title>Roses &amp; &lt;beans&gt; · Garden</title>"))
+			is.True(strings.Contains(body, "<pre id=\"markdown\">\n# Roses &amp; &lt;beans&gt;\n\nSee the [pond](pond.md#fish).\n</pre>"))
+			is.True(strings.Contains(body, `<a href="pond.md">The pond</a>`))
+		})
+	}
+	is := is.New(t)
+	page := http.Header{"Accept": {"text/html"}}
+	markdown := get(o, "/help/docs/roses.md").Header.Get("ETag")
+	is.True(request(o, http.MethodGet, "/help/docs/roses.md", page).Header.Get("ETag") != markdown)
+	page.Set("If-None-Match", markdown)
+	is.Equal(request(o, http.MethodGet, "/help/docs/roses.md", page).StatusCode, 200)
+	is.Equal(request(o, http.MethodGet, "/help/docs/nothing.md", page).StatusCode, 404)
+	is.Equal(get(Options{}, "/docs/roses.md").StatusCode, 404)
+}
+
 // TestSecondVisit checks that a browser loads only changed files again.
 func TestSecondVisit(t *testing.T) {
 	is := is.New(t)
@@ -95,7 +135,7 @@ func TestDownload(t *testing.T) {
 	is := is.New(t)
 	total := 0
 	for _, name := range append(slices.Collect(maps.Keys(assets())), "../") {
-		if strings.HasPrefix(name, "docs") || strings.HasSuffix(name, ".txt") || strings.Contains(name, "fonts/") && !strings.Contains(name, "KaTeX_M") && !strings.Contains(name, "KaTeX_Size") {
+		if strings.HasPrefix(name, "doc") || strings.HasSuffix(name, ".txt") || strings.Contains(name, "fonts/") && !strings.Contains(name, "KaTeX_M") && !strings.Contains(name, "KaTeX_Size") {
 			continue
 		}
 		response := request(Options{}, http.MethodGet, path.Join("/page", name), http.Header{"Accept-Encoding": {"gzip"}})
