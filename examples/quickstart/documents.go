@@ -22,6 +22,11 @@ func llms() string {
 
 This server is botapi's quickstart. Its documents are in Markdown.
 
+## For Go programs
+
+- ` + guide.Where("\n| `MaxConcurrentChats` | ", "docs/") + `: a table of every field of ` + "`botapi.Options`" + `, with its default
+- ` + "`go doc example.com/botapi Options`" + `, in a module that requires botapi: each field with its contract
+
 ## Documents
 
 ` + guide.Contents("docs/") + `

@@ -38,6 +38,17 @@ func Contents(address string) string {
 	return linked(own.contents(), address)
 }
 
+// Where returns a link to the first section of the documents with this text, in Markdown, or
+// "" if none has it. address is as for Contents.
+func Where(text, address string) string {
+	for _, s := range own.sections {
+		if slices.ContainsFunc(s.blocks, func(block string) bool { return strings.Contains(block, text) }) {
+			return linked(linkTo(s), address)
+		}
+	}
+	return ""
+}
+
 // Engine is a [botapi.ChatEngine] that answers the last message of a
 // conversation from the documents. The zero value streams without delay.
 type Engine struct {
@@ -143,7 +154,7 @@ func (l *library) answer(question string) string {
 func (l *library) contents() string {
 	var list []string
 	for i, s := range l.sections {
-		link := fmt.Sprintf("[%s](%s)", s.heading, linkMark+s.document+anchor(s.heading))
+		link := linkTo(s)
 		switch isFirst := i == 0 || l.sections[i-1].document != s.document; {
 		case isFirst:
 			list = append(list, "- "+link)
@@ -152,6 +163,10 @@ func (l *library) contents() string {
 		}
 	}
 	return strings.Join(list, "\n")
+}
+
+func linkTo(s section) string {
+	return fmt.Sprintf("[%s](%s)", s.heading, linkMark+s.document+anchor(s.heading))
 }
 
 // longestQuote limits an answer, in bytes: it is part of a chat.
