@@ -92,11 +92,24 @@ func TestDocumentedGo(t *testing.T) {
 			shown++
 			text += strings.ReplaceAll("\nvar _ NAME = botapi.NAME(nil)\nvar _ botapi.NAME = NAME(nil)\n", "NAME", name[1])
 		}
-		doctest.Write(t, app, i, doctest.Source(text, ""))
+		folder := doctest.Write(t, app, i, doctest.Source(text, ""))
+		copyRecipes(t, text, folder)
 		is.True(!strings.HasPrefix(text, "package ") || strings.Count(text, "\n") <= 48)
 	}
 	is.Equal(shown, 3) // interfaces
 	runIn(t, app, "go mod tidy && go vet ./... && go test ./...")
+}
+
+// copyRecipes copies the files of examples/mounting beside a program that calls their
+// functions, as its document says.
+func copyRecipes(t *testing.T, program, folder string) {
+	t.Helper()
+	for function, file := range map[string]string{"LimitRate(": "rate.go", "CountRejections(": "rejections.go"} {
+		if strings.Contains(program, function) {
+			text := strings.Replace(readDocument(t, "examples/mounting/"+file), "package mounting", "package main", 1)
+			is.New(t).NoErr(os.WriteFile(filepath.Join(folder, file), []byte(text), 0o644))
+		}
+	}
 }
 
 var interfaceName = regexp.MustCompile(`(?m)^type (BotStore|KeyVerifier|ChatEngine) interface`)
