@@ -15,7 +15,7 @@ function show() {
   content.querySelectorAll("th:empty").forEach((cell) => cell.replaceWith(el("td")));
   content.querySelectorAll("a").forEach((link) => { if (link.origin === location.origin) link.removeAttribute("target"); });
   nameHeadings(content);
-  document.getElementById("headings").append(...[...content.querySelectorAll("h2")].map(({ id, textContent }) => el("li", null, el("a", { href: "#" + id }, textContent))));
+  document.querySelector(".headings").append(...[...content.querySelectorAll("h2")].map(({ id, textContent }) => el("li", null, el("a", { href: "#" + id }, textContent))));
   source.replaceWith(el("div", { class: "part" }, content));
   document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
 }
