@@ -33,7 +33,8 @@ type StreamFormat interface {
 
 	// AppendText appends one event with text. text is the inside of a JSON string, without
 	// its quotes: whole characters, escaped where JSON needs it, at most 4 KiB, and valid
-	// until AppendText returns. It is empty for an empty fragment.
+	// until AppendText returns. It is empty for an empty fragment, and while only the beginning
+	// of a character has come.
 	AppendText(dst, text []byte) ([]byte, error)
 
 	// AppendKeepAlive appends what shows a silent stream to be alive. It may append

@@ -1,6 +1,7 @@
 package jsonbody
 
 import (
+	"regexp"
 	"strconv"
 )
 
@@ -17,7 +18,7 @@ type Field struct {
 
 // A ValueError says which value of a body is not what its reader expects.
 type ValueError struct {
-	Path    string // such as messages[2].content, with names as they are in the body; empty for the body
+	Path    string // such as messages[2].content; a name that is no plain word is "…"; empty for the body
 	Problem string // such as "must be a string"
 }
 
@@ -49,15 +50,27 @@ func (f Field) Path() string {
 	case f.index >= 0:
 		return f.parent.Path() + "[" + strconv.Itoa(f.index) + "]"
 	case f.parent != nil:
-		return f.parent.Path() + "." + f.Name
+		return f.parent.Path() + "." + named(f.Name)
 	}
-	return f.Name
+	return named(f.Name)
 }
+
+// named returns a name as errors and the log have it. A name may be anything that a client
+// has sent, of any length: only those that APIs have are repeated.
+func named(name string) string {
+	if plainWord.MatchString(name) {
+		return name
+	}
+	return "…"
+}
+
+var plainWord = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,39}$`)
 
 // Reject returns a *ValueError for the value.
 func (f Field) Reject(problem string) error { return &ValueError{f.Path(), problem} }
 
-// Require fails unless the value is of a kind, or null. It does not read the value.
+// Require fails unless the value is of a kind that [Reader.Peek] returns, or null. It does not
+// read the value. For whole numbers, see Integer.
 func (f Field) Require(kind Kind, problem string) error {
 	switch f.Peek() {
 	case kind, Null, 0: // 0: the body stops being JSON here, which is the Reader's error
@@ -72,6 +85,22 @@ func (f Field) Text() (string, error) {
 		return "", err
 	}
 	return f.Value().Text, nil
+}
+
+// Integer reads a whole number. isThere is false for null.
+func (f Field) Integer() (n int64, isThere bool, err error) {
+	if err := f.Require(Number, "must be a whole number"); err != nil {
+		return 0, false, err
+	}
+	value := f.Value()
+	if value.Kind == Null {
+		return 0, false, nil
+	}
+	n, err = strconv.ParseInt(value.Text, 10, 64)
+	if err != nil {
+		return 0, false, f.Reject("must be a whole number")
+	}
+	return n, true, nil
 }
 
 // Boolean reads true or false; null is absent.

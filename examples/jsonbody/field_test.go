@@ -3,6 +3,7 @@ package jsonbody_test
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"example.com/botapi/examples/jsonbody"
@@ -20,6 +21,10 @@ func read(body string) (found string, err error) {
 		case "absent", "present":
 			value, err := f.Boolean(f.Name == "present")
 			found += fmt.Sprint(value, " ")
+			return err
+		case "count":
+			n, isThere, err := f.Integer()
+			found += fmt.Sprint(n, isThere, " ")
 			return err
 		case "object":
 			return f.Require(jsonbody.Object, "must be an object")
@@ -44,6 +49,8 @@ func TestRead(t *testing.T) {
 		"\ufeff{\"text\": \"a\\u0062\", \"other\": [1, {}]} ": `"ab" `,
 		`{"text":null,"absent":null,"present":null}`:          `"" false true `,
 		`{"absent":true,"present":false}`:                     `true false `,
+		`{"count":-12}`:                                       "-12 true ",
+		`{"count":null}`:                                      "0 false ",
 		`{"list":null,"object":null}`:                         ``,
 		`{"object":{"a":{}}}`:                                 ``,
 		`{"list":[{"a":"b"},null,{},{"c":"d","e":null}]}`:     `list[0].a "b" list[3].c "d" list[3].e "" `,
@@ -59,9 +66,15 @@ func TestRead(t *testing.T) {
 
 func TestReadRejects(t *testing.T) {
 	for body, want := range map[string]string{
-		`{"text":1}`:                   "text must be a string",
-		`{"text":["a"]}`:               "text must be a string",
-		`{"present":"true"}`:           "present must be true or false",
+		`{"text":1}`:                    "text must be a string",
+		`{"text":["a"]}`:                "text must be a string",
+		`{"present":"true"}`:            "present must be true or false",
+		`{"count":"1"}`:                 "count must be a whole number",
+		`{"count":1.5}`:                 "count must be a whole number",
+		`{"count":1e2}`:                 "count must be a whole number",
+		`{"count":9223372036854775808}`: "count must be a whole number",
+		`{"list":[{"a-key":1}]}`:        "list[0].… must be a string",
+		`{"list":[{"` + strings.Repeat("e", 41) + `":1}]}`: "list[0].… must be a string",
 		`{"object":[]}`:                "object must be an object",
 		`{"list":{}}`:                  "list must be a list",
 		`{"list":[{},[]]}`:             "list[1] must be an object",
