@@ -3,10 +3,12 @@ package botapitest_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"iter"
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"example.com/botapi"
 	"example.com/botapi/examples/botapitest"
@@ -90,6 +92,34 @@ func TestProbedIsBounded(t *testing.T) {
 	text, err := answer(t, probed, `{"secret": "0123456789abcdef", "chat": "c", "do": "see"}`)
 	is.New(t).NoErr(err)
 	is.New(t).True(strings.Contains(text, `"runs":null`))
+}
+
+// A chat goes on once for each number of an order, however often the order has come, and an
+// order stays for a chat that has not begun.
+func TestProbedObeysAnOrderOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		probed := botapitest.Probed(loud, probeSecret)
+		answered := func(field string) chan string {
+			answers := make(chan string, 1)
+			go func() {
+				text, err := answer(t, probed, field)
+				answers <- fmt.Sprint(text, err)
+			}()
+			synctest.Wait()
+			return answers
+		}
+		first := answered(`{"secret": "0123456789abcdef", "chat": "a", "do": "go", "count": 1, "stay": 5000}`)
+		other := answered(`{"secret": "0123456789abcdef", "chat": "b", "do": "go", "count": 1, "stay": 5000}`)
+		is.Equal(len(first), 0)
+		play := answered(`{"secret": "0123456789abcdef", "chat": "a", "do": "play", "steps": [
+			{"await": "go", "millis": 1000}, {"text": "one"}, {"await": "go", "millis": 1000}, {"text": "two"}]}`)
+		is.True(strings.Contains(<-first, `"runs":[{`))
+		again := answered(`{"secret": "0123456789abcdef", "chat": "a", "do": "go", "count": 1}`)
+		is.True(strings.Contains(<-again, `"yielded":1`))
+		is.Equal(<-play, "one<nil>") // nothing has ended the second wait
+		is.True(strings.Contains(<-other, `"runs":null`))
+	})
 }
 
 func TestProbedNeedsALongSecret(t *testing.T) {

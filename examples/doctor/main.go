@@ -132,7 +132,7 @@ func announcement(target stackcheck.Target, plan stackcheck.Plan) string {
 		return fmt.Sprintf("Sending at most %d chats to %s. %d of them are answered by a model. Without --secret, what only the service sees is not checked.",
 			plan.Chats, target.URL, plan.Tokens)
 	}
-	return fmt.Sprintf("Sending at most %d chats to %s, if it has many replicas, and otherwise a third. The probe answers them, so that they cost no tokens.",
+	return fmt.Sprintf("Sending at most %d chats to %s, if it has many replicas, and otherwise a fifth. The probe answers them, so that they cost no tokens.",
 		plan.Chats, target.URL)
 }
 

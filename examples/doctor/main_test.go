@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -84,11 +85,12 @@ func TestHealthyService(t *testing.T) {
 	for _, c := range []struct {
 		args  []string
 		calls int64
+		part  int64 // of the announced chats that one replica gets at most: one half, third ...
 		more  string
 	}{
-		{[]string{address, "--key", apiKey, "--secret", secret}, 0, ""},
-		{[]string{"--secret=" + secret, "--key", apiKey, address + "/v1/"}, 0, ""},
-		{[]string{address, "--key", apiKey}, 2, ` \d+ more checks need --secret\.`},
+		{[]string{address, "--key", apiKey, "--secret", secret}, 0, 5, ""},
+		{[]string{"--secret=" + secret, "--key", apiKey, address + "/v1/"}, 0, 5, ""},
+		{[]string{address, "--key", apiKey}, 2, 1, ` \d+ more checks need --secret\.`},
 	} {
 		is := is.New(t)
 		calls.Store(0)
@@ -101,22 +103,88 @@ func TestHealthyService(t *testing.T) {
 		var announced int64
 		_, err := fmt.Sscanf(got.stderr, "Sending at most %d chats", &announced)
 		is.NoErr(err)
-		is.True(chats.Load() > 0 && chats.Load() <= announced)
+		is.True(chats.Load() > 0 && chats.Load() <= announced/c.part)
 		t.Logf("%d of %d chats", chats.Load(), announced)
 	}
 }
 
+// balancers choose the replica of a request.
+var balancers = map[string]func(replicas int) func(*http.Request) (replica int, done func()){
+	"in turn": func(replicas int) func(*http.Request) (int, func()) {
+		var turn atomic.Int64
+		return func(*http.Request) (int, func()) { return int(turn.Add(1)) % replicas, func() {} }
+	},
+	"each connection in turn": func(replicas int) func(*http.Request) (int, func()) {
+		var mu sync.Mutex
+		connections := make(map[string]int)
+		return func(r *http.Request) (int, func()) {
+			mu.Lock()
+			defer mu.Unlock()
+			if _, isKnown := connections[r.RemoteAddr]; !isKnown {
+				connections[r.RemoteAddr] = len(connections) % replicas
+			}
+			return connections[r.RemoteAddr], func() {}
+		}
+	},
+	// As HAProxy's leastconn: of those with the fewest requests, the one whose number has
+	// changed first.
+	"the fewest requests": func(replicas int) func(*http.Request) (int, func()) {
+		var mu sync.Mutex
+		requests, changed, changes := make([]int, replicas), make([]int, replicas), 0
+		change := func(replica, by int) {
+			changes++
+			requests[replica], changed[replica] = requests[replica]+by, changes
+		}
+		return func(*http.Request) (int, func()) {
+			mu.Lock()
+			defer mu.Unlock()
+			least := 0
+			for i := range requests {
+				if requests[i] < requests[least] || requests[i] == requests[least] && changed[i] < changed[least] {
+					least = i
+				}
+			}
+			change(least, 1)
+			return least, func() {
+				mu.Lock()
+				defer mu.Unlock()
+				change(least, -1)
+			}
+		}
+	},
+}
+
 // A service with several processes: each order must find the one that has the chat.
 func TestReplicas(t *testing.T) {
-	is := is.New(t)
-	var calls, chats, turn atomic.Int64
-	replicas := []http.Handler{newAPI(t, &calls), newAPI(t, &calls), newAPI(t, &calls)}
-	address := serve(t, &chats, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		replicas[turn.Add(1)%3].ServeHTTP(w, r)
-	}))
-	got := doctor(t, address, "--key", apiKey, "--secret", secret)
-	t.Log(got.stdout, got.stderr)
-	is.Equal(got.code, healthy)
+	t.Parallel()
+	for name, newBalancer := range balancers {
+		for _, replicas := range []int{3, 5} {
+			t.Run(fmt.Sprint(replicas, " replicas, ", name), func(t *testing.T) {
+				t.Parallel()
+				is := is.New(t)
+				var calls, chats atomic.Int64
+				var processes []http.Handler
+				for range replicas {
+					processes = append(processes, newAPI(t, &calls))
+				}
+				choose := newBalancer(replicas)
+				address := serve(t, &chats, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					process, done := choose(r)
+					defer done()
+					processes[process].ServeHTTP(w, r)
+				}))
+				got := doctor(t, address, "--key", apiKey, "--secret", secret, "--json")
+				t.Log(got.stdout, got.stderr)
+				is.Equal(got.code, healthy)
+				is.True(!strings.Contains(got.stdout, `"skipped"`))
+				var announced int64
+				_, err := fmt.Sscanf(got.stderr, "Sending at most %d chats", &announced)
+				is.NoErr(err)
+				is.True(chats.Load() <= announced)
+				t.Logf("%d of %d chats", chats.Load(), announced)
+			})
+		}
+	}
 }
 
 func TestHTTP2(t *testing.T) {

@@ -38,6 +38,7 @@ func NewEngine(next botapi.ChatEngine, secret string) botapi.ChatEngine {
 		secret:  sha256.Sum256([]byte(secret)),
 		process: rand.Text(),
 		chats:   make(map[string]*chat),
+		begun:   make(chan struct{}),
 	}
 }
 
@@ -49,12 +50,14 @@ type engine struct {
 	mu      sync.Mutex
 	chats   map[string]*chat
 	running int
+	begun   chan struct{} // closed when another chat has begun
 }
 
 // A chat is what is known of one probe chat. Its fields are guarded by the engine's lock.
 type chat struct {
 	lastUsed time.Time
-	gos      int // orders to go on that no step has taken
+	gos      int // steps that may go on
+	gone     int // of them, those that did
 	runs     []*run
 	changed  chan struct{} // closed when anything has changed
 }
@@ -70,13 +73,14 @@ func (e *engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 	if !isOrder {
 		return e.next.Chat(ctx, req)
 	}
-	switch order.Do {
-	case Play:
+	if order.Do == Play {
 		return func(yield func(string, error) bool) { e.play(ctx, req, order, yield) }
-	case Go:
-		e.goOn(order.Chat)
 	}
 	return func(yield func(string, error) bool) {
+		e.stay(ctx, order)
+		if order.Do == Go {
+			e.goOn(order.Chat, order.Count)
+		}
 		seen, _ := json.Marshal(e.see(ctx, order)) // the type has only fields that can be encoded
 		yield(string(seen), nil)
 	}
@@ -168,7 +172,11 @@ func (e *engine) begin(ctx context.Context, req *botapi.ChatRequest, id string) 
 	if e.running >= maxRunning || len(c.runs) >= maxRuns {
 		return nil
 	}
-	e.chats[id] = c
+	if e.chats[id] == nil {
+		e.chats[id] = c
+		close(e.begun)
+		e.begun = make(chan struct{})
+	}
 	e.running++
 	c.runs = append(c.runs, r)
 	c.change()
@@ -250,9 +258,9 @@ func (e *engine) await(ctx context.Context, id string, step Step) Ending {
 	for {
 		e.mu.Lock()
 		c := e.chats[id]
-		goOn, changed := step.Await == AwaitGo && c.gos > 0, c.changed
+		goOn, changed := step.Await == AwaitGo && c.gos > c.gone, c.changed
 		if goOn {
-			c.gos--
+			c.gone++
 		}
 		e.mu.Unlock()
 		if goOn {
@@ -271,11 +279,33 @@ func (e *engine) await(ctx context.Context, id string, step Step) Ending {
 	}
 }
 
-func (e *engine) goOn(id string) {
+// stay waits until the process knows the chat of an order, as long as the order says.
+func (e *engine) stay(ctx context.Context, order Order) {
+	timer := time.NewTimer(min(order.Stay.Duration(), maxWait))
+	defer timer.Stop()
+	for {
+		e.mu.Lock()
+		isKnown, begun := e.chats[order.Chat] != nil, e.begun
+		e.mu.Unlock()
+		if isKnown {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+			return
+		case <-begun:
+		}
+	}
+}
+
+// goOn may get one order twice.
+func (e *engine) goOn(id string, count int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if c := e.chats[id]; c != nil {
-		c.gos++
+		c.gos = max(c.gos, count)
 		c.change()
 	}
 }

@@ -18,8 +18,11 @@ type Order struct {
 	Steps []Step `json:"steps,omitempty"` // of Play, in order
 
 	For    Event  `json:"for,omitempty"`    // of See: what to wait for
-	Count  int    `json:"count,omitempty"`  // of See, with Yielded
+	Count  int    `json:"count,omitempty"`  // of See, with Yielded; of Go: see there
 	Millis Millis `json:"millis,omitempty"` // of See: how long to wait at most
+
+	// Stay is how long See and Go wait for a chat that this process does not know.
+	Stay Millis `json:"stay,omitempty"`
 }
 
 // A Deed is what an order is about.
@@ -27,7 +30,7 @@ type Deed string
 
 const (
 	Play Deed = "play" // answer with the steps
-	Go   Deed = "go"   // end one AwaitGo of the chat; the answer is what See answers
+	Go   Deed = "go"   // end the AwaitGo of the chat up to the one of number Count; the answer is what See answers
 	See  Deed = "see"  // answer with what was seen of the chat, as a Seen in JSON
 )
 

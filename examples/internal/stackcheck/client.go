@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	mathrand "math/rand/v2"
 	"net/http"
 	"net/http/httptrace"
 	"slices"
@@ -351,7 +350,8 @@ func (a *answer) detail() string {
 // A play is a chat that the probed engine answers.
 type play struct {
 	*answer
-	id string
+	id  string
+	gos int // waits that goOn has ended
 }
 
 // chat returns the body of a chat with a prompt.
@@ -370,15 +370,12 @@ func (s *stack) play(ctx context.Context, stream bool, r request, steps ...probe
 	id := rand.Text()
 	order := probe.Order{Secret: s.Secret, Chat: id, Do: probe.Play, Steps: steps}
 	r.path, r.body = "/v1/chat", s.chat(probePrompt, stream, map[string]any{probe.Field: order})
-	return &play{s.start(ctx, r), id}
+	return &play{answer: s.start(ctx, r), id: id}
 }
 
 // order sends an order to the probe, and returns what it has seen.
 func (s *stack) order(ctx context.Context, o probe.Order) (probe.Seen, error) {
-	to := s
-	if s.control != nil {
-		to = s.control
-	}
+	to := s.forOrders()
 	o.Secret = to.Secret
 	var seen probe.Seen
 	got := to.do(ctx, request{
@@ -398,27 +395,67 @@ func (s *stack) order(ctx context.Context, o probe.Order) (probe.Seen, error) {
 	return seen, nil
 }
 
-// tries is how often an order is sent until it has reached the process that knows the chat: the
-// chat itself may still be on its way, and the service may have several replicas.
-const tries = 10
+const (
+	// tries is how often an order is sent until it has reached the process that knows the chat:
+	// the chat itself may still be on its way, and the service may have several replicas.
+	tries = 16
 
-// ask is order for a chat that has been started.
+	// stay is how long an order waits at a process that does not know the chat: until the last
+	// one is sent.
+	stay = patience
+)
+
+// ask is order for a chat that has been started. After the first, orders are sent at the same
+// time, each on a connection of its own, and those that have reached another process stay there:
+// a load balancer that sends a request to the replica with the fewest would otherwise never send
+// one to that of the chat. One is asked at a time, so that a balancer that takes replicas in turn
+// finds it, too.
 func (s *stack) ask(ctx context.Context, o probe.Order) (probe.Run, error) {
-	for i := range tries {
+	ctx, release := context.WithCancel(ctx)
+	defer release() // those that stay
+	type reply struct {
+		seen probe.Seen
+		err  error
+	}
+	replies := make(chan reply, tries)
+	send := func(s *stack) {
 		seen, err := s.order(ctx, o)
-		if err != nil {
-			return probe.Run{}, err
-		}
-		if last := len(seen.Runs) - 1; last >= 0 {
-			return seen.Runs[last], nil
-		}
+		replies <- reply{seen, err}
+	}
+	send(s)
+	o.Stay = probe.In(stay)
+	var next <-chan time.Time
+	for sent, missing := 1, 1; missing > 0 || sent < tries; {
 		select {
-		case <-time.After(time.Duration(10<<min(i, 6)+mathrand.IntN(20)) * time.Millisecond): // random, since others that ask in turn could always meet the same replica
+		case got := <-replies:
+			missing--
+			if got.err != nil {
+				return probe.Run{}, got.err
+			}
+			if last := len(got.seen.Runs) - 1; last >= 0 {
+				return got.seen.Runs[last], nil
+			}
+		case <-next:
+			other := s.forOrders().alone()
+			defer other.close()
+			go send(other)
+			sent, missing = sent+1, missing+1
 		case <-ctx.Done():
 			return probe.Run{}, ctx.Err()
 		}
+		if next = nil; sent < tries {
+			next = time.After(10 * time.Millisecond << min(sent-1, 5))
+		}
 	}
 	return probe.Run{}, errNotBegun
+}
+
+// forOrders is the stack that gets the orders.
+func (s *stack) forOrders() *stack {
+	if s.control != nil {
+		return s.control
+	}
+	return s
 }
 
 // errNotBegun: no process that was asked has called its engine for the chat.
@@ -431,7 +468,8 @@ func (s *stack) see(ctx context.Context, p *play, event probe.Event, count int, 
 
 // goOn ends one wait of a probe chat.
 func (s *stack) goOn(ctx context.Context, p *play) error {
-	_, err := s.ask(ctx, probe.Order{Chat: p.id, Do: probe.Go})
+	p.gos++
+	_, err := s.ask(ctx, probe.Order{Chat: p.id, Do: probe.Go, Count: p.gos})
 	return err
 }
 

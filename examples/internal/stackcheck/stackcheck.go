@@ -241,7 +241,7 @@ func (c check) runOn(ctx context.Context, stacks []*stack, r *Result) {
 			r.Problem = err.Error()
 		}
 		if s.sent.rejected.Load() > before {
-			r.Findings, r.Problem = nil, "a limit has rejected a request (429): the checks send some dozens in a few seconds, two or three at the same time"
+			r.Findings, r.Problem = nil, "a limit has rejected a request (429): the checks send some dozens in a few seconds, up to four at the same time, or 20 with several replicas"
 		}
 		for j := range r.Findings {
 			r.Findings[j].Check, r.Findings[j].Doc = c.name, c.doc()

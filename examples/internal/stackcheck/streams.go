@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"example.com/botapi/examples/internal/probe"
@@ -503,33 +502,36 @@ func (s *stack) checkDisconnect(ctx context.Context, r *Result) error {
 		{"before the first fragment of a stream", true, []probe.Step{waits}},
 		{"before a JSON response", false, []probe.Step{waits}},
 	}
-	runs, failures := make([]probe.Run, len(cases)), make([]error, len(cases))
-	var all sync.WaitGroup
-	for i, c := range cases {
-		all.Go(func() {
-			alone := s.alone()
-			defer alone.close()
-			p := alone.play(ctx, c.stream, request{timeout: time.Minute}, c.steps...)
-			defer p.disconnect()
-			if _, failures[i] = s.see(ctx, p, probe.Yielded, len(c.steps)-1, patience); failures[i] != nil {
-				return
-			}
-			if !s.isDelayed() {
-				p.wait(ctx, patience, func() bool { return len(p.arrivals) >= len(c.steps)-1 })
-			}
-			p.disconnect()
-			runs[i], failures[i] = s.see(ctx, p, probe.Ended, 0, disconnectPatience+patience)
-		})
+	var plays []*play
+	for _, c := range cases {
+		alone := s.alone()
+		defer alone.close()
+		p := alone.play(ctx, c.stream, request{timeout: time.Minute}, c.steps...)
+		defer p.disconnect()
+		plays = append(plays, p)
 	}
-	all.Wait()
-	var missed []string
-	for i, c := range cases {
-		if failures[i] != nil {
-			return failures[i]
+	for i, p := range plays {
+		fragments := len(cases[i].steps) - 1
+		if _, err := s.see(ctx, p, probe.Yielded, fragments, patience); err != nil {
+			return err
 		}
-		r.note("a disconnect %s: %s after %d ms", c.when, runs[i].Ending, runs[i].EndedAt/1000)
-		if runs[i].Ending != probe.Cancelled {
-			missed = append(missed, c.when)
+		if !s.isDelayed() {
+			p.wait(ctx, patience, func() bool { return len(p.arrivals) >= fragments })
+		}
+	}
+	for _, p := range plays {
+		p.disconnect()
+	}
+	var missed []string
+	for i, p := range plays {
+		run, err := s.see(ctx, p, probe.Ended, 0, disconnectPatience+patience)
+		if err != nil {
+			return err
+		}
+		when := cases[i].when
+		r.note("a disconnect %s: %s after %d ms", when, run.Ending, run.EndedAt/1000)
+		if run.Ending != probe.Cancelled {
+			missed = append(missed, when)
 		}
 	}
 	if len(missed) == 0 {
