@@ -25,14 +25,19 @@ var loud = botapi.ChatEngineFunc(func(_ context.Context, req *botapi.ChatRequest
 
 const probeSecret = "0123456789abcdef"
 
-// answer returns the answer of an engine to a chat with a field of its own, and its error.
-func answer(t *testing.T, engine botapi.ChatEngine, field string) (text string, err error) {
-	t.Helper()
+// request is a chat with the field of orders, unless that is empty.
+func request(field string) *botapi.ChatRequest {
 	req := &botapi.ChatRequest{Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: "hello"}}}
 	if field != "" {
 		req.Extra = map[string]json.RawMessage{probe.Field: json.RawMessage(field)}
 	}
-	for fragment, failed := range engine.Chat(t.Context(), req) {
+	return req
+}
+
+// answer returns the answer of an engine to a chat with a field of its own, and its error.
+func answer(t *testing.T, engine botapi.ChatEngine, field string) (text string, err error) {
+	t.Helper()
+	for fragment, failed := range engine.Chat(t.Context(), request(field)) {
 		if failed != nil {
 			return text, failed
 		}
@@ -56,10 +61,15 @@ func TestProbedPassesOtherChatsOn(t *testing.T) {
 		text, err := answer(t, probed, field)
 		is.NoErr(err)
 		is.Equal(text, "HELLO")
+		is.True(!botapitest.IsProbe(request(field), probeSecret))
 	}
-	text, err := answer(t, probed, `{"secret": "0123456789abcdef", "chat": "a", "do": "play", "steps": [{"text": "probe", "times": 2}]}`)
-	is.New(t).NoErr(err)
-	is.New(t).Equal(text, "probeprobe")
+	const probe = `{"secret": "0123456789abcdef", "chat": "a", "do": "play", "steps": [{"text": "probe", "times": 2}]}`
+	text, err := answer(t, probed, probe)
+	is := is.New(t)
+	is.NoErr(err)
+	is.Equal(text, "probeprobe")
+	is.True(botapitest.IsProbe(request(probe), probeSecret))
+	is.True(!botapitest.IsProbe(request(`{"secret": "", "chat": "a", "do": "play"}`), "")) // Probed returns the engine
 }
 
 func TestProbedIsBounded(t *testing.T) {

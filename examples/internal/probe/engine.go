@@ -69,7 +69,7 @@ type run struct {
 }
 
 func (e *engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
-	order, isOrder := e.orderOf(req)
+	order, isOrder := orderOf(req, e.secret)
 	if !isOrder {
 		return e.next.Chat(ctx, req)
 	}
@@ -86,15 +86,21 @@ func (e *engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 	}
 }
 
-// orderOf returns the order in a request, if it has one with the right secret.
-func (e *engine) orderOf(req *botapi.ChatRequest) (order Order, isOrder bool) {
+// IsOrder reports whether a request has an order with the secret.
+func IsOrder(req *botapi.ChatRequest, secret string) bool {
+	_, isOrder := orderOf(req, sha256.Sum256([]byte(secret)))
+	return isOrder
+}
+
+// orderOf returns the order in a request, if it has one with the secret of this sum.
+func orderOf(req *botapi.ChatRequest, secret [sha256.Size]byte) (order Order, isOrder bool) {
 	field, has := req.Extra[Field]
 	if !has || json.Unmarshal(field, &order) != nil {
 		return Order{}, false
 	}
 	sum := sha256.Sum256([]byte(order.Secret))
 	order.Secret = ""
-	return order, subtle.ConstantTimeCompare(sum[:], e.secret[:]) == 1
+	return order, subtle.ConstantTimeCompare(sum[:], secret[:]) == 1
 }
 
 // play answers with the steps of an order.

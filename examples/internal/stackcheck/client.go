@@ -71,6 +71,13 @@ func (s *stack) alone() *stack {
 	return &other
 }
 
+// single is the stack with a connection for each request.
+func (s *stack) single() *stack {
+	other := s.alone()
+	other.client.Transport.(*http.Transport).DisableKeepAlives = true
+	return other
+}
+
 // begin finds out whether the service can be checked, and with which bot.
 func (s *stack) begin(ctx context.Context) error {
 	got := s.do(ctx, request{path: "/v1/bots"})
@@ -436,9 +443,7 @@ func (s *stack) ask(ctx context.Context, o probe.Order) (probe.Run, error) {
 				return got.seen.Runs[last], nil
 			}
 		case <-next:
-			other := s.forOrders().alone()
-			defer other.close()
-			go send(other)
+			go send(s.forOrders().single())
 			sent, missing = sent+1, missing+1
 		case <-ctx.Done():
 			return probe.Run{}, ctx.Err()
@@ -484,9 +489,7 @@ func (s *stack) allRuns(ctx context.Context, p *play) ([]probe.Run, error) {
 		asked = 1
 	}
 	for range asked {
-		alone := s.alone()
-		one, err := alone.order(ctx, probe.Order{Chat: p.id, Do: probe.See, For: probe.Ended, Millis: probe.In(patience)})
-		alone.close()
+		one, err := s.single().order(ctx, probe.Order{Chat: p.id, Do: probe.See, For: probe.Ended, Millis: probe.In(patience)})
 		if err != nil {
 			return nil, err
 		}

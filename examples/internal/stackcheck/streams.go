@@ -457,6 +457,9 @@ func (s *stack) whoHidTheAbort(ctx context.Context, p *play, before aborts) stri
 	if run, err := s.see(ctx, p, probe.Begun, 0, 0); err == nil && strings.EqualFold(run.Header["Connection"], "close") {
 		return "a proxy speaks HTTP/1.0 to the service, since its requests have Connection: close (nginx before 1.29.7 without proxy_http_version 1.1)"
 	}
+	if p.proto == "HTTP/2.0" {
+		cause += ", or ends aborted responses like complete ones on HTTP/2 (HAProxy 2.6)"
+	}
 	return cause
 }
 

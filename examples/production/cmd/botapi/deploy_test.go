@@ -331,7 +331,7 @@ func metricsOfABusyReplica(t *testing.T) string {
 }
 
 // TestProxyTerminatesTLS gives the proxy a certificate as the first lines of its
-// configuration say, and streams over HTTP/2.
+// configuration say, and streams over HTTP/2, which they allow.
 func TestProxyTerminatesTLS(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)

@@ -221,6 +221,7 @@ func TestMistakes(t *testing.T) {
 		"a Redis":                   {env, "serve --runtime a=http://b --redis 127.0.0.1:6379", "", `reading the Redis URL`},
 		"no time to return":         {env, "serve --runtime a=http://b --resume 0s", "", `--resume is too small`},
 		"too little memory":         {env, "serve --runtime a=http://b --keep-answer-bytes 1000", "", `--keep-answer-bytes is too small`},
+		"a short secret":            {env, "serve --runtime a=http://b --doctor-secret fifteen-letters", "", `--doctor-secret is shorter than 16 bytes`},
 		"limits that do not nest":   {env, "serve --runtime a=http://b --keep-bytes 1000000", "", `each must have room for the one before`},
 		"a log level":               {env, "migrate --log-level loud", "", `--log-level`},
 		"no file":                   {env, "bots import missing.json", "", "open missing.json: no such file or directory"},

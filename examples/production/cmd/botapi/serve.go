@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/botapitest"
 	"example.com/botapi/examples/production/internal/postgres"
 	"example.com/botapi/examples/production/internal/redisclient"
 	"example.com/botapi/examples/production/internal/runtimes"
@@ -36,6 +37,8 @@ type serveCommand struct {
 	CountAlong []string `env:"BOTAPI_COUNT_ALONG" placeholder:"NAME" help:"Ask runtimes of this name to report tokens while they answer (vLLM and SGLang can, others may reject the request). So the tokens of incomplete answers are counted and not estimated. Repeat it, or separate by commas."`
 
 	OpenAI bool `name:"openai" env:"BOTAPI_OPENAI" help:"Also serve OpenAI-compatible clients, at /v1/models, /v1/chat/completions and /v1/responses, with the same keys, limits and usage."`
+
+	DoctorSecret string `env:"BOTAPI_DOCTOR_SECRET" placeholder:"SECRET" help:"Let chats that carry this secret, of at least 16 bytes, be answered by the probe of botapi's doctor, which checks the service from outside. Better set in the environment, where other users of the machine cannot see it. Without it, there is no probe."`
 
 	AttemptTimeout     time.Duration `env:"BOTAPI_ATTEMPT_TIMEOUT" default:"${attempt_timeout}" help:"How long a chat waits for a runtime that sends nothing to any chat, if there is another of its name (${default})."`
 	StallTimeout       time.Duration `env:"BOTAPI_STALL_TIMEOUT" default:"1m" help:"How long a model may be silent, before and during its answer (${default}). Thinking counts as silence."`
@@ -131,6 +134,9 @@ func (c *serveCommand) Validate() error {
 		if value < 0 {
 			return fmt.Errorf("%s is too small", flag)
 		}
+	}
+	if c.DoctorSecret != "" && len(c.DoctorSecret) < botapitest.MinSecret {
+		return fmt.Errorf("--doctor-secret is shorter than %d bytes", botapitest.MinSecret)
 	}
 	if c.KeepAnswerBytes > c.KeepBytesOfAccount || c.KeepBytesOfAccount > c.KeepBytes {
 		return fmt.Errorf("--keep-answer-bytes, --keep-bytes-per-account and --keep-bytes: each must have room for the one before")
@@ -238,6 +244,7 @@ func (c *serveCommand) config(d *postgres.Database, endpoints []runtimes.Endpoin
 		Endpoints:          endpoints,
 		TrustedProxies:     c.TrustedProxy,
 		OpenAI:             c.OpenAI,
+		DoctorSecret:       c.DoctorSecret,
 		Attempt:            c.AttemptTimeout,
 		StallTimeout:       c.StallTimeout,
 		DatabaseTimeout:    c.DatabaseTimeout,

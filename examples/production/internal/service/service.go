@@ -15,6 +15,7 @@
 //	limits.Engine    with --redis: takes a slot, reserves tokens
 //	usage.Writer     records what the model has done, when it has returned
 //	usage.Metered    counts the tokens
+//	withProbe        with --doctor-secret: answers the chats of the doctor
 //	runtimes.Engine  Settings: from now on, the request is not handed back
 package service
 
@@ -48,6 +49,7 @@ type Config struct {
 	Endpoints       []runtimes.Endpoint
 	TrustedProxies  []netip.Prefix // whose X-Forwarded-For is trusted
 	OpenAI          bool           // whether OpenAI-compatible clients are served, too
+	DoctorSecret    string         // of the probe, see botapitest.Probed; empty for none
 
 	Attempt            time.Duration // see runtimes.Options
 	StallTimeout       time.Duration // see botapi.Options
@@ -179,7 +181,7 @@ func Run(ctx context.Context, c Config) error {
 		return errors.Join(err, public.Close())
 	}
 	defer engine.Watch()()
-	r.model = r.usage.Recorded(usage.Metered(engine, r.countTokens))
+	r.model = r.usage.Recorded(usage.Metered(r.withProbe(engine), r.countTokens))
 	return r.serve(ctx, public, internal)
 }
 

@@ -4,11 +4,14 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"iter"
 	"log/slog"
 	"net/http"
 	"sync"
 	"sync/atomic"
 
+	"example.com/botapi"
+	"example.com/botapi/examples/botapitest"
 	"example.com/botapi/examples/production/internal/postgres"
 	"example.com/botapi/examples/production/internal/usage"
 )
@@ -79,6 +82,22 @@ func (r *replica) Settings(ctx context.Context, _ string) (postgres.Settings, er
 		Instructions: t.settings.Instructions,
 	})
 	return t.settings, nil
+}
+
+// withProbe has a probe answer the chats of the doctor. They ask no model and cost no tokens,
+// and yet are not handed back: the doctor checks what happens to chats that have asked one.
+func (r *replica) withProbe(models botapi.ChatEngine) botapi.ChatEngine {
+	secret := r.config.DoctorSecret
+	if secret == "" {
+		return models
+	}
+	probed := botapitest.Probed(models, secret)
+	return botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		if botapitest.IsProbe(req, secret) && !turnOf(ctx).becomes(asked) {
+			return func(yield func(string, error) bool) { yield("", errNotAsked) }
+		}
+		return probed.Chat(ctx, req)
+	})
 }
 
 const (

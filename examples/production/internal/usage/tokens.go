@@ -225,6 +225,8 @@ func UsedOf(ctx context.Context) int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
+	case m.asking == nil:
+		return 0
 	case !m.over:
 		return m.fragments
 	case m.total == nil:

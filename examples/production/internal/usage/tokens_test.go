@@ -131,3 +131,19 @@ func TestUsedWhileAChatGoesOn(t *testing.T) {
 	is.Equal(usage.AtMost(request, "Be kind.", 100), int64(9+8+2*4+100))
 	is.Equal(usage.TokensOf(t.Context()), nil)
 }
+
+// TestNothingIsUsedWithoutAModel answers a chat without a model, as a probe does: the tokens of
+// an account that were used so far may not shrink at its end.
+func TestNothingIsUsedWithoutAModel(t *testing.T) {
+	is := is.New(t)
+	ctx := usage.With(t.Context(), new(usage.Meter))
+	engine := botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			yield("one", nil)
+			is.Equal(usage.UsedOf(ctx), int64(0))
+		}
+	})
+	for range usage.Metered(engine, func(context.Context, string, usage.Tokens, string) { t.Error("it counts") }).Chat(ctx, new(botapi.ChatRequest)) {
+	}
+	is.Equal(usage.UsedOf(ctx), int64(0))
+}
