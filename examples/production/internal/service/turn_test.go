@@ -1,10 +1,14 @@
 package service
 
 import (
+	"context"
+	"encoding/json"
+	"iter"
 	"net/http"
 	"net/http/httptest"
 	"testing"
 
+	"example.com/botapi"
 	"example.com/botapi/examples/production/internal/runtimes"
 	"github.com/matryer/is"
 )
@@ -39,4 +43,32 @@ func TestTurnIsAskedOrHandedBack(t *testing.T) {
 	is.Equal(status("/asked", "425"), http.StatusServiceUnavailable)
 	is.Equal(status("/not-asked", ""), http.StatusServiceUnavailable) // nobody asked for another status
 	is.Equal(status("/not-asked", "200"), http.StatusServiceUnavailable)
+}
+
+// TestProbeIsNotHandedBack has the probe of the doctor fail with 503, as a model does that was
+// asked: the proxy must not repeat it.
+func TestProbeIsNotHandedBack(t *testing.T) {
+	const secret = "the-secret-of-the-doctor"
+	models := botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) { yield("", errStarting) } // before it is asked
+	})
+	r := &replica{config: Config{DoctorSecret: secret}}
+	engine := r.withProbe(models)
+	for order, want := range map[string]int{
+		`{"secret": "the-secret-of-the-doctor", "chat": "a", "do": "play", "steps": [{"fail": {"status": 503}}]}`: http.StatusServiceUnavailable,
+		`{"secret": "another-secret", "chat": "a", "do": "play", "steps": [{"fail": {"status": 503}}]}`:           http.StatusTooEarly,
+	} {
+		is := is.New(t)
+		serve := r.identified(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			chat := &botapi.ChatRequest{Extra: map[string]json.RawMessage{"botapi_probe": json.RawMessage(order)}}
+			for _, err := range engine.Chat(req.Context(), chat) {
+				is.True(err != nil)
+			}
+			w = &head{w, w, turnOf(req.Context()), true}
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}))
+		w := httptest.NewRecorder()
+		serve.ServeHTTP(w, httptest.NewRequest("POST", "/v1/chat", nil))
+		is.Equal(w.Code, want)
+	}
 }
