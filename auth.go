@@ -272,7 +272,7 @@ func (r *Request) Slot() *Slot {
 // on without its chat should have the same.
 func (r *Request) Timeouts() (chat, stall time.Duration) {
 	o := &r.exchange.handler.options
-	return o.ChatTimeout % never, o.StallTimeout % never
+	return zeroIfNoLimit(o.ChatTimeout), zeroIfNoLimit(o.StallTimeout)
 }
 
 func (r *Request) setSlot(s *Slot) {

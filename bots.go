@@ -209,7 +209,7 @@ func (x *exchange) reply(r Reply) *ending {
 		return x.misused(fmt.Errorf("a reply has the status %d", status))
 	}
 	x.endBody()
-	failed := x.send(status, r.Header, [][]byte{r.Body}, never)
+	failed := x.send(status, r.Header, [][]byte{r.Body}, noLimit)
 	if r.free != nil {
 		r.free(failed == nil)
 	}

@@ -8,7 +8,7 @@ import (
 	"io"
 	"iter"
 	"log/slog"
-	"math"
+
 	"net/http"
 	"net/textproto"
 	"os"
@@ -92,7 +92,7 @@ func (x *exchange) play(asked *Chat) *ending {
 		}
 		asked.Request.Bot = bot
 	}
-	requestDone := x.r.Context().Done()
+	requestDone := x.r.Context().Done() // asked before there is a slot: an application's context may panic
 	x.conn.SetReadDeadline(time.Time{}) // on HTTP/2, where the end of the body does not clear the server's
 	if end := x.finishBody(); end != nil {
 		return end
@@ -136,8 +136,8 @@ var roles = [...]Role{RoleSystem, RoleUser, RoleAssistant}
 func (x *exchange) takeSlot(asked *Chat, requestDone <-chan struct{}) (*Slot, error) {
 	h, account := x.handler, x.ctx.account
 	slot, limit := h.slots.take(account)
-	if limit == nil || h.options.OnLimit == nil && h.slots.maxWaiting <= 0 {
-		return slot, limit
+	if limit == nil {
+		return slot, nil
 	}
 	if h.options.OnLimit != nil {
 		reached := Limit{limit, account, asked.Request.Bot, h.slots.countWaiting(), &asked.Request, asked.Extra}
@@ -249,9 +249,12 @@ func (x *exchange) newChat(asked *Chat, slot *Slot, requestDone <-chan struct{})
 	if h.options.OnChat != nil || h.options.OnRequest != nil {
 		c.report = x.newReport(request)
 	}
-	c.call = engineCall{engine: h.options.Engine, request: request, instead: asked.Answer, listener: c, hasStallTimeout: h.options.StallTimeout < never, returned: make(chan struct{})}
+	c.call = engineCall{chat: c, engine: h.options.Engine, request: request, hasStallTimeout: h.options.StallTimeout < noLimit, returned: make(chan struct{})}
+	if answer := asked.Answer; answer != nil {
+		c.call.engine = ChatEngineFunc(func(ctx context.Context, _ *ChatRequest) iter.Seq2[string, error] { return answer(ctx) })
+	}
 	c.call.detached = detachedContext{Context: x.ctx}
-	if h.options.ChatTimeout < never {
+	if h.options.ChatTimeout < noLimit {
 		c.call.detached.deadline = x.conn.Start.Add(c.timeoutAt())
 	}
 	c.call.ctx, c.call.cancel = context.WithCancelCause(&c.call.detached)
@@ -273,9 +276,9 @@ func (c *chat) newAnswer(asked *Chat) answer {
 	case !asked.Request.Stream:
 		return newJSONResponse(c, asked.JSON)
 	case asked.Stream == nil:
-		return newStream(&c.exchange.conn, ownFormat{}, false, c.exchange.handler.options.KeepAlive, c)
+		return newStream(c, ownFormat{}, false)
 	}
-	return newStream(&c.exchange.conn, asked.Stream, asked.JoinsFragments, c.exchange.handler.options.KeepAlive, c)
+	return newStream(c, asked.Stream, asked.JoinsFragments)
 }
 
 func (c *chat) run() {
@@ -369,18 +372,18 @@ func (c *chat) finish() {
 	if c.ending.isComplete() {
 		c.complete()
 	}
-	// Until the sending of a head has begun (the commit), the client can get an error response,
-	// whose own head is a commit, too.
+	// Until the sending of a head has begun (the commit), the client can get an error response.
+	// This is asked before writeError, which begins one.
 	c.answerBegun = x.request.isCommitted()
 	switch {
-	case !c.answerBegun:
-		x.writeError(c.ending)
-		c.status = x.status
 	case c.ending.isComplete():
 		c.status = http.StatusOK
-	default:
+	case c.answerBegun:
 		c.status = http.StatusOK
 		c.abort(deadline)
+	default:
+		x.writeError(c.ending)
+		c.status = x.status
 	}
 	if x.conn.CannotFlush {
 		x.handler.log(x.ctx, slog.LevelWarn, "the ResponseWriter cannot flush: the stream is not sent before the handler returns")
@@ -465,6 +468,9 @@ func (c *chat) awaitReading() {
 
 func (c *chat) elapsed() time.Duration { return c.exchange.conn.Elapsed() }
 
+// fragment takes the next fragment, and reports whether the answer takes more. Like all that
+// an engineCall calls, it is safe for concurrent use: an engine may yield from several
+// goroutines, although it must not.
 func (c *chat) fragment(text string) (more bool) {
 	if c.stopCalled.Load() { // cheaper than isClosed(c.stopped)
 		return false
@@ -475,10 +481,11 @@ func (c *chat) fragment(text string) (more bool) {
 	return c.answer.fragment(text)
 }
 
+// commit adds the application's headers when the head of a stream is about to be sent.
 func (c *chat) commit(header http.Header) { c.exchange.request.commit(header, http.StatusOK) }
 
-func (c *chat) streamFailed(failed *ending) { c.stop(failed) }
-
+// engineFailed is called each time the engine yields an error. engineReturned need not follow:
+// the engine may go on for ever.
 func (c *chat) engineFailed(failure *ending) { c.stop(c.orTimedOut(failure)) }
 
 // orTimedOut counts a failure at or after the deadline of the engine's context as
@@ -491,8 +498,9 @@ func (c *chat) orTimedOut(failure *ending) *ending {
 	return failure
 }
 
-// engineReturned releases the slot for the engine first: before it wakes the handler
-// and before it calls the Logger. The slot is free once run has released the handler's.
+// engineReturned is called once. failure is a panic, runtime.Goexit or a nil iterator, or nil.
+// It releases the slot for the engine first: before it wakes the handler and before it calls
+// the Logger. The slot is free once chat.run has released the handler's.
 func (c *chat) engineReturned(failure *ending) {
 	c.slot.release()
 	end := answerComplete
@@ -734,7 +742,7 @@ func (x *exchange) readBody() (string, error) {
 	if x.r.ContentLength > x.handler.options.MaxBodyBytes {
 		return "", rejected(errBodyTooLarge)
 	}
-	return readtext.All(&x.bounded, math.MaxInt64)
+	return readtext.All(&x.bounded)
 }
 
 // A boundedBody is the body of a request as a route reads it: its errors are endings.
@@ -748,7 +756,7 @@ func (b *boundedBody) Read(p []byte) (n int, err error) {
 	if x.r.Body == nil { // as in a request that a test made with http.NewRequest
 		return 0, io.EOF
 	}
-	atMost := min(int64(len(p))-1, b.left) + 1 // one byte more than is left shows that there is too much
+	atMost := min(int64(len(p))-1, b.left) + 1 // min(len(p), left+1), if left+1 fits: one byte more shows that there is too much
 	n, err = x.body.Read(p[:atMost])
 	b.left -= int64(n)
 	switch {
@@ -786,8 +794,9 @@ func (x *exchange) bodyError(err error) *ending {
 	}
 	response.Err = errors.New("reading the request body: " + kind)
 	end := failureOf(response)
-	end.isOfContext = errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) ||
-		response.Status == errBodyUnreadable.Status && x.cancellation() != nil
+	// What ends the context later is not why the body could not be read.
+	wasCancelled := response.Status == errBodyUnreadable.Status && x.cancellation() != nil
+	end.mayComeOfContext = wasCancelled || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 	return end
 }
 

@@ -240,8 +240,8 @@ type RequestReport struct {
 	Duration time.Duration
 	// Chat is what OnChat got; nil if no engine was called.
 	Chat *ChatReport
-	// Err is why the request was rejected, or has failed: the error of the application as it
-	// was returned, or one of this package. It is nil if the response says no error.
+	// Err is why the request was rejected, or has failed: the error of the application, or one
+	// of this package. It is nil if the response is complete and says no error.
 	Err error
 }
 
@@ -291,37 +291,17 @@ func (e errorOfAnotherChat) As(target any) bool { return errors.As(e.err, target
 // calls cancel and silentFor, and receives from returned.
 type engineCall struct {
 	// Set before run.
+	chat            *chat
 	engine          ChatEngine
 	request         *ChatRequest
-	instead         func(context.Context) iter.Seq2[string, error] // of the engine; Chat.Answer, or nil
-	listener        listener
 	detached        detachedContext
 	ctx             context.Context // the engine's, derived from detached
 	cancel          context.CancelCauseFunc
 	hasStallTimeout bool
-	returned        chan struct{} // closed when the engine has returned and the listener knows it
+	returned        chan struct{} // closed when the engine has returned and the chat knows it
 
 	// Safe for concurrent use.
 	silentSince instant.Instant // since when the engine has been silent; not set while yield runs, or without a StallTimeout
-}
-
-// A listener learns what an engine does. All of its methods are safe for concurrent use:
-// an engine may yield from several goroutines, although it must not.
-type listener interface {
-	// elapsed is the time since the start of the request.
-	elapsed() time.Duration
-
-	// fragment takes the next fragment, and reports whether the answer takes more. After
-	// engineFailed or engineReturned, it returns false.
-	fragment(text string) (more bool)
-
-	// engineFailed is called each time the engine yields an error. Only the first call
-	// counts. engineReturned need not follow, since the engine may go on for ever.
-	engineFailed(failure *ending)
-
-	// engineReturned is called once, by the engine's goroutine. failure is a panic,
-	// runtime.Goexit or a nil iterator, or nil if the iterator has returned.
-	engineReturned(failure *ending)
 }
 
 // A detachedContext has the values of the request's context and a deadline, but is never
@@ -346,7 +326,7 @@ var (
 func (call *engineCall) run() {
 	failure := engineExited
 	defer func() {
-		call.listener.engineReturned(failure)
+		call.chat.engineReturned(failure)
 		close(call.returned)
 	}()
 	failure = call.iterate()
@@ -363,7 +343,7 @@ func (call *engineCall) iterate() (failure *ending) {
 		}
 	}()
 	call.startSilence()
-	fragments := call.fragments()
+	fragments := call.engine.Chat(call.ctx, call.request)
 	if fragments == nil {
 		return failureOf(errNilIterator)
 	}
@@ -371,27 +351,20 @@ func (call *engineCall) iterate() (failure *ending) {
 	return nil
 }
 
-func (call *engineCall) fragments() iter.Seq2[string, error] {
-	if call.instead != nil {
-		return call.instead(call.ctx)
-	}
-	return call.engine.Chat(call.ctx, call.request)
-}
-
 func (call *engineCall) yield(text string, err error) (more bool) {
 	call.endSilence()
 	if err != nil {
-		call.listener.engineFailed(failureOf(err))
+		call.chat.engineFailed(failureOf(err))
 		return false
 	}
-	more = call.listener.fragment(text)
+	more = call.chat.fragment(text)
 	call.startSilence()
 	return more
 }
 
 func (call *engineCall) startSilence() {
 	if call.hasStallTimeout {
-		call.silentSince.Set(call.listener.elapsed())
+		call.silentSince.Set(call.chat.elapsed())
 	}
 }
 
@@ -403,7 +376,7 @@ func (call *engineCall) endSilence() {
 
 func (call *engineCall) silentFor() time.Duration {
 	if since, isSet := call.silentSince.Get(); isSet {
-		return call.listener.elapsed() - since
+		return call.chat.elapsed() - since
 	}
 	return 0
 }

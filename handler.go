@@ -73,7 +73,8 @@ import (
 // chat uses of the limits: the engine's goroutine and the handler's each release it.
 //
 // What an ending leads to is decided once: [exchange.writeError] for a response that has not
-// begun, [chat.abort] for an answer that has, [exchange.reply] for a Reply. [exchange.send]
+// begun, [chat.abort] for an answer that has, [exchange.reply] for a Reply;
+// [chat.endAbruptly] if the goroutine of the request ends first. [exchange.send]
 // (bots.go) sends every response that is no stream. Everything that writes to the client does
 // so with [connection.Connection].
 
@@ -140,9 +141,8 @@ type Options struct {
 	NotFound func(context.Context, Failure) Reply
 
 	// OnLimit, if not nil, is asked before a chat is rejected because a limit was reached.
-	// With a share, the chat begins in that slot, for which it does not wait; one that is free
-	// already counts as none. With an error,
-	// it is rejected: the error decides the response, as a store's does; Limit.Err is the
+	// With the Slot of a chat in progress (Request.Slot), the chat shares it, and begins at
+	// once; one that has been released already counts as none. With an error, it is rejected: the error decides the response, as a store's does; Limit.Err is the
 	// usual one. With neither, it waits for room under MaxWaiting and MaxWait. OnLimit is
 	// called on the request's goroutine, without a lock, and must be safe for concurrent use.
 	// The context is the chat's: it has the values of the request, and ends with it. A panic
@@ -204,7 +204,7 @@ func New(o Options) http.Handler {
 	}
 	o.MaxBodyBytes = cmp.Or(max(o.MaxBodyBytes, 0), DefaultMaxBodyBytes)
 	o.ChatTimeout = orDefault(o.ChatTimeout, DefaultChatTimeout)
-	o.StallTimeout = orDefault(o.StallTimeout, never)
+	o.StallTimeout = orDefault(o.StallTimeout, noLimit)
 	o.KeepAlive = orDefault(o.KeepAlive, DefaultKeepAlive)
 	o.MaxWait = orDefault(o.MaxWait, DefaultMaxWait)
 	o.Logger = cmp.Or(o.Logger, slog.Default())
@@ -232,18 +232,25 @@ func isNil(part any) bool {
 	return false
 }
 
-// never is longer than any answer. It can be added to a time.
-const never = 100 * 365 * 24 * time.Hour
+// noLimit is longer than any answer. It can be added to a time.
+const noLimit = 100 * 365 * 24 * time.Hour
 
 func orDefault(d, whenZero time.Duration) time.Duration {
 	if d < 0 {
-		return never
+		return noLimit
 	}
-	return min(cmp.Or(d, whenZero), never)
+	return min(cmp.Or(d, whenZero), noLimit)
+}
+
+func zeroIfNoLimit(d time.Duration) time.Duration {
+	if d == noLimit {
+		return 0
+	}
+	return d
 }
 
 type handler struct {
-	options Options // with defaults in place of zeros; never in place of no limit
+	options Options // with defaults in place of zeros, and noLimit where there is none
 	slots   *slots
 	listed  listing
 	routes  routing.Table[*operation]
@@ -306,7 +313,7 @@ type Failure struct {
 	RetryAfter time.Duration
 	Problems   []ValidationError // of an HTTPValidationError, and of a body of the API's own
 
-	// Err is the error as the application has returned it, or one of this package, for
+	// Err is the error of the application, perhaps wrapped, or one of this package, for
 	// errors.Is and errors.AsType. It must not be sent.
 	Err error
 }
@@ -506,10 +513,11 @@ func (x *exchange) cancellation() (end *ending) {
 }
 
 // realEnding returns the cause of an ending that is only a symptom of it; otherwise the
-// ending itself. It is asked before anything follows from an ending.
+// ending itself. It is asked before a response, a report or an error event follows from an
+// ending.
 func (x *exchange) realEnding(end *ending) *ending {
 	switch {
-	case end.isOfContext:
+	case end.mayComeOfContext:
 		// Whatever has ended the request's context, if that has ended, is the cause.
 		if cancelled := x.cancellation(); cancelled != nil {
 			end = cancelled
@@ -538,7 +546,7 @@ type StatusError struct {
 	Status     int           // 4xx or 5xx; anything else becomes a 500, without the Detail
 	Detail     string        // sent to the client as {"detail": Detail}; empty means the status's own text, if it has one
 	RetryAfter time.Duration // sent as Retry-After (in an error event, as retry_after), in whole seconds rounded up, when positive
-	Err        error         // cause: logged, never sent; may be nil
+	Err        error         // cause: logged, unless it is or wraps ErrInvalidKey or ErrBotNotFound; never sent; may be nil
 }
 
 func (e StatusError) Error() string {
@@ -586,15 +594,15 @@ var (
 // known to others. Where a function returns nil in place of one, there is no reason to end; a
 // complete answer is answerComplete.
 type ending struct {
-	kind        endingKind
-	response    StatusError       // the error response, or what an error event says; without an Err
-	problems    []ValidationError // of a 422
-	list        []byte            // their JSON; nil unless it is a 422 with a list
-	err         error             // what the application gets: in reports, as context.Cause, in a Failure
-	text        string            // what is logged
-	hasCause    bool              // of a StatusError, or of a cancellation: text says more than the response
-	stack       []byte            // of a panic; logged, too
-	isOfContext bool              // the error is that of a context that has ended, or perhaps comes of one (realEnding)
+	kind             endingKind
+	response         StatusError       // the error response, or what an error event says; without an Err
+	problems         []ValidationError // of a 422
+	list             []byte            // their JSON; nil unless it is a 422 with a list
+	err              error             // what the application gets: in reports, as context.Cause, in a Failure
+	text             string            // what is logged
+	hasCause         bool              // of a StatusError, or of a cancellation: text says more than the response
+	stack            []byte            // of a panic; logged, too
+	mayComeOfContext bool              // an application's error, or a body's, which may only say that the request's context has ended (realEnding)
 }
 
 type endingKind uint8
@@ -680,7 +688,7 @@ func classify(kind endingKind, err error) (end *ending) {
 	chosen, isChosen := errors.AsType[StatusError](err)
 	invalid, isInvalid := errors.AsType[HTTPValidationError](err)
 	isCanceled, isDeadline := errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded)
-	end.isOfContext = isCanceled || isDeadline
+	end.mayComeOfContext = isCanceled || isDeadline
 	if p, panicked := errors.AsType[*panics.Error](err); panicked {
 		end.stack = p.Stack
 	}
@@ -712,11 +720,11 @@ func classify(kind endingKind, err error) (end *ending) {
 
 // knownEnding returns the ending that application code has passed on as an error, as that of
 // a body's Read; nil if there is none, or if the application has wrapped it in a StatusError,
-// which decides. (A StatusError may also be inside of the ending.)
+// which decides.
 func knownEnding(err error) *ending {
 	known, _ := errors.AsType[*ending](err)
-	outermost, _ := errors.AsType[StatusError](err)
-	if _, isWrapped := errors.AsType[*ending](outermost.Err); isWrapped {
+	found, _ := errors.AsType[StatusError](err) // around the ending, or in it: rejected wraps one
+	if _, isAround := errors.AsType[*ending](found.Err); isAround {
 		return nil
 	}
 	return known
@@ -835,7 +843,7 @@ func (x *exchange) writeError(end *ending) {
 		x.abortOnReturn(writeFailed(&connection.WriteError{Err: failed}))
 		return
 	}
-	if failed := x.send(reply.Status, reply.Header, [][]byte{reply.Body}, never); failed != nil {
+	if failed := x.send(reply.Status, reply.Header, [][]byte{reply.Body}, noLimit); failed != nil {
 		x.abortOnReturn(failed)
 	}
 }

@@ -365,7 +365,7 @@ type watchedWriter struct {
 }
 
 func watch(w http.ResponseWriter, stream bool, writeTimeout time.Duration, clock func() time.Duration, returned *atomic.Bool) *watchedWriter {
-	return &watchedWriter{ResponseWriter: w, control: http.NewResponseController(w), clock: clock, returned: returned, writeTimeout: writeTimeout, handed: clientRead{stream: stream}, quiet: never}
+	return &watchedWriter{ResponseWriter: w, control: http.NewResponseController(w), clock: clock, returned: returned, writeTimeout: writeTimeout, handed: clientRead{stream: stream}, quiet: noLimit}
 }
 
 // call makes a call of the writer.

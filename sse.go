@@ -1,6 +1,7 @@
 package botapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,8 +60,9 @@ const (
 	maxEvent = 4 << 10
 	// maxText is how much text AppendText gets at most: as much as an event of the API's own.
 	maxText = maxEvent - len(eventStart) - len(eventEnd)
-	// maxWrite bounds one write of a stream. A stream holds two at most: one that is being
-	// written, and one that is queued.
+	// maxWrite bounds one write of a stream, in the API's own format; another may add what it has
+	// around a text, and an error event is as long as it is. A stream holds two at most: one that
+	// is being written, and one that is queued.
 	maxWrite = 16 << 10
 	// endRoom is what a write leaves for the end of a complete answer: the event of a
 	// character that is still incomplete, and the terminator.
@@ -133,10 +135,10 @@ func (f *Failure) eventData() []byte {
 // queue is empty.
 type stream struct {
 	// Set by newStream.
+	chat      *chat
 	conn      *connection.Connection
 	format    StreamFormat
 	joins     bool // fragments that are ready together are one text
-	owner     streamOwner
 	keepAlive time.Duration
 	burst     func()    // writeBurst, so that starting it allocates nothing
 	changed   sync.Cond // with mu: the queue was taken, the token was returned, or the stream was closed
@@ -162,7 +164,7 @@ type stream struct {
 	sent        int     // fragments of which a write has begun
 	sentBytes   int64   // text of which a write has begun
 	committed   bool    // the sending of the head has begun
-	failed      *ending // of the format or of a write: then neither is called again; nil if there is none
+	failed      *ending // of the format or of a write: then neither begins again; nil if there is none
 }
 
 const (
@@ -173,25 +175,15 @@ const (
 	burstAfter = 3
 )
 
-// A streamOwner is told what happens to its stream. Its methods do not block, and do not use
-// the stream.
-type streamOwner interface {
-	// commit adds headers when the head is about to be sent.
-	commit(header http.Header)
-
-	// streamFailed is called at most once, when a write or the format fails before close
-	// has returned. The stream's lock is held.
-	streamFailed(failed *ending)
-}
-
-// newStream starts the keep-alive timer, which may write to conn.
-func newStream(conn *connection.Connection, format StreamFormat, joins bool, keepAlive time.Duration, owner streamOwner) *stream {
-	s := &stream{conn: conn, format: format, joins: joins, owner: owner, keepAlive: keepAlive}
+// newStream starts the keep-alive timer, which may write to the connection.
+func newStream(c *chat, format StreamFormat, joins bool) *stream {
+	x := c.exchange
+	s := &stream{chat: c, conn: &x.conn, format: format, joins: joins, keepAlive: x.handler.options.KeepAlive}
 	s.changed.L = &s.mu
 	s.burst = s.writeBurst
 	s.mu.Lock() // sendKeepAlive uses the timer, and may run before it is assigned
 	defer s.mu.Unlock()
-	s.keepAliveTimer = time.AfterFunc(keepAlive, s.sendKeepAlive)
+	s.keepAliveTimer = time.AfterFunc(s.keepAlive, s.sendKeepAlive)
 	return s
 }
 
@@ -224,7 +216,8 @@ func (s *stream) fragment(text string) (more bool) {
 func weight(text string) int { return len(text) + len(eventStart) + len(eventEnd) }
 
 // startWriting, writeFirst, writeQueue and writeBatch are called with mu held and return
-// with mu held, but release it during each write: what was read before may have changed.
+// with mu held, but release it while they format and write: what was read before may have
+// changed.
 
 // startWriting takes the token, and writes or hands it to a burst.
 func (s *stream) startWriting() {
@@ -289,10 +282,9 @@ func (s *stream) takeQueue() bool {
 func (s *stream) writeBatch(add func(*stream, *batch) error) {
 	b, failed := newBatch(), goroutineEnded // unless formatAndWrite returns
 	defer func() {
-		s.wrote = s.conn.Elapsed()
 		if failed != nil {
-			s.closed = true
-			s.owner.streamFailed(failed)
+			s.closed, s.failed = true, failed
+			s.chat.stop(failed)
 		} else {
 			b.free()
 		}
@@ -325,12 +317,15 @@ func (s *stream) writeUnlocked(b *batch) *ending {
 		return nil
 	}
 	s.mu.Unlock()
-	defer s.mu.Lock()
+	defer func() {
+		s.mu.Lock()
+		s.wrote = s.conn.Elapsed()
+	}()
 	return s.write(b.data, 0)
 }
 
 // callFormat calls methods of the format, by way of call. After a failure, none is called
-// again. The ending of a write that fails within call comes back as it was.
+// again.
 func (s *stream) callFormat(call func() error) (failed *ending) {
 	failed = goroutineEnded // unless call returns
 	defer func() { s.failed = failed }()
@@ -409,7 +404,7 @@ func (s *stream) writeEvents(w http.ResponseWriter, events []byte) error {
 	if !s.committed {
 		s.committed = true
 		header := w.Header()
-		s.owner.commit(header)
+		s.chat.commit(header)
 		header.Set("Content-Type", s.contentType)
 		header.Set("Cache-Control", "no-cache, no-transform")
 		header.Set("X-Accel-Buffering", "no")
@@ -465,13 +460,14 @@ func (s *stream) close() {
 // complete writes what is queued, an incomplete character that is held back, and the end:
 // all together, if it is short.
 func (s *stream) complete(ctx context.Context) *ending {
-	if s.failed != nil { // a burst has failed when the engine had returned: streamFailed came too late
+	if s.failed != nil { // a burst has failed when the engine had returned: stop came too late
 		return s.failed
 	}
 	b, failed := s.writeTexts(math.MaxInt, 0)
 	if failed != nil {
 		return failed
 	}
+	var notWritten *ending
 	failed = s.callFormat(func() (err error) {
 		if s.encoder.Holds() {
 			b.inside = s.encoder.AppendHeld(b.inside[:0])
@@ -479,20 +475,17 @@ func (s *stream) complete(ctx context.Context) *ending {
 				return err
 			}
 		}
-		var failed *ending
 		s.format.End(ctx)(func(chunk []byte) bool { // not with range, which panics if yield is called after it has returned false
-			if failed == nil {
-				failed = s.addChunk(&b, chunk)
+			if notWritten == nil {
+				notWritten = s.addChunk(&b, chunk)
 			}
-			return failed == nil
+			return notWritten == nil
 		})
-		if failed != nil {
-			return failed
-		}
 		return nil
 	})
-	if failed != nil {
-		return failed
+	if first := cmp.Or(notWritten, failed); first != nil {
+		s.failed = first
+		return first
 	}
 	return s.flush(b, 0)
 }
@@ -547,7 +540,7 @@ func (s *stream) sendError(f *Failure, deadline time.Duration) (sent bool, faile
 	if s.failed != nil || s.conn.Elapsed() >= deadline {
 		return false, nil
 	}
-	b, failed := s.writeTexts(maxAccepted, deadline) // what fragment has accepted
+	b, failed := s.writeTexts(maxAccepted, deadline) // the last text may be far longer: fragment has not accepted all of it
 	if failed == nil && f != nil {
 		failed = s.callFormat(func() error { b.data = s.format.AppendError(b.data, *f); return nil })
 	}

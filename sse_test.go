@@ -335,6 +335,34 @@ func pacedEngine(waits ...time.Duration) ChatEngine {
 	})
 }
 
+// A quietFormat writes nothing but keep-alives.
+type quietFormat struct{ plainFormat }
+
+func (quietFormat) AppendText(dst, _ []byte) ([]byte, error) { return dst, nil }
+func (quietFormat) AppendKeepAlive(dst []byte) []byte        { return append(dst, "alive\n"...) }
+
+// A fragment for which a format writes nothing does not put the keep-alive off: the client
+// sees silence.
+func TestKeepAliveOfAQuietFormat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		o := testOptions(t, io.Discard)
+		o.Engine = pacedEngine(10*time.Second, 10*time.Second, 10*time.Second, 10*time.Second)
+		o.Routes = []Route{chatRoute(func(_ *http.Request, c *Chat) { c.Stream = quietFormat{} })}
+		began := time.Now()
+		r := newRequest("POST", "http://memory"+routePath, strings.NewReader(chatBodyJSON("hi", true)))
+		r.RequestURI = "" // that of a server
+		res, err := serveInMemory(t, New(o)).client().Do(r)
+		is.NoErr(err)
+		defer res.Body.Close()
+		var seen []string
+		for lines := bufio.NewScanner(res.Body); lines.Scan(); {
+			seen = append(seen, fmt.Sprint(time.Since(began), " ", lines.Text()))
+		}
+		is.Equal(seen, []string{"15s alive", "30s alive"})
+	})
+}
+
 func TestKeepAlive(t *testing.T) {
 	const s = time.Second
 	silent := sleepsFor(20 * s).engine()

@@ -89,8 +89,8 @@ type field struct {
 	rules []validation.Rule
 }
 
-// The rules of a body: this table, and nothing else, says when a chat request is a 422.
-// Codes and messages are the API's types and texts.
+// The rules of a body: this table says when a JSON object is a 422. (So are an empty body, one
+// that is no JSON, and another value.) Codes and messages are the API's types and texts.
 var (
 	bodyRules = [bodyFields]field{
 		fieldBotUID:   {"bot_uid", []validation.Rule{isNameOrNull}},

@@ -59,7 +59,7 @@ func New(text string, offset int) Parser { return Parser{text: text, at: offset}
 // Err returns the first error, or nil.
 func (p *Parser) Err() *SyntaxError { return p.err }
 
-// Offset is how many bytes were read.
+// Offset is where in the text the parser is.
 func (p *Parser) Offset() int { return p.at }
 
 // Rest is how many bytes are still to be read.

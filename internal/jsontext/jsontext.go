@@ -47,9 +47,12 @@ func (e *Encoder) Append(dst []byte, text string, limit int) (_ []byte, rest str
 			e.count = copy(e.held[:], text)
 			return dst, ""
 		}
+		if len(dst) >= limit { // which has ended the run, perhaps before a plain character
+			return dst, text
+		}
 		written := e.written
 		longer, next := e.appendSpecial(dst, text)
-		if len(longer) > limit { // dropped; so is what comes of a plain character, before which only the limit ends a run
+		if len(longer) > limit {
 			e.written = written
 			return dst, text
 		}

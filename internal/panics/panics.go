@@ -7,8 +7,8 @@ import (
 	"runtime/debug"
 )
 
-// An Error is a recovered panic. Its value is nobody's answer to a request, except
-// http.ErrAbortHandler.
+// An Error is a recovered panic. It does not unwrap to the value: a panic with an error that
+// would choose a response is a panic all the same. Only http.ErrAbortHandler is matched.
 type Error struct {
 	Stack []byte
 

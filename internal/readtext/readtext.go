@@ -3,23 +3,19 @@
 package readtext
 
 import (
-	"errors"
 	"io"
 	"strings"
 	"sync"
 )
-
-// ErrTooLong is returned for a reader with more bytes than the limit.
-var ErrTooLong = errors.New("readtext: too long")
 
 // ChunkBytes is how much memory is taken at a time.
 const ChunkBytes = 8 << 10
 
 var pool = sync.Pool{New: func() any { return new([ChunkBytes]byte) }}
 
-// All reads to the end of r, or up to the first byte beyond the limit. Another error than
-// io.EOF is returned as it is.
-func All(r io.Reader, limit int64) (string, error) {
+// All reads to the end of r, which has the limit. Another error than io.EOF is returned as it
+// is.
+func All(r io.Reader) (string, error) {
 	var few [2]*[ChunkBytes]byte
 	chunks := few[:0] // all but the last are full
 	defer func() {
@@ -30,14 +26,12 @@ func All(r io.Reader, limit int64) (string, error) {
 	for {
 		chunk := pool.Get().(*[ChunkBytes]byte)
 		chunks = append(chunks, chunk)
-		n, err := fill(chunk[:1+min(limit, ChunkBytes-1)], r)
-		limit -= int64(n)
-		switch {
-		case limit < 0:
-			return "", ErrTooLong
-		case err == io.EOF:
+		n, err := fill(chunk[:], r)
+		switch err {
+		case nil:
+		case io.EOF:
 			return join(chunks, n), nil
-		case err != nil:
+		default:
 			return "", err
 		}
 	}

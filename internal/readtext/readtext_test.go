@@ -4,11 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"runtime"
 	"strings"
 	"testing"
-	"testing/iotest"
 
 	"github.com/matryer/is"
 
@@ -24,7 +22,6 @@ type source struct {
 	endSoon bool   // end comes together with the last piece
 
 	reads int
-	read  int64 // bytes
 	ended bool
 }
 
@@ -39,7 +36,6 @@ func (s *source) Read(p []byte) (n int, err error) {
 	s.reads++
 	n = copy(p[:size], s.rest)
 	s.rest = s.rest[n:]
-	s.read += int64(n)
 	if s.rest == "" && (s.endSoon || n == 0 && size > 0) {
 		s.ended = true
 		return n, s.end
@@ -56,19 +52,13 @@ func textOf(length int) string {
 	return b.String()[:length]
 }
 
-// check reads a text of this length and compares the result with what the limit says.
-func check(t *testing.T, length int, limit int64, from *source) {
+// check reads a text of this length, all of it.
+func check(t *testing.T, length int, from *source) {
 	t.Helper()
 	is := is.New(t)
 	text := textOf(length)
 	from.rest, from.end = text, io.EOF
-	got, err := readtext.All(from, limit)
-	if int64(length) > limit {
-		is.Equal(err, readtext.ErrTooLong)
-		is.Equal(got, "")
-		is.Equal(from.read, limit+1) // and nothing beyond
-		return
-	}
+	got, err := readtext.All(from)
 	is.NoErr(err)
 	is.True(got == text)
 	is.True(from.ended)
@@ -85,12 +75,8 @@ func TestAll(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, length := range []int{0, 1, 2, chunk - 1, chunk, chunk + 1, 2*chunk - 1, 2 * chunk, 2*chunk + 1, 5*chunk + 7} {
-				for _, limit := range []int64{0, 1, int64(length) - 1, int64(length), int64(length) + 1, chunk - 1, chunk, chunk + 1, math.MaxInt64} {
-					if limit >= 0 {
-						check(t, length, limit, &from)
-						from = source{sizes: from.sizes, endSoon: from.endSoon}
-					}
-				}
+				check(t, length, &from)
+				from = source{sizes: from.sizes, endSoon: from.endSoon}
 			}
 		})
 	}
@@ -104,7 +90,7 @@ func TestAllReturnsErrors(t *testing.T) {
 				t.Run(fmt.Sprintf("%v after %d bytes, with the last: %v", want, length, endSoon), func(t *testing.T) {
 					is := is.New(t)
 					from := &source{rest: textOf(length), end: want, endSoon: endSoon}
-					got, err := readtext.All(from, math.MaxInt64)
+					got, err := readtext.All(from)
 					is.True(err == want) // not wrapped
 					is.Equal(got, "")
 				})
@@ -118,17 +104,17 @@ func TestAllReturnsACopy(t *testing.T) {
 	is := is.New(t)
 	for _, length := range []int{10, 3*readtext.ChunkBytes + 10} {
 		text := textOf(length)
-		got, err := readtext.All(strings.NewReader(text), math.MaxInt64)
+		got, err := readtext.All(strings.NewReader(text))
 		is.NoErr(err)
 		for range 10 {
-			_, err := readtext.All(strings.NewReader(strings.Repeat("x", 2*length)), math.MaxInt64)
+			_, err := readtext.All(strings.NewReader(strings.Repeat("x", 2*length)))
 			is.NoErr(err)
 		}
 		is.True(got == text)
 	}
 }
 
-// The chunks and the text cost what has arrived, each once. A large limit costs nothing.
+// The chunks and the text cost what has arrived, each once.
 func TestAllMemory(t *testing.T) {
 	for _, length := range []int{10, 1 << 20} {
 		t.Run(fmt.Sprint(length, " bytes"), func(t *testing.T) {
@@ -136,7 +122,7 @@ func TestAllMemory(t *testing.T) {
 			reader := strings.NewReader(textOf(length))
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			_, err := readtext.All(reader, math.MaxInt64)
+			_, err := readtext.All(reader)
 			runtime.ReadMemStats(&after)
 			is.NoErr(err)
 			allocated := int(after.TotalAlloc - before.TotalAlloc)
@@ -146,22 +132,13 @@ func TestAllMemory(t *testing.T) {
 	}
 }
 
-// A reader that fails after the limit is not read as far as that.
-func TestAllStopsAtTheLimit(t *testing.T) {
-	is := is.New(t)
-	_, err := readtext.All(io.MultiReader(strings.NewReader("12345"), iotest.ErrReader(io.ErrUnexpectedEOF)), 4)
-	is.Equal(err, readtext.ErrTooLong)
-	_, err = readtext.All(io.MultiReader(strings.NewReader("12345"), iotest.ErrReader(io.ErrUnexpectedEOF)), 5)
-	is.Equal(err, io.ErrUnexpectedEOF)
-}
-
 func FuzzAll(f *testing.F) {
-	f.Add(uint16(10), uint16(10), []byte{}, false)
-	f.Add(uint16(readtext.ChunkBytes+1), uint16(readtext.ChunkBytes), []byte{0, 200}, true)
-	f.Fuzz(func(t *testing.T, length, limit uint16, sizes []byte, endSoon bool) {
+	f.Add(uint16(10), []byte{}, false)
+	f.Add(uint16(readtext.ChunkBytes+1), []byte{0, 200}, true)
+	f.Fuzz(func(t *testing.T, length uint16, sizes []byte, endSoon bool) {
 		if strings.Trim(string(sizes), "\x00") == "" {
 			sizes = nil // otherwise nothing would ever be read
 		}
-		check(t, int(length), int64(limit), &source{sizes: sizes, endSoon: endSoon})
+		check(t, int(length), &source{sizes: sizes, endSoon: endSoon})
 	})
 }
