@@ -33,7 +33,8 @@ type AnthropicConfig struct {
 // openai.Events, since the SDK's reader loses a last event without a blank line and has no
 // limit for one event.
 //
-// The API has a single system prompt: it gets all system messages, in their order.
+// The API has a single system prompt: it gets all system messages, in their order, with
+// a blank line between them.
 // Messages without text, which the API rejects, are omitted. A temperature above 1 is
 // a validation error, and so is what a model rejects of the client's request: a
 // temperature, a conversation that ends with the assistant, a stop text of white space.
@@ -132,16 +133,20 @@ func (e *Anthropic) params(req *botapi.ChatRequest) (anthropic.MessageNewParams,
 		}
 		params.Temperature = anthropic.Float(*settings.Temperature)
 	}
+	var system []string
 	for _, m := range req.Messages {
 		switch {
 		case strings.TrimSpace(m.Content) == "":
 		case m.Role == botapi.RoleSystem:
-			params.System = append(params.System, anthropic.TextBlockParam{Text: m.Content})
+			system = append(system, m.Content)
 		case m.Role == botapi.RoleAssistant:
 			params.Messages = append(params.Messages, anthropic.NewAssistantMessage(anthropic.NewTextBlock(m.Content)))
 		default:
 			params.Messages = append(params.Messages, anthropic.NewUserMessage(anthropic.NewTextBlock(m.Content)))
 		}
+	}
+	if len(system) > 0 { // in one block: Ollama joins blocks without a separator
+		params.System = []anthropic.TextBlockParam{{Text: strings.Join(system, "\n\n")}}
 	}
 	if len(params.Messages) == 0 {
 		return params, invalidForAnthropic("messages", "there is no text to answer", "value_error")

@@ -28,7 +28,7 @@ func TestAnthropicHasOneSystemPrompt(t *testing.T) {
 		{"role":"system","content":"Two."},{"role":"user","content":"Hi"}]}`)
 	asked := r.requests()[0]
 	is.Equal(asked.Messages, []botapi.ChatMessage{
-		{Role: botapi.RoleSystem, Content: "One."}, {Role: botapi.RoleSystem, Content: "Two."},
+		{Role: botapi.RoleSystem, Content: "One.\n\nTwo."},
 		{Role: botapi.RoleUser, Content: "Hello"}, {Role: botapi.RoleUser, Content: "Hi"},
 	})
 	is.Equal(*asked.MaxTokens, int64(4096)) // the API requires it
