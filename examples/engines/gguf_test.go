@@ -9,7 +9,8 @@ import (
 
 // tinyModel returns a model of the llama architecture as a GGUF file. Its blocks do
 // nothing, so each token determines the next one: after a question mark it generates
-// tinyAnswer, after an exclamation mark " la" without an end.
+// tinyAnswer, after an exclamation mark " la di la di" without an end. A song of a single
+// token would end: Ollama aborts an answer that repeats a token more than 30 times.
 func tinyModel() []byte {
 	const (
 		width  = 64 // one dimension for each token that has a successor
@@ -30,7 +31,8 @@ func tinyModel() []byte {
 	}
 	follows(last, "</s>")
 	follows("<0x21>", "▁la") // !
-	follows("▁la", "▁la")
+	follows("▁la", "▁di")
+	follows("▁di", "▁la")
 
 	tensors := []tensor{{"token_embd.weight", embed}, {"output.weight", output}, {"output_norm.weight", ones(width)}}
 	for b := range blocks {
@@ -45,7 +47,7 @@ func tinyModel() []byte {
 	return gguf([]keyValue{
 		{"general.architecture", "llama"},
 		{"general.file_type", uint32(0)}, // F32
-		{"llama.context_length", uint32(512)},
+		{"llama.context_length", uint32(1 << 14)},
 		{"llama.embedding_length", uint32(width)},
 		{"llama.block_count", uint32(blocks)},
 		{"llama.feed_forward_length", uint32(2 * width)},
@@ -77,7 +79,7 @@ func tinyVocabulary() (tokens []string, kinds []int32) {
 	for b := range 256 {
 		tokens, kinds = append(tokens, fmt.Sprintf("<0x%02X>", b)), append(kinds, oneByte)
 	}
-	for _, token := range []string{"▁Once", "▁upon", "▁la", "▁"} {
+	for _, token := range []string{"▁Once", "▁upon", "▁la", "▁di", "▁"} {
 		tokens, kinds = append(tokens, token), append(kinds, normal)
 	}
 	return tokens, kinds

@@ -82,7 +82,7 @@ func TestRealOllama(t *testing.T) {
 		written := make(chan bool, 3)
 		engine, err := NewOllama(OllamaConfig{
 			BaseURL:   base,
-			NumCtx:    1 << 17, // a song has ten times as many tokens
+			NumCtx:    1 << 14, // the model's; a song has ten times as many tokens
 			Transport: tracing{openai.NewTransport(), func() { written <- true }},
 		})
 		is.NoErr(err)
