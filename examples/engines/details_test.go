@@ -612,3 +612,25 @@ func TestLocalWithoutCancellation(t *testing.T) {
 		is.Equal(model.begun, 1)
 	})
 }
+
+// A connection that fails is no error that Ollama has sent, even within a line, which is then
+// invalid and may quote the answer.
+func TestOllamaIsAborted(t *testing.T) {
+	for name, part := range map[string]string{
+		"between two lines": "",
+		"within a line":     `{"model":"m1","created_at":"2026-11-27T12:27:58.37654863Z","message":{"role":"assistant","content":" prompt is too long`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			r := startOllama(t, func(w Wire, _ Asked) {
+				w.Text(" la")
+				io.WriteString(w.(*ollamaWire).w, part)
+				http.NewResponseController(w.(*ollamaWire).w).Flush()
+				w.Abort()
+			})
+			s := serve(t, r.engine)
+			is.Equal(s.chat(t, noStream), answer{502, "", `{"detail":"The model's answer is incomplete"}`, false})
+			is.True(strings.Contains((<-s.reports).err.Error(), "reading the stream: unexpected EOF"))
+		})
+	}
+}

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"iter"
 	"net/http"
 	"net/url"
@@ -124,11 +126,12 @@ type ollamaAnswer struct {
 	req       *botapi.ChatRequest
 	usage     *openai.Usage // may be nil
 	transport http.RoundTripper
-	streamed  bool // there is a response with the status 200
-	begun     bool // text was received
-	other     bool // tool calls or images were received
-	complete  bool // "done": true was received
-	stopped   bool // yield has returned false
+	streamed  bool  // there is a response with the status 200
+	begun     bool  // text was received
+	other     bool  // tool calls or images were received
+	complete  bool  // "done": true was received
+	stopped   bool  // yield has returned false
+	readError error // of the connection
 }
 
 // RoundTrip turns every status but 200 into an error, since the api package drops most
@@ -144,7 +147,23 @@ func (a *ollamaAnswer) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, openai.ResponseFailure(a.req, response)
 	}
 	a.streamed = true
+	response.Body = &ollamaBody{response.Body, a}
 	return response, nil
+}
+
+// An ollamaBody notes why reading fails. The api package returns that error like one that
+// Ollama sends, and only if the last line is not an incomplete one, which it returns instead.
+type ollamaBody struct {
+	io.ReadCloser
+	answer *ollamaAnswer
+}
+
+func (b *ollamaBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && err != io.EOF {
+		b.answer.readError = err
+	}
+	return n, err
 }
 
 func (a *ollamaAnswer) note(r api.ChatResponse) error {
@@ -174,7 +193,9 @@ func (a *ollamaAnswer) failed(err error) error {
 		f = &openai.Failure{Err: err}
 	case err == nil:
 		f = &openai.Failure{Status: http.StatusOK, Err: errors.New("the stream ended before the answer did")}
-	default: // the error of the server or of reading the stream, or an invalid line
+	case a.readError != nil:
+		f = &openai.Failure{Status: http.StatusOK, Err: fmt.Errorf("reading the stream: %w", a.readError)}
+	default: // the error of the server, an invalid line or one that is too long
 		f = openai.EventFailure(a.req, []byte(err.Error()))
 	}
 	f.Streamed, f.Begun = a.streamed, a.begun
