@@ -76,7 +76,7 @@ func (*Chat) isResponse() {}
 // returns nil, the chat has been reported; its engine may still run.
 func (x *exchange) play(asked *Chat) *ending {
 	if x.r.Method == http.MethodHead {
-		return x.notAllowed(http.MethodGet)
+		return x.notAllowed(x.handler.routes.Allowed(x.r, http.MethodHead)...)
 	}
 	x.asked = asked
 	if asked.Context != nil {
@@ -837,13 +837,11 @@ const (
 
 // discardBody reads what the client is still sending of a body that nobody reads, within
 // bounds. Many clients read nothing before they have sent everything, and a connection
-// that is closed with unread bytes is reset: the response would be lost. The bound on
-// time is a read deadline, which net/http clears at the end of the body.
+// that is closed with unread bytes is reset: the response would be lost.
 func (x *exchange) discardBody() {
 	awaitsContinue := !x.body.begun && x.r.ProtoAtLeast(1, 1) && x.r.Header.Get("Expect") != ""
 	if x.body.remains() && x.body.err == nil && !awaitsContinue {
-		x.conn.SetReadDeadline(time.Now().Add(discardTime))
-		_, _ = io.CopyN(io.Discard, &x.body, discardBytes)
+		_ = x.discard(discardBytes)
 	}
 	x.endBody()
 }
@@ -854,18 +852,26 @@ func (x *exchange) finishBody() *ending {
 	if !x.body.remains() {
 		return nil
 	}
-	x.conn.SetReadDeadline(time.Now().Add(discardTime))
-	switch _, err := io.CopyN(io.Discard, &x.body, discardBytes+1); err {
+	switch err := x.discard(discardBytes + 1); err {
 	case io.EOF:
-		// net/http clears it at the end of its own body: that may have come before, if
-		// middleware has read it and put another in its place.
-		x.conn.SetReadDeadline(time.Time{})
 		return nil
 	case nil:
 		return rejected(errBodyTooLarge)
 	default:
 		return x.bodyError(err)
 	}
+}
+
+// discard reads so many bytes of the body, or to its end, which is io.EOF. The bound on time is
+// a read deadline. net/http clears it at the end of its own body; that may have come before, if
+// middleware has read it and put another in its place.
+func (x *exchange) discard(n int64) error {
+	x.conn.SetReadDeadline(time.Now().Add(discardTime))
+	_, err := io.CopyN(io.Discard, &x.body, n)
+	if err == io.EOF {
+		x.conn.SetReadDeadline(time.Time{})
+	}
+	return err
 }
 
 // endBody keeps net/http from waiting for what is left of the body.

@@ -167,8 +167,8 @@ type Options struct {
 	// the answer has ended and before the handler returns: the request is not over
 	// while OnChat runs. (Behind a ResponseWriter that cannot flush, the answer is sent
 	// only when OnChat has returned. A stream is flushed even if only a writer behind
-	// Unwrap can; a JSON response only if the outermost writer can, which may need to
-	// buffer it.) It must be safe for concurrent use. The context has the request's values
+	// Unwrap can; a JSON response only if the outermost writer can: one that cannot may
+	// be buffering it.) It must be safe for concurrent use. The context has the request's values
 	// and is not cancelled. A panic is logged.
 	OnChat func(context.Context, ChatReport)
 
@@ -262,7 +262,8 @@ type handler struct {
 type Route struct {
 	// Patterns are those of [http.ServeMux] with a method and without a host, such as
 	// "POST /v1/chat/completions" or "GET /v1/models/{model}". A pattern without wildcards
-	// is compared with the decoded path. No request is redirected. GET serves HEAD, too,
+	// is compared with the decoded path. No request is redirected: a path that only lacks the
+	// last slash of another pattern is a 404. GET serves HEAD, too,
 	// unless Serve returns a chat: then HEAD is a 405. At least one is required.
 	Patterns []string
 
@@ -274,16 +275,16 @@ type Route struct {
 	// MaxBodyBytes: an error of the body, returned wrapped or not, is a 413, 408 or 400.
 	// [ReadBody] reads it as the API does. What Serve does not read of a body is, on HTTP/1,
 	// discarded before a chat begins: if it does not come within 5 seconds, or is more than
-	// 4 MiB, that is a 408 or 413. Before a Reply nothing is read: the connection is closed
-	// after it. Once Serve has returned, nothing may read the body. Serve must not write: the handler does, when Serve has returned.
+	// 4 MiB, that is a 408 or 413. Before a Reply nothing is read: if something is left, the
+	// connection is closed after it. Once Serve has returned, nothing may read the body. Serve
+	// must not write: the handler does, when Serve has returned.
 	Serve func(r *http.Request) (Response, error)
 
 	// Errors makes the response to a request of this route that was rejected or has
 	// failed, its 401 and 405 included; nil means the API's own form. The Reply may have
 	// another status; 0 means that of the Failure, and a zero Reply the API's own form. The
-	// handler adds WWW-Authenticate, Allow
-	// and Retry-After where the status asks for them. It is called at most once for a
-	// request, without a lock; after a panic, the API's own form is sent.
+	// handler adds WWW-Authenticate, Allow and Retry-After where the status of the Failure asks
+	// for them. It is called at most once for a request, without a lock; after a panic, the API's own form is sent.
 	Errors func(ctx context.Context, f Failure) Reply
 
 	// Key returns the key of a request, or "" if it has none; nil means that of

@@ -429,7 +429,7 @@ func TestErrorsOfARoute(t *testing.T) {
 		"no key":              {"POST " + routePath, "", "", Failure{Status: 401, Detail: "Not authenticated"}, nil, "Www-Authenticate: Bearer"},
 		"a wrong key":         {"POST " + routePath, "wrong", "", Failure{Status: 401, Detail: "Invalid API key"}, ErrInvalidKey, `Www-Authenticate: Bearer error="invalid_token"`},
 		"a wrong method":      {"PUT " + routePath, testKey, "", Failure{Status: 405, Detail: "Method Not Allowed"}, nil, "Allow: GET, HEAD, POST"},
-		"a chat for HEAD":     {"HEAD " + routePath, testKey, "", Failure{Status: 405, Detail: "Method Not Allowed"}, nil, "Allow: GET"},
+		"a chat for HEAD":     {"HEAD " + routePath, testKey, "", Failure{Status: 405, Detail: "Method Not Allowed"}, nil, "Allow: GET, POST"},
 		"a body that is long": {"POST " + routePath, testKey, strings.Repeat(" ", 1001), Failure{Status: 413, Detail: "Request body too large"}, nil, ""},
 		"an invalid body": {"POST " + routePath, testKey, `{"bot_slug":"echo","prompt":"hi"}`, Failure{Status: 422, Detail: "body.stream: field required", Problems: []ValidationError{
 			{[]any{"body", "stream"}, "field required", "value_error.missing"},

@@ -115,7 +115,7 @@ func (t *Table[T]) Find(r *http.Request) (m Match[T], known bool) {
 			return Match[T]{Route: found.entry.route, Pattern: found.entry.pattern, Request: found.request}, true
 		}
 	}
-	return t.otherMethods(r, literal)
+	return t.otherMethods(r, r.Method, literal)
 }
 
 // getOf returns the method whose routes serve this one, too.
@@ -126,9 +126,16 @@ func getOf(method string) string {
 	return method
 }
 
-func (t *Table[T]) otherMethods(r *http.Request, entries []entry[T]) (m Match[T], known bool) {
+// Allowed returns the methods of the routes of a request's path, without one.
+func (t *Table[T]) Allowed(r *http.Request, without string) []string {
+	const noMethod = "-" // a mux tells the methods of a path to one that it does not have
+	found, _ := t.otherMethods(r, noMethod, t.byPath[r.URL.Path])
+	return slices.DeleteFunc(found.Allow, func(method string) bool { return method == without })
+}
+
+func (t *Table[T]) otherMethods(r *http.Request, asked string, entries []entry[T]) (m Match[T], known bool) {
 	if t.wildcard {
-		for _, method := range strings.Split(t.match(r, r.Method).header.Get("Allow"), ", ") {
+		for _, method := range strings.Split(t.match(r, asked).header.Get("Allow"), ", ") {
 			if found := t.match(r, method); method != "" && found.entry != nil {
 				entries = append(slices.Clip(entries), *found.entry)
 			}

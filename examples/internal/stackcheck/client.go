@@ -389,6 +389,9 @@ func (s *stack) order(ctx context.Context, o probe.Order) (probe.Seen, error) {
 		path: "/v1/chat",
 		body: to.chat("This is a probe.", false, map[string]any{probe.Field: o}),
 	})
+	if ctx.Err() != nil { // the response may still be arriving
+		return seen, ctx.Err()
+	}
 	if got.err != nil {
 		return seen, fmt.Errorf("an order to the probe: %w", got.err)
 	}
