@@ -12,6 +12,7 @@ import (
 	"net/textproto"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -255,6 +256,37 @@ func TestBodyOfARouteThatMiddlewareHasRead(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A request that is rejected leaves no deadline behind, if middleware has read its body and put
+// it back: it would cancel the next request of the connection.
+func TestRejectedBodyThatMiddlewareHasRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		o := testOptions(t, t.Output())
+		o.OnRequest = func(context.Context, RequestReport) { time.Sleep(2 * discardTime) }
+		h := New(o)
+		reading := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, err := io.ReadAll(r.Body)
+			is.NoErr(err)
+			r.Body = io.NopCloser(strings.NewReader(string(body)))
+			h.ServeHTTP(w, r)
+			is.NoErr(r.Context().Err())
+		})
+		conn := serveInMemory(t, reading).dial()
+		defer conn.Close()
+		from := bufio.NewReader(conn)
+		for _, c := range []struct{ key, want string }{{"Accept: */*", "401"}, {key, "200"}} {
+			_, err := io.WriteString(conn, lines(chatLine, host, c.key, "Content-Length: "+strconv.Itoa(len(echoBody)))+echoBody)
+			is.NoErr(err)
+			res, err := http.ReadResponse(from, nil)
+			is.NoErr(err)
+			_, err = io.Copy(io.Discard, res.Body)
+			is.NoErr(err)
+			is.Equal(strconv.Itoa(res.StatusCode), c.want)
+			time.Sleep(3 * discardTime)
+		}
+	})
 }
 
 // A client that disconnects is noticed, although its route has read nothing of its body.
