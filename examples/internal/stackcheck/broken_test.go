@@ -153,6 +153,23 @@ var brokenStacks = []brokenStack{
 	{"CORS that exposes nothing", func(api http.Handler) http.Handler {
 		return allowing(withHeader("Access-Control-Expose-Headers", "")(api))
 	}, checkCORS, "does not expose Retry-After"},
+	{"CORS of the service and of a proxy", func(api http.Handler) http.Handler {
+		return allowingAgain(allowing(api), func(origins []string) []string { return append(origins, "*") })
+	}, checkCORS, "Access-Control-Allow-Origin is there twice"},
+	{"CORS of the service and of a proxy, in one line", func(api http.Handler) http.Handler {
+		return allowingAgain(allowing(api), func([]string) []string { return []string{"*, *"} })
+	}, checkCORS, "Access-Control-Allow-Origin is there twice"},
+	{"CORS of the service and of a proxy, which leaves out preflights", func(api http.Handler) http.Handler {
+		service := allowing(api)
+		again := allowingAgain(service, func(origins []string) []string { return append(origins, "*") })
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodOptions {
+				service.ServeHTTP(w, r)
+				return
+			}
+			again.ServeHTTP(w, r)
+		})
+	}, checkCORS, "Access-Control-Allow-Origin is there twice"},
 	{"a proxy with an endless buffer", func(api http.Handler) http.Handler { return &collecting{api: api, endless: true} }, checkSlowReader, "buffers responses without a bound"},
 	{"a list for everyone", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -714,6 +731,27 @@ func allowing(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// allowingAgain changes which origins a response allows.
+func allowingAgain(next http.Handler, change func([]string) []string) http.Handler {
+	const name = "Access-Control-Allow-Origin"
+	return wrapping(func(w http.ResponseWriter) http.ResponseWriter {
+		return &changed{ResponseWriter: w, change: func(h http.Header) { h[name] = change(h[name]) }}
+	})(next)
+}
+
+// changed changes the header of a response when its status is written.
+type changed struct {
+	http.ResponseWriter
+	change func(http.Header)
+}
+
+func (w *changed) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *changed) WriteHeader(status int) {
+	w.change(w.Header())
+	w.ResponseWriter.WriteHeader(status)
 }
 
 func TestEachCheckHasABrokenStack(t *testing.T) {

@@ -367,6 +367,8 @@ func corsPreflight(a *answer, origin, method string) string {
 	switch {
 	case a.status < 200 || a.status > 299:
 		return "the preflight is not answered by CORS middleware: wrap the mux with it, not one route, and let it reply to OPTIONS itself, without a key"
+	case corsTwice(a):
+		return twoOrigins
 	case !corsAllows(a, origin):
 		return "this path allows no such origin: wrap the mux with the CORS middleware, and name the origin there"
 	case method != "GET" && method != "POST" && !listed(a, "Access-Control-Allow-Methods", method):
@@ -383,8 +385,11 @@ func corsPreflight(a *answer, origin, method string) string {
 
 // corsResponse says what is wrong with a response that a page gets, or "".
 func corsResponse(a *answer, origin string) string {
-	if !corsAllows(a, origin) {
-		return "errors have no CORS headers, or have them twice (from a proxy and from middleware): wrap the mux with one CORS middleware"
+	switch {
+	case corsTwice(a):
+		return twoOrigins
+	case !corsAllows(a, origin):
+		return "errors have no CORS headers: wrap the mux with the CORS middleware"
 	}
 	for _, name := range []string{"Retry-After", "X-Request-Id"} {
 		if !listed(a, "Access-Control-Expose-Headers", name) && !listed(a, "Access-Control-Expose-Headers", "*") {
@@ -392,6 +397,13 @@ func corsResponse(a *answer, origin string) string {
 		}
 	}
 	return ""
+}
+
+const twoOrigins = "Access-Control-Allow-Origin is there twice, which browsers take for none: two of them set it, such as the service and a proxy in front of it (nginx's add_header), or two middlewares; only one may"
+
+// corsTwice reports whether two have set the origin, in two lines or, joined by a proxy, in one.
+func corsTwice(a *answer) bool {
+	return strings.Contains(strings.Join(a.header.Values("Access-Control-Allow-Origin"), ","), ",")
 }
 
 // corsAllows: a browser takes exactly one value.
