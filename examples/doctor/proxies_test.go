@@ -52,6 +52,7 @@ var proxies = []struct {
 	{"nginx with error pages", nginx(nginxLines, "proxy_intercept_errors on; error_page 404 /page.html;"), []string{"errors keep their form"}, "proxy_intercept_errors", 0},
 	{"nginx that retries POST", nginx(nginxLines, "proxy_next_upstream error http_503 non_idempotent;"), []string{"each chat runs once"}, "the engine was called 2 times", 0},
 	{"nginx with bodies of 64 KB", nginx(nginxLines, "client_max_body_size 64k;"), []string{"request bodies arrive unchanged"}, "client_max_body_size", 0},
+	{"nginx that caches the list", nginx(nginxLines, "proxy_cache lists; proxy_cache_key $request_uri$http_authorization; proxy_ignore_headers Cache-Control; proxy_cache_valid 200 20s;"), []string{"the list is cached"}, "nginx's proxy_cache with proxy_ignore_headers", 0},
 	{"HAProxy as documented", haproxy(haproxyLines, "60s"), nil, "", 0},
 	{"HAProxy without abortonclose", haproxy(without("abortonclose"), "60s"), []string{"a disconnect stops the model"}, "HAProxy without option abortonclose", 0},
 	{"HAProxy without http-no-delay", haproxy(without("http-no-delay"), "60s"), []string{"fragments arrive one by one"}, "HAProxy without option http-no-delay", 0},
@@ -126,6 +127,7 @@ http {
 	fastcgi_temp_path fastcgi;
 	uwsgi_temp_path uwsgi;
 	scgi_temp_path scgi;
+	proxy_cache_path cache keys_zone=lists:1m;
 	upstream service {
 		server SERVICE max_fails=0;
 		server SERVICE max_fails=0;

@@ -181,7 +181,18 @@ var brokenStacks = []brokenStack{
 			api.ServeHTTP(w, r)
 		})
 	}, checkErrors, "answers before the API does"},
-	{"a cache that does not know keys", cachingFor(func(*http.Request) string { return "" }), checkErrors, "key the cache by Authorization"},
+	{"a cache that does not know keys", cachingFor(func(*http.Request) string { return "" }), checkErrors, "a cache that takes all clients for one"},
+	{"a cache that knows keys", cachingFor(func(r *http.Request) string { return r.Header.Get("Authorization") + r.URL.RequestURI() }), checkList, "a cache in front answers, although Cache-Control says private, no-cache"},
+	{"a cache in front of compression that ignores Vary", func(api http.Handler) http.Handler {
+		return cachingFor(func(r *http.Request) string { return r.Header.Get("Authorization") + r.URL.RequestURI() })(compressing(api, true))
+	}, checkList, "ignores Vary: Accept-Encoding"},
+	{"compression for everyone", func(api http.Handler) http.Handler {
+		return withRequest(func(r *http.Request) {
+			if r.URL.Path == "/v1/bots" {
+				r.Header.Set("Accept-Encoding", "gzip")
+			}
+		})(compressing(api, true))
+	}, checkList, "for clients that have not asked for it"},
 	{"a web application firewall", firewall, checkBody, "takes the text of a prompt for an attack"},
 	{"a proxy whose buffer is not always the same", func(api http.Handler) http.Handler {
 		small, large := &collecting{api: api, size: 2 << 10}, &collecting{api: api, size: 16 << 10}
@@ -313,7 +324,6 @@ var goodStacks = map[string]Mounting{
 	}},
 	"a wrapper with Unwrap":          {Mount: wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &unwrapping{w} })},
 	"compression that flushes":       {Mount: func(api http.Handler) http.Handler { return compressing(api, true) }},
-	"a cache that knows keys":        {Mount: cachingFor(func(r *http.Request) string { return r.Header.Get("Authorization") })},
 	"CORS":                           {Mount: func(api http.Handler) http.Handler { return allowing(inMux(api)) }, Origin: "https://app.example.com"},
 	"CORS for all, without a demand": {Mount: func(api http.Handler) http.Handler { return allowing(inMux(api)) }},
 	"a reverse proxy": {Mount: func(api http.Handler) http.Handler {

@@ -241,7 +241,7 @@ func (s *stack) checkErrors(ctx context.Context, r *Result) error {
 			f.Cause += "; or the router replies itself, since its route has a method, or is a single path: mount a whole subtree, without a method"
 		case c.status == http.StatusUnauthorized && got.status == http.StatusOK && list.status == http.StatusOK && got.body == list.body:
 			f.Effect = "people without a key get answers"
-			f.Cause = "something answers from a cache that takes all clients for one (key the cache by Authorization), or leaves out the verification of keys"
+			f.Cause = "something answers from a cache that takes all clients for one (leave the list out of it), or leaves out the verification of keys"
 		case got.status != c.status && got.isJSON():
 			f.Cause = "middleware changes the status of errors, or answers before the API does"
 		}
@@ -300,9 +300,41 @@ func (s *stack) checkList(ctx context.Context, r *Result) error {
 		f.Sent, f.Arrived, f.Effect = "HEAD /v1/bots", head.show(), "clients that ask by HEAD whether the list is there fail"
 		f.Cause = "the route allows GET only; mount a whole subtree, without a method"
 	default:
-		return nil
+		return s.checkCaches(ctx, r, first)
 	}
 	r.found(f)
+	return nil
+}
+
+// checkCaches looks for a cache that keeps the list although it may not. The handler gives each
+// request an id of its own.
+func (s *stack) checkCaches(ctx context.Context, r *Result, first *answer) error {
+	fresh := "/v1/bots?fresh=" + rand.Text() // no cache has it
+	zipped := s.do(ctx, request{path: fresh, header: map[string]string{"Accept-Encoding": "gzip"}})
+	plain := s.do(ctx, request{path: fresh})
+	if encoding := plain.header.Get("Content-Encoding"); zipped.header.Get("Content-Encoding") != "" && encoding != "" {
+		r.found(Finding{
+			Sent:    "GET /v1/bots with Accept-Encoding: gzip, and again without it",
+			Arrived: "the second time, too: " + plain.show("Content-Encoding", "Vary"),
+			Effect:  "clients that cannot decompress get bytes that they cannot read",
+			Cause:   "a cache in front of compression ignores Vary: Accept-Encoding, or the compression does not send that: leave the list out of the cache, which its Cache-Control (private, no-cache) says; or something compresses for clients that have not asked for it",
+		})
+		return nil
+	}
+	again := s.do(ctx, request{path: "/v1/bots"})
+	id := again.header.Get("X-Request-Id")
+	if id == "" || id != first.header.Get("X-Request-Id") {
+		return nil
+	}
+	if open := s.do(ctx, request{path: "/v1/bots", header: map[string]string{"Authorization": ""}}); open.status == http.StatusOK {
+		return nil // the cache takes all clients for one, which the check of errors has found
+	}
+	r.found(Finding{
+		Sent:    "GET /v1/bots, twice, without an X-Request-Id",
+		Arrived: fmt.Sprintf("the same response twice, with X-Request-Id %q", id),
+		Effect:  "clients see an old list after a change, and the log has none of their requests",
+		Cause:   "a cache in front answers, although Cache-Control says private, no-cache (nginx's proxy_cache with proxy_ignore_headers, a rule of a CDN, a cache of the application's own): leave the list out of it",
+	})
 	return nil
 }
 
