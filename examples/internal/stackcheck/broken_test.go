@@ -137,7 +137,9 @@ var brokenStacks = []brokenStack{
 				_, _ = io.WriteString(w, "<!-- served by us -->")
 			}
 		})
-	}, checkStream, "writes to the response beside the API"},
+	}, checkStream, "bytes that are right: \"<!-- served by us -->\""},
+	{"streams that are decoded in blocks", decodingBlocks("text/event-stream"), checkStream, "block by block"},
+	{"JSON that is decoded in blocks", decodingBlocks("application/json"), checkLongJSON, "block by block"},
 	{"keep-alives that are removed", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &eventsOnly{unwrapping{w}} }), checkSilence, "removes what is no event"},
 	{"a page for 5xx", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -476,6 +478,37 @@ func (w *truncated) Write(p []byte) (int, error) {
 	}
 	_, err := w.ResponseWriter.Write(rest)
 	return len(p), err
+}
+
+// decodingBlocks decodes each KiB of a response alone.
+func decodingBlocks(contentType string) middleware {
+	return wrapping(func(w http.ResponseWriter) http.ResponseWriter {
+		return &blocks{unwrapping{w}, contentType}
+	})
+}
+
+type blocks struct {
+	unwrapping
+	contentType string
+}
+
+func (w *blocks) WriteHeader(status int) {
+	if len(w.Header().Get("Content-Length")) > 3 {
+		w.Header().Del("Content-Length")
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *blocks) Write(p []byte) (int, error) {
+	if w.Header().Get("Content-Type") != w.contentType {
+		return w.ResponseWriter.Write(p)
+	}
+	for block := range slices.Chunk(p, 1<<10) {
+		if _, err := w.ResponseWriter.Write(bytes.ToValidUTF8(block, []byte("\uFFFD"))); err != nil {
+			return 0, err
+		}
+	}
+	return len(p), nil
 }
 
 // firewall blocks what looks like an attack.

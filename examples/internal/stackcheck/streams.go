@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"example.com/botapi/examples/internal/probe"
 )
@@ -38,18 +39,53 @@ const (
 	late       = "users wait for the end of an answer and then see all of it"
 )
 
-// threeFragments are threeEvents, without a wait.
-func threeFragments() []probe.Step {
-	return []probe.Step{{Text: "Good "}, {Text: "morning, "}, {Text: "Grüße"}}
+// multibyte has characters of 2, 3 and 4 bytes: the end of a block of any usual size is within a
+// character most of the time, since 9 bytes share no factor with it.
+const multibyte = "é€😀"
+
+// A longFragment is an event of nearly 4 KiB, the most that is sent as one.
+var longFragment = strings.Repeat(multibyte, 440)
+
+const longFragments = 8
+
+// difference says where a text differs from what it should be.
+func difference(got, want string) string {
+	at := 0
+	for at < min(len(got), len(want)) && got[at] == want[at] {
+		at++
+	}
+	return fmt.Sprintf("; after %d of %d bytes that are right: %s", at, len(want), quoted(got[at:]))
 }
 
-const threeEvents = "data: {\"content\":\"Good \"}\n\ndata: {\"content\":\"morning, \"}\n\ndata: {\"content\":\"Grüße\"}\n\ndata: [DONE]\n\n"
+// fewFragments are fewEvents, without a wait.
+func fewFragments() []probe.Step {
+	return []probe.Step{{Text: "Good "}, {Text: "morning, "}, {Text: "Grüße"}, {Text: longFragment, Times: longFragments}}
+}
+
+var fewEvents = "data: {\"content\":\"Good \"}\n\ndata: {\"content\":\"morning, \"}\n\ndata: {\"content\":\"Grüße\"}\n\n" +
+	strings.Repeat("data: {\"content\":\""+longFragment+"\"}\n\n", longFragments) + "data: [DONE]\n\n"
+
+const byBlocks = "a proxy or middleware decodes or rewrites the text block by block, and destroys the characters that are in two blocks: let it pass bytes on as they are, or keep the beginning of a character for the next block"
+
+// destroyed describes the characters that have been replaced, or is "".
+func destroyed(text string) string {
+	valid := strings.ToValidUTF8(text, "\uFFFD")
+	at := strings.Index(valid, "\uFFFD")
+	if at < 0 {
+		return ""
+	}
+	from := max(0, at-30)
+	for !utf8.RuneStart(valid[from]) {
+		from++
+	}
+	return fmt.Sprintf("%d characters U+FFFD or bytes that are no UTF-8, the first after %d bytes: %s", strings.Count(valid, "\uFFFD"), at, quoted(valid[from:min(at+3, len(valid))]))
+}
 
 func (s *stack) checkStream(ctx context.Context, r *Result) error {
-	p := s.play(ctx, true, request{}, threeFragments()...)
+	p := s.play(ctx, true, request{}, fewFragments()...)
 	p.whole(ctx)
 	r.note("the response is %s", p.proto)
-	f := Finding{Sent: "POST /v1/chat: a stream of three fragments"}
+	f := Finding{Sent: "POST /v1/chat: a stream of some fragments, with long runs of characters of 2, 3 and 4 bytes"}
 	switch {
 	case p.status != http.StatusOK || p.err != nil && p.status == 0:
 		f.Arrived, f.Effect = p.show("Content-Type"), "no stream arrives"
@@ -72,8 +108,11 @@ func (s *stack) checkStream(ctx context.Context, r *Result) error {
 	case s.kit != nil && p.header.Get("X-Accel-Buffering") != "no":
 		f.Arrived, f.Effect = p.show("X-Accel-Buffering"), "nginx buffers the stream: "+late
 		f.Cause = "middleware removes response headers"
-	case p.body != threeEvents:
-		f.Arrived, f.Effect = p.show(), "clients cannot read the stream, or get another text"
+	case destroyed(p.body) != "":
+		f.Arrived, f.Effect = destroyed(p.body), "users see � in the middle of words"
+		f.Cause = byBlocks
+	case p.body != fewEvents:
+		f.Arrived, f.Effect = p.show()+difference(p.body, fewEvents), "clients cannot read the stream, or get another text"
 		f.Cause = "a proxy or middleware changes bodies, or writes to the response beside the API"
 	case p.err != nil:
 		f.Arrived, f.Effect = p.show(), "clients report a complete answer as failed"
@@ -121,19 +160,24 @@ func (s *stack) checkSameTime(ctx context.Context, r *Result) error {
 
 // checkLongJSON: a JSON response is sent in several chunks, which must stay one response.
 func (s *stack) checkLongJSON(ctx context.Context, r *Result) error {
-	const fragment, times = 4 << 10, 64
-	p := s.play(ctx, false, request{}, probe.Step{Text: strings.Repeat("x", fragment), Times: times})
+	const times = 64
+	fragment := strings.Repeat(multibyte, 455) // 4 KiB
+	p := s.play(ctx, false, request{}, probe.Step{Text: fragment, Times: times})
 	p.whole(ctx)
-	want := len(`{"content":""}`) + fragment*times
-	if p.status == http.StatusOK && p.err == nil && p.isJSON() && len(p.body) == want {
+	want := `{"content":"` + strings.Repeat(fragment, times) + `"}`
+	if p.status == http.StatusOK && p.err == nil && p.isJSON() && p.body == want {
 		return nil
 	}
-	r.found(Finding{
-		Sent:    fmt.Sprintf("POST /v1/chat: a JSON response of %d bytes", want),
+	f := Finding{
+		Sent:    fmt.Sprintf("POST /v1/chat: a JSON response of %d bytes, of characters of 2, 3 and 4 bytes", len(want)),
 		Arrived: fmt.Sprintf("%s; in all %d bytes", p.show("Content-Type", "Content-Length"), len(p.body)),
 		Effect:  "long answers are lost or cut off",
 		Cause:   "a proxy or middleware bounds responses, or writes its buffer in another order than the handler",
-	})
+	}
+	if destroyed := destroyed(p.body); destroyed != "" && p.err == nil && p.isJSON() {
+		f.Arrived, f.Effect, f.Cause = destroyed, "users see � in the middle of words", byBlocks
+	}
+	r.found(f)
 	return nil
 }
 
