@@ -224,12 +224,36 @@ var brokenStacks = []brokenStack{
 	}, checkNoKey, "Bearer KEY"},
 }
 
+// A face says which sides of a service the checks see.
+type face int
+
+const (
+	plain  face = iota // no probe
+	probed             // the probe
+	silent             // the probe, and no keep-alives
+)
+
 // brokenServices are seen from outside: the orders to the probe pass the stack, too.
 var brokenServices = []struct {
 	brokenStack
-	isProbed bool
+	face face
 }{
-	{brokenStack{"a web application firewall", firewall, checkBody, "takes the text of a prompt for an attack"}, false},
+	{brokenStack{"a web application firewall", firewall, checkBody, "takes the text of a prompt for an attack"}, plain},
+	{brokenStack{"a limit for the beginning of a response", func(api http.Handler) http.Handler {
+		proxy := httputil.NewSingleHostReverseProxy(served(api))
+		proxy.Transport = &http.Transport{ResponseHeaderTimeout: 3 * time.Second}
+		proxy.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
+		return proxy
+	}, checkSilence, "a time limit for the beginning of a response"}, silent},
+	{brokenStack{"a limit for a response", func(api http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			ctx, cancel := context.WithTimeout(r.Context(), 3*time.Second)
+			defer cancel()
+			api.ServeHTTP(w, r.WithContext(ctx))
+		})
+	}, checkSilence, "a time limit, for silence or in all"}, silent},
+	{brokenStack{"a restart", restarting(4 * time.Second), checkSilence, "streams that began at different times ended at the same moment"}, silent},
+	{brokenStack{"an early restart", restarting(1500 * time.Millisecond), checkSilence, "one like it was not ended after the same time"}, silent},
 	{brokenStack{"chats of one key that wait for each other", func(api http.Handler) http.Handler {
 		var locks sync.Map
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -240,7 +264,7 @@ var brokenServices = []struct {
 			}
 			api.ServeHTTP(w, r)
 		})
-	}, checkSameTime, "of all, or of each key or user"}, true},
+	}, checkSameTime, "of all, or of each key or user"}, probed},
 }
 
 // appLog is that of the stack that logs keys.
@@ -268,10 +292,14 @@ func TestBrokenServices(t *testing.T) {
 			t.Parallel()
 			is := is.New(t)
 			k := newKit(nil)
-			server := httptest.NewServer(c.stack(k.lively))
+			api := k.lively
+			if c.face == silent {
+				api = k.quiet
+			}
+			server := httptest.NewServer(c.stack(api))
 			t.Cleanup(server.Close)
 			target := Target{URL: server.URL, Key: k.key}
-			if c.isProbed {
+			if c.face != plain {
 				target.Secret = k.secret
 			}
 			results, err := Diagnose(t.Context(), target)
@@ -509,6 +537,38 @@ func (w *blocks) Write(p []byte) (int, error) {
 		}
 	}
 	return len(p), nil
+}
+
+// restarting aborts all open requests, once, when one has been open for so long.
+func restarting(after time.Duration) middleware {
+	return func(api http.Handler) http.Handler {
+		var mu sync.Mutex
+		open := make(map[*http.Request]context.CancelFunc)
+		restart := sync.OnceFunc(func() {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, abort := range open {
+				abort()
+			}
+		})
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			ctx, abort := context.WithCancel(r.Context())
+			defer abort()
+			mu.Lock()
+			open[r] = abort
+			mu.Unlock()
+			defer func() {
+				mu.Lock()
+				defer mu.Unlock()
+				delete(open, r)
+			}()
+			defer time.AfterFunc(after, restart).Stop()
+			api.ServeHTTP(w, r.WithContext(ctx))
+			if ctx.Err() != nil {
+				panic(http.ErrAbortHandler)
+			}
+		})
+	}
 }
 
 // firewall blocks what looks like an attack.

@@ -129,6 +129,7 @@ type answer struct {
 	body     string // decompressed
 	arrivals []time.Time
 	ended    bool
+	endedAt  time.Time
 	err      error // of the request, or of reading the body
 
 	cancel context.CancelFunc
@@ -267,7 +268,9 @@ func (a *answer) change(f func()) {
 	a.changed = make(chan struct{})
 }
 
-func (a *answer) end(err error) { a.change(func() { a.ended, a.err = true, err }) }
+func (a *answer) end(err error) {
+	a.change(func() { a.ended, a.endedAt, a.err = true, time.Now(), err })
+}
 
 // wait waits until the condition is true or the answer has ended, and reports the condition.
 // The condition is called with the answer locked.
@@ -309,6 +312,28 @@ func (a *answer) hasEnded() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.ended
+}
+
+// endedAfter returns how long an answer took, if it has ended.
+func (a *answer) endedAfter() (hasEnded bool, after time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ended, a.endedAt.Sub(a.begun)
+}
+
+// length is how long an answer took that has ended.
+func (a *answer) length() time.Duration {
+	_, after := a.endedAfter()
+	return after
+}
+
+// fate says whether an answer has ended, and after how long.
+func (a *answer) fate() string {
+	hasEnded, after := a.endedAfter()
+	if !hasEnded {
+		return fmt.Sprintf("was open for %.1f s", time.Since(a.begun).Seconds())
+	}
+	return fmt.Sprintf("ended after %.1f s", after.Seconds())
 }
 
 // disconnect disconnects the client.

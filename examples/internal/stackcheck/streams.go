@@ -21,7 +21,7 @@ var streamChecks = []check{
 	{name: checkOneByOne, needs: append([]string{checkWriter, checkSameTime}, ready...), probed: true, run: (*stack).checkOneByOne, chats: 4 * (1 + 2*tries)},
 	{name: checkStream, needs: ready, probed: true, run: (*stack).checkStream, chats: 1},
 	{name: checkCompressed, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), probed: true, run: (*stack).checkCompressed, chats: 2 * (1 + 2*tries)},
-	{name: checkSilence, once: true, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), probed: true, run: (*stack).checkSilence, chats: 1 + tries},
+	{name: checkSilence, once: true, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), probed: true, run: (*stack).checkSilence, chats: 3 + tries},
 	{name: checkLongJSON, needs: ready, probed: true, run: (*stack).checkLongJSON, chats: 1},
 	{name: checkFailure, needs: ready, probed: true, run: (*stack).checkFailure, chats: 2 * (1 + tries)},
 	{name: checkEarly, needs: append([]string{checkErrors}, ready...), probed: true, run: (*stack).checkEarlyFailure, chats: 2},
@@ -405,21 +405,41 @@ func (s *stack) checkCompressed(ctx context.Context, r *Result) error {
 	return nil
 }
 
-// checkSilence: the engine is silent until a keep-alive has come.
+const (
+	// stagger is how much later than a silent stream two others begin, which tell what has ended
+	// it.
+	stagger = 2 * time.Second
+
+	// together is how long the ends of streams may be apart that one cause has ended.
+	together = stagger / 2
+)
+
+// checkSilence: the engine is silent until a keep-alive has come. If that takes some seconds, two
+// more streams begin, one of them with a fragment.
 func (s *stack) checkSilence(ctx context.Context, r *Result) error {
 	most := max(s.Silence, 20*time.Second)
 	s = s.lively()
-	p := s.play(ctx, true, request{timeout: most + time.Minute},
-		probe.Step{Await: probe.AwaitGo, Millis: probe.In(most + 10*time.Second)}, probe.Step{Text: "x"})
-	defer p.disconnect()
-	kept := p.wait(ctx, most, func() bool { return strings.Contains(p.body, ": keep-alive\n") })
-	silence := time.Since(p.begun)
-	if kept && silence < s.Silence {
-		p.wait(ctx, s.Silence-silence, func() bool { return false })
+	other := s.alone()
+	defer other.close()
+	begin := func(s *stack, steps ...probe.Step) *play {
+		return s.play(ctx, true, request{timeout: most + time.Minute},
+			append(steps, probe.Step{Await: probe.AwaitGo, Millis: probe.In(most + 10*time.Second)}, probe.Step{Text: "x"})...)
 	}
-	p.mu.Lock()
-	ended, silence := p.ended, time.Since(p.begun)
-	p.mu.Unlock()
+	p := begin(s)
+	defer p.disconnect()
+	isKept := func() bool { return strings.Contains(p.body, ": keep-alive\n") }
+	var silent, begun *play
+	if !p.wait(ctx, stagger, isKept) || s.Silence > stagger {
+		p.wait(ctx, stagger-time.Since(p.begun), func() bool { return false })
+		silent, begun = begin(other), begin(other, probe.Step{Text: "x"})
+		defer silent.disconnect()
+		defer begun.disconnect()
+	}
+	kept := p.wait(ctx, most-time.Since(p.begun), isKept)
+	if kept {
+		p.wait(ctx, s.Silence-time.Since(p.begun), func() bool { return false })
+	}
+	ended, silence := p.hasEnded(), time.Since(p.begun)
 	if !ended {
 		if err := s.goOn(ctx, p); err != nil {
 			return err
@@ -429,9 +449,14 @@ func (s *stack) checkSilence(ctx context.Context, r *Result) error {
 	f := Finding{Sent: "the engine of a stream was silent"}
 	switch {
 	case ended:
-		f.Arrived = fmt.Sprintf("after %.1f s: %s", silence.Seconds(), p.show())
+		f.Arrived = fmt.Sprintf("after %.1f s: %s", p.length().Seconds(), p.show())
 		f.Effect = "answers of models that think for long are aborted"
-		f.Cause = "a proxy or middleware has a time limit, for silence or in all, of about this length; it must be longer than KeepAlive, and than the longest answer"
+		f.Cause = timeLimit
+		if silent != nil {
+			f.Cause = whatEnded(ctx, p, silent, begun)
+			f.Arrived += fmt.Sprintf("; two others that began %.1f s later: a silent one %s, one with a fragment at its beginning %s",
+				silent.begun.Sub(p.begun).Seconds(), silent.fate(), begun.fate())
+		}
 	case !kept && s.kit != nil:
 		f.Arrived = fmt.Sprintf("no keep-alive in %.0f s, with one due each %v", silence.Seconds(), livelyKeepAlive)
 		f.Effect = "proxies abort silent streams, since they see nothing of the keep-alives"
@@ -448,6 +473,32 @@ func (s *stack) checkSilence(ctx context.Context, r *Result) error {
 	}
 	r.found(f)
 	return nil
+}
+
+const (
+	timeLimit     = "a proxy or middleware has a time limit, for silence or in all, of about this length; it must be longer than KeepAlive, and than the longest answer"
+	responseLimit = "a proxy or middleware has a time limit for the beginning of a response, of about this length (a transport's ResponseHeaderTimeout): no headers came, and a stream with a fragment stayed open; the handler sends headers with the first fragment or keep-alive, so KeepAlive must be shorter than this limit, and JSON responses need one longer than the longest answer"
+	allClosed     = "no time limit, since streams that began at different times ended at the same moment: something closes all connections, such as a reload or restart of a proxy (nginx's worker_shutdown_timeout), a deployment, or a crash of the service; it must wait for open streams, or happen rarely"
+	onlyClosed    = "no time limit of all streams, since one like it was not ended after the same time: a reload or restart of a proxy, a deployment or a crash of the service has closed this one, or one of several proxies or replicas has a limit of its own"
+)
+
+// whatEnded says what has ended a stream, from the fates of two that began later: one as silent,
+// and one with a fragment.
+func whatEnded(ctx context.Context, p, silent, begun *play) string {
+	length := p.length()
+	for _, other := range []*play{silent, begun} {
+		other.wait(ctx, length+together-time.Since(other.begun), func() bool { return other.ended })
+	}
+	wasSilentEnded, after := silent.endedAfter()
+	switch {
+	case wasSilentEnded && silent.begun.Before(p.begun.Add(length)) && (silent.begun.Add(after).Sub(p.begun)-length).Abs() < together:
+		return allClosed
+	case !wasSilentEnded || (after-length).Abs() >= together || 2*after < length:
+		return onlyClosed
+	case !begun.hasEnded() && !strings.HasPrefix(p.header.Get("Content-Type"), "text/event-stream"):
+		return responseLimit
+	}
+	return timeLimit
 }
 
 // checkFailure: the engine fails after its first fragment. Clients that can decompress must see it,
