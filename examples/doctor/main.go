@@ -9,8 +9,8 @@
 //	Engine: botapitest.Probed(engine, os.Getenv("DOCTOR_SECRET")),
 //
 // Without a secret, the doctor checks what it can see alone, with two or four chats that a model
-// answers. It prints what is wrong, and otherwise one line, which also says how many checks need the
-// secret. The exit code is 0 if nothing is wrong, 1 if something is, and 2 if the service could not
+// answers. It prints what is wrong, and otherwise one line, which also says how many checks there are
+// with a secret. The exit code is 0 if nothing is wrong, 1 if something is, and 2 if the service could not
 // be checked (go run itself makes 1 of every code but 0).
 package main
 
@@ -132,8 +132,8 @@ func announcement(target stackcheck.Target, plan stackcheck.Plan) string {
 		return fmt.Sprintf("Sending at most %d chats to %s. %d of them are answered by a model. Without --secret, what only the service sees is not checked.",
 			plan.Chats, target.URL, plan.Tokens)
 	}
-	return fmt.Sprintf("Sending at most %d chats to %s, if it has many replicas, and otherwise a fifth. The probe answers them, so that they cost no tokens.",
-		plan.Chats, target.URL)
+	return fmt.Sprintf("Sending about %d chats to %s, or at most %d if it has many replicas. The probe answers them, so that they cost no tokens.",
+		(plan.One+9)/10*10, target.URL, plan.Chats)
 }
 
 func codeOf(results []stackcheck.Result) int {
@@ -165,8 +165,8 @@ func writeJSON(w io.Writer, target stackcheck.Target, code int, results []stackc
 func writeTable(w io.Writer, target stackcheck.Target, results []stackcheck.Result) error {
 	if codeOf(results) == healthy {
 		more := ""
-		if hidden := stackcheck.PlanFor(target).Hidden; hidden > 0 {
-			more = fmt.Sprintf(" %d more checks need --secret.", hidden)
+		if target.Secret == "" {
+			more = fmt.Sprintf(" With --secret, there are %d checks.", stackcheck.PlanFor(target).Probed)
 		}
 		_, err := fmt.Fprintf(w, "✓ %s: %d checks, nothing found.%s\n", target.URL, len(results), more)
 		return err

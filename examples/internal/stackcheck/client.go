@@ -42,6 +42,45 @@ type counter struct {
 	chats    atomic.Int64
 	bound    int64        // 0: none
 	rejected atomic.Int64 // requests that got a 429: the checks cause none themselves
+
+	mu        sync.Mutex
+	reason    string          // of the last 429
+	processes map[string]bool // that have answered orders
+}
+
+// reject counts a 429.
+func (c *counter) reject(a *answer) {
+	reason := fmt.Sprintf("%q", a.detail())
+	if a.detail() == "" {
+		reason = quoted(a.body)
+	}
+	c.mu.Lock()
+	c.reason = reason
+	c.mu.Unlock()
+	c.rejected.Add(1)
+}
+
+// rejection is what the last 429 has said.
+func (c *counter) rejection() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.reason
+}
+
+func (c *counter) saw(process string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.processes == nil {
+		c.processes = make(map[string]bool)
+	}
+	c.processes[process] = true
+}
+
+// hasReplicas reports whether several processes have answered orders.
+func (c *counter) hasReplicas() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.processes) > 1
 }
 
 func newStack(target Target) *stack {
@@ -101,6 +140,14 @@ func (s *stack) begin(ctx context.Context) error {
 	}
 	if _, err := s.order(ctx, probe.Order{Chat: "none", Do: probe.See}); err != nil {
 		return fmt.Errorf("does the service have Engine: botapitest.Probed(engine, secret), with this secret? %w", err)
+	}
+	for range discovery {
+		one := s.single()
+		_, err := one.order(ctx, probe.Order{Chat: "none", Do: probe.See})
+		one.close()
+		if err != nil {
+			return nil // the checks say what this is
+		}
 	}
 	return nil
 }
@@ -176,10 +223,11 @@ func (a *answer) follow(ctx context.Context, s *stack, r request, gate <-chan st
 	}
 	defer res.Body.Close()
 	a.change(func() { a.status, a.proto, a.header = res.StatusCode, res.Proto, res.Header })
+	err = a.read(ctx, res, r.slow, gate)
 	if res.StatusCode == http.StatusTooManyRequests {
-		s.sent.rejected.Add(1)
+		s.sent.reject(a)
 	}
-	return a.read(ctx, res, r.slow, gate)
+	return err
 }
 
 func (s *stack) request(ctx context.Context, r request) (*http.Request, error) {
@@ -427,6 +475,7 @@ func (s *stack) order(ctx context.Context, o probe.Order) (probe.Seen, error) {
 		}
 		return seen, fmt.Errorf("an order to the probe: %s", got.show())
 	}
+	to.sent.saw(seen.Process)
 	return seen, nil
 }
 

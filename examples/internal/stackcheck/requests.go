@@ -16,11 +16,11 @@ import (
 
 // requestChecks are of requests, and of responses that are no streams.
 var requestChecks = []check{
-	{name: checkReach, run: (*stack).checkReach},
+	{name: checkReach, run: (*stack).checkReach, chats: 1},
 	{name: checkKey, needs: []string{checkReach}, run: (*stack).checkKey, chats: 1},
-	{name: checkBody, needs: []string{checkReach, checkKey}, run: (*stack).checkBody, chats: 5 + 1 + tries},
+	{name: checkBody, needs: []string{checkReach, checkKey}, run: (*stack).checkBody, chats: 5 + 1, asks: 1},
 	{name: checkErrors, needs: []string{checkReach, checkKey}, run: (*stack).checkErrors, chats: 5},
-	{name: checkHeaders, needs: []string{checkReach, checkKey, checkBody}, probed: true, run: (*stack).checkHeaders, chats: 1 + tries},
+	{name: checkHeaders, needs: []string{checkReach, checkKey, checkBody}, probed: true, run: (*stack).checkHeaders, chats: 1, asks: 1},
 	{name: checkList, needs: []string{checkReach, checkKey}, run: (*stack).checkList},
 	{name: checkCORS, needs: []string{checkReach}, run: (*stack).checkCORS},
 }

@@ -72,11 +72,11 @@ type Result struct {
 	Notes    []string  `json:"notes,omitempty"`   // facts, such as the HTTP version
 }
 
-// A Clock says when one fragment was yielded, if that is known, and when it arrived. Both are
+// A Clock says when one fragment was yielded, if that is known, and when it arrived, in
 // milliseconds since the request was sent, by the clocks of the engine and of the client.
 type Clock struct {
-	Yielded float64 `json:"yielded,omitempty"`
-	Arrived float64 `json:"arrived"`
+	Yielded float64 `json:"yielded_ms,omitempty"`
+	Arrived float64 `json:"arrived_ms"`
 }
 
 // A check is one row of the table.
@@ -91,8 +91,13 @@ type check struct {
 	within bool // it needs to see the handler from within
 	once   bool // it does not depend on the version of HTTP
 
-	chats  int // it sends at most, orders included
-	tokens int // of these, chats that a model answers
+	chats  int // it sends at most, orders included, but without asks
+	asks   int // orders that are sent until they reach the replica of a chat: up to tries times
+	tokens int // of the chats, those that a model answers
+
+	// rounds is how often it runs if the service has several replicas, of which one alone, or
+	// one proxy in front of it, may be broken; 0 means once.
+	rounds int
 
 	run func(*stack, context.Context, *Result) error
 }
@@ -103,30 +108,44 @@ var checks = slices.Concat(requestChecks, streamChecks, handlerChecks)
 // A Plan is what a diagnosis will do.
 type Plan struct {
 	Checks int
-	Chats  int // at most
+	Chats  int // at most, with many replicas
+	One    int // about so many chats with one replica, if nothing is wrong
 	Tokens int // of these, chats that cost a model's tokens
-	Hidden int // checks that are not made, since they need a secret
+	Probed int // checks that are made with a secret
 }
+
+// discovery is how many orders, each on a connection of its own, find out whether there are
+// several replicas.
+const discovery = 4
+
+// rounds is how often a check runs that a single replica may fail.
+const rounds = 3
 
 // PlanFor says how much Diagnose sends.
 func PlanFor(target Target) Plan {
-	p := Plan{Chats: 1} // the first order, which asks whether there is a probe
-	versions := 1
-	if target.isSecure() {
-		versions = 2
+	p := Plan{}
+	if target.Secret != "" {
+		p.Chats, p.One = 1+discovery, 1+discovery // the first order asks whether there is a probe
 	}
 	for _, c := range checks {
+		if c.isFor(true, false) {
+			p.Probed++
+		}
 		if !c.isFor(target.Secret != "", false) {
-			if c.isFor(true, false) {
-				p.Hidden++
-			}
 			continue
 		}
-		times := versions
-		if c.once {
-			times = 1
+		times := 1
+		if target.isSecure() && !c.once {
+			times = 2 // versions of HTTP
 		}
-		p.Checks, p.Chats, p.Tokens = p.Checks+1, p.Chats+times*c.chats, p.Tokens+times*c.tokens
+		asks := c.asks
+		if target.Secret == "" {
+			asks = 0
+		}
+		p.Checks++
+		p.Chats += times * max(c.rounds, 1) * (c.chats + asks*tries)
+		p.One += times * (c.chats + asks)
+		p.Tokens += times * c.tokens
 	}
 	return p
 }
@@ -237,11 +256,11 @@ func (c check) runOn(ctx context.Context, stacks []*stack, r *Result) {
 			return
 		}
 		before := s.sent.rejected.Load()
-		if err := c.run(s, ctx, r); err != nil && ctx.Err() == nil {
+		if err := c.runRounds(ctx, s, r); err != nil && ctx.Err() == nil {
 			r.Problem = err.Error()
 		}
 		if s.sent.rejected.Load() > before {
-			r.Findings, r.Problem = nil, "a limit has rejected a request (429): the checks send some dozens in a few seconds, up to four at the same time, or 20 with several replicas"
+			r.Findings, r.Problem = nil, fmt.Sprintf("a limit has rejected a request (429, %s): the checks need %s", s.sent.rejection(), limitsNeeded)
 		}
 		for j := range r.Findings {
 			r.Findings[j].Check, r.Findings[j].Doc = c.name, c.doc()
@@ -253,6 +272,49 @@ func (c check) runOn(ctx context.Context, stacks []*stack, r *Result) {
 			return
 		}
 	}
+}
+
+// limitsNeeded is what limits must let pass; docs/operating.md says the same.
+const limitsNeeded = "four concurrent chats, 20 with several replicas, and 100 requests per second"
+
+// runRounds runs a check once, or in rounds if several replicas were seen. Then findings say how
+// many of the rounds have failed.
+func (c check) runRounds(ctx context.Context, s *stack, r *Result) error {
+	n := 1
+	if s.sent.hasReplicas() {
+		n = max(c.rounds, 1)
+	}
+	failed := 0
+	for i := range n {
+		one := Result{Clock: r.Clock, Notes: r.Notes}
+		stack := s
+		if i > 0 {
+			stack = s.alone() // whose connection may lead to another replica
+		}
+		err := c.run(stack, ctx, &one)
+		if i > 0 {
+			stack.close()
+		}
+		r.Clock, r.Notes = one.Clock, one.Notes
+		if err != nil {
+			return err
+		}
+		if len(one.Findings) > 0 {
+			failed++
+		}
+		if len(r.Findings) == 0 {
+			r.Findings = one.Findings
+		}
+	}
+	for i := range r.Findings {
+		if n > 1 {
+			r.Findings[i].Arrived += fmt.Sprintf("; so it was in %d of %d tries", failed, n)
+		}
+		if failed < n {
+			r.Findings[i].Cause += "; since not each try fails, check each replica, and each proxy, alone"
+		}
+	}
+	return nil
 }
 
 // doc is the paragraph about a check: its heading is the check's name.
