@@ -45,7 +45,7 @@ var brokenStacks = []brokenStack{
 		mux := http.NewServeMux()
 		mux.Handle("/v1/bots", api)
 		return mux
-	}, checkReach, "the router has no route for this path and method"},
+	}, checkReach, "/v1/* in chi and echo"},
 	{"a prefix that is not stripped", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			r.URL.Path = "/api" + r.URL.Path
@@ -87,6 +87,19 @@ var brokenStacks = []brokenStack{
 			api.ServeHTTP(w, r.WithContext(ctx))
 		})
 	}, checkTimeLimit, "a request whose context has a deadline, in 1m0s"},
+	{"timeout middleware around another protocol", func(api http.Handler) http.Handler {
+		mux := http.NewServeMux()
+		mux.Handle("/v1/", api)
+		mux.HandleFunc("/api/", func(w http.ResponseWriter, r *http.Request) {
+			ctx, cancel := context.WithTimeout(r.Context(), time.Minute)
+			defer cancel()
+			api.ServeHTTP(w, r.WithContext(ctx))
+		})
+		return mux
+	}, checkTimeLimit, "POST /api/chat\narrived: a request whose context has a deadline"},
+	{"a Flush that does not look behind a wrapper", wrapping(func(w http.ResponseWriter) http.ResponseWriter {
+		return &asserting{unwrapping{&unwrappingOnly{logging{w}}}}
+	}), checkOneByOne, "*stackcheck.unwrappingOnly has no Flush of its own"},
 	{"a Flush that does nothing", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &unflushed{ResponseWriter: w} }), checkOneByOne, "the API's ResponseWriter is *stackcheck.unflushed"},
 	{"a proxy that collects 8 KiB", func(api http.Handler) http.Handler { return &collecting{api: api, size: 8 << 10} }, checkOneByOne, "its buffer holds about 8 KiB"},
 	{"a lock around all requests", func(api http.Handler) http.Handler {
@@ -446,6 +459,20 @@ func (f *flushing) Flush() { _ = http.NewResponseController(f.w).Flush() }
 type unwrapping struct{ http.ResponseWriter }
 
 func (w *unwrapping) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// unwrappingOnly has an Unwrap, and no Flush.
+type unwrappingOnly struct{ logging }
+
+func (w *unwrappingOnly) Unwrap() http.ResponseWriter { return w.w }
+
+// asserting flushes as chi's Compress does.
+type asserting struct{ unwrapping }
+
+func (w *asserting) Flush() {
+	if f, flushes := w.ResponseWriter.(http.Flusher); flushes {
+		f.Flush()
+	}
+}
 
 // unflushed has a Flush that does nothing.
 type unflushed struct{ http.ResponseWriter }

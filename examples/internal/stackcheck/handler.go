@@ -20,6 +20,7 @@ var handlerChecks = []check{
 // A writerChain is the ResponseWriter that the API gets, with what it wraps.
 type writerChain struct {
 	types     []string // the outermost first, without net/http's own
+	hidden    string   // the first without a Flush of its own below one with a Flush, or ""
 	flushes   bool
 	deadlines bool
 }
@@ -30,12 +31,17 @@ func chainOf(w http.ResponseWriter) writerChain {
 	control := http.NewResponseController(w)
 	c.deadlines = !errors.Is(control.SetReadDeadline(time.Time{}), errors.ErrUnsupported) && !errors.Is(control.SetWriteDeadline(time.Time{}), errors.ErrUnsupported)
 	for w != nil {
-		if name := fmt.Sprintf("%T", w); name != "*http.response" && name != "*http.http2responseWriter" {
+		name := fmt.Sprintf("%T", w)
+		if name != "*http.response" && name != "*http.http2responseWriter" {
 			c.types = append(c.types, name)
 		}
 		switch w.(type) {
 		case interface{ FlushError() error }, http.Flusher:
 			c.flushes = true
+		default:
+			if c.flushes && c.hidden == "" {
+				c.hidden = name
+			}
 		}
 		unwrapper, wraps := w.(interface{ Unwrap() http.ResponseWriter })
 		if !wraps {
@@ -104,23 +110,39 @@ func (s *stack) checkWriter(ctx context.Context, r *Result) error {
 	return nil
 }
 
+// checkTimeLimit also looks at the paths of other protocols, whose chats need not be answered for
+// that.
 func (s *stack) checkTimeLimit(ctx context.Context, r *Result) error {
 	mark := s.kit.mark()
-	p := s.play(ctx, true, request{}, probe.Step{Text: "x"})
-	p.whole(ctx)
+	s.play(ctx, true, request{}, probe.Step{Text: "x"}).whole(ctx)
+	if s.findLimit(r, "POST /v1/chat: a stream", mark) {
+		return nil
+	}
+	for _, door := range doors {
+		mark := s.kit.mark()
+		s.do(ctx, request{method: door.method, path: door.path, header: map[string]string{"Authorization": ""}})
+		if s.findLimit(r, door.method+" "+door.path, mark) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// findLimit reports whether a request after a mark has a deadline.
+func (s *stack) findLimit(r *Result, sent string, mark int) bool {
 	for _, v := range s.kit.since(mark) {
 		if v.limit == 0 || v.writer.isTimeoutHandler() { // another check has named it
 			continue
 		}
 		r.found(Finding{
-			Sent:    "POST /v1/chat: a stream",
+			Sent:    sent,
 			Arrived: fmt.Sprintf("a request whose context has a deadline, in %v", v.limit.Round(time.Second)),
 			Effect:  "longer answers are aborted, or are a 504",
 			Cause:   "timeout middleware (chi's Timeout, echo's ContextTimeout): use it for other routes, and ChatTimeout for chats",
 		})
-		return nil
+		return true
 	}
-	return nil
+	return false
 }
 
 func (s *stack) checkLog(_ context.Context, r *Result) error {

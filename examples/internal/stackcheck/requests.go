@@ -68,7 +68,7 @@ func (s *stack) checkReach(ctx context.Context, r *Result) error {
 		case got.status == 0:
 			f.Cause = "the handler of the application ended the connection"
 		case got.status == http.StatusNotFound, got.status == http.StatusMethodNotAllowed:
-			f.Cause = "the router has no route for this path and method; mount a whole subtree, such as /v1/, without a method"
+			f.Cause = "the router has no route for this path and method; mount a whole subtree, without a method: /v1/ in net/http's mux, /v1/* in chi and echo, /v1/*path in gin, PathPrefix(\"/v1/\") in gorilla (in chi, /v1/ is one path)"
 		default:
 			f.Cause = got.replacedBy("something in front of the API answers in its place")
 		}

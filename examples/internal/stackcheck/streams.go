@@ -266,7 +266,11 @@ func (s *stack) checkOneByOne(ctx context.Context, r *Result) error {
 		Cause:   "a proxy or middleware collects the response (http.TimeoutHandler, a wrapper without Flush and Unwrap, a proxy that ignores X-Accel-Buffering)",
 	}
 	if s.kit != nil && s.kit.isDirect() {
-		f.Cause = "middleware collects the response: its Flush does nothing, or it writes to a buffer" + s.kit.lastWriter().chain()
+		w := s.kit.lastWriter()
+		f.Cause = "middleware collects the response: its Flush does nothing, or it writes to a buffer" + w.chain()
+		if w.hidden != "" {
+			f.Cause = fmt.Sprintf("%s has no Flush of its own, and what wraps it (chi's Compress, for one) looks for that and not for Unwrap: give it a Flush%s", w.hidden, w.chain())
+		}
 	}
 	buffer, err := s.bufferSize(ctx)
 	if err != nil {
