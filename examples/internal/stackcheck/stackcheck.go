@@ -275,7 +275,7 @@ func (c check) runOn(ctx context.Context, stacks []*stack, r *Result) {
 }
 
 // limitsNeeded is what limits must let pass; docs/operating.md says the same.
-const limitsNeeded = "four concurrent chats, 20 with several replicas, and 100 requests per second"
+const limitsNeeded = "eight concurrent chats, 20 with several replicas, and 100 requests per second"
 
 // runRounds runs a check once, or in rounds if several replicas were seen. Then findings say how
 // many of the rounds have failed.
