@@ -153,6 +153,44 @@ func (tab *tab) checkWidth() {
 	is.New(tab.t).True(evaluate[bool](tab, "document.documentElement.scrollWidth <= innerWidth"))
 }
 
+// TestPageNeverScrolls checks that only the list and the conversation scroll, not the page
+// around them, however long they are.
+func TestPageNeverScrolls(t *testing.T) {
+	h := startService(t, botapi.Options{}, nil)
+	for _, width := range []int64{1280, 390} {
+		t.Run(fmt.Sprint(width), func(t *testing.T) {
+			is := is.New(t)
+			tab := newTab(t)
+			tab.do(chromedp.EmulateViewport(width, 600))
+			tab.open(h.URL + "/#key=" + key + "&bot=ada")
+			tab.see(".beginning")
+			tab.checkHeight()
+			tab.click("#message")
+			tab.say(strings.Repeat("line\n", 50) + "end")
+			tab.waitForAnswer()
+			tab.say("And then?")
+			tab.waitForAnswer()
+			is.True(evaluate[bool](tab, `document.querySelector("#scroller").scrollHeight > 2 * innerHeight`))
+			tab.checkHeight()
+
+			evaluate[any](tab, `
+				const chat = Object.keys(localStorage).find((name) => name.startsWith("botapi.chat."));
+				for (let i = 0; i < 60; i++) localStorage.setItem(chat + i, localStorage.getItem(chat));
+				location.hash = "bots"; null`)
+			tab.do(chromedp.Reload())
+			tab.wait(`document.querySelectorAll(".conversation-item").length >= 3`)
+			evaluate[any](tab, `document.querySelector(".all:not([hidden])")?.click(); null`)
+			tab.wait(`document.querySelectorAll(".conversation-item").length > 60`)
+			tab.checkHeight()
+		})
+	}
+}
+
+func (tab *tab) checkHeight() {
+	tab.t.Helper()
+	is.New(tab.t).Equal(evaluate[int](tab, "document.scrollingElement.scrollHeight - innerHeight"), 0)
+}
+
 // TestContrast checks the contrast of all text, in light and dark.
 func TestContrast(t *testing.T) {
 	h := startService(t, botapi.Options{Engine: fails("Well,", nil, fmt.Errorf("a failure"))}, nil)
