@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"example.com/botapi"
+	"github.com/chromedp/chromedp"
 	"github.com/matryer/is"
 	"github.com/yuin/goldmark"
 	"github.com/yuin/goldmark/extension"
@@ -181,6 +182,39 @@ func TestTables(t *testing.T) {
 		examples = append(examples, sample{text, text, html.String()})
 	}
 	newMarkdownTab(t).compare(examples)
+}
+
+// TestWordsOfTables checks that a table on a phone scrolls in its box, so that words and
+// numbers stay whole. Only what is longer than a cell can be breaks.
+func TestWordsOfTables(t *testing.T) {
+	tab := newTab(t)
+	tab.do(chromedp.EmulateViewport(390, 800))
+	tab.open(startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(echo)}, nil).URL + "/#key=" + key + "&bot=bo")
+	tab.see(".beginning")
+	tab.click("#message")
+	row := "| Liechtenstein | 1234567890 | `MaxConcurrentChats` | extraordinarily |\n"
+	for name, rows := range map[string]string{
+		"short": row,
+		"long":  strings.Repeat(row, 60), // shown in parts
+		"wide":  "| " + strings.Repeat("w", 200) + " | 1234567890 | a | b |\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			tab.say(strings.TrimSpace("| Country | Population | Option | Remark |\n|---|--:|---|---|\n" + rows))
+			tab.waitForAnswer()
+			is.Equal(evaluate[[]string](tab, `[...document.querySelectorAll(".message:last-child :is(th, td)")]
+				.filter((cell) => cell.textContent.length < 30)
+				.filter((cell) => {
+					const words = document.createRange();
+					words.selectNodeContents(cell);
+					const ends = [...words.getClientRects()].map(({ bottom }) => bottom);
+					return Math.max(...ends) - Math.min(...ends) > 10;
+				}).map(({ textContent }) => textContent)`), []string{})
+			is.True(evaluate[bool](tab, `[...document.querySelectorAll(".message:last-child .table")].every((box) => box.scrollWidth > box.clientWidth)`))
+			is.True(evaluate[bool](tab, `[...document.querySelectorAll(".message:last-child td")].every((cell) => cell.scrollWidth <= cell.clientWidth)`))
+			tab.checkWidth()
+		})
+	}
 }
 
 // TestUnfinished checks how text looks while it arrives.
