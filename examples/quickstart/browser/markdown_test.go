@@ -376,6 +376,11 @@ func TestFootnotes(t *testing.T) {
 	tab.click(".note > button")
 	is.Equal(evaluate[string](tab, "document.activeElement.className"), "footnote")
 	is.Equal(evaluate[string](tab, "location.href"), address)
+	tab.click("#message")
+	tab.say("One[^a-whole-word] two.\n\n[^a-whole-word]: Because.\n\n    So.")
+	tab.waitForAnswer()
+	is.Equal(evaluate[[]bool](tab, `(([label, ...texts]) => texts.map((text) => text.getBoundingClientRect().left > label.getBoundingClientRect().right))
+		(document.querySelector(".message:last-child .footnote").children)`), []bool{true, true}) // the label is beside its text
 }
 
 func canonical(html string) string {
