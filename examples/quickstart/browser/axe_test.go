@@ -40,6 +40,7 @@ func TestAxe(t *testing.T) {
 	explaining := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(explain)}, nil)
 	failing := startService(t, botapi.Options{Engine: fails("Well,", nil, errors.New("a failure"))}, nil)
 	waiting := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil)
+	echoing := startService(t, botapi.Options{}, nil)
 	cy := botapi.Bot{UID: "c", Slug: "cy", Name: "Cy", Model: "echo"}
 	short := startPage(t, botapi.Options{}, page.Options{MaxBodyBytes: 160})
 	rejecting := startPage(t, botapi.Options{MaxBodyBytes: 64}, page.Options{})
@@ -54,6 +55,13 @@ func TestAxe(t *testing.T) {
 			tab.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
 			tab.forward(time.Minute)
 			tab.see(".arriving .silence")
+		},
+		"wide formula": func(tab *tab) {
+			tab.open(echoing.URL + home + "&bot=bo")
+			tab.see(".beginning")
+			tab.click("#message")
+			tab.say(wideFormula)
+			tab.see(".assistant .formula[tabindex]")
 		},
 		"editing": func(tab *tab) {
 			greet(tab, explaining.URL+home+"&bot=ada")

@@ -350,6 +350,27 @@ func TestFormulas(t *testing.T) {
 	is.True(evaluate[float64](tab, `document.querySelector(".formula.display .katex-html").getBoundingClientRect().height`) > 30)
 }
 
+const wideFormula = "$$\n\\sum_{i=1}^{n} a_i = a_1 + a_2 + a_3 + a_4 + a_5 + a_6 + a_7 + a_8 + a_9 + a_{10} + a_{11} + a_{12}\n$$"
+
+// TestWideFormula checks that a formula that must scroll can get the focus and has a name,
+// and that nothing of it is cut off.
+func TestWideFormula(t *testing.T) {
+	is := is.New(t)
+	tab := newTab(t)
+	tab.do(chromedp.EmulateViewport(1280, 800))
+	tab.open(startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(echo)}, nil).URL + "/#key=" + key)
+	tab.say(wideFormula)
+	tab.wait(`document.querySelector(".assistant .formula.display .katex") !== null`)
+	is.True(!evaluate[bool](tab, `document.querySelector(".assistant .formula").hasAttribute("tabindex")`))
+	const fits = `(({ scrollHeight, clientHeight }) => scrollHeight <= clientHeight)(document.querySelector(".assistant .formula"))`
+	is.True(evaluate[bool](tab, fits))
+	tab.do(chromedp.EmulateViewport(390, 800))
+	tab.wait(`document.querySelector(".assistant .formula").matches("[tabindex='0'][role=group][aria-label=Formula]")`)
+	is.True(evaluate[bool](tab, fits))
+	tab.do(chromedp.EmulateViewport(1280, 800))
+	tab.wait(`!document.querySelector(".assistant .formula").hasAttribute("tabindex")`)
+}
+
 // TestFootnotes checks that a footnote that is explained later becomes a button, which
 // leads to its explanation.
 func TestFootnotes(t *testing.T) {

@@ -58,5 +58,17 @@ function show(katex, element) {
     return;
   }
   element.replaceChildren(holder);
+  if (element.matches(".display")) widths.observe(element);
   element.dispatchEvent(new Event("grown", { bubbles: true })); // for the scroller
 }
+
+// A formula that is wider than its box scrolls, which needs the focus without a mouse.
+const widths = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    const isWide = target.scrollWidth > target.clientWidth;
+    for (const [name, value] of [["tabindex", "0"], ["role", "group"], ["aria-label", "Formula"]]) {
+      if (isWide) target.setAttribute(name, value);
+      else target.removeAttribute(name);
+    }
+  }
+});
