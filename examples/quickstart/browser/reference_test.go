@@ -294,6 +294,33 @@ func TestReferenceStopsAnAnswer(t *testing.T) {
 	}
 }
 
+// TestReferenceStopButton stops a chat that the service keeps. The key of that chat is
+// offered where an answer is stopped, also after another one was made.
+func TestReferenceStopButton(t *testing.T) {
+	is := is.New(t)
+	m, address := startModel(t)
+	tab := newTab(t)
+	tab.open(address)
+	tab.see(".bot")
+	tab.open(strings.Split(address, "#")[0] + "docs")
+	tab.see("#chat .trial > .hint")
+	tab.choose("#chat .field ~ .field select", "1")
+	is.True(!evaluate[bool](tab, `document.querySelector("#stopAnswer .trial > .link").checkVisibility()`)) // there was no chat
+	tab.click("#chat .trial > .link")
+	tab.click("#chat .send")
+	m.fragments <- "Well,"
+	tab.wait(`document.querySelector("#chat .answer").textContent.includes("Well,")`)
+	named := evaluate[string](tab, `document.querySelector("#chat .field input").value`)
+	tab.click("#chat .send")
+	tab.wait(`document.querySelector("#chat .sent").textContent.endsWith("· stopped")`)
+	is.True(m.end(t) != nil)
+
+	tab.click("#chat .trial > .link")
+	is.True(evaluate[string](tab, `document.querySelector("#stopAnswer .field input").value`) != named)
+	tab.click("#stopAnswer .trial > .link")
+	is.Equal(evaluate[string](tab, `document.querySelector("#stopAnswer .field input").value`), named)
+}
+
 // TestReferenceOffersAllBots chooses a bot. An edited body keeps everything but the
 // bot's name.
 func TestReferenceOffersAllBots(t *testing.T) {
@@ -394,7 +421,10 @@ func TestReferenceTabs(t *testing.T) {
 	is.Equal(evaluate[string](tab, "document.activeElement.textContent"), "Python")
 	is.Equal(tab.texts("[role=tab][aria-selected=true]"), []string{"Python", "Python", "Python"})
 	is.True(strings.HasPrefix(tab.text("#listBots [role=tabpanel]"), "import json"))
+	tab.copied("#listBots .copy")
+	tab.do(chromedp.Focus(chromedp.CSS("#chat [role=tab][aria-selected=true]")))
 	tab.do(chromedp.KeyEvent(kb.ArrowLeft))
+	is.Equal(tab.text("#listBots .copy"), "Copy") // this text is not copied
 	tab.do(chromedp.KeyEvent(kb.ArrowLeft))
 	is.Equal(tab.texts("[role=tab][aria-selected=true]"), []string{"JavaScript", "JavaScript", "JavaScript"})
 }

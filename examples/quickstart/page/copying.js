@@ -3,14 +3,16 @@
 import { button, el } from "./elements.js";
 
 // copyButton makes a button that copies the result of textOf and shows whether
-// that succeeded.
+// that succeeded, until the text is another one: its "changed" event says so.
 export function copyButton(textOf, label = "Copy") {
-  let reset;
+  let timer;
+  const reset = () => { copying.textContent = label; };
   const copying = button(label, "copy", async () => {
     copying.textContent = (await copy(textOf())) ? "Copied" : "Not copied";
-    clearTimeout(reset);
-    reset = setTimeout(() => { copying.textContent = label; }, 2000);
+    clearTimeout(timer);
+    timer = setTimeout(reset, 2000);
   });
+  copying.addEventListener("changed", reset);
   return copying;
 }
 

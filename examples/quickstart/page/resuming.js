@@ -52,15 +52,17 @@ export function newKey() {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-// stop stops the model. If the service cannot be reached, it stops the model itself
-// when nobody has followed the answer for a while.
+// stop stops the model, and returns whether it did. If the service cannot be reached, it
+// stops the model itself when nobody has followed the answer for a while.
 export async function stop(service, key) {
   for (let tries = 0; tries < 3; tries++) {
     try {
-      return await service.stop(key);
+      await service.stop(key);
+      return true;
     } catch (error) {
-      if (!isPassing(error) && error.status !== 404) return; // 404: the chat may still be on its way
+      if (!isPassing(error) && error.status !== 404) return false; // 404: the chat may still be on its way
       await pause(tries, error);
     }
   }
+  return false;
 }

@@ -6,7 +6,7 @@ import { colour } from "./code.js";
 import { copyButton } from "./copying.js";
 import { button, el } from "./elements.js";
 import { anyQuestion, questionsFor } from "./questions.js";
-import { newKey } from "./resuming.js";
+import { newKey, stop } from "./resuming.js";
 import { languages } from "./snippets.js";
 import { store } from "./store.js";
 
@@ -19,6 +19,7 @@ let language = "curl"; // of all trials
 let bots = []; // empty until there is a valid key
 let bot; // the chosen one
 let answerKey = ""; // the Idempotency-Key of all trials that have one
+let lastKey = ""; // that of the last chat
 
 // trial makes an element to try an operation {operationId, method, path, parameters}. The
 // examples are request bodies {summary, value}; an operation without a body has
@@ -56,6 +57,7 @@ class Trial {
   #filled; // the body before anybody edited it
   #text; // of the program shown
   #sending; // an AbortController during a request
+  #kept; // the Idempotency-Key of the request, if the service may go on without this page
 
   #keyInput = el("input", { type: "password", autocomplete: "off", spellcheck: "false", autocapitalize: "none" });
   #keyProblem = el("p", { class: "problem", role: "alert" });
@@ -68,10 +70,12 @@ class Trial {
   #choice = el("select");
   #answerKey = el("input", { autocomplete: "off", spellcheck: "false", placeholder: "None" });
   #body = el("textarea", { spellcheck: "false", autocomplete: "off", autocapitalize: "none" });
+  #useLast = button("Use that of the last chat", "link", () => nameAnswer(lastKey));
   #bodyProblem = el("p", { class: "problem", role: "status" });
 
   #tabs = Object.keys(languages).map((name) => el("button", { type: "button", role: "tab" }, name));
   #code = el("pre", { tabindex: "0" });
+  #copy = copyButton(() => this.#text);
   #run = el("span", { class: "hint" });
 
   #send = el("button", { type: "button", class: "primary send" }, "Send");
@@ -114,15 +118,12 @@ class Trial {
     ];
   }
 
-  // answerField names an answer, so that it can be stopped.
+  // answerField names an answer, so that it can be stopped. Only a chat has a new one.
   #answerField() {
     if (!this.namesAnswer) return [];
-    const name = (key) => {
-      answerKey = key;
-      trials.forEach((trial) => trial.write());
-    };
-    this.#answerKey.addEventListener("input", () => name(this.#answerKey.value.trim()));
-    return [el("label", { class: "field" }, "Idempotency-Key", this.#answerKey), button("Make an Idempotency-Key", "link", () => name(newKey()))];
+    this.#answerKey.addEventListener("input", () => nameAnswer(this.#answerKey.value.trim()));
+    const offer = this.#method === "POST" ? button("Make an Idempotency-Key", "link", () => nameAnswer(newKey())) : this.#useLast;
+    return [el("label", { class: "field" }, "Idempotency-Key", this.#answerKey), offer];
   }
 
   #program() {
@@ -135,7 +136,7 @@ class Trial {
     });
     this.panel = el("div", { id: panel, role: "tabpanel" }, this.#code);
     return el("div", { class: "code program" },
-      el("div", { class: "tabs" }, el("div", { role: "tablist", "aria-label": "Language" }, this.#tabs), copyButton(() => this.#text)),
+      el("div", { class: "tabs" }, el("div", { role: "tablist", "aria-label": "Language" }, this.#tabs), this.#copy),
       this.panel, this.#run);
   }
 
@@ -196,7 +197,10 @@ class Trial {
       tab.tabIndex = chosen ? 0 : -1;
       if (chosen) this.panel.setAttribute("aria-labelledby", tab.id);
     });
-    this.#text = languages[language].write(this.#call);
+    this.#useLast.hidden = lastKey === "" || lastKey === answerKey;
+    const text = languages[language].write(this.#call);
+    if (text !== this.#text) this.#copy.dispatchEvent(new Event("changed"));
+    this.#text = text;
     colour(this.#code, languages[language].colours, this.#text.trimEnd());
     this.#run.textContent = languages[language].run;
   }
@@ -209,10 +213,17 @@ class Trial {
     try {
       await this.#exchange(began, this.#sending.signal);
     } catch (error) {
-      this.#status.append(this.#sending.signal.aborted ? " · stopped" : ` · ${this.#status.textContent ? "the connection was lost" : "The server cannot be reached."}`);
+      this.#status.append(this.#sending.signal.aborted ? await this.#stopModel() : ` · ${this.#status.textContent ? "the connection was lost" : "The server cannot be reached."}`);
     }
     this.#sending = undefined;
     this.#send.textContent = "Send";
+  }
+
+  // stopModel stops the model of a chat that was left, and says whether it did. A
+  // service that keeps an answer goes on with it.
+  async #stopModel() {
+    const isStopped = !this.#kept || (await stop(new BotClient(apiBase, this.#key), this.#kept));
+    return isStopped ? " · stopped" : " · disconnected; the answer may go on for a while";
   }
 
   // exchange sends the request and shows the response as it arrives.
@@ -221,6 +232,8 @@ class Trial {
     this.#status.textContent = "";
     this.#answer.replaceChildren();
     this.#headersBox.hidden = this.#answer.hidden = true;
+    this.#kept = this.namesAnswer && this.#method === "POST" ? answerKey : "";
+    if (this.#kept) lastKey = this.#kept;
     const response = await fetch(this.#address, {
       method: this.#method,
       headers: { Authorization: `Bearer ${this.#key}`, ...(this.namesAnswer && answerKey && { "Idempotency-Key": answerKey }) },
@@ -228,6 +241,7 @@ class Trial {
       cache: "no-store",
       signal,
     });
+    if (!["kept", "joined"].includes(response.headers.get("X-Botapi-Answer"))) this.#kept = "";
     this.#status.textContent = `${response.status} ${response.statusText} · headers after ${took()}`;
     this.#headers.textContent = [...response.headers].map(([name, value]) => `${name}: ${value}`).join("\n");
     this.#headersBox.hidden = this.#answer.hidden = false;
@@ -245,6 +259,11 @@ class Trial {
     const isIncomplete = response.headers.get("Content-Type") === "text/event-stream" && !text.endsWith("data: [DONE]\n\n");
     this.#status.append(isIncomplete ? ` · incomplete: ended after ${took()} without [DONE]` : ` · complete after ${took()}`);
   }
+}
+
+function nameAnswer(key) {
+  answerKey = key;
+  trials.forEach((trial) => trial.write());
 }
 
 function choose(name) {
