@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"example.com/botapi/examples/quickstart/guide"
+	"github.com/chromedp/chromedp"
 	"github.com/matryer/is"
 )
 
@@ -58,4 +59,22 @@ func TestDocumentsLinkToEachOther(t *testing.T) {
 			t.Errorf("a link leads nowhere: %s", link)
 		}
 	}
+}
+
+// TestDocumentOnAPhone opens the contents of a document, which lead to its headings.
+func TestDocumentOnAPhone(t *testing.T) {
+	is := is.New(t)
+	q := startQuickstart(t)
+	tab := newTab(t)
+	tab.do(chromedp.EmulateViewport(390, 780))
+	tab.open(q.address + "/docs/wire.md")
+	tab.see("main h1")
+	is.True(!evaluate[bool](tab, `document.querySelector("#contents a").checkVisibility()`))
+	tab.click("#contents-box summary")
+	tab.click("#contents li:nth-child(3) a")
+	tab.wait(`!document.querySelector("#contents a").checkVisibility()`)
+	tab.wait(`Math.abs(document.querySelectorAll("main h2")[2].getBoundingClientRect().top) < 100`)
+	tab.checkWidth()
+	tab.do(chromedp.EmulateViewport(1280, 780))
+	tab.see("#contents a")
 }

@@ -2,6 +2,7 @@
 
 import { colour } from "./code.js";
 import { el } from "./elements.js";
+import { foldContents } from "./folding.js";
 import { begin, trial } from "./trial.js";
 
 let api; // openapi.json
@@ -177,15 +178,6 @@ function reference() {
     el("h2", null, "Schemas"),
     ...Object.entries(api.components.schemas).map(schemaSection),
   ];
-}
-
-// foldContents opens the contents if there is room for them beside the text.
-function foldContents() {
-  const wide = matchMedia("(min-width: 60rem)");
-  const fold = () => { document.getElementById("contents-box").open = wide.matches; };
-  wide.addEventListener("change", fold);
-  document.getElementById("contents").addEventListener("click", () => wide.matches || fold());
-  fold();
 }
 
 async function show() {

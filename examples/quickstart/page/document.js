@@ -3,6 +3,7 @@
 
 import { codeView, ready } from "./code.js";
 import { el } from "./elements.js";
+import { foldContents } from "./folding.js";
 import { contentOf, parse, resolveLinks } from "./markdown.js";
 
 const source = document.getElementById("markdown");
@@ -15,7 +16,10 @@ function show() {
   content.querySelectorAll("th:empty").forEach((cell) => cell.replaceWith(el("td")));
   content.querySelectorAll("a").forEach((link) => { if (link.origin === location.origin) link.removeAttribute("target"); });
   nameHeadings(content);
-  document.querySelector(".headings").append(...[...content.querySelectorAll("h2")].map(({ id, textContent }) => el("li", null, el("a", { href: "#" + id }, textContent))));
+  const headings = [...content.querySelectorAll("h2")].map(({ id, textContent }) => el("li", null, el("a", { href: "#" + id }, textContent)));
+  document.getElementById("contents").append(...headings);
+  document.getElementById("contents-box").hidden = headings.length === 0;
+  foldContents();
   source.replaceWith(el("div", { class: "part" }, content));
   document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
 }
