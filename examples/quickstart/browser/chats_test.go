@@ -90,6 +90,12 @@ func TestSearch(t *testing.T) {
 	}
 	tab.search("apple")
 	is.Equal(tab.texts(".bot-name"), []string{"Ada"})
+	tab.do(chromedp.KeyEvent(kb.ArrowDown))
+	is.Equal(evaluate[string](tab, "document.activeElement.title"), "about Apples")
+	evaluate[any](tab, `document.querySelector("#search").focus(); null`)
+	tab.enter()
+	tab.wait(`document.querySelector("#chat-description").textContent === "about Apples"`)
+	is.Equal(evaluate[string](tab, "document.activeElement.id"), "message")
 	tab.search("plums")
 	is.Equal(tab.titles(), []string{})
 	tab.see("#not-found")

@@ -626,6 +626,15 @@ $("search").addEventListener("input", () => {
   announce($("not-found").hidden ? "" : $("not-found").textContent);
 });
 
+// From the search field, ArrowDown leads to the first result, and Enter opens it.
+$("search").addEventListener("keydown", (event) => {
+  const first = $("bots").querySelector(".conversation-item:not(.deleted) > a");
+  if (event.isComposing || !first || !["ArrowDown", "Enter"].includes(event.key)) return;
+  event.preventDefault();
+  if (event.key === "ArrowDown") first.focus();
+  else if ($("search").value.trim()) first.click();
+});
+
 $("rename").addEventListener("click", () => {
   $("menu").hidePopover();
   $("title").value = chat.conversation.name;
