@@ -108,6 +108,16 @@ func TestAxe(t *testing.T) {
 			tab.click("#set")
 			tab.see("#settings-dialog")
 		},
+		"with instructions": func(tab *tab) {
+			tab.open(explaining.URL + home + "&bot=ada")
+			tab.click("#menu-button")
+			tab.click("#set")
+			tab.write("Be brief.")
+			tab.click("#settings-dialog .primary")
+			tab.see("#menu-button.set")
+			tab.click("#menu-button")
+			tab.see("#set")
+		},
 		"shortcuts": func(tab *tab) {
 			tab.open(explaining.URL + home)
 			tab.click("#help")

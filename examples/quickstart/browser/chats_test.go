@@ -184,6 +184,8 @@ func TestInstructions(t *testing.T) {
 	tab := newTab(t)
 	tab.open(startService(t, botapi.Options{Engine: bot}, nil).URL + "/#key=" + key)
 	tab.see(".bot")
+	const mark = `getComputedStyle(document.querySelector("#menu-button"), "::after").content`
+	is.Equal(evaluate[string](tab, mark), "none")
 	tab.click("#menu-button")
 	is.Equal(tab.texts("#menu button:not([hidden])"), []string{"Instructions and parameters"}) // of a conversation without messages
 	tab.click("#set")
@@ -194,6 +196,8 @@ func TestInstructions(t *testing.T) {
 	tab.write("100")
 	tab.enter()
 	tab.wait(`!document.querySelector("#settings-dialog").open`)
+	is.Equal(evaluate[string](tab, mark), `""`)
+	is.Equal(evaluate[string](tab, `document.querySelector("#menu-button").ariaLabel`), "More for this conversation, which has instructions or parameters")
 	evaluate[any](tab, `document.querySelector("#message").focus(); null`)
 	tab.say("Hello")
 	tab.waitForAnswer()
@@ -206,8 +210,11 @@ func TestInstructions(t *testing.T) {
 	is.Equal(bot.messages[0].Content, "Be brief.")
 	is.Equal(len(bot.messages), 4)
 
+	_, text, _ := strings.Cut(tab.saved("#save-markdown"), " text/markdown ")
+	is.True(strings.HasPrefix(text, "# Ada\n\n## Instructions\n\nBe brief.\n\n## Parameters\n\n- temperature: 0.5\n- max_tokens: 100\n\n## You\n\nHello\n"))
 	_, file, _ := strings.Cut(tab.saved("#save-json"), " application/json ")
 	tab.newChat()
+	is.Equal(evaluate[string](tab, mark), "none")
 	tab.say("other")
 	tab.waitForAnswer()
 	is.Equal(bot.messages, []botapi.ChatMessage{user("other")})

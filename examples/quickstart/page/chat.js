@@ -324,9 +324,12 @@ function showBot(bot) {
 }
 
 // showName shows the name of the conversation or, before its first message, what the
-// bot does.
+// bot does, and marks the menu of a conversation that has settings.
 function showName() {
-  const { bot, name } = chat.conversation;
+  const { bot, name, settings } = chat.conversation;
+  const isSet = Object.keys(settings).length > 0;
+  $("menu-button").classList.toggle("set", isSet);
+  $("menu-button").setAttribute("aria-label", isSet ? "More for this conversation, which has instructions or parameters" : "More for this conversation");
   document.title = [name, bot.name, service].filter(Boolean).join(" · ");
   $("chat-description").textContent = $("chat-description").title = name || [bot.description, bot.model].filter(Boolean).join(" · ");
 }

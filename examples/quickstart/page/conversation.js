@@ -409,13 +409,19 @@ export function newID() {
 
 // ---- Export and import ----
 
-export function asMarkdown({ bot, title, turns }) {
+export function asMarkdown({ bot, title, settings, turns }) {
+  const { system, ...parameters } = settings;
+  const values = Object.entries(parameters).map(([name, value]) => `- ${name}: ${value}`);
+  const before = [
+    ...(system ? ["## Instructions", system] : []),
+    ...(values.length > 0 ? ["## Parameters", values.join("\n")] : []),
+  ];
   const parts = turns.flatMap(({ question, answer, state }) => [
     "## You", question,
     "## " + bot.name, answer || "*No answer.*",
     ...(answer && state === "partial" ? ["*This answer is incomplete.*"] : []),
   ]);
-  return [`# ${title || bot.name}`, ...parts].join("\n\n") + "\n";
+  return [`# ${title || bot.name}`, ...before, ...parts].join("\n\n") + "\n";
 }
 
 export function asJSON({ bot, title, settings, turns }) {
