@@ -218,6 +218,12 @@ func TestFailures(t *testing.T) {
 			title:  "The bot stopped in the middle of its answer.",
 			advice: "The model went to sleep. Try again in 2 hours. This answer is incomplete.",
 		}, {
+			name:   "error event about an incomplete answer",
+			answer: stream(fragment+"event: error\ndata: {\"detail\":\"The model's answer is incomplete\",\"status\":502}\n\n", true),
+			text:   "Well,",
+			title:  "The bot stopped in the middle of its answer.",
+			advice: "The model's answer is incomplete.", // once
+		}, {
 			name:    "engine takes too long",
 			options: botapi.Options{ChatTimeout: time.Millisecond, Engine: botapi.ChatEngineFunc(silent)},
 			title:   "The bot took too long to answer.",

@@ -29,7 +29,7 @@ export function isTooLong({ status, detail, problems = [] }) {
 // incomplete answer. It returns null if nothing is wrong.
 export function troubleWith({ answer, state, stopped, failure }, isLast) {
   if (failure && isLast) {
-    const rest = answer && (state === "whole" ? "The earlier answer stays." : incomplete);
+    const rest = answer && (state === "whole" ? "The earlier answer stays." : failure.advice?.includes("answer is incomplete") ? "" : incomplete);
     return { ...failure, advice: [failure.advice, waitFor(failure), rest].filter(Boolean).join(" ") };
   }
   if (!isLast || state === "whole" || (stopped && answer)) return null;
