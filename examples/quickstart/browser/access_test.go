@@ -186,6 +186,24 @@ func TestPageNeverScrolls(t *testing.T) {
 	}
 }
 
+// TestScrollbarMovesNothing checks that the messages stay where they are when their
+// scrollbar appears.
+func TestScrollbarMovesNothing(t *testing.T) {
+	is := is.New(t)
+	tab := newTab(t)
+	tab.do(chromedp.EmulateViewport(1280, 600))
+	tab.open(startService(t, botapi.Options{}, nil).URL + "/#key=" + key)
+	tab.see(".beginning")
+	is.True(evaluate[bool](tab, `(({ offsetWidth, clientWidth }) => offsetWidth > clientWidth)(document.querySelector("#scroller"))`)) // there is room for a scrollbar
+	const left = `document.querySelector(".conversation").getBoundingClientRect().left`
+	before := evaluate[float64](tab, left)
+	tab.say(strings.Repeat("line\n", 50) + "end")
+	tab.waitForAnswer()
+	is.True(evaluate[bool](tab, `(({ scrollHeight, clientHeight }) => scrollHeight > clientHeight)(document.querySelector("#scroller"))`))
+	is.Equal(evaluate[float64](tab, left), before)
+	is.Equal(before, evaluate[float64](tab, `document.querySelector("#composer").getBoundingClientRect().left`)) // above each other
+}
+
 func (tab *tab) checkHeight() {
 	tab.t.Helper()
 	is.New(tab.t).Equal(evaluate[int](tab, "document.scrollingElement.scrollHeight - innerHeight"), 0)
