@@ -189,6 +189,13 @@ type Options struct {
 //go:embed openapi.json
 var OpenAPI string
 
+// README is the package's README.md, for programs that show its documents, such as
+// examples/quickstart; package docs has the others. A program that does not use it does not
+// contain it.
+//
+//go:embed README.md
+var README string
+
 // New returns the handler that the options describe. It serves GET /v1/bots
 // and POST /v1/chat, each also without /v1, and the Routes. It panics, naming the field, when
 // Bots, Keys or Engine is nil, or holds a nil *MemoryStore, KeyVerifierFunc or

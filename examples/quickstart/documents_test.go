@@ -30,7 +30,7 @@ func TestLLMs(t *testing.T) {
 	status, list := ask(t, "GET", server.URL+"/llms.txt", "", "")
 	is.Equal(status, 200)
 	is.True(strings.HasPrefix(list, "# botapi\n\n> "))
-	is.True(regexp.MustCompile(`\n- \[[^\]]+\]\(docs/[a-z-]+\.md#[^)]+\): a table of every field of `).MatchString(list))
+	is.True(regexp.MustCompile(`\n- \[[^\]]+\]\(docs/[A-Za-z-]+\.md#[^)]+\): a table of every field of `).MatchString(list))
 	for name := range guide.Documents() {
 		is.True(strings.Contains(list, "](docs/"+name+"#"))
 	}

@@ -3,6 +3,7 @@ package browser
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -26,18 +27,22 @@ func TestPicture(t *testing.T) {
 	tab := newTab(t)
 	tab.do(chromedp.EmulateViewport(1120, 940))
 	askGuide(tab, q.address+"/#key="+key)
-	is.Equal(tab.text(".user .text"), guide.Questions[1])
+	is.Equal(tab.text(".user .text"), guide.Questions[asked])
 	tab.see(".message:last-child .text h5")
 	if *picture != "" {
 		tab.shoot(*picture)
 	}
 }
 
-// askGuide clicks the second suggestion: the guide quotes a section for it.
+// asked is the suggestion that askGuide clicks: its answer has text and code, and fits on
+// the picture.
+const asked = 4
+
+// askGuide clicks a suggestion: the guide quotes a section for it.
 func askGuide(tab *tab, address string) {
 	tab.open(address)
 	tab.see(".suggestion")
-	evaluate[any](tab, `document.querySelectorAll(".suggestion")[1].click(); null`)
+	evaluate[any](tab, fmt.Sprintf(`document.querySelectorAll(".suggestion")[%d].click(); null`, asked))
 	tab.wait(`document.querySelector(".message:last-child .regenerate")?.checkVisibility()`)
 }
 

@@ -4,30 +4,45 @@ import (
 	"io/fs"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 )
 
 // A library has documents, by sections.
 type library struct {
 	texts    map[string]string // by the name of the document
-	names    []string          // sorted
+	names    []string          // the README first, the others sorted
 	sections []section
+	rarity   map[string]float64 // of a term
 }
 
-// newLibrary reads the Markdown documents of a folder, which is docs/ in the repository.
-func newLibrary(folder fs.FS) *library {
-	l := &library{texts: map[string]string{}}
+// readmeName is the name of the document at the top of the repository. The others are in
+// docs/.
+const readmeName = "README.md"
+
+// newLibrary reads a README, and the Markdown documents of a folder, which is docs/ in the
+// repository. The first section of the README introduces all of them.
+func newLibrary(readme string, folder fs.FS) *library {
+	l := &library{texts: map[string]string{readmeName: readme}}
 	l.names, _ = fs.Glob(folder, "*.md") // fails only for a bad pattern
 	for _, name := range l.names {
 		text, _ := fs.ReadFile(folder, name) // embedded: cannot fail
 		l.texts[name] = string(text)
 	}
+	l.names = slices.Insert(l.names, 0, readmeName)
 	for _, name := range l.names {
+		var path []section
 		for _, s := range l.split(name, l.texts[name]) {
+			path = slices.DeleteFunc(path, func(above section) bool { return above.level >= s.level })
+			for _, above := range path {
+				s.above = append(s.above, above.inHeading...)
+			}
 			s.count()
+			path = append(path, s)
 			l.sections = append(l.sections, s)
 		}
 	}
+	l.countSections()
 	return l
 }
 
@@ -82,10 +97,14 @@ func (l *library) relink(document, whole string) string {
 	}
 	file, heading, _ := strings.Cut(target, "#")
 	inDocument := file == ""
-	name := file
-	if file = path.Join("docs", file); inDocument {
-		name, file = document, "docs/"+document
+	from := path.Join("docs", document)
+	if document == readmeName {
+		from = readmeName
 	}
+	if file = path.Join(path.Dir(from), file); inDocument {
+		file = from
+	}
+	name := strings.TrimPrefix(file, "docs/")
 	_, isServed := l.texts[name]
 	switch {
 	case isServed && heading != "":

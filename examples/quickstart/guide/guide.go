@@ -1,5 +1,5 @@
-// Package guide is a chat engine that explains botapi from the documents of package
-// docs. It uses no model: it quotes the section that fits the words of the question
+// Package guide is a chat engine that explains botapi from its README and the documents of
+// package docs. It uses no model: it quotes the section that fits the words of the question
 // best, above all the words of its heading.
 package guide
 
@@ -20,7 +20,7 @@ import (
 // Model is the Bot.Model of bots that use this engine.
 const Model = "no-model"
 
-var own = newLibrary(docs.Files)
+var own = newLibrary(botapi.README, docs.Files)
 
 // Questions are suggestions for newcomers.
 var Questions = own.questions()
@@ -100,23 +100,24 @@ func words(text string) iter.Seq[string] {
 
 const (
 	whatItIs     = "What is botapi?"
-	aboutBotapi  = "botapi is a Go package: an `http.Handler` that lists chat bots and answers chats, as one JSON response or as a stream, in front of any model."
 	aboutItself  = "I am **no language model**, and I do not use one. I search botapi's own documents for the words of your question and quote the section that fits best. I know only what the documents say."
 	theDocuments = "\n\nThe documents:\n\n"
 )
 
-// questions returns what newcomers may ask: about botapi, and about some sections.
+// questions returns what newcomers may ask: about botapi, and about some sections of the
+// first document, which is the README.
 func (l *library) questions() []string {
 	questions := []string{whatItIs}
 	var headings []string
 	for _, s := range l.sections {
-		if s.level == 2 {
+		if s.level == 2 && s.document == l.sections[0].document && !s.isContents() {
 			headings = append(headings, s.heading)
 		}
 	}
 	const some = 5
 	for i := range min(some, len(headings)) {
-		questions = append(questions, fmt.Sprintf("What do the documents say about “%s”?", headings[i*len(headings)/some]))
+		heading := strings.TrimRight(headings[i*len(headings)/min(some, len(headings))], "?")
+		questions = append(questions, fmt.Sprintf("What do the documents say about “%s”?", heading))
 	}
 	return questions
 }
@@ -128,26 +129,42 @@ const maxQuestion = 1000
 // answer quotes the section that fits the question best. Its links to documents have
 // the linkMark.
 func (l *library) answer(question string) string {
-	question = strings.ToLower(question[:min(len(question), maxQuestion)])
-	asked := " " + strings.Join(strings.FieldsFunc(question, isNoLetter), " ") + " "
+	question = question[:min(len(question), maxQuestion)]
+	words := strings.FieldsFunc(strings.ToLower(question), isNoLetter)
+	asked := " " + strings.Join(words, " ") + " "
 	for _, phrase := range []string{" are you ", " who you ", " what you ", " can you do ", " your name "} {
 		if strings.Contains(asked, phrase) {
-			return aboutItself + theDocuments + l.contents()
+			return aboutItself + theDocuments + l.titles()
 		}
 	}
 	terms := termsOf(question)
-	polite := slices.ContainsFunc(strings.Fields(asked), func(word string) bool { return slices.Contains(greetings, word) })
-	if len(terms) == 0 && polite {
-		return "Hello! " + aboutItself + theDocuments + l.contents()
+	isAny := func(of []string) bool {
+		return slices.ContainsFunc(words, func(word string) bool { return slices.Contains(of, word) })
 	}
-	if len(terms) == 0 {
-		return aboutBotapi + theDocuments + l.contents() // as for "what is all this?"
+	switch {
+	case len(terms) == 0 && isAny(thanks):
+		return "You are welcome."
+	case len(terms) == 0 && isAny(greetings):
+		return "Hello! " + aboutItself + theDocuments + l.titles()
+	case len(terms) == 0:
+		return introduction(l.sections[0]) // as for "what is all this?"
 	}
 	best, found := l.search(terms)
 	if !found {
-		return "I have found nothing about this in botapi's documents. " + aboutItself + theDocuments + l.contents()
+		return "I have found nothing about this in botapi's documents. " + aboutItself + theDocuments + l.titles()
 	}
 	return quote(best)
+}
+
+// titles lists the documents.
+func (l *library) titles() string {
+	var list []string
+	for i, s := range l.sections {
+		if i == 0 || l.sections[i-1].document != s.document {
+			list = append(list, "- "+linkTo(s))
+		}
+	}
+	return strings.Join(list, "\n")
 }
 
 // contents lists the documents with their headings.
@@ -173,14 +190,20 @@ func linkTo(s section) string {
 const longestQuote = 5000
 
 func quote(s section) string {
+	return "### " + s.heading + "\n\n" + introduction(s)
+}
+
+// introduction quotes a section without its heading, which is only a title.
+func introduction(s section) string {
 	source := fmt.Sprintf("*From “%s” in [%s](%s)*", s.heading, s.document, linkMark+s.document+anchor(s.heading))
-	text := "### " + s.heading
+	length := 0
+	var text []string
 	for _, block := range s.blocks {
-		if len(text)+len(block) > longestQuote {
-			text += "\n\nThere is more."
+		if length += len(block); length > longestQuote {
+			text = append(text, "There is more.")
 			break
 		}
-		text += "\n\n" + block
+		text = append(text, block)
 	}
-	return text + "\n\n" + source
+	return strings.Join(append(text, source), "\n\n")
 }

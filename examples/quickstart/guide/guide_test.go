@@ -19,7 +19,7 @@ import (
 )
 
 // pages is a library whose answers a test knows.
-var pages = newLibrary(fstest.MapFS{
+var pages = newLibrary("# Home\n\nWhere we [live](docs/garden.md).\n\n## Cats\n\nTwo.\n", fstest.MapFS{
 	"garden.md": {Data: []byte("# The garden\n\nRoses, beans and a gate.\n\n## Watering roses\n\nIn the morning, with a can.\n\n## Slugs\n\nThey eat beans. See the [pond](pond.md#fish).\n")},
 	"pond.md":   {Data: []byte("# The pond\n\n- [Fish](#fish)\n- [Frogs](#frogs)\n\n## Fish\n\nGoldfish eat what falls in.\n\n### Frogs\n\nThey are loud at night, and eat slugs, slugs, slugs.\n")},
 })
@@ -39,14 +39,15 @@ func TestAnswers(t *testing.T) {
 		{"What is loud?", "### Frogs", quoted("Frogs", "pond.md")},
 		{"Hi, what about goldfish?", "### Fish", quoted("Fish", "pond.md")},
 		{"What do the documents say about “Fish”?", "### Fish", quoted("Fish", "pond.md")},
-		{whatItIs, "botapi is a Go package", "\n- [The garden](documents:garden.md#the-garden)\n  - [Watering roses](documents:garden.md#watering-roses)\n"},
-		{"Tell me more.", "botapi is a Go package", "\n- [The pond](documents:pond.md#the-pond)\n  - [Fish](documents:pond.md#fish)"},
-		{"?", "botapi is a Go package", "- [The pond]"},
-		{"Are you a real person?", "I am **no language model**", "- [The garden]"},
+		{"What are cats?", "### Cats\n\nTwo.", quoted("Cats", "README.md")},
+		{whatItIs, "Where we [live](documents:garden.md).", quoted("Home", "README.md")},
+		{"Tell me more.", "Where we", quoted("Home", "README.md")},
+		{"?", "Where we", quoted("Home", "README.md")},
+		{"Are you a real person?", "I am **no language model**", ")\n- [The garden](documents:garden.md#the-garden)\n- [The pond](documents:pond.md#the-pond)"},
 		{"Hi, who are you?", "I am **no language model**", "- [The garden]"},
 		{"Hello, world!", "Hello! I am **no language model**", "- [The garden]"},
 		{"good morning :)", "Hello! I am **no language model**", "- [The garden]"},
-		{"Thank you very much", "Hello! I am **no language model**", "- [The garden]"},
+		{"Thank you very much", "You are welcome.", ""},
 		{"xyzzy plugh", "I have found nothing about this", "- [The garden]"},
 	}
 	for _, test := range tests {
@@ -55,6 +56,48 @@ func TestAnswers(t *testing.T) {
 			text := pages.answer(test.question)
 			is.True(strings.HasPrefix(text, test.begins))
 			is.True(strings.Contains(text, test.contains))
+			is.True(strings.Count(text, "](") <= len(pages.names)) // a list of headings would hide what it says
+		})
+	}
+}
+
+// TestNewcomers asks what newcomers ask, in their words. What an answer must have are names
+// of the API and the like, which outlive the headings.
+func TestNewcomers(t *testing.T) {
+	for question, want := range map[string]string{
+		"How do I install it?":            "go mod edit -require",
+		"What licence is it?":             `\bMIT\b`,
+		"license":                         `\bMIT\b`,
+		"How do I use my own model?":      `openai\.NewEngine|openai\.Config|--runtime`,
+		"How do I stop an answer?":        "close the connection|DELETE",
+		"how do I add a bot":              "NewMemoryStore",
+		"how do I change the API key":     "StaticKeys|CacheKeys",
+		"error 429":                       `\| 429`,
+		"How do I mount it in my server?": `mux\.Handle\(`,
+		"Can I use it with gin?":          "gin",
+		"stream tokens to a React app":    "useChat|async function",
+		"What does idempotency key do":    "Idempotency-Key",
+		"How do I retry a request?":       "Retry-After",
+		"how do I log requests":           "request_id",
+		"Does it support tool calls?":     "tool calls",
+		"Can I use LangChain?":            "LangChain",
+		"Does it work with vLLM?":         "vLLM",
+		"How do I use it behind nginx?":   "X-Accel-Buffering",
+		"nginx":                           "X-Accel-Buffering",
+		"Python":                          "(?m)^import .*json",
+		"rate limit":                      "x/time/rate",
+		"protocols":                       "Routes",
+		"MaxConcurrentChats":              "\\| `MaxConcurrentChats` \\|",
+		"How do I count tokens?":          "CountTokens|UsageFrom",
+		"How secure is it?":               "SHA-256|TLS",
+		"graceful shutdown":               `graceful\.`,
+		whatItIs:                          "Go package",
+	} {
+		t.Run(question, func(t *testing.T) {
+			answer := own.answer(question)
+			if !regexp.MustCompile(want).MatchString(answer) {
+				t.Errorf("the answer has no %s: %.100s", want, answer)
+			}
 		})
 	}
 }
@@ -67,17 +110,19 @@ func TestEditedDocuments(t *testing.T) {
 	names, err := fs.Glob(docs.Files, "*.md")
 	is.NoErr(err)
 	count := 0
-	for _, name := range names {
-		text, err := docs.Files.ReadFile(name)
-		is.NoErr(err)
-		renamed := regexp.MustCompile(`(?m)^(##+) .*$`).ReplaceAllStringFunc(string(text), func(heading string) string {
+	renamed := func(text string) string {
+		return regexp.MustCompile(`(?m)^(##+) .*$`).ReplaceAllStringFunc(text, func(heading string) string {
 			count++
 			return heading[:strings.Index(heading, " ")] + fmt.Sprintf(" Heading%d", count)
 		})
-		edited["edited-"+name] = &fstest.MapFile{Data: []byte(renamed)}
 	}
-	l := newLibrary(edited)
-	is.Equal(len(l.documents()), len(names)+1)
+	for _, name := range names {
+		text, err := docs.Files.ReadFile(name)
+		is.NoErr(err)
+		edited["edited-"+name] = &fstest.MapFile{Data: []byte(renamed(string(text)))}
+	}
+	l := newLibrary(renamed(botapi.README), edited)
+	is.Equal(len(l.documents()), len(names)+2)
 	is.True(strings.HasPrefix(l.answer("What is a zebra?"), "### Zebras\n\nThey are striped."))
 	found := 0
 	for _, s := range l.sections {
@@ -116,8 +161,10 @@ func TestSections(t *testing.T) {
 func TestQuestions(t *testing.T) {
 	is := is.New(t)
 	is.Equal(Questions[0], whatItIs)
+	is.True(len(Questions) > 3)
 	for _, question := range Questions[1:] {
-		is.True(strings.HasPrefix(own.answer(question), "### "))
+		heading := regexp.MustCompile("“(.*)”").FindStringSubmatch(question)[1]
+		is.True(strings.HasPrefix(own.answer(question), "### "+heading))
 	}
 }
 
@@ -165,7 +212,7 @@ func TestDocuments(t *testing.T) {
 
 func TestSplit(t *testing.T) {
 	is := is.New(t)
-	is.Equal(newLibrary(fstest.MapFS{"wire.md": {}}).split("a.md", `# One
+	is.Equal(newLibrary("", fstest.MapFS{"wire.md": {}}).split("a.md", `# One
 
 A [page](../b.md#part), the [wire](wire.md#a-chat), a [heading](#two), a [TestA](../a_test.go) and the [web](https://go.dev).
 Still the first.
@@ -179,9 +226,12 @@ Still the first.
 ## `+"`Two`"+`
 
 `+"```sh\n# no heading\n\nls\n```"+`
+
+    go build
+    go test
 `), []section{
-		{document: "a.md", level: 1, heading: "One", blocks: []string{"A page (b.md), the [wire](documents:wire.md#a-chat), a heading, a TestA and the [web](https://go.dev). Still the first.", "- An item on two lines.\n- Another."}},
-		{document: "a.md", level: 2, heading: "`Two`", blocks: []string{"```sh\n# no heading\n\nls\n```"}},
+		{document: "a.md", level: 1, heading: "One", links: len("pagewireheadingTestAweb"), blocks: []string{"A page (b.md), the [wire](documents:wire.md#a-chat), a heading, a TestA and the [web](https://go.dev). Still the first.", "- An item on two lines.\n- Another."}},
+		{document: "a.md", level: 2, heading: "`Two`", blocks: []string{"```sh\n# no heading\n\nls\n```", "    go build\n    go test"}},
 	})
 }
 

@@ -11,10 +11,13 @@ type section struct {
 	level    int      // of the heading
 	heading  string   // without Markdown marks
 	blocks   []string // paragraphs, lists, tables and code, in Markdown
+	links    int      // length of its links, and of rows that tell where one leads
 
 	inHeading []string // terms
-	terms     map[string]int
-	length    int // in terms
+	above     []string // terms of the headings above it
+	terms     map[string]float64
+	defined   map[string]float64 // weights of terms that a row of a table begins with
+	length    float64            // in terms
 }
 
 // split splits a document into sections. Inside of a code block, a line is not
@@ -25,6 +28,7 @@ func (l *library) split(document, text string) (sections []section) {
 		if text := l.relinked(document, unwrapped(strings.TrimRight(block.String(), "\n"))); text != "" && !strings.HasPrefix(text, "<") && len(sections) > 0 {
 			last := &sections[len(sections)-1]
 			last.blocks = append(last.blocks, text)
+			last.links += lengthOfLinks(block.String())
 		}
 		block.Reset()
 	}
@@ -48,14 +52,30 @@ func (l *library) split(document, text string) (sections []section) {
 	return sections
 }
 
+func lengthOfLinks(block string) (length int) {
+	for line := range strings.Lines(block) {
+		if strings.HasPrefix(line, "| [") {
+			length += len(link.ReplaceAllString(line, "$1"))
+			continue
+		}
+		for _, match := range link.FindAllStringSubmatch(line, -1) {
+			length += len(match[1])
+		}
+	}
+	return length
+}
+
 // unwrapped joins the lines of a paragraph or list item, since a chat shows
 // every line break.
 func unwrapped(block string) string {
-	if strings.HasPrefix(block, "```") || strings.HasPrefix(block, "|") {
+	if strings.HasPrefix(block, "```") || strings.HasPrefix(block, indentedCode) || strings.HasPrefix(block, "|") {
 		return block
 	}
 	return wrap.ReplaceAllString(block, " $1")
 }
+
+// indentedCode begins the lines of code that has no fences.
+const indentedCode = "    "
 
 var (
 	wrap        = regexp.MustCompile(`\n *([^-\s]|-\S)`) // not before a list item
