@@ -193,7 +193,8 @@ func (tab *tab) wait(expression string) {
 
 func isReloading(err error) bool {
 	return strings.Contains(err.Error(), "Cannot find context with specified id") ||
-		strings.Contains(err.Error(), "Execution context was destroyed")
+		strings.Contains(err.Error(), "Execution context was destroyed") ||
+		strings.Contains(err.Error(), "Inspected target navigated")
 }
 
 // text returns the visible text of an element.
