@@ -66,6 +66,8 @@ func TestAnswers(t *testing.T) {
 func TestNewcomers(t *testing.T) {
 	for question, want := range map[string]string{
 		"How do I install it?":            "go mod edit -require",
+		"How do I run it?":                `go run \./examples/quickstart`,
+		"How do I get started?":           `go run \./examples/quickstart`,
 		"What licence is it?":             `\bMIT\b`,
 		"license":                         `\bMIT\b`,
 		"How do I use my own model?":      `openai\.NewEngine|openai\.Config|--runtime`,
@@ -103,7 +105,7 @@ func TestNewcomers(t *testing.T) {
 }
 
 // TestEditedDocuments renames every heading of the documents, and reorders and extends
-// them: the guide knows no heading and no document by name.
+// them: the guide knows no heading, and no document but the README by name.
 func TestEditedDocuments(t *testing.T) {
 	is := is.New(t)
 	edited := fstest.MapFS{"new.md": {Data: []byte("No heading yet.\n\n## Zebras\n\nThey are striped.\n")}}

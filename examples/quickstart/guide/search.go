@@ -172,7 +172,7 @@ var thanks = strings.Fields("thanks thank bye goodbye")
 // common words do not help to find a section.
 var common = strings.Fields(`a about all an and any are as at be behind botapi by can could did do documents does for from get gets give has have how i if in is it its
 	know like look looks lot me mean much my need needs of on or own say says should more show some tell than that the their them then there these this to use used
-	very want was what what's when where which who why will with work works world would you your not no`)
+	very want was what what's when where which who why will with without work works world would you your not no`)
 
 // stem removes common endings, so that singular and plural are the same term, and so are
 // retry, retries and retrying.
@@ -195,8 +195,13 @@ var synonyms = synonymsOf(map[string]string{
 	"app":        "application page",
 	"change":     "revoke",
 	"license":    "licence",
+	"run":        "try start",
 	"start":      "try run",
 	"abort":      "stop cancel",
+	"cancel":     "stop",
+	"persist":    "store",
+	"save":       "store",
+	"update":     "replace",
 	"deploy":     "production",
 	"fast":       "performance",
 	"slow":       "performance",
