@@ -201,6 +201,18 @@ var brokenStacks = []brokenStack{
 	{"a cache in front of compression that ignores Vary", func(api http.Handler) http.Handler {
 		return cachingFor(func(r *http.Request) string { return r.Header.Get("Authorization") + r.URL.RequestURI() })(compressing(api, true))
 	}, checkList, "ignores Vary: Accept-Encoding"},
+	{"compression that is mounted twice", func(api http.Handler) http.Handler {
+		return compressingJSON(compressingJSON(api))
+	}, checkList, "two compressors"},
+	{"compression of everything that is mounted twice", func(api http.Handler) http.Handler {
+		return compressing(compressing(api, true), true)
+	}, checkList, "two compressors"},
+	{"compression of chats that is mounted twice", func(api http.Handler) http.Handler {
+		mux := http.NewServeMux()
+		mux.Handle("/", api)
+		mux.Handle("/v1/chat", compressingJSON(api))
+		return compressingJSON(mux)
+	}, checkLongJSON, "two compressors"},
 	{"compression for everyone", func(api http.Handler) http.Handler {
 		return withRequest(func(r *http.Request) {
 			if r.URL.Path == "/v1/bots" {
@@ -367,6 +379,7 @@ var goodStacks = map[string]Mounting{
 	}},
 	"a wrapper with Unwrap":          {Mount: wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &unwrapping{w} })},
 	"compression that flushes":       {Mount: func(api http.Handler) http.Handler { return compressing(api, true) }},
+	"compression of JSON":            {Mount: compressingJSON},
 	"CORS":                           {Mount: func(api http.Handler) http.Handler { return allowing(inMux(api)) }, Origin: "https://app.example.com"},
 	"CORS for all, without a demand": {Mount: func(api http.Handler) http.Handler { return allowing(inMux(api)) }},
 	"a reverse proxy": {Mount: func(api http.Handler) http.Handler {
@@ -786,6 +799,47 @@ func compressing(next http.Handler, flush bool) http.Handler {
 		}()
 		next.ServeHTTP(z, r)
 	})
+}
+
+// compressingJSON leaves out streams.
+func compressingJSON(next http.Handler) http.Handler {
+	zipped := wrapping(func(w http.ResponseWriter) http.ResponseWriter {
+		return &zippingJSON{zipping: zipping{ResponseWriter: w, flush: true}}
+	})(ending(next))
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+			zipped.ServeHTTP(w, r)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// ending closes the compression of a response that was not aborted.
+func ending(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		next.ServeHTTP(w, r)
+		if z := w.(*zippingJSON); z.zip != nil {
+			_ = z.zip.Close()
+		}
+	})
+}
+
+type zippingJSON struct{ zipping }
+
+func (z *zippingJSON) WriteHeader(status int) {
+	if z.Header().Get("Content-Type") == "application/json" {
+		z.zipping.WriteHeader(status)
+		return
+	}
+	z.ResponseWriter.WriteHeader(status)
+}
+
+func (z *zippingJSON) Write(p []byte) (int, error) {
+	if z.Header().Get("Content-Type") == "application/json" {
+		return z.zipping.Write(p)
+	}
+	return z.ResponseWriter.Write(p)
 }
 
 type zipping struct {

@@ -321,6 +321,15 @@ func (s *stack) checkCaches(ctx context.Context, r *Result, first *answer) error
 		})
 		return nil
 	}
+	if plain.isJSON() && zipped.status == http.StatusOK && !zipped.isJSON() {
+		r.found(Finding{
+			Sent:    "GET /v1/bots with Accept-Encoding: gzip, decompressed as Content-Encoding says",
+			Arrived: zipped.show("Content-Type", "Content-Encoding"),
+			Effect:  unreadable,
+			Cause:   zipped.wrongCompression(),
+		})
+		return nil
+	}
 	again := s.do(ctx, request{path: "/v1/bots"})
 	id := again.header.Get("X-Request-Id")
 	if id == "" || id != first.header.Get("X-Request-Id") {
@@ -336,6 +345,19 @@ func (s *stack) checkCaches(ctx context.Context, r *Result, first *answer) error
 		Cause:   "a cache in front answers, although Cache-Control says private, no-cache (nginx's proxy_cache with proxy_ignore_headers, a rule of a CDN, a cache of the application's own): leave the list out of it",
 	})
 	return nil
+}
+
+const unreadable = "clients that accept compression, which all browsers do and most libraries, get bytes that they cannot read"
+
+// isStillCompressed reports whether a body is gzip after it was decompressed.
+func (a *answer) isStillCompressed() bool { return strings.HasPrefix(a.body, "\x1f\x8b") }
+
+// wrongCompression is the likely cause of a body that is not what it was before it was compressed.
+func (a *answer) wrongCompression() string {
+	if a.isStillCompressed() {
+		return "there are two compressors, the second of which does not look whether there is a Content-Encoding: mount the middleware once, around the whole mux or around a route, and turn off that of the proxy or of the service"
+	}
+	return "compression damages the body, or does not set Content-Encoding to what it has done"
 }
 
 // doors are the requests of pages, of all protocols that may be mounted.

@@ -20,9 +20,9 @@ var streamChecks = []check{
 	{name: checkSameTime, needs: ready, probed: true, run: (*stack).checkSameTime, chats: 2, asks: 2},
 	{name: checkOneByOne, needs: append([]string{checkWriter, checkSameTime}, ready...), probed: true, run: (*stack).checkOneByOne, chats: 4, asks: 8},
 	{name: checkStream, needs: ready, probed: true, run: (*stack).checkStream, chats: 1, rounds: rounds},
-	{name: checkCompressed, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), probed: true, run: (*stack).checkCompressed, chats: 2, asks: 4},
+	{name: checkCompressed, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), probed: true, run: (*stack).checkCompressed, chats: 3, asks: 4},
 	{name: checkSilence, once: true, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), probed: true, run: (*stack).checkSilence, chats: 3, asks: 1},
-	{name: checkLongJSON, needs: ready, probed: true, run: (*stack).checkLongJSON, chats: 1},
+	{name: checkLongJSON, needs: ready, probed: true, run: (*stack).checkLongJSON, chats: 2},
 	{name: checkFailure, needs: ready, probed: true, run: (*stack).checkFailure, chats: 4, asks: 1, rounds: rounds},
 	{name: checkEarly, needs: append([]string{checkErrors}, ready...), probed: true, run: (*stack).checkEarlyFailure, chats: 2, rounds: rounds},
 	{name: checkDisconnect, needs: append([]string{checkSameTime}, ready...), probed: true, run: (*stack).checkDisconnect, chats: 3, asks: 6, rounds: rounds},
@@ -166,7 +166,7 @@ func (s *stack) checkLongJSON(ctx context.Context, r *Result) error {
 	p.whole(ctx)
 	want := `{"content":"` + strings.Repeat(fragment, times) + `"}`
 	if p.status == http.StatusOK && p.err == nil && p.isJSON() && p.body == want {
-		return nil
+		return s.checkCompressedJSON(ctx, r)
 	}
 	f := Finding{
 		Sent:    fmt.Sprintf("POST /v1/chat: a JSON response of %d bytes, of characters of 2, 3 and 4 bytes", len(want)),
@@ -176,6 +176,30 @@ func (s *stack) checkLongJSON(ctx context.Context, r *Result) error {
 	}
 	if destroyed := destroyed(p.body); destroyed != "" && p.err == nil && p.isJSON() {
 		f.Arrived, f.Effect, f.Cause = destroyed, "users see � in the middle of words", byBlocks
+	}
+	r.found(f)
+	return nil
+}
+
+// checkCompressedJSON: what was compressed is as it was. The check of the list looks at that, too.
+func (s *stack) checkCompressedJSON(ctx context.Context, r *Result) error {
+	if s.failed[checkList] {
+		return nil
+	}
+	text := strings.Repeat(multibyte, 455)
+	p := s.play(ctx, false, request{header: map[string]string{"Accept-Encoding": "gzip"}}, probe.Step{Text: text})
+	p.whole(ctx)
+	if p.status == http.StatusOK && p.err == nil && p.isJSON() && p.body == `{"content":"`+text+`"}` {
+		return nil
+	}
+	f := Finding{
+		Sent:    "POST /v1/chat with Accept-Encoding: gzip: a JSON response, decompressed as Content-Encoding says",
+		Arrived: p.show("Content-Type", "Content-Encoding"),
+		Effect:  unreadable,
+		Cause:   p.wrongCompression(),
+	}
+	if p.status != http.StatusOK {
+		f.Effect, f.Cause = "clients that accept compression get no answer", p.replacedBy("something in front of the API answers in its place")
 	}
 	r.found(f)
 	return nil
@@ -397,15 +421,24 @@ func (s *stack) checkCompressed(ctx context.Context, r *Result) error {
 	if err != nil || delayed == "" {
 		return err
 	}
+	whole := s.play(ctx, true, zipped, probe.Step{Text: "x"})
+	whole.whole(ctx)
+	if whole.isStillCompressed() && s.failed[checkList] { // which has found the two compressors
+		return nil
+	}
 	if again, err := s.lockstep(ctx, new(Result), zipped); err != nil || again == "" {
 		return err
 	}
-	r.found(Finding{
+	f := Finding{
 		Sent:    "the engine yielded a fragment to a client with Accept-Encoding: gzip, and waited until the client has it",
 		Arrived: delayed,
 		Effect:  late + "; without compression they do not",
 		Cause:   "compression does not flush when the handler does, or is not told to leave out text/event-stream",
-	})
+	}
+	if whole.isStillCompressed() {
+		f.Arrived, f.Effect, f.Cause = whole.show("Content-Encoding"), unreadable, whole.wrongCompression()
+	}
+	r.found(f)
 	return nil
 }
 
@@ -527,7 +560,7 @@ func (s *stack) checkFailure(ctx context.Context, r *Result) error {
 			f.Arrived += ", and the normal end of a response"
 			f.Effect = incomplete + ", unless they know the error event"
 			f.Cause = s.whoHidTheAbort(ctx, p, aborts)
-		case strings.Contains(p.body, event) || s.isDelayed() || encoding != "" && s.failed[checkCompressed]:
+		case strings.Contains(p.body, event) || s.isDelayed() || encoding != "" && (s.failed[checkCompressed] || p.isStillCompressed()):
 			continue
 		case !hasRetried: // a machine that is busy may have been the reason
 			hasRetried = true
