@@ -186,6 +186,16 @@ var brokenStacks = []brokenStack{
 		})
 	}, checkCORS, "Access-Control-Allow-Origin is there twice"},
 	{"a proxy with an endless buffer", func(api http.Handler) http.Handler { return &collecting{api: api, endless: true} }, checkSlowReader, "buffers responses without a bound"},
+	{"a proxy that collects what is to be JSON", func(api http.Handler) http.Handler {
+		collector := &collecting{api: api, size: 1 << 20}
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if strings.Contains(r.Header.Get("Accept"), "application/json") {
+				collector.ServeHTTP(w, r)
+				return
+			}
+			api.ServeHTTP(w, r)
+		})
+	}, checkOneByOne, "decides by Accept"},
 	{"a list for everyone", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/v1/bots" && r.Method == http.MethodGet && r.Header.Get("Authorization") == "" {

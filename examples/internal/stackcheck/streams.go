@@ -18,7 +18,7 @@ var streamChecks = []check{
 	{name: checkTimeLimit, needs: ready, within: true, run: (*stack).checkTimeLimit, chats: 1},
 	{name: checkAnswer, needs: ready, plain: true, run: (*stack).checkAnswer, chats: 2, tokens: 2},
 	{name: checkSameTime, needs: ready, probed: true, run: (*stack).checkSameTime, chats: 2, asks: 2},
-	{name: checkOneByOne, needs: append([]string{checkWriter, checkSameTime}, ready...), probed: true, run: (*stack).checkOneByOne, chats: 4, asks: 8},
+	{name: checkOneByOne, needs: append([]string{checkWriter, checkSameTime}, ready...), probed: true, run: (*stack).checkOneByOne, chats: 5, asks: 14},
 	{name: checkStream, needs: ready, probed: true, run: (*stack).checkStream, chats: 1, rounds: rounds},
 	{name: checkCompressed, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), probed: true, run: (*stack).checkCompressed, chats: 3, asks: 4},
 	{name: checkSilence, once: true, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), probed: true, run: (*stack).checkSilence, chats: 3, asks: 1},
@@ -273,8 +273,11 @@ func (s *stack) checkOneByOne(ctx context.Context, r *Result) error {
 	first, second := Result{Clock: r.Clock}, Result{}
 	delayed, err := s.lockstep(ctx, &first, request{})
 	r.Clock = first.Clock
-	if err != nil || delayed == "" && first.Findings == nil {
+	if err != nil {
 		return err
+	}
+	if delayed == "" && first.Findings == nil {
+		return s.checkAccept(ctx, r)
 	}
 	again, err := s.lockstep(ctx, &second, request{}) // a machine that is busy may have been the reason
 	if err != nil || again == "" {
@@ -311,6 +314,30 @@ func (s *stack) checkOneByOne(ctx context.Context, r *Result) error {
 		f.Cause += "; nothing arrived before the answer had ended"
 	}
 	r.found(f)
+	return nil
+}
+
+// libraryAccept is what axios sends with each request. OpenAI's libraries send application/json
+// alone.
+const libraryAccept = "application/json, text/plain, */*"
+
+// checkAccept follows a stream of a client that does not name text/event-stream in Accept, at
+// which the handler does not look.
+func (s *stack) checkAccept(ctx context.Context, r *Result) error {
+	library := request{header: map[string]string{"Accept": libraryAccept}}
+	delayed, err := s.lockstep(ctx, new(Result), library)
+	if err != nil || delayed == "" {
+		return err
+	}
+	if again, err := s.lockstep(ctx, new(Result), library); err != nil || again == "" {
+		return err
+	}
+	r.found(Finding{
+		Sent:    "the engine yielded a fragment to a client with Accept: " + libraryAccept + " (axios; OpenAI's libraries are alike), and waited until the client has it",
+		Arrived: delayed,
+		Effect:  late + "; clients without this Accept do not",
+		Cause:   "a proxy or middleware decides by Accept what is a stream, and collects all else: it must look at the Content-Type of the response",
+	})
 	return nil
 }
 
