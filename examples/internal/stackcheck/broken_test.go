@@ -196,6 +196,15 @@ var brokenStacks = []brokenStack{
 			api.ServeHTTP(w, r)
 		})
 	}, checkOneByOne, "decides by Accept"},
+	{"a rule for clients in Python", func(api http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if agent := strings.ToLower(r.UserAgent()); strings.Contains(agent, "python-") {
+				http.Error(w, "<h1>Forbidden</h1>", http.StatusForbidden)
+				return
+			}
+			api.ServeHTTP(w, r)
+		})
+	}, checkReach, "a firewall or bot filter"},
 	{"a list for everyone", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path == "/v1/bots" && r.Method == http.MethodGet && r.Header.Get("Authorization") == "" {

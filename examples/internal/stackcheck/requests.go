@@ -75,6 +75,47 @@ func (s *stack) checkReach(ctx context.Context, r *Result) error {
 		r.found(f)
 		return nil
 	}
+	return s.checkAgents(ctx, r)
+}
+
+// agents are what programs send as their User-Agent, which rules against bots know.
+var agents = []string{
+	"python-requests/2.32.5", "Python-urllib/3.13", "Python/3.13 aiohttp/3.13.2", "curl/8.14.1", "okhttp/5.3.0",
+	"Java-http-client/21.0.9", "axios/1.13.2", "Go-http-client/1.1",
+}
+
+// checkAgents asks for the list as programs do, if it is there for the checks' own User-Agent.
+func (s *stack) checkAgents(ctx context.Context, r *Result) error {
+	ask := func(agent string) *answer {
+		return s.do(ctx, request{path: "/v1/bots", timeout: 2 * patience, header: map[string]string{"User-Agent": agent}})
+	}
+	own := s.do(ctx, request{path: "/v1/bots"})
+	if own.status != http.StatusOK {
+		return nil // another check says what this is
+	}
+	var rejected []string
+	var got *answer
+	for _, agent := range agents {
+		a := ask(agent)
+		if a.status == http.StatusOK && a.isJSON() || a.status == http.StatusTooManyRequests {
+			continue
+		}
+		rejected = append(rejected, agent)
+		if got = a; a.status == 0 {
+			break // each more would take as long
+		}
+	}
+	// A service that fails now and then fails for each User-Agent.
+	if len(rejected) == 0 || s.do(ctx, request{path: "/v1/bots"}).status != http.StatusOK || ask(rejected[len(rejected)-1]).status == http.StatusOK {
+		return nil
+	}
+	r.found(Finding{
+		Sent:    "GET /v1/bots with User-Agent: " + strings.Join(rejected, ", or "),
+		Arrived: got.show("Content-Type"),
+		Effect:  "programs with these libraries cannot use the service, although browsers and other programs can",
+		Cause:   "a firewall or bot filter in front has a rule on User-Agent: leave these paths out of it, since their clients are programs with a key",
+		aside:   true,
+	})
 	return nil
 }
 

@@ -45,6 +45,8 @@ type Finding struct {
 	// NotRun counts the checks that are skipped because of this. Of several findings of one
 	// check, the last has it.
 	NotRun int `json:"not_run,omitempty"`
+
+	aside bool // other checks can be made in spite of this
 }
 
 func (f Finding) String() string {
@@ -213,7 +215,7 @@ func runChecks(ctx context.Context, stacks []*stack, report func(Result)) []Resu
 		} else {
 			c.runOn(ctx, stacks, &r)
 		}
-		if failed[c.name] = len(r.Findings) > 0 || r.Problem != ""; failed[c.name] {
+		if failed[c.name] = r.stopsOthers(); failed[c.name] {
 			r.countNotRun(slices.DeleteFunc(slices.Clone(checks[at+1:]), func(c check) bool { return !isFor(c) }), failed)
 		}
 		results = append(results, r)
@@ -222,6 +224,11 @@ func runChecks(ctx context.Context, stacks []*stack, report func(Result)) []Resu
 		}
 	}
 	return results
+}
+
+// stopsOthers reports whether checks that need this one could say nothing new.
+func (r *Result) stopsOthers() bool {
+	return r.Problem != "" || slices.ContainsFunc(r.Findings, func(f Finding) bool { return !f.aside })
 }
 
 // skippedFor is the first check of the table that has failed and that this one needs, or "".
