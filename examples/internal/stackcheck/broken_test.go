@@ -298,6 +298,8 @@ var brokenServices = []struct {
 	}, checkSilence, "a time limit, for silence or in all"}, silent},
 	{brokenStack{"a restart", restarting(4 * time.Second), checkSilence, "streams that began at different times ended at the same moment"}, silent},
 	{brokenStack{"an early restart", restarting(1500 * time.Millisecond), checkSilence, "one like it was not ended after the same time"}, silent},
+	{brokenStack{"a limit of requests at a proxy", limiting(http.StatusServiceUnavailable), checkSameTime, "HAProxy's maxconn"}, probed},
+	{brokenStack{"a limit of requests at a proxy, with a 429", limiting(http.StatusTooManyRequests), checkSameTime, "HAProxy's maxconn"}, probed},
 	{brokenStack{"chats of one key that wait for each other", func(api http.Handler) http.Handler {
 		var locks sync.Map
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -309,6 +311,24 @@ var brokenServices = []struct {
 			api.ServeHTTP(w, r)
 		})
 	}, checkSameTime, "of all, or of each key or user"}, probed},
+}
+
+// limiting serves one request at a time, and lets others wait for a second.
+func limiting(status int) middleware {
+	return func(api http.Handler) http.Handler {
+		slot := make(chan struct{}, 1)
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			select {
+			case slot <- struct{}{}:
+				defer func() { <-slot }()
+				api.ServeHTTP(w, r)
+			case <-time.After(time.Second):
+				w.Header().Set("Content-Type", "text/html")
+				w.WriteHeader(status)
+				_, _ = io.WriteString(w, "<html><body><h1>No server is available</h1></body></html>")
+			}
+		})
+	}
 }
 
 // appLog is that of the stack that logs keys.

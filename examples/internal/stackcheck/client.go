@@ -427,6 +427,30 @@ func (a *answer) detail() string {
 	return detail
 }
 
+// isPage reports whether something in front has no room or no server for a request, and says so in
+// the API's place.
+func (a *answer) isPage() bool {
+	switch a.status {
+	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return a.header.Get("X-Request-Id") == "" && !a.isJSON()
+	}
+	return false
+}
+
+// A pageError is an order that got a page in the API's place.
+type pageError struct{ got *answer }
+
+func (e *pageError) Error() string { return "an order to the probe: " + e.got.show() }
+
+func (e *pageError) finding() Finding {
+	return Finding{
+		Sent:    "a JSON chat, an order to the probe, while other requests may have been open",
+		Arrived: fmt.Sprintf("after %.1f s: %s", e.got.length().Seconds(), e.got.show("Content-Type", "Retry-After", "X-Request-Id")),
+		Effect:  "clients get a page that they cannot read, in place of an error that says when to try again",
+		Cause:   "something in front limits how many requests run at once, or their rate (HAProxy's maxconn, nginx's limit_conn and limit_req), has no server for this one, or has a short time limit: leave limits of chats to MaxConcurrentChats and MaxChatsPerAccount; those in front must be higher",
+	}
+}
+
 // A play is a chat that the probed engine answers.
 type play struct {
 	*answer
@@ -472,6 +496,9 @@ func (s *stack) order(ctx context.Context, o probe.Order) (probe.Seen, error) {
 	if got.status != http.StatusOK || json.Unmarshal([]byte(got.body), &reply) != nil || json.Unmarshal([]byte(reply.Content), &seen) != nil || seen.Process == "" {
 		if got.status == http.StatusOK {
 			return seen, errors.New("an order to the probe: the chat was not answered by a probe")
+		}
+		if got.isPage() {
+			return seen, &pageError{got}
 		}
 		return seen, fmt.Errorf("an order to the probe: %s", got.show())
 	}

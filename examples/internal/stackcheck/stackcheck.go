@@ -263,10 +263,16 @@ func (c check) runOn(ctx context.Context, stacks []*stack, r *Result) {
 			return
 		}
 		before := s.sent.rejected.Load()
-		if err := c.runRounds(ctx, s, r); err != nil && ctx.Err() == nil {
+		err := c.runRounds(ctx, s, r)
+		var page *pageError
+		switch isPage := errors.As(err, &page); {
+		case ctx.Err() != nil:
+		case isPage:
+			r.found(page.finding())
+		case err != nil:
 			r.Problem = err.Error()
 		}
-		if s.sent.rejected.Load() > before {
+		if page == nil && s.sent.rejected.Load() > before {
 			r.Findings, r.Problem = nil, fmt.Sprintf("a limit has rejected a request (429, %s): the checks need %s", s.sent.rejection(), limitsNeeded)
 		}
 		for j := range r.Findings {
