@@ -337,6 +337,7 @@ func (s *stack) checkAccept(ctx context.Context, r *Result) error {
 		Arrived: delayed,
 		Effect:  late + "; clients without this Accept do not",
 		Cause:   "a proxy or middleware decides by Accept what is a stream, and collects all else: it must look at the Content-Type of the response",
+		aside:   true,
 	})
 	return nil
 }
