@@ -221,6 +221,16 @@ func TestBodyOfARoute(t *testing.T) {
 	}
 }
 
+// readsBefore is middleware that reads the body and puts it back.
+func readsBefore(t *testing.T, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		is.New(t).NoErr(err)
+		r.Body = io.NopCloser(strings.NewReader(string(body)))
+		next.ServeHTTP(w, r)
+	})
+}
+
 // Middleware may have read the body and put it back: net/http, which has seen its end, waits
 // for a disconnect, whether or not the route reads to the end of what was put back.
 func TestBodyOfARouteThatMiddlewareHasRead(t *testing.T) {
@@ -237,14 +247,7 @@ func TestBodyOfARouteThatMiddlewareHasRead(t *testing.T) {
 						yield("late", nil)
 					}
 				})
-				h := New(o)
-				reading := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					body, err := io.ReadAll(r.Body)
-					is.NoErr(err)
-					r.Body = io.NopCloser(strings.NewReader(string(body)))
-					h.ServeHTTP(w, r)
-				})
-				conn := serveInMemory(t, reading).dial()
+				conn := serveInMemory(t, readsBefore(t, New(o))).dial()
 				defer conn.Close()
 				_, err := io.WriteString(conn, lines("POST "+routePath+"?"+reads+","+returns+" HTTP/1.1", host, key, "Content-Length: 100")+strings.Repeat(" ", 100))
 				is.NoErr(err)
@@ -266,14 +269,10 @@ func TestRejectedBodyThatMiddlewareHasRead(t *testing.T) {
 		o := testOptions(t, t.Output())
 		o.OnRequest = func(context.Context, RequestReport) { time.Sleep(2 * discardTime) }
 		h := New(o)
-		reading := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			body, err := io.ReadAll(r.Body)
-			is.NoErr(err)
-			r.Body = io.NopCloser(strings.NewReader(string(body)))
+		conn := serveInMemory(t, readsBefore(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			h.ServeHTTP(w, r)
 			is.NoErr(r.Context().Err())
-		})
-		conn := serveInMemory(t, reading).dial()
+		}))).dial()
 		defer conn.Close()
 		from := bufio.NewReader(conn)
 		for _, c := range []struct{ key, want string }{{"Accept: */*", "401"}, {key, "200"}} {

@@ -8,7 +8,6 @@ import (
 	"io"
 	"iter"
 	"log/slog"
-
 	"net/http"
 	"net/textproto"
 	"os"
