@@ -447,7 +447,7 @@ func (e *pageError) finding() Finding {
 		Sent:    "a JSON chat, an order to the probe, while other requests may have been open",
 		Arrived: fmt.Sprintf("after %.1f s: %s", e.got.length().Seconds(), e.got.show("Content-Type", "Retry-After", "X-Request-Id")),
 		Effect:  "clients get a page that they cannot read, in place of an error that says when to try again",
-		Cause:   "something in front limits how many requests run at once, or their rate (HAProxy's maxconn, nginx's limit_conn and limit_req), has no server for this one, or has a short time limit: leave limits of chats to MaxConcurrentChats and MaxChatsPerAccount; those in front must be higher",
+		Cause:   "something in front limits how many requests run at the same time, or their rate (HAProxy's maxconn, nginx's limit_conn and limit_req), has no server for this one, or has a short time limit: leave limits of chats to MaxConcurrentChats and MaxChatsPerAccount; those in front must be higher",
 	}
 }
 

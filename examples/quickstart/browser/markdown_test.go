@@ -593,11 +593,11 @@ func (tab *tab) compare(samples []sample) {
 // attributes that are not those of the page, links elsewhere than to the web, and very
 // deep nesting.
 const foreign = `
-	window.foreign = (...places) => {
+	window.foreign = (...elements) => {
 		const known = "span.piece, .piece span, span.note, .note > button, span.formula, div.footnote, .footnote > .label, del, div.part, thead, tbody, p, h3, h4, h5, h6, hr, blockquote, ul, ol, li, a, em, strong, code, br, table, tr, th, td, pre, figure, figcaption, div.table, figcaption > span, figcaption > button";
 		const knownAttributes = new Set(["dir", "class", "href", "title", "target", "rel", "start", "tabindex", "role", "aria-label", "aria-pressed", "scope", "type", "data-language", "data-note", "data-formula"]);
 		const found = [];
-		for (const each of places.flatMap((place) => [...place.querySelectorAll(":not(.formula *)")])) { // KaTeX makes what is in a formula
+		for (const each of elements.flatMap((element) => [...element.querySelectorAll(":not(.formula *)")])) { // KaTeX makes what is in a formula
 			if (!each.matches(known)) found.push("element " + each.outerHTML.slice(0, 100));
 			for (const { name } of each.attributes) if (!knownAttributes.has(name)) found.push("attribute " + name);
 			if (each.localName === "a" && !/^https?:$/.test(each.protocol)) found.push("link " + each.href);
