@@ -2,7 +2,6 @@ package engines
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -20,8 +19,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// A network can forget a connection of HTTP/2: nothing that is sent arrives, and nobody
-// closes it. A chat in progress keeps it in use, and all new chats go to it.
 func TestForgottenConnection(t *testing.T) {
 	answer := func(w Wire, a Asked) {
 		w.Text("Hello")
@@ -64,35 +61,8 @@ func TestForgottenConnection(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
 				network := runtimetest.NewNetwork()
-				engine := start(t, network)
-				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-				defer cancel()
-				ask := func(prompt string, atFirst func()) (failed error) {
-					for _, err := range engine.Chat(ctx, &botapi.ChatRequest{Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: prompt}}}) {
-						if atFirst != nil {
-							atFirst()
-							atFirst = nil
-						}
-						failed = err
-					}
-					return failed
-				}
-
-				is.NoErr(ask("Hi", nil))
-				begun, lost := make(chan bool), make(chan error, 1)
-				go func() { lost <- ask("Wait", func() { close(begun) }) }()
-				<-begun
-				is.Equal(network.Connections(), 1) // both chats have used it
-				network.Forget()
-				failure, ok := errors.AsType[*botapi.StatusError](ask("Hi", nil))
-				is.True(ok)
-				is.Equal(failure.Status, http.StatusServiceUnavailable) // and not at the end of ctx
-				is.True(<-lost != nil)
-				is.NoErr(ask("Hi", nil)) // on a new connection
-				is.Equal(network.Connections(), 2)
-				is.NoErr(ctx.Err())
+				runtimetest.TestForgottenConnection(t, network, start(t, network))
 			})
 		})
 	}

@@ -2,23 +2,18 @@ package openai_test
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net"
 	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
-	"example.com/botapi"
 	"example.com/botapi/examples/openai"
 	"example.com/botapi/examples/openai/runtimetest"
 	"github.com/matryer/is"
 )
 
-// A network can forget a connection: nothing that is sent arrives, and nobody closes it. A
-// chat in progress keeps a connection of HTTP/2 in use, and all new chats go to it.
 func TestForgottenConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
@@ -42,31 +37,6 @@ func TestForgottenConnection(t *testing.T) {
 		defer transport.CloseIdleConnections()
 		engine, err := openai.NewEngine(openai.Config{BaseURL: "http://runtime/v1", HTTPClient: &http.Client{Transport: transport}})
 		is.NoErr(err)
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-		defer cancel()
-		ask := func(prompt string, atFirst func()) (failed error) {
-			for _, err := range engine.Chat(ctx, &botapi.ChatRequest{Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: prompt}}}) {
-				if atFirst != nil {
-					atFirst()
-					atFirst = nil
-				}
-				failed = err
-			}
-			return failed
-		}
-
-		is.NoErr(ask("Hi", nil))
-		begun, lost := make(chan bool), make(chan error, 1)
-		go func() { lost <- ask("Wait", func() { close(begun) }) }()
-		<-begun
-		is.Equal(network.Connections(), 1) // both chats have used it
-		network.Forget()
-		failure, ok := errors.AsType[*botapi.StatusError](ask("Hi", nil))
-		is.True(ok)
-		is.Equal(failure.Status, http.StatusServiceUnavailable) // and not at the end of ctx
-		is.True(<-lost != nil)
-		is.NoErr(ask("Hi", nil)) // on a new connection
-		is.Equal(network.Connections(), 2)
-		is.NoErr(ctx.Err())
+		runtimetest.TestForgottenConnection(t, network, engine)
 	})
 }

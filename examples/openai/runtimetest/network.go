@@ -2,9 +2,16 @@ package runtimetest
 
 import (
 	"context"
+	"errors"
 	"net"
+	"net/http"
 	"sync"
 	"sync/atomic"
+	"testing"
+	"time"
+
+	"example.com/botapi"
+	"github.com/matryer/is"
 )
 
 // Network is a network in memory, and the listener of its only server. It can forget
@@ -103,4 +110,39 @@ func (c *forgettable) Write(p []byte) (int, error) {
 func (c *forgettable) Close() error {
 	c.close.Do(func() { close(c.closed) })
 	return c.Conn.Close()
+}
+
+// TestForgottenConnection tests an engine whose only model is the network's server, over
+// HTTP/2, in a bubble of testing/synctest. The model answers each chat, but that whose
+// message is "Wait": this one it begins to answer, and never ends. When the network forgets
+// their connection, the chat in progress keeps it in use, and all new chats go to it: they
+// must fail with a 503 before their own context ends, and the next one must get another.
+func TestForgottenConnection(t *testing.T, network *Network, engine botapi.ChatEngine) {
+	is := is.New(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	ask := func(prompt string, atFirst func()) (failed error) {
+		for _, err := range engine.Chat(ctx, &botapi.ChatRequest{Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: prompt}}}) {
+			if atFirst != nil {
+				atFirst()
+				atFirst = nil
+			}
+			failed = err
+		}
+		return failed
+	}
+
+	is.NoErr(ask("Hi", nil))
+	begun, lost := make(chan bool), make(chan error, 1)
+	go func() { lost <- ask("Wait", func() { close(begun) }) }()
+	<-begun
+	is.Equal(network.Connections(), 1) // both chats have used it
+	network.Forget()
+	failure, ok := errors.AsType[*botapi.StatusError](ask("Hi", nil))
+	is.True(ok)
+	is.Equal(failure.Status, http.StatusServiceUnavailable) // and not at the end of ctx
+	is.True(<-lost != nil)
+	is.NoErr(ask("Hi", nil)) // on a new connection
+	is.Equal(network.Connections(), 2)
+	is.NoErr(ctx.Err())
 }
