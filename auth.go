@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"example.com/botapi/internal/panics"
 )
@@ -95,10 +96,15 @@ func BearerKey(header http.Header) string {
 }
 
 // quotesKey reports whether a text contains the key, as it is, quoted, query-escaped or
-// path-escaped. The first bytes of a long key are enough: escaping it would multiply what a
-// client has sent.
+// path-escaped. The beginning of a long key is enough, up to the end of a character: escaping
+// all of it would multiply what a client has sent.
 func quotesKey(text, key string) bool {
-	start := key[:min(len(key), 64)]
+	end := 0
+	for end < min(len(key), 64) {
+		_, size := utf8.DecodeRuneInString(key[end:])
+		end += size
+	}
+	start := key[:end]
 	path := url.URL{Path: start} // as errors of net/http have it, with its slashes
 	quoted := strconv.Quote(start)
 	for _, spelling := range [...]string{start, quoted[1 : len(quoted)-1], url.QueryEscape(start), url.PathEscape(start), path.EscapedPath()} {

@@ -326,6 +326,7 @@ func TestErrorThatQuotesTheKey(t *testing.T) {
 		{"in a query", `c2V+a/b"==`, fails("?key=c2V%2Ba%2Fb%22%3D%3D"), withheld},
 		{"in a segment of a path", "c2V+a/b^c", fails(`Get "https://keys.example/c2V+a%2Fb%5Ec": EOF`), withheld},
 		{"in a path", "c2V+a/b^c", func() error { _, err := http.Get("none://keys.example/c2V+a/b^c"); return err }, withheld},
+		{"quoted, of a long key whose 64th byte is inside a character", `ab"c` + strings.Repeat("d", 59) + "éxyz", func() error { return fmt.Errorf("no row for %q", `ab"c`+strings.Repeat("d", 59)+"éxyz") }, withheld},
 		{"1 byte", "e", fails("SELECT: no table"), withheld},
 		{"1 byte, nowhere", "x", fails("no table"), "no table"},
 	} {
