@@ -399,7 +399,6 @@ func (c *chat) complete() {
 // abort has the connection aborted, even after an error event: most clients know none.
 func (c *chat) abort(deadline time.Duration) {
 	x := c.exchange
-	x.abortOnReturn(c.ending)
 	var failed *ending
 	switch {
 	case c.ending.tellsClient():
@@ -408,6 +407,7 @@ func (c *chat) abort(deadline time.Duration) {
 	case c.ending.kind == kindAborted:
 		_, failed = c.answer.sendError(nil, deadline)
 	}
+	x.abortOnReturn(c.ending) // it calls the Logger, for which the error event does not wait
 	if failed != nil && failed.kind == kindFailed {
 		x.handler.log(x.ctx, slog.LevelError, "the format of a stream failed after its answer had ended", x.attributes(failed)...)
 	}

@@ -400,3 +400,20 @@ func TestLoggerPanics(t *testing.T) {
 		is.Equal(got.Body.String(), `{"detail":"Internal Server Error"}`)
 	}
 }
+
+// The client does not wait for the Logger: an error event is sent first.
+func TestErrorEventDoesNotWaitForTheLogger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		engine := engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			if yield("Hi", nil) {
+				yield("", StatusError{Status: 503, Detail: "No model"})
+			}
+		})
+		got := playOn(t, httptest.NewRecorder(), true, engine, func(o *Options) {
+			o.Logger = slog.New(callingHandler{o.Logger.Handler(), func() { time.Sleep(2 * DefaultWriteTimeout) }})
+		})
+		is.Equal(got.body, data("Hi")+errorEvent(503, "No model"))
+		is.True(strings.Contains(got.log, "No model"))
+	})
+}
