@@ -122,7 +122,8 @@ func (f *Failure) eventData() []byte {
 // that yields it: waking another goroutine for each fragment costs more than the write.
 // After several writes in a row, each immediately after the previous one, a goroutine is
 // started that writes until the queue is empty (a burst), so that fragments that are ready
-// together are written together. A burst also makes a fragment's first write (writeFirst).
+// together are written together. The write that sends the head, if a fragment causes it, is
+// made by a burst, too (writeFirst).
 //
 // The right to write is a token. While writing is true, one goroutine holds it: the one
 // that yields, the keep-alive timer's, or a burst. The holder formats and writes without
@@ -141,12 +142,12 @@ type stream struct {
 	joins     bool // fragments that are ready together are one text
 	keepAlive time.Duration
 	burst     func()    // writeBurst, so that starting it allocates nothing
-	changed   sync.Cond // with mu: the queue was taken, the token was returned, or the stream was closed
+	changed   sync.Cond // with mu: queued has shrunk, the token was returned, or the stream was closed
 
 	mu sync.Mutex
 
-	// Guarded by mu. After close, owned by the handler's goroutine: a late fragment or timer
-	// finds closed set, and changes nothing.
+	// Guarded by mu. Once close has returned, owned by the handler's goroutine: a late fragment
+	// or timer finds closed set, and changes nothing.
 	closed         bool          // no more fragments are accepted
 	queue          *textQueue    // fragments that nobody has begun to format; nil if there are none
 	queued         int           // the weight of the text, in queue and formatting, that is not formatted yet
@@ -155,7 +156,7 @@ type stream struct {
 	writing        bool          // the token is taken
 	keepAliveTimer *time.Timer
 
-	// Owned by the holder of the token. After close, owned by the handler's goroutine.
+	// Owned by the holder of the token. Once close has returned, owned by the handler's goroutine.
 	formatting  *textQueue // fragments that are being formatted; nil if there are none
 	hasType     bool       // contentType is that of the format
 	contentType string
@@ -164,7 +165,7 @@ type stream struct {
 	sent        int     // fragments of which a write has begun
 	sentBytes   int64   // text of which a write has begun
 	committed   bool    // the sending of the head has begun
-	failed      *ending // of the format or of a write: then neither begins again; nil if there is none
+	failed      *ending // the first failure of the format or of a write, after which callers begin neither; or nil
 }
 
 const (
@@ -215,9 +216,9 @@ func (s *stream) fragment(text string) (more bool) {
 // weight is what a fragment counts as: its text, and what an event has around it.
 func weight(text string) int { return len(text) + len(eventStart) + len(eventEnd) }
 
-// startWriting, writeFirst, writeQueue and writeBatch are called with mu held and return
-// with mu held, but release it while they format and write: what was read before may have
-// changed.
+// From here to unlockAndWrite, functions are called with mu held and return with mu held, but
+// most release it while they format, write or wait: what was read before may have changed.
+// (complete and sendError call takeQueue without mu, since they come after close.)
 
 // startWriting takes the token, and writes or hands it to a burst.
 func (s *stream) startWriting() {
@@ -288,31 +289,30 @@ func (s *stream) writeBatch(add func(*stream, *batch) error) {
 		} else {
 			b.free()
 		}
-		s.changed.Broadcast()
 	}()
 	failed = s.formatAndWrite(b, add)
 }
 
 func (s *stream) formatAndWrite(b *batch, add func(*stream, *batch) error) *ending {
-	if failed := s.formatUnlocked(b, add); failed != nil {
+	if failed := s.unlockAndFormat(b, add); failed != nil {
 		return failed
 	}
 	s.queued -= b.took
 	s.changed.Broadcast()
-	return s.writeUnlocked(b)
+	return s.unlockAndWrite(b)
 }
 
 // goroutineEnded is the ending if a format, or the ResponseWriter, calls runtime.Goexit.
 var goroutineEnded = failureOf(errors.New("a stream's format, or its ResponseWriter, ended the goroutine with runtime.Goexit"))
 
-// formatUnlocked releases mu while it formats, writeUnlocked while it writes.
-func (s *stream) formatUnlocked(b *batch, add func(*stream, *batch) error) *ending {
+// unlockAndFormat releases mu while it formats, unlockAndWrite while it writes.
+func (s *stream) unlockAndFormat(b *batch, add func(*stream, *batch) error) *ending {
 	s.mu.Unlock()
 	defer s.mu.Lock()
 	return s.callFormat(func() error { return add(s, b) })
 }
 
-func (s *stream) writeUnlocked(b *batch) *ending {
+func (s *stream) unlockAndWrite(b *batch) *ending {
 	if len(b.data) == 0 { // the format writes nothing
 		return nil
 	}
@@ -324,11 +324,14 @@ func (s *stream) writeUnlocked(b *batch) *ending {
 	return s.write(b.data, 0)
 }
 
-// callFormat calls methods of the format, by way of call. After a failure, none is called
-// again.
+// callFormat calls methods of the format, by way of call, which may also write. It returns the
+// first failure of either.
 func (s *stream) callFormat(call func() error) (failed *ending) {
 	failed = goroutineEnded // unless call returns
-	defer func() { s.failed = failed }()
+	defer func() {
+		failed = cmp.Or(s.failed, failed)
+		s.failed = failed
+	}()
 	err := panics.Catch("formatting a stream", func() error {
 		if !s.hasType {
 			s.contentType, s.hasType = s.format.ContentType(), true
@@ -460,14 +463,13 @@ func (s *stream) close() {
 // complete writes what is queued, an incomplete character that is held back, and the end:
 // all together, if it is short.
 func (s *stream) complete(ctx context.Context) *ending {
-	if s.failed != nil { // a burst has failed when the engine had returned: stop came too late
+	if s.failed != nil { // a burst or a keep-alive has failed when the engine had returned: its stop came too late
 		return s.failed
 	}
 	b, failed := s.writeTexts(math.MaxInt, 0)
 	if failed != nil {
 		return failed
 	}
-	var notWritten *ending
 	failed = s.callFormat(func() (err error) {
 		if s.encoder.Holds() {
 			b.inside = s.encoder.AppendHeld(b.inside[:0])
@@ -476,16 +478,12 @@ func (s *stream) complete(ctx context.Context) *ending {
 			}
 		}
 		s.format.End(ctx)(func(chunk []byte) bool { // not with range, which panics if yield is called after it has returned false
-			if notWritten == nil {
-				notWritten = s.addChunk(&b, chunk)
-			}
-			return notWritten == nil
+			return s.failed == nil && s.addChunk(&b, chunk)
 		})
 		return nil
 	})
-	if first := cmp.Or(notWritten, failed); first != nil {
-		s.failed = first
-		return first
+	if failed != nil {
+		return failed
 	}
 	return s.flush(b, 0)
 }
@@ -522,17 +520,17 @@ func (s *stream) flush(b *batch, deadline time.Duration) (failed *ending) {
 }
 
 // addChunk adds a chunk of the end to a batch, and writes what does not fit.
-func (s *stream) addChunk(b **batch, chunk []byte) *ending {
+func (s *stream) addChunk(b **batch, chunk []byte) (ok bool) {
 	for part := range slices.Chunk(chunk, maxWrite) {
 		if len((*b).data)+len(part) > maxWrite {
-			if failed := s.flush(*b, 0); failed != nil {
-				return failed
+			if s.flush(*b, 0) != nil {
+				return false
 			}
 			*b = newBatch()
 		}
 		(*b).data = append((*b).data, part...)
 	}
-	return nil
+	return true
 }
 
 // sendError writes what is queued and, unless f is nil, the error.
@@ -540,7 +538,9 @@ func (s *stream) sendError(f *Failure, deadline time.Duration) (sent bool, faile
 	if s.failed != nil || s.conn.Elapsed() >= deadline {
 		return false, nil
 	}
-	b, failed := s.writeTexts(maxAccepted, deadline) // the last text may be far longer: fragment has not accepted all of it
+	// Of a long last text, whose yield was still waiting, only the beginning is sent: as much as
+	// is queued when yields return.
+	b, failed := s.writeTexts(maxAccepted, deadline)
 	if failed == nil && f != nil {
 		failed = s.callFormat(func() error { b.data = s.format.AppendError(b.data, *f); return nil })
 	}
