@@ -18,7 +18,8 @@ import (
 	"example.com/botapi/internal/jsontext"
 )
 
-// This file has the list of bots, and how a Reply is sent, of which the list is the first.
+// This file has the list of bots, and how every response that is no stream is sent: the list
+// is the first Reply.
 
 // listBots is GET /v1/bots.
 func (x *exchange) listBots() (Response, error) {
@@ -220,9 +221,9 @@ func (x *exchange) reply(r Reply) *ending {
 	return nil
 }
 
-// setHeader sets the header of a response that is no stream, except for what is the handler's.
-// It is the commit of that response.
-func (x *exchange) setHeader(to, header http.Header, status, length int) {
+// commit is the commit of a response that is no stream: it sets the header, except for what is
+// the handler's.
+func (x *exchange) commit(to, header http.Header, status, length int) {
 	x.request.commit(to, status)
 	hasType := length == 0
 	for name, values := range header {
@@ -263,7 +264,7 @@ func (x *exchange) send(status int, header http.Header, body [][]byte, lastBegin
 		length += len(piece)
 	}
 	failed := x.conn.Write(0, func(w http.ResponseWriter) error {
-		x.setHeader(w.Header(), header, status, length)
+		x.commit(w.Header(), header, status, length)
 		w.WriteHeader(status)
 		return nil
 	})

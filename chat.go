@@ -45,8 +45,9 @@ type Chat struct {
 	// whether the answer is a stream.
 	Request ChatRequest
 
-	// Extra, if not nil, makes Request.Extra. It is called once the chat has a slot, and by
-	// Limit.Request: so the body of a chat that is rejected takes no more memory than it has.
+	// Extra, if not nil, makes Request.Extra. It is called when the chat has got its slot, and
+	// by each Limit.Request: the extra fields of a chat that is rejected stay as they are in
+	// its body, which takes less memory.
 	Extra func() map[string]json.RawMessage
 
 	// Answer, if not nil, is called in place of Options.Engine, under the same contract: for
@@ -131,7 +132,7 @@ func (x *exchange) checkChat(asked *Chat) error {
 
 var roles = [...]Role{RoleSystem, RoleUser, RoleAssistant}
 
-// takeSlot asks OnLimit before it rejects a chat.
+// takeSlot asks OnLimit about a chat that finds no room, before it waits or is rejected.
 func (x *exchange) takeSlot(asked *Chat, requestDone <-chan struct{}) (*Slot, error) {
 	h, account := x.handler, x.ctx.account
 	slot, limit := h.slots.take(account)
@@ -151,7 +152,7 @@ func (x *exchange) takeSlot(asked *Chat, requestDone <-chan struct{}) (*Slot, er
 	return h.slots.waitFor(account, limit, h.options.MaxWait, requestDone)
 }
 
-// A chat begins when its slot is taken.
+// A chat begins when newChat has made it, with its slot.
 //
 //	running ─► stopped ─► ended ─► reported ─► the handler returns
 //
@@ -171,7 +172,7 @@ func (x *exchange) takeSlot(asked *Chat, requestDone <-chan struct{}) (*Slot, er
 //   - reported: OnChat has returned.
 //
 // Then OnRequest is called, and the handler gives the client time to read an error event, and
-// waits a little for an engine that has not returned (awaitEngine). Nothing that such an engine does reaches the
+// waits a little for an engine that has not returned (linger). Nothing that such an engine does reaches the
 // client.
 type chat struct {
 	// Set before the engine starts.
@@ -305,7 +306,7 @@ func (c *chat) endAbruptly() {
 	c.answer.close()
 	c.answer.drop()
 	c.exchange.aborted = true
-	c.awaitEngine()
+	c.linger()
 }
 
 var abruptEnd = failureOf(errors.New("the goroutine of the request has ended"))
@@ -440,7 +441,8 @@ const (
 	returnTime = 500 * time.Millisecond
 )
 
-func (c *chat) awaitEngine() {
+// linger gives the client time to read an error event, and the engine time to return.
+func (c *chat) linger() {
 	if c.errorEventSent {
 		c.awaitReading()
 	}
@@ -498,8 +500,8 @@ func (c *chat) orTimedOut(failure *ending) *ending {
 }
 
 // engineReturned is called once. failure is a panic, runtime.Goexit or a nil iterator, or nil.
-// It releases the slot for the engine first: before it wakes the handler and before it calls
-// the Logger. The slot is free once chat.run has released the handler's.
+// It releases the engine's use of the slot first: before it wakes the handler and before it
+// calls the Logger. The handler's use is released by chat.run.
 func (c *chat) engineReturned(failure *ending) {
 	c.slot.release()
 	end := answerComplete
@@ -521,12 +523,12 @@ type jsonResponse struct {
 
 	mu sync.Mutex
 
-	// Guarded by mu. After close, owned by the handler, except closed.
+	// Guarded by mu. Once close has returned, owned by the handler, except closed.
 	closed     bool // no more fragments are accepted
 	chunks     [][]byte
 	few        [1][]byte // holds chunks while there is only one
-	first      *batch    // the pooled buffer of the first chunk
-	fullChunks int       // bytes of all chunks but the last
+	pooled     *batch    // the buffer of the first chunk
+	beforeLast int       // bytes of all chunks but the last
 	text       jsontext.Encoder
 	fragments  int
 }
@@ -553,8 +555,8 @@ func newJSONResponse(c *chat, around func(context.Context) (before, after []byte
 	if around == nil {
 		around = aroundOwn
 	}
-	j := &jsonResponse{chat: c, around: around, first: newBatch()}
-	j.chunks = append(j.few[:0], j.first.data)
+	j := &jsonResponse{chat: c, around: around, pooled: newBatch()}
+	j.chunks = append(j.few[:0], j.pooled.data)
 	return j
 }
 
@@ -568,7 +570,7 @@ func (j *jsonResponse) fragment(text string) (more bool) {
 	for {
 		last := &j.chunks[len(j.chunks)-1]
 		*last, text = j.text.Append(*last, text, chunkText)
-		if j.fullChunks+len(*last) > maxJSONResponse {
+		if j.beforeLast+len(*last) > maxJSONResponse {
 			j.closed = true
 			j.chat.stop(answerTooLarge)
 			return false
@@ -576,7 +578,7 @@ func (j *jsonResponse) fragment(text string) (more bool) {
 		if text == "" && len(*last) < chunkText {
 			return true
 		}
-		j.fullChunks += len(*last)
+		j.beforeLast += len(*last)
 		j.chunks = append(j.chunks, make([]byte, 0, connection.MaxChunk))
 	}
 }
@@ -599,13 +601,11 @@ func (j *jsonResponse) complete(ctx context.Context) *ending {
 	}
 	last := &j.chunks[len(j.chunks)-1]
 	*last = j.text.AppendHeld(*last)
-	first := j.enclose(before, after)
-	x := j.chat.exchange
-	failed := x.send(http.StatusOK, nil, j.chunks, j.chat.timeoutAt())
-	x.bytes = 0        // ChatReport has those of an answer
+	textAt := j.enclose(before, after)
+	failed := j.chat.exchange.send(http.StatusOK, nil, j.chunks, j.chat.timeoutAt())
 	if failed == nil { // otherwise, net/http may still read it on HTTP/2
-		j.first.data = j.chunks[first]
-		j.first.free()
+		j.pooled.data = j.chunks[textAt]
+		j.pooled.free()
 	}
 	return failed
 }
@@ -633,7 +633,7 @@ func (j *jsonResponse) sendError(*Failure, time.Duration) (sent bool, failed *en
 	return false, nil
 }
 
-func (j *jsonResponse) drop() { j.chunks, j.few, j.first = nil, [1][]byte{}, nil }
+func (j *jsonResponse) drop() { j.chunks, j.few, j.pooled = nil, [1][]byte{}, nil }
 
 func (j *jsonResponse) figures() (fragments int, bytes int64) { return j.fragments, j.text.Written() }
 
@@ -724,7 +724,8 @@ func firstProblem(problems []ValidationError) string {
 }
 
 // ReadBody reads the body of a request that a [Route] serves, to its end: so a client that
-// disconnects later is noticed. Its memory is that of the bytes that have arrived. An error,
+// disconnects later is noticed. A Body that the route has replaced is not read. Its memory is
+// that of the bytes that have arrived. An error,
 // returned by Serve wrapped or not, decides the response: a 413, 408 or 400. The package
 // examples/jsonbody decodes a body in no more memory.
 func ReadBody(r *http.Request) (string, error) {

@@ -257,8 +257,8 @@ var (
 	// ErrClientStalled: a write to the client took longer than WriteTimeout. It is also
 	// os.ErrDeadlineExceeded.
 	ErrClientStalled = fmt.Errorf("botapi: the client stopped reading: %w", os.ErrDeadlineExceeded)
-	// ErrChatTimeout: ChatTimeout passed before the engine was done, or the engine failed
-	// at the same moment; or, for a JSON response longer than 64 KiB,
+	// ErrChatTimeout: ChatTimeout passed before the engine was done, or the engine failed at
+	// its deadline or later; or, for a JSON response longer than 64 KiB,
 	// before its last chunk was begun. It is also context.DeadlineExceeded.
 	ErrChatTimeout = fmt.Errorf("botapi: the answer took longer than ChatTimeout: %w", context.DeadlineExceeded)
 	// ErrEngineStalled: the engine yielded nothing for StallTimeout. It is also
@@ -459,8 +459,9 @@ func (s *slots) takeLocked(account string) (*Slot, error) {
 	return &Slot{slots: s, account: account, users: chatUsers}, nil
 }
 
-// waitFor waits for a slot: at most maxWait, and while done is not closed. Otherwise, limit or
-// the end of the request rejects the chat.
+// waitFor takes a slot if there is room after all. Otherwise it waits for one, if maxWaiting
+// lets it: at most maxWait, and while done is not closed. Without a slot, limit or the end of
+// the request rejects the chat.
 func (s *slots) waitFor(account string, limit error, maxWait time.Duration, done <-chan struct{}) (*Slot, error) {
 	w, slot := s.enqueue(account)
 	if w == nil {
@@ -557,7 +558,7 @@ type Slot struct {
 	users   int // guarded by slots.mu
 }
 
-// chatUsers are the engine's goroutine and the handler's: each releases the slot once.
+// chatUsers are the engine's goroutine and the handler's: each releases its use once.
 const chatUsers = 2
 
 // Hold keeps the slot in use until release is called, which may be called more than once.
@@ -587,6 +588,7 @@ func (s *Slot) giveBack() {
 	}
 }
 
+// release ends one use: the slot is free when none is left.
 func (s *Slot) release() {
 	s.slots.mu.Lock()
 	defer s.slots.mu.Unlock()

@@ -60,23 +60,22 @@ import (
 //
 //	[handler.ServeHTTP]      makes an [exchange], which owns the request and its response
 //	[exchange.route]         finds the [operation]: the API's own, or an application's [Route]
-//	[exchange.authenticate]  asks the [KeyVerifier] for the account (auth.go)
+//	[exchange.authenticate]  asks the [KeyVerifier] for the account (auth.go, which has [Request], too)
 //	operation.serve          returns a [Reply], which [exchange.reply] sends, or a [Chat]
 //	[exchange.play]          finds the bot (bots.go), takes a [Slot] (engine.go), makes a [chat]
 //	[chat.run]               has an [engineCall] run the engine in a goroutine of its own, and waits
 //	[stream], [jsonResponse] take the fragments from the engine (sse.go; chat.go, below)
 //	[chat.finish]            ends the response, on the handler's goroutine; OnChat and OnRequest follow
 //
-// Three words mean one thing each. An [ending] is why a request ends without a complete
-// response: classify makes it of an application's error, outcomes says what follows. The
-// token is the right to write of a stream: its holder formats and writes. A [Slot] is what a
-// chat uses of the limits: the engine's goroutine and the handler's each release it.
+// Some words mean one thing each. An [ending] is how a request or an answer ends: classify
+// makes it of an application's error. The commit is the moment before the head of a response
+// is sent ([Request.commit], auth.go): until then, an ending can lead to an error response
+// ([exchange.writeError]), and then only to an abort ([chat.abort], [exchange.reply]). The token
+// is the right to write of a stream: its holder formats and writes. A [Slot] is what a chat uses
+// of the limits, until the engine's goroutine and the handler's have both released it.
 //
-// What an ending leads to is decided once: [exchange.writeError] for a response that has not
-// begun, [chat.abort] for an answer that has, [exchange.reply] for a Reply;
-// [chat.endAbruptly] if the goroutine of the request ends first. [exchange.send]
-// (bots.go) sends every response that is no stream. Everything that writes to the client does
-// so with [connection.Connection].
+// [exchange.send] (bots.go) sends every response that is no stream. Everything that writes to
+// the client does so with [connection.Connection].
 
 // Defaults of [Options].
 const (
@@ -140,11 +139,12 @@ type Options struct {
 	// without a key. Its contract is that of Route.Errors.
 	NotFound func(context.Context, Failure) Reply
 
-	// OnLimit, if not nil, is asked before a chat is rejected because a limit was reached.
-	// With the Slot of a chat in progress (Request.Slot), the chat shares it, and begins at
-	// once; one that has been released already counts as none. With an error, it is rejected: the error decides the response, as a store's does; Limit.Err is the
-	// usual one. With neither, it waits for room under MaxWaiting and MaxWait. OnLimit is
-	// called on the request's goroutine, without a lock, and must be safe for concurrent use.
+	// OnLimit, if not nil, is asked once about a chat that finds no room, before it waits or is
+	// rejected. If it returns the Slot of a chat in progress (Request.Slot), the chat shares
+	// that, and begins immediately; a Slot that has been released already counts as none. If it
+	// returns an error, the chat is rejected: the error decides the response, as a store's
+	// does; Limit.Err is the usual one. If it returns neither, the chat waits for room, if
+	// MaxWaiting and MaxWait let it, and is rejected otherwise. OnLimit is called on the request's goroutine, without a lock, and must be safe for concurrent use.
 	// The context is the chat's: it has the values of the request, and ends with it. A panic
 	// is a 500.
 	OnLimit func(context.Context, Limit) (share *Slot, err error)
@@ -369,7 +369,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	x.callOnRequest()
 	if x.played != nil {
-		x.played.awaitEngine()
+		x.played.linger()
 	}
 	x.conn.ExtendDeadlineForReturn()
 	if x.aborted {
@@ -400,12 +400,13 @@ type exchange struct {
 	// but for the methods that are safe for concurrent use.
 	conn connection.Connection
 
-	// Owned by the handler's goroutine.
+	// Owned by the handler's goroutine. A chat has a status and an ending of its own, which are
+	// what counts for its request.
 	body    requestBody
 	bounded boundedBody // of body
-	status  int         // of the response that send has sent; 0 if it has sent none. A chat has its own
+	status  int         // of the response that send has sent; 0 if it has sent none
 	bytes   int64       // of its body
-	ending  *ending     // why the request has no complete response; nil if there is no reason
+	ending  *ending     // of an error response, or of a Reply that could not be sent; or nil
 	played  *chat       // nil unless an engine was called
 	aborted bool        // ServeHTTP aborts the connection
 }
@@ -493,6 +494,9 @@ func (x *exchange) callOnRequest() {
 	if x.played != nil {
 		report.Chat, report.Status, report.Err = x.played.report, x.played.status, x.played.ending.cause()
 		report.Bot, report.Duration = report.Chat.Bot, report.Chat.Duration // without the time of OnChat
+		if x.played.answerBegun {
+			report.Bytes = 0 // the text is counted in Chat
+		}
 	}
 	x.callBack("OnRequest panicked", func() { h.options.OnRequest(context.WithoutCancel(x.ctx), report) })
 }
@@ -598,9 +602,9 @@ var (
 	errInternal         = StatusError{Status: http.StatusInternalServerError, Detail: "Internal Server Error"}
 )
 
-// An ending is why a request ends without a complete response. It is never changed once it is
-// known to others. Where a function returns nil in place of one, there is no reason to end; a
-// complete answer is answerComplete.
+// An ending is how a request or an answer ends: answerComplete, or why there is no complete
+// response. It is never changed once it is known to others. Where a function returns nil in
+// place of one, nothing has ended.
 type ending struct {
 	kind             endingKind
 	response         StatusError       // the error response, or what an error event says; without an Err
@@ -610,7 +614,7 @@ type ending struct {
 	text             string            // what is logged
 	hasCause         bool              // of a StatusError, or of a cancellation: text says more than the response
 	stack            []byte            // of a panic; logged, too
-	mayComeOfContext bool              // an application's error, or a body's, which may only say that the request's context has ended (realEnding)
+	mayComeOfContext bool              // an error that is perhaps just what the end of the request's context looks like (realEnding)
 }
 
 type endingKind uint8
@@ -625,16 +629,14 @@ const (
 	kindChatTimedOut
 	kindEngineStalled
 	kindCancelled
-	kindTooLarge
 )
 
-// outcomes is the one table of what follows from an ending. Until the sending of its head
-// has begun (the commit), the client can get an error response. From then on, a stream gets
-// an error event and is aborted; a JSON response is only aborted. docs/operating.md has the
-// same table.
+// outcomes is what follows from the kind of an ending alone, as in docs/operating.md; classify
+// finds the responses that depend on the error. After the commit, a stream gets an error event
+// and is aborted; a JSON response is only aborted.
 var outcomes = [...]struct {
 	name     string      // in docs/operating.md
-	tells    bool        // the client gets a response or an event; otherwise the connection is only aborted
+	tells    bool        // the client gets a response or an event; otherwise the connection is aborted without
 	response StatusError // if it does not depend on the error
 	err      error       // what the application gets, if it is not its own error
 }{
@@ -647,7 +649,6 @@ var outcomes = [...]struct {
 	kindChatTimedOut:       {name: "chat timed out", tells: true, response: errTooLong, err: ErrChatTimeout},
 	kindEngineStalled:      {name: "engine stalled", tells: true, response: errTooLong, err: ErrEngineStalled},
 	kindCancelled:          {name: "cancelled by the application", tells: true},
-	kindTooLarge:           {name: "too large", tells: true, response: errInternal, err: errAnswerTooLarge},
 }
 
 // The endings that are the same in every chat.
@@ -657,7 +658,7 @@ var (
 	clientStalled      = alwaysOf(kindClientStalled)
 	chatTimedOut       = alwaysOf(kindChatTimedOut)
 	engineStalled      = alwaysOf(kindEngineStalled)
-	answerTooLarge     = alwaysOf(kindTooLarge)
+	answerTooLarge     = failureOf(errAnswerTooLarge)
 )
 
 func alwaysOf(kind endingKind) *ending {

@@ -592,9 +592,6 @@ func TestDocumentedEndings(t *testing.T) {
 		if !o.tells {
 			row[1], row[2], row[3] = "aborted", "aborted", "no"
 		}
-		if kind == kindTooLarge { // which comes before a JSON response
-			row[2] = "-"
-		}
 		want = append(want, row)
 	}
 	all := rows(t, "docs/operating.md")
