@@ -188,16 +188,16 @@ func (m *Memory) End(_ context.Context, r Ref, fragments int, e Ending) (State, 
 		return Lost, nil
 	case a.state.isFinal():
 		return a.state, nil
-	case e.Status == 0 && a.state == Outgrown && fragments >= 0:
+	case fragments == forgotten, a.state == Running && e.Status == 0 && len(a.texts) != fragments:
+		m.drop(a)
+		return Lost, nil
+	case a.state == Outgrown:
 		m.free(a)
 		m.expire(a, m.settings.Lease)
 		return Lost, nil // its state stays Outgrown, for its present readers
-	case e.Status == 0 && len(a.texts) == fragments:
+	case e.Status == 0:
 		a.state = Complete
 		m.expire(a, m.settings.Keep)
-	case e.Status == 0:
-		m.drop(a)
-		return Lost, nil
 	default:
 		m.free(a)
 		a.state, a.ending = Failed, e

@@ -765,27 +765,29 @@ func testOutgrownEnds(t *testing.T, backend Backend) {
 		}
 		return r
 	}
-	end := func(r resume.Ref) resume.State {
-		ended, err := store.End(t.Context(), r, 1, resume.Ending{})
+	end := func(r resume.Ref, e resume.Ending) resume.State {
+		ended, err := store.End(t.Context(), r, 1, e)
 		is.NoErr(err)
 		return ended
 	}
-	r := outgrow("a1")
-	for range 2 {
-		is.Equal(end(r), resume.Lost)
+	for id, e := range map[string]resume.Ending{"complete": {}, "failed": {Status: 503, Detail: "No model"}} {
+		r := outgrow(id)
+		for range 2 {
+			is.Equal(end(r, e), resume.Lost)
+		}
+		found, err := store.Stop(t.Context(), "acme", "k1")
+		is.NoErr(err)
+		is.True(!found)
+		part, err := store.Read(t.Context(), r, "", 0)
+		is.NoErr(err)
+		is.Equal(part, resume.Part{Texts: []string{"one"}, State: resume.Outgrown}) // its text is cut: not the model's error
 	}
+
+	r := outgrow("stopped")
 	found, err := store.Stop(t.Context(), "acme", "k1")
 	is.NoErr(err)
-	is.True(!found)
-	part, err := store.Read(t.Context(), r, "", 0)
-	is.NoErr(err)
-	is.Equal(part, resume.Part{Texts: []string{"one"}, State: resume.Outgrown})
-
-	r = outgrow("a2")
-	found, err = store.Stop(t.Context(), "acme", "k1")
-	is.NoErr(err)
 	is.True(found)
-	is.Equal(end(r), resume.Stopped) // its readers learn of the stop
+	is.Equal(end(r, resume.Ending{}), resume.Stopped) // its readers learn of the stop
 }
 
 // testStalledReader has a reader that does not read keep its slot for longer than

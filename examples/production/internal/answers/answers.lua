@@ -184,20 +184,20 @@ function methods.finish(fragments, failed, ending)
   if not a then return {'lost'} end
   if not a.goesOn then return {a.state} end
   fragments = tonumber(fragments)
-  if failed == '1' then
-    free(a)
-    a.state, keep = 'failed', rules.lease
-    redis.call('HSET', a.at, 'state', a.state, 'ending', ending)
-  elseif a.state == 'outgrown' and fragments >= 0 then
+  if fragments < 0 or a.state == 'running' and failed ~= '1' and redis.call('LLEN', a.fragments) ~= fragments then
+    drop(a)
+    return {'lost'}
+  elseif a.state == 'outgrown' then
     free(a)
     expire(a, rules.lease)
     return {'lost'} -- but for its present readers
-  elseif a.state == 'running' and redis.call('LLEN', a.fragments) == fragments then
+  elseif failed == '1' then
+    free(a)
+    a.state, keep = 'failed', rules.lease
+    redis.call('HSET', a.at, 'state', a.state, 'ending', ending)
+  else
     a.state = 'complete'
     redis.call('HSET', a.at, 'state', a.state, 'total', fragments)
-  else
-    drop(a)
-    return {'lost'}
   end
   count(a.id, overhead + a.held)
   expire(a, keep)
