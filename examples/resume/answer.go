@@ -25,8 +25,9 @@ import (
 // An answer ends once, and is settled when the store has said what it is for those who come
 // later, or is given up, which may be while the answer still runs. Readers learn of the end
 // when it has ended and is settled, so that a client that comes back, or stops the answer,
-// finds the same. They take a complete answer as one after Wait, even if it is not settled: a
-// stop that the keeper learns of later is for the other readers.
+// finds the same; or Wait after the end, even if it is not settled. The error may then still
+// change once, for the other readers: from none to ErrStopped, if the store accepted a stop
+// before it knew of the end.
 //
 // While the answer is kept, the engine waits for the store only; afterwards, for the readers.
 type answer struct {
@@ -96,14 +97,20 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 	defer timeout.Stop()
 	stop := context.AfterFunc(model, func() { a.end(ctx, context.Cause(model)) })
 	defer stop()
+	fail := func(err error) {
+		if !time.Now().Before(model.deadline) { // as botapi has it: the engine may watch the deadline itself
+			err = botapi.ErrChatTimeout
+		}
+		a.cancel(err)
+	}
 	defer func() {
 		if v := recover(); v != nil {
 			a.engine.notePanic(ctx, &r, v)
 		}
-		if r.Err != nil && !time.Now().Before(model.deadline) { // as botapi has it: the engine may watch the deadline itself
-			a.cancel(botapi.ErrChatTimeout)
+		if r.Err != nil {
+			fail(r.Err)
 		}
-		r.Err = cmp.Or(context.Cause(model), r.Err)
+		r.Err = context.Cause(model)
 		a.release() // first: a client that hears of the end may come with the next chat
 		a.mu.Lock()
 		a.returned = true
@@ -122,6 +129,7 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 		stall.Stop()
 		if err != nil {
 			_, _ = answerTo(err), endingOf(err) // a method may panic, as that of a typed nil does: here it is caught
+			fail(err)                           // the engine may go on for ever
 			return false
 		}
 		more := a.add(text)
@@ -221,7 +229,9 @@ func (a *answer) add(text string) (more bool) {
 		a.notifyReaders()
 	}
 	for !a.hasEnded() && a.size > window {
-		wake(a.urgent)
+		if a.stored == Running { // otherwise only readers make room
+			wake(a.urgent)
+		}
 		a.room.Wait()
 	}
 	return !a.hasEnded()

@@ -256,6 +256,26 @@ func TestEngineWatchesItsDeadline(t *testing.T) {
 	})
 }
 
+// TestEngineFailsAndStays has an engine that yields an error and does not return until it is
+// cancelled: immediately, with its error, as botapi does it.
+func TestEngineFailsAndStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		tooMany := &botapi.StatusError{Status: http.StatusTooManyRequests, Detail: "Too many"}
+		var cause error
+		engine, h := handler(t, resume.Options{Engine: botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+			return func(yield func(string, error) bool) {
+				yield("", tooMany)
+				<-ctx.Done()
+				cause = context.Cause(ctx)
+			}
+		})})
+		is.Equal(post(t, h, key).StatusCode, http.StatusTooManyRequests)
+		is.NoErr(engine.Close(t.Context()))
+		is.Equal(cause, tooMany)
+	})
+}
+
 // TestOnAnswerPanics on the model's own goroutine, which must not end the process.
 func TestOnAnswerPanics(t *testing.T) {
 	is := is.New(t)

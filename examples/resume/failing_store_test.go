@@ -29,13 +29,20 @@ type badStore struct {
 	failsOnce  atomic.Bool // the next Read
 	loses      atomic.Bool // the answer that is read next
 	forgets    atomic.Bool // all fragments of running answers but one
+	hangs      atomic.Bool // Add and Leave return when their context ends
 }
 
 var errAway = errors.New("the connection is lost")
 
+const terminator = "data: [DONE]\n\n"
+
 func (s *badStore) Add(ctx context.Context, a resume.Ref, from int, texts []string, attended bool) (resume.Added, error) {
 	s.adds.Add(1)
 	time.Sleep(time.Millisecond)
+	if s.hangs.Load() {
+		<-ctx.Done()
+		return resume.Added{}, ctx.Err()
+	}
 	if s.away.Load() {
 		return resume.Added{}, errAway
 	}
@@ -56,6 +63,10 @@ func (s *badStore) End(ctx context.Context, a resume.Ref, fragments int, e resum
 
 func (s *badStore) Leave(ctx context.Context, a resume.Ref, name string) error {
 	time.Sleep(time.Millisecond)
+	if s.hangs.Load() {
+		<-ctx.Done()
+		return ctx.Err()
+	}
 	return s.Store.Leave(ctx, a, name)
 }
 
@@ -164,7 +175,30 @@ func TestSlowReaderOfAnOutgrownAnswer(t *testing.T) {
 		time.AfterFunc(25*time.Second, func() { close(w.reads) })
 		serveAborted(h, &w, request(t.Context(), "key", key, true))
 		is.Equal(strings.Count(w.Body.String(), "x"), 150_000)
-		is.True(strings.HasSuffix(w.Body.String(), "data: [DONE]\n\n"))
+		is.True(strings.HasSuffix(w.Body.String(), terminator))
+		is.NoErr(engine.Close(t.Context()))
+	})
+}
+
+// A pacedWriter takes a while for each write.
+type pacedWriter struct{ *httptest.ResponseRecorder }
+
+func (w pacedWriter) Write(p []byte) (int, error) {
+	time.Sleep(100 * time.Millisecond)
+	return w.ResponseRecorder.Write(p)
+}
+
+// TestOutgrownAnswerDoesNotAskItsStore has an engine wait for the reader of an answer that has
+// outgrown its room: the store has no say in that.
+func TestOutgrownAnswerDoesNotAskItsStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		store := &badStore{Store: resume.NewMemory(resume.Settings{AnswerBytes: 100_000})}
+		engine, h := handler(t, resume.Options{Store: store, Engine: long(1000, 0)})
+		w := pacedWriter{httptest.NewRecorder()}
+		h.ServeHTTP(w, request(t.Context(), "key", key, true))
+		is.Equal(strings.Count(w.Body.String(), "x"), 1_000_000)
+		is.True(store.adds.Load() < 20)
 		is.NoErr(engine.Close(t.Context()))
 	})
 }
@@ -221,7 +255,7 @@ func counting(period time.Duration, asked *atomic.Int64) botapi.ChatEngineFunc {
 
 // isCounted says that a stream has all that counting says.
 func isCounted(body string) bool {
-	return strings.Count(body, `"content"`) == 300 && strings.HasSuffix(body, "data: [DONE]\n\n")
+	return strings.Count(body, `"content"`) == 300 && strings.HasSuffix(body, terminator)
 }
 
 // TestAnswerIsKeptNoLonger has an answer outgrow its room, and a store that goes away:
@@ -286,11 +320,43 @@ func TestEndWithoutItsStore(t *testing.T) {
 		time.AfterFunc(time.Second, func() { serveAborted(h, httptest.NewRecorder(), request(leaving, "key", key, true)) })
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, request(t.Context(), "key", key, true))
-		is.True(strings.HasSuffix(w.Body.String(), "data: [DONE]\n\n"))
+		is.True(strings.HasSuffix(w.Body.String(), terminator))
 		is.True(time.Since(over) <= 1500*time.Millisecond)
 		store.away.Store(false)
 		is.NoErr(engine.Close(t.Context()))
 	})
+}
+
+// TestStoreHangs has a store that does not return before its context ends. An answer that has
+// ended, complete or not, does not wait for it for long, nor does an engine that is ahead of it.
+func TestStoreHangs(t *testing.T) {
+	for name, c := range map[string]struct {
+		engine botapi.ChatEngineFunc
+		end    string
+	}{
+		"complete": {words("one"), terminator},
+		"failed": {func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+			return func(yield func(string, error) bool) {
+				yield("", &botapi.StatusError{Status: 503, Detail: "No model"})
+			}
+		}, `{"detail":"No model"}`},
+		"ahead": {long(200, 0), terminator},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				store := &badStore{Store: resume.NewMemory(resume.Settings{Lease: time.Minute})}
+				store.hangs.Store(true)
+				engine, h := handler(t, resume.Options{Store: store, Engine: c.engine})
+				w, began := httptest.NewRecorder(), time.Now()
+				h.ServeHTTP(w, request(t.Context(), "key", key, true))
+				is.True(strings.HasSuffix(w.Body.String(), c.end))
+				is.True(time.Since(began) < 5*time.Second) // Wait is one
+				store.hangs.Store(false)
+				is.NoErr(engine.Close(t.Context()))
+			})
+		})
+	}
 }
 
 // TestStoreLearnsOfTheEndFirst has a client that may have one model running send its next
@@ -447,7 +513,7 @@ func TestStalledReaderOfAnOutgrownAnswer(t *testing.T) {
 		<-done
 		is.Equal(w.Header().Get(resume.OutcomeHeader), "joined")
 		is.Equal(strings.Count(w.Body.String(), "x"), 1_000_000)
-		is.True(strings.HasSuffix(w.Body.String(), "data: [DONE]\n\n"))
+		is.True(strings.HasSuffix(w.Body.String(), terminator))
 		is.NoErr(engine.Close(t.Context()))
 	})
 }

@@ -43,8 +43,8 @@ func (a *answer) keep(ctx context.Context) {
 }
 
 // givesUp reports whether a store that has failed is given up: when the lease of the answer is
-// over, and after Wait if the engine and a client wait for it. (A store that does not return
-// has failed after a Lease.)
+// over, and after Wait if the engine and a client wait for it. (A call that has not returned
+// after Wait has failed.)
 func (k *keeper) givesUp(s state) bool {
 	if k.failingAt.IsZero() {
 		k.failingAt = time.Now()
@@ -56,7 +56,7 @@ func (k *keeper) givesUp(s state) bool {
 // tell tells the store what it lacks of the answer, and returns what it has then.
 func (k *keeper) tell(s state) (stored State, have int, err error) {
 	store := k.engine.store
-	ctx, cancel := context.WithTimeout(context.Background(), k.engine.rules.Lease)
+	ctx, cancel := context.WithTimeout(context.Background(), k.engine.rules.Wait)
 	defer cancel()
 	added, err := store.Add(ctx, k.Ref, s.first, s.texts, s.attended)
 	if err != nil {
@@ -120,7 +120,7 @@ func (e *Engine) forget(a *answer) {
 	delete(e.answers, a.ID)
 	e.mu.Unlock()
 	if known {
-		ctx, cancel := context.WithTimeout(context.Background(), e.rules.Lease)
+		ctx, cancel := context.WithTimeout(context.Background(), e.rules.Wait)
 		defer cancel()
 		_ = e.store.Leave(ctx, a.Ref, a.ID) // otherwise its lease expires
 	}

@@ -100,8 +100,8 @@ func (r *reader) readHere() (p progress, ok bool) {
 	if r.next < a.first {
 		return progress{}, false
 	}
-	// For the end of a complete answer, a store that does not respond is not waited for.
-	isOver := a.hasEnded() && (a.stored.isFinal() || a.err == nil && time.Since(a.endedAt) >= r.engine.rules.Wait)
+	// For the end, a store that does not respond is not waited for.
+	isOver := a.hasEnded() && (a.stored.isFinal() || time.Since(a.endedAt) >= r.engine.rules.Wait)
 	return progress{a.texts[r.next-a.first:], isOver, a.err, a.changed}, true
 }
 
