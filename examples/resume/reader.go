@@ -127,8 +127,7 @@ func (r *reader) read(ctx context.Context) (progress, error) {
 	return p, nil
 }
 
-// advance counts fragments as read. The engine of an answer that is not kept may
-// wait for that.
+// advance counts fragments as read. The engine may wait for that, if the store takes no more.
 func (r *reader) advance(texts int) {
 	if r.local == nil {
 		r.next += texts
@@ -168,7 +167,7 @@ func (r *reader) leave() {
 		delete(a.readers, r)
 		a.timeoutLogged = r.timedOut
 		a.trim()
-		a.notify()
+		wake(a.urgent)
 		a.mu.Unlock()
 	}
 	r.mu.Lock()
