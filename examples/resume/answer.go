@@ -18,23 +18,26 @@ import (
 //
 //   - run calls the engine, adds its fragments, and ends the answer when the engine has
 //     returned or its context has ended, whichever comes first.
-//   - keep copies the answer to the store. It alone learns what the store says: that the
+//   - keep copies the answer to the store. It alone acts on what the store says: that the
 //     answer was stopped, abandoned or lost, or has outgrown its room.
 //   - Readers follow it, each in its own request.
 //
-// An answer ends once, and is settled when the store has said what it is for those who come
-// later, or is given up, which may be while the answer still runs. Readers learn of the end
-// when it has ended and is settled, so that a client that comes back, or stops the answer,
-// finds the same; or Wait after the end, even if it is not settled. The error may then still
-// change once, for the other readers: from none to ErrStopped, if the store accepted a stop
-// before it knew of the end.
+// Those of timers and contexts only end or cancel it, wake keep, or renew a lease.
 //
-// While the answer is kept, the engine waits for the store only; afterwards, for the readers.
+// An answer ends here once (endedAt). It is settled when its state in the store is final: the
+// store has said so, or keep has given the store up, perhaps while the answer still runs.
+// Readers learn of the end when it has ended and is settled, so that a client that comes back,
+// or stops the answer, finds the same; or Wait after the end, even if it is not settled. The
+// error may then still change once, for the other readers: from none to ErrStopped, if the store
+// accepted a stop before it knew of the end.
+//
+// While the store takes fragments (stored is Running), the engine waits for the store only;
+// afterwards, for the readers.
 type answer struct {
 	Ref
 	engine  *Engine
 	cancel  context.CancelCauseFunc // ends the model's context
-	release func()                  // what the limits count of its model
+	release func()                  // of botapi's slot, and of Engine.models; dismiss releases the store's
 	urgent  chan struct{}           // receives what the keeper should not let wait
 	settled chan struct{}           // closed when the answer is settled
 
@@ -50,7 +53,7 @@ type state struct {
 	texts    []string      // fragments that the store, or a reader, may lack
 	first    int           // number of texts[0]
 	size     int64         // of texts, in memory
-	stored   State         // what the store has said last; it gets the fragments while that is Running
+	stored   State         // in the store, as far as keep knows; Lost if keep has given the store up
 	have     int           // how many fragments the store has
 	endedAt  time.Time     // zero until the answer has ended
 	err      error         // why it is incomplete, once it has ended
@@ -62,8 +65,8 @@ type state struct {
 func (s state) hasEnded() bool { return !s.endedAt.IsZero() }
 
 const (
-	// window is how many bytes the engine may be ahead of the store, or of the
-	// slowest reader of an answer that is not kept.
+	// window is how many bytes the engine may be ahead of the store or, when that takes no
+	// more, of the slowest reader.
 	window = 64 << 10
 	// inMemory is what a fragment takes in memory besides its text.
 	inMemory = 24
@@ -237,8 +240,8 @@ func (a *answer) add(text string) (more bool) {
 	return !a.hasEnded()
 }
 
-// trim drops fragments that are not needed here: the store has them, or if the
-// answer is not kept, all readers. It is called with the lock held.
+// trim drops fragments that are not needed here: the store has them or, when that takes no
+// more, all readers. It is called with the lock held.
 func (a *answer) trim() {
 	needed := a.have
 	if a.stored != Running {

@@ -40,18 +40,20 @@
 //     those who follow it in its process; who comes later starts anew.
 //   - A running answer keeps the slot of the chat that started it until its model has
 //     returned, with or without readers: it counts against MaxConcurrentChats and
-//     MaxChatsPerAccount of botapi, and against Running and RunningPerOwner, which count
-//     in all processes. Too many of them, too many readers and readers that come back too
+//     MaxChatsPerAccount of botapi. So does its slot in the store against Running and
+//     RunningPerOwner, which count in all processes. Too many of them, too many readers and readers that come back too
 //     often are a 429 with Retry-After.
-//   - A client that comes back when a limit of botapi is reached shares the slot of its
-//     answer ([Engine.OnLimit]), in the process that runs the answer. It disconnects nobody.
+//   - A client that comes back when a limit of botapi is reached shares a slot that its key
+//     has in this process, that of its answer or of a reader ([Engine.OnLimit]). It
+//     disconnects nobody.
 //   - ChatTimeout and StallTimeout of [Options], by default those of botapi.Options,
 //     bound the model's work; those of botapi.Options bound each reader, and an answer
 //     that is not kept.
 //   - OnAnswer is called once for each call of the model, when it has returned and, if the
-//     answer is complete, the store knows that or has not said it within Wait; bill there, and not in OnChat, which is called for each reader.
+//     answer is complete, the store knows that or has not said it within Wait. Bill there, and
+//     not in OnChat, which is called for each reader.
 //   - A key of the API that is revoked does not end the answers that were started
 //     with it; joining them needs a valid one.
-//   - A reader that is slow delays neither the model nor other readers, as long as
-//     the answer is kept.
+//   - A reader that is slow delays neither the model nor other readers, until an answer
+//     outgrows its room.
 package resume

@@ -53,8 +53,8 @@ type Options struct {
 	Limits func(ctx context.Context, owner string) (Limits, error)
 
 	// OnAnswer is called once for each call of Engine, after it has returned, which
-	// may be after the request; Close waits for it. An answer without a key, or that
-	// is not kept, does not end before it returns, unless its client has disconnected.
+	// may be after the request; Close waits for it. The client of an answer without a key, or
+	// of one that is NotKept, gets the end only when OnAnswer has returned.
 	// Its context has the values of the request that started the answer, and is not
 	// cancelled. It may be nil, and is called concurrently.
 	OnAnswer func(ctx context.Context, r Report)
@@ -120,13 +120,13 @@ type Engine struct {
 	rules   Settings
 	badKey  error
 	models  counter[string] // that run for chats with a key, by owner, also for those that are not kept
-	loans   counter[Ref]    // of slots, by name
+	loans   counter[name]   // of slots
 
 	mu      sync.Mutex
-	answers map[string]*answer     // those in progress in this process, by id
-	slots   map[Ref][]*botapi.Slot // of chats and models with a key, by name; one for each of them
+	answers map[string]*answer      // those in progress in this process, by id
+	slots   map[name][]*botapi.Slot // of chats and models with a key; one for each of them
 	closed  bool
-	running sync.WaitGroup // answers and their keepers
+	running sync.WaitGroup // all that Close waits for
 }
 
 var validKey = regexp.MustCompile(`^[A-Za-z0-9_-]{16,255}$`)
@@ -156,9 +156,9 @@ func New(o Options) *Engine {
 		rules:   rules,
 		badKey:  badKey,
 		models:  counter[string]{most: rules.Running, counts: make(map[string]int64)},
-		loans:   counter[Ref]{most: math.MaxInt64, counts: make(map[Ref]int64)},
+		loans:   counter[name]{most: math.MaxInt64, counts: make(map[name]int64)},
 		answers: make(map[string]*answer),
-		slots:   make(map[Ref][]*botapi.Slot),
+		slots:   make(map[name][]*botapi.Slot),
 	}
 	e.store.Watch(e.stopped)
 	return e
@@ -222,9 +222,9 @@ func (e *Engine) Join(ctx context.Context, key string) iter.Seq2[string, error] 
 	}
 }
 
-// answer joins an answer or starts it. A claim that may only join has an error that is its
-// response if there is no answer, and perhaps no request.
-func (e *Engine) answer(ctx context.Context, c Claim, req *botapi.ChatRequest, rejected error, yield func(string, error) bool) {
+// answer joins an answer or starts it. With ifNone, the claim may only join: ifNone is the
+// response if there is nothing to join. That of Join has no req.
+func (e *Engine) answer(ctx context.Context, c Claim, req *botapi.ChatRequest, ifNone error, yield func(string, error) bool) {
 	if e.options.Limits != nil {
 		var err error
 		if c.Limits, err = e.options.Limits(ctx, c.Owner); err != nil {
@@ -239,8 +239,8 @@ func (e *Engine) answer(ctx context.Context, c Claim, req *botapi.ChatRequest, r
 	switch {
 	case err != nil && req == nil:
 		yield("", errUnavailable(err))
-	case err != nil && rejected != nil:
-		yield("", rejected)
+	case err != nil && ifNone != nil:
+		yield("", ifNone)
 	case err != nil:
 		e.log(ctx, slog.LevelWarn, "an answer cannot be kept", slog.Any("error", err))
 		e.begin(nil, func() { e.takeBack(c.Ref) }) // the claim may have succeeded; after Close, its lease expires
@@ -250,12 +250,12 @@ func (e *Engine) answer(ctx context.Context, c Claim, req *botapi.ChatRequest, r
 	case found.State == Found:
 		if died := e.join(ctx, c, found.ID, yield); died {
 			noteOutcome(ctx, "")
-			e.answer(ctx, c, req, rejected, yield)
+			e.answer(ctx, c, req, ifNone, yield)
 		}
 	case found.State == NoRoom:
 		e.unkept(ctx, c, req, yield)
 	default:
-		yield("", cmp.Or(rejections[found.State], rejected, errUnavailable(fmt.Errorf("the store has answered a claim with %q", found.State))))
+		yield("", cmp.Or(rejections[found.State], ifNone, errUnavailable(fmt.Errorf("the store has answered a claim with %q", found.State))))
 	}
 }
 
@@ -287,8 +287,8 @@ func (e *Engine) start(ctx context.Context, c Claim, req *botapi.ChatRequest, yi
 	first.follow(ctx, yield)
 }
 
-// begin starts goroutines that Close waits for, of an answer or not, unless Close
-// has been called.
+// begin starts goroutines that Close waits for, unless Close has been called. a is the answer
+// that they are for, if they run one.
 func (e *Engine) begin(a *answer, goroutines ...func()) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -339,7 +339,7 @@ func (e *Engine) unkept(ctx context.Context, c Claim, req *botapi.ChatRequest, y
 	e.playUnkept(ctx, &Report{Request: req, Outcome: NotKept}, yield)
 }
 
-// A counter counts what is in progress for each owner, or for each key.
+// A counter counts what is in progress for each owner, or for each name.
 type counter[K comparable] struct {
 	most int64 // of all
 
@@ -348,24 +348,24 @@ type counter[K comparable] struct {
 	counts map[K]int64
 }
 
-// take counts one more, unless of has so many or all have the most.
-func (c *counter[K]) take(of K, limit int64) bool {
+// take counts one more of who, unless who has limit already, or all together have most.
+func (c *counter[K]) take(who K, limit int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.all >= c.most || c.counts[of] >= limit {
+	if c.all >= c.most || c.counts[who] >= limit {
 		return false
 	}
 	c.all++
-	c.counts[of]++
+	c.counts[who]++
 	return true
 }
 
-func (c *counter[K]) release(of K) {
+func (c *counter[K]) release(who K) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.all--
-	if c.counts[of]--; c.counts[of] == 0 {
-		delete(c.counts, of)
+	if c.counts[who]--; c.counts[who] == 0 {
+		delete(c.counts, who)
 	}
 }
 
@@ -487,8 +487,9 @@ func (e *Engine) Close(ctx context.Context) error {
 	}
 }
 
-// InProgress counts the answers with a key whose model runs in this process, and
-// those of them that no request in this process follows.
+// InProgress counts the answers with a key that this process runs: until the model has
+// returned and the store knows of the end. unattended are those of them that no request in
+// this process follows.
 func (e *Engine) InProgress() (all, unattended int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

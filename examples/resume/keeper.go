@@ -24,7 +24,7 @@ type keeper struct {
 // lease and that of its model, and ends it there. It returns when the answer is settled
 // and the engine has returned.
 func (a *answer) keep(ctx context.Context) {
-	defer a.engine.forget(a)
+	defer a.engine.dismiss(a)
 	k := keeper{answer: a, answeredAt: time.Now()}
 	for s := a.load(); !s.stored.isFinal() || !s.returned; s = a.load() {
 		stored, have, err := k.tell(s)
@@ -70,12 +70,12 @@ func (k *keeper) tell(s state) (stored State, have int, err error) {
 	case added.State.isFinal() || s.stored.isFinal() || !s.hasEnded():
 		return added.State, added.Have, nil
 	}
-	stored, err = store.End(ctx, k.Ref, added.Have, endingOf(s.err))
+	stored, err = store.End(ctx, k.Ref, s.first+len(s.texts), endingOf(s.err))
 	return stored, added.Have, err
 }
 
-// act does what the store says: it ends an answer that was stopped, or that nobody follows
-// and nobody can join: immediately, if it is Outgrown or Lost.
+// act does what the store says: it ends an answer that was stopped. One of which the store
+// takes no more is cancelled when nobody here follows it: nobody could come back for it.
 func (k *keeper) act(ctx context.Context, s state, stored State) {
 	if stored == Stopped {
 		k.cancel(ErrStopped)
@@ -88,7 +88,7 @@ func (k *keeper) act(ctx context.Context, s state, stored State) {
 		k.engine.log(ctx, slog.LevelInfo, "an answer is no longer kept", slog.String("state", string(stored)))
 	}
 	if s.returned && stored.isFinal() {
-		k.engine.forget(k.answer) // before a reader learns of the end
+		k.engine.dismiss(k.answer) // before a reader learns of the end
 	}
 }
 
@@ -112,9 +112,9 @@ func (k *keeper) pause(s state, failed error) {
 	}
 }
 
-// forget ends what the process knows of an answer whose engine has returned, and
-// releases the slot of its model in the store. Only the first call counts.
-func (e *Engine) forget(a *answer) {
+// dismiss takes an answer off the list of those in progress when its engine has returned, and
+// releases the slot of its model in the store, which keeps the text. Only the first call counts.
+func (e *Engine) dismiss(a *answer) {
 	e.mu.Lock()
 	known := e.answers[a.ID] == a
 	delete(e.answers, a.ID)

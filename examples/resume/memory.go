@@ -14,15 +14,15 @@ type Memory struct {
 	settings Settings
 
 	mu      sync.Mutex
-	names   map[Ref]*kept    // what a Claim finds, by name
-	ids     map[string]*kept // those, and what only their readers find
+	names   map[name]*record   // what a Claim finds, by name
+	ids     map[string]*record // those, and what only their readers find
 	owners  map[string]*owner
 	running leases // of all owners, by answer
 	bytes   int64  // of all owners
 }
 
-// A kept is one answer.
-type kept struct {
+// A record is one answer.
+type record struct {
 	Ref
 	body       string
 	state      State
@@ -60,8 +60,8 @@ func (l leases) live() int64 {
 func NewMemory(s Settings) *Memory {
 	return &Memory{
 		settings: s.Completed(),
-		names:    make(map[Ref]*kept),
-		ids:      make(map[string]*kept),
+		names:    make(map[name]*record),
+		ids:      make(map[string]*record),
 		owners:   make(map[string]*owner),
 		running:  make(leases),
 	}
@@ -97,7 +97,7 @@ func (m *Memory) start(c Claim) Claimed {
 	case o.bytes+LeastRunning > m.settings.OwnerBytes, m.bytes+LeastRunning > m.settings.AllBytes:
 		return Claimed{State: NoRoom}
 	}
-	a := &kept{Ref: c.Ref, body: c.Body, state: Running, born: time.Now(), readers: make(leases)}
+	a := &record{Ref: c.Ref, body: c.Body, state: Running, born: time.Now(), readers: make(leases)}
 	m.names[a.name()], m.ids[a.ID] = a, a
 	m.expire(a, m.settings.Lease)
 	m.count(a, LeastRunning)
@@ -105,7 +105,7 @@ func (m *Memory) start(c Claim) Claimed {
 	return Claimed{Started, a.ID}
 }
 
-func (m *Memory) join(a *kept, c Claim) Claimed {
+func (m *Memory) join(a *record, c Claim) Claimed {
 	o := m.owner(a.Owner)
 	switch {
 	case a.joins >= JoinBurst+int64(time.Since(a.born)/time.Second):
@@ -119,7 +119,7 @@ func (m *Memory) join(a *kept, c Claim) Claimed {
 }
 
 // attend gives a reader its slot, or renews that.
-func (m *Memory) attend(a *kept, reader string) {
+func (m *Memory) attend(a *record, reader string) {
 	until := time.Now().Add(m.settings.Lease)
 	a.readers[reader], m.owner(a.Owner).readers[reader] = until, until
 	a.unattended = time.Time{}
@@ -163,7 +163,7 @@ func (m *Memory) Add(_ context.Context, r Ref, from int, texts []string, attende
 }
 
 // append adds fragments, unless an answer outgrows its room by them.
-func (m *Memory) append(a *kept, texts []string) {
+func (m *Memory) append(a *record, texts []string) {
 	held := a.held
 	for _, text := range texts {
 		held += int64(len(text)) + m.settings.FragmentBytes
@@ -211,7 +211,7 @@ func (m *Memory) End(_ context.Context, r Ref, fragments int, e Ending) (State, 
 func (m *Memory) Stop(_ context.Context, owner, key string) (found bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	a := m.names[Ref{Owner: owner, Key: key}]
+	a := m.names[name{owner, key}]
 	if a == nil {
 		return false, nil
 	}
@@ -235,7 +235,7 @@ func (m *Memory) Read(_ context.Context, r Ref, reader string, from int) (Part, 
 	if reader != "" {
 		m.attend(a, reader)
 	}
-	if a.state != Running && time.Until(a.until) < m.settings.Lease { // it is kept while it is read
+	if a.state != Running && time.Until(a.until) < m.settings.Lease { // it stays while it is read
 		m.expire(a, m.settings.Lease)
 	}
 	texts := a.texts[min(from, len(a.texts)):]
@@ -280,14 +280,14 @@ func (m *Memory) dropOwner(id string) {
 }
 
 // count sets how many bytes the limits count for an answer.
-func (m *Memory) count(a *kept, bytes int64) {
+func (m *Memory) count(a *record, bytes int64) {
 	m.owner(a.Owner).bytes += bytes - a.counted
 	m.bytes += bytes - a.counted
 	a.counted = bytes
 }
 
 // drop forgets an answer.
-func (m *Memory) drop(a *kept) {
+func (m *Memory) drop(a *record) {
 	m.free(a)
 	delete(m.ids, a.ID)
 	a.timer.Stop()
@@ -299,14 +299,14 @@ func (m *Memory) drop(a *kept) {
 }
 
 // free takes the key from an answer: the next Claim does not find it.
-func (m *Memory) free(a *kept) {
+func (m *Memory) free(a *record) {
 	if name := a.name(); m.names[name] == a {
 		delete(m.names, name)
 	}
 }
 
 // expire sets when an answer is forgotten.
-func (m *Memory) expire(a *kept, after time.Duration) {
+func (m *Memory) expire(a *record, after time.Duration) {
 	a.until = time.Now().Add(after)
 	if a.timer != nil {
 		a.timer.Reset(after)

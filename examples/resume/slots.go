@@ -8,9 +8,9 @@ import (
 	"example.com/botapi"
 )
 
-// A chat with a key uses a slot of the application's limits, and its model keeps that until
-// it has returned. A client that comes back when a limit is reached shares such a slot of its
-// key, in this process: OnLimit lends it.
+// This file is about the slots of botapi's limits; those of the store are its own. A chat with
+// a key uses one, and its model keeps that until it has returned. A client that comes back when
+// a limit is reached shares such a slot of its key, in this process: OnLimit lends it.
 
 // A loan is a slot that OnLimit has lent to a chat.
 type loan struct {
@@ -45,24 +45,32 @@ func (e *Engine) OnLimit(ctx context.Context, l botapi.Limit) (*botapi.Slot, err
 	if key == "" || err != nil {
 		return nil, nil // the Engine rejects it, once there is room
 	}
-	name := Ref{Owner: e.options.Owner(ctx), Key: key}
-	e.mu.Lock()
-	held := slices.Clone(e.slots[name])
-	e.mu.Unlock()
+	n := name{e.options.Owner(ctx), key}
+	slot := e.heldBy(n)
 	switch {
-	case len(held) == 0:
+	case slot == nil:
 		return nil, nil
-	case !e.loans.take(name, e.rules.Readers):
+	case !e.loans.take(n, e.rules.Readers):
 		return nil, errTooManyReaders
 	}
-	giveUp := sync.OnceFunc(func() { e.loans.release(name) })
+	giveUp := sync.OnceFunc(func() { e.loans.release(n) })
 	context.AfterFunc(ctx, giveUp) // in case that the Engine is not called
-	botapi.RequestFrom(ctx).SetValue(loanKey{}, loan{held[0], l.Err, giveUp})
-	return held[0], nil
+	botapi.RequestFrom(ctx).SetValue(loanKey{}, loan{slot, l.Err, giveUp})
+	return slot, nil
+}
+
+// heldBy returns a slot that a key has in this process, or nil.
+func (e *Engine) heldBy(n name) *botapi.Slot {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if held := e.slots[n]; len(held) > 0 {
+		return held[0]
+	}
+	return nil
 }
 
 // hold keeps the slot of a request in use, for a chat or a model with a key.
-func (e *Engine) hold(ctx context.Context, name Ref) (release func()) {
+func (e *Engine) hold(ctx context.Context, n name) (release func()) {
 	slot := botapi.RequestFrom(ctx).Slot()
 	free, isHeld := slot.Hold()
 	if !isHeld { // not within a handler of botapi
@@ -70,12 +78,12 @@ func (e *Engine) hold(ctx context.Context, name Ref) (release func()) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.slots[name] = append(e.slots[name], slot)
+	e.slots[n] = append(e.slots[n], slot)
 	return func() {
 		e.mu.Lock()
-		i := slices.Index(e.slots[name], slot)
-		if e.slots[name] = slices.Delete(e.slots[name], i, i+1); len(e.slots[name]) == 0 {
-			delete(e.slots, name)
+		i := slices.Index(e.slots[n], slot)
+		if e.slots[n] = slices.Delete(e.slots[n], i, i+1); len(e.slots[n]) == 0 {
+			delete(e.slots, n)
 		}
 		e.mu.Unlock()
 		free()

@@ -36,8 +36,8 @@ type Settings struct {
 	// process; 9 seconds.
 	Lease time.Duration
 
-	// Wait is how long a chat waits for the store; then it is answered as without a
-	// key. 1 second.
+	// Wait is how long a chat waits for the store: to begin, and then it is answered as
+	// without a key; and to end. 1 second.
 	Wait time.Duration
 }
 
@@ -66,35 +66,50 @@ func (s Settings) Completed() Settings {
 //
 // The store decides in which state an answer is, for all processes. Claim makes it Running;
 // Add makes it Outgrown, or Lost if nobody has followed it for Abandon; Stop makes it Stopped,
-// and End Complete, Failed or Lost. Nothing changes one that is Complete, Failed or Stopped.
-// A store may lose an answer at any time, but never a part of one: it is Lost then. Only the
-// process that runs an answer calls Add and End for it, one call at a time.
+// and End Complete or Failed. Nothing changes one that is Complete, Failed or Stopped. A store
+// may lose an answer at any time, but never a part of one: it is Lost then. Only the process
+// that runs an answer calls Add and End for it, one call at a time.
+//
+// Models and readers have slots in the store, which limits count in all processes. Each is
+// leased: it is free a Lease after its process was last heard of. (The slots of botapi's limits
+// are others: each process has its own.)
+//
+// The contexts of Claim, Add, End and Leave end after Wait, that of Read after a Lease, that of
+// Stop after five Waits. A store must neither change texts nor keep the slice.
 type Store interface {
 	// Settings returns the rules, complete.
 	Settings() Settings
 
-	// Claim starts the answer of a key that has none, or joins the one that it has.
+	// Claim starts the answer of a key that has none, or joins the one that it has. The first
+	// of these that is true is its result: OtherBody, Stopped, TooManyJoins, TooManyReaders or
+	// Found if there is an answer to join, Nothing if c.Join, TooManyRunning, NoRoom, Started.
+	// An Outgrown answer cannot be joined, but its body counts.
 	Claim(ctx context.Context, c Claim) (Claimed, error)
 
-	// Add adds the fragments from a number on to a running answer, and renews its lease and
-	// that of its model. Fragments that the store has already are not added again. attended
-	// says that somebody follows the answer in the process that runs it. It is called ten
-	// times a second while a model writes, and three times a Lease while it does not.
+	// Add renews the slot of the model, also that of an answer which is over or unknown: it is
+	// called until the engine has returned. To a Running answer it adds the fragments from a
+	// number on; those that the store has already are not added again. Of a Running or an
+	// Outgrown one it renews the lease. attended says that somebody follows the answer in the
+	// process that runs it. It is called ten times a second while a model writes, immediately
+	// when much text waits, and three times a Lease while the model is silent.
 	Add(ctx context.Context, a Ref, from int, texts []string, attended bool) (Added, error)
 
-	// End ends a running answer that has this number of fragments, and returns its state for
-	// those who come later. A complete answer is Complete, but Lost if it has outgrown its
-	// room or the store has another number of fragments. With -1 fragments, which no answer
-	// has, the store forgets it.
+	// End ends a running answer of which the engine has said this number of fragments, and
+	// returns its state for those who come later. A complete answer of which the store has
+	// another number is forgotten, and Lost. One that has outgrown its room loses its key, and
+	// is Lost; for its present readers, it stays Outgrown for a Lease, as one that has Failed
+	// stays with its text. With -1 fragments, which no answer has, the store forgets it.
 	End(ctx context.Context, a Ref, fragments int, e Ending) (State, error)
 
 	// Stop ends the running answer of a key in the state Stopped, and does not
 	// change one that is over. It reports whether the key has an answer.
 	Stop(ctx context.Context, owner, key string) (found bool, err error)
 
-	// Read returns fragments from a number on, without waiting for any, and renews
-	// the slot of a reader, by the ID of its Claim; an empty one has none. An answer that
-	// is over is kept for another Lease at least. It is called ten times a second for a reader of another process.
+	// Read returns fragments from a number on, without waiting for any, and renews the slot of
+	// a reader, by the ID of its Claim; an empty one has none. Whoever has a slot follows the
+	// answer: it is not abandoned. An answer that is over stays for another Lease at least. Read
+	// is called ten times a second for a reader of another process, by a reader of the process
+	// that runs the answer if it is behind, and, with a number beyond all fragments, to renew.
 	Read(ctx context.Context, a Ref, reader string, from int) (Part, error)
 
 	// Leave releases the slot that a Claim took, by the ID of the Claim: that of a
@@ -110,16 +125,18 @@ type Store interface {
 // answer has, since a key may have several answers one after the other.
 type Ref struct{ Owner, Key, ID string }
 
-// name is what all answers of a key have in common.
-func (r Ref) name() Ref { return Ref{Owner: r.Owner, Key: r.Key} }
+// A name is what all answers of a key have in common.
+type name struct{ owner, key string }
+
+func (r Ref) name() name { return name{r.Owner, r.Key} }
 
 // forgotten is the number of fragments with which End forgets an answer.
 const forgotten = -1
 
 // A Claim asks for the answer of a key.
 type Claim struct {
-	Ref           // with a new ID: that of the answer, if it is started
-	Body   string // distinguishes what was asked; empty for whatever was asked
+	Ref           // with a new ID: that of the answer if it is started, otherwise that of the reader's slot
+	Body   string // distinguishes what was asked, in any bytes; empty for whatever was asked
 	Join   bool   // only join
 	Limits Limits // of the owner
 }
@@ -136,19 +153,19 @@ type Claimed struct {
 // A State is that of an answer, or why a Claim gets none.
 type State string
 
-// States of answers. A key leads to an answer that is Running, Complete or Stopped. Of the
-// others, only their present readers learn. One that is Outgrown can be stopped by its key
-// until its end, or until the key has another answer.
+// States of answers. A key leads to an answer that is Running, Complete or Stopped. Those that
+// are Failed or Lost are for their present readers only, and so is the text of one that is
+// Outgrown: its key can stop it until its end, or until the key has another answer.
 const (
 	Running  State = "running"
-	Outgrown State = "outgrown" // running, with more text than there is room for: what did fit is kept for its readers
+	Outgrown State = "outgrown" // has more text than there is room for: what did fit stays for its readers
 	Complete State = "complete"
 	Stopped  State = "stopped"
 	Failed   State = "failed"
 	Lost     State = "lost" // forgotten, abandoned, or its process has died
 )
 
-// isFinal reports whether an answer has ended in the store.
+// isFinal reports whether nothing changes the state of an answer any more.
 func (s State) isFinal() bool { return s != Running && s != Outgrown }
 
 // Results of a Claim, besides Stopped.
