@@ -38,8 +38,9 @@ func (e engines) names() string {
 // long, so it streams them faster.
 func (s settings) engines() engines {
 	all := engines{guide.Model: guide.Engine{Pace: s.pace / 4, Address: documentsAddress}}
+	repeats := new(eliza.Repeats)
 	for _, model := range eliza.Models() {
-		all[model] = eliza.Engine{Pace: s.pace}
+		all[model] = eliza.Engine{Pace: s.pace, Repeats: repeats}
 	}
 	if s.runtime != nil {
 		all[s.runtime.model] = s.runtime

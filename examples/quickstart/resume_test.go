@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -36,22 +37,22 @@ func TestAnswerOutlivesItsConnection(t *testing.T) {
 		t.Cleanup(func() { resp.Body.Close() })
 		return resp
 	}
-	begin := func(key string) {
+	begin := func(key, word string) {
 		t.Helper()
 		resp := send("POST", "/v1/chat", key)
 		is.Equal(resp.Header.Get("X-Botapi-Answer"), "kept")
 		first, err := bufio.NewReader(resp.Body).ReadString('\n')
 		is.NoErr(err)
-		is.Equal(first, `data: {"content":"What "}`+"\n")
+		is.Equal(first, `data: {"content":"`+word+` "}`+"\n")
 		resp.Body.Close()
 	}
 
-	begin("the-first-answer")
+	begin("the-first-answer", "What")
 	resp := send("POST", "/v1/chat", "the-first-answer")
 	is.Equal(resp.Header.Get("X-Botapi-Answer"), "joined")
 	is.Equal(joined(t, resp.Body), answerOfMira) // from its first fragment
 
-	begin("the-second-answer")
+	begin("the-second-answer", "When") // another answer to the same question
 	is.Equal(send("DELETE", "/v1/answers", "the-second-answer").StatusCode, http.StatusNoContent)
 	resp = send("POST", "/v1/chat", "the-second-answer")
 	is.Equal(resp.StatusCode, http.StatusGone)
@@ -64,6 +65,37 @@ func TestAnswerOutlivesItsConnection(t *testing.T) {
 			break // the engine has returned
 		}
 		is.True(time.Now().Before(deadline))
+	}
+}
+
+// TestAnotherAnswer asks for three answers to each question that the page suggests: without
+// keys, they are the same, and with keys, the second is another one.
+func TestAnotherAnswer(t *testing.T) {
+	server := serveBuiltIn(t, "the-key", io.Discard)
+	for _, bot := range []string{"mira", "juniper"} {
+		for i, question := range questions[bot] {
+			t.Run(question, func(t *testing.T) {
+				is := is.New(t)
+				var answers []string
+				for _, key := range []string{"", "a-key-for-one-answer", "a-key-for-another"} {
+					req, err := http.NewRequest("POST", server.URL+"/v1/chat", strings.NewReader(chatBody(bot, question, false)))
+					is.NoErr(err)
+					req.Header.Set("Authorization", "Bearer the-key")
+					if key != "" {
+						req.Header.Set("Idempotency-Key", fmt.Sprint(key, bot, i))
+					}
+					resp, err := http.DefaultClient.Do(req)
+					is.NoErr(err)
+					answer, err := io.ReadAll(resp.Body)
+					is.NoErr(err)
+					is.NoErr(resp.Body.Close())
+					is.Equal(resp.StatusCode, http.StatusOK)
+					answers = append(answers, string(answer))
+				}
+				is.Equal(answers[1], answers[0])
+				is.True(answers[2] != answers[0])
+			})
+		}
 	}
 }
 

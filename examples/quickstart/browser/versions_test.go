@@ -69,6 +69,19 @@ func TestVersionsOfAnAnswer(t *testing.T) {
 	is.Equal(tab.answers(), []string{"Answer 2", "Answer 4"})
 }
 
+// TestRegenerateMira asks a bot of the quickstart for another answer.
+func TestRegenerateMira(t *testing.T) {
+	is := is.New(t)
+	q := startQuickstart(t, "-pace", "0")
+	tab := newTab(t)
+	tab.open(q.address + "/#key=" + key + "&bot=mira")
+	tab.click(".suggestion")
+	tab.seeLast("What is it about your exam that makes you worried?")
+	tab.click(".message:last-child .regenerate")
+	tab.seeLast("When your exam comes to mind, where do you feel it?")
+	is.Equal(tab.versions(), []string{"2 / 2"})
+}
+
 // TestRegenerateAgain has a service that keeps no answers, and is silent when an answer
 // is regenerated. The page asks again for that version, and without an answer returns
 // to the earlier one.

@@ -1,6 +1,6 @@
 // Package eliza is a chat engine in the tradition of Joseph Weizenbaum's ELIZA of 1966: it
-// uses no model, and turns the user's words into questions by the rules of a script. It
-// keeps no state: what it remembers comes from the messages of the request.
+// uses no model, and turns the user's words into questions by the rules of a script. What
+// it remembers of a conversation comes from the messages of the request.
 package eliza
 
 import (
@@ -78,6 +78,9 @@ type Engine struct {
 	// Pace is the delay before each word of a stream but the first. A JSON
 	// response is not delayed.
 	Pace time.Duration
+	// Repeats makes a bot give its other lines when it is asked for another answer to the
+	// same messages. Without it, the same messages always get the same answer.
+	Repeats *Repeats
 }
 
 // Chat answers the last message of the conversation, word by word.
@@ -91,7 +94,7 @@ func (e Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[str
 		if !req.Stream {
 			e.Pace = 0
 		}
-		c := conversation{script: script, bot: req.Bot.Name, said: map[*rule]int{}}
+		c := conversation{script: script, bot: req.Bot.Name, said: map[*rule]int{}, repeats: e.Repeats.count(ctx, req)}
 		speech.Speak(ctx, strings.SplitAfterSeq(c.answer(req.Messages), " "), e.Pace, yield)
 	}
 }
@@ -102,13 +105,22 @@ type conversation struct {
 	bot, name, topic string
 	brief            bool
 	said             map[*rule]int
-	memories         []string
+	memories         []memory
+	repeats          int // answers that these messages have got before
+	isLast           bool
+}
+
+// A memory is a rule for what to say later, and what it says it of.
+type memory struct {
+	*rule
+	parts []string
 }
 
 // answer replays the messages, to find out which lines are next.
 func (c *conversation) answer(messages []botapi.ChatMessage) (reply string) {
-	for _, m := range messages {
+	for i, m := range messages {
 		clauses := read(m.Content)
+		c.isLast = i == len(messages)-1
 		switch m.Role {
 		case botapi.RoleSystem:
 			c.follow(clauses)
@@ -161,49 +173,54 @@ func (c *conversation) reply(clauses []string, isQuestion bool) string {
 	for _, clause := range clauses {
 		c.learnName(clause)
 	}
-	reply := c.match("?", clauses)
-	switch {
-	case reply != "":
+	reply := ""
+	switch found := c.match("?", clauses); {
+	case found != nil:
+		reply = c.say(*found)
 	case len(clauses) == 0:
 		reply = c.situation("silence")
 	case isQuestion:
 		reply = c.situation("question")
 	case len(c.memories) > 0:
-		reply, c.memories = c.memories[0], c.memories[1:]
+		reply, c.memories = c.say(c.memories[0]), c.memories[1:]
 	case c.topic != "":
 		reply = c.situation("topic")
 	default:
 		reply = c.situation("unknown")
 	}
-	if memory := c.match("~", clauses); memory != "" {
-		c.memories = append(c.memories, memory)
+	if found := c.match("~", clauses); found != nil {
+		c.memories = append(c.memories, *found)
 		c.memories = c.memories[max(0, len(c.memories)-mostMemories):]
 	}
 	return reply
 }
 
-// match answers with the first rule of a kind that matches a clause.
-func (c *conversation) match(kind string, clauses []string) string {
+// match returns the first rule of a kind that matches a clause, and what it matched.
+func (c *conversation) match(kind string, clauses []string) *memory {
 	for _, rule := range c.script {
 		for _, clause := range clauses {
 			if rule.kind != kind {
 				continue
 			}
 			if parts := rule.pattern.FindStringSubmatch(clause); parts != nil {
-				return c.say(rule, parts)
+				return &memory{rule, parts}
 			}
 		}
 	}
-	return ""
+	return nil
 }
 
 func (c *conversation) situation(name string) string {
-	return c.say(c.script[slices.IndexFunc(c.script, func(r *rule) bool { return r.name == name })], nil)
+	return c.say(memory{rule: c.script[slices.IndexFunc(c.script, func(r *rule) bool { return r.name == name })]})
 }
 
-func (c *conversation) say(r *rule, parts []string) string {
-	line := r.lines[c.said[r]%len(r.lines)]
-	c.said[r]++
+func (c *conversation) say(m memory) string {
+	next := c.said[m.rule]
+	c.said[m.rule]++
+	if c.isLast {
+		next += c.repeats
+	}
+	line := m.lines[next%len(m.lines)]
 	return capitalized(os.Expand(line, func(variable string) string {
 		switch variable {
 		case "bot":
@@ -214,7 +231,7 @@ func (c *conversation) say(r *rule, parts []string) string {
 			return strings.TrimSuffix(", "+c.name, ", ")
 		}
 		i, _ := strconv.Atoi(variable)
-		return mirror(parts[i])
+		return mirror(m.parts[i])
 	}))
 }
 
