@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"example.com/botapi/examples/quickstart/guide"
+	"github.com/chromedp/cdproto/target"
 	"github.com/chromedp/chromedp"
 	"github.com/matryer/is"
 )
@@ -28,6 +29,26 @@ func TestGuideLinksToDocuments(t *testing.T) {
 	tab.wait(`location.pathname.startsWith("/docs/") && document.getElementById(` + quoted(heading) + `)?.localName.startsWith("h")`)
 	tab.wait(`Math.abs(document.getElementById(` + quoted(heading) + `).getBoundingClientRect().top) < 100`)
 	is.True(evaluate[bool](tab, `scrollY > 0`))
+}
+
+// TestDocumentInAnotherTab opens a document from the guide's answer as a person does, in a
+// tab that knows the key: it leads to the chat and to the reference without asking.
+func TestDocumentInAnotherTab(t *testing.T) {
+	is := is.New(t)
+	q := startQuickstart(t)
+	tab := newTab(t)
+	tab.open(q.address + "/#key=" + key + "&bot=guide")
+	tab.say(guide.Questions[len(guide.Questions)-1])
+	tab.waitForAnswer()
+	opened := chromedp.WaitNewTarget(tab.ctx, func(info *target.Info) bool { return strings.Contains(info.URL, "/docs/") })
+	tab.click(".message:last-child a[href*='/docs/']")
+	document := openTab(t, tab.ctx, chromedp.WithTargetID(<-opened))
+	document.see("main h1")
+	document.click("nav a[href='../docs']")
+	document.wait(`document.querySelector("#chat .trial-key")?.checkVisibility() === false`)
+	document.click("nav a[href='./']")
+	document.see(".bot")
+	is.Equal(evaluate[int](tab, `localStorage.length`), 1) // the conversation: the browser does not keep the key
 }
 
 var (

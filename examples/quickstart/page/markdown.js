@@ -101,6 +101,10 @@ export function resolveLinks(address) {
   base = address;
 }
 
+// The browser copies the key, if only the tab has it, to a tab that knows its opener: so do
+// those of page.Options.Documents, from where links lead back to the bots.
+const documents = new URL("docs/", document.baseURI).href;
+
 // webAddress returns an address as the browser normalizes it, or "" if it is not
 // an http or https URL.
 function webAddress(text) {
@@ -328,7 +332,7 @@ function limited(tokens) {
       const isShown = open.length < deepestInline && !(isLink && (open.includes("link") || !token.attrGet("href")));
       const [begin, end] = isLink ? literalLink(token) : [token.markup, token.markup];
       open.push(!isShown ? { end } : isLink ? "link" : "mark");
-      if (isShown && isLink) token.attrs.push(["target", "_blank"], ["rel", "noopener noreferrer"]);
+      if (isShown && isLink) token.attrs.push(["target", "_blank"], ["rel", token.attrGet("href").startsWith(documents) ? "opener" : "noopener noreferrer"]);
       return isShown ? token : asText(token, begin);
     }
     const closed = token.nesting === -1 && open.pop();
