@@ -410,6 +410,7 @@ func TestDeletedInAnotherTab(t *testing.T) {
 				is.True(m.end(t) != nil)
 				first.wait(`document.querySelectorAll(".user, .conversation-item").length === 0`)
 				is.Equal(first.text("#announcement"), "This conversation was deleted in another tab.")
+				is.Equal(first.texts(".cleared"), []string{"This conversation was deleted in another tab."})
 				is.True(!evaluate[bool](first, `Object.values(localStorage).some((text) => text.includes("Hello") || text.includes("And now"))`))
 				if do.restore != nil {
 					do.restore(second)
@@ -417,8 +418,14 @@ func TestDeletedInAnotherTab(t *testing.T) {
 						tab.wait(`document.querySelectorAll(".user").length === 2`)
 						is.Equal(tab.texts(".user .text"), []string{"Hello", "And now?"})
 						is.Equal(tab.answers(), []string{"An earlier answer.", "One,"})
+						is.Equal(tab.texts(".cleared"), []string{})
 					}
+					return
 				}
+				first.say("I go on")
+				m.fragments <- "Yes."
+				first.seeAnswer("Yes.")
+				is.Equal(first.texts(".cleared"), []string{})
 			})
 		}
 	}

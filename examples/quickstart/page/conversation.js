@@ -27,6 +27,7 @@ export class Conversation extends EventTarget {
   turns; // title, settings: see store.js
   attempt = null; // the answer in progress: {turn, text, since, heard, controller, kept, lost, breaks, isResumed, before}
   #cleared = null; // the turns that undo restores
+  isDeleted = false; // whether another tab has deleted it, until there are turns again
   #fate = "kept"; // the result of storing the current answer, see store.keep
   arrived = () => {}; // called for each fragment; an event would cost more than the fragment
   #isStored; // whether the store has it: another tab has deleted it if it is missing there
@@ -287,6 +288,7 @@ export class Conversation extends EventTarget {
 
   #keepAll() {
     this.#fate = store.keep(this, this.turns);
+    this.isDeleted = false;
     this.#isStored = store.has(this.id);
   }
 
@@ -299,6 +301,7 @@ export class Conversation extends EventTarget {
 
   #forgetIfDeleted() {
     if (!this.#isStored || store.has(this.id)) return false;
+    this.isDeleted = true;
     this.forget();
     this.#emit("deleted");
     return true;
@@ -368,6 +371,7 @@ export class Conversation extends EventTarget {
     else if (own) turns.push(own);
     this.turns = turns;
     this.#cleared = null;
+    this.isDeleted = false;
     this.#isStored = true;
     this.#emit("change");
   }

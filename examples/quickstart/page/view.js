@@ -37,6 +37,7 @@ export class ConversationView {
   #welcome;
   #beginning;
   #cleared = this.#clearedItem();
+  #deleted = el("li", { class: "cleared" }, "This conversation was deleted in another tab.");
   element = template("conversation");
 
   constructor(conversation, page) {
@@ -87,14 +88,14 @@ export class ConversationView {
 
   // draw shows the current conversation. It does not touch unchanged turns.
   draw() {
-    const { turns, attempt, bot, isCleared } = this.#conversation;
+    const { turns, attempt, bot, isCleared, isDeleted } = this.#conversation;
     const shown = new Map(turns.map((turn) => [turn.id, this.#shown.get(turn.id) ?? new TurnView(turn, this.#conversation, this.#page)]));
     this.#shown.forEach((view, id) => { if (!shown.has(id)) view.leave(); });
     this.#shown = shown;
     turns.forEach((turn, i) => shown.get(turn.id).show(turn, attempt?.turn === turn ? attempt : null, i === turns.length - 1));
     this.#welcome ??= bot.welcome_message ? welcome(bot) : [];
     this.#beginning ??= beginning(bot, drawAvatar, this.#page.ask);
-    arrange(this.element, [this.#welcome, turns.length === 0 ? this.#beginning : [], isCleared ? this.#cleared : [], [...shown.values()].map(({ items }) => items)].flat(2));
+    arrange(this.element, [this.#welcome, turns.length === 0 ? this.#beginning : [], isCleared ? this.#cleared : [], isDeleted ? this.#deleted : [], [...shown.values()].map(({ items }) => items)].flat(2));
     this.#showMore();
   }
 
