@@ -161,6 +161,25 @@ func TestOneTabStop(t *testing.T) {
 	is.Equal(tab.titles(), []string{"two", "one"})
 }
 
+// TestArrowsInTheList moves through bots and conversations, past nothing that is hidden.
+func TestArrowsInTheList(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	for _, message := range []string{"one", "two"} {
+		tab.say(message)
+		tab.waitForAnswer()
+		tab.newChat()
+	}
+	evaluate[any](tab, `document.querySelector(".bot").focus(); null`)
+	for _, step := range []struct{ key, to string }{
+		{kb.ArrowUp, "Ada"}, {kb.ArrowDown, "two"}, {kb.ArrowDown, "one"}, {kb.ArrowDown, "Bo"}, {kb.ArrowDown, "Bo"},
+		{kb.ArrowUp, "one"}, {kb.Delete, "Undo"}, {kb.ArrowUp, "two"}, {kb.End, "Bo"}, {kb.ArrowUp, "Undo"}, {kb.Home, "Ada"},
+	} {
+		tab.do(chromedp.KeyEvent(step.key))
+		is.Equal(evaluate[string](tab, `(document.activeElement.querySelector(".bot-name, .title") ?? document.activeElement).textContent`), step.to)
+	}
+}
+
 // A recorder answers with a word, and records the messages and the other fields of the
 // last request.
 type recorder struct {

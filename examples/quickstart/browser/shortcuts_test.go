@@ -36,7 +36,7 @@ func TestShortcuts(t *testing.T) {
 	is.Equal(evaluate[string](tab, `document.activeElement.getAttribute("href")`), "#bot=ada")
 	tab.press("?")
 	tab.see("#help-dialog")
-	is.Equal(len(tab.texts("#help-dialog dt")), 9)
+	is.Equal(len(tab.texts("#help-dialog dt")), 10)
 	tab.press("o", kb.ModifierCtrl, kb.ModifierShift) // not from here
 	is.True(evaluate[bool](tab, `document.querySelector("#help-dialog").open && !document.querySelector("#new-chat").hidden`))
 	tab.do(chromedp.KeyEvent(kb.Escape))

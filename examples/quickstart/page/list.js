@@ -19,6 +19,14 @@ export class BotList {
   constructor(element, page) {
     this.#element = element;
     this.#page = page;
+    element.addEventListener("keydown", (event) => {
+      const items = [...element.querySelectorAll(".bot, .conversation-item > a, .restore, .all")].filter((item) => item.checkVisibility());
+      const at = items.indexOf(event.target);
+      const next = items[{ ArrowUp: at - 1, ArrowDown: at + 1, Home: 0, End: items.length - 1 }[event.key]];
+      if (at < 0 || !next || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault(); // of scrolling
+      next.focus();
+    });
   }
 
   // draw shows the bots and their conversations {id, bot, title, state}, one of
