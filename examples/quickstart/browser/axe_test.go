@@ -63,6 +63,14 @@ func TestAxe(t *testing.T) {
 			tab.say(wideFormula)
 			tab.see(".assistant .formula[tabindex]")
 		},
+		"thought": func(tab *tab) {
+			tab.open(echoing.URL + home + "&bot=bo")
+			tab.see(".beginning")
+			tab.click("#message")
+			tab.say("<think>Two and two</think>Four.")
+			tab.click(".thought summary")
+			tab.see(".thought p")
+		},
 		"editing": func(tab *tab) {
 			greet(tab, explaining.URL+home+"&bot=ada")
 			tab.click(".message:last-child .regenerate")

@@ -2,8 +2,10 @@ package browser
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
+	"iter"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -760,3 +762,61 @@ const showing = foreign + `(async () => {
 		return found;
 	};
 })()`
+
+// TestThought shows what a reasoning model thinks folded, in pieces of any size, and does
+// not copy it. Without its end, nothing of it is lost.
+func TestThought(t *testing.T) {
+	is := is.New(t)
+	gate := make(chan struct{})
+	h := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(func(_ context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			text, pause, _ := strings.Cut(req.Messages[len(req.Messages)-1].Content, "WAIT")
+			for piece := range strings.SplitSeq(text, "") {
+				if !yield(piece, nil) {
+					return
+				}
+			}
+			if pause != "" {
+				<-gate
+				_ = yield(pause, nil) && yield("", errMood)
+			}
+		}
+	})}, nil)
+	tab := newTab(t)
+	tab.open(h.URL + "/#key=" + key)
+	tab.see("#message")
+	const last = `document.querySelector(".message:last-child .text")`
+	const shown = `[` + last + `.querySelector("details > div").innerHTML, [...` + last + `.querySelectorAll(":scope > .part")].map((part) => part.innerHTML).join("")]`
+	const p = `<p dir="ltr">`
+	tests := []struct{ text, thought, answer, copied string }{
+		{"<think>\nTwo **and** two\n</think>\n\nFour.", p + "Two <strong>and</strong> two</p>", p + "Four.</p>", "Four."},
+		{"<think>A <b>tag</b> <script>alert(1)</script></think>Four.</think>", p + "A &lt;b&gt;tag&lt;/b&gt; &lt;script&gt;alert(1)&lt;/script&gt;</p>", p + "Four.&lt;/think&gt;</p>", "Four.</think>"},
+		{"<think></think>Four.", "", p + "Four.</p>", "Four."},
+		{"<think>Two and </thi", p + "Two and &lt;/thi</p>", "", "<think>Two and </thi"},
+	}
+	for i, test := range tests {
+		tab.do(chromedp.Focus(chromedp.ID("message")))
+		tab.write(test.text)
+		tab.enter()
+		tab.wait(fmt.Sprintf(`document.querySelectorAll(".user").length === %d`, i+1))
+		tab.waitForAnswer()
+		got := evaluate[[]string](tab, shown)
+		is.Equal(strings.ReplaceAll(strings.ReplaceAll(got[0], `<div class="part">`, ""), "</div>", ""), test.thought)
+		is.Equal(got[1], test.answer)
+		is.Equal(tab.copied(".message:last-child > .actions .copy"), test.copied)
+		is.Equal(tab.text(".message:last-child summary"), "Thought")
+		is.True(!evaluate[bool](tab, last+`.querySelector("details").open`))
+	}
+	is.Equal(evaluate[int](tab, `document.querySelectorAll(".assistant script, .assistant b").length`), 0)
+
+	tab.do(chromedp.Focus(chromedp.ID("message")))
+	tab.write("<think>Two and </WAITthi")
+	tab.enter()
+	tab.wait(`document.querySelector(".arriving details")?.textContent.trim() === "ThoughtTwo and"`) // what may become its end waits
+	tab.click(".arriving summary")
+	tab.see(".arriving details p")
+	close(gate)
+	tab.see(".failure")
+	tab.waitForAnswer()
+	is.Equal(tab.text(".message:last-child details p"), "Two and </thi") // still open
+}

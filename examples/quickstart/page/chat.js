@@ -9,6 +9,7 @@ import { Scroller } from "./scrolling.js";
 import { directionOf } from "./direction.js";
 import { save } from "./copying.js";
 import { button } from "./elements.js";
+import { withoutThought } from "./thought.js";
 import { BotList, addressOf } from "./list.js";
 import { settingsOf, store } from "./store.js";
 import { explain, troubleWith } from "./words.js";
@@ -392,7 +393,7 @@ function ended({ id, bot, turns }, { turn, error, stopped, fate }) {
   if (error?.status === 401) return askForKey("The server does not accept this key any more.");
   if (error?.status === 404) refetch();
   const trouble = error && troubleWith(turn, turn === turns.at(-1));
-  const said = trouble ? `${trouble.title} ${trouble.advice}` : stopped ? "Stopped." : `${bot.name}: ${spoken(turn.answer)}`;
+  const said = trouble ? `${trouble.title} ${trouble.advice}` : stopped ? "Stopped." : `${bot.name}: ${spoken(withoutThought(turn.answer))}`;
   announce(`${said} ${room[fate] ?? ""}`.trim());
   $("composer-hint").classList.toggle("warning", fate !== "kept");
   $("composer-hint").textContent = room[fate] ?? hint;

@@ -43,7 +43,7 @@ const mostMentions = 500;
 // A MarkdownText shows text in an element. It can show growing text again and
 // again: it does not even read finished blocks again.
 export class MarkdownText {
-  #element;
+  element;
   #part; // the element for the next block
   #room = 0; // in it, in blocks
   #taken = 0; // the number of characters of the text that have been read
@@ -57,7 +57,7 @@ export class MarkdownText {
   #labels = new Set(); // of the explained footnotes
 
   constructor(element) {
-    this.#element = element;
+    this.element = element;
     element.addEventListener("click", showFootnote);
   }
 
@@ -79,7 +79,7 @@ export class MarkdownText {
   }
 
   clear() {
-    this.#element.replaceChildren();
+    this.element.replaceChildren();
     this.#taken = this.#depth = this.#next = this.#room = 0;
     this.#text = this.#prefix = "";
     this.#part = this.#before = this.#code = undefined;
@@ -142,7 +142,7 @@ export class MarkdownText {
     this.#room = together - 1;
     this.#part?.classList.add("cut");
     this.#part = el("div", { class: "part" });
-    this.#element.append(this.#part);
+    this.element.append(this.#part);
     return this.#part;
   }
 
@@ -151,7 +151,7 @@ export class MarkdownText {
     for (const { dataset: { note } } of content.querySelectorAll(".footnote")) {
       if (this.#labels.has(note)) continue;
       this.#labels.add(note);
-      [...this.#element.querySelectorAll(`.note[data-note="${CSS.escape(note)}"]`)].slice(0, mostMentions).forEach(mention);
+      [...this.element.querySelectorAll(`.note[data-note="${CSS.escape(note)}"]`)].slice(0, mostMentions).forEach(mention);
     }
     content.querySelectorAll(".note").forEach((each) => { if (this.#labels.has(each.dataset.note)) mention(each); });
   }

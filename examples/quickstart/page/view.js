@@ -1,6 +1,7 @@
 // Shows a conversation.
 
 import { MarkdownText, isReady, ready } from "./rendering.js";
+import { AnswerText, isThinking, withoutThought } from "./thought.js";
 import { beginning } from "./questions.js";
 import { copyButton } from "./copying.js";
 import { arrange, button, el } from "./elements.js";
@@ -175,7 +176,7 @@ class TurnView {
     this.question = messageItem("user", conversation.bot);
     showAsWritten(this.question.querySelector(".text"), turn.question);
     this.#answer = messageItem("assistant", conversation.bot);
-    this.#text = new MarkdownText(this.#answer.querySelector(".text"));
+    this.#text = new AnswerText(this.#answer.querySelector(".text"));
     this.#addActions();
   }
 
@@ -190,7 +191,7 @@ class TurnView {
       copyButton(() => this.#turn.question));
     this.#find(".actions").append(
       this.#versions("answer"),
-      copyButton(() => this.#turn.answer),
+      copyButton(() => withoutThought(this.#turn.answer)),
       button("Regenerate", "regenerate", () => this.#ask()));
     this.#find(".silence button").addEventListener("click", () => this.#ask("again"));
   }
@@ -253,7 +254,7 @@ class TurnView {
     this.#find(".progress").hidden = false;
     this.#find(".lost").hidden = this.#find(".silence").hidden = true;
     this.#find(".elapsed").textContent = "";
-    if (!attempt) this.#showText(turn.answer, turn.state === "partial"); // a mark without its end stays open
+    if (!attempt) this.#showText(turn.answer, turn.state === "partial" && !isThinking(turn.answer)); // a mark without its end stays open
     this.question.querySelector(".edit").disabled = attempt !== null;
     this.question.querySelector(".edit").hidden = trouble !== null && turn.answer === ""; // so here
     for (const item of this.items) item.classList.toggle("left-out", turn.leftOut || (!isLast && turn.answer === ""));
