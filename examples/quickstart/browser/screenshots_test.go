@@ -56,6 +56,7 @@ func TestScreenshots(t *testing.T) {
 	waiting := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil)
 	explaining := startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(explain)}, nil)
 	is.New(t).NoErr(explaining.bots.Replace(guides...))
+	echoing := startService(t, botapi.Options{}, nil)
 	pages := map[string]func(*tab){
 		"key":                 func(tab *tab) { tab.open(q.address); tab.see("#key") },
 		"rejected":            func(tab *tab) { tab.open(q.address + "/#key=wrong"); tab.see("#key-problem") },
@@ -72,6 +73,24 @@ func TestScreenshots(t *testing.T) {
 		},
 		"arriving": func(tab *tab) { greet(tab, waiting.URL+"/#key="+key+"&bot=ada"); tab.see(".arriving") },
 		"failure":  func(tab *tab) { greet(tab, failing.URL+"/#key="+key+"&bot=ada"); tab.see(".failure") },
+		"thought": func(tab *tab) {
+			tab.open(echoing.URL + "/#key=" + key + "&bot=bo")
+			for i, folded := range []bool{false, true} {
+				tab.click("#message")
+				tab.say("<think>\nIs it *two* and two?\n\n- Four, then.\n</think>\n\nIt is **four**.")
+				tab.wait(fmt.Sprintf(`document.querySelectorAll(".regenerate").length > %d`, i))
+				tab.waitForAnswer()
+				if !folded {
+					tab.click(".thought summary")
+				}
+			}
+		},
+		"deleted-elsewhere": func(tab *tab) {
+			greet(tab, explaining.URL+"/#key="+key+"&bot=gopher")
+			tab.waitForAnswer()
+			evaluate[any](tab, `localStorage.clear(); dispatchEvent(new StorageEvent("storage", { key: null })); null`)
+			tab.see(".cleared")
+		},
 		"editing": func(tab *tab) {
 			converse(tab, explaining.URL+"/#key="+key+"&bot=gopher")
 			evaluate[any](tab, `document.querySelector(".edit").click(); null`)
