@@ -38,9 +38,11 @@ func (e engines) names() string {
 // long, so it streams them faster.
 func (s settings) engines() engines {
 	all := engines{guide.Model: guide.Engine{Pace: s.pace / 4, Address: documentsAddress}}
-	repeats := new(eliza.Repeats)
+	var asked repeats
 	for _, model := range eliza.Models() {
-		all[model] = eliza.Engine{Pace: s.pace, Repeats: repeats}
+		all[model] = botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+			return eliza.Engine{Pace: s.pace, Again: asked.count(ctx, req)}.Chat(ctx, req)
+		})
 	}
 	if s.runtime != nil {
 		all[s.runtime.model] = s.runtime

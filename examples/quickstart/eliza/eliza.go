@@ -1,6 +1,6 @@
 // Package eliza is a chat engine in the tradition of Joseph Weizenbaum's ELIZA of 1966: it
-// uses no model, and turns the user's words into questions by the rules of a script. What
-// it remembers of a conversation comes from the messages of the request.
+// uses no model, and turns the user's words into questions by the rules of a script. It
+// keeps no state: what it remembers comes from the messages of the request.
 package eliza
 
 import (
@@ -78,9 +78,8 @@ type Engine struct {
 	// Pace is the delay before each word of a stream but the first. A JSON
 	// response is not delayed.
 	Pace time.Duration
-	// Repeats makes a bot give its other lines when it is asked for another answer to the
-	// same messages. Without it, the same messages always get the same answer.
-	Repeats *Repeats
+	// Again is how many answers the same messages have got before: each is another line.
+	Again int
 }
 
 // Chat answers the last message of the conversation, word by word.
@@ -91,11 +90,8 @@ func (e Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[str
 			yield("", fmt.Errorf("bot %q: there is no script for the model %q", req.Bot.Slug, req.Bot.Model))
 			return
 		}
-		if !req.Stream {
-			e.Pace = 0
-		}
-		c := conversation{script: script, bot: req.Bot.Name, said: map[*rule]int{}, repeats: e.Repeats.count(ctx, req)}
-		speech.Speak(ctx, strings.SplitAfterSeq(c.answer(req.Messages), " "), e.Pace, yield)
+		c := conversation{script: script, bot: req.Bot.Name, said: map[*rule]int{}, again: e.Again}
+		speech.Speak(ctx, req, strings.SplitAfterSeq(c.answer(req.Messages), " "), e.Pace, yield)
 	}
 }
 
@@ -105,22 +101,17 @@ type conversation struct {
 	bot, name, topic string
 	brief            bool
 	said             map[*rule]int
-	memories         []memory
-	repeats          int // answers that these messages have got before
-	isLast           bool
-}
-
-// A memory is a rule for what to say later, and what it says it of.
-type memory struct {
-	*rule
-	parts []string
+	memories         []string
+	again, skipped   int // lines to skip in the last reply, and now
 }
 
 // answer replays the messages, to find out which lines are next.
 func (c *conversation) answer(messages []botapi.ChatMessage) (reply string) {
 	for i, m := range messages {
 		clauses := read(m.Content)
-		c.isLast = i == len(messages)-1
+		if i == len(messages)-1 {
+			c.skipped = c.again
+		}
 		switch m.Role {
 		case botapi.RoleSystem:
 			c.follow(clauses)
@@ -149,10 +140,7 @@ var (
 
 // follow takes the user's name, a topic and brevity from a system message.
 func (c *conversation) follow(clauses []string) {
-	for _, clause := range clauses {
-		if not.MatchString(clause) {
-			continue
-		}
+	for _, clause := range slices.DeleteFunc(clauses, not.MatchString) {
 		if found := about.FindStringSubmatch(clause); found != nil {
 			c.topic = mirror(found[1])
 		}
@@ -173,54 +161,49 @@ func (c *conversation) reply(clauses []string, isQuestion bool) string {
 	for _, clause := range clauses {
 		c.learnName(clause)
 	}
-	reply := ""
-	switch found := c.match("?", clauses); {
-	case found != nil:
-		reply = c.say(*found)
+	reply := c.match("?", clauses)
+	switch {
+	case reply != "":
 	case len(clauses) == 0:
 		reply = c.situation("silence")
 	case isQuestion:
 		reply = c.situation("question")
-	case len(c.memories) > 0:
-		reply, c.memories = c.say(c.memories[0]), c.memories[1:]
+	case len(c.memories) > c.skipped:
+		reply, c.memories = c.memories[c.skipped], c.memories[1:]
 	case c.topic != "":
 		reply = c.situation("topic")
 	default:
 		reply = c.situation("unknown")
 	}
-	if found := c.match("~", clauses); found != nil {
-		c.memories = append(c.memories, *found)
+	if memory := c.match("~", clauses); memory != "" {
+		c.memories = append(c.memories, memory)
 		c.memories = c.memories[max(0, len(c.memories)-mostMemories):]
 	}
 	return reply
 }
 
-// match returns the first rule of a kind that matches a clause, and what it matched.
-func (c *conversation) match(kind string, clauses []string) *memory {
+// match answers with the first rule of a kind that matches a clause.
+func (c *conversation) match(kind string, clauses []string) string {
 	for _, rule := range c.script {
 		for _, clause := range clauses {
 			if rule.kind != kind {
 				continue
 			}
 			if parts := rule.pattern.FindStringSubmatch(clause); parts != nil {
-				return &memory{rule, parts}
+				return c.say(rule, parts)
 			}
 		}
 	}
-	return nil
+	return ""
 }
 
 func (c *conversation) situation(name string) string {
-	return c.say(memory{rule: c.script[slices.IndexFunc(c.script, func(r *rule) bool { return r.name == name })]})
+	return c.say(c.script[slices.IndexFunc(c.script, func(r *rule) bool { return r.name == name })], nil)
 }
 
-func (c *conversation) say(m memory) string {
-	next := c.said[m.rule]
-	c.said[m.rule]++
-	if c.isLast {
-		next += c.repeats
-	}
-	line := m.lines[next%len(m.lines)]
+func (c *conversation) say(r *rule, parts []string) string {
+	line := r.lines[(c.said[r]+c.skipped)%len(r.lines)]
+	c.said[r]++
 	return capitalized(os.Expand(line, func(variable string) string {
 		switch variable {
 		case "bot":
@@ -231,7 +214,7 @@ func (c *conversation) say(m memory) string {
 			return strings.TrimSuffix(", "+c.name, ", ")
 		}
 		i, _ := strconv.Atoi(variable)
-		return mirror(m.parts[i])
+		return mirror(parts[i])
 	}))
 }
 

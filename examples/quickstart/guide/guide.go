@@ -66,16 +66,12 @@ var _ botapi.ChatEngine = Engine{}
 // Chat answers in Markdown, word by word.
 func (e Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
-		pace := e.Pace
-		if !req.Stream {
-			pace = 0
-		}
 		address := ""
 		if e.Address != nil {
 			address = e.Address(ctx)
 		}
 		text := linked(own.answer(req.Messages[len(req.Messages)-1].Content), address)
-		speech.Speak(ctx, words(text), pace, yield)
+		speech.Speak(ctx, req, words(text), e.Pace, yield)
 	}
 }
 

@@ -6,11 +6,13 @@ import (
 	"context"
 	"iter"
 	"time"
+
+	"example.com/botapi"
 )
 
 // Speak yields the pieces until yield returns false or the context is done. It
-// waits for pace before each piece but the first.
-func Speak(ctx context.Context, pieces iter.Seq[string], pace time.Duration, yield func(string, error) bool) {
+// waits for pace before each piece of a stream but the first.
+func Speak(ctx context.Context, req *botapi.ChatRequest, pieces iter.Seq[string], pace time.Duration, yield func(string, error) bool) {
 	var wait time.Duration
 	for piece := range pieces {
 		if err := sleep(ctx, wait); err != nil {
@@ -20,7 +22,9 @@ func Speak(ctx context.Context, pieces iter.Seq[string], pace time.Duration, yie
 		if !yield(piece, nil) {
 			return
 		}
-		wait = pace
+		if req.Stream {
+			wait = pace
+		}
 	}
 }
 

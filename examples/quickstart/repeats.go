@@ -1,4 +1,4 @@
-package eliza
+package main
 
 import (
 	"context"
@@ -9,11 +9,11 @@ import (
 	"example.com/botapi"
 )
 
-// Repeats counts how often the same messages were sent for another answer. A request
+// repeats counts how often the same messages were sent for another answer. A request
 // tells this by its Idempotency-Key: a client chooses another one for each answer, and
 // a request with a key that is known does not reach the engine. Requests without a key are
-// not counted. The zero value is ready to use.
-type Repeats struct {
+// not counted. The zero value is ready for use.
+type repeats struct {
 	mu     sync.Mutex
 	counts map[[sha256.Size]byte]int // by digest: no text of a chat is kept
 }
@@ -21,8 +21,8 @@ type Repeats struct {
 const mostCounted = 1000 // conversations
 
 // count returns how often the messages of a request were sent before.
-func (r *Repeats) count(ctx context.Context, req *botapi.ChatRequest) int {
-	if r == nil || botapi.RequestFrom(ctx).Header().Get("Idempotency-Key") == "" {
+func (r *repeats) count(ctx context.Context, req *botapi.ChatRequest) int {
+	if botapi.RequestFrom(ctx).Header().Get("Idempotency-Key") == "" {
 		return 0
 	}
 	conversation, _ := json.Marshal([]any{req.Bot.UID, req.Messages}) // cannot fail
