@@ -175,7 +175,7 @@ type Request struct {
 	exchange *exchange // only what newExchange has set is used; by ReadBody, on the handler's goroutine, also the body
 
 	mu        sync.Mutex
-	committed bool              // the sending of the head has begun
+	committed bool              // the sending of a head has begun, that of an error response, too
 	headers   map[string]string // of the response; "" to delete one
 	values    map[any]any
 	slot      *Slot

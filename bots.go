@@ -203,13 +203,14 @@ func appendBot(dst []byte, bot *Bot) []byte {
 }
 
 // reply sends the response of a route. A body that was not read is not waited for: a GET may
-// announce one that never comes.
+// announce one that never comes. A send that fails is dealt with here: an ending says that
+// nothing was begun.
 func (x *exchange) reply(r Reply) *ending {
 	status := cmp.Or(r.Status, http.StatusOK)
 	if status < 200 || status > 599 {
 		return x.misused(fmt.Errorf("a reply has the status %d", status))
 	}
-	x.endBody()
+	x.abandonBody()
 	failed := x.send(status, r.Header, [][]byte{r.Body}, noLimit)
 	if r.free != nil {
 		r.free(failed == nil)
@@ -221,9 +222,9 @@ func (x *exchange) reply(r Reply) *ending {
 	return nil
 }
 
-// commit is the commit of a response that is no stream: it sets the header, except for what is
-// the handler's.
-func (x *exchange) commit(to, header http.Header, status, length int) {
+// setHead commits a response that is no stream, and sets its header, except for what is the
+// handler's.
+func (x *exchange) setHead(to, header http.Header, status, length int) {
 	x.request.commit(to, status)
 	hasType := length == 0
 	for name, values := range header {
@@ -264,7 +265,7 @@ func (x *exchange) send(status int, header http.Header, body [][]byte, lastBegin
 		length += len(piece)
 	}
 	failed := x.conn.Write(0, func(w http.ResponseWriter) error {
-		x.commit(w.Header(), header, status, length)
+		x.setHead(w.Header(), header, status, length)
 		w.WriteHeader(status)
 		return nil
 	})

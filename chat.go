@@ -94,7 +94,7 @@ func (x *exchange) play(asked *Chat) *ending {
 	}
 	requestDone := x.r.Context().Done() // asked before there is a slot: an application's context may panic
 	x.conn.SetReadDeadline(time.Time{}) // on HTTP/2, where the end of the body does not clear the server's
-	if end := x.finishBody(); end != nil {
+	if end := x.readRestOfBody(); end != nil {
 		return end
 	}
 	slot, err := x.takeSlot(asked, requestDone)
@@ -154,17 +154,19 @@ func (x *exchange) takeSlot(asked *Chat, requestDone <-chan struct{}) (*Slot, er
 
 // A chat begins when newChat has made it, with its slot.
 //
-//	running ─► stopped ─► ended ─► reported ─► the handler returns
+//	running ─► stopped ─► finished ─► reported ─► the handler returns
 //
 // No variable holds the state: the states are names for the order of events. Any
 // goroutine may stop a running chat. The handler's goroutine takes all later steps.
 //
 //   - running: the chat stops when its engine returns or fails, when a write or a format
 //     fails, and when a JSON response grows too large. wait notices that the client has disconnected,
-//     that the application has cancelled the request, and that a timeout has passed.
+//     that the application has cancelled the request, and that a timeout has passed. If the
+//     handler's goroutine ends, endAbruptly stops the chat, in place of the later steps.
 //   - stopped: the first call of stop has recorded the ending. A yield that begins now
-//     returns false. wait replaces an ending that is only a symptom (realEnding).
-//   - ended: finish has cancelled the engine's context (only now that the ending is
+//     returns false: for the engine, the chat has ended. wait replaces an ending that is only a
+//     symptom (realEnding).
+//   - finished: finish has cancelled the engine's context (only now that the ending is
 //     recorded: otherwise an engine that yields ctx.Err() could come first), has closed
 //     the answer, so that only the handler writes, and has sent the rest of a complete
 //     answer, an error response or an error event. If the rest of a complete answer
@@ -199,7 +201,8 @@ type chat struct {
 	errorEventSent bool
 }
 
-// An answer takes an engine's fragments to the client: as a stream, or as a JSON response.
+// An answer takes an engine's fragments to the client: as a stream, or as a JSON response. (The
+// Answer of a Chat is at the other end: it is in place of an engine.)
 // Only fragment and close are safe for concurrent use. The others are called after close,
 // by the same goroutine.
 type answer interface {
@@ -216,21 +219,25 @@ type answer interface {
 
 	// sendError sends what is left of an incomplete answer and, if f is not nil, the error:
 	// all of it before the deadline. It is called at most once, perhaps after a complete
-	// that has failed. failed is why it could not, if that is not known yet.
+	// that has failed. failed is a new failure of the format or of a write; nil if it was sent, or
+	// not tried, since a write has failed before, the deadline has passed, or it is no stream.
 	sendError(f *Failure, deadline time.Duration) (sent bool, failed *ending)
 
-	// figures is what was handed to the connection; drop lets go of the rest.
+	// drop lets go of what was not sent. figures is what was handed to the connection, also
+	// after drop.
 	figures() (fragments int, bytes int64)
 	drop()
 }
 
 var _, _ answer = (*stream)(nil), (*jsonResponse)(nil)
 
-// newChat makes the report first: the engine may change its request. Without a chat, the
+// newChat makes the report before the engine can change its request, and the answer last: the
+// keep-alive timer of a stream may write, and stop the chat, from then on. Without a chat, the
 // slot is released.
 func (x *exchange) newChat(asked *Chat, slot *Slot, requestDone <-chan struct{}) (c *chat, err error) {
+	made := false
 	defer func() {
-		if c == nil {
+		if !made {
 			slot.giveBack()
 		}
 	}()
@@ -259,7 +266,7 @@ func (x *exchange) newChat(asked *Chat, slot *Slot, requestDone <-chan struct{})
 	}
 	c.call.ctx, c.call.cancel = context.WithCancelCause(&c.call.detached)
 	c.answer = c.newAnswer(asked)
-	x.asked = nil
+	made, x.asked = true, nil
 	*asked = Chat{Request: asked.Request} // what an engine gets is a part of asked: if it keeps that, the rest must not stay
 	return c, nil
 }
@@ -283,9 +290,9 @@ func (c *chat) newAnswer(asked *Chat) answer {
 
 func (c *chat) run() {
 	defer c.slot.release()
-	ended := false
+	finished := false
 	defer func() {
-		if !ended { // by runtime.Goexit of application code, or a panic of this package, which serve recovers
+		if !finished { // by runtime.Goexit, as of a format or the Logger, or a panic of this package, which serve recovers
 			c.endAbruptly()
 		}
 	}()
@@ -293,7 +300,7 @@ func (c *chat) run() {
 	runtime.Gosched() // an engine that need not wait finishes now: that saves 2 µs and 3 allocations
 	c.wait()
 	c.finish()
-	ended = true
+	finished = true
 }
 
 // endAbruptly calls nothing of the application but its Logger. What the client has got stays
@@ -305,11 +312,12 @@ func (c *chat) endAbruptly() {
 	c.exchange.conn.Interrupt()
 	c.answer.close()
 	c.answer.drop()
-	c.exchange.aborted = true
+	c.exchange.mustAbort = true
 	c.linger()
+	c.exchange.played = nil // OnChat is not called
 }
 
-var abruptEnd = failureOf(errors.New("the goroutine of the request has ended"))
+var abruptEnd = failureOf(errors.New("the handling of the request has ended abruptly"))
 
 func (c *chat) wait() {
 	for !isClosed(c.stopped) { // checked before select, which would make a timer
@@ -372,8 +380,8 @@ func (c *chat) finish() {
 	if c.ending.isComplete() {
 		c.complete()
 	}
-	// Until the sending of a head has begun (the commit), the client can get an error response.
-	// This is asked before writeError, which begins one.
+	// Until the commit, the client can get an error response, whose head is a commit, too:
+	// afterwards, isCommitted says no more whether the answer has begun.
 	c.answerBegun = x.request.isCommitted()
 	switch {
 	case c.ending.isComplete():
@@ -397,7 +405,8 @@ func (c *chat) complete() {
 	}
 }
 
-// abort has the connection aborted, even after an error event: most clients know none.
+// abort sends the error event, and has ServeHTTP abort the connection at its end: most clients
+// know no error event.
 func (c *chat) abort(deadline time.Duration) {
 	x := c.exchange
 	var failed *ending
@@ -408,7 +417,7 @@ func (c *chat) abort(deadline time.Duration) {
 	case c.ending.kind == kindAborted:
 		_, failed = c.answer.sendError(nil, deadline)
 	}
-	x.abortOnReturn(c.ending) // it calls the Logger, for which the error event does not wait
+	x.abortOnReturn(c.ending) // last: a slow Logger must not delay the error event
 	if failed != nil && failed.kind == kindFailed {
 		x.handler.log(x.ctx, slog.LevelError, "the format of a stream failed after its answer had ended", x.attributes(failed)...)
 	}
@@ -482,8 +491,8 @@ func (c *chat) fragment(text string) (more bool) {
 	return c.answer.fragment(text)
 }
 
-// commit adds the application's headers when the head of a stream is about to be sent.
-func (c *chat) commit(header http.Header) { c.exchange.request.commit(header, http.StatusOK) }
+// setStreamHead commits the response, and adds the application's headers.
+func (c *chat) setStreamHead(header http.Header) { c.exchange.request.commit(header, http.StatusOK) }
 
 // engineFailed is called each time the engine yields an error. engineReturned need not follow:
 // the engine may go on for ever.
@@ -753,9 +762,6 @@ type boundedBody struct {
 
 func (b *boundedBody) Read(p []byte) (n int, err error) {
 	x := b.exchange
-	if x.r.Body == nil { // as in a request that a test made with http.NewRequest
-		return 0, io.EOF
-	}
 	atMost := min(int64(len(p))-1, b.left) + 1 // min(len(p), left+1), if left+1 fits: one byte more shows that there is too much
 	n, err = x.body.Read(p[:atMost])
 	b.left -= int64(n)
@@ -794,7 +800,7 @@ func (x *exchange) bodyError(err error) *ending {
 	}
 	response.Err = errors.New("reading the request body: " + kind)
 	end := failureOf(response)
-	// What ends the context later is not why the body could not be read.
+	// realEnding looks at the context later: what ends it between now and then is not the cause.
 	wasCancelled := response.Status == errBodyUnreadable.Status && x.cancellation() != nil
 	end.mayComeOfContext = wasCancelled || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 	return end
@@ -802,10 +808,10 @@ func (x *exchange) bodyError(err error) *ending {
 
 // A requestBody is the body of a request, and how far it has been read.
 type requestBody struct {
-	r     *http.Request
-	begun bool  // Read was called: net/http has sent the 100 Continue that a client may wait for
-	err   error // of the last Read
-	ended bool  // by endBody: nothing reads the rest
+	r         *http.Request
+	begun     bool  // Read was called: net/http has sent the 100 Continue that a client may wait for
+	err       error // of the last Read
+	abandoned bool  // by abandonBody: nothing reads the rest
 }
 
 // Read turns a panic into an error: the body may come from the application's middleware.
@@ -821,13 +827,16 @@ func (b *requestBody) Read(p []byte) (n int, err error) {
 		b.err = err
 	}()
 	b.begun = true
+	if b.r.Body == nil { // as in a request that a test made with http.NewRequest, or by middleware
+		return 0, io.EOF
+	}
 	return b.r.Body.Read(p)
 }
 
 // remains reports whether there may be more of the body, which net/http, on HTTP/1, would
 // read: no Read has returned io.EOF.
 func (b *requestBody) remains() bool {
-	return b.r.ProtoMajor == 1 && b.r.ContentLength != 0 && b.err != io.EOF && !b.ended
+	return b.r.ProtoMajor == 1 && b.r.ContentLength != 0 && b.err != io.EOF && !b.abandoned
 }
 
 const (
@@ -843,12 +852,12 @@ func (x *exchange) discardBody() {
 	if x.body.remains() && x.body.err == nil && !awaitsContinue {
 		_ = x.discard(discardBytes)
 	}
-	x.endBody()
+	x.abandonBody()
 }
 
-// finishBody reads what a route has left of the body of a chat: only at its end does
+// readRestOfBody reads what a route has left of the body of a chat: only at its end does
 // net/http notice that a client has disconnected.
-func (x *exchange) finishBody() *ending {
+func (x *exchange) readRestOfBody() *ending {
 	if !x.body.remains() {
 		return nil
 	}
@@ -874,10 +883,10 @@ func (x *exchange) discard(n int64) error {
 	return err
 }
 
-// endBody keeps net/http from waiting for what is left of the body.
-func (x *exchange) endBody() {
+// abandonBody keeps net/http from waiting for what is left of the body.
+func (x *exchange) abandonBody() {
 	if x.body.remains() {
-		x.body.ended = true
+		x.body.abandoned = true
 		x.conn.EndReading()
 	}
 }

@@ -549,8 +549,9 @@ func (s *slots) releaseLocked(account string) {
 	})
 }
 
-// A Slot is what one chat uses of MaxConcurrentChats and MaxChatsPerAccount: until its engine
-// has returned, its answer has ended, and whoever holds it has released it. An engine finds
+// A Slot is a place under MaxConcurrentChats and MaxChatsPerAccount. A chat takes one, or shares
+// one by OnLimit. It is in use until the engines of its chats have returned, their answers have
+// ended, and whoever holds it has released it. An engine finds
 // that of its chat with [RequestFrom]. It is safe for concurrent use.
 type Slot struct {
 	slots   *slots

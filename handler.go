@@ -70,9 +70,10 @@ import (
 // Some words mean one thing each. An [ending] is how a request or an answer ends: classify
 // makes it of an application's error. The commit is the moment before the head of a response
 // is sent ([Request.commit], auth.go): until then, an ending can lead to an error response
-// ([exchange.writeError]), and then only to an abort ([chat.abort], [exchange.reply]). The token
-// is the right to write of a stream: its holder formats and writes. A [Slot] is what a chat uses
-// of the limits, until the engine's goroutine and the handler's have both released it.
+// ([exchange.writeError]); then, a stream gets an error event, and the connection is aborted
+// ([chat.abort], [exchange.reply]). The token is the right to write of a stream: its holder
+// formats and writes. A [Slot] is a place under the limits: the engine's goroutine and the
+// handler's each release it for their chat.
 //
 // [exchange.send] (bots.go) sends every response that is no stream. Everything that writes to
 // the client does so with [connection.Connection].
@@ -106,11 +107,11 @@ type Options struct {
 	// with a 429, as under MaxConcurrentChats. Zero or negative means no limit.
 	MaxChatsPerAccount int64
 
-	// ChatTimeout bounds one complete answer, from the call of the engine until the
-	// answer has been sent. When it passes, the engine's context is cancelled, and the
-	// answer ends within one more WriteTimeout, the error event included. If the engine
-	// has returned in time, the rest of a stream is still sent, each write within its own
-	// WriteTimeout; a JSON response ends with the chunk of 64 KiB that is being written.
+	// ChatTimeout bounds an engine, from its call, and the sending beside it. When it passes,
+	// the engine's context is cancelled, and the answer ends within one more WriteTimeout, the
+	// error event included. If the engine has returned in time, the rest of a stream is still
+	// sent, each write within its own WriteTimeout; a JSON response ends with the chunk of
+	// 64 KiB that is being written.
 	// Zero means DefaultChatTimeout, negative no limit.
 	ChatTimeout time.Duration
 
@@ -196,10 +197,9 @@ var OpenAPI string
 //go:embed README.md
 var README string
 
-// New returns the handler that the options describe. It serves GET /v1/bots
-// and POST /v1/chat, each also without /v1, and the Routes. It panics, naming the field, when
-// Bots, Keys or Engine is nil, or holds a nil *MemoryStore, KeyVerifierFunc or
-// ChatEngineFunc, and when a Route cannot be served.
+// New returns the handler that the options describe. It serves GET /v1/bots and POST /v1/chat,
+// each also without /v1, and the Routes. It panics, naming the field, when Bots, Keys or Engine is
+// nil, or holds a nil *MemoryStore, KeyVerifierFunc or ChatEngineFunc, and when a Route cannot be served.
 func New(o Options) http.Handler {
 	switch {
 	case isNil(o.Bots):
@@ -363,7 +363,7 @@ func (h *handler) addRoute(pattern, name string, o *operation) {
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := newExchange(h, w, r)
-	defer x.endBody()
+	defer x.abandonBody()
 	if end := x.serve(); end != nil {
 		x.writeError(x.realEnding(end))
 	}
@@ -372,7 +372,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		x.played.linger()
 	}
 	x.conn.ExtendDeadlineForReturn()
-	if x.aborted {
+	if x.mustAbort {
 		panic(http.ErrAbortHandler)
 	}
 }
@@ -402,13 +402,13 @@ type exchange struct {
 
 	// Owned by the handler's goroutine. A chat has a status and an ending of its own, which are
 	// what counts for its request.
-	body    requestBody
-	bounded boundedBody // of body
-	status  int         // of the response that send has sent; 0 if it has sent none
-	bytes   int64       // of its body
-	ending  *ending     // of an error response, or of a Reply that could not be sent; or nil
-	played  *chat       // nil unless an engine was called
-	aborted bool        // ServeHTTP aborts the connection
+	body      requestBody
+	bounded   boundedBody // of body
+	status    int         // of the response that send has sent; 0 unless the writer is known to have got its head
+	bytes     int64       // of its body
+	ending    *ending     // of an error response, or of a Reply that could not be sent; or nil
+	played    *chat       // nil unless an engine was called
+	mustAbort bool        // ServeHTTP aborts the connection
 }
 
 func newExchange(h *handler, w http.ResponseWriter, r *http.Request) *exchange {
@@ -420,7 +420,7 @@ func newExchange(h *handler, w http.ResponseWriter, r *http.Request) *exchange {
 	return x
 }
 
-// serve returns an ending that still has to be written, or nil if the response has been sent.
+// serve returns an ending that still has to be written, or nil if there is nothing left to write.
 func (x *exchange) serve() (unsent *ending) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -604,7 +604,7 @@ var (
 
 // An ending is how a request or an answer ends: answerComplete, or why there is no complete
 // response. It is never changed once it is known to others. Where a function returns nil in
-// place of one, nothing has ended.
+// place of one, nothing has gone wrong.
 type ending struct {
 	kind             endingKind
 	response         StatusError       // the error response, or what an error event says; without an Err
@@ -612,9 +612,9 @@ type ending struct {
 	list             []byte            // their JSON; nil unless it is a 422 with a list
 	err              error             // what the application gets: in reports, as context.Cause, in a Failure
 	text             string            // what is logged
-	hasCause         bool              // of a StatusError, or of a cancellation: text says more than the response
+	saysMore         bool              // text, as of a StatusError with an Err, says more than the response
 	stack            []byte            // of a panic; logged, too
-	mayComeOfContext bool              // an error that is perhaps just what the end of the request's context looks like (realEnding)
+	mayComeOfContext bool              // if the request's context has ended, that is the cause (realEnding)
 }
 
 type endingKind uint8
@@ -703,7 +703,7 @@ func classify(kind endingKind, err error) (end *ending) {
 	}
 	switch {
 	case isChosen:
-		end.response, end.hasCause = chosen.sendable()
+		end.response, end.saysMore = chosen.sendable()
 	case errors.Is(err, http.ErrAbortHandler):
 		end.kind = kindAborted
 	case kind == kindCancelled && isCanceled && !isDeadline:
@@ -732,7 +732,7 @@ func classify(kind endingKind, err error) (end *ending) {
 // which decides.
 func knownEnding(err error) *ending {
 	known, _ := errors.AsType[*ending](err)
-	found, _ := errors.AsType[StatusError](err) // around the ending, or in it: rejected wraps one
+	found, _ := errors.AsType[StatusError](err) // the application's, around the ending, or that of an ending of rejected
 	if _, isAround := errors.AsType[*ending](found.Err); isAround {
 		return nil
 	}
@@ -741,7 +741,7 @@ func knownEnding(err error) *ending {
 
 // setCancelled sets the response, and an error that has the cause and what it led to.
 func (e *ending) setCancelled(response StatusError, cause error) {
-	e.response, e.hasCause = response, true
+	e.response, e.saysMore = response, true
 	response.Err = cause
 	e.err, e.text = hideReasons(response), response.Error()
 }
@@ -806,7 +806,7 @@ func (e *ending) failure() Failure {
 
 // isLimit reports whether the response says all of it: a limit was reached.
 func (e *ending) isLimit() bool {
-	return !e.hasCause && (e.response.RetryAfter > 0 || e.response.Status == http.StatusRequestEntityTooLarge)
+	return !e.saysMore && (e.response.RetryAfter > 0 || e.response.Status == http.StatusRequestEntityTooLarge)
 }
 
 // level says how an ending is logged, if at all. aborts is whether the connection is aborted:
@@ -822,25 +822,25 @@ func (e *ending) level(aborts bool) (level slog.Level, logged bool) {
 	case e.response.Status >= 500:
 		return slog.LevelError, true
 	}
-	return slog.LevelInfo, aborts || e.hasCause
+	return slog.LevelInfo, aborts || e.saysMore
 }
 
-// sendable returns e with a text and an error status, and without its Err. hasCause is
+// sendable returns e with a text and an error status, and without its Err. saysMore is
 // whether that says more than the response.
-func (e StatusError) sendable() (response StatusError, hasCause bool) {
+func (e StatusError) sendable() (response StatusError, saysMore bool) {
 	if e.Status < 400 || e.Status > 599 {
 		return errInternal, false
 	}
-	hasCause = e.Err != nil && !errors.Is(e.Err, ErrInvalidKey) && !errors.Is(e.Err, ErrBotNotFound)
+	saysMore = e.Err != nil && !errors.Is(e.Err, ErrInvalidKey) && !errors.Is(e.Err, ErrBotNotFound)
 	e.Detail, e.Err = cmp.Or(e.Detail, http.StatusText(e.Status)), nil
-	return e, hasCause
+	return e, saysMore
 }
 
 // writeError sends the error response of an ending, or aborts the connection. Nothing else
 // writes error responses.
 func (x *exchange) writeError(end *ending) {
 	x.ending = end
-	if x.aborted || !end.tellsClient() { // aborted by endAbruptly, if this package has panicked
+	if x.mustAbort || !end.tellsClient() { // aborted by endAbruptly, if this package has panicked
 		x.abortOnReturn(end)
 		return
 	}
@@ -883,7 +883,7 @@ func (r Reply) isZero() bool { return r.Status == 0 && r.Header == nil && r.Body
 
 // abortOnReturn logs the ending, and has ServeHTTP abort the connection.
 func (x *exchange) abortOnReturn(end *ending) {
-	x.aborted = true
+	x.mustAbort = true
 	x.logEnding(end, true)
 }
 

@@ -164,8 +164,8 @@ type stream struct {
 	begun       int     // fragments whose formatting has begun
 	sent        int     // fragments of which a write has begun
 	sentBytes   int64   // text of which a write has begun
-	committed   bool    // the sending of the head has begun
-	failed      *ending // the first failure of the format or of a write, after which callers begin neither; or nil
+	headBegun   bool    // the sending of the head has begun
+	failed      *ending // the first failure of the format or of a write, or nil. Check it before calling either again
 }
 
 const (
@@ -216,6 +216,13 @@ func (s *stream) fragment(text string) (more bool) {
 // weight is what a fragment counts as: its text, and what an event has around it.
 func weight(text string) int { return len(text) + len(eventStart) + len(eventEnd) }
 
+// writeBurst is started with the token taken. close waits for it.
+func (s *stream) writeBurst() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.writeQueue()
+}
+
 // From here to unlockAndWrite, functions are called with mu held and return with mu held, but
 // most release it while they format, write or wait: what was read before may have changed.
 // (complete and sendError call takeQueue without mu, since they come after close.)
@@ -231,7 +238,7 @@ func (s *stream) startWriting() {
 	switch {
 	case s.writesInARow > burstAfter:
 		go s.burst()
-	case !s.committed:
+	case !s.headBegun:
 		s.writeFirst()
 	default:
 		s.writeQueue()
@@ -249,19 +256,21 @@ func (s *stream) writeFirst() {
 	}
 }
 
-// writeBurst is started with the token taken. close waits for it.
-func (s *stream) writeBurst() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.writeQueue()
-}
-
 // writeQueue is called by the holder of the token. It gives the token back in any case.
 func (s *stream) writeQueue() {
 	defer s.returnToken()
 	for !s.closed && s.takeQueue() {
 		s.writeBatch((*stream).addTexts)
 	}
+}
+
+func (s *stream) writeKeepAlive() {
+	s.writing = true
+	defer s.writeQueue() // what has come meanwhile; it returns the token
+	s.writeBatch(func(s *stream, b *batch) error {
+		b.data = s.format.AppendKeepAlive(b.data)
+		return nil
+	})
 }
 
 func (s *stream) returnToken() {
@@ -396,7 +405,8 @@ func (s *stream) appendText(dst []byte, limit int, b *batch) []byte {
 const maxRune = 12
 
 // write sends events within the time of a write or, if deadline is not 0, before that. After
-// a failure, the events must not be changed: on HTTP/2, net/http may still read them.
+// a failure, the events must not be changed: on HTTP/2, net/http may still read them; and
+// write must not be called again.
 func (s *stream) write(events []byte, deadline time.Duration) *ending {
 	s.sent, s.sentBytes = s.begun, s.encoder.Written()
 	s.failed = writeFailed(s.conn.Write(deadline, func(w http.ResponseWriter) error { return s.writeEvents(w, events) }))
@@ -404,10 +414,10 @@ func (s *stream) write(events []byte, deadline time.Duration) *ending {
 }
 
 func (s *stream) writeEvents(w http.ResponseWriter, events []byte) error {
-	if !s.committed {
-		s.committed = true
+	if !s.headBegun {
+		s.headBegun = true
 		header := w.Header()
-		s.chat.commit(header)
+		s.chat.setStreamHead(header)
 		header.Set("Content-Type", s.contentType)
 		header.Set("Cache-Control", "no-cache, no-transform")
 		header.Set("X-Accel-Buffering", "no")
@@ -439,15 +449,6 @@ func (s *stream) sendKeepAlive() {
 	}
 }
 
-func (s *stream) writeKeepAlive() {
-	s.writing = true
-	defer s.writeQueue() // what has come meanwhile; it returns the token
-	s.writeBatch(func(s *stream, b *batch) error {
-		b.data = s.format.AppendKeepAlive(b.data)
-		return nil
-	})
-}
-
 // close waits for the write in progress. What is queued is left to complete or sendError.
 func (s *stream) close() {
 	s.mu.Lock()
@@ -463,7 +464,7 @@ func (s *stream) close() {
 // complete writes what is queued, an incomplete character that is held back, and the end:
 // all together, if it is short.
 func (s *stream) complete(ctx context.Context) *ending {
-	if s.failed != nil { // a burst or a keep-alive has failed when the engine had returned: its stop came too late
+	if s.failed != nil { // a burst or a keep-alive has failed after stop(answerComplete): its own stop did not count
 		return s.failed
 	}
 	b, failed := s.writeTexts(math.MaxInt, 0)
@@ -510,7 +511,7 @@ func (s *stream) writeTexts(atMost int, deadline time.Duration) (*batch, *ending
 
 // flush writes a batch, if only the head of the response.
 func (s *stream) flush(b *batch, deadline time.Duration) (failed *ending) {
-	if len(b.data) > 0 || !s.committed {
+	if len(b.data) > 0 || !s.headBegun {
 		failed = s.write(b.data, deadline)
 	}
 	if failed == nil {

@@ -18,7 +18,7 @@ const MaxChunk = 64 << 10
 
 // A Connection writes to one client. Its times are durations since the request's start. One
 // goroutine at a time may write; Elapsed, Stalled and Interrupt are safe for concurrent use.
-// Its fields are only read by others.
+// Other packages only read its fields.
 type Connection struct {
 	// Set by Init.
 	Start   time.Time // of the request
