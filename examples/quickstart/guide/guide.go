@@ -113,7 +113,7 @@ func (l *library) questions() []string {
 	const some = 5
 	for i := range min(some, len(headings)) {
 		heading := strings.TrimRight(headings[i*len(headings)/min(some, len(headings))], "?")
-		questions = append(questions, fmt.Sprintf("What do the documents say about “%s”?", heading))
+		questions = append(questions, fmt.Sprintf("“%s”: what do the documents say?", heading))
 	}
 	return questions
 }

@@ -38,7 +38,7 @@ func TestAnswers(t *testing.T) {
 		{"slugs", "### Slugs", "[pond](documents:pond.md#fish)"}, // a heading counts more than a text
 		{"What is loud?", "### Frogs", quoted("Frogs", "pond.md")},
 		{"Hi, what about goldfish?", "### Fish", quoted("Fish", "pond.md")},
-		{"What do the documents say about “Fish”?", "### Fish", quoted("Fish", "pond.md")},
+		{"“Fish”: what do the documents say?", "### Fish", quoted("Fish", "pond.md")},
 		{"What are cats?", "### Cats\n\nTwo.", quoted("Cats", "README.md")},
 		{whatItIs, "Where we [live](documents:garden.md).", quoted("Home", "README.md")},
 		{"Tell me more.", "Where we", quoted("Home", "README.md")},
@@ -93,6 +93,8 @@ func TestNewcomers(t *testing.T) {
 		"How do I count tokens?":          "CountTokens|UsageFrom",
 		"How secure is it?":               "SHA-256|TLS",
 		"graceful shutdown":               `graceful\.`,
+		"How do I connect Ollama?":        `openai\.NewEngine|openai\.Config|--runtime`,
+		"How do I authenticate?":          "Authorization|KeyVerifier",
 		whatItIs:                          "Go package",
 	} {
 		t.Run(question, func(t *testing.T) {
