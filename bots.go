@@ -203,8 +203,8 @@ func appendBot(dst []byte, bot *Bot) []byte {
 }
 
 // reply sends the response of a route. A body that was not read is not waited for: a GET may
-// announce one that never comes. A send that fails is dealt with here: an ending says that
-// nothing was begun.
+// announce one that never comes. It returns an ending only if nothing was begun, so that an
+// error response can follow. A send that fails is dealt with here, and returns nil.
 func (x *exchange) reply(r Reply) *ending {
 	status := cmp.Or(r.Status, http.StatusOK)
 	if status < 200 || status > 599 {

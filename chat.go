@@ -93,7 +93,7 @@ func (x *exchange) play(asked *Chat) *ending {
 		asked.Request.Bot = bot
 	}
 	requestDone := x.r.Context().Done() // asked before there is a slot: an application's context may panic
-	x.conn.SetReadDeadline(time.Time{}) // on HTTP/2, where the end of the body does not clear the server's
+	x.conn.SetReadDeadline(time.Time{}) // the server's: on HTTP/2, the end of the body does not clear it
 	if end := x.readRestOfBody(); end != nil {
 		return end
 	}
@@ -196,7 +196,7 @@ type chat struct {
 
 	// Owned by the handler's goroutine.
 	report         *ChatReport // nil if there is neither OnChat nor OnRequest
-	status         int         // of the response that was begun; 0 if none was
+	status         int         // 200 once the answer was begun; otherwise that of the exchange
 	answerBegun    bool        // the sending of the head of the answer has begun: the response is no error response
 	errorEventSent bool
 }
@@ -314,7 +314,7 @@ func (c *chat) endAbruptly() {
 	c.answer.drop()
 	c.exchange.mustAbort = true
 	c.linger()
-	c.exchange.played = nil // OnChat is not called
+	c.exchange.played = nil // OnRequest reports no chat, since OnChat was not called; and ServeHTTP need not linger again
 }
 
 var abruptEnd = failureOf(errors.New("the handling of the request has ended abruptly"))
@@ -380,8 +380,7 @@ func (c *chat) finish() {
 	if c.ending.isComplete() {
 		c.complete()
 	}
-	// Until the commit, the client can get an error response, whose head is a commit, too:
-	// afterwards, isCommitted says no more whether the answer has begun.
+	// Asked before writeError, which commits, too: until then, it says whether the answer has begun.
 	c.answerBegun = x.request.isCommitted()
 	switch {
 	case c.ending.isComplete():
@@ -418,7 +417,7 @@ func (c *chat) abort(deadline time.Duration) {
 		_, failed = c.answer.sendError(nil, deadline)
 	}
 	x.abortOnReturn(c.ending) // last: a slow Logger must not delay the error event
-	if failed != nil && failed.kind == kindFailed {
+	if failed != nil && !failed.isOfClient() && failed.kind != kindAborted {
 		x.handler.log(x.ctx, slog.LevelError, "the format of a stream failed after its answer had ended", x.attributes(failed)...)
 	}
 }

@@ -257,9 +257,9 @@ var (
 	// ErrClientStalled: a write to the client took longer than WriteTimeout. It is also
 	// os.ErrDeadlineExceeded.
 	ErrClientStalled = fmt.Errorf("botapi: the client stopped reading: %w", os.ErrDeadlineExceeded)
-	// ErrChatTimeout: ChatTimeout passed before the engine was done, or the engine failed at
-	// its deadline or later; or, for a JSON response longer than 64 KiB,
-	// before its last chunk was begun. It is also context.DeadlineExceeded.
+	// ErrChatTimeout: ChatTimeout passed before the engine was done or, if a JSON response is
+	// longer than 64 KiB, before its last chunk was begun; or the engine failed at its deadline
+	// or later. It is also context.DeadlineExceeded.
 	ErrChatTimeout = fmt.Errorf("botapi: the answer took longer than ChatTimeout: %w", context.DeadlineExceeded)
 	// ErrEngineStalled: the engine yielded nothing for StallTimeout. It is also
 	// context.DeadlineExceeded.
@@ -428,7 +428,7 @@ type slots struct {
 // A waiter is a chat that waits for room.
 type waiter struct {
 	account string
-	granted chan *Slot // has room for one
+	granted chan *Slot // gets one at most; buffered, since it is sent with slots.mu held
 }
 
 func newSlots(total, perAccount, maxWaiting int64) *slots {

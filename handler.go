@@ -407,7 +407,7 @@ type exchange struct {
 	status    int         // of the response that send has sent; 0 unless the writer is known to have got its head
 	bytes     int64       // of its body
 	ending    *ending     // of an error response, or of a Reply that could not be sent; or nil
-	played    *chat       // nil unless an engine was called
+	played    *chat       // the chat that has begun; nil if none has, or after endAbruptly
 	mustAbort bool        // ServeHTTP aborts the connection
 }
 
@@ -666,15 +666,15 @@ func alwaysOf(kind endingKind) *ending {
 	return &ending{kind: kind, response: o.response, err: o.err, text: o.err.Error()}
 }
 
-// rejected returns the ending for a request that the handler itself rejects.
+// rejected returns the ending for a request that the handler itself rejects; response says all of it.
 func rejected(response StatusError) *ending {
 	err := response
 	response.Err = nil
 	return &ending{kind: kindFailed, response: response, err: err, text: err.Error()}
 }
 
-// failureOf returns the ending for what an engine yielded, what a store, a verifier or a
-// route returned, or a panic.
+// failureOf returns the ending for what an engine yielded, what a store, a verifier or a route
+// returned, a panic, or a StatusError of the handler's own that has an Err for the log.
 func failureOf(err error) *ending { return classify(kindFailed, err) }
 
 // cancelledBy returns the ending for the cause with which the request's context was
@@ -732,7 +732,7 @@ func classify(kind endingKind, err error) (end *ending) {
 // which decides.
 func knownEnding(err error) *ending {
 	known, _ := errors.AsType[*ending](err)
-	found, _ := errors.AsType[StatusError](err) // the application's, around the ending, or that of an ending of rejected
+	found, _ := errors.AsType[StatusError](err) // around the ending, or inside it: an ending unwraps to its error
 	if _, isAround := errors.AsType[*ending](found.Err); isAround {
 		return nil
 	}

@@ -371,7 +371,7 @@ func (s *stream) addEvent(b *batch) (err error) {
 		return nil
 	}
 	b.inside = s.appendText(b.inside[:0], maxText, b)
-	for s.joins && s.formatting != nil && !s.formatting.inEvent && len(b.inside) < maxText-maxRune {
+	for s.joins && s.formatting != nil && !s.formatting.isCut && len(b.inside) < maxText-maxRune {
 		b.inside = s.appendText(b.inside, maxText, b)
 	}
 	b.data, err = s.format.AppendText(b.data, b.inside)
@@ -384,15 +384,15 @@ func (s *stream) appendText(dst []byte, limit int, b *batch) []byte {
 	text := q.texts[q.next]
 	dst, rest := s.encoder.Append(dst, text, limit)
 	b.took += len(text) - len(rest)
-	if !q.inEvent {
+	if !q.isCut {
 		s.begun++
 		b.took += weight("")
 	}
 	if rest != "" {
-		q.texts[q.next], q.inEvent = rest, true
+		q.texts[q.next], q.isCut = rest, true
 		return dst
 	}
-	q.inEvent = false
+	q.isCut = false
 	if q.next++; q.next == len(q.texts) {
 		q.free()
 		s.formatting = nil
@@ -539,8 +539,8 @@ func (s *stream) sendError(f *Failure, deadline time.Duration) (sent bool, faile
 	if s.failed != nil || s.conn.Elapsed() >= deadline {
 		return false, nil
 	}
-	// Of a long last text, whose yield was still waiting, only the beginning is sent: as much as
-	// is queued when yields return.
+	// Of a long last text, whose yield was still waiting, only the beginning is sent: about
+	// maxAccepted, which is the most that is queued when yields return.
 	b, failed := s.writeTexts(maxAccepted, deadline)
 	if failed == nil && f != nil {
 		failed = s.callFormat(func() error { b.data = s.format.AppendError(b.data, *f); return nil })
@@ -557,9 +557,9 @@ func (s *stream) figures() (fragments int, bytes int64) { return s.sent, s.sentB
 
 // A textQueue has fragments in order. It is pooled: a silent stream holds none.
 type textQueue struct {
-	texts   []string
-	next    int  // the first that is not formatted
-	inEvent bool // the formatting of that one has begun
+	texts []string
+	next  int  // the first that is not formatted
+	isCut bool // the beginning of that one is in an earlier event: only its rest is left
 }
 
 var textQueues = sync.Pool{New: func() any { return new(textQueue) }}
