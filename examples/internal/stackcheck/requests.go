@@ -18,7 +18,7 @@ import (
 var requestChecks = []check{
 	{name: checkReach, run: (*stack).checkReach, chats: 1},
 	{name: checkKey, needs: []string{checkReach}, run: (*stack).checkKey, chats: 1},
-	{name: checkBody, needs: []string{checkReach, checkKey}, run: (*stack).checkBody, chats: 5 + 1, asks: 1},
+	{name: checkBody, needs: []string{checkReach, checkKey}, run: (*stack).checkBody, chats: 6 + 1, asks: 1},
 	{name: checkErrors, needs: []string{checkReach, checkKey}, run: (*stack).checkErrors, chats: 5},
 	{name: checkHeaders, needs: []string{checkReach, checkKey, checkBody}, probed: true, run: (*stack).checkHeaders, chats: 1, asks: 1},
 	{name: checkList, needs: []string{checkReach, checkKey}, run: (*stack).checkList},
@@ -154,19 +154,23 @@ func (s *stack) checkKey(ctx context.Context, r *Result) error {
 const attacks = "Explain these lines: <script>alert(1)</script> ' UNION SELECT name FROM users; DROP TABLE users; -- ../../etc/passwd ${jndi:ldap://example.com/a}"
 
 // checkBody sends chats without the field stream: the response says what the API has read, and
-// no model is asked.
+// no model is asked. Bodies of other checks have up to 24 KiB, so that a bound above this is no
+// reason to skip them.
 func (s *stack) checkBody(ctx context.Context, r *Result) error {
-	const most = 900 << 10 // below DefaultMaxBodyBytes, and below what proxies take
+	const chat, most = 32 << 10, 900 << 10 // below DefaultMaxBodyBytes, and below what proxies take
+	const digits = "0123456789abcdef"
 	for _, c := range []struct {
 		what, kind string
 		prompt     string
 		chunked    bool
+		aside      bool // no other check sends such a body
 	}{
-		{"a body of some bytes", "application/json", "Grüße", false},
-		{"a body of some bytes, with the Content-Type that curl sends", "application/x-www-form-urlencoded", "Grüße", false},
-		{"a body without Content-Length", "application/json", "Grüße", true},
-		{"a body with lines of attacks", "application/json", attacks, false},
-		{"a body of 900 KiB", "application/json", strings.Repeat("0123456789abcdef", most/16), false},
+		{"a body of some bytes", "application/json", "Grüße", false, false},
+		{"a body of some bytes, with the Content-Type that curl sends", "application/x-www-form-urlencoded", "Grüße", false, true},
+		{"a body without Content-Length", "application/json", "Grüße", true, true},
+		{"a body with lines of attacks", "application/json", attacks, false, true},
+		{"a body of 32 KiB", "application/json", strings.Repeat(digits, chat/len(digits)), false, false},
+		{"a body of 900 KiB", "application/json", strings.Repeat(digits, most/len(digits)), false, true},
 	} {
 		body := unescaped(map[string]string{"bot_slug": s.bot, "prompt": c.prompt})
 		got := s.do(ctx, request{path: "/v1/chat", body: body, chunked: c.chunked, header: map[string]string{"Content-Type": c.kind}})
@@ -175,9 +179,11 @@ func (s *stack) checkBody(ctx context.Context, r *Result) error {
 			continue
 		}
 		f := Finding{
-			Sent:    fmt.Sprintf("POST /v1/chat, %s (%s), that lacks the field stream", c.what, c.kind),
+			Sent:    fmt.Sprintf("POST /v1/chat, %s (%s); that it has no field stream is on purpose: a 422 must say so, and no model is asked", c.what, c.kind),
 			Arrived: got.show("Content-Type"),
+			aside:   c.aside,
 		}
+		end := got.endOfBody()
 		switch {
 		case c.prompt == attacks:
 			f.Effect = "chats about code, web pages or databases fail"
@@ -185,9 +191,13 @@ func (s *stack) checkBody(ctx context.Context, r *Result) error {
 		case got.status == http.StatusRequestEntityTooLarge && s.kit == nil && got.detail() == "Request body too large":
 			r.note("MaxBodyBytes is below 900 KiB")
 			continue
+		case end > 0 && end < len(body):
+			f.Arrived += fmt.Sprintf("; so the body ends after %d bytes of %d", end, len(body))
+			f.Effect = "long conversations fail, although they are below MaxBodyBytes and valid"
+			f.Cause = fmt.Sprintf("middleware or a proxy reads up to %s of a body (an audit or log of bodies, with io.LimitReader), puts back only what it has read, and loses the rest: put back io.MultiReader of both", bytesText(int64(end)))
 		case got.status == http.StatusRequestEntityTooLarge || len(c.prompt) > 1000:
 			f.Effect = "long conversations fail, although they are below MaxBodyBytes"
-			f.Cause = "a proxy or middleware bounds the body below MaxBodyBytes (client_max_body_size, http.MaxBytesReader), has read a part of it, or cannot write it to its disk"
+			f.Cause = "a proxy or middleware bounds the body below MaxBodyBytes (client_max_body_size, http.MaxBytesReader), or cannot write it to its disk"
 		case got.status == http.StatusUnsupportedMediaType:
 			f.Effect = "clients that send another Content-Type, such as curl, are rejected"
 			f.Cause = "middleware checks the Content-Type, which the API ignores"
@@ -198,13 +208,30 @@ func (s *stack) checkBody(ctx context.Context, r *Result) error {
 			f.Effect = "chats are rejected, or are not those that the client has sent"
 			f.Cause = "middleware has read the body before the API did (a logger, r.ParseForm or r.FormValue, a check of signatures), or changes it"
 		}
-		r.found(f)
-		return nil
+		if r.found(f); !f.aside {
+			return nil
+		}
 	}
 	if s.Secret == "" {
 		return nil
 	}
 	return s.checkPrompt(ctx, r)
+}
+
+// endOfBody returns how many bytes of a request's body the API has read before it ended within a
+// text, or 0 if the response does not say so.
+func (a *answer) endOfBody() int {
+	var e struct {
+		Detail []struct {
+			Loc []any
+			Msg string
+		}
+	}
+	if json.Unmarshal([]byte(a.body), &e) != nil || len(e.Detail) != 1 || len(e.Detail[0].Loc) != 2 || !strings.HasPrefix(e.Detail[0].Msg, "Unterminated string") {
+		return 0
+	}
+	at, _ := e.Detail[0].Loc[1].(float64)
+	return int(at)
 }
 
 // checkPrompt: the text of a chat reaches the engine as it is.
@@ -308,14 +335,24 @@ func (s *stack) checkHeaders(ctx context.Context, r *Result) error {
 			Cause:   "a proxy or middleware passes only the request headers on that it knows",
 		})
 	}
-	if got := p.header.Get("X-Request-Id"); got == "" || got != run.RequestID {
-		r.found(Finding{
-			Sent:    "POST /v1/chat with X-Request-Id: " + id,
-			Arrived: fmt.Sprintf("a response with X-Request-Id %q; the API has logged %q", got, run.RequestID),
-			Effect:  "the id that a client reports is in no log",
-			Cause:   "a proxy or middleware removes X-Request-Id from responses, or sets one of its own there and not in the request",
-		})
+	got := p.header.Get("X-Request-Id")
+	if got == run.RequestID && got != "" {
+		return nil
 	}
+	f := Finding{
+		Sent:    "POST /v1/chat with X-Request-Id: " + id,
+		Arrived: fmt.Sprintf("a response with X-Request-Id %q; the API, and so the service's log, has %q", got, run.RequestID),
+		Effect:  "the id that a client sees in the response, and reports, is in no log",
+		Cause:   "a proxy or middleware sets one X-Request-Id in the request and another in the response",
+	}
+	switch {
+	case got == "":
+		f.Effect, f.Cause = "clients see no id that they could report", "a proxy or middleware removes X-Request-Id from responses"
+	case run.RequestID == id:
+		f.Arrived += ": the id of the request has arrived, and that of the response was replaced"
+		f.Cause = "a proxy or middleware replaces X-Request-Id in responses (nginx's proxy_hide_header and add_header X-Request-Id $request_id): leave it as it is there, and if the ids are to be the proxy's own, set them in the request (proxy_set_header X-Request-Id $request_id)"
+	}
+	r.found(f)
 	return nil
 }
 
