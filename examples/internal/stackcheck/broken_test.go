@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -278,9 +279,10 @@ var brokenStacks = []brokenStack{
 type face int
 
 const (
-	plain  face = iota // no probe
-	probed             // the probe
-	silent             // the probe, and no keep-alives
+	plain    face = iota // no probe
+	probed               // the probe
+	silent               // the probe, and no keep-alives
+	enduring             // the probe, and a silence of some seconds
 )
 
 // brokenServices are seen from outside: the orders to the probe pass the stack, too.
@@ -290,10 +292,7 @@ var brokenServices = []struct {
 }{
 	{brokenStack{"a web application firewall", firewall, checkBody, "takes the text of a prompt for an attack"}, plain},
 	{brokenStack{"a limit for the beginning of a response", func(api http.Handler) http.Handler {
-		proxy := httputil.NewSingleHostReverseProxy(served(api))
-		proxy.Transport = &http.Transport{ResponseHeaderTimeout: 3 * time.Second}
-		proxy.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
-		return proxy
+		return proxying(served(api), &http.Transport{ResponseHeaderTimeout: 3 * time.Second})
 	}, checkSilence, "a time limit for the beginning of a response"}, silent},
 	{brokenStack{"a limit for a response", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -301,7 +300,21 @@ var brokenServices = []struct {
 			defer cancel()
 			api.ServeHTTP(w, r.WithContext(ctx))
 		})
-	}, checkSilence, "a time limit, for silence or in all"}, silent},
+	}, checkSilence, "not only those of models that think for long ... a limit for each response"}, silent},
+	{brokenStack{"a limit for silence", func(api http.Handler) http.Handler { return idle(3*time.Second, api) },
+		checkSilence, "effect:  answers of models that think for long are aborted\n ... a limit for silence"}, silent},
+	{brokenStack{"a WriteTimeout behind a wrapper without Unwrap", func(api http.Handler) http.Handler {
+		service := httptest.NewUnstartedServer(wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &flushing{logging{w}} })(api))
+		service.Config.WriteTimeout = 3 * time.Second
+		service.Start() // until the program ends
+		return proxying(service.Listener.Addr(), new(http.Transport))
+	}, checkSilence, "not only those of models that think for long ... http.Server.WriteTimeout behind middleware that wraps the ResponseWriter without Unwrap"}, enduring},
+	{brokenStack{"no keep-alives", func(api http.Handler) http.Handler { return api }, checkSilence, "no byte of the response in ... KeepAlive is off"}, silent},
+	{brokenStack{"keep-alives that are removed", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &eventsOnly{unwrapping{w}} }),
+		checkSilence, "the head of the response after ... drops comments"}, probed},
+	{brokenStack{"keep-alives that are removed behind a limit for silence", func(api http.Handler) http.Handler {
+		return idle(3*time.Second, wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &eventsOnly{unwrapping{w}} })(api))
+	}, checkSilence, "drops comments ... a limit for silence then ends the stream"}, enduring},
 	{brokenStack{"a restart", restarting(4 * time.Second), checkSilence, "streams that began at different times ended at the same moment"}, silent},
 	{brokenStack{"an early restart", restarting(1500 * time.Millisecond), checkSilence, "one like it was not ended after the same time"}, silent},
 	{brokenStack{"a limit of requests at a proxy", limiting(http.StatusServiceUnavailable), checkSameTime, "HAProxy's maxconn"}, probed},
@@ -372,6 +385,9 @@ func TestBrokenServices(t *testing.T) {
 			if c.face != plain {
 				target.Secret = k.secret
 			}
+			if c.face == enduring {
+				target.Silence = 2 * stagger
+			}
 			results, err := Diagnose(t.Context(), target)
 			is.NoErr(err)
 			c.assert(t, results)
@@ -418,6 +434,14 @@ func (c brokenStack) assert(t *testing.T, results []Result) {
 	}
 }
 
+// A stream without keep-alives that was not aborted in a minute is none that proxies abort after a
+// minute.
+func TestEffectOfSilence(t *testing.T) {
+	is := is.New(t)
+	is.True(strings.HasPrefix(effectOfSilence(20*time.Second), "proxies abort silent streams, most of them after 60 s"))
+	is.True(strings.HasPrefix(effectOfSilence(75*time.Second), "nothing has aborted this stream in 75 s"))
+}
+
 var goodStacks = map[string]Mounting{
 	"the handler itself": {Mount: func(api http.Handler) http.Handler { return api }},
 	"a mux":              {Mount: inMux},
@@ -442,7 +466,7 @@ var goodStacks = map[string]Mounting{
 	"CORS":                           {Mount: func(api http.Handler) http.Handler { return allowing(inMux(api)) }, Origin: "https://app.example.com"},
 	"CORS for all, without a demand": {Mount: func(api http.Handler) http.Handler { return allowing(inMux(api)) }},
 	"a reverse proxy": {Mount: func(api http.Handler) http.Handler {
-		return httputil.NewSingleHostReverseProxy(served(api))
+		return proxying(served(api), new(http.Transport))
 	}},
 }
 
@@ -670,6 +694,33 @@ func restarting(after time.Duration) middleware {
 	}
 }
 
+// idle aborts a response of which nothing was sent for so long.
+func idle(most time.Duration, api http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, abort := context.WithCancel(r.Context())
+		defer abort()
+		timer := time.AfterFunc(most, abort)
+		defer timer.Stop()
+		api.ServeHTTP(&active{unwrapping{w}, func() { timer.Reset(most) }}, r.WithContext(ctx))
+		if ctx.Err() != nil {
+			panic(http.ErrAbortHandler)
+		}
+	})
+}
+
+// active notes when bytes are written.
+type active struct {
+	unwrapping
+	note func()
+}
+
+func (w *active) Write(p []byte) (int, error) {
+	if len(p) > 0 {
+		w.note()
+	}
+	return w.ResponseWriter.Write(p)
+}
+
 // firewall blocks what looks like an attack.
 func firewall(api http.Handler) http.Handler {
 	attack := regexp.MustCompile(`(?i)<script>|union\s+select|\.\./\.\./etc/passwd|\$\{jndi:|;\s*drop\s+table`)
@@ -753,13 +804,20 @@ func (w *errorPages) Write(p []byte) (int, error) {
 }
 
 // served serves a handler on a port of its own until the program ends, as another process would.
-func served(h http.Handler) *url.URL {
-	server := httptest.NewServer(h)
-	address, err := url.Parse(server.URL)
-	if err != nil {
-		panic(err)
+func served(h http.Handler) net.Addr { return httptest.NewServer(h).Listener.Addr() }
+
+// proxying passes requests on, as docs/operating.md says.
+func proxying(service net.Addr, transport *http.Transport) http.Handler {
+	proxy := &httputil.ReverseProxy{
+		Rewrite:   func(r *httputil.ProxyRequest) { r.SetURL(&url.URL{Scheme: "http", Host: service.String()}) },
+		Transport: transport,
+		ErrorLog:  slog.NewLogLogger(slog.DiscardHandler, 0),
 	}
-	return address
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_ = http.NewResponseController(w).EnableFullDuplex()
+		defer r.Body.Close()
+		proxy.ServeHTTP(w, r)
+	})
 }
 
 // collecting passes requests on to a server with the API, and the response when size bytes have
@@ -774,9 +832,9 @@ type collecting struct {
 var collectors sync.Map // servers by API
 
 func (c *collecting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	server, _ := collectors.LoadOrStore(c.api, sync.OnceValue(func() *url.URL { return served(c.api) }))
+	server, _ := collectors.LoadOrStore(c.api, sync.OnceValue(func() net.Addr { return served(c.api) }))
 	out := r.Clone(r.Context())
-	out.URL.Scheme, out.URL.Host, out.RequestURI = "http", server.(func() *url.URL)().Host, ""
+	out.URL.Scheme, out.URL.Host, out.RequestURI = "http", server.(func() net.Addr)().String(), ""
 	out.Proto, out.ProtoMajor, out.ProtoMinor = "HTTP/1.1", 1, 1
 	res, err := http.DefaultTransport.RoundTrip(out)
 	if err != nil {

@@ -170,6 +170,7 @@ type answer struct {
 
 	begun    time.Time // sent
 	status   int       // 0: no response yet
+	headAt   time.Time // the status and the headers arrived
 	proto    string
 	header   http.Header
 	reused   bool   // its connection was used before
@@ -222,7 +223,7 @@ func (a *answer) follow(ctx context.Context, s *stack, r request, gate <-chan st
 		return err
 	}
 	defer res.Body.Close()
-	a.change(func() { a.status, a.proto, a.header = res.StatusCode, res.Proto, res.Header })
+	a.change(func() { a.status, a.headAt, a.proto, a.header = res.StatusCode, time.Now(), res.Proto, res.Header })
 	err = a.read(ctx, res, r.slow, gate)
 	if res.StatusCode == http.StatusTooManyRequests {
 		s.sent.reject(a)
@@ -373,6 +374,16 @@ func (a *answer) endedAfter() (hasEnded bool, after time.Duration) {
 func (a *answer) length() time.Duration {
 	_, after := a.endedAfter()
 	return after
+}
+
+// headAfter returns how long the status and the headers took, or 0 if they have not arrived.
+func (a *answer) headAfter() time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.status == 0 {
+		return 0
+	}
+	return a.headAt.Sub(a.begun)
 }
 
 // fate says whether an answer has ended, and after how long.

@@ -21,7 +21,7 @@ var streamChecks = []check{
 	{name: checkOneByOne, needs: append([]string{checkWriter, checkSameTime}, ready...), probed: true, run: (*stack).checkOneByOne, chats: 5, asks: 14},
 	{name: checkStream, needs: ready, probed: true, run: (*stack).checkStream, chats: 1, rounds: rounds},
 	{name: checkCompressed, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), probed: true, run: (*stack).checkCompressed, chats: 3, asks: 4},
-	{name: checkSilence, once: true, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), probed: true, run: (*stack).checkSilence, chats: 3, asks: 1},
+	{name: checkSilence, once: true, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), probed: true, run: (*stack).checkSilence, chats: 4, asks: 1},
 	{name: checkLongJSON, needs: ready, probed: true, run: (*stack).checkLongJSON, chats: 2},
 	{name: checkFailure, needs: ready, probed: true, run: (*stack).checkFailure, chats: 4, asks: 1, rounds: rounds},
 	{name: checkEarly, needs: append([]string{checkErrors}, ready...), probed: true, run: (*stack).checkEarlyFailure, chats: 2, rounds: rounds},
@@ -474,16 +474,15 @@ func (s *stack) checkCompressed(ctx context.Context, r *Result) error {
 }
 
 const (
-	// stagger is how much later than a silent stream two others begin, which tell what has ended
-	// it.
+	// stagger is how much later than a silent stream others begin, which tell what has ended it.
 	stagger = 2 * time.Second
 
 	// together is how long the ends of streams may be apart that one cause has ended.
 	together = stagger / 2
 )
 
-// checkSilence: the engine is silent until a keep-alive has come. If that takes some seconds, two
-// more streams begin, one of them with a fragment.
+// checkSilence: the engine is silent until a keep-alive has come. If that takes some seconds,
+// three more streams begin: a silent one, one with a fragment, and one with fragments all the time.
 func (s *stack) checkSilence(ctx context.Context, r *Result) error {
 	most := max(s.Silence, 20*time.Second)
 	s = s.lively()
@@ -495,19 +494,18 @@ func (s *stack) checkSilence(ctx context.Context, r *Result) error {
 	}
 	p := begin(s)
 	defer p.disconnect()
-	isKept := func() bool { return strings.Contains(p.body, ": keep-alive\n") }
-	var silent, begun *play
+	isKept := func() bool { return strings.Contains(p.body, keepAlive) }
+	var o *others
 	if !p.wait(ctx, stagger, isKept) || s.Silence > stagger {
 		p.wait(ctx, stagger-time.Since(p.begun), func() bool { return false })
-		silent, begun = begin(other), begin(other, probe.Step{Text: "x"})
-		defer silent.disconnect()
-		defer begun.disconnect()
+		o = &others{begin(other), begin(other, probe.Step{Text: "x"}), other.play(ctx, true, request{timeout: most + time.Minute}, seldom(most+10*time.Second)...)}
+		defer o.disconnect()
 	}
 	kept := p.wait(ctx, most-time.Since(p.begun), isKept)
 	if kept {
 		p.wait(ctx, s.Silence-time.Since(p.begun), func() bool { return false })
 	}
-	ended, silence := p.hasEnded(), time.Since(p.begun)
+	ended, silence, head := p.hasEnded(), time.Since(p.begun), p.headAfter()
 	if !ended {
 		if err := s.goOn(ctx, p); err != nil {
 			return err
@@ -518,21 +516,23 @@ func (s *stack) checkSilence(ctx context.Context, r *Result) error {
 	switch {
 	case ended:
 		f.Arrived = fmt.Sprintf("after %.1f s: %s", p.length().Seconds(), p.show())
-		f.Effect = "answers of models that think for long are aborted"
-		f.Cause = timeLimit
-		if silent != nil {
-			f.Cause = whatEnded(ctx, p, silent, begun)
-			f.Arrived += fmt.Sprintf("; two others that began %.1f s later: a silent one %s, one with a fragment at its beginning %s",
-				silent.begun.Sub(p.begun).Seconds(), silent.fate(), begun.fate())
+		f.Effect, f.Cause = aborted, timeLimit
+		if o != nil {
+			f.Effect, f.Cause = o.whatEnded(ctx, p)
+			f.Arrived += fmt.Sprintf("; of others that began %.1f s later, a silent one %s, one with a fragment at its beginning %s, and one with fragments all the time %s",
+				o.silent.begun.Sub(p.begun).Seconds(), o.silent.fate(), o.begun.fate(), o.busy.fate())
 		}
 	case !kept && s.kit != nil:
 		f.Arrived = fmt.Sprintf("no keep-alive in %.0f s, with one due each %v", silence.Seconds(), livelyKeepAlive)
 		f.Effect = "proxies abort silent streams, since they see nothing of the keep-alives"
 		f.Cause = "middleware holds back or removes what is no event"
+	case !kept && head > 0:
+		f.Arrived = fmt.Sprintf("the head of the response after %.1f s, and no keep-alive in %.0f s", head.Seconds(), silence.Seconds())
+		f.Effect, f.Cause = effectOfSilence(silence), keepAliveRemoved
 	case !kept:
-		f.Arrived = fmt.Sprintf("no keep-alive in %.0f s", silence.Seconds())
-		f.Effect = "proxies abort silent streams: most do so after 60 s"
-		f.Cause = "Options.KeepAlive is off or longer than this, or a proxy holds back or removes what is no event"
+		f.Arrived = fmt.Sprintf("no byte of the response in %.0f s", silence.Seconds())
+		f.Effect = effectOfSilence(silence)
+		f.Cause = "Options.KeepAlive is off or longer than this, or something in front holds back the head of the response, too, until the first event"
 	case !strings.Contains(p.body, "data: {\"content\":\"x\"}\n\ndata: [DONE]\n\n"):
 		f.Arrived, f.Effect = p.show(), "the answer is incomplete"
 		f.Cause = "a proxy or middleware ended the stream after its silence"
@@ -543,30 +543,69 @@ func (s *stack) checkSilence(ctx context.Context, r *Result) error {
 	return nil
 }
 
+const keepAlive = ": keep-alive\n"
+
+// effectOfSilence is what comes of a stream without keep-alives that was open for so long.
+func effectOfSilence(silence time.Duration) string {
+	if silence < time.Minute {
+		return "proxies abort silent streams, most of them after 60 s, and clients give up that wait for 60 s, as docs/wire.md says"
+	}
+	return fmt.Sprintf("nothing has aborted this stream in %.0f s, but clients give up that wait for 60 s, as docs/wire.md says, and so do most proxies", silence.Seconds())
+}
+
 const (
-	timeLimit     = "a proxy or middleware has a time limit, for silence or in all, of about this length; it must be longer than KeepAlive, and than the longest answer"
-	responseLimit = "a proxy or middleware has a time limit for the beginning of a response, of about this length (a transport's ResponseHeaderTimeout): no headers came, and a stream with a fragment stayed open; the handler sends headers with the first fragment or keep-alive, so KeepAlive must be shorter than this limit, and JSON responses need one longer than the longest answer"
-	allClosed     = "no time limit, since streams that began at different times ended at the same moment: something closes all connections, such as a reload or restart of a proxy (nginx's worker_shutdown_timeout), a deployment, or a crash of the service; it must wait for open streams, or happen rarely"
-	onlyClosed    = "no time limit of all streams, since one like it was not ended after the same time: a reload or restart of a proxy, a deployment or a crash of the service has closed this one, or one of several proxies or replicas has a limit of its own"
+	aborted          = "answers of models that think for long are aborted"
+	keepAliveRemoved = "a proxy or middleware removes or holds back the keep-alive, with which the handler sends the head of a silent stream: the head has arrived, the keep-alive has not (a gateway that reads events line by line drops comments): pass on what is no event, immediately"
+	timeLimit        = "a proxy or middleware has a time limit, for silence or for each response, of about this length; it must be longer than KeepAlive, and than the longest answer"
+	silenceLimit     = "a proxy or middleware has a limit for silence of about this length, since a stream with fragments stayed open: it must be longer than KeepAlive"
+	wholeLimit       = "a limit for each response, whatever is sent: http.Server.WriteTimeout behind middleware that wraps the ResponseWriter without Unwrap, so that the handler cannot clear it (the Go server closes the connection, and a proxy makes a 502 of that if nothing was sent before); or timeout middleware, such as http.TimeoutHandler; or a proxy's limit for a whole response (Envoy's route timeout, which is 15 s by default). Give the wrapper an Unwrap; a limit must be longer than the longest answer"
+	responseLimit    = "a proxy or middleware has a time limit for the beginning of a response, of about this length (a transport's ResponseHeaderTimeout): no headers came, and a stream with a fragment stayed open; the handler sends headers with the first fragment or keep-alive, so KeepAlive must be shorter than this limit, and JSON responses need one longer than the longest answer"
+	allClosed        = "no time limit, since streams that began at different times ended at the same moment: something closes all connections, such as a reload or restart of a proxy (nginx's worker_shutdown_timeout), a deployment, or a crash of the service; it must wait for open streams, or happen rarely"
+	onlyClosed       = "no time limit of all streams, since one like it was not ended after the same time: a reload or restart of a proxy, a deployment or a crash of the service has closed this one, or one of several proxies or replicas has a limit of its own"
 )
 
-// whatEnded says what has ended a stream, from the fates of two that began later: one as silent,
-// and one with a fragment.
-func whatEnded(ctx context.Context, p, silent, begun *play) string {
+// others are streams that begin later than a silent one. Their fates tell what has ended that.
+type others struct{ silent, begun, busy *play }
+
+// seldom has fragments for so long. The gaps grow with the time that has passed, and are shorter:
+// a limit for silence that ends a stream which is silent from its beginning does not end this one.
+func seldom(most time.Duration) []probe.Step {
+	var steps []probe.Step
+	for passed := time.Duration(0); passed < most; {
+		gap := max(passed/4, time.Second/2)
+		steps = append(steps, probe.Step{Text: "x"}, probe.Step{Await: probe.AwaitTime, Millis: probe.In(gap)})
+		passed += gap
+	}
+	return steps
+}
+
+func (o *others) disconnect() {
+	for _, p := range []*play{o.silent, o.begun, o.busy} {
+		p.disconnect()
+	}
+}
+
+// whatEnded says what has ended a stream, and what users notice of that.
+func (o *others) whatEnded(ctx context.Context, p *play) (effect, cause string) {
 	length := p.length()
-	for _, other := range []*play{silent, begun} {
+	for _, other := range []*play{o.silent, o.begun, o.busy} {
 		other.wait(ctx, length+together-time.Since(other.begun), func() bool { return other.ended })
 	}
-	wasSilentEnded, after := silent.endedAfter()
+	wasSilentEnded, after := o.silent.endedAfter()
+	isStream := strings.HasPrefix(p.header.Get("Content-Type"), "text/event-stream")
 	switch {
-	case wasSilentEnded && silent.begun.Before(p.begun.Add(length)) && (silent.begun.Add(after).Sub(p.begun)-length).Abs() < together:
-		return allClosed
+	case wasSilentEnded && o.silent.begun.Before(p.begun.Add(length)) && (o.silent.begun.Add(after).Sub(p.begun)-length).Abs() < together:
+		return aborted, allClosed
 	case !wasSilentEnded || (after-length).Abs() >= together || 2*after < length:
-		return onlyClosed
-	case !begun.hasEnded() && !strings.HasPrefix(p.header.Get("Content-Type"), "text/event-stream"):
-		return responseLimit
+		return aborted, onlyClosed
+	case o.busy.hasEnded() && len(o.busy.arrivals) > 0: // not with a page in its place
+		return fmt.Sprintf("all answers that take longer than %.0f s are aborted, not only those of models that think for long", o.busy.length().Seconds()), wholeLimit
+	case !o.begun.hasEnded() && !isStream:
+		return aborted, responseLimit
+	case isStream && !strings.Contains(p.body, keepAlive) && length-p.headAfter() > together:
+		return aborted, keepAliveRemoved + "; a limit for silence then ends the stream"
 	}
-	return timeLimit
+	return aborted, silenceLimit
 }
 
 // checkFailure: the engine fails after its first fragment. Clients that can decompress must see it,
