@@ -117,6 +117,9 @@ var brokenStacks = []brokenStack{
 			api.ServeHTTP(w, r)
 		})
 	}, checkSameTime, "serves one request at a time"},
+	{"a reverse proxy with four connections", func(api http.Handler) http.Handler {
+		return proxying(served(api), &http.Transport{MaxConnsPerHost: 4})
+	}, checkSameTime, "while the engines of 4 others were waiting ... MaxConnsPerHost: 4 in the http.Transport ... 2 checks not run"},
 	{"markup that is removed", sanitizing, checkBody, "changes bodies"},
 	{"a Flush by a timer", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -319,6 +322,9 @@ var brokenServices = []struct {
 	{brokenStack{"an early restart", restarting(1500 * time.Millisecond), checkSilence, "one like it was not ended after the same time"}, silent},
 	{brokenStack{"a limit of requests at a proxy", limiting(http.StatusServiceUnavailable), checkSameTime, "HAProxy's maxconn"}, probed},
 	{brokenStack{"a limit of requests at a proxy, with a 429", limiting(http.StatusTooManyRequests), checkSameTime, "HAProxy's maxconn"}, probed},
+	{brokenStack{"a reverse proxy with four connections", func(api http.Handler) http.Handler {
+		return proxying(served(api), &http.Transport{MaxConnsPerHost: 4})
+	}, checkSameTime, "while the engines of 4 others were waiting ... MaxConnsPerHost: 4 in the http.Transport ... 2 checks not run"}, probed},
 	{brokenStack{"chats of one key that wait for each other", func(api http.Handler) http.Handler {
 		var locks sync.Map
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -42,6 +42,7 @@ type counter struct {
 	chats    atomic.Int64
 	bound    int64        // 0: none
 	rejected atomic.Int64 // requests that got a 429: the checks cause none themselves
+	room     atomic.Int64 // for so many chats at the same time; 0: nothing is known of a limit
 
 	mu        sync.Mutex
 	reason    string          // of the last 429

@@ -88,6 +88,8 @@ type check struct {
 	// needs names checks; if one of them has found something, this one could say nothing new.
 	needs []string
 
+	together int // chats that it has open at the same time, orders included; 0: 1
+
 	probed bool // it needs an engine that is probed
 	plain  bool // it is only for an engine that is not probed
 	within bool // it needs to see the handler from within
@@ -210,13 +212,13 @@ func runChecks(ctx context.Context, stacks []*stack, report func(Result)) []Resu
 			continue
 		}
 		r := Result{Check: c.name}
-		if cause := c.skippedFor(failed); cause != "" {
+		if cause := c.skippedFor(failed, stacks[0].sent.room.Load()); cause != "" {
 			r.Skipped = fmt.Sprintf("first mend what %q has found", cause)
 		} else {
 			c.runOn(ctx, stacks, &r)
 		}
 		if failed[c.name] = r.stopsOthers(); failed[c.name] {
-			r.countNotRun(slices.DeleteFunc(slices.Clone(checks[at+1:]), func(c check) bool { return !isFor(c) }), failed)
+			r.countNotRun(slices.DeleteFunc(slices.Clone(checks[at+1:]), func(c check) bool { return !isFor(c) }), failed, stacks[0].sent.room.Load())
 		}
 		results = append(results, r)
 		if report != nil {
@@ -231,10 +233,11 @@ func (r *Result) stopsOthers() bool {
 	return r.Problem != "" || slices.ContainsFunc(r.Findings, func(f Finding) bool { return !f.aside })
 }
 
-// skippedFor is the first check of the table that has failed and that this one needs, or "".
-func (c check) skippedFor(failed map[string]bool) string {
+// skippedFor is the first check of the table that has failed and that this one needs, or "". That
+// chats wait for each other is no reason if there is room for as many as this check has.
+func (c check) skippedFor(failed map[string]bool, room int64) string {
 	for _, earlier := range checks {
-		if failed[earlier.name] && slices.Contains(c.needs, earlier.name) {
+		if failed[earlier.name] && slices.Contains(c.needs, earlier.name) && !(earlier.name == checkSameTime && room >= int64(max(c.together, 1))) {
 			return earlier.name
 		}
 	}
@@ -242,10 +245,10 @@ func (c check) skippedFor(failed map[string]bool) string {
 }
 
 // countNotRun adds how many of the later checks are skipped because of this one.
-func (r *Result) countNotRun(later []check, failed map[string]bool) {
+func (r *Result) countNotRun(later []check, failed map[string]bool, room int64) {
 	n := 0
 	for _, c := range later {
-		if c.skippedFor(failed) == r.Check {
+		if c.skippedFor(failed, room) == r.Check {
 			n++
 		}
 	}
@@ -288,7 +291,7 @@ func (c check) runOn(ctx context.Context, stacks []*stack, r *Result) {
 }
 
 // limitsNeeded is what limits must let pass; docs/operating.md says the same.
-const limitsNeeded = "eight concurrent chats, 20 with several replicas, and 100 requests per second"
+const limitsNeeded = "eight concurrent chats, 24 with several replicas, and 100 requests per second"
 
 // runRounds runs a check once, or in rounds if several replicas were seen. Then findings say how
 // many of the rounds have failed.

@@ -17,16 +17,16 @@ var streamChecks = []check{
 	{name: checkWriter, needs: ready, within: true, run: (*stack).checkWriter, chats: 1},
 	{name: checkTimeLimit, needs: ready, within: true, run: (*stack).checkTimeLimit, chats: 1},
 	{name: checkAnswer, needs: ready, plain: true, run: (*stack).checkAnswer, chats: 2, tokens: 2},
-	{name: checkSameTime, needs: ready, probed: true, run: (*stack).checkSameTime, chats: 2, asks: 2},
-	{name: checkOneByOne, needs: append([]string{checkWriter, checkSameTime}, ready...), probed: true, run: (*stack).checkOneByOne, chats: 5, asks: 14},
+	{name: checkSameTime, needs: ready, probed: true, run: (*stack).checkSameTime, chats: sameTime, asks: 1 + sameTime},
+	{name: checkOneByOne, needs: append([]string{checkWriter, checkSameTime}, ready...), together: 3, probed: true, run: (*stack).checkOneByOne, chats: 5, asks: 14},
 	{name: checkStream, needs: ready, probed: true, run: (*stack).checkStream, chats: 1, rounds: rounds},
-	{name: checkCompressed, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), probed: true, run: (*stack).checkCompressed, chats: 3, asks: 4},
-	{name: checkSilence, once: true, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), probed: true, run: (*stack).checkSilence, chats: 4, asks: 1},
+	{name: checkCompressed, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), together: 3, probed: true, run: (*stack).checkCompressed, chats: 3, asks: 4},
+	{name: checkSilence, once: true, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), together: 6, probed: true, run: (*stack).checkSilence, chats: 4, asks: 1},
 	{name: checkLongJSON, needs: ready, probed: true, run: (*stack).checkLongJSON, chats: 2},
 	{name: checkFailure, needs: ready, probed: true, run: (*stack).checkFailure, chats: 4, asks: 1, rounds: rounds},
 	{name: checkEarly, needs: append([]string{checkErrors}, ready...), probed: true, run: (*stack).checkEarlyFailure, chats: 2, rounds: rounds},
-	{name: checkDisconnect, needs: append([]string{checkSameTime}, ready...), probed: true, run: (*stack).checkDisconnect, chats: 3, asks: 6, rounds: rounds},
-	{name: checkSlowReader, once: true, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), probed: true, run: (*stack).checkSlowReader, chats: 1, asks: 1},
+	{name: checkDisconnect, needs: append([]string{checkSameTime}, ready...), together: 5, probed: true, run: (*stack).checkDisconnect, chats: 3, asks: 6, rounds: rounds},
+	{name: checkSlowReader, once: true, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), together: 3, probed: true, run: (*stack).checkSlowReader, chats: 1, asks: 1},
 	{name: checkOnce, once: true, needs: ready, probed: true, run: (*stack).checkOnce, chats: 3 * (1 + replicas)},
 	{name: checkReuse, needs: ready, run: (*stack).checkReuse},
 }
@@ -124,38 +124,112 @@ func (s *stack) checkStream(ctx context.Context, r *Result) error {
 	return nil
 }
 
-// checkSameTime: one chat is answered while another waits.
+// sameTime is how many chats are open at the same time in the check of that. With an order, these
+// are as many as the checks need.
+const sameTime = 7
+
+// checkSameTime: one chat is answered while others wait.
 func (s *stack) checkSameTime(ctx context.Context, r *Result) error {
-	waiting := s.alone()
-	defer waiting.close()
-	first := waiting.play(ctx, true, request{}, probe.Step{Await: probe.AwaitGo, Millis: probe.In(4 * patience)}, probe.Step{Text: "x"})
-	defer first.disconnect()
-	f := Finding{
-		Sent:    "a chat, while the engine of another was waiting",
-		Arrived: "nothing, until the other had ended",
-		Effect:  "each user waits for the answers of others",
-		Cause:   "middleware or a proxy serves one request at a time, of all, or of each key or user: a lock, a limit of connections or of workers",
+	begin := func() (p *play, end func()) {
+		alone := s.alone()
+		p = alone.play(ctx, true, request{timeout: 12 * patience},
+			probe.Step{Text: "x"}, probe.Step{Await: probe.AwaitGo, Millis: probe.In(4 * patience)}, probe.Step{Text: "x"})
+		return p, func() { p.disconnect(); alone.close() }
 	}
+	hasBegun := func(p *play, most time.Duration) bool {
+		return p.wait(ctx, most, func() bool { return len(p.arrivals) > 0 })
+	}
+	first, end := begin()
+	defer end()
 	run, err := s.see(ctx, first, probe.Begun, 0, 0)
 	if err != nil {
 		return fmt.Errorf("%w; the response was %s", err, first.show())
 	}
 	if run.Ending != "" { // the order, which is a chat, too, has waited for it
-		r.found(f)
+		s.foundLimit(r, 1)
 		return nil
 	}
+	if s.isDelayed() || !hasBegun(first, patience) {
+		return s.checkSecond(ctx, r, first) // clients do not see when a chat begins
+	}
+	open := []*play{first}
+	for len(open) < sameTime {
+		next, end := begin()
+		defer end()
+		if hasBegun(next, 2*patience) {
+			open = append(open, next)
+			continue
+		}
+		if next.hasEnded() {
+			return s.foundRejection(r, next, len(open))
+		}
+		// It waits for one of the others if it begins when one has ended.
+		first.disconnect()
+		if !hasBegun(next, 6*patience) {
+			return fmt.Errorf("a chat did not begin while %d others were open: %s", len(open), next.show())
+		}
+		s.foundLimit(r, len(open))
+		for _, p := range append(open, next) {
+			p.disconnect()
+		}
+		for _, p := range append(open, next) { // so that other checks have room
+			_, _ = s.see(ctx, p, probe.Ended, 0, 4*patience)
+		}
+		return nil
+	}
+	for _, p := range open {
+		if err := s.goOn(ctx, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkSecond asks for a JSON response while a chat is open.
+func (s *stack) checkSecond(ctx context.Context, r *Result, first *play) error {
 	second := s.play(ctx, false, request{timeout: 6 * patience}, probe.Step{Text: "x"})
 	defer second.disconnect()
 	isAnswered := second.wait(ctx, 2*patience, func() bool { return second.ended })
 	if err := s.goOn(ctx, first); err != nil {
 		return err
 	}
-	second.whole(ctx)
-	if isAnswered || second.status != http.StatusOK {
+	if second.whole(ctx); !isAnswered && second.status == http.StatusOK {
+		s.foundLimit(r, 1)
+	}
+	return nil
+}
+
+// foundLimit notes that a chat has waited for one of so many others.
+func (s *stack) foundLimit(r *Result, others int) {
+	s.sent.room.Store(int64(others))
+	if others == 1 {
+		r.found(Finding{
+			Sent:    "a chat, while the engine of another was waiting",
+			Arrived: "nothing, until the other had ended",
+			Effect:  "each user waits for the answers of others",
+			Cause:   "middleware or a proxy serves one request at a time, of all, or of each key or user: a lock, a limit of connections or of workers",
+		})
+		return
+	}
+	r.found(Finding{
+		Sent:    fmt.Sprintf("a chat, while the engines of %d others were waiting", others),
+		Arrived: fmt.Sprintf("nothing, until one of the others had ended: %d chats run at the same time, and the next one waits", others),
+		Effect:  fmt.Sprintf("while %d answers are running, other users wait for the end of one, and no error says when to try again", others),
+		Cause: fmt.Sprintf("a proxy or middleware has room for %d requests, of all or of each key, and lets others wait (MaxConnsPerHost: %d in the http.Transport of a Go reverse proxy, chi's ThrottleBacklog, maxconn of a server in HAProxy, a pool of workers): leave limits of chats to MaxConcurrentChats and MaxChatsPerAccount, which reject with Retry-After",
+			others, others),
+	})
+}
+
+// foundRejection notes that a chat got no answer while others were open.
+func (s *stack) foundRejection(r *Result, p *play, others int) error {
+	sent := fmt.Sprintf("a chat, while %d others were open", others)
+	if p.isPage() {
+		f := (&pageError{p.answer}).finding()
+		f.Sent = sent
+		r.found(f)
 		return nil
 	}
-	r.found(f)
-	return nil
+	return fmt.Errorf("%s: %s; the checks need %s", sent, p.show(), limitsNeeded)
 }
 
 // checkLongJSON: a JSON response is sent in several chunks, which must stay one response.
