@@ -131,12 +131,8 @@ var brokenStacks = []brokenStack{
 	{"responses of 64 KiB at most", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &truncated{unwrapping: unwrapping{w}} }), checkLongJSON, "bounds responses"},
 	{"compression that swallows the abort", func(api http.Handler) http.Handler { return compressing(swallowing(api), true) }, checkFailure, "for a client with Accept-Encoding: gzip"},
 	{"compression without flush", func(api http.Handler) http.Handler { return compressing(api, false) }, checkCompressed, "compression does not flush"},
-	{"recovery without another panic", func(api http.Handler) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			defer func() { _ = recover() }()
-			api.ServeHTTP(w, r)
-		})
-	}, checkFailure, "middleware recovers the panic with http.ErrAbortHandler"},
+	{"recovery without another panic", recovering(1, 2), checkFailure, "middleware recovers the panic with http.ErrAbortHandler"},
+	{"recovery without another panic on HTTP/2", recovering(2), checkFailure, "sent:    HTTP/2: ... on HTTP/1.1 it is right\n"},
 	{"a proxy that hides the abort", func(api http.Handler) http.Handler { return &collecting{api: api, hides: true} }, checkFailure, "passes the end of an aborted response on as a normal one"},
 	{"a context that does not end", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -286,6 +282,7 @@ const (
 	probed               // the probe
 	silent               // the probe, and no keep-alives
 	enduring             // the probe, and a silence of some seconds
+	secure               // the probe, and TLS, so that there are HTTP/2 and HTTP/1.1
 )
 
 // brokenServices are seen from outside: the orders to the probe pass the stack, too.
@@ -325,6 +322,12 @@ var brokenServices = []struct {
 	{brokenStack{"a reverse proxy with four connections", func(api http.Handler) http.Handler {
 		return proxying(served(api), &http.Transport{MaxConnsPerHost: 4})
 	}, checkSameTime, "while the engines of 4 others were waiting ... MaxConnsPerHost: 4 in the http.Transport ... 2 checks not run"}, probed},
+	{brokenStack{"an abort that is hidden on HTTP/2", recovering(2), checkFailure,
+		"sent:    HTTP/2.0: ... on HTTP/1.1 it is right\n ... cause:   what speaks HTTP/2 with clients ends aborted responses like complete ones there (HAProxy 2.6"}, secure},
+	{brokenStack{"an abort that is hidden on HTTP/1.1", recovering(1), checkFailure,
+		"sent:    HTTP/1.1: ... on HTTP/2.0 it is right\n ... cause:   middleware swallows ... since it is right on HTTP/2.0, look at what speaks HTTP/1.1 with clients\n"}, secure},
+	{brokenStack{"an abort that is hidden", recovering(1, 2), checkFailure,
+		"sent:    HTTP/2.0: ... on HTTP/1.1 it is the same\n ... cause:   middleware swallows http.ErrAbortHandler, as fiber's adaptor does, or a proxy speaks HTTP/1.0 to the service\n"}, secure},
 	{brokenStack{"chats of one key that wait for each other", func(api http.Handler) http.Handler {
 		var locks sync.Map
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -385,9 +388,15 @@ func TestBrokenServices(t *testing.T) {
 			if c.face == silent {
 				api = k.quiet
 			}
-			server := httptest.NewServer(c.stack(api))
+			server := httptest.NewUnstartedServer(c.stack(api))
+			server.Config.ErrorLog = k.errorLog()
+			if server.EnableHTTP2 = c.face == secure; server.EnableHTTP2 {
+				server.StartTLS()
+			} else {
+				server.Start()
+			}
 			t.Cleanup(server.Close)
-			target := Target{URL: server.URL, Key: k.key}
+			target := Target{URL: server.URL, Key: k.key, Transport: server.Client().Transport.(*http.Transport).Clone}
 			if c.face != plain {
 				target.Secret = k.secret
 			}
@@ -759,6 +768,20 @@ func auditing(most int64) middleware {
 		body, _ := io.ReadAll(io.LimitReader(r.Body, most))
 		r.Body = io.NopCloser(bytes.NewReader(body))
 	})
+}
+
+// recovering recovers all panics, on these versions of HTTP.
+func recovering(versions ...int) middleware {
+	return func(api http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			defer func() {
+				if v := recover(); v != nil && !slices.Contains(versions, r.ProtoMajor) {
+					panic(v)
+				}
+			}()
+			api.ServeHTTP(w, r)
+		})
+	}
 }
 
 // swallowing recovers aborts of compressed responses.

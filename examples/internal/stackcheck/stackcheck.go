@@ -47,6 +47,9 @@ type Finding struct {
 	NotRun int `json:"not_run,omitempty"`
 
 	aside bool // other checks can be made in spite of this
+
+	// causeAlone is the cause if another version of HTTP is right.
+	causeAlone string
 }
 
 func (f Finding) String() string {
@@ -198,8 +201,8 @@ func (t Target) speaking(set func(*http.Protocols, bool)) Target {
 	return t
 }
 
-// runChecks runs each check of the table on each stack, which differ in the version of HTTP,
-// up to the first that finds something. report, if not nil, gets each result.
+// runChecks runs each check of the table on each stack, which differ in the version of HTTP.
+// report, if not nil, gets each result.
 func runChecks(ctx context.Context, stacks []*stack, report func(Result)) []Result {
 	var results []Result
 	failed := make(map[string]bool)
@@ -260,32 +263,77 @@ func (r *Result) countNotRun(later []check, failed map[string]bool, room int64) 
 	}
 }
 
+// runOn runs a check on each stack, up to the first that finds something.
 func (c check) runOn(ctx context.Context, stacks []*stack, r *Result) {
 	for i, s := range stacks {
 		if c.once && i > 0 {
 			return
 		}
-		before := s.sent.rejected.Load()
-		err := c.runRounds(ctx, s, r)
-		var page *pageError
-		switch isPage := errors.As(err, &page); {
-		case ctx.Err() != nil:
-		case isPage:
-			r.found(page.finding())
-		case err != nil:
-			r.Problem = err.Error()
-		}
-		if page == nil && s.sent.rejected.Load() > before {
-			r.Findings, r.Problem = nil, fmt.Sprintf("a limit has rejected a request (429, %s): the checks need %s", s.sent.rejection(), limitsNeeded)
+		c.runWith(ctx, s, r)
+		if len(stacks) > 1 && !c.once {
+			for j := range r.Findings {
+				r.Findings[j].Sent = s.protocol + ": " + r.Findings[j].Sent
+			}
+			c.compare(ctx, stacks, i, r)
 		}
 		for j := range r.Findings {
 			r.Findings[j].Check, r.Findings[j].Doc = c.name, c.doc()
-			if len(stacks) > 1 && !c.once {
-				r.Findings[j].Sent = s.protocol + ": " + r.Findings[j].Sent
-			}
 		}
 		if len(r.Findings) > 0 || r.Problem != "" {
 			return
+		}
+	}
+}
+
+// runWith runs a check on one stack.
+func (c check) runWith(ctx context.Context, s *stack, r *Result) {
+	before := s.sent.rejected.Load()
+	err := c.runRounds(ctx, s, r)
+	var page *pageError
+	switch isPage := errors.As(err, &page); {
+	case ctx.Err() != nil:
+	case isPage:
+		r.found(page.finding())
+	case err != nil:
+		r.Problem = err.Error()
+	}
+	if page == nil && s.sent.rejected.Load() > before {
+		r.Findings, r.Problem = nil, fmt.Sprintf("a limit has rejected a request (429, %s): the checks need %s", s.sent.rejection(), limitsNeeded)
+	}
+}
+
+// compare says of findings of one version of HTTP whether the others are right. The kit runs no
+// check for that: middleware seldom looks at the version.
+func (c check) compare(ctx context.Context, stacks []*stack, at int, r *Result) {
+	var right []string
+	for _, earlier := range stacks[:at] {
+		right = append(right, earlier.protocol)
+	}
+	var other Result
+	if at == 0 && len(r.Findings) > 0 && stacks[0].kit == nil {
+		c.runWith(ctx, stacks[1], &other)
+		if other.Problem != "" || ctx.Err() != nil {
+			return
+		}
+		if len(other.Findings) == 0 {
+			right = append(right, stacks[1].protocol)
+		}
+	}
+	for i := range r.Findings {
+		f := &r.Findings[i]
+		isSame := slices.ContainsFunc(other.Findings, func(o Finding) bool { return o.Effect == f.Effect })
+		switch rightOnes := strings.Join(right, " and "); {
+		case rightOnes != "":
+			f.Arrived += "; on " + rightOnes + " it is right"
+			if f.causeAlone != "" {
+				f.Cause = f.causeAlone
+			} else if stacks[at].kit == nil {
+				f.Cause += fmt.Sprintf("; since it is right on %s, look at what speaks %s with clients", rightOnes, stacks[at].protocol)
+			}
+		case isSame:
+			f.Arrived += "; on " + stacks[1].protocol + " it is the same"
+		case len(other.Findings) > 0:
+			f.Arrived += "; on " + stacks[1].protocol + " it is wrong in another way"
 		}
 	}
 }

@@ -704,6 +704,9 @@ func (s *stack) checkFailure(ctx context.Context, r *Result) error {
 			f.Arrived += ", and the normal end of a response"
 			f.Effect = incomplete + ", unless they know the error event"
 			f.Cause = s.whoHidTheAbort(ctx, p, aborts)
+			if p.proto == "HTTP/2.0" && s.kit == nil {
+				f.causeAlone = "what speaks HTTP/2 with clients ends aborted responses like complete ones there (HAProxy 2.6: let it offer HTTP/1.1 alone, alpn http/1.1)"
+			}
 		case strings.Contains(p.body, event) || s.isDelayed() || encoding != "" && (s.failed[checkCompressed] || p.isStillCompressed()):
 			continue
 		case !hasRetried: // a machine that is busy may have been the reason
@@ -736,14 +739,10 @@ func (s *stack) whoHidTheAbort(ctx context.Context, p *play, before aborts) stri
 		}
 		return "a proxy or an adaptor between (fiber's adaptor) passes the end of an aborted response on as a normal one"
 	}
-	cause := "middleware swallows http.ErrAbortHandler, as fiber's adaptor does, or a proxy speaks HTTP/1.0 to the service"
 	if run, err := s.see(ctx, p, probe.Begun, 0, 0); err == nil && strings.EqualFold(run.Header["Connection"], "close") {
 		return "a proxy speaks HTTP/1.0 to the service, since its requests have Connection: close (nginx before 1.29.7 without proxy_http_version 1.1)"
 	}
-	if p.proto == "HTTP/2.0" {
-		cause += ", or ends aborted responses like complete ones on HTTP/2 (HAProxy 2.6)"
-	}
-	return cause
+	return "middleware swallows http.ErrAbortHandler, as fiber's adaptor does, or a proxy speaks HTTP/1.0 to the service"
 }
 
 // checkEarlyFailure: the engine fails before its first fragment.
