@@ -457,6 +457,30 @@ func TestEffectOfSilence(t *testing.T) {
 	is.True(strings.HasPrefix(effectOfSilence(75*time.Second), "nothing has aborted this stream in 75 s"))
 }
 
+// A stream with fragments all the time has one soon after another has ended, at whatever time that
+// was: only a write shows that a server's WriteTimeout has passed. The probe takes 64 steps.
+func TestFragmentsAllTheTime(t *testing.T) {
+	is := is.New(t)
+	const most = 5 * time.Minute
+	steps := seldom(most)
+	is.True(len(steps) <= 64)
+	var times []time.Duration
+	var passed time.Duration
+	for _, step := range steps {
+		if step.Text != "" {
+			times = append(times, passed)
+		}
+		passed += step.Millis.Duration()
+	}
+	is.True(passed > untilFragment(most)+together) // it has not ended until then
+	for ended := stagger; ended <= most; ended += time.Second {
+		i := slices.IndexFunc(times, func(at time.Duration) bool { return at > ended })
+		is.True(i > 0)
+		is.True(times[i]-times[i-1] < ended/2) // no limit for silence that has ended the other
+		is.True(times[i] <= untilFragment(ended))
+	}
+}
+
 var goodStacks = map[string]Mounting{
 	"the handler itself": {Mount: func(api http.Handler) http.Handler { return api }},
 	"a mux":              {Mount: inMux},

@@ -572,7 +572,7 @@ func (s *stack) checkSilence(ctx context.Context, r *Result) error {
 	var o *others
 	if !p.wait(ctx, stagger, isKept) || s.Silence > stagger {
 		p.wait(ctx, stagger-time.Since(p.begun), func() bool { return false })
-		o = &others{begin(other), begin(other, probe.Step{Text: "x"}), other.play(ctx, true, request{timeout: most + time.Minute}, seldom(most+10*time.Second)...)}
+		o = &others{begin(other), begin(other, probe.Step{Text: "x"}), other.play(ctx, true, request{timeout: 2*most + time.Minute}, seldom(most)...)}
 		defer o.disconnect()
 	}
 	kept := p.wait(ctx, most-time.Since(p.begun), isKept)
@@ -641,17 +641,21 @@ const (
 // others are streams that begin later than a silent one. Their fates tell what has ended that.
 type others struct{ silent, begun, busy *play }
 
-// seldom has fragments for so long. The gaps grow with the time that has passed, and are shorter:
-// a limit for silence that ends a stream which is silent from its beginning does not end this one.
+// seldom has fragments until another stream has ended, after most. The gaps grow with the time that
+// has passed, and are shorter: a limit for silence that ends a stream which is silent from its
+// beginning does not end this one.
 func seldom(most time.Duration) []probe.Step {
 	var steps []probe.Step
-	for passed := time.Duration(0); passed < most; {
+	for passed := time.Duration(0); passed < untilFragment(most)+2*together; {
 		gap := max(passed/4, time.Second/2)
 		steps = append(steps, probe.Step{Text: "x"}, probe.Step{Await: probe.AwaitTime, Millis: probe.In(gap)})
 		passed += gap
 	}
 	return steps
 }
+
+// untilFragment is when a stream of seldom has had a fragment after this time.
+func untilFragment(after time.Duration) time.Duration { return after + after/4 + time.Second/2 }
 
 func (o *others) disconnect() {
 	for _, p := range []*play{o.silent, o.begun, o.busy} {
@@ -662,8 +666,8 @@ func (o *others) disconnect() {
 // whatEnded says what has ended a stream, and what users notice of that.
 func (o *others) whatEnded(ctx context.Context, p *play) (effect, cause string) {
 	length := p.length()
-	for _, other := range []*play{o.silent, o.begun, o.busy} {
-		other.wait(ctx, length+together-time.Since(other.begun), func() bool { return other.ended })
+	for other, most := range map[*play]time.Duration{o.silent: length, o.begun: length, o.busy: untilFragment(length)} {
+		other.wait(ctx, most+together-time.Since(other.begun), func() bool { return other.ended })
 	}
 	wasSilentEnded, after := o.silent.endedAfter()
 	isStream := strings.HasPrefix(p.header.Get("Content-Type"), "text/event-stream")
@@ -673,7 +677,7 @@ func (o *others) whatEnded(ctx context.Context, p *play) (effect, cause string) 
 	case !wasSilentEnded || (after-length).Abs() >= together || 2*after < length:
 		return aborted, onlyClosed
 	case o.busy.hasEnded() && len(o.busy.arrivals) > 0: // not with a page in its place
-		return fmt.Sprintf("all answers that take longer than %.0f s are aborted, not only those of models that think for long", o.busy.length().Seconds()), wholeLimit
+		return fmt.Sprintf("all answers that take longer than %.0f s are aborted, not only those of models that think for long", min(length, o.busy.length()).Seconds()), wholeLimit
 	case !o.begun.hasEnded() && !isStream:
 		return aborted, responseLimit
 	case isStream && !strings.Contains(p.body, keepAlive) && length-p.headAfter() > together:
