@@ -303,12 +303,12 @@ var brokenServices = []struct {
 	}, checkSilence, "not only those of models that think for long ... a limit for each response"}, silent},
 	{brokenStack{"a limit for silence", func(api http.Handler) http.Handler { return idle(3*time.Second, api) },
 		checkSilence, "effect:  answers of models that think for long are aborted\n ... a limit for silence"}, silent},
-	{brokenStack{"a WriteTimeout behind a wrapper without Unwrap", func(api http.Handler) http.Handler {
-		service := httptest.NewUnstartedServer(wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &flushing{logging{w}} })(api))
-		service.Config.WriteTimeout = 3 * time.Second
-		service.Start() // until the program ends
-		return proxying(service.Listener.Addr(), new(http.Transport))
-	}, checkSilence, "not only those of models that think for long ... http.Server.WriteTimeout behind middleware that wraps the ResponseWriter without Unwrap"}, enduring},
+	{brokenStack{"a WriteTimeout behind a wrapper without Unwrap", writeTimeout(func(w http.ResponseWriter) http.ResponseWriter {
+		return &flushing{logging{w}}
+	}), checkSilence, "take longer than 3 s are aborted, not only those of models that think for long ... http.Server.WriteTimeout behind middleware that wraps the ResponseWriter without Unwrap"}, enduring},
+	{brokenStack{"a WriteTimeout of which nothing is seen before the next fragment", writeTimeout(func(w http.ResponseWriter) http.ResponseWriter {
+		return &firstComment{unwrapping{&flushing{logging{w}}}, false}
+	}), checkSilence, "are aborted, not only those of models that think for long ... http.Server.WriteTimeout behind middleware that wraps the ResponseWriter without Unwrap"}, enduring},
 	{brokenStack{"no keep-alives", func(api http.Handler) http.Handler { return api }, checkSilence, "no byte of the response in ... KeepAlive is off"}, silent},
 	{brokenStack{"keep-alives that are removed", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &eventsOnly{unwrapping{w}} }),
 		checkSilence, "the head of the response after ... drops comments"}, probed},
@@ -826,6 +826,30 @@ type eventsOnly struct{ unwrapping }
 func (w *eventsOnly) Write(p []byte) (int, error) {
 	_, err := w.ResponseWriter.Write(bytes.ReplaceAll(p, []byte(": keep-alive\n"), nil))
 	return len(p), err
+}
+
+// firstComment drops comments after the first.
+type firstComment struct {
+	unwrapping
+	seen bool
+}
+
+func (w *firstComment) Write(p []byte) (int, error) {
+	if bytes.Equal(p, []byte(keepAlive)) && w.seen {
+		return len(p), nil
+	}
+	w.seen = true
+	return w.ResponseWriter.Write(p)
+}
+
+// writeTimeout is a reverse proxy in front of a server with a WriteTimeout of three seconds.
+func writeTimeout(wrap func(http.ResponseWriter) http.ResponseWriter) middleware {
+	return func(api http.Handler) http.Handler {
+		service := httptest.NewUnstartedServer(wrapping(wrap)(api))
+		service.Config.WriteTimeout = 3 * time.Second
+		service.Start() // until the program ends
+		return proxying(service.Listener.Addr(), new(http.Transport))
+	}
 }
 
 // errorPages writes a page in place of each error.

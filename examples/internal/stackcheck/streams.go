@@ -593,8 +593,7 @@ func (s *stack) checkSilence(ctx context.Context, r *Result) error {
 		f.Effect, f.Cause = aborted, timeLimit
 		if o != nil {
 			f.Effect, f.Cause = o.whatEnded(ctx, p)
-			f.Arrived += fmt.Sprintf("; of others that began %.1f s later, a silent one %s, one with a fragment at its beginning %s, and one with fragments all the time %s",
-				o.silent.begun.Sub(p.begun).Seconds(), o.silent.fate(), o.begun.fate(), o.busy.fate())
+			f.Arrived += o.fates(p)
 		}
 	case !kept && s.kit != nil:
 		f.Arrived = fmt.Sprintf("no keep-alive in %.0f s, with one due each %v", silence.Seconds(), livelyKeepAlive)
@@ -610,6 +609,14 @@ func (s *stack) checkSilence(ctx context.Context, r *Result) error {
 	case !strings.Contains(p.body, "data: {\"content\":\"x\"}\n\ndata: [DONE]\n\n"):
 		f.Arrived, f.Effect = p.show(), "the answer is incomplete"
 		f.Cause = "a proxy or middleware ended the stream after its silence"
+		if o == nil {
+			break
+		}
+		// A time limit may have passed during the silence, of which only the next write shows.
+		if effect, cause := o.whatEnded(ctx, p); cause == wholeLimit {
+			f.Effect, f.Cause = effect, cause
+			f.Arrived = fmt.Sprintf("after %.1f s: %s%s", p.length().Seconds(), f.Arrived, o.fates(p))
+		}
 	default:
 		return nil
 	}
@@ -663,6 +670,12 @@ func (o *others) disconnect() {
 	}
 }
 
+// fates says which of the streams have ended, and when.
+func (o *others) fates(p *play) string {
+	return fmt.Sprintf("; of others that began %.1f s later, a silent one %s, one with a fragment at its beginning %s, and one with fragments all the time %s",
+		o.silent.begun.Sub(p.begun).Seconds(), o.silent.fate(), o.begun.fate(), o.busy.fate())
+}
+
 // whatEnded says what has ended a stream, and what users notice of that.
 func (o *others) whatEnded(ctx context.Context, p *play) (effect, cause string) {
 	length := p.length()
@@ -670,14 +683,20 @@ func (o *others) whatEnded(ctx context.Context, p *play) (effect, cause string) 
 		other.wait(ctx, most+together-time.Since(other.begun), func() bool { return other.ended })
 	}
 	wasSilentEnded, after := o.silent.endedAfter()
+	isSameMoment := func(other *play) bool {
+		return (other.begun.Add(other.length()).Sub(p.begun) - length).Abs() < together
+	}
+	wasAlike := wasSilentEnded && (after-length).Abs() < together && 2*after >= length
+	wasBusyEnded, busyAfter := o.busy.endedAfter()
+	wasBusyEnded = wasBusyEnded && len(o.busy.arrivals) > 0 // and not a page in its place
 	isStream := strings.HasPrefix(p.header.Get("Content-Type"), "text/event-stream")
 	switch {
-	case wasSilentEnded && o.silent.begun.Before(p.begun.Add(length)) && (o.silent.begun.Add(after).Sub(p.begun)-length).Abs() < together:
+	case wasSilentEnded && o.silent.begun.Before(p.begun.Add(length)) && isSameMoment(o.silent):
 		return aborted, allClosed
-	case !wasSilentEnded || (after-length).Abs() >= together || 2*after < length:
+	case wasBusyEnded && (wasAlike || !isSameMoment(o.busy)):
+		return fmt.Sprintf("all answers that take longer than %.0f s are aborted, not only those of models that think for long", min(length, busyAfter).Seconds()), wholeLimit
+	case !wasAlike:
 		return aborted, onlyClosed
-	case o.busy.hasEnded() && len(o.busy.arrivals) > 0: // not with a page in its place
-		return fmt.Sprintf("all answers that take longer than %.0f s are aborted, not only those of models that think for long", min(length, o.busy.length()).Seconds()), wholeLimit
 	case !o.begun.hasEnded() && !isStream:
 		return aborted, responseLimit
 	case isStream && !strings.Contains(p.body, keepAlive) && length-p.headAfter() > together:
