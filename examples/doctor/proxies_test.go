@@ -214,9 +214,15 @@ func reverse(wrap func(http.Handler) http.Handler) proxy {
 		if err != nil {
 			t.Fatal(err)
 		}
-		server := httptest.NewServer(wrap(&httputil.ReverseProxy{
+		proxy := &httputil.ReverseProxy{
 			Rewrite:  func(r *httputil.ProxyRequest) { r.SetURL(address) },
 			ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0),
+		}
+		wrapped := wrap(proxy)
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_ = http.NewResponseController(w).EnableFullDuplex() // as docs/operating.md says
+			defer r.Body.Close()
+			wrapped.ServeHTTP(w, r)
 		}))
 		t.Cleanup(server.Close)
 		return dialing(server.Listener.Addr())

@@ -184,11 +184,16 @@ func proxied(t *testing.T, flush time.Duration) mount {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return &httputil.ReverseProxy{
+		proxy := &httputil.ReverseProxy{
 			Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(address) },
 			FlushInterval: flush,
 			ErrorLog:      slog.NewLogLogger(slog.DiscardHandler, 0),
 		}
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_ = http.NewResponseController(w).EnableFullDuplex() // as docs/operating.md says
+			defer r.Body.Close()
+			proxy.ServeHTTP(w, r)
+		})
 	}
 }
 

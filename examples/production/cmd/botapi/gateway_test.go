@@ -59,6 +59,7 @@ func newProxy(runtime string) http.Handler {
 		// Otherwise an answer that begins before the transport has read the
 		// request body to its end would be aborted.
 		http.NewResponseController(w).EnableFullDuplex()
+		defer r.Body.Close() // otherwise net/http panics if the runtime cannot be reached
 		proxy.ServeHTTP(w, r)
 	})
 }
