@@ -15,6 +15,7 @@ import (
 )
 
 func TestCheck(t *testing.T) {
+	t.Parallel() // to none that uses the default loggers
 	botapitest.Check(t, func(api http.Handler) http.Handler {
 		mux := http.NewServeMux()
 		mux.Handle("/assistants/", http.StripPrefix("/assistants", api))

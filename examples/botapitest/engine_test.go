@@ -81,347 +81,370 @@ func failingEngine(errs ...error) botapi.ChatEngineFunc {
 	}
 }
 
-func TestBrokenEngines(t *testing.T) {
-	for _, c := range []struct {
-		name            string
-		broken          func() Engine
-		subtest, phrase string
-	}{
-		// the first, since others leave goroutines for a while
-		{"returns without its model", func() Engine {
-			return Engine{Engine: botapi.ChatEngineFunc(tellStory), Hanging: botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) seq {
-				return func(func(string, error) bool) {
-					answer := make(chan string)
-					go func() {
-						time.Sleep(3 * brokenLimit) // the model
-						close(answer)
-					}()
-					select {
-					case <-answer:
-					case <-ctx.Done():
-					}
+// A brokenEngine has the one subtest that must fail, and what it must say.
+type brokenEngine struct {
+	name            string
+	broken          func() Engine
+	subtest, phrase string
+}
+
+var brokenEngines = []brokenEngine{
+	{"returns without its model", func() Engine {
+		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Hanging: botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) seq {
+			return func(func(string, error) bool) {
+				answer := make(chan string)
+				go func() {
+					time.Sleep(3 * brokenLimit) // the model
+					close(answer)
+				}()
+				select {
+				case <-answer:
+				case <-ctx.Done():
 				}
-			})}
-		}, "Hanging", "10 chats have left "},
-		{"has no JSON response", func() Engine {
-			return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
-				if !req.Stream {
-					return nil
-				}
-				return wordsOf(story)
-			})
-		}, "Answer", "came back:  a nil iterator"},
-		{"panics for a JSON response", func() Engine {
-			return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
-				if !req.Stream {
-					panic("no stream")
-				}
-				return wordsOf(story)
-			})
-		}, "Answer", "a panic: no stream"},
-		{"fails for a JSON response", func() Engine {
-			return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
-				if !req.Stream {
-					return func(yield func(string, error) bool) { yield("", errBackend) }
-				}
-				return wordsOf(story)
-			})
-		}, "Answer", "the client: got the status 500"},
-		{"loses its last fragment in a JSON response", func() Engine {
-			e := engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
-				if !req.Stream {
-					return wordsOf(story[:len(story)-6])
-				}
-				return wordsOf(story)
-			})
-			e.Answer = story
-			return e
-		}, "Answer", "fragments are lost, repeated or in another order"},
-		{"yields from a goroutine that it does not wait for", func() Engine {
-			return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
-				return func(yield func(string, error) bool) {
-					stopped := false
-					for word := range wordsOf(story) {
-						if stopped = !yield(word, nil); stopped {
-							return
-						}
-					}
-					go func() {
-						time.Sleep(20 * time.Millisecond)
-						yield("The end.", nil)
-					}()
-				}
-			})
-		}, "Yield", "calls of yield after the iterator had returned"},
-		{"yields from two goroutines", func() Engine {
-			return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
-				return func(yield func(string, error) bool) {
-					var both sync.WaitGroup
-					var stopped atomic.Bool
-					for i := range 2 {
-						both.Go(func() {
-							time.Sleep(time.Duration(i) * 500 * time.Microsecond)
-							for range 5 {
-								if stopped.Load() || !yield("la ", nil) {
-									stopped.Store(true)
-									return
-								}
-								time.Sleep(time.Millisecond)
-							}
-						})
-					}
-					both.Wait()
-				}
-			})
-		}, "Yield", "a call of yield during another one"},
-		{"repairs each fragment by itself", func() Engine {
-			return engineThat(func(context.Context, *botapi.ChatRequest) seq {
-				return func(yield func(string, error) bool) {
-					for rest := story; rest != ""; {
-						n := min(len(rest), 7)
-						if !yield(strings.ToValidUTF8(rest[:n], "\ufffd"), nil) {
-							return
-						}
-						rest = rest[n:]
-					}
-				}
-			})
-		}, "Characters", "even inside a UTF-8 character"},
-		{"cuts a character off", func() Engine {
-			return engineThat(func(context.Context, *botapi.ChatRequest) seq {
-				return wordsOf(story[:len("Once upon a time, in Z\xc3")])
-			})
-		}, "Characters", "bytes are cut off"},
-		{"ignores what yield returns", func() Engine { return engineThat(ignoresFalse) }, "YieldFalse", "another call of yield"},
-		{"yields an error after false", func() Engine {
-			return engineThat(func(context.Context, *botapi.ChatRequest) seq {
-				return func(yield func(string, error) bool) {
-					for word := range strings.SplitAfterSeq(story, " ") {
-						if !yield(word, nil) {
-							yield("", errors.New("the client has disconnected"))
-							return
-						}
-					}
-				}
-			})
-		}, "YieldFalse", "an error neither"},
-		{"reads its model to the end after false", func() Engine {
-			return engineThat(func(ctx context.Context, _ *botapi.ChatRequest) seq {
-				return func(yield func(string, error) bool) {
-					for word := range strings.SplitAfterSeq(story, " ") {
-						if !yield(word, nil) {
-							_ = pause(ctx, promptly+100*time.Millisecond)
-							return
-						}
-					}
-				}
-			})
-		}, "YieldFalse", "returned later than 500ms"},
-		{"goes on after false until its context ends", func() Engine {
-			return engineThat(func(ctx context.Context, _ *botapi.ChatRequest) seq {
-				return func(yield func(string, error) bool) {
-					for word := range strings.SplitAfterSeq(story, " ") {
-						if !yield(word, nil) {
-							<-ctx.Done()
-							return
-						}
-					}
-				}
-			})
-		}, "YieldFalse", "the iterator has not returned"},
-		{"does not watch its context before the first fragment", func() Engine {
-			return engineThat(func(ctx context.Context, _ *botapi.ChatRequest) seq {
-				return func(yield func(string, error) bool) {
-					if ctx.Err() == nil {
-						time.Sleep(promptly + 100*time.Millisecond)
-						wordsOf(story)(yield)
-					}
-				}
-			})
-		}, "Cancellation", "whose client disconnects before the first fragment"},
-		{"does not watch its context between fragments", func() Engine {
-			return engineThat(func(ctx context.Context, _ *botapi.ChatRequest) seq {
-				return func(yield func(string, error) bool) {
-					if ctx.Err() != nil || pause(ctx, 20*time.Millisecond) != nil || !yield("Once ", nil) {
+			}
+		})}
+	}, "Hanging", "10 chats have left "},
+	{"has no JSON response", func() Engine {
+		return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
+			if !req.Stream {
+				return nil
+			}
+			return wordsOf(story)
+		})
+	}, "Answer", "came back:  a nil iterator"},
+	{"panics for a JSON response", func() Engine {
+		return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
+			if !req.Stream {
+				panic("no stream")
+			}
+			return wordsOf(story)
+		})
+	}, "Answer", "a panic: no stream"},
+	{"fails for a JSON response", func() Engine {
+		return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
+			if !req.Stream {
+				return func(yield func(string, error) bool) { yield("", errBackend) }
+			}
+			return wordsOf(story)
+		})
+	}, "Answer", "the client: got the status 500"},
+	{"loses its last fragment in a JSON response", func() Engine {
+		e := engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
+			if !req.Stream {
+				return wordsOf(story[:len(story)-6])
+			}
+			return wordsOf(story)
+		})
+		e.Answer = story
+		return e
+	}, "Answer", "fragments are lost, repeated or in another order"},
+	{"yields from a goroutine that it does not wait for", func() Engine {
+		return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
+			return func(yield func(string, error) bool) {
+				stopped := false
+				for word := range wordsOf(story) {
+					if stopped = !yield(word, nil); stopped {
 						return
 					}
-					time.Sleep(promptly + 100*time.Millisecond)
-					yield("upon a time", nil)
 				}
-			})
-		}, "Cancellation", "whose client disconnects after the first fragment"},
-		{"never returns when its context was cancelled", func() Engine {
-			return engineThat(func(ctx context.Context, _ *botapi.ChatRequest) seq {
-				if ctx.Err() != nil {
-					return func(func(string, error) bool) { time.Sleep(5 * brokenLimit) }
-				}
-				return wordsOf(story)
-			})
-		}, "Cancellation", "with a context cancelled before the call"},
-		{"yields with a typed nil error", func() Engine {
-			return engineThat(func(context.Context, *botapi.ChatRequest) seq {
-				return func(yield func(string, error) bool) {
-					for word := range strings.SplitAfterSeq(story, " ") {
-						if !yield(word, nilWrong()) {
-							return
-						}
-					}
-				}
-			})
-		}, "NilErrors", "*botapitest.wrong(nil), which is not nil"},
-		{"drops fragments that its client does not read", func() Engine {
-			return engineThat(func(ctx context.Context, _ *botapi.ChatRequest) seq {
-				return func(yield func(string, error) bool) {
-					words := make(chan string, 4)
-					go func() {
-						defer close(words)
-						for word := range strings.SplitAfterSeq(story, " ") {
-							if pause(ctx, 3*time.Millisecond) != nil {
+				go func() {
+					time.Sleep(20 * time.Millisecond)
+					yield("The end.", nil)
+				}()
+			}
+		})
+	}, "Yield", "calls of yield after the iterator had returned"},
+	{"yields from two goroutines", func() Engine {
+		return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
+			return func(yield func(string, error) bool) {
+				var both sync.WaitGroup
+				var stopped atomic.Bool
+				for i := range 2 {
+					both.Go(func() {
+						time.Sleep(time.Duration(i) * 500 * time.Microsecond)
+						for range 5 {
+							if stopped.Load() || !yield("la ", nil) {
+								stopped.Store(true)
 								return
 							}
-							select {
-							case words <- word:
-							default:
-							}
-						}
-					}()
-					for word := range words {
-						if !yield(word, nil) {
-							return
-						}
-					}
-				}
-			})
-		}, "SlowClient", "text is dropped"},
-		{"times out while its client reads", func() Engine {
-			return engineThat(func(context.Context, *botapi.ChatRequest) seq {
-				return func(yield func(string, error) bool) {
-					began := time.Now()
-					for word := range strings.SplitAfterSeq(story, " ") {
-						if time.Since(began) > 250*time.Millisecond {
-							yield("", context.DeadlineExceeded)
-							return
-						}
-						if !yield(word, nil) {
-							return
-						}
-					}
-				}
-			})
-		}, "SlowClient", "a timeout counts the time in yield"},
-		{"expects the user's message at the end", func() Engine {
-			return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
-				if last := req.Messages[len(req.Messages)-1]; last.Role != botapi.RoleUser {
-					return func(yield func(string, error) bool) { yield("", errors.New("the runtime says 400")) }
-				}
-				return wordsOf(story)
-			})
-		}, "Requests", "whose only message is the system's"},
-		{"expects text", func() Engine {
-			return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
-				_ = req.Messages[len(req.Messages)-1].Content[0]
-				return wordsOf(story)
-			})
-		}, "Requests", "whose last message is empty"},
-		{"fails for fields that it does not know", func() Engine {
-			return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
-				if req.Extra != nil {
-					return func(yield func(string, error) bool) { yield("", errors.New("unknown field")) }
-				}
-				return wordsOf(story)
-			})
-		}, "Requests", "with a field of its own in the body"},
-		{"shares a buffer between chats", func() Engine {
-			var mu sync.Mutex
-			var buffer strings.Builder
-			running := 0
-			return engineThat(func(ctx context.Context, req *botapi.ChatRequest) seq {
-				return func(yield func(string, error) bool) {
-					mu.Lock()
-					if running++; running == 1 {
-						buffer.Reset()
-					}
-					mu.Unlock()
-					for word := range strings.SplitAfterSeq(story, " ") {
-						mu.Lock()
-						buffer.WriteString(word)
-						mu.Unlock()
-						if pause(ctx, time.Millisecond) != nil {
-							break
-						}
-					}
-					mu.Lock()
-					text := buffer.String()
-					running--
-					mu.Unlock()
-					if ctx.Err() == nil {
-						yield(text, nil)
-					}
-				}
-			})
-		}, "Concurrency", "chats share a buffer"},
-		{"drops the error of its model", func() Engine {
-			return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: failingEngine()}
-		}, "Failing", "clients take an incomplete answer for a complete one"},
-		{"goes on after an error", func() Engine {
-			return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: failingEngine(errBackend, errBackend)}
-		}, "Failing", "1 calls of yield after an error"},
-		{"yields text beside an error", func() Engine {
-			return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) seq {
-				return func(yield func(string, error) bool) { yield("the last words", errBackend) }
-			})}
-		}, "Failing", "an error with 14 bytes of text beside it"},
-		{"fails without a status", func() Engine {
-			return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: failingEngine(&botapi.StatusError{Detail: "The model is busy"})}
-		}, "Failing", "a StatusError with the status 0"},
-		{"does not watch its context while the model hangs", func() Engine {
-			return Engine{Engine: botapi.ChatEngineFunc(tellStory), Hanging: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) seq {
-				return func(func(string, error) bool) { time.Sleep(4 * brokenLimit) }
-			})}
-		}, "Hanging", "nothing: the iterator has not returned"},
-		{"collects what its client does not read", func() Engine {
-			return Engine{Engine: botapi.ChatEngineFunc(tellStory), Endless: botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) seq {
-				return func(yield func(string, error) bool) {
-					var mu sync.Mutex
-					var collected []string
-					var model sync.WaitGroup
-					defer model.Wait()
-					model.Go(func() {
-						for ctx.Err() == nil {
-							mu.Lock()
-							collected = append(collected, strings.Repeat("word ", 10_000))
-							mu.Unlock()
-							time.Sleep(100 * time.Microsecond)
+							time.Sleep(time.Millisecond)
 						}
 					})
-					for ctx.Err() == nil {
-						mu.Lock()
-						text := strings.Join(collected[:min(len(collected), 1)], "")
-						mu.Unlock()
-						if !yield(text, nil) {
-							return
-						}
+				}
+				both.Wait()
+			}
+		})
+	}, "Yield", "a call of yield during another one"},
+	{"repairs each fragment by itself", func() Engine {
+		return engineThat(func(context.Context, *botapi.ChatRequest) seq {
+			return func(yield func(string, error) bool) {
+				for rest := story; rest != ""; {
+					n := min(len(rest), 7)
+					if !yield(strings.ToValidUTF8(rest[:n], "\ufffd"), nil) {
+						return
+					}
+					rest = rest[n:]
+				}
+			}
+		})
+	}, "Characters", "even inside a UTF-8 character"},
+	{"cuts a character off", func() Engine {
+		return engineThat(func(context.Context, *botapi.ChatRequest) seq {
+			return wordsOf(story[:len("Once upon a time, in Z\xc3")])
+		})
+	}, "Characters", "bytes are cut off"},
+	{"ignores what yield returns", func() Engine { return engineThat(ignoresFalse) }, "YieldFalse", "another call of yield"},
+	{"yields an error after false", func() Engine {
+		return engineThat(func(context.Context, *botapi.ChatRequest) seq {
+			return func(yield func(string, error) bool) {
+				for word := range strings.SplitAfterSeq(story, " ") {
+					if !yield(word, nil) {
+						yield("", errors.New("the client has disconnected"))
+						return
 					}
 				}
-			})}
-		}, "Endless", "a goroutine collects what the model generates"},
-		{"reports no tokens", func() Engine {
-			return counting(func(*tokens) {})
-		}, "Tokens", "no token counts"},
-		{"adds the tokens of all chats", func() Engine {
-			var all tokens
-			return counting(func(own *tokens) {
-				own.prompt.Store(all.prompt.Add(1))
-				own.completion.Store(all.completion.Add(15))
-			})
-		}, "Tokens", "chats share a counter"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if c.subtest != "Endless" && c.subtest != "Hanging" { // which measure the process
-				t.Parallel()
 			}
-			mustFail(t, engineChecks(t, c.broken(), brokenLimit), c.subtest, c.phrase)
 		})
+	}, "YieldFalse", "an error neither"},
+	{"reads its model to the end after false", func() Engine {
+		return engineThat(func(ctx context.Context, _ *botapi.ChatRequest) seq {
+			return func(yield func(string, error) bool) {
+				for word := range strings.SplitAfterSeq(story, " ") {
+					if !yield(word, nil) {
+						_ = pause(ctx, promptly+100*time.Millisecond)
+						return
+					}
+				}
+			}
+		})
+	}, "YieldFalse", "returned later than 500ms"},
+	{"goes on after false until its context ends", func() Engine {
+		return engineThat(func(ctx context.Context, _ *botapi.ChatRequest) seq {
+			return func(yield func(string, error) bool) {
+				for word := range strings.SplitAfterSeq(story, " ") {
+					if !yield(word, nil) {
+						<-ctx.Done()
+						return
+					}
+				}
+			}
+		})
+	}, "YieldFalse", "the iterator has not returned"},
+	{"does not watch its context before the first fragment", func() Engine {
+		return engineThat(func(ctx context.Context, _ *botapi.ChatRequest) seq {
+			return func(yield func(string, error) bool) {
+				if ctx.Err() == nil {
+					time.Sleep(promptly + 100*time.Millisecond)
+					wordsOf(story)(yield)
+				}
+			}
+		})
+	}, "Cancellation", "whose client disconnects before the first fragment"},
+	{"does not watch its context between fragments", func() Engine {
+		return engineThat(func(ctx context.Context, _ *botapi.ChatRequest) seq {
+			return func(yield func(string, error) bool) {
+				if ctx.Err() != nil || pause(ctx, 20*time.Millisecond) != nil || !yield("Once ", nil) {
+					return
+				}
+				time.Sleep(promptly + 100*time.Millisecond)
+				yield("upon a time", nil)
+			}
+		})
+	}, "Cancellation", "whose client disconnects after the first fragment"},
+	{"never returns when its context was cancelled", func() Engine {
+		return engineThat(func(ctx context.Context, _ *botapi.ChatRequest) seq {
+			if ctx.Err() != nil {
+				return func(func(string, error) bool) { time.Sleep(5 * brokenLimit) }
+			}
+			return wordsOf(story)
+		})
+	}, "Cancellation", "with a context cancelled before the call"},
+	{"yields with a typed nil error", func() Engine {
+		return engineThat(func(context.Context, *botapi.ChatRequest) seq {
+			return func(yield func(string, error) bool) {
+				for word := range strings.SplitAfterSeq(story, " ") {
+					if !yield(word, nilWrong()) {
+						return
+					}
+				}
+			}
+		})
+	}, "NilErrors", "*botapitest.wrong(nil), which is not nil"},
+	{"drops fragments that its client does not read", func() Engine {
+		return engineThat(func(ctx context.Context, _ *botapi.ChatRequest) seq {
+			return func(yield func(string, error) bool) {
+				words := make(chan string, 4)
+				go func() {
+					defer close(words)
+					for word := range strings.SplitAfterSeq(story, " ") {
+						if pause(ctx, 3*time.Millisecond) != nil {
+							return
+						}
+						select {
+						case words <- word:
+						default:
+						}
+					}
+				}()
+				for word := range words {
+					if !yield(word, nil) {
+						return
+					}
+				}
+			}
+		})
+	}, "SlowClient", "text is dropped"},
+	{"times out while its client reads", func() Engine {
+		return engineThat(func(context.Context, *botapi.ChatRequest) seq {
+			return func(yield func(string, error) bool) {
+				began := time.Now()
+				for word := range strings.SplitAfterSeq(story, " ") {
+					if time.Since(began) > 250*time.Millisecond {
+						yield("", context.DeadlineExceeded)
+						return
+					}
+					if !yield(word, nil) {
+						return
+					}
+				}
+			}
+		})
+	}, "SlowClient", "a timeout counts the time in yield"},
+	{"expects the user's message at the end", func() Engine {
+		return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
+			if last := req.Messages[len(req.Messages)-1]; last.Role != botapi.RoleUser {
+				return func(yield func(string, error) bool) { yield("", errors.New("the runtime says 400")) }
+			}
+			return wordsOf(story)
+		})
+	}, "Requests", "whose only message is the system's"},
+	{"expects text", func() Engine {
+		return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
+			_ = req.Messages[len(req.Messages)-1].Content[0]
+			return wordsOf(story)
+		})
+	}, "Requests", "whose last message is empty"},
+	{"fails for fields that it does not know", func() Engine {
+		return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
+			if req.Extra != nil {
+				return func(yield func(string, error) bool) { yield("", errors.New("unknown field")) }
+			}
+			return wordsOf(story)
+		})
+	}, "Requests", "with a field of its own in the body"},
+	{"shares a buffer between chats", func() Engine {
+		var mu sync.Mutex
+		var buffer strings.Builder
+		running := 0
+		return engineThat(func(ctx context.Context, req *botapi.ChatRequest) seq {
+			return func(yield func(string, error) bool) {
+				mu.Lock()
+				if running++; running == 1 {
+					buffer.Reset()
+				}
+				mu.Unlock()
+				for word := range strings.SplitAfterSeq(story, " ") {
+					mu.Lock()
+					buffer.WriteString(word)
+					mu.Unlock()
+					if pause(ctx, time.Millisecond) != nil {
+						break
+					}
+				}
+				mu.Lock()
+				text := buffer.String()
+				running--
+				mu.Unlock()
+				if ctx.Err() == nil {
+					yield(text, nil)
+				}
+			}
+		})
+	}, "Concurrency", "chats share a buffer"},
+	{"drops the error of its model", func() Engine {
+		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: failingEngine()}
+	}, "Failing", "clients take an incomplete answer for a complete one"},
+	{"goes on after an error", func() Engine {
+		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: failingEngine(errBackend, errBackend)}
+	}, "Failing", "1 calls of yield after an error"},
+	{"yields text beside an error", func() Engine {
+		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) seq {
+			return func(yield func(string, error) bool) { yield("the last words", errBackend) }
+		})}
+	}, "Failing", "an error with 14 bytes of text beside it"},
+	{"fails without a status", func() Engine {
+		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: failingEngine(&botapi.StatusError{Detail: "The model is busy"})}
+	}, "Failing", "a StatusError with the status 0"},
+	{"does not watch its context while the model hangs", func() Engine {
+		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Hanging: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) seq {
+			return func(func(string, error) bool) { time.Sleep(4 * brokenLimit) }
+		})}
+	}, "Hanging", "nothing: the iterator has not returned"},
+	{"collects what its client does not read", func() Engine {
+		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Endless: botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) seq {
+			return func(yield func(string, error) bool) {
+				var mu sync.Mutex
+				var collected []string
+				var model sync.WaitGroup
+				defer model.Wait()
+				model.Go(func() {
+					for ctx.Err() == nil {
+						mu.Lock()
+						collected = append(collected, strings.Repeat("word ", 10_000))
+						mu.Unlock()
+						time.Sleep(100 * time.Microsecond)
+					}
+				})
+				for ctx.Err() == nil {
+					mu.Lock()
+					text := strings.Join(collected[:min(len(collected), 1)], "")
+					mu.Unlock()
+					if !yield(text, nil) {
+						return
+					}
+				}
+			}
+		})}
+	}, "Endless", "a goroutine collects what the model generates"},
+	{"reports no tokens", func() Engine {
+		return counting(func(*tokens) {})
+	}, "Tokens", "no token counts"},
+	{"adds the tokens of all chats", func() Engine {
+		var all tokens
+		return counting(func(own *tokens) {
+			own.prompt.Store(all.prompt.Add(1))
+			own.completion.Store(all.completion.Add(15))
+		})
+	}, "Tokens", "chats share a counter"},
+}
+
+// isMeasured reports whether the subtest measures the process.
+func (e brokenEngine) isMeasured() bool { return e.subtest == "Endless" || e.subtest == "Hanging" }
+
+func (e brokenEngine) mustFail(t *testing.T) {
+	t.Helper()
+	mustFail(t, engineChecks(t, e.broken(), brokenLimit), e.subtest, e.phrase)
+}
+
+// TestBrokenEnginesAlone is not parallel to others, and the first, since these leave goroutines for a
+// while.
+func TestBrokenEnginesAlone(t *testing.T) {
+	for _, e := range brokenEngines {
+		if e.isMeasured() {
+			t.Run(e.name, e.mustFail)
+		}
+	}
+}
+
+func TestBrokenEngines(t *testing.T) {
+	t.Parallel()
+	for _, e := range brokenEngines {
+		if !e.isMeasured() {
+			t.Run(e.name, func(t *testing.T) {
+				t.Parallel() // it mostly waits
+				e.mustFail(t)
+			})
+		}
 	}
 }
 
@@ -533,7 +556,12 @@ func TestGoodEngines(t *testing.T) {
 		"echo":               {Engine: botapi.ChatEngineFunc(echo), Request: botapi.ChatRequest{Messages: []botapi.ChatMessage{{Role: botapi.RoleUser, Content: story}}}, Answer: story},
 		"rejects some forms": {Engine: botapi.ChatEngineFunc(particular), Failing: failingEngine(&botapi.StatusError{Status: 503})},
 	} {
-		t.Run(name, func(t *testing.T) { TestEngine(t, e) })
+		t.Run(name, func(t *testing.T) {
+			if e.Hanging == nil && e.Endless == nil { // which measure the process
+				t.Parallel()
+			}
+			TestEngine(t, e)
+		})
 	}
 }
 

@@ -27,6 +27,7 @@ func failingKeys(err error) botapi.KeyVerifier {
 }
 
 func TestBrokenKeys(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name            string
 		broken          func() Keys
@@ -136,6 +137,7 @@ func TestBrokenKeys(t *testing.T) {
 		}, "Hanging", "neither the context nor a deadline of its own"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			k := c.broken()
 			k.Good, k.Account, k.Bad = "good-key", "acme", "bad-key"
 			mustFail(t, keyChecks(k, brokenLimit), c.subtest, c.phrase)

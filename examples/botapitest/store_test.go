@@ -89,6 +89,7 @@ func (s zeroForUnknown) BotByUID(ctx context.Context, uid string) (botapi.Bot, e
 }
 
 func TestBrokenStores(t *testing.T) {
+	t.Parallel()
 	good := storeOf(t, twoBots...)
 	for _, c := range []struct {
 		name            string
@@ -278,6 +279,7 @@ func TestBrokenStores(t *testing.T) {
 		}, "Hanging", "an error of the backend is taken for an empty result"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			if raceDetector && c.name == "changes a slice that it has returned" {
 				t.Skip("it is a data race, which fails this test, too")
 			}
