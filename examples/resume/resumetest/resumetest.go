@@ -24,7 +24,7 @@ import (
 // process are the same.
 type Backend func(t *testing.T, s resume.Settings) (open func() resume.Store)
 
-// Run checks the contract.
+// Run checks the contract, in tests that are parallel to each other.
 func Run(t *testing.T, backend Backend) {
 	for name, test := range map[string]func(*testing.T, Backend){
 		"Rules":           testRules,
@@ -61,7 +61,10 @@ func Run(t *testing.T, backend Backend) {
 		"OnAnswer":        testOnAnswer,
 		"Close":           testClose,
 	} {
-		t.Run(name, func(t *testing.T) { test(t, backend) })
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // they mostly wait
+			test(t, backend)
+		})
 	}
 }
 

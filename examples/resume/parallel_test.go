@@ -1,0 +1,12 @@
+package resume_test
+
+import (
+	"flag"
+	"testing"
+)
+
+// TestMain has more tests run in parallel than there are processors: they mostly wait.
+func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "16") // unless the command line has -parallel
+	m.Run()
+}
