@@ -3,6 +3,7 @@ package botapi
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"iter"
@@ -27,6 +28,10 @@ func TestMain(m *testing.M) {
 	if kind := os.Getenv(loadServerVariable); kind != "" {
 		serveLoad(kind)
 		return
+	}
+	if !slices.ContainsFunc(os.Args, func(arg string) bool { return strings.HasPrefix(arg, "-test.fuzz=") }) { // whose workers are as many
+		// Tests that wait for proxies and other programs run beside those that compute.
+		_ = flag.Set("test.parallel", "8") // unless the command line has -parallel
 	}
 	code := m.Run()
 	if leaked := leakedGoroutines(); code == 0 && leaked != "" {

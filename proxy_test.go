@@ -134,17 +134,21 @@ func (p proxy) playBehind(t *testing.T, engine ChatEngine, change ...func(*Optio
 }
 
 func TestProxiesPassStreamsOn(t *testing.T) {
-	for _, p := range proxies {
-		for name, test := range map[string]func(proxy, *testing.T){
-			"fragments arrive one by one":     proxy.testOneByOne,
-			"responses pass":                  proxy.testResponses,
-			"keep-alives outlast its timeout": proxy.testSilence,
-			"a disconnect reaches the engine": proxy.testDisconnect,
-			"an incomplete stream has no end": proxy.testIncomplete,
-		} {
-			t.Run(p.program+", "+name, func(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name string
+		run  func(proxy, *testing.T)
+	}{
+		{"keep-alives outlast its timeout", proxy.testSilence}, // the first, since it takes the longest
+		{"fragments arrive one by one", proxy.testOneByOne},
+		{"responses pass", proxy.testResponses},
+		{"a disconnect reaches the engine", proxy.testDisconnect},
+		{"an incomplete stream has no end", proxy.testIncomplete},
+	} {
+		for _, p := range proxies {
+			t.Run(p.program+", "+test.name, func(t *testing.T) {
 				t.Parallel() // they mostly wait
-				test(p, t)
+				test.run(p, t)
 			})
 		}
 	}

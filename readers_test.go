@@ -100,7 +100,10 @@ func main() {
 					t.Skip(program.run[0], " is not installed")
 				}
 				o := testOptions(t, t.Output())
-				o.Engine, o.KeepAlive = stream.engine, 5*time.Millisecond
+				o.Engine = stream.engine
+				if stream.failure == "" { // a failure that is late would come after a keep-alive, in a stream
+					o.KeepAlive = 5 * time.Millisecond
+				}
 				server := httptest.NewServer(New(o))
 				defer server.Close()
 				read := exec.CommandContext(t.Context(), program.run[0], append(program.run[1:], server.URL)...)
