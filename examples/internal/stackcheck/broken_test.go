@@ -341,7 +341,8 @@ var brokenServices = []struct {
 	}, checkSameTime, "of all, or of each key or user"}, probed},
 }
 
-// limiting serves one request at a time, and lets others wait for a second.
+// limiting serves one request at a time, and lets others wait for three seconds: one that has ended
+// may hold the slot for a while on a busy machine.
 func limiting(status int) middleware {
 	return func(api http.Handler) http.Handler {
 		slot := make(chan struct{}, 1)
@@ -350,7 +351,7 @@ func limiting(status int) middleware {
 			case slot <- struct{}{}:
 				defer func() { <-slot }()
 				api.ServeHTTP(w, r)
-			case <-time.After(time.Second):
+			case <-time.After(3 * time.Second):
 				w.Header().Set("Content-Type", "text/html")
 				w.WriteHeader(status)
 				_, _ = io.WriteString(w, "<html><body><h1>No server is available</h1></body></html>")
@@ -359,15 +360,19 @@ func limiting(status int) middleware {
 	}
 }
 
+// impatience makes the tests faster that wait for what does not come.
+const impatience = 2 * time.Second
+
 // appLog is that of the stack that logs keys.
 var appLog = new(Log)
 
 func TestBrokenStacks(t *testing.T) {
+	t.Parallel()
 	for _, c := range brokenStacks {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel() // they mostly wait for what does not come
 			is := is.New(t)
-			m := Mounting{Mount: c.stack}
+			m := Mounting{Mount: c.stack, Patience: impatience}
 			if c.check == checkNoKey {
 				m.Log = appLog
 			}
@@ -379,6 +384,7 @@ func TestBrokenStacks(t *testing.T) {
 }
 
 func TestBrokenServices(t *testing.T) {
+	t.Parallel()
 	for _, c := range brokenServices {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -396,7 +402,7 @@ func TestBrokenServices(t *testing.T) {
 				server.Start()
 			}
 			t.Cleanup(server.Close)
-			target := Target{URL: server.URL, Key: k.key, Transport: server.Client().Transport.(*http.Transport).Clone}
+			target := Target{URL: server.URL, Key: k.key, Transport: server.Client().Transport.(*http.Transport).Clone, Patience: impatience}
 			if c.face != plain {
 				target.Secret = k.secret
 			}
@@ -510,6 +516,7 @@ var goodStacks = map[string]Mounting{
 }
 
 func TestGoodStacks(t *testing.T) {
+	t.Parallel()
 	for name, m := range goodStacks {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

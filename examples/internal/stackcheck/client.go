@@ -2,6 +2,7 @@ package stackcheck
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"crypto/rand"
@@ -20,9 +21,6 @@ import (
 
 	"example.com/botapi/examples/internal/probe"
 )
-
-// patience is how long a check waits for what should come. Only a broken stack makes it wait.
-const patience = 5 * time.Second
 
 // A stack is the service as the checks see it, with one version of HTTP.
 type stack struct {
@@ -86,6 +84,7 @@ func (c *counter) hasReplicas() bool {
 
 func newStack(target Target) *stack {
 	target.URL = strings.TrimRight(target.URL, "/")
+	target.Patience = cmp.Or(target.Patience, patience)
 	if target.Transport == nil {
 		target.Transport = func() *http.Transport { return http.DefaultTransport.(*http.Transport).Clone() }
 	}
@@ -226,7 +225,7 @@ func (a *answer) follow(ctx context.Context, s *stack, r request, gate <-chan st
 	defer res.Body.Close()
 	a.change(func() { a.status, a.headAt, a.proto, a.header = res.StatusCode, time.Now(), res.Proto, res.Header })
 	err = a.read(ctx, res, r.slow, gate)
-	if res.StatusCode == http.StatusTooManyRequests {
+	if res.StatusCode == http.StatusTooManyRequests && ctx.Err() == nil { // otherwise the check has ended
 		s.sent.reject(a)
 	}
 	return err
@@ -518,15 +517,9 @@ func (s *stack) order(ctx context.Context, o probe.Order) (probe.Seen, error) {
 	return seen, nil
 }
 
-const (
-	// tries is how often an order is sent until it has reached the process that knows the chat:
-	// the chat itself may still be on its way, and the service may have several replicas.
-	tries = 16
-
-	// stay is how long an order waits at a process that does not know the chat: until the last
-	// one is sent.
-	stay = patience
-)
+// tries is how often an order is sent until it has reached the process that knows the chat: the
+// chat itself may still be on its way, and the service may have several replicas.
+const tries = 16
 
 // ask is order for a chat that has been started. After the first, orders are sent at the same
 // time, each on a connection of its own, and those that have reached another process stay there:
@@ -546,7 +539,7 @@ func (s *stack) ask(ctx context.Context, o probe.Order) (probe.Run, error) {
 		replies <- reply{seen, err}
 	}
 	send(s)
-	o.Stay = probe.In(stay)
+	o.Stay = probe.In(patience) // at a process that does not know the chat, until the last one is sent
 	var next <-chan time.Time
 	for sent, missing := 1, 1; missing > 0 || sent < tries; {
 		select {

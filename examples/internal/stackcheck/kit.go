@@ -30,6 +30,8 @@ type Mounting struct {
 	Prefix string // of the API's paths, such as /assistants
 	Origin string // as in Target
 	Log    *Log   // of the application's own loggers; may be nil
+
+	Patience time.Duration // as in Target
 }
 
 // Inspect runs the checks around a handler of its own, on HTTP/1.1, HTTP/2 and h2c. report, if
@@ -236,7 +238,7 @@ func (k *kit) serve(mounted http.Handler, m Mounting) (stacks []*stack, closeAll
 	k.mu.Unlock()
 	closers = append(closers, func() { secure.CloseClientConnections(); secure.Close() })
 
-	target := Target{URL: direct.url, Key: k.key, Secret: k.secret, Origin: m.Origin, Transport: func() *http.Transport { return new(http.Transport) }}
+	target := Target{URL: direct.url, Key: k.key, Secret: k.secret, Origin: m.Origin, Patience: m.Patience, Transport: func() *http.Transport { return new(http.Transport) }}
 	control := newStack(target)
 	control.bot = kitBot
 	for _, v := range []struct {

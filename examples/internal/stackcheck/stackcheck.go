@@ -25,13 +25,19 @@ type Target struct {
 	Origin string // of pages that must be able to use the service; empty if there are none
 
 	// Silence is how long a stream is silent at least; it ends no earlier than with the first
-	// keep-alive or after 20 seconds.
+	// keep-alive or after four times the Patience.
 	Silence time.Duration
+
+	// Patience is how long a check waits for what a broken stack holds back; 0 means five seconds.
+	Patience time.Duration
 
 	// Transport returns a new transport, with connections of its own; nil means one like
 	// http.DefaultTransport.
 	Transport func() *http.Transport
 }
+
+// patience is how long a check waits for what should come, and comes late on a busy machine.
+const patience = 5 * time.Second
 
 // A Finding is one thing that is wrong.
 type Finding struct {

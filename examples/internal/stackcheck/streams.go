@@ -156,7 +156,7 @@ func (s *stack) checkSameTime(ctx context.Context, r *Result) error {
 	for len(open) < sameTime {
 		next, end := begin()
 		defer end()
-		if hasBegun(next, 2*patience) {
+		if hasBegun(next, 2*s.Patience) {
 			open = append(open, next)
 			continue
 		}
@@ -189,7 +189,7 @@ func (s *stack) checkSameTime(ctx context.Context, r *Result) error {
 func (s *stack) checkSecond(ctx context.Context, r *Result, first *play) error {
 	second := s.play(ctx, false, request{timeout: 6 * patience}, probe.Step{Text: "x"})
 	defer second.disconnect()
-	isAnswered := second.wait(ctx, 2*patience, func() bool { return second.ended })
+	isAnswered := second.wait(ctx, 2*s.Patience, func() bool { return second.ended })
 	if err := s.goOn(ctx, first); err != nil {
 		return err
 	}
@@ -434,7 +434,7 @@ func (s *stack) lockstep(ctx context.Context, r *Result, req request) (delayed s
 	var delays, trips []time.Duration
 	last := p.begun
 	for i := range lockstepFragments {
-		if !p.wait(ctx, patience, func() bool { return len(p.arrivals) > i && !p.ended }) {
+		if !p.wait(ctx, s.Patience, func() bool { return len(p.arrivals) > i && !p.ended }) {
 			if p.hasEnded() { // perhaps with all that was collected
 				return p.show("Content-Type"), nil
 			}
@@ -443,7 +443,7 @@ func (s *stack) lockstep(ctx context.Context, r *Result, req request) (delayed s
 			if err != nil {
 				return "", err
 			}
-			if p.wait(ctx, patience/2, func() bool { return len(p.arrivals) > i && !p.ended }) {
+			if p.wait(ctx, s.Patience/2, func() bool { return len(p.arrivals) > i && !p.ended }) {
 				continue
 			}
 			if run.Yielded <= i {
@@ -465,16 +465,17 @@ func (s *stack) lockstep(ctx context.Context, r *Result, req request) (delayed s
 }
 
 // checkDelay compares how long fragments took with how long complete responses did. Noise makes
-// both longer.
+// both longer: a delay is one of nearly all fragments, and longer than most responses took.
 func (s *stack) checkDelay(r *Result, delays, trips []time.Duration) error {
 	slices.Sort(delays)
-	delay, trip := delays[1], slices.Max(trips)
+	slices.Sort(trips)
+	delay, trip := delays[1], trips[len(trips)/2]
 	if delay-trip < 100*time.Millisecond {
 		return nil
 	}
 	r.found(Finding{
 		Sent:    fmt.Sprintf("the engine yielded %d fragments, each when the client had the one before", lockstepFragments),
-		Arrived: fmt.Sprintf("they took %d ms and more, where complete responses took %d ms at most", delay.Milliseconds(), trip.Milliseconds()),
+		Arrived: fmt.Sprintf("they took %d ms and more, where most complete responses took %d ms at most", delay.Milliseconds(), trip.Milliseconds()),
 		Effect:  "answers come in bursts",
 		Cause:   "a proxy or middleware waits whether more arrives, or flushes by a timer: HAProxy without option http-no-delay waits for 200 ms",
 	})
@@ -558,7 +559,7 @@ const (
 // checkSilence: the engine is silent until a keep-alive has come. If that takes some seconds,
 // three more streams begin: a silent one, one with a fragment, and one with fragments all the time.
 func (s *stack) checkSilence(ctx context.Context, r *Result) error {
-	most := max(s.Silence, 20*time.Second)
+	most := max(s.Silence, 4*s.Patience)
 	s = s.lively()
 	other := s.alone()
 	defer other.close()
@@ -794,13 +795,11 @@ func (s *stack) checkEarlyFailure(ctx context.Context, r *Result) error {
 	return nil
 }
 
-// disconnectPatience is how long an engine waits for its cancellation.
-const disconnectPatience = 2 * patience
-
 // checkDisconnect disconnects at three points of an answer, at the same time.
 func (s *stack) checkDisconnect(ctx context.Context, r *Result) error {
 	const during = "during a stream"
-	waits := probe.Step{Await: probe.AwaitCancel, Millis: probe.In(disconnectPatience)}
+	most := 2 * s.Patience // for a cancellation
+	waits := probe.Step{Await: probe.AwaitCancel, Millis: probe.In(most)}
 	cases := []struct {
 		when   string
 		stream bool
@@ -832,7 +831,7 @@ func (s *stack) checkDisconnect(ctx context.Context, r *Result) error {
 	}
 	var missed []string
 	for i, p := range plays {
-		run, err := s.see(ctx, p, probe.Ended, 0, disconnectPatience+patience)
+		run, err := s.see(ctx, p, probe.Ended, 0, most+patience)
 		if err != nil {
 			return err
 		}
@@ -847,7 +846,7 @@ func (s *stack) checkDisconnect(ctx context.Context, r *Result) error {
 	}
 	f := Finding{
 		Sent:    "the client disconnected " + strings.Join(missed, ", and another "),
-		Arrived: fmt.Sprintf("the engine's context was not cancelled for %v", disconnectPatience),
+		Arrived: fmt.Sprintf("the engine's context was not cancelled for %v", most),
 		Effect:  "models go on for users who have gone, and you pay for it; slots stay taken",
 		Cause:   "a proxy does not pass disconnects on (HAProxy without option abortonclose in its defaults, nginx with proxy_ignore_client_abort), or fiber's adaptor serves the API",
 	}
