@@ -54,6 +54,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case err != nil:
 		return notChecked
 	}
+	return diagnose(ctx, target, asJSON, stdout, stderr)
+}
+
+// diagnose returns the exit code.
+func diagnose(ctx context.Context, target stackcheck.Target, asJSON bool, stdout, stderr io.Writer) int {
 	plan := stackcheck.PlanFor(target)
 	fmt.Fprintln(stderr, announcement(target, plan))
 	ctx, cancel := context.WithTimeout(ctx, mostDuration+2*target.Silence)

@@ -74,7 +74,7 @@ func TestProxies(t *testing.T) {
 			t.Cleanup(service.Close)
 			connect := p.start(t, service)
 			results, err := stackcheck.Diagnose(t.Context(), stackcheck.Target{
-				URL: "http://proxy", Key: apiKey, Secret: secret,
+				URL: "http://proxy", Key: apiKey, Secret: secret, Patience: impatience,
 				Transport: func() *http.Transport { return &http.Transport{DialContext: connect} },
 			})
 			is.NoErr(err)
