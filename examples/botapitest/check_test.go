@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,8 +15,14 @@ import (
 	"github.com/matryer/is"
 )
 
+// loggers is locked by tests with Check, which are parallel to others that do not use the default
+// loggers.
+var loggers sync.Mutex
+
 func TestCheck(t *testing.T) {
-	t.Parallel() // to none that uses the default loggers
+	t.Parallel()
+	loggers.Lock()
+	t.Cleanup(loggers.Unlock)
 	botapitest.Check(t, func(api http.Handler) http.Handler {
 		mux := http.NewServeMux()
 		mux.Handle("/assistants/", http.StripPrefix("/assistants", api))
@@ -61,6 +68,9 @@ func broken(api http.Handler) http.Handler {
 
 // Check puts the default loggers back.
 func TestCheckRestoresLoggers(t *testing.T) {
+	t.Parallel()
+	loggers.Lock()
+	t.Cleanup(loggers.Unlock)
 	is := is.New(t)
 	logger, writer, flags := slog.Default(), log.Writer(), log.Flags()
 	own := slog.New(slog.NewTextHandler(t.Output(), nil))
