@@ -20,6 +20,7 @@ import (
 
 	"example.com/botapi"
 	"example.com/botapi/examples/botapitest"
+	"example.com/botapi/examples/internal/stackcheck"
 	"github.com/matryer/is"
 )
 
@@ -98,19 +99,21 @@ func doctor(t *testing.T, args ...string) outcome {
 	return outcome{code, stdout.String(), stderr.String()}
 }
 
-// impatience makes the tests faster that wait for what does not come.
-const impatience = 2 * time.Second
-
-// impatientDoctor is doctor, and waits less.
-func impatientDoctor(t *testing.T, args ...string) outcome {
+// doctorOf is doctor, for a target that is changed.
+func doctorOf(t *testing.T, change func(*stackcheck.Target), args ...string) outcome {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
 	target, asJSON, err := parse(args, &stderr)
 	is.New(t).NoErr(err)
-	target.Patience = impatience
+	change(&target)
 	code := diagnose(t.Context(), target, asJSON, &stdout, &stderr)
 	return outcome{code, stdout.String(), stderr.String()}
 }
+
+// impatience makes the tests faster that wait for what does not come.
+const impatience = 2 * time.Second
+
+func impatient(target *stackcheck.Target) { target.Patience = impatience }
 
 func TestHealthyService(t *testing.T) {
 	t.Parallel()
@@ -256,16 +259,15 @@ func TestRejectedByALimit(t *testing.T) {
 }
 
 func TestHTTP2(t *testing.T) {
+	t.Parallel()
 	is := is.New(t)
 	var calls atomic.Int64
 	server := httptest.NewUnstartedServer(newAPI(t, &calls))
 	server.EnableHTTP2 = true
 	server.StartTLS()
 	t.Cleanup(server.Close)
-	old := http.DefaultTransport
-	t.Cleanup(func() { http.DefaultTransport = old })
-	http.DefaultTransport = server.Client().Transport // it trusts the server's certificate
-	got := doctor(t, server.URL, "--key", apiKey, "--secret", secret, "--json")
+	trusts := server.Client().Transport.(*http.Transport) // the server's certificate
+	got := doctorOf(t, func(target *stackcheck.Target) { target.Transport = trusts.Clone }, server.URL, "--key", apiKey, "--secret", secret, "--json")
 	t.Log(got.stdout, got.stderr)
 	is.Equal(got.code, healthy)
 	is.True(strings.Contains(got.stdout, "the response is HTTP/2.0"))
@@ -290,7 +292,7 @@ func TestFindings(t *testing.T) {
 			t.Parallel()
 			is := is.New(t)
 			address := serve(t, &chats, c.h)
-			got := impatientDoctor(t, address, "--key", apiKey, "--secret", secret)
+			got := doctorOf(t, impatient, address, "--key", apiKey, "--secret", secret)
 			t.Log(got.stdout)
 			is.Equal(got.code, hasFindings)
 			is.True(regexp.MustCompile(`(?m)^✗ +` + c.check + ` .* \(docs/operating\.md#\S+\)$`).MatchString(got.stdout))
