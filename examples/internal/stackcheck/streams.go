@@ -133,7 +133,7 @@ func (s *stack) checkSameTime(ctx context.Context, r *Result) error {
 	begin := func() (p *play, end func()) {
 		alone := s.alone()
 		p = alone.play(ctx, true, request{timeout: 12 * patience},
-			probe.Step{Text: "x"}, probe.Step{Await: probe.AwaitGo, Millis: probe.In(4 * patience)}, probe.Step{Text: "x"})
+			probe.Step{Text: "x"}, probe.Step{Await: probe.AwaitGo, Millis: probe.In(4 * s.Patience)}, probe.Step{Text: "x"})
 		return p, func() { p.disconnect(); alone.close() }
 	}
 	hasBegun := func(p *play, most time.Duration) bool {
