@@ -512,6 +512,7 @@ func endless(s *runtimetest.Stream, first, then string) {
 }
 
 func TestIncompleteStreams(t *testing.T) {
+	t.Parallel()
 	for name, c := range incomplete {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // a stream is aborted after a pause

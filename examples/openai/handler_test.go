@@ -730,6 +730,7 @@ func TestLogOfRejectedRequests(t *testing.T) {
 
 // The error of a stream says what the error response would have said, and always has a code.
 func TestFailedStream(t *testing.T) {
+	t.Parallel()
 	for failure, want := range map[error]string{
 		&botapi.StatusError{Status: 502, Detail: "The model's answer is incomplete"}:   `{"error":{"message":"The model's answer is incomplete","type":"server_error","param":null,"code":"server_error"}}`,
 		&botapi.StatusError{Status: 429, Detail: "Slow down", RetryAfter: time.Second}: `{"error":{"message":"Slow down","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded","retry_after":1}}`,

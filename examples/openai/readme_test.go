@@ -9,5 +9,6 @@ import (
 
 // TestREADME vets the Go code of the README.
 func TestREADME(t *testing.T) {
+	t.Parallel()
 	is.New(t).Equal(doctest.Vet(t, "README.md", "options *botapi.Options, answers *resume.Engine"), 5)
 }

@@ -34,6 +34,7 @@ var updateWire = flag.Bool("update", false, "rewrite the responses in testdata/w
 // TestWire plays the conversations of testdata/wire. The first line of a file says what
 // it shows; -update writes what follows "-- response --".
 func TestWire(t *testing.T) {
+	t.Parallel()
 	files, err := filepath.Glob("testdata/wire/*.txt")
 	if err != nil || len(files) < 8 {
 		t.Fatalf("only %d conversations: %v", len(files), err)
@@ -360,6 +361,7 @@ func TestResponseOfClientThatDisconnects(t *testing.T) {
 // A streamed response that is too long to be repeated is aborted, and its engine stopped.
 // A streamed completion keeps nothing.
 func TestEndlessResponse(t *testing.T) {
+	t.Parallel()
 	const fragments, most = 256, 300 * (64 << 10)
 	for path, body := range map[string]string{"/v1/responses": respondStream, "/v1/chat/completions": askStream} {
 		t.Run(path, func(t *testing.T) {

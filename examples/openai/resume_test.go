@@ -190,6 +190,7 @@ func TestTokensOfAnswers(t *testing.T) {
 
 // DELETE stops the model. The reader gets an error in OpenAI's format, and no [DONE].
 func TestAnswerIsStopped(t *testing.T) {
+	t.Parallel()
 	const stopped = `{"error":{"message":"The answer was stopped","type":"invalid_request_error","param":null,"code":null}}`
 	is := is.New(t)
 	teller := newStoryteller()

@@ -23,6 +23,7 @@ import (
 )
 
 func TestChunksPassImmediately(t *testing.T) {
+	t.Parallel()
 	for _, http2 := range []bool{false, true} {
 		t.Run(fmt.Sprint("HTTP/2 ", http2), func(t *testing.T) {
 			is := is.New(t)
@@ -124,6 +125,7 @@ type plainWriter struct{ http.ResponseWriter }
 func (w plainWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func TestClientThatStopsReading(t *testing.T) {
+	t.Parallel()
 	for name, body := range map[string]string{"stream": askStream, "JSON response": ask} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)

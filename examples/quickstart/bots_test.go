@@ -93,6 +93,7 @@ func TestBotsFileErrors(t *testing.T) {
 }
 
 func TestHangupReloads(t *testing.T) {
+	t.Parallel()
 	is := is.New(t)
 	file := writeBots(t, "["+ivy+"]")
 	p := start(t, nil, "-bots", file)
@@ -120,6 +121,7 @@ func (p *process) list() string {
 }
 
 func TestReloadDropsNoRequest(t *testing.T) {
+	t.Parallel()
 	is := is.New(t)
 	small, large := writeBots(t, "["+ivy+"]"), writeBots(t, "["+oak+","+ivy+"]")
 	store := new(botapi.MemoryStore)

@@ -24,6 +24,7 @@ var mira = botapi.Bot{Slug: "mira"}
 const answerOfMira = "What is it about your exam that makes you worried?"
 
 func TestPrintedCommandsWork(t *testing.T) {
+	t.Parallel()
 	if _, err := exec.LookPath("curl"); err != nil {
 		t.Skip("curl is not installed")
 	}
@@ -46,6 +47,7 @@ func TestPrintedCommandsWork(t *testing.T) {
 }
 
 func TestPrintedURLsWork(t *testing.T) {
+	t.Parallel()
 	p := start(t, nil, "-pace", "1ms")
 	for _, c := range []struct{ client, path, body string }{
 		{"OpenAI", "/chat/completions", `{"model":"guide","messages":[{"role":"user","content":"Hi"}]}`},
@@ -97,6 +99,7 @@ func content(t *testing.T, body string) string {
 }
 
 func TestFirstSignalLetsAStreamFinish(t *testing.T) {
+	t.Parallel()
 	is := is.New(t)
 	p := start(t, nil, "-pace", "50ms")
 	stream := p.openStream()
@@ -111,6 +114,7 @@ func TestFirstSignalLetsAStreamFinish(t *testing.T) {
 }
 
 func TestSecondSignalStopsImmediately(t *testing.T) {
+	t.Parallel()
 	is := is.New(t)
 	p := start(t, nil, "-pace", "1h")
 	stream := p.openStream()

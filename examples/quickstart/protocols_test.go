@@ -68,6 +68,7 @@ func TestNotFoundNamesAllPaths(t *testing.T) {
 
 // TestUseChatComesBack disconnects from an answer, and finds it by the id of its chat.
 func TestUseChatComesBack(t *testing.T) {
+	t.Parallel()
 	is := is.New(t)
 	p := start(t, nil, "-pace", "20ms")
 	send := func(method, path, body string) *http.Response {
@@ -97,6 +98,7 @@ func TestUseChatComesBack(t *testing.T) {
 
 // TestMetrics also counts the tokens of a model, once for each answer.
 func TestMetrics(t *testing.T) {
+	t.Parallel()
 	is := is.New(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
 		s.Text("I am a llama.")

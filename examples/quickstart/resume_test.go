@@ -19,6 +19,7 @@ import (
 // TestAnswerOutlivesItsConnection disconnects in the middle of an answer, joins it,
 // and stops it.
 func TestAnswerOutlivesItsConnection(t *testing.T) {
+	t.Parallel()
 	is := is.New(t)
 	store := new(botapi.MemoryStore)
 	s := settings{key: "the-key", pace: 50 * time.Millisecond}
@@ -102,6 +103,7 @@ func TestAnotherAnswer(t *testing.T) {
 // TestShutdownStopsAnswersWithoutReaders checks that the program does not wait for an
 // answer that nobody can get any more.
 func TestShutdownStopsAnswersWithoutReaders(t *testing.T) {
+	t.Parallel()
 	is := is.New(t)
 	p := start(t, nil, "-pace", "1h")
 	req, err := http.NewRequest("POST", p.base+"/v1/chat", strings.NewReader(chatBody("mira", firstQuestion(mira), true)))

@@ -153,6 +153,7 @@ func TestProbeWithoutV1(t *testing.T) {
 // TestUnavailableRuntime checks that the program starts without its runtime and
 // lists the guide first, which can answer.
 func TestUnavailableRuntime(t *testing.T) {
+	t.Parallel()
 	is := is.New(t)
 	p := start(t, nil, "-runtime", "http://127.0.0.1:1/v1?api-key=secret", "-model", "llama3.2")
 	is.Equal(p.awaitLog("quickstart:"), "quickstart: no model runtime answers at 127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused")
@@ -164,6 +165,7 @@ func TestUnavailableRuntime(t *testing.T) {
 
 // TestRuntimeLacksTheModel checks that the log and the list of bots say so.
 func TestRuntimeLacksTheModel(t *testing.T) {
+	t.Parallel()
 	is := is.New(t)
 	models := func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"data":[{"id":"mistral"}]}`) }
 	server := httptest.NewServer(http.HandlerFunc(models))
