@@ -24,20 +24,23 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: go run ./examples/rename MODULE-PATH")
 		os.Exit(2)
 	}
-	if err := rename(os.Args[1]); err != nil {
+	if err := rename(".", os.Args[1]); err != nil {
 		fmt.Fprintln(os.Stderr, "rename:", err)
 		os.Exit(1)
 	}
 }
 
-func rename(path string) error {
-	old, err := modulePath()
+// rename renames the module in a folder.
+func rename(folder, path string) error {
+	old, err := modulePath(folder)
 	if err != nil {
 		return err
 	}
 	// The go command knows which paths are valid. It comes first: nothing has changed if it
 	// rejects the path.
-	if output, err := exec.Command("go", "mod", "edit", "-module", path).CombinedOutput(); err != nil {
+	edit := exec.Command("go", "mod", "edit", "-module", path)
+	edit.Dir = folder
+	if output, err := edit.CombinedOutput(); err != nil {
 		return fmt.Errorf("change the path of the module: %w: %s", err, bytes.TrimSpace(output))
 	}
 	// With more letters at either end, it is another path.
@@ -48,22 +51,23 @@ func rename(path string) error {
 		}
 		return found
 	}
-	return filepath.WalkDir(".", func(name string, entry fs.DirEntry, err error) error {
+	own := filepath.Join(folder, "go.mod")
+	return filepath.WalkDir(folder, func(name string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
 		case entry.IsDir() && (entry.Name() == ".git" || entry.Name() == "node_modules"):
 			return filepath.SkipDir
-		case !entry.Type().IsRegular(), name == "go.mod":
+		case !entry.Type().IsRegular(), name == own:
 			return nil
 		}
 		return renameIn(name, func(text []byte) []byte { return occurrence.ReplaceAllFunc(text, replace) })
 	})
 }
 
-// modulePath returns the path in the go.mod of the current folder.
-func modulePath() (string, error) {
-	text, err := os.ReadFile("go.mod")
+// modulePath returns the path in the go.mod of a folder.
+func modulePath(folder string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(folder, "go.mod"))
 	if err != nil {
 		return "", fmt.Errorf("run this at the top of the repository: %w", err)
 	}
