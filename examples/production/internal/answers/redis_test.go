@@ -9,12 +9,15 @@ import (
 	"time"
 
 	"example.com/botapi/examples/production/internal/answers"
+	"example.com/botapi/examples/production/internal/faulttest"
 	"example.com/botapi/examples/production/internal/redisclient"
 	"example.com/botapi/examples/production/internal/redistest"
 	"example.com/botapi/examples/resume"
 	"github.com/matryer/is"
 	"go.opentelemetry.io/otel/metric/noop"
 )
+
+var eventually = faulttest.Eventually
 
 // refOf is the answer of a key.
 func refOf(key string) resume.Ref { return resume.Ref{Owner: "acme", Key: key, ID: "id of " + key} }
@@ -263,9 +266,7 @@ func TestRedisIsFull(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	client, operator := server.Client(t), server.Client(t)
-	watching, stop := context.WithCancel(t.Context())
-	defer stop()
-	go client.Watch(watching)
+	redistest.Watch(t, client)
 	store, err := answers.New(client, resume.Settings{}, noop.Meter{})
 	is.NoErr(err)
 	defer store.Close()
@@ -302,14 +303,5 @@ func TestValidKey(t *testing.T) {
 		"": false, "two words": false, "caf\xc3\xa9": false, "\x7f": false, strings.Repeat("k", 256): false,
 	} {
 		is.Equal(answers.ValidKey(key), want)
-	}
-}
-
-func eventually(t *testing.T, what string, so func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !so(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not true in time: %s", what)
-		}
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -355,16 +354,16 @@ func TestSlowRedis(t *testing.T) {
 		is.Equal(c.rest(), []string{"one", "[DONE]"})
 		return c.outcome()
 	}
-	watch(t, client)
+	redistest.Watch(t, client)
 	is.Equal(chat("k1"), "kept")
 	way.Delay(2 * claims)
 	is.Equal(chat("k2"), "not-kept")
 	eventually(t, "that is known", func() bool { return client.Slow(claims) })
-	before := calls(t, operator, "hset") // by which a claim begins an answer
+	before := redistest.Calls(t, operator)["hset"] // by which a claim begins an answer
 	for range 2 {
 		is.Equal(chat("k3"), "not-kept")
 	}
-	is.Equal(calls(t, operator, "hset"), before)
+	is.Equal(redistest.Calls(t, operator)["hset"], before)
 	said := models.says("one")
 	r.connect(t, "k4")
 	words := <-said
@@ -411,40 +410,11 @@ func TestOneWait(t *testing.T) {
 	is.True(time.Until(until) <= timeout-claims)
 }
 
-func watch(t *testing.T, client *redisclient.Client) {
-	t.Helper()
-	ctx, stop := context.WithCancel(t.Context())
-	var watching sync.WaitGroup
-	watching.Go(func() { client.Watch(ctx) })
-	t.Cleanup(func() {
-		stop()
-		watching.Wait()
-	})
-}
-
-// calls is how often Redis has executed a command, in scripts, too.
-func calls(t *testing.T, operator *redisclient.Client, command string) string {
-	t.Helper()
-	info, err := operator.Info(t.Context(), "commandstats").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, stats, _ := strings.Cut(info, "cmdstat_"+command+":calls=")
-	calls, _, _ := strings.Cut(stats, ",")
-	return calls
-}
-
 // commands is how many commands Redis has executed, in scripts, too.
 func commands(t *testing.T, operator *redisclient.Client) (calls int) {
 	t.Helper()
-	info, err := operator.Info(t.Context(), "commandstats").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(info) {
-		_, counted, isCommand := strings.Cut(line, ":calls=")
-		number, _, _ := strings.Cut(counted, ",")
-		if n, err := strconv.Atoi(number); isCommand && err == nil && !strings.HasPrefix(line, "cmdstat_info") {
+	for command, n := range redistest.Calls(t, operator) {
+		if command != "info" {
 			calls += n
 		}
 	}

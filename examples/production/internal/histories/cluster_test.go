@@ -5,15 +5,13 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
-	"slices"
-	"sync"
 	"testing"
 	"time"
 
+	"example.com/botapi/examples/production/internal/faulttest"
 	"example.com/botapi/examples/production/internal/postgrestest"
 	"example.com/botapi/examples/production/internal/redistest"
 	"github.com/redis/go-redis/v9"
@@ -31,7 +29,7 @@ type cluster struct {
 
 type replica struct {
 	url  string
-	link *link
+	link *faulttest.Link
 	env  string
 	cmd  *exec.Cmd
 }
@@ -46,9 +44,9 @@ func newCluster(t testing.TB) *cluster {
 	c.operator = redis.NewClient(options)
 	t.Cleanup(func() { c.operator.Close() })
 	for i := range c.replicas {
-		l := newLink(t, options.Addr)
+		l := faulttest.NewLink(t, options.Addr)
 		address := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
-		settings, err := json.Marshal(replicaSettings{address, "redis://" + l.address + "/0", c.runtime.URL})
+		settings, err := json.Marshal(replicaSettings{address, "redis://" + l.Address + "/0", c.runtime.URL})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -150,14 +148,9 @@ func (c *cluster) awaySpans(end <-chan struct{}) (spans []span) {
 // settle waits until all replicas reach Redis.
 func (c *cluster) settle(t testing.TB) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		if c.replicas[0].reaches() && c.replicas[1].reaches() && c.replicas[2].reaches() {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the replicas do not come back")
-		}
-	}
+	faulttest.Eventually(t, "the replicas come back", func() bool {
+		return c.replicas[0].reaches() && c.replicas[1].reaches() && c.replicas[2].reaches()
+	})
 }
 
 // A fault is what is done to a cluster, and which histories the documentation
@@ -226,24 +219,24 @@ var faults = []fault{
 	}, redisAway},
 	{"a replica is disconnected", func(t testing.TB, c *cluster, random *rand.Rand) {
 		l := c.replicas[random.IntN(3)].link
-		l.set(resetting)
+		l.Set(faulttest.Resetting)
 		moment(random)
-		l.set(passing)
+		l.Set(faulttest.Passing)
 	}, redisAway},
 	{"a replica's connections hang", func(t testing.TB, c *cluster, random *rand.Rand) {
 		l := c.replicas[random.IntN(3)].link
-		l.set(swallowing)
+		l.Set(faulttest.Swallowing)
 		moment(random)
-		l.set(passing)
+		l.Set(faulttest.Passing)
 	}, redisAway},
 	{"a replica does not hear Redis", func(t testing.TB, c *cluster, random *rand.Rand) {
 		l := c.replicas[random.IntN(3)].link
-		l.set(deaf)
+		l.Set(faulttest.Deaf)
 		if random.IntN(2) == 0 { // otherwise its connections end before the replica gives up
 			time.Sleep(timeout)
 		}
 		moment(random)
-		l.set(passing)
+		l.Set(faulttest.Passing)
 	}, redisAway},
 }
 
@@ -271,109 +264,5 @@ func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
-	}
-}
-
-// A link passes connections on to Redis, except in other modes.
-type link struct {
-	address, redis string
-
-	mu          sync.Mutex
-	mode        linkMode
-	changed     chan struct{}
-	connections map[net.Conn]struct{}
-}
-
-type linkMode int
-
-const (
-	passing    linkMode = iota
-	resetting           // connections are reset
-	swallowing          // nothing arrives in either direction; reset afterwards
-	deaf                // Redis executes commands, but its responses do not arrive; reset afterwards
-)
-
-func newLink(t testing.TB, redis string) *link {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { listener.Close() })
-	l := &link{address: listener.Addr().String(), redis: redis, connections: make(map[net.Conn]struct{}), changed: make(chan struct{})}
-	go func() {
-		for {
-			from, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go l.pass(from)
-		}
-	}()
-	return l
-}
-
-func (l *link) set(m linkMode) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if m == resetting || l.mode != passing {
-		for c := range l.connections {
-			c.Close()
-		}
-	}
-	l.mode = m
-	close(l.changed)
-	l.changed = make(chan struct{})
-}
-
-func (l *link) now() (linkMode, <-chan struct{}) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.mode, l.changed
-}
-
-func (l *link) pass(from net.Conn) {
-	defer from.Close()
-	if mode, _ := l.now(); mode == resetting {
-		return
-	}
-	to, err := net.Dial("tcp", l.redis)
-	if err != nil {
-		return
-	}
-	defer to.Close()
-	l.mu.Lock()
-	l.connections[from], l.connections[to] = struct{}{}, struct{}{}
-	l.mu.Unlock()
-	defer func() {
-		l.mu.Lock()
-		delete(l.connections, from)
-		delete(l.connections, to)
-		l.mu.Unlock()
-	}()
-	var both sync.WaitGroup
-	both.Go(func() { l.copy(to, from, resetting, swallowing) })
-	both.Go(func() { l.copy(from, to, resetting, swallowing, deaf) })
-	both.Wait()
-}
-
-// copy passes on what arrives on a connection, except in some modes.
-func (l *link) copy(to, from net.Conn, not ...linkMode) {
-	defer to.Close()
-	defer from.Close()
-	for buffer := make([]byte, 64<<10); ; {
-		n, err := from.Read(buffer)
-		if err != nil {
-			return
-		}
-		for mode, changed := l.now(); slices.Contains(not, mode); mode, changed = l.now() {
-			if mode == resetting {
-				return
-			}
-			<-changed
-		}
-		if _, err := to.Write(buffer[:n]); err != nil {
-			return
-		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/production/internal/faulttest"
 	"example.com/botapi/examples/production/internal/limits"
 	"example.com/botapi/examples/production/internal/redisclient"
 	"example.com/botapi/examples/production/internal/redistest"
@@ -150,16 +151,9 @@ func (r replica) spend(t *testing.T, account string, tokens int64) {
 	}
 }
 
-var answered = answer{http.StatusOK, `{"content":"Hello"}`, 0}
+var eventually = faulttest.Eventually
 
-func eventually(t *testing.T, what string, so func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !so(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not true after %v: %s", patience, what)
-		}
-	}
-}
+var answered = answer{http.StatusOK, `{"content":"Hello"}`, 0}
 
 // TestNeverMoreThanTheLimit has 1,000 clients ask three replicas concurrently.
 func TestNeverMoreThanTheLimit(t *testing.T) {
@@ -651,20 +645,10 @@ func TestCostOfAChatForRedis(t *testing.T) {
 }
 
 // scripts returns how many scripts a Redis has run.
-func scripts(t *testing.T, redis *redisclient.Client) (calls int) {
+func scripts(t *testing.T, redis *redisclient.Client) int {
 	t.Helper()
-	info, err := redis.InfoMap(t.Context(), "commandstats").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, line := range info["Commandstats"] {
-		if strings.HasPrefix(name, "cmdstat_eval") {
-			text, _, _ := strings.Cut(strings.TrimPrefix(line, "calls="), ",")
-			n, _ := strconv.Atoi(text)
-			calls += n
-		}
-	}
-	return calls
+	calls := redistest.Calls(t, redis)
+	return calls["eval"] + calls["evalsha"]
 }
 
 // TestRedisIsTooLate has Redis grant a slot to a chat whose client was meanwhile

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/production/internal/faulttest"
 	"example.com/botapi/examples/production/internal/postgres"
 	"example.com/botapi/examples/production/internal/postgrestest"
 	"example.com/botapi/examples/production/internal/usage"
@@ -71,15 +72,7 @@ func TestDatabaseThatRejectsConnections(t *testing.T) {
 	is.True(strings.Contains(answer.Err.Error(), "does not exist"))
 }
 
-// eventually waits until so returns true.
-func eventually(t *testing.T, what string, so func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !so(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("timed out waiting: %s", what)
-		}
-	}
-}
+var eventually = faulttest.Eventually
 
 // waitFor waits until a condition is true in PostgreSQL.
 func waitFor(t *testing.T, conn *pgx.Conn, condition string) {

@@ -11,12 +11,15 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/production/internal/faulttest"
 	"example.com/botapi/examples/production/internal/logtest"
 	"example.com/botapi/examples/production/internal/redisclient"
 	"example.com/botapi/examples/production/internal/redistest"
 	"github.com/matryer/is"
 	"github.com/redis/go-redis/v9"
 )
+
+var eventually = faulttest.Eventually
 
 func TestAwayAndBack(t *testing.T) {
 	is := is.New(t)
@@ -42,9 +45,7 @@ func TestAwayAndBack(t *testing.T) {
 			is.True(errors.Is(client.Ping(ctx).Err(), redisclient.ErrAway)) // without asking
 		}
 		way.comes(t)
-		for client.Ping(ctx).Err() != nil {
-			time.Sleep(10 * time.Millisecond)
-		}
+		eventually(t, "it is back", func() bool { return client.Ping(ctx).Err() == nil })
 		is.True(!client.Away())
 	}
 	is.Equal(strings.Count(log.String(), "redis is away"), 2)
@@ -71,9 +72,7 @@ func TestUnfit(t *testing.T) {
 			is.True(client.Set(t.Context(), "key", "", 0).Err() != nil)
 			is.True(client.Away())
 			is.NoErr(operator.Do(t.Context(), state.comes...).Err())
-			for client.Set(t.Context(), "key", "", 0).Err() != nil {
-				time.Sleep(10 * time.Millisecond)
-			}
+			eventually(t, "it is back", func() bool { return client.Set(t.Context(), "key", "", 0).Err() == nil })
 			is.True(!client.Away())
 		})
 	}
@@ -94,9 +93,7 @@ func TestPasswordIsChanged(t *testing.T) {
 	}
 	is.True(redis.IsAuthError(server.Client(t).Admitted(t.Context())))
 	is.NoErr(operator.ConfigSet(t.Context(), "requirepass", "").Err())
-	for client.Ping(t.Context()).Err() != nil {
-		time.Sleep(10 * time.Millisecond)
-	}
+	eventually(t, "it is back", func() bool { return client.Ping(t.Context()).Err() == nil })
 	is.True(!client.Away())
 }
 
@@ -110,20 +107,13 @@ func TestCloseWhileAway(t *testing.T) {
 	is.NoErr(client.Close())
 }
 
-func TestMistakenURL(t *testing.T) {
-	is := is.New(t)
-	_, err := redisclient.Open(redisclient.Options{URL: "127.0.0.1:6379"})
-	is.True(err != nil)
-	is.True(strings.Contains(err.Error(), "reading the Redis URL"))
-}
-
 // TestFull has a full Redis: it is not away for scripts that begin as those of
 // limits do, and for no others.
 func TestFull(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	client := server.Client(t)
-	watch(t, client)
+	redistest.Watch(t, client)
 	is.NoErr(client.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	eventually(t, "it is known to be full", client.Full)
 	is.True(redis.IsOOMError(client.Set(t.Context(), "key", "", 0).Err()))
@@ -136,8 +126,8 @@ func TestFull(t *testing.T) {
 func TestBusyScript(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
-	client, operator := server.Client(t), server.ClientWith(t, redisclient.Options{Timeout: patience})
-	watch(t, client)
+	client, operator := server.Client(t), server.ClientWith(t, redisclient.Options{Timeout: faulttest.Patience})
+	redistest.Watch(t, client)
 	is.NoErr(operator.ConfigSet(t.Context(), "busy-reply-threshold", "50").Err())
 	ended := make(chan struct{})
 	go func() {
@@ -230,7 +220,7 @@ func TestTwoDeployments(t *testing.T) {
 	is.NoErr(first.Admitted(t.Context()))
 	is.True(first.Key("key") != third.Key("key"))
 
-	watch(t, second)
+	redistest.Watch(t, second)
 	eventually(t, "it counts as away", second.Away)
 	is.True(errors.Is(second.Get(t.Context(), "p:key").Err(), redisclient.ErrAway))
 	is.NoErr(first.Del(t.Context(), "p:owner").Err()) // the first no longer exists
@@ -287,30 +277,6 @@ func TestEviction(t *testing.T) {
 	err := client.Admitted(t.Context())
 	is.True(errors.Is(err, redisclient.ErrNotAdmitted))
 	is.True(strings.Contains(err.Error(), "noeviction"))
-}
-
-func watch(t *testing.T, client *redisclient.Client) {
-	ctx, stop := context.WithCancel(t.Context())
-	watching := make(chan struct{})
-	go func() {
-		defer close(watching)
-		client.Watch(ctx)
-	}()
-	t.Cleanup(func() {
-		stop()
-		<-watching
-	})
-}
-
-const patience = 20 * time.Second
-
-func eventually(t *testing.T, what string, so func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !so(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not true after %v: %s", patience, what)
-		}
-	}
 }
 
 // TestOverlappingChecks has checks of a Redis overlap, as those of Watch and of the

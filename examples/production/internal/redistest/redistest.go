@@ -4,23 +4,24 @@ package redistest
 
 import (
 	"cmp"
+	"context"
 	_ "embed"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
-	"sync/atomic"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"example.com/botapi/examples/production/internal/faulttest"
 	"example.com/botapi/examples/production/internal/postgrestest"
 	"example.com/botapi/examples/production/internal/redisclient"
 	"github.com/redis/go-redis/v9"
@@ -139,12 +140,7 @@ func (s *Server) Start(t testing.TB) {
 	}
 	client := redis.NewClient(&redis.Options{Addr: fmt.Sprintf("127.0.0.1:%d", s.port)})
 	defer client.Close()
-	for deadline := time.Now().Add(20 * time.Second); client.Ping(t.Context()).Err() != nil; {
-		if time.Now().After(deadline) {
-			t.Fatal("redis-server does not take connections")
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	faulttest.Eventually(t, "redis-server takes connections", func() bool { return client.Ping(t.Context()).Err() == nil })
 }
 
 // Stop stops the server immediately, like a failing machine. It does nothing if
@@ -172,54 +168,17 @@ func (s *Server) signal(t testing.TB, signal syscall.Signal) {
 	}
 }
 
-// A Way is a connection to a server whose responses are delayed.
+// A Way is a link to a server, whose responses can be delayed.
 type Way struct {
-	URL   string
-	delay atomic.Int64
+	*faulttest.Link
+	URL string
 }
 
 // Slowly returns a way to the server, at first without a delay.
-func (s *Server) Slowly(t testing.TB) *Way {
+func (s *Server) Slowly(t testing.TB) Way {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { listener.Close() })
-	w := &Way{URL: "redis://" + listener.Addr().String() + "/0"}
-	go func() {
-		for {
-			client, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			server, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", s.port))
-			if err != nil {
-				client.Close() // the server is stopped, and may be started again
-				continue
-			}
-			go func() {
-				defer server.Close()
-				_, _ = io.Copy(server, client)
-			}()
-			go w.respond(client, server)
-		}
-	}()
-	return w
-}
-
-// Delay sets how long each response of Redis takes.
-func (w *Way) Delay(d time.Duration) { w.delay.Store(int64(d)) }
-
-func (w *Way) respond(client, server net.Conn) {
-	defer client.Close()
-	for buffer := make([]byte, 64<<10); ; {
-		n, err := server.Read(buffer)
-		time.Sleep(time.Duration(w.delay.Load()))
-		if _, failed := client.Write(buffer[:n]); err != nil || failed != nil {
-			return
-		}
-	}
+	link := faulttest.NewLink(t, fmt.Sprintf("127.0.0.1:%d", s.port))
+	return Way{link, "redis://" + link.Address + "/0"}
 }
 
 // Client returns a client of the server, like a replica's.
@@ -242,4 +201,31 @@ func (s *Server) ClientWith(t testing.TB, o redisclient.Options) *redisclient.Cl
 	}
 	t.Cleanup(func() { client.Close() })
 	return client
+}
+
+// Watch has a client watch its Redis until the test ends.
+func Watch(t testing.TB, client *redisclient.Client) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	var watching sync.WaitGroup
+	watching.Go(func() { client.Watch(ctx) })
+	t.Cleanup(func() {
+		stop()
+		watching.Wait()
+	})
+}
+
+// Calls returns how often a Redis has executed each command, in scripts, too.
+func Calls(t testing.TB, client *redisclient.Client) map[string]int {
+	t.Helper()
+	info, err := client.InfoMap(t.Context(), "commandstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := make(map[string]int)
+	for name, line := range info["Commandstats"] {
+		text, _, _ := strings.Cut(strings.TrimPrefix(line, "calls="), ",")
+		calls[strings.TrimPrefix(name, "cmdstat_")], _ = strconv.Atoi(text)
+	}
+	return calls
 }
