@@ -88,42 +88,12 @@ func send(t *testing.T, h http.Handler, key, method, path, body string) (int, ht
 	return w.Code, w.Header(), string(answer)
 }
 
-func TestDatabaseDown(t *testing.T) {
-	is := is.New(t)
-	server := postgrestest.NewServer(t)
-	d := open(t, server.URL)
-	is.NoErr(d.ImportBots(t.Context(), []postgres.ImportedBot{published("u1", "helper")}))
-	key, _, err := d.CreateKey(t.Context(), "acme", "", 0)
-	is.NoErr(err)
-	h := serve(t, d)
-
-	status, _, _ := send(t, h, key, "GET", "/v1/bots", "")
-	is.Equal(status, http.StatusOK)
-
-	server.Stop(t)
-	for range 3 {
-		status, header, body := send(t, h, key, "GET", "/v1/bots", "")
-		is.Equal(status, http.StatusServiceUnavailable)
-		is.Equal(header.Get("Retry-After"), "2")
-		is.Equal(body, `{"detail":"The service is unavailable for the moment"}`)
-	}
-
-	server.Start(t)
-	status, _, body := send(t, h, key, "POST", "/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":false}`)
-	is.Equal(status, http.StatusOK) // only the database was restarted
-	is.Equal(body, `{"content":"Hi"}`)
-}
-
 func TestSlowDatabaseIsUnavailable(t *testing.T) {
-	is := is.New(t)
 	url := postgrestest.Database(t)
 	open(t, url)
 	d := openWith(t, url, postgres.Options{QueryTimeout: 50 * time.Millisecond})
 
-	lock, err := connect(t, url).Begin(t.Context())
-	is.NoErr(err)
-	_, err = lock.Exec(t.Context(), `LOCK TABLE bots, api_keys`)
-	is.NoErr(err)
+	defer locked(t, url, "bots, api_keys")()
 
 	calls := map[string]func(context.Context) error{
 		"Bots":      func(ctx context.Context) error { _, err := d.Bots(ctx); return err },
@@ -148,13 +118,6 @@ func TestSlowDatabaseIsUnavailable(t *testing.T) {
 			is.True(errors.Is(call(disconnected), context.Canceled)) // a disconnected client is no outage
 		})
 	}
-}
-
-func TestOpenSaysWhatIsWrongWithTheURL(t *testing.T) {
-	is := is.New(t)
-	_, err := postgres.Open("postgres://127.0.0.1:port/test", postgres.Options{})
-	is.True(err != nil)
-	is.True(strings.HasPrefix(err.Error(), "reading the database URL: "))
 }
 
 // TestWithoutPreparedStatements runs every statement as behind a pooler in

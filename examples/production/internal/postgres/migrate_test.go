@@ -71,19 +71,6 @@ func TestMigrateReturnsWhatItDid(t *testing.T) {
 	is.Equal(pending[0].Name, "00002_api_keys.sql")
 }
 
-func TestMigrateTwice(t *testing.T) {
-	is := is.New(t)
-	d := open(t, postgrestest.Database(t))
-	is.NoErr(d.ImportBots(t.Context(), []postgres.ImportedBot{published("u1", "helper")}))
-
-	applied, err := d.Migrate(t.Context())
-	is.NoErr(err)
-	is.Equal(len(applied), 0)
-	bots, err := d.Bots(t.Context())
-	is.NoErr(err)
-	is.Equal(len(bots), 1)
-}
-
 // TestMigrateBesideThePreviousVersion runs the statements of the version before
 // keys could expire while the schema is migrated: first while somebody reads a
 // table for long, as a backup does, and then without.

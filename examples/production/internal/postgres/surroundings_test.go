@@ -112,10 +112,7 @@ func TestDisconnectedClientsCloseNoConnections(t *testing.T) {
 	is.Equal(len(before), 1)
 
 	for range 3 {
-		lock, err := connect(t, url).Begin(t.Context())
-		is.NoErr(err)
-		_, err = lock.Exec(t.Context(), `LOCK TABLE bots`)
-		is.NoErr(err)
+		unlock := locked(t, url, "bots")
 		client, leave := context.WithCancel(t.Context())
 		asked := make(chan error)
 		go func() {
@@ -130,7 +127,7 @@ func TestDisconnectedClientsCloseNoConnections(t *testing.T) {
 		}()
 		leave()
 		is.True(errors.Is(<-queued, context.Canceled)) // a call that only waits for a connection returns immediately
-		is.NoErr(lock.Rollback(t.Context()))
+		unlock()
 		<-asked
 	}
 

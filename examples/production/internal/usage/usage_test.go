@@ -9,6 +9,7 @@ import (
 	"iter"
 	"log/slog"
 	"net/http"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -178,6 +179,42 @@ func TestQueueIsBounded(t *testing.T) {
 		is.Equal(stored+len(spilled(log.String())), chats) // each is in the store or in the log
 		is.Equal(len(spilled(log.String())), lost)
 	})
+}
+
+// heap is the memory that is in use.
+func heap() int64 {
+	runtime.GC()
+	runtime.GC() // what the first one finalized
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// TestMemoryOfTheQueueIsBounded has more records wait than fit, with user ids that are parts of
+// request bodies: none of these is kept.
+func TestMemoryOfTheQueueIsBounded(t *testing.T) {
+	for name, userID := range map[string]int{"without users": 0, "with long ids": 256} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			release := make(chan struct{})
+			before := heap()
+			w := usage.NewWriter(store(func(context.Context, []*usage.Record) error {
+				<-release
+				return nil
+			}), discard())
+			for range 40_000 {
+				body := strings.Repeat("u", 32<<10)
+				w.Add(usage.NewRejection(botapi.ChatReport{
+					RequestID: strings.Repeat("r", 128), Account: strings.Repeat("a", 200), UserID: body[:userID],
+					Bot: botapi.Bot{UID: strings.Repeat("b", 200), Model: strings.Repeat("m", 50)},
+				}, "", 1))
+			}
+			is.True(heap()-before < usage.QueueBytes*5/4)
+			is.True(w.Backlog().NotStored > 20_000) // the bound was reached
+			close(release)
+			w.Close(t.Context())
+		})
+	}
 }
 
 func TestOnlyRejectedRecordsAreNotStored(t *testing.T) {
