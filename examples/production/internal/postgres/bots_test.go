@@ -34,8 +34,7 @@ func published(uid, slug string) postgres.ImportedBot {
 func TestListingShowsPublishedBotsWithoutInternals(t *testing.T) {
 	is := is.New(t)
 	d := open(t, postgrestest.Database(t))
-	key, _, err := d.CreateKey(t.Context(), "acme", "", 0)
-	is.NoErr(err)
+	key, _ := createKey(t, d, 0)
 
 	zebra := published("u1", "zebra")
 	zebra.AvatarURL = "https://example.com/zebra.png"
@@ -102,8 +101,7 @@ func TestOrderOfImports(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
-			_, err := conn.Exec(t.Context(), `DELETE FROM bots`)
-			is.NoErr(err)
+			execute(t, conn, `DELETE FROM bots`)
 			for _, uids := range c.imports {
 				var bots []postgres.ImportedBot
 				for _, uid := range strings.Fields(uids) {
@@ -123,8 +121,7 @@ func TestBotsThatShareAPosition(t *testing.T) {
 	url := postgrestest.Database(t)
 	d := open(t, url)
 	is.NoErr(d.ImportBots(t.Context(), []postgres.ImportedBot{published("a", "a"), published("b", "b"), published("c", "c")}))
-	_, err := connect(t, url).Exec(t.Context(), `UPDATE bots SET position = 1`)
-	is.NoErr(err)
+	execute(t, connect(t, url), `UPDATE bots SET position = 1`)
 	is.NoErr(d.ImportBots(t.Context(), []postgres.ImportedBot{published("c", "c"), published("b", "b"), published("a", "a")}))
 	is.Equal(listing(t, d), "c b a")
 }

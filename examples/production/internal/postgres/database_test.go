@@ -17,6 +17,7 @@ import (
 	"example.com/botapi/examples/production/internal/postgrestest"
 	"example.com/botapi/examples/production/internal/usage"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/matryer/is"
 )
 
@@ -50,6 +51,36 @@ func connect(t *testing.T, url string) *pgx.Conn {
 	}
 	t.Cleanup(func() { conn.Close(context.Background()) })
 	return conn
+}
+
+// execute runs a statement on a connection, or in a transaction.
+func execute(t *testing.T, conn interface {
+	Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error)
+}, sql string, arguments ...any) {
+	t.Helper()
+	if _, err := conn.Exec(t.Context(), sql, arguments...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// createKey creates a key of acme.
+func createKey(t *testing.T, d *postgres.Database, expires time.Duration) (key string, id int64) {
+	t.Helper()
+	key, id, err := d.CreateKey(t.Context(), "acme", "", expires)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key, id
+}
+
+// keysOf returns the keys of an account, or all.
+func keysOf(t *testing.T, d *postgres.Database, account string) []postgres.Key {
+	t.Helper()
+	keys, err := d.Keys(t.Context(), account)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return keys
 }
 
 // store is the botapi.BotStore of a database.
@@ -145,8 +176,7 @@ func TestWithoutPreparedStatements(t *testing.T) {
 	is.NoErr(err)
 	is.Equal(len(all), 2)
 
-	key, id, err := d.CreateKey(t.Context(), "acme", "", 0)
-	is.NoErr(err)
+	key, id := createKey(t, d, 0)
 	status, _, body := send(t, serve(t, d), key, "POST", "/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":false}`)
 	is.Equal(status, http.StatusOK)
 	is.Equal(body, `{"content":"Hi"}`)
@@ -160,7 +190,6 @@ func TestWithoutPreparedStatements(t *testing.T) {
 	_, _, err = d.RevokeKey(t.Context(), id)
 	is.NoErr(err)
 	d.StoreKeyUses(t.Context())
-	keys, err := d.Keys(t.Context(), "acme")
-	is.NoErr(err)
+	keys := keysOf(t, d, "acme")
 	is.True(keys[0].LastUsedAt != nil)
 }

@@ -32,8 +32,7 @@ func TestKeyLife(t *testing.T) {
 		is.True(errors.Is(err, botapi.ErrInvalidKey))
 	}
 
-	keys, err := d.Keys(t.Context(), "acme")
-	is.NoErr(err)
+	keys := keysOf(t, d, "acme")
 	is.Equal(len(keys), 1)
 	is.Equal(keys[0].ID, id)
 	is.Equal(keys[0].Label, "laptop")
@@ -54,8 +53,7 @@ func TestKeyLife(t *testing.T) {
 	_, _, err = d.RevokeKey(t.Context(), id+1000)
 	is.True(errors.Is(err, postgres.ErrKeyNotFound))
 
-	everyone, err := d.Keys(t.Context(), "")
-	is.NoErr(err)
+	everyone := keysOf(t, d, "")
 	is.Equal(len(everyone), 2)
 }
 
@@ -67,16 +65,14 @@ func TestKeysExpire(t *testing.T) {
 		is.True(err == nil && account == "acme" || errors.Is(err, botapi.ErrInvalidKey))
 		return err == nil
 	}
-	expired, id, err := d.CreateKey(t.Context(), "acme", "", time.Microsecond)
-	is.NoErr(err)
+	expired, id := createKey(t, d, time.Microsecond)
 	is.True(!valid(expired))
-	_, err = d.ExpireKey(t.Context(), id, time.Hour)
+	_, err := d.ExpireKey(t.Context(), id, time.Hour)
 	is.True(errors.Is(err, postgres.ErrKeyNotFound)) // it stays so
 	_, _, _, err = d.RotateKey(t.Context(), id, time.Hour, 0)
 	is.True(errors.Is(err, postgres.ErrKeyNotFound))
 
-	key, id, err := d.CreateKey(t.Context(), "acme", "", time.Hour)
-	is.NoErr(err)
+	key, id := createKey(t, d, time.Hour)
 	is.True(valid(key))
 	later, err := d.ExpireKey(t.Context(), id, 2*time.Hour)
 	is.NoErr(err)
@@ -86,8 +82,7 @@ func TestKeysExpire(t *testing.T) {
 	is.NoErr(err)
 	is.True(!valid(key))
 
-	revoked, id, err := d.CreateKey(t.Context(), "acme", "", time.Hour)
-	is.NoErr(err)
+	revoked, id := createKey(t, d, time.Hour)
 	_, _, err = d.RevokeKey(t.Context(), id)
 	is.NoErr(err)
 	_, err = d.ExpireKey(t.Context(), id, time.Hour)
@@ -115,8 +110,7 @@ func TestRotation(t *testing.T) {
 		is.NoErr(err)
 		is.Equal(account, "acme")
 	}
-	keys, err := d.Keys(t.Context(), "acme")
-	is.NoErr(err)
+	keys := keysOf(t, d, "acme")
 	is.Equal(len(keys), 2)
 	is.Equal(keys[1].ID, secondID)
 	is.Equal(keys[1].Label, "laptop")
@@ -132,8 +126,7 @@ func TestRotation(t *testing.T) {
 
 	_, _, _, err = d.RotateKey(t.Context(), secondID, 0, 0)
 	is.True(errors.Is(err, postgres.ErrKeyReplaced))
-	keys, err = d.Keys(t.Context(), "")
-	is.NoErr(err)
+	keys = keysOf(t, d, "")
 	is.Equal(len(keys), 3) // an ended key gets no successor
 	is.Equal(keys[2].ExpiresAt, nil)
 }
@@ -141,10 +134,8 @@ func TestRotation(t *testing.T) {
 func TestRotationGivesNoMoreTime(t *testing.T) {
 	is := is.New(t)
 	d := open(t, postgrestest.Database(t))
-	_, id, err := d.CreateKey(t.Context(), "acme", "", time.Hour)
-	is.NoErr(err)
-	before, err := d.Keys(t.Context(), "acme")
-	is.NoErr(err)
+	_, id := createKey(t, d, time.Hour)
+	before := keysOf(t, d, "acme")
 	_, _, old, err := d.RotateKey(t.Context(), id, 24*time.Hour, 0)
 	is.NoErr(err)
 	is.True(old.ExpiresAt.Equal(*before[0].ExpiresAt))
@@ -155,8 +146,7 @@ func TestRotationGivesNoMoreTime(t *testing.T) {
 func TestRotationsOfOneKey(t *testing.T) {
 	is := is.New(t)
 	d := open(t, postgrestest.Database(t))
-	_, id, err := d.CreateKey(t.Context(), "acme", "", 0)
-	is.NoErr(err)
+	_, id := createKey(t, d, 0)
 	const rotations = 8
 	results := make(chan error, rotations)
 	for range rotations {
@@ -175,8 +165,7 @@ func TestRotationsOfOneKey(t *testing.T) {
 		}
 	}
 	is.Equal(replaced, 1)
-	keys, err := d.Keys(t.Context(), "")
-	is.NoErr(err)
+	keys := keysOf(t, d, "")
 	is.Equal(len(keys), 2)
 }
 
@@ -202,13 +191,10 @@ func TestUnusedKeys(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
-			_, err := conn.Exec(t.Context(), `DELETE FROM api_keys`)
-			is.NoErr(err)
-			_, _, err = d.CreateKey(t.Context(), "acme", "", 0)
-			is.NoErr(err)
-			_, err = conn.Exec(t.Context(), `UPDATE api_keys SET created_at = $1, last_used_at = $2, expires_at = $3, revoked_at = $4`,
+			execute(t, conn, `DELETE FROM api_keys`)
+			_, _ = createKey(t, d, 0)
+			execute(t, conn, `UPDATE api_keys SET created_at = $1, last_used_at = $2, expires_at = $3, revoked_at = $4`,
 				c.created, c.used, c.expires, c.revoked)
-			is.NoErr(err)
 			keys, err := d.UnusedKeys(t.Context(), "", day)
 			is.NoErr(err)
 			is.Equal(len(keys), c.want)
@@ -238,8 +224,7 @@ func TestLastUseIsStoredOnceAnHour(t *testing.T) {
 	conn := connect(t, url)
 	var keys []string
 	for range 2 {
-		key, _, err := d.CreateKey(t.Context(), "acme", "", 0)
-		is.NoErr(err)
+		key, _ := createKey(t, d, 0)
 		keys = append(keys, key)
 	}
 	// versions are the versions of the rows, in order.
@@ -272,11 +257,9 @@ func TestLastUseIsStoredOnceAnHour(t *testing.T) {
 
 	is.Equal(writes(), 2)
 	is.Equal(writes(), 0)
-	_, err := conn.Exec(t.Context(), `UPDATE api_keys SET last_used_at = now() - interval '59 minutes'`)
-	is.NoErr(err)
+	execute(t, conn, `UPDATE api_keys SET last_used_at = now() - interval '59 minutes'`)
 	is.Equal(writes(), 0)
-	_, err = conn.Exec(t.Context(), `UPDATE api_keys SET last_used_at = now() - interval '61 minutes'`)
-	is.NoErr(err)
+	execute(t, conn, `UPDATE api_keys SET last_used_at = now() - interval '61 minutes'`)
 	is.Equal(writes(), 2)
 	var used int
 	is.NoErr(conn.QueryRow(t.Context(), `SELECT count(*) FROM api_keys WHERE last_used_at > now() - interval '1 minute'`).Scan(&used))
@@ -288,17 +271,15 @@ func TestLastUseOutlivesAnOutage(t *testing.T) {
 	is := is.New(t)
 	server := postgrestest.NewServer(t)
 	d := open(t, server.URL)
-	key, _, err := d.CreateKey(t.Context(), "acme", "", 0)
-	is.NoErr(err)
-	_, err = d.VerifyKey(t.Context(), key)
+	key, _ := createKey(t, d, 0)
+	_, err := d.VerifyKey(t.Context(), key)
 	is.NoErr(err)
 
 	server.Stop(t)
 	d.StoreKeyUses(t.Context())
 	server.Start(t)
 	d.StoreKeyUses(t.Context())
-	keys, err := d.Keys(t.Context(), "acme")
-	is.NoErr(err)
+	keys := keysOf(t, d, "acme")
 	is.True(keys[0].LastUsedAt != nil)
 }
 
@@ -308,19 +289,16 @@ func TestLastUseDoesNotWaitForLocks(t *testing.T) {
 	url := postgrestest.Database(t)
 	d := open(t, url)
 	for range 2 {
-		key, _, err := d.CreateKey(t.Context(), "acme", "", 0)
-		is.NoErr(err)
-		_, err = d.VerifyKey(t.Context(), key)
+		key, _ := createKey(t, d, 0)
+		_, err := d.VerifyKey(t.Context(), key)
 		is.NoErr(err)
 	}
 	other, err := connect(t, url).Begin(t.Context())
 	is.NoErr(err)
-	_, err = other.Exec(t.Context(), `UPDATE api_keys SET last_used_at = now() WHERE id = 1`)
-	is.NoErr(err)
+	execute(t, other, `UPDATE api_keys SET last_used_at = now() WHERE id = 1`)
 
 	d.StoreKeyUses(t.Context())
-	keys, err := d.Keys(t.Context(), "")
-	is.NoErr(err)
+	keys := keysOf(t, d, "")
 	is.Equal(keys[0].LastUsedAt, nil)
 	is.True(keys[1].LastUsedAt != nil)
 	is.NoErr(other.Rollback(t.Context()))
@@ -330,13 +308,11 @@ func TestKeysWorkWhileTheDatabaseIsReadOnly(t *testing.T) {
 	is := is.New(t)
 	url := postgrestest.Database(t)
 	d := open(t, url)
-	key, _, err := d.CreateKey(t.Context(), "acme", "", 0)
-	is.NoErr(err)
+	key, _ := createKey(t, d, 0)
 
-	_, err = connect(t, url).Exec(t.Context(), `DO $$ BEGIN
+	execute(t, connect(t, url), `DO $$ BEGIN
 		EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = on', current_database());
 	END $$`)
-	is.NoErr(err)
 	var log bytes.Buffer
 	readOnly, err := postgres.Open(url, postgres.Options{Logger: slog.New(slog.NewJSONHandler(&log, nil))})
 	is.NoErr(err)
@@ -391,8 +367,7 @@ func TestCachedKeyExpires(t *testing.T) {
 		return err == nil
 	}
 	const lifetime = 300 * time.Millisecond
-	ends, _, err := d.CreateKey(t.Context(), "acme", "", lifetime)
-	is.NoErr(err)
+	ends, _ := createKey(t, d, lifetime)
 	goesOn, id, err := d.CreateKey(t.Context(), "acme", "", lifetime)
 	is.NoErr(err)
 	is.True(valid(ends))
@@ -412,10 +387,8 @@ func TestKeyIsCached(t *testing.T) {
 	url := postgrestest.Database(t)
 	open(t, url).Close()
 	d := openWith(t, url, postgres.Options{KeyCache: time.Hour, QueryTimeout: time.Second})
-	never, _, err := d.CreateKey(t.Context(), "acme", "", 0)
-	is.NoErr(err)
-	later, _, err := d.CreateKey(t.Context(), "acme", "", 100*24*time.Hour)
-	is.NoErr(err)
+	never, _ := createKey(t, d, 0)
+	later, _ := createKey(t, d, 100*24*time.Hour)
 	for _, key := range []string{never, later} {
 		_, err := d.VerifyKey(t.Context(), key)
 		is.NoErr(err)

@@ -59,8 +59,7 @@ func TestMigrateReturnsWhatItDid(t *testing.T) {
 	is := is.New(t)
 	url := postgrestest.Database(t)
 	d := openWith(t, url, postgres.Options{})
-	_, err := connect(t, url).Exec(t.Context(), `CREATE TABLE api_keys ()`)
-	is.NoErr(err)
+	execute(t, connect(t, url), `CREATE TABLE api_keys ()`)
 
 	applied, err := d.Migrate(t.Context())
 	is.Equal(applied, []string{"00001_bots.sql"})
@@ -79,9 +78,8 @@ func TestMigrateBesideThePreviousVersion(t *testing.T) {
 	url := postgrestest.Database(t)
 	d := open(t, url)
 	conn := connect(t, url)
-	_, err := conn.Exec(t.Context(), `ALTER TABLE api_keys DROP COLUMN expires_at, DROP COLUMN replaced_by; ALTER TABLE usage DROP COLUMN chats, DROP COLUMN rejected, DROP COLUMN joins;
+	execute(t, conn, `ALTER TABLE api_keys DROP COLUMN expires_at, DROP COLUMN replaced_by; ALTER TABLE usage DROP COLUMN chats, DROP COLUMN rejected, DROP COLUMN joins;
 		DELETE FROM goose_db_version WHERE version_id >= 7`)
-	is.NoErr(err)
 
 	old := connect(t, url)
 	for _, step := range []struct {
@@ -95,8 +93,7 @@ func TestMigrateBesideThePreviousVersion(t *testing.T) {
 	} {
 		backup, err := conn.Begin(t.Context())
 		is.NoErr(err)
-		_, err = backup.Exec(t.Context(), `LOCK TABLE `+step.reads+` IN ACCESS SHARE MODE`)
-		is.NoErr(err)
+		execute(t, backup, `LOCK TABLE `+step.reads+` IN ACCESS SHARE MODE`)
 		applied, err := migrateBeside(t, d, old)
 		is.Equal(applied, step.applied)
 		if step.fails != "" {
@@ -173,11 +170,9 @@ func TestSchemaReady(t *testing.T) {
 	is.NoErr(d.SchemaReady(t.Context()))
 
 	conn := connect(t, url)
-	_, err = conn.Exec(t.Context(), `INSERT INTO goose_db_version (version_id, is_applied) VALUES (1000, true)`)
-	is.NoErr(err)
+	execute(t, conn, `INSERT INTO goose_db_version (version_id, is_applied) VALUES (1000, true)`)
 	is.NoErr(d.SchemaReady(t.Context())) // newer than this program
 
-	_, err = conn.Exec(t.Context(), `DELETE FROM goose_db_version WHERE version_id > 1`)
-	is.NoErr(err)
+	execute(t, conn, `DELETE FROM goose_db_version WHERE version_id > 1`)
 	is.True(errors.Is(d.SchemaReady(t.Context()), postgres.ErrSchema)) // older than this program
 }
