@@ -2,6 +2,8 @@ package postgres
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"strings"
 	"time"
 
@@ -12,27 +14,40 @@ import (
 
 var _ usage.Store = (*Database)(nil)
 
+// usageColumns are the columns of usage.Record.Columns.
+const usageColumns = `id, ended_at, request_id, account, user_id, bot_uid, model, stream, status, complete, fragments, bytes,
+	first_fragment_ms, duration_ms, prompt_tokens, completion_tokens, tokens_estimated, chats, rejected, joins`
+
 // InsertUsage stores these records in one statement. A record that is already
 // stored, from a call whose result was lost, is not stored twice.
 func (d *Database) InsertUsage(ctx context.Context, records []*usage.Record) error {
-	var c usageColumns
-	for _, r := range records {
-		c.add(r)
+	rows := make([]map[string]any, len(records))
+	for i, r := range records {
+		rows[i] = make(map[string]any)
+		for _, column := range r.Columns() {
+			rows[i][column.Key] = storable(column.Value.Any())
+		}
+	}
+	text, err := json.Marshal(rows)
+	if err != nil {
+		return fmt.Errorf("storing usage: %w", err)
 	}
 	return d.run(ctx, "storing usage", func(ctx context.Context, conn *pgxpool.Conn) error {
 		_, err := conn.Exec(ctx, `
-			INSERT INTO usage (id, ended_at, request_id, account, user_id, bot_uid, model, stream, status, complete,
-				fragments, bytes, first_fragment_ms, duration_ms, prompt_tokens, completion_tokens, tokens_estimated,
-				chats, rejected, joins)
-			SELECT * FROM unnest($1::text[], $2::timestamptz[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[],
-				$8::boolean[], $9::integer[], $10::boolean[], $11::integer[], $12::bigint[], $13::float8[], $14::float8[],
-				$15::bigint[], $16::bigint[], $17::boolean[], $18::bigint[], $19::text[], $20::bigint[])
-			ON CONFLICT (id) DO NOTHING`,
-			c.id, c.endedAt, c.requestID, c.account, c.userID, c.botUID, c.model, c.stream, c.status, c.complete,
-			c.fragments, c.bytes, c.firstFragment, c.duration, c.promptTokens, c.completionTokens, c.estimated,
-			c.chats, c.rejected, c.joins)
+			INSERT INTO usage (`+usageColumns+`)
+			SELECT `+usageColumns+` FROM jsonb_populate_recordset(NULL::usage, $1::jsonb)
+			ON CONFLICT (id) DO NOTHING`, string(text))
 		return err
 	})
+}
+
+// storable is a value as PostgreSQL can store it: one client's user_id must not
+// prevent the whole batch from being stored.
+func storable(value any) any {
+	if text, ok := value.(string); ok {
+		return strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
+	}
+	return value
 }
 
 // DailyUsage is what one account used on one day in UTC.
@@ -88,67 +103,4 @@ func (d *Database) DeleteUsage(ctx context.Context, before time.Time, batch int)
 			return deleted, err
 		}
 	}
-}
-
-// usageColumns holds records column by column, so that the text of the statement
-// is the same for any number of rows.
-type usageColumns struct {
-	id, requestID, account, userID, botUID, model []string
-
-	endedAt           []time.Time
-	stream, complete  []bool
-	status, fragments []int
-	bytes             []int64
-	firstFragment     []*float64
-	duration          []float64
-
-	promptTokens, completionTokens []*int64
-	estimated                      []bool
-
-	chats    []int64
-	rejected []string
-	joins    []int64
-}
-
-func (c *usageColumns) add(r *usage.Record) {
-	c.id = append(c.id, r.ID)
-	c.endedAt = append(c.endedAt, r.EndedAt)
-	c.requestID = append(c.requestID, storable(r.RequestID))
-	c.account = append(c.account, storable(r.Account))
-	c.userID = append(c.userID, storable(r.UserID))
-	c.botUID = append(c.botUID, r.BotUID)
-	c.model = append(c.model, r.Model)
-	c.stream = append(c.stream, r.Stream)
-	c.status = append(c.status, r.Status)
-	c.complete = append(c.complete, r.Complete)
-	c.fragments = append(c.fragments, r.Fragments)
-	c.bytes = append(c.bytes, r.Bytes)
-	c.firstFragment = append(c.firstFragment, firstFragmentMS(r.FirstFragment))
-	c.duration = append(c.duration, milliseconds(r.Duration))
-	var prompt, completion *int64 // SQL's NULL
-	if r.Tokens != nil {
-		prompt, completion = &r.Tokens.Prompt, &r.Tokens.Completion
-	}
-	c.promptTokens = append(c.promptTokens, prompt)
-	c.completionTokens = append(c.completionTokens, completion)
-	c.chats = append(c.chats, r.Chats)
-	c.rejected = append(c.rejected, r.Rejected)
-	c.joins = append(c.joins, r.Joins)
-	c.estimated = append(c.estimated, r.Tokens != nil && r.Tokens.Estimated)
-}
-
-// storable is s as PostgreSQL can store it: one client's user_id must not
-// prevent the whole batch from being stored.
-func storable(s string) string {
-	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
-}
-
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
-// firstFragmentMS is nil, SQL's NULL, for an answer without a fragment.
-func firstFragmentMS(d time.Duration) *float64 {
-	if d == 0 {
-		return nil
-	}
-	return new(milliseconds(d))
 }

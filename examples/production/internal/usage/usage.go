@@ -196,9 +196,9 @@ func (r *Record) size() int64 {
 	return recordBytes + int64(len(r.ID)+len(r.RequestID)+len(r.Account)+len(r.UserID)+len(r.BotUID)+len(r.Model)+len(r.Rejected))
 }
 
-// LogValue is the record as it is logged when it cannot be stored.
-func (r *Record) LogValue() slog.Value {
-	attributes := []slog.Attr{
+// Columns are the columns of the record in the database, except for those that are null.
+func (r *Record) Columns() []slog.Attr {
+	columns := []slog.Attr{
 		slog.String("id", r.ID),
 		slog.Time("ended_at", r.EndedAt),
 		slog.String("request_id", r.RequestID),
@@ -214,17 +214,22 @@ func (r *Record) LogValue() slog.Value {
 		slog.Int64("chats", r.Chats),
 		slog.Int64("joins", r.Joins),
 		slog.String("rejected", r.Rejected),
-		slog.Duration("first_fragment", r.FirstFragment),
-		slog.Duration("duration", r.Duration),
+		slog.Float64("duration_ms", milliseconds(r.Duration)),
+		slog.Bool("tokens_estimated", r.Tokens != nil && r.Tokens.Estimated),
+	}
+	if r.FirstFragment > 0 {
+		columns = append(columns, slog.Float64("first_fragment_ms", milliseconds(r.FirstFragment)))
 	}
 	if r.Tokens != nil {
-		attributes = append(attributes,
-			slog.Int64("prompt_tokens", r.Tokens.Prompt),
-			slog.Int64("completion_tokens", r.Tokens.Completion),
-			slog.Bool("tokens_estimated", r.Tokens.Estimated))
+		columns = append(columns, slog.Int64("prompt_tokens", r.Tokens.Prompt), slog.Int64("completion_tokens", r.Tokens.Completion))
 	}
-	return slog.GroupValue(attributes...)
+	return columns
 }
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// LogValue is the record as it is logged when it cannot be stored.
+func (r *Record) LogValue() slog.Value { return slog.GroupValue(r.Columns()...) }
 
 // Store keeps records. InsertUsage stores all of them or none. After an error,
 // the same records may be given to it again, and must then be stored once. A
