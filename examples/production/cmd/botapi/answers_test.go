@@ -94,7 +94,6 @@ func TestAbandonedModelsAreLimited(t *testing.T) {
 				is.Equal(command(t, "", env, c.limits...).code, 0)
 			}
 			p := serve(t, env, append(c.args, "--runtime", "local="+runtime.URL, "--redis", redis.URL, "--answers")...)
-			p.ready(t)
 			s := sharing{key: key, replicas: []*process{p}}
 			var all sync.WaitGroup
 			var rejected atomic.Int64
@@ -133,10 +132,7 @@ func TestAbandonedModelsAreLimited(t *testing.T) {
 func TestJoiningIsLimited(t *testing.T) {
 	is := is.New(t)
 	const clients = 30
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
-		s.Text("one")
-		<-r.Context().Done()
-	})
+	runtime := saysOne(t)
 	s := share(t, runtime.URL)
 	is.Equal(command(t, "", s.env, "limits", "set", "--concurrent-chats", "1").code, 0)
 	first, disconnect := s.connect(t, 0, "k1")
@@ -180,7 +176,7 @@ func TestKeyedChatsAreMeasured(t *testing.T) {
 	is := is.New(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
 		s.Text("one")
-		if r.Messages[len(r.Messages)-1].Content == "long" {
+		if lastOf(r) == "long" {
 			s.Text(strings.Repeat("word ", 20_000))
 		}
 		<-r.Context().Done()

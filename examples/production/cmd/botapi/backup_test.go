@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"example.com/botapi/examples/openai/runtimetest"
 	"example.com/botapi/examples/production/internal/postgrestest"
 	"example.com/botapi/examples/production/internal/redistest"
 	"github.com/matryer/is"
@@ -29,13 +28,11 @@ func TestBackUpAndRestore(t *testing.T) {
 	env, key := withOneBotAt(t, from)
 	revoked := createKeyOf(t, env, "globex")
 	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--concurrent-chats", "7").code, 0)
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("Hello") })
+	runtime := says(t, "Hello")
 	redis := redistest.NewServer(t)
 	args := []string{"--runtime", "local=" + runtime.URL, "--redis", redis.URL, "--answers", "--redis-prefix", "shop"}
 	p := serve(t, env, args...)
-	p.ready(t)
-	status, _ := ask(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", false))
-	is.Equal(status, http.StatusOK)
+	is.Equal(askStatus(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", false)), http.StatusOK)
 	eventually(t, "its usage and its key's use are stored", func() bool {
 		return strings.Contains(command(t, "", env, "usage", "--csv").stdout, ",acme,1,") &&
 			strings.Count(command(t, "", env, "keys", "list", "--account", "acme").stdout, "never") == 0
@@ -80,23 +77,20 @@ func TestBackUpAndRestore(t *testing.T) {
 
 	restored := []string{"DATABASE_URL=" + to.String()}
 	is.Equal(state(restored), before)
-	foreign := serve(t, restored, args...) // under the prefix of the old database
+	foreign := serveTo(t, nil, restored, args...) // under the prefix of the old database
 	is.Equal((<-foreign.exit).Error(), "exit status 2")
 	_, owner, _ := strings.Cut(foreign.log.String(), "prefix: ")
 	owner, _, _ = strings.Cut(owner, " is ")
 	is.Equal(owner, "shop:owner")
-	p.terminate(t)
-	p.wait(t)
+	p.end(t)
 	is.NoErr(redis.Client(t).Del(t.Context(), owner).Err())
 
 	is.Equal(command(t, "", restored, "keys", "revoke", "--account", "globex").code, 0) // again, before it is valid for clients
 	p = serve(t, restored, args...)
-	p.ready(t)
 	for _, c := range []struct {
 		key  string
 		want int
 	}{{key, http.StatusOK}, {revoked, http.StatusUnauthorized}, {later, http.StatusUnauthorized}} {
-		status, _ := ask(t, c.key, "POST", p.url+"/v1/chat", chatBody("Hi", false))
-		is.Equal(status, c.want)
+		is.Equal(askStatus(t, c.key, "POST", p.url+"/v1/chat", chatBody("Hi", false)), c.want)
 	}
 }

@@ -5,15 +5,12 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
-	"io"
 	"math/big"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,7 +20,6 @@ import (
 	"testing"
 	"time"
 
-	"example.com/botapi/examples/openai/runtimetest"
 	"example.com/botapi/examples/production/internal/postgrestest"
 	"example.com/botapi/examples/production/internal/redistest"
 	"example.com/botapi/examples/production/internal/service"
@@ -213,10 +209,11 @@ func TestRedisOfTheManifest(t *testing.T) {
 		}
 	}
 	env, _ := withOneBot(t)
-	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1", "--redis", url)
-	p.ready(t)
-	reached := regexp.MustCompile(`(?m)^botapi_redis_reachable\{.*\} 1$`)
-	eventually(t, "it reaches Redis", func() bool { return reached.MatchString(scrape(t, p)) })
+	p := serve(t, env, "--runtime", nowhere, "--redis", url)
+	eventually(t, "it reaches Redis", func() bool {
+		reaches, _ := p.reachesRedis(t)
+		return reaches
+	})
 	is.True(!strings.Contains(p.log.String(), "secret"))
 }
 
@@ -311,51 +308,17 @@ func TestRulesAndDashboard(t *testing.T) {
 // Idempotency-Key, and has rejected a request.
 func metricsOfABusyReplica(t *testing.T) string {
 	env, key := withOneBot(t)
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
-		s.Text("Hello")
-		s.Stop()
-		s.Usage(9, 7)
-		s.Done()
-	})
+	runtime := saysCounted(t, "Hello")
 	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", redistest.NewServer(t).URL, "--answers")
-	p.ready(t)
-	response, err := sharing{key: key}.sendTo(t.Context(), p.url, "k1", "Hi")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	_, _ = io.Copy(io.Discard, response.Body)
+	askStatus(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", true), "Idempotency-Key", "k1")
 	ask(t, "guessed", "GET", p.url+"/v1/bots", "")
 	eventually(t, "the rejection is measured", func() bool { return len(errorsOf(t, p)) == 1 })
 	return scrapeMeasured(t, p)
 }
 
-// TestProxyTerminatesTLS gives the proxy a certificate as the first lines of its
-// configuration say, and streams over HTTP/2, which they allow.
-func TestProxyTerminatesTLS(t *testing.T) {
-	is := is.New(t)
-	env, key := withOneBot(t)
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("Hello", " yourself") })
-	p := serve(t, env, "--runtime", "local="+runtime.URL)
-	p.ready(t)
-	file, roots := certificate(t)
-	proxy := startProxyAt(t, " ssl crt "+file+" alpn h2,http/1.1", []*process{p, p, p})
-
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true}}
-	defer client.CloseIdleConnections()
-	url := strings.Replace(proxy.url, "http://", "https://", 1)
-	response, err := request(t.Context(), client, key, "POST", url+"/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":true}`)
-	is.NoErr(err)
-	defer response.Body.Close()
-	is.Equal(response.Proto, "HTTP/2.0")
-	answer, err := io.ReadAll(response.Body)
-	is.NoErr(err)
-	is.True(strings.HasSuffix(string(answer), "data: [DONE]\n\n"))
-}
-
 // certificate makes a certificate for 127.0.0.1, in a file with its key as
 // HAProxy expects it.
-func certificate(t *testing.T) (file string, roots *x509.CertPool) {
+func certificate(t *testing.T) (file string) {
 	t.Helper()
 	is := is.New(t)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -373,7 +336,5 @@ func certificate(t *testing.T) (file string, roots *x509.CertPool) {
 	own := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed})
 	file = filepath.Join(t.TempDir(), "cert.pem")
 	is.NoErr(os.WriteFile(file, append(own, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})...), 0o600))
-	roots = x509.NewCertPool()
-	roots.AppendCertsFromPEM(own)
-	return file, roots
+	return file
 }

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"example.com/botapi/examples/openai/runtimetest"
 	"github.com/matryer/is"
 )
 
@@ -24,9 +23,9 @@ func TestDoctor(t *testing.T) {
 	out, err := exec.Command("go", "build", "-o", doctor, "example.com/botapi/examples/doctor").CombinedOutput()
 	is.Equal(string(out), "")
 	is.NoErr(err)
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("from a model") })
+	runtime := says(t, "from a model")
 	s := share(t, runtime.URL, "--openai", "--doctor-secret", secret)
-	certificate, _ := certificate(t)
+	certificate := certificate(t)
 	t.Run("behind HAProxy", func(t *testing.T) {
 		for _, c := range []struct{ alpn, proto, mayFind string }{
 			{"http/1.1", "HTTP/1.1", ""},
@@ -52,8 +51,7 @@ func TestDoctor(t *testing.T) {
 		}
 	})
 	for _, p := range s.replicas {
-		p.terminate(t)
-		p.wait(t)
+		p.end(t)
 		is.True(len(p.logged(t, "chat")) > 0)
 		is.True(!strings.Contains(p.log.String(), secret))
 	}

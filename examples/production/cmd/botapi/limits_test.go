@@ -59,7 +59,7 @@ func TestShowLimits(t *testing.T) {
 	is := is.New(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
 		s.Text("one")
-		if r.Messages[len(r.Messages)-1].Content == "Hi" {
+		if lastOf(r) == "Hi" {
 			<-r.Context().Done()
 			return
 		}
@@ -90,8 +90,7 @@ func TestShowLimits(t *testing.T) {
 	second, _ := s.connect(t, 1, "")
 	is.Equal(second.next(), `{"content":"one"}`)
 	disconnect() // it may return
-	status, _ := s.status(t, 2, "")
-	is.Equal(status, http.StatusTooManyRequests)
+	is.Equal(s.status(t, 2, ""), http.StatusTooManyRequests)
 	// Each reserves 6 bytes of instructions, 2 of a prompt, 4 for each message, and 100.
 	// When a lease is renewed, every ten seconds, what its chat has used is counted.
 	goOn := regexp.MustCompile(`^acme +2/2 +\d/60 +(\d+)/5000 +(\d+) +2 +100 +16384\n$`)

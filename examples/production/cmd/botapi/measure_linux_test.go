@@ -80,7 +80,6 @@ func BenchmarkMemory(b *testing.B) {
 			defer runtime.Close()
 			defer close(end)
 			p := serve(b, env, "--runtime", "local="+runtime.URL+"/v1")
-			p.ready(b)
 			idle := memory(b, p.cmd.Process, "VmRSS")
 			for range streams {
 				openStreamOf(b, key, p.url, prompt).next()
@@ -179,7 +178,6 @@ func startServers(b *testing.B, runtime string) []server {
 	importBots(b, env, oneBot)
 	key := createKey(b, env)
 	p := serve(b, env, "--runtime", "local="+runtime)
-	p.ready(b)
 	servers := []server{
 		startBeside(b, "proxy", runtime, "/chat/completions", completionBody),
 		startBeside(b, "gateway", runtime, "/v1/chat", chatBody),

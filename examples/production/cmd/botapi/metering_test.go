@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/csv"
 	"fmt"
@@ -22,7 +21,7 @@ import (
 // meteredRuntime does what the prompt says.
 func meteredRuntime(t *testing.T) *runtimetest.Server {
 	return runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
-		prompt := r.Messages[len(r.Messages)-1].Content
+		prompt := lastOf(r)
 		says := func(word string) bool { return strings.Contains(prompt, word) }
 		if says("refuse") {
 			s.Refuse(http.StatusInternalServerError, `{}`)
@@ -71,24 +70,15 @@ func (w way) send(t *testing.T, key, url string) {
 	case "/v1/responses":
 		body = fmt.Sprintf(`{"model":"helper","input":%q,"stream":%t}`, w.prompt, !w.json)
 	}
-	r, err := http.NewRequestWithContext(ctx, "POST", url+w.path, strings.NewReader(body))
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	r.Header.Set("Authorization", "Bearer "+key)
-	if w.idempotency != "" {
-		r.Header.Set("Idempotency-Key", w.idempotency)
-	}
 	if w.disconnects < 0 {
 		time.AfterFunc(time.Duration(-w.disconnects)*time.Millisecond, disconnect)
 	}
-	response, err := http.DefaultClient.Do(r)
+	response, err := request(ctx, http.DefaultClient, key, "POST", url+w.path, body, "Idempotency-Key", w.idempotency)
 	if err != nil {
 		return // disconnected
 	}
 	defer response.Body.Close()
-	events := stream{bufio.NewScanner(response.Body), response.Body}
+	events := eventsOf(response)
 	for range w.disconnects {
 		events.next()
 	}
@@ -108,7 +98,6 @@ func TestBillAndLimitAgree(t *testing.T) {
 	is.Equal(command(t, "", env, "limits", "set", "--tokens-per-day", "1000000").code, 0)
 	p := serve(t, env, "--runtime", "local="+meteredRuntime(t).URL, "--redis", redis.URL, "--answers", "--redis-prefix", "t:", "--openai",
 		"--stall-timeout", "1s", "--resume", "1s", "--keep", "1m")
-	p.ready(t)
 	estimated := func(text string, completion int64) int64 {
 		return (6+int64(len(text))+3)/4 + 2*4 + completion
 	}
@@ -149,8 +138,7 @@ func TestBillAndLimitAgree(t *testing.T) {
 		}
 	}
 	all.Wait()
-	p.terminate(t)
-	p.wait(t)
+	p.end(t)
 	client := redis.Client(t)
 	shown, printed := make(map[string]string), make(map[string]string)
 	onOneDay(func() {
@@ -208,12 +196,9 @@ func TestStallingChatsUseTheBudget(t *testing.T) {
 	env, key := withOneBot(t)
 	is.Equal(command(t, "", env, "limits", "set", "--tokens-per-day", "100").code, 0)
 	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", redistest.NewServerAtNoon(t).URL, "--stall-timeout", "200ms")
-	p.ready(t)
-	status, _ := ask(t, key, "POST", p.url+"/v1/chat", chatBody("stall"+strings.Repeat(" x", 96<<10), true))
-	is.Equal(status, http.StatusGatewayTimeout)
+	is.Equal(askStatus(t, key, "POST", p.url+"/v1/chat", chatBody("stall"+strings.Repeat(" x", 96<<10), true)), http.StatusGatewayTimeout)
 	for range 3 {
-		status, _ := ask(t, key, "POST", p.url+"/v1/chat", chatBody("words", true))
-		is.Equal(status, http.StatusTooManyRequests)
+		is.Equal(askStatus(t, key, "POST", p.url+"/v1/chat", chatBody("words", true)), http.StatusTooManyRequests)
 	}
 	is.Equal(len(runtime.Requests()), 1)
 }
@@ -226,15 +211,12 @@ func TestRejectedChatsAreWrittenTogether(t *testing.T) {
 	env, key := withOneBot(t)
 	is.Equal(command(t, "", env, "limits", "set", "--tokens-per-day", "1").code, 0)
 	p := serve(t, env, "--runtime", "local="+meteredRuntime(t).URL, "--redis", redistest.NewServerAtNoon(t).URL)
-	p.ready(t)
 	way{prompt: "words", path: "/v1/chat"}.send(t, key, p.url)
 	began := time.Now()
 	for range rejected {
-		status, _ := ask(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", true))
-		is.Equal(status, http.StatusTooManyRequests)
+		is.Equal(askStatus(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", true)), http.StatusTooManyRequests)
 	}
-	p.terminate(t)
-	p.wait(t)
+	p.end(t)
 	most := int(time.Since(began)/telemetry.LogPeriod) + 2
 
 	lines, sum := p.logged(t, "chat rejected"), 0.0
@@ -266,11 +248,9 @@ func TestChatsThatAskNoModelAreWrittenTogether(t *testing.T) {
 	env, key := withOneBot(t)
 	is.Equal(command(t, "", env, "limits", "set", "--concurrent-chats", "1").code, 0)
 	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", redis.URL, "--answers")
-	p.ready(t)
 	began := time.Now()
 	for range rejected {
-		status, _ := ask(t, key, "POST", p.url+"/v1/chat", strings.Replace(chatBody("Hi", true), "{", `{"max_words":0,`, 1))
-		is.Equal(status, http.StatusUnprocessableEntity)
+		is.Equal(askStatus(t, key, "POST", p.url+"/v1/chat", strings.Replace(chatBody("Hi", true), "{", `{"max_words":0,`, 1)), http.StatusUnprocessableEntity)
 	}
 	is.Equal(len(runtime.Requests()), 0)
 
@@ -281,12 +261,10 @@ func TestChatsThatAskNoModelAreWrittenTogether(t *testing.T) {
 	is.NoErr(err)
 	defer response.Body.Close()
 	for i := range rejected {
-		status, _ := s.status(t, 0, fmt.Sprint("k", i))
-		is.Equal(status, http.StatusTooManyRequests)
+		is.Equal(s.status(t, 0, fmt.Sprint("k", i)), http.StatusTooManyRequests)
 	}
 	response.Body.Close()
-	p.terminate(t)
-	p.wait(t)
+	p.end(t)
 	most := 2 * (int(time.Since(began)/telemetry.LogPeriod) + 2)
 	is.True(len(p.logged(t, "chat rejected")) <= most)
 	is.Equal(len(p.logged(t, "chat")), 1)

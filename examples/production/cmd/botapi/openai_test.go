@@ -2,12 +2,10 @@ package main
 
 import (
 	"encoding/json"
-	"io"
 	"net/http"
 	"strings"
 	"testing"
 
-	"example.com/botapi/examples/openai/runtimetest"
 	"example.com/botapi/examples/production/internal/redistest"
 	"github.com/matryer/is"
 )
@@ -17,15 +15,9 @@ import (
 func TestOpenAIClients(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
-		s.Text("Hello")
-		s.Stop()
-		s.Usage(9, 7)
-		s.Done()
-	})
+	runtime := saysCounted(t, "Hello")
 	const chat = `{"model":"helper","messages":[{"role":"user","content":"Hi"}],"max_tokens":5,"stop":["."]}`
 	p := serve(t, env, "--runtime", "local="+runtime.URL, "--openai")
-	p.ready(t)
 
 	status, answer := ask(t, key, "GET", p.url+"/v1/models", "")
 	is.Equal(status, http.StatusOK)
@@ -66,13 +58,11 @@ func TestOpenAIClients(t *testing.T) {
 			strings.Contains(metrics, `reason="Invalid API key"`) // the same reason as for all clients
 	})
 
-	p.terminate(t)
-	p.wait(t)
+	p.end(t)
 	is.True(strings.Contains(p.log.String(), `"error":"400 response_format: bots cannot honour this value`))
 	is.True(strings.Contains(command(t, "", env, "usage", "--csv").stdout, ",acme,2,2,10,2,18,14")) // twice 5 bytes; 9 and 7 tokens
 
 	p = serve(t, env, "--runtime", "local="+runtime.URL)
-	p.ready(t)
 	status, answer = ask(t, key, "POST", p.url+"/v1/chat/completions", chat)
 	is.Equal(status, http.StatusNotFound) // not without the flag
 	is.Equal(answer, `{"detail":"Not Found"}`)
@@ -81,14 +71,9 @@ func TestOpenAIClients(t *testing.T) {
 // TestLimitsOfBothAPIs has a stream of one API take the only slot of its
 // account, so that there is none in the other.
 func TestLimitsOfBothAPIs(t *testing.T) {
-	const (
-		ours   = `{"bot_slug":"helper","prompt":"Hi","stream":true}`
-		openAI = `{"model":"helper","messages":[{"role":"user","content":"Hi"}],"stream":true}`
-	)
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
-		s.Text("one")
-		<-r.Context().Done()
-	})
+	const openAI = `{"model":"helper","messages":[{"role":"user","content":"Hi"}],"stream":true}`
+	ours := chatBody("Hi", true)
+	runtime := saysOne(t)
 	env, key := withOneBot(t)
 	is.New(t).Equal(command(t, "", env, "limits", "set", "--concurrent-chats", "1").code, 0)
 	for name, c := range map[string]struct {
@@ -108,25 +93,16 @@ func TestLimitsOfBothAPIs(t *testing.T) {
 			for _, held := range []struct{ url, body string }{{first + "/v1/chat", ours}, {first + "/v1/chat/completions", openAI}} {
 				var stream *http.Response
 				eventually(t, "there is a slot", func() bool {
-					var err error
-					stream, err = request(t.Context(), http.DefaultClient, key, "POST", held.url, held.body)
-					is.NoErr(err)
-					if stream.StatusCode != http.StatusOK {
-						stream.Body.Close()
-					}
+					stream = send(t, key, "POST", held.url, held.body)
 					return stream.StatusCode == http.StatusOK
 				})
 				status, answer := ask(t, key, "POST", other+"/v1/chat", ours)
 				is.Equal(status, http.StatusTooManyRequests)
 				is.Equal(answer, `{"detail":"`+c.why+`"}`)
-				rejected, err := request(t.Context(), http.DefaultClient, key, "POST", other+"/v1/chat/completions", openAI)
-				is.NoErr(err)
+				rejected := send(t, key, "POST", other+"/v1/chat/completions", openAI)
 				is.Equal(rejected.StatusCode, http.StatusTooManyRequests)
 				is.Equal(rejected.Header.Get("Retry-After"), "1")
-				text, err := io.ReadAll(rejected.Body)
-				is.NoErr(err)
-				is.Equal(strings.TrimSpace(string(text)), `{"error":{"message":"`+c.why+`","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}`)
-				rejected.Body.Close()
+				is.Equal(strings.TrimSpace(bodyOf(rejected, nil)), `{"error":{"message":"`+c.why+`","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}`)
 				stream.Body.Close()
 			}
 		})

@@ -8,17 +8,26 @@ import (
 	"io"
 	"net/http"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"example.com/botapi/examples/openai/runtimetest"
+	"example.com/botapi/examples/production/internal/faulttest"
 	"example.com/botapi/examples/production/internal/logtest"
 	"example.com/botapi/examples/production/internal/postgrestest"
+	"github.com/jackc/pgx/v5"
 )
 
-// patience is the longest that a test waits. It only matters when a test fails.
-const patience = 30 * time.Second
+// nowhere is a runtime that refuses connections, for replicas that need none.
+const nowhere = "local=http://127.0.0.1:1/v1"
+
+// patience is the longest that a test waits.
+const patience = faulttest.Patience
+
+var eventually = faulttest.Eventually
 
 // A process is a running replica.
 type process struct {
@@ -32,13 +41,16 @@ type process struct {
 	exit     chan error
 }
 
-// serve starts a replica on free ports, and ends it with the test.
+// serve starts a replica on free ports, waits until it is ready, and ends it with
+// the test.
 func serve(t testing.TB, env []string, args ...string) *process {
 	t.Helper()
-	return serveTo(t, nil, env, args...)
+	p := serveTo(t, nil, env, args...)
+	p.ready(t)
+	return p
 }
 
-// serveTo starts a replica that logs to a writer.
+// serveTo starts a replica that logs to a writer, and does not wait for it.
 func serveTo(t testing.TB, stderr io.Writer, env []string, args ...string) *process {
 	t.Helper()
 	address := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
@@ -82,6 +94,13 @@ func (p *process) terminate(t testing.TB) {
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// end ends the replica, which exits cleanly.
+func (p *process) end(t testing.TB) {
+	t.Helper()
+	p.terminate(t)
+	p.wait(t)
 }
 
 // wait waits for the replica to exit cleanly.
@@ -132,18 +151,16 @@ func (p *process) logged(t testing.TB, message string) (lines []map[string]any) 
 	return lines
 }
 
-// eventually waits until so returns true, as long as patience lasts.
-func eventually(t testing.TB, what string, so func() bool) {
+// reachesRedis reports whether the metrics of the replica say that it reaches its Redis;
+// known is false if they say nothing.
+func (p *process) reachesRedis(t testing.TB) (reaches, known bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	for !so() {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("not true after %v: %s", patience, what)
-		case <-time.After(20 * time.Millisecond):
+	for line := range strings.Lines(scrape(t, p)) {
+		if strings.HasPrefix(line, "botapi_redis_reachable{") {
+			return strings.HasSuffix(line, " 1\n"), true
 		}
 	}
+	return false, false
 }
 
 // createKey creates a key with the command.
@@ -186,21 +203,79 @@ func withOneBotAt(t testing.TB, url string) (env []string, key string) {
 func serveAll(t testing.TB, env []string, args ...string) (running []*process) {
 	t.Helper()
 	for range replicas {
-		p := serve(t, env, args...)
-		p.ready(t)
-		running = append(running, p)
+		running = append(running, serve(t, env, args...))
 	}
 	return running
 }
 
-// request sends a request with a key.
-func request(ctx context.Context, client *http.Client, key, method, url, body string) (*http.Response, error) {
+// request sends a request with a key, and with headers: pairs of name and value. An
+// empty value is no header.
+func request(ctx context.Context, client *http.Client, key, method, url, body string, headers ...string) (*http.Response, error) {
 	r, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
 	r.Header.Set("Authorization", "Bearer "+key)
+	for pair := range slices.Chunk(headers, 2) {
+		if pair[1] != "" {
+			r.Header.Set(pair[0], pair[1])
+		}
+	}
 	return client.Do(r)
+}
+
+// says starts a runtime that answers with these texts.
+func says(t testing.TB, texts ...string) *runtimetest.Server {
+	return runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole(texts...) })
+}
+
+// saysOne starts a runtime that says "one", and nothing more until its chat ends.
+func saysOne(t testing.TB) *runtimetest.Server {
+	return runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+		s.Text("one")
+		<-r.Context().Done()
+	})
+}
+
+// saysCounted starts a runtime that answers with a text, and reports 9 and 7 tokens.
+func saysCounted(t testing.TB, text string) *runtimetest.Server {
+	return runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
+		s.Text(text)
+		s.Stop()
+		s.Usage(9, 7)
+		s.Done()
+	})
+}
+
+// lastOf is the last message of a request to a runtime.
+func lastOf(r *runtimetest.Request) string { return r.Messages[len(r.Messages)-1].Content }
+
+// query runs a statement in the database of an environment, and scans the row that it
+// returns.
+func query(t testing.TB, env []string, sql string, found ...any) {
+	t.Helper()
+	conn := databaseOf(t, env)
+	defer conn.Close(context.Background())
+	var err error
+	if len(found) == 0 {
+		_, err = conn.Exec(t.Context(), sql)
+	} else {
+		err = conn.QueryRow(t.Context(), sql).Scan(found...)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// databaseOf connects to the database of an environment.
+func databaseOf(t testing.TB, env []string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), strings.TrimPrefix(env[0], "DATABASE_URL="))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(context.Background()) })
+	return conn
 }
 
 // chatBody is the body of a chat with the bot of oneBot.
@@ -209,13 +284,9 @@ func chatBody(prompt string, stream bool) string {
 }
 
 // ask sends a request and returns the complete response.
-func ask(t testing.TB, key, method, url, body string) (status int, answer string) {
+func ask(t testing.TB, key, method, url, body string, headers ...string) (status int, answer string) {
 	t.Helper()
-	response, err := request(t.Context(), http.DefaultClient, key, method, url, body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
+	response := send(t, key, method, url, body, headers...)
 	text, err := io.ReadAll(response.Body)
 	if err != nil {
 		t.Fatal(err)
@@ -223,28 +294,34 @@ func ask(t testing.TB, key, method, url, body string) (status int, answer string
 	return response.StatusCode, string(text)
 }
 
+// askStatus is ask for tests that only need the status.
+func askStatus(t testing.TB, key, method, url, body string, headers ...string) int {
+	t.Helper()
+	status, _ := ask(t, key, method, url, body, headers...)
+	return status
+}
+
+// send sends a request, and returns its response, which may not be complete yet.
+func send(t testing.TB, key, method, url, body string, headers ...string) *http.Response {
+	t.Helper()
+	response, err := request(t.Context(), http.DefaultClient, key, method, url, body, headers...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { response.Body.Close() })
+	return response
+}
+
 // stop stops the answer under an Idempotency-Key.
 func stop(t testing.TB, key, url, idempotency string) (status int) {
 	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), "DELETE", url+"/v1/answers?SECRET", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	request.Header.Set("Authorization", "Bearer "+key)
-	request.Header.Set("Idempotency-Key", idempotency)
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	return response.StatusCode
+	return askStatus(t, key, "DELETE", url+"/v1/answers?SECRET", "", "Idempotency-Key", idempotency)
 }
 
 // A stream is a chat whose events are read one by one.
-type stream struct {
-	lines *bufio.Scanner
-	body  io.Closer
-}
+type stream struct{ lines *bufio.Scanner }
+
+func eventsOf(response *http.Response) stream { return stream{bufio.NewScanner(response.Body)} }
 
 func openStream(t testing.TB, key, url string) stream {
 	t.Helper()
@@ -253,15 +330,11 @@ func openStream(t testing.TB, key, url string) stream {
 
 func openStreamOf(t testing.TB, key, url, prompt string) stream {
 	t.Helper()
-	response, err := request(t.Context(), http.DefaultClient, key, "POST", url+"/v1/chat", `{"bot_slug":"helper","prompt":"`+prompt+`","stream":true,"user_id":"u-42"}`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { response.Body.Close() })
+	response := send(t, key, "POST", url+"/v1/chat", `{"bot_slug":"helper","prompt":"`+prompt+`","stream":true,"user_id":"u-42"}`)
 	if response.StatusCode != http.StatusOK {
 		t.Fatalf("status %d", response.StatusCode)
 	}
-	return stream{bufio.NewScanner(response.Body), response.Body}
+	return eventsOf(response)
 }
 
 // next returns the data of the next event, empty at the end.

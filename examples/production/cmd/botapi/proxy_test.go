@@ -30,7 +30,6 @@ func TestErrorsOfTheProxy(t *testing.T) {
 		<-r.Context().Done() // it never answers
 	})
 	p := serve(t, env, "--runtime", "local="+runtime.URL)
-	p.ready(t)
 	impatient := startProxyAt(t, "", []*process{p, p, p}, "BODY_TIME=1s", "ANSWER_TIME=1s")
 	patient := startProxy(t, []*process{p, p, p})
 	impatient.know(t, key)
@@ -91,7 +90,7 @@ func TestErrorsOfTheProxy(t *testing.T) {
 // the bodies of requests from this address.
 func (p proxy) know(t *testing.T, key string) {
 	t.Helper()
-	if status, _ := ask(t, key, "GET", p.url+"/v1/bots", ""); status != http.StatusOK {
+	if status := askStatus(t, key, "GET", p.url+"/v1/bots", ""); status != http.StatusOK {
 		t.Fatalf("status %d", status)
 	}
 }
@@ -119,7 +118,7 @@ func TestFrozenReplica(t *testing.T) {
 	asked := make(chan struct{}, 2)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
 		s.Text("one")
-		if r.Messages[len(r.Messages)-1].Content == "not streamed" {
+		if lastOf(r) == "not streamed" {
 			asked <- struct{}{}
 			<-end
 			s.Stop()
@@ -129,7 +128,6 @@ func TestFrozenReplica(t *testing.T) {
 		<-r.Context().Done()
 	})
 	p := serve(t, env, "--openai", "--runtime", "local="+runtime.URL)
-	p.ready(t)
 	proxy := startProxyAt(t, "", []*process{p, p, p}, "SILENCE_TIME=500ms")
 	var asking sync.WaitGroup
 	answered := func(path, body string) chan string {
@@ -254,8 +252,7 @@ func (c *connection) answer(t *testing.T) *http.Response {
 // the API, directly and behind the proxy.
 func TestResponsesOfNetHTTP(t *testing.T) {
 	env, key := withOneBot(t)
-	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1")
-	p.ready(t)
+	p := serve(t, env, "--runtime", nowhere)
 	behind := startProxy(t, []*process{p, p, p})
 	for name, at := range map[string]proxy{"directly": {url: p.url}, "behind the proxy": behind} {
 		for _, c := range []struct {

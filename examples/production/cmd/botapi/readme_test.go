@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"example.com/botapi/examples/openai/runtimetest"
 	"example.com/botapi/examples/production/internal/logtest"
 	"example.com/botapi/examples/production/internal/postgrestest"
 	"example.com/botapi/examples/production/internal/service"
@@ -101,7 +100,7 @@ func TestFirstBlockOfTheReadme(t *testing.T) {
 	}
 	database, err := url.Parse(postgrestest.Database(t))
 	is.NoErr(err)
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("Hello", " yourself") })
+	runtime := says(t, "Hello", " yourself")
 	public := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
 	internal := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
 

@@ -210,7 +210,7 @@ func (c *crowd) ask(method, path, body string) (string, error) {
 }
 
 func (c *crowd) stream() error {
-	answer, err := c.ask("POST", "/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":true}`)
+	answer, err := c.ask("POST", "/v1/chat", chatBody("Hi", true))
 	if err != nil {
 		return err
 	}
@@ -228,7 +228,7 @@ func (c *crowd) stream() error {
 }
 
 func (c *crowd) json() error {
-	answer, err := c.ask("POST", "/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":false}`)
+	answer, err := c.ask("POST", "/v1/chat", chatBody("Hi", false))
 	if err == nil && answer != `{"content":"`+answerText+`"}` {
 		err = fmt.Errorf("an answer is incomplete: %q", answer)
 	}
@@ -273,8 +273,7 @@ func TestRollout(t *testing.T) {
 	t.Logf("%d complete streams, %d other requests", crowd.streams.Load(), crowd.jsonResponses.Load()+crowd.listings.Load())
 	is.True(crowd.streams.Load() >= 2*streams) // each client had several
 	for _, p := range running {
-		p.terminate(t)
-		p.wait(t)
+		p.end(t)
 	}
 	is.Equal(int64(len(usageOf(t, env))), int64(len(runtime.Requests()))) // every chat has its record
 }
@@ -325,7 +324,6 @@ func TestProxy(t *testing.T) {
 		stopped <- struct{}{}
 	})
 	p := serve(t, env, "--runtime", "local="+runtime.URL)
-	p.ready(t)
 	proxy := startProxy(t, []*process{p, p, p})
 
 	for path, want := range map[string]int{
@@ -334,15 +332,14 @@ func TestProxy(t *testing.T) {
 		"/metrics":      http.StatusNotFound, // internal only
 		"/readyz":       http.StatusNotFound,
 	} {
-		status, _ := ask(t, key, "GET", proxy.url+path, "")
-		is.Equal(status, want)
+		is.Equal(askStatus(t, key, "GET", proxy.url+path, ""), want)
 	}
 
 	ctx, disconnect := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if response, err := request(ctx, http.DefaultClient, key, "POST", proxy.url+"/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":true}`); err == nil {
+		if response, err := request(ctx, http.DefaultClient, key, "POST", proxy.url+"/v1/chat", chatBody("Hi", true)); err == nil {
 			response.Body.Close()
 		}
 	}()
@@ -351,14 +348,11 @@ func TestProxy(t *testing.T) {
 	<-stopped
 	<-done
 
-	p.terminate(t)
-	p.wait(t)
+	p.end(t)
 	for i := range replicas {
 		proxy.waitFor(t, "replicas", i, "DOWN")
 	}
-	response, err := request(t.Context(), http.DefaultClient, key, "GET", proxy.url+"/v1/bots", "")
-	is.NoErr(err)
-	defer response.Body.Close()
+	response := send(t, key, "GET", proxy.url+"/v1/bots", "")
 	is.Equal(response.StatusCode, http.StatusServiceUnavailable)
 	is.Equal(response.Header.Get("Retry-After"), "2")
 	is.Equal(response.Header.Get("Content-Type"), "application/json")

@@ -23,14 +23,13 @@ import (
 func TestReplicaWaitsForItsSchema(t *testing.T) {
 	is := is.New(t)
 	env := []string{"DATABASE_URL=" + postgrestest.Database(t)}
-	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1")
+	p := serveTo(t, nil, env, "--runtime", nowhere)
 	eventually(t, "it listens", func() bool { return statusOf(p.url+"/health-check") == http.StatusOK })
 	is.Equal(p.readiness(), http.StatusServiceUnavailable)
 
 	is.Equal(command(t, "", env, "migrate").code, 0)
 	p.ready(t)
-	p.terminate(t)
-	p.wait(t)
+	p.end(t)
 }
 
 func TestReplicaWarnsOfRuntimesThatItDoesNotHave(t *testing.T) {
@@ -39,11 +38,10 @@ func TestReplicaWarnsOfRuntimesThatItDoesNotHave(t *testing.T) {
 	bots := `[{"uid":"u1","slug":"one","name":"One","model":"m1","runtime":"big"},{"uid":"u2","slug":"two","name":"Two","model":"m1","runtime":"local"},
 		{"uid":"u3","slug":"three","name":"Three","model":"m1","runtime":"big"},{"uid":"u4","slug":"four","name":"Four","model":"m1"}]`
 	is.Equal(command(t, bots, env, "bots", "import", "--runtime", "big,local", "-").code, 0)
-	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1")
+	p := serve(t, env, "--runtime", nowhere)
 	const warning = "bots name a runtime that does not exist"
 	eventually(t, "it warns", func() bool { return len(p.logged(t, warning)) > 0 })
-	p.terminate(t)
-	p.wait(t)
+	p.end(t)
 	is.Equal(len(p.logged(t, warning)), 1)
 	is.Equal(p.logged(t, warning)[0]["runtime"], "big")
 	is.Equal(p.logged(t, warning)[0]["bots"], []any{"one", "three"})
@@ -53,6 +51,15 @@ func TestReplicaWarnsOfRuntimesThatItDoesNotHave(t *testing.T) {
 type spans struct {
 	mu  sync.Mutex
 	all []*tracepb.Span
+}
+
+// collect starts a collector, and returns the variable that a replica needs for it.
+func collect(t *testing.T) (s *spans, variable string) {
+	t.Helper()
+	s = new(spans)
+	server := httptest.NewServer(s)
+	t.Cleanup(server.Close)
+	return s, "OTEL_EXPORTER_OTLP_ENDPOINT=" + server.URL
 }
 
 func (s *spans) ServeHTTP(_ http.ResponseWriter, r *http.Request) {
@@ -98,19 +105,10 @@ func (s *spans) values(name, attribute string) (values []string) {
 
 func TestTelemetryOfAChat(t *testing.T) {
 	is := is.New(t)
-	var spans spans
-	otel := httptest.NewServer(&spans)
-	defer otel.Close()
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
-		s.Role()
-		s.Text("SECRET answer")
-		s.Stop()
-		s.Usage(9, 7)
-		s.Done()
-	})
+	spans, collector := collect(t)
+	runtime := saysCounted(t, "SECRET answer")
 	env, key := withOneBot(t)
-	p := serve(t, append(env, "OTEL_EXPORTER_OTLP_ENDPOINT="+otel.URL), "--runtime", "local="+runtime.URL)
-	p.ready(t)
+	p := serve(t, append(env, collector), "--runtime", "local="+runtime.URL)
 
 	status, answer := ask(t, key, "GET", p.url+"/v1/bots", "")
 	is.Equal(status, http.StatusOK)
@@ -119,8 +117,7 @@ func TestTelemetryOfAChat(t *testing.T) {
 	status, answer = ask(t, key, "POST", p.url+"/v1/chat", `{"bot_slug":"helper","prompt":"SECRET prompt","stream":true,"user_id":"SECRET user"}`)
 	is.Equal(status, http.StatusOK)
 	is.Equal(answer, "data: {\"content\":\"SECRET answer\"}\n\ndata: [DONE]\n\n")
-	status, _ = ask(t, "bot_WRONG", "GET", p.url+"/v1/bots", "")
-	is.Equal(status, http.StatusUnauthorized)
+	is.Equal(askStatus(t, "bot_WRONG", "GET", p.url+"/v1/bots", ""), http.StatusUnauthorized)
 
 	for _, series := range []string{
 		`gen_ai_client_operation_duration_seconds_count{gen_ai_operation_name="chat",gen_ai_provider_name="openai",gen_ai_request_model="m1",`,
@@ -135,6 +132,14 @@ func TestTelemetryOfAChat(t *testing.T) {
 		eventually(t, "it measures "+series, func() bool { return strings.Contains(scrape(t, p), "\n"+series) })
 	}
 
+	for _, bucket := range []string{ // the last before infinity is no shorter than --chat-timeout
+		`http_server_request_duration_seconds_bucket\{.*le="640"\}`,
+		`gen_ai_client_operation_duration_seconds_bucket\{.*le="655.36"\}`,
+		`gen_ai_client_operation_time_to_first_chunk_seconds_bucket\{.*le="640"\}`,
+	} {
+		is.True(regexp.MustCompile(bucket).MatchString(scrape(t, p)))
+	}
+
 	eventually(t, "the chat is logged", func() bool { return len(p.logged(t, "chat")) == 1 })
 	chats := p.logged(t, "chat")
 	is.Equal(chats[0]["account"], "acme")
@@ -145,8 +150,7 @@ func TestTelemetryOfAChat(t *testing.T) {
 	is.True(len(trace) == 32)
 	is.True(strings.Contains(asked.Header.Get("Traceparent"), trace)) // and the same trace
 
-	p.terminate(t)
-	p.wait(t)
+	p.end(t)
 	for _, name := range []string{"GET /v1/bots", "POST /v1/chat", "chat m1", "HTTP POST"} {
 		is.True(len(spans.named(name)) > 0)
 	}
@@ -162,7 +166,7 @@ func TestTelemetryOfAChat(t *testing.T) {
 	is.Equal(line, "acme,1,1,13,1,9,7,0,0,0\n")
 }
 
-func scrape(t *testing.T, p *process) string {
+func scrape(t testing.TB, p *process) string {
 	t.Helper()
 	_, metrics := ask(t, "", "GET", p.internal+"/metrics", "")
 	return metrics
@@ -188,15 +192,7 @@ type used struct {
 
 func usageOf(t *testing.T, env []string) []used {
 	t.Helper()
-	conn, err := pgx.Connect(t.Context(), strings.TrimPrefix(env[0], "DATABASE_URL="))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(t.Context())
-	rows, err := conn.Query(t.Context(), `SELECT account, user_id, bot_uid, status, complete FROM usage ORDER BY ended_at`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rows, _ := databaseOf(t, env).Query(t.Context(), `SELECT account, user_id, bot_uid, status, complete FROM usage ORDER BY ended_at`)
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[used])
 	if err != nil {
 		t.Fatal(err)
@@ -230,15 +226,13 @@ func TestShutdownLetsStreamsEnd(t *testing.T) {
 	words, runtime := paced(t)
 	env, key := withOneBot(t)
 	p := serve(t, env, "--runtime", "local="+runtime, "--drain-delay", "2s")
-	p.ready(t)
 	words <- "one"
 	s := openStream(t, key, p.url)
 	is.Equal(s.next(), `{"content":"one"}`)
 
 	p.terminate(t)
 	eventually(t, "it is unready", func() bool { return p.readiness() == http.StatusServiceUnavailable })
-	status, _ := ask(t, key, "GET", p.url+"/v1/bots", "")
-	is.Equal(status, http.StatusOK) // unready, but it still accepts requests
+	is.Equal(askStatus(t, key, "GET", p.url+"/v1/bots", ""), http.StatusOK) // unready, but it still accepts requests
 	eventually(t, "it accepts no new connections", func() bool { return statusOf(p.url+"/health-check") == 0 })
 
 	words <- "two"
@@ -254,7 +248,6 @@ func TestShutdownEndsChatsWhenGraceIsOver(t *testing.T) {
 	words, runtime := paced(t)
 	env, key := withOneBot(t)
 	p := serve(t, env, "--runtime", "local="+runtime, "--grace", "100ms")
-	p.ready(t)
 	words <- "one"
 	s := openStream(t, key, p.url)
 	is.Equal(s.next(), `{"content":"one"}`)
@@ -266,7 +259,8 @@ func TestShutdownEndsChatsWhenGraceIsOver(t *testing.T) {
 			rejected <- response
 		}
 	}()
-	eventually(t, "both chats are in progress", func() bool { return chatsInProgress(t, p) == "2" })
+	both := regexp.MustCompile(`(?m)^botapi_chats_in_progress\{.*\} 2$`)
+	eventually(t, "both chats are in progress", func() bool { return both.MatchString(scrape(t, p)) })
 
 	p.terminate(t)
 	is.Equal(s.next(), `{"detail":"The service is restarting","status":503,"retry_after":1}`)
@@ -283,16 +277,6 @@ func TestShutdownEndsChatsWhenGraceIsOver(t *testing.T) {
 		is.True(strings.Contains(chat["error"].(string), "the grace time of the shutdown is over"))
 	}
 	is.Equal(statuses(usageOf(t, env)), []int{200, 503})
-}
-
-func chatsInProgress(t *testing.T, p *process) string {
-	t.Helper()
-	for line := range strings.Lines(scrape(t, p)) {
-		if strings.HasPrefix(line, "botapi_chats_in_progress{") {
-			return strings.TrimSpace(line[strings.LastIndex(line, " "):])
-		}
-	}
-	return ""
 }
 
 // statuses are the statuses of the incomplete chats.
@@ -312,7 +296,6 @@ func TestDatabaseStopsAndRestarts(t *testing.T) {
 	env, key := withOneBotAt(t, database.URL)
 	words, runtime := paced(t)
 	p := serve(t, env, "--runtime", "local="+runtime)
-	p.ready(t)
 	words <- "one"
 	s := openStream(t, key, p.url)
 	is.Equal(s.next(), `{"content":"one"}`)
@@ -320,7 +303,7 @@ func TestDatabaseStopsAndRestarts(t *testing.T) {
 	database.Stop(t)
 	words <- "two"
 	is.Equal(s.next(), `{"content":"two"}`) // a stream needs no database
-	status, answer := ask(t, key, "POST", p.url+"/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":true}`)
+	status, answer := ask(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", true))
 	is.Equal(status, http.StatusServiceUnavailable)
 	is.Equal(answer, `{"detail":"The service is unavailable for the moment"}`)
 	eventually(t, "it is unready", func() bool { return p.readiness() == http.StatusServiceUnavailable })
@@ -330,11 +313,9 @@ func TestDatabaseStopsAndRestarts(t *testing.T) {
 	eventually(t, "usage waits", func() bool { return len(p.logged(t, "usage waits for its store")) > 0 })
 
 	database.Start(t)
-	status, _ = ask(t, key, "GET", p.url+"/v1/bots", "")
-	is.Equal(status, http.StatusOK)
+	is.Equal(askStatus(t, key, "GET", p.url+"/v1/bots", ""), http.StatusOK)
 	p.ready(t)
-	p.terminate(t)
-	p.wait(t)
+	p.end(t)
 	is.Equal(usageOf(t, env), []used{{"acme", "u-42", "u1", 200, true}}) // nothing was lost
 }
 
@@ -346,7 +327,6 @@ func TestUsageThatAShutdownCannotStore(t *testing.T) {
 	env, key := withOneBotAt(t, database.URL)
 	words, runtime := paced(t)
 	p := serve(t, env, "--runtime", "local="+runtime)
-	p.ready(t)
 	words <- "one"
 	s := openStream(t, key, p.url)
 	is.Equal(s.next(), `{"content":"one"}`)
@@ -359,51 +339,28 @@ func TestUsageThatAShutdownCannotStore(t *testing.T) {
 	p.wait(t)
 }
 
-func TestRevokedKeyStopsWorking(t *testing.T) {
-	is := is.New(t)
-	env := migrated(t)
-	key := createKey(t, env)
-	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1", "--key-cache", "1s")
-	p.ready(t)
-	status, _ := ask(t, key, "GET", p.url+"/v1/bots", "")
-	is.Equal(status, http.StatusOK)
-
-	is.Equal(command(t, "", env, "keys", "revoke", "1").code, 0)
-	eventually(t, "the key is rejected", func() bool {
-		status, _ := ask(t, key, "GET", p.url+"/v1/bots", "")
-		return status == http.StatusUnauthorized
-	})
-}
-
 // TestChatQueriesItsBotOnce has PostgreSQL count the queries of bots. The query
 // is a large part of the cost of opening a chat.
 func TestChatQueriesItsBotOnce(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("Hello") })
-	conn, err := pgx.Connect(t.Context(), strings.TrimPrefix(env[0], "DATABASE_URL="))
-	is.NoErr(err)
-	defer conn.Close(t.Context())
+	runtime := says(t, "Hello")
 	looks := func() (n int) {
-		err := conn.QueryRow(t.Context(), `SELECT seq_scan + coalesce(idx_scan, 0) FROM pg_stat_user_tables WHERE relname = 'bots'`).Scan(&n)
-		is.NoErr(err)
+		query(t, env, `SELECT seq_scan + coalesce(idx_scan, 0) FROM pg_stat_user_tables WHERE relname = 'bots'`, &n)
 		return n
 	}
 	// lifetime is how many queries a replica makes that has this many chats.
 	lifetime := func(chats int) int {
 		before := looks()
 		p := serve(t, env, "--runtime", "local="+runtime.URL)
-		p.ready(t)
 		for range chats {
-			status, _ := ask(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", true))
-			is.Equal(status, http.StatusOK)
+			is.Equal(askStatus(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", true)), http.StatusOK)
 		}
-		p.terminate(t)
-		p.wait(t)
+		p.end(t)
 		settled := -1
 		eventually(t, "its connections have ended, and what they did is counted", func() bool {
 			var others int
-			is.NoErr(conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`).Scan(&others))
+			query(t, env, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`, &others)
 			settled = looks()
 			return others == 0
 		})

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -15,7 +14,6 @@ import (
 
 	"example.com/botapi/examples/openai/runtimetest"
 	"example.com/botapi/examples/production/internal/redistest"
-	"github.com/jackc/pgx/v5"
 	"github.com/matryer/is"
 )
 
@@ -42,16 +40,7 @@ func (s sharing) send(ctx context.Context, replica int, idempotency, prompt stri
 }
 
 func (s sharing) sendTo(ctx context.Context, url, idempotency, prompt string) (*http.Response, error) {
-	body := fmt.Sprintf(`{"bot_slug":"helper","prompt":%q,"stream":true}`, prompt)
-	request, err := http.NewRequestWithContext(ctx, "POST", url+"/v1/chat", strings.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	request.Header.Set("Authorization", "Bearer "+s.key)
-	if idempotency != "" {
-		request.Header.Set("Idempotency-Key", idempotency)
-	}
-	return http.DefaultClient.Do(request)
+	return request(ctx, http.DefaultClient, s.key, "POST", url+"/v1/chat", chatBody(prompt, true), "Idempotency-Key", idempotency)
 }
 
 // connect returns a stream that has begun, and a function that disconnects it.
@@ -66,18 +55,12 @@ func (s sharing) connect(t *testing.T, replica int, idempotency string) (stream,
 	if response.StatusCode != http.StatusOK {
 		t.Fatalf("status %d", response.StatusCode)
 	}
-	return stream{bufio.NewScanner(response.Body), response.Body}, disconnect
+	return eventsOf(response), disconnect
 }
 
-func (s sharing) status(t *testing.T, replica int, idempotency string) (status int, retryAfter string) {
+func (s sharing) status(t *testing.T, replica int, idempotency string) int {
 	t.Helper()
-	response, err := s.send(t.Context(), replica, idempotency, "Hi")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	_, _ = io.Copy(io.Discard, response.Body)
-	return response.StatusCode, response.Header.Get("Retry-After")
+	return askStatus(t, s.key, "POST", s.replicas[replica].url+"/v1/chat", chatBody("Hi", true), "Idempotency-Key", idempotency)
 }
 
 // wordsOf is the answer of the runtime of TestRetriesPayOnce to a prompt.
@@ -99,7 +82,7 @@ func TestRetriesPayOnce(t *testing.T) {
 		gates[fmt.Sprint("p", i)] = make(chan struct{})
 	}
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
-		prompt := r.Messages[len(r.Messages)-1].Content
+		prompt := lastOf(r)
 		for i, word := range wordsOf(prompt) {
 			if i == 20 {
 				select {
@@ -128,14 +111,10 @@ func TestRetriesPayOnce(t *testing.T) {
 
 	// Each answer is recorded once, though most clients disconnected.
 	for _, p := range s.replicas {
-		p.terminate(t)
-		p.wait(t)
+		p.end(t)
 	}
-	conn, err := pgx.Connect(t.Context(), strings.TrimPrefix(s.env[0], "DATABASE_URL="))
-	is.NoErr(err)
-	defer conn.Close(context.Background())
 	var records, completion int
-	is.NoErr(conn.QueryRow(t.Context(), `SELECT count(completion_tokens), sum(completion_tokens) FROM usage`).Scan(&records, &completion))
+	query(t, s.env, `SELECT count(completion_tokens), sum(completion_tokens) FROM usage`, &records, &completion)
 	is.Equal(records, clients)
 	is.Equal(completion, clients*40)
 }
@@ -180,7 +159,7 @@ func (s sharing) read(ctx context.Context, prompt string, most int) (text, end s
 		return "", "", err
 	}
 	defer response.Body.Close()
-	events := stream{bufio.NewScanner(response.Body), response.Body}
+	events := eventsOf(response)
 	for range most {
 		data := events.next()
 		var fragment struct{ Content string }
@@ -192,50 +171,26 @@ func (s sharing) read(ctx context.Context, prompt string, most int) (text, end s
 	return text, "", nil
 }
 
-// TestReplicaIsKilled kills the replica that gives an answer. Clients that
-// follow it on other replicas see it fail; a client that asks again gets a new
-// one.
-func TestReplicaIsKilled(t *testing.T) {
-	is := is.New(t)
-	var asked atomic.Int64
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
-		if asked.Add(1) == 1 {
-			s.Text("one")
-			<-r.Context().Done()
-			return
-		}
-		s.Whole("two")
-	})
-	s := share(t, runtime.URL)
-	s.connect(t, 0, "k1")
-	elsewhere, _ := s.connect(t, 1, "k1")
-	is.Equal(elsewhere.next(), `{"content":"one"}`)
-	is.NoErr(s.replicas[0].cmd.Process.Kill())
-	is.Equal(elsewhere.next(), `{"detail":"The answer is incomplete","status":502,"retry_after":1}`)
-	is.Equal(elsewhere.next(), "") // aborted
-	again, _ := s.connect(t, 2, "k1")
-	is.Equal(again.next(), `{"content":"two"}`)
-	is.Equal(again.next(), "[DONE]")
-}
-
 // TestLimitsOverAllReplicas has 1,000 clients ask three replicas for more than
 // their account may have.
 func TestLimitsOverAllReplicas(t *testing.T) {
 	is := is.New(t)
 	const clients, limit = 1000, 50
 	runtime, done := heldRuntime(t, 60, 40)
-	s := share(t, runtime.URL, "--answer-tokens", "40") // each uses 100; more than the rest must not be reserved
+	s := share(t, runtime.URL)
+	importBots(t, s.env, strings.Replace(oneBot, `"published"`, `"max_tokens":40,"published"`, 1)) // each uses 100; more than the rest must not be reserved
 	is.Equal(command(t, "", s.env, "limits", "set", "--concurrent-chats", "1").code, 0)
 	is.Equal(command(t, "", s.env, "limits", "set", "--account", "acme", "--concurrent-chats", fmt.Sprint(limit), "--tokens-per-day", fmt.Sprint(100*limit)).code, 0)
 	admitted, wait := s.admitted(t, clients)
 	is.Equal(admitted, limit)
 	is.Equal(len(runtime.Requests()), limit) // and no more
+	is.Equal(*runtime.Requests()[0].MaxTokens, int64(40))
 	close(done)
 	wait()
 	for replica := range replicas {
 		eventually(t, "the tokens of the day are used up", func() bool { // each answer is settled after its client has received it
-			status, retryAfter := s.status(t, replica, "")
-			return status == http.StatusTooManyRequests && len(retryAfter) > 1 // at midnight
+			response := send(t, s.key, "POST", s.replicas[replica].url+"/v1/chat", chatBody("Hi", true))
+			return response.StatusCode == http.StatusTooManyRequests && len(response.Header.Get("Retry-After")) > 1 // at midnight
 		})
 	}
 }
@@ -303,8 +258,7 @@ func TestAnswerWithoutClientCounts(t *testing.T) {
 	is.Equal(first.next(), `{"content":"one"}`)
 	disconnect()
 	for replica := range replicas {
-		status, _ := s.status(t, replica, "k2")
-		is.Equal(status, http.StatusTooManyRequests)
+		is.Equal(s.status(t, replica, "k2"), http.StatusTooManyRequests)
 	}
 	back, disconnect := s.connect(t, 1, "k1") // to return takes no slot
 	is.Equal(back.next(), `{"content":"one"}`)
@@ -356,41 +310,35 @@ func TestRedisRejectsTheService(t *testing.T) {
 		with("wrong"): "WRONGPASS",
 		strings.TrimSuffix(with("right"), "/0") + "/99": "DB index is out of range",
 	} {
-		r := command(t, "", migrated(t), "serve", "--runtime", "local=http://127.0.0.1:1/v1", "--redis", url)
+		r := command(t, "", migrated(t), "serve", "--runtime", nowhere, "--redis", url)
 		is.Equal(r.code, 2)
 		is.Equal(strings.Count(r.stderr, "\n"), 1)
 		is.True(strings.HasPrefix(r.stderr, "botapi: redis rejects this service: "))
 		is.True(strings.Contains(r.stderr, want))
 	}
-	serve(t, migrated(t), "--runtime", "local=http://127.0.0.1:1/v1", "--redis", with("right")).ready(t)
+	serve(t, migrated(t), "--runtime", nowhere, "--redis", with("right"))
 	server.Stop(t)
-	serve(t, migrated(t), "--runtime", "local=http://127.0.0.1:1/v1", "--redis", with("wrong")).ready(t)
+	serve(t, migrated(t), "--runtime", nowhere, "--redis", with("wrong"))
 }
 
 // TestRedisIsMeasured checks that even an idle replica notices.
 func TestRedisIsMeasured(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
-	p := serve(t, migrated(t), "--runtime", "local=http://127.0.0.1:1/v1", "--redis", server.URL)
-	p.ready(t)
-	reachable := func(value string) func() bool {
+	p := serve(t, migrated(t), "--runtime", nowhere, "--redis", server.URL)
+	reachable := func(so bool) func() bool {
 		return func() bool {
-			for line := range strings.Lines(scrape(t, p)) {
-				if strings.HasPrefix(line, "botapi_redis_reachable{") {
-					return strings.HasSuffix(line, " "+value+"\n")
-				}
-			}
-			return false
+			reaches, known := p.reachesRedis(t)
+			return known && reaches == so
 		}
 	}
-	eventually(t, "Redis is there", reachable("1"))
+	eventually(t, "Redis is there", reachable(true))
 	server.Stop(t)
-	eventually(t, "it is away", reachable("0"))
+	eventually(t, "it is away", reachable(false))
 	is.Equal(len(p.logged(t, "redis is away")), 1)
 	server.Start(t)
-	eventually(t, "it is back", reachable("1"))
+	eventually(t, "it is back", reachable(true))
 
-	alone := serve(t, migrated(t), "--runtime", "local=http://127.0.0.1:1/v1")
-	alone.ready(t)
+	alone := serve(t, migrated(t), "--runtime", nowhere)
 	is.True(!strings.Contains(scrape(t, alone), "botapi_redis"))
 }

@@ -30,7 +30,6 @@ func TestHangup(t *testing.T) {
 		s.Done()
 	})
 	p := serve(t, env, "--runtime", "local="+runtime.URL)
-	p.ready(t)
 	var open []stream
 	for range 100 {
 		s := openStream(t, key, p.url)
@@ -44,8 +43,7 @@ func TestHangup(t *testing.T) {
 	for _, s := range open {
 		is.Equal(s.next(), "[DONE]")
 	}
-	p.terminate(t)
-	p.wait(t)
+	p.end(t)
 }
 
 // A logReader is a process that reads the log of a replica.
@@ -96,7 +94,7 @@ func chats(t *testing.T, p *process, key string) {
 func TestLogReaderHangs(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("Hello") })
+	runtime := says(t, "Hello")
 	reader := startLogReader(t)
 	p := serveTo(t, reader.pipe, env, "--runtime", "local="+runtime.URL)
 	p.ready(t)
@@ -108,8 +106,7 @@ func TestLogReaderHangs(t *testing.T) {
 
 	is.NoErr(reader.cat.Process.Signal(syscall.SIGSTOP))
 	chats(t, p, key)
-	p.terminate(t)
-	p.wait(t)
+	p.end(t)
 }
 
 // TestLogReaderEnds kills the process that reads the log. Chats go on, and a
@@ -117,7 +114,7 @@ func TestLogReaderHangs(t *testing.T) {
 func TestLogReaderEnds(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("Hello") })
+	runtime := says(t, "Hello")
 	reader := startLogReader(t)
 	p := serveTo(t, reader.pipe, env, "--runtime", "local="+runtime.URL)
 	p.ready(t)
@@ -126,8 +123,7 @@ func TestLogReaderEnds(t *testing.T) {
 	chats(t, p, key)
 	lost := regexp.MustCompile(`(?m)^botapi_log_lines_lost_total\{.*\} [1-9]`)
 	eventually(t, "the lost lines are counted", func() bool { return lost.MatchString(scrape(t, p)) })
-	p.terminate(t)
-	p.wait(t)
+	p.end(t)
 }
 
 // TestFailureWhileLogReaderHangs ends with an error that nobody reads.
@@ -138,7 +134,7 @@ func TestFailureWhileLogReaderHangs(t *testing.T) {
 	is.NoErr(reader.pipe.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)))
 	_, err := reader.pipe.Write(make([]byte, 1<<20)) // as much as fits
 	is.True(os.IsTimeout(err))
-	p := serveTo(t, reader.pipe, []string{"DATABASE_URL=postgres://"}, "--runtime", "local=http://127.0.0.1:1/v1", "--redis", "nonsense")
+	p := serveTo(t, reader.pipe, []string{"DATABASE_URL=postgres://"}, "--runtime", nowhere, "--redis", "nonsense")
 	select {
 	case err := <-p.exit:
 		is.Equal(err.Error(), "exit status 2")

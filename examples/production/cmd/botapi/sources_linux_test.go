@@ -20,8 +20,7 @@ import (
 // others meanwhile.
 func TestOneAddressWithoutAKey(t *testing.T) {
 	env, key := withOneBot(t)
-	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1")
-	p.ready(t)
+	p := serve(t, env, "--runtime", nowhere)
 	large := strings.Repeat("x", 250<<10)
 	for name, begun := range map[string]string{
 		"headers": "POST /v1/chat HTTP/1.1\r\nHost: bots\r\nX-Large: " + large,
@@ -45,8 +44,7 @@ func TestOneAddressWithoutAKey(t *testing.T) {
 // key of it was accepted, also through another proxy, in front of this one.
 func TestOneAddressWithAKey(t *testing.T) {
 	env, key := withOneBot(t)
-	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1")
-	p.ready(t)
+	p := serve(t, env, "--runtime", nowhere)
 	for name, options := range map[string]string{"directly": "", "balanced": " accept-proxy"} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
@@ -73,8 +71,7 @@ func listing(key string) string {
 // time. They do not prolong the time for which the address has the higher limit.
 func TestOneAddressWithAKeyIsForgotten(t *testing.T) {
 	env, key := withOneBot(t)
-	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1")
-	p.ready(t)
+	p := serve(t, env, "--runtime", nowhere)
 	proxy := startProxyAt(t, "", []*process{p, p, p}, "CONNECTIONS_BEFORE_A_KEY=5", "KNOWN_TIME=2s")
 	proxy.know(t, key)
 	eventually(t, "the address has the lower limit", func() bool {
@@ -91,7 +88,7 @@ func TestFirstChatIsRetried(t *testing.T) {
 	env, key := withOneBot(t)
 	asked, answer := make(chan struct{}, 1), make(chan struct{})
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
-		if strings.Contains(r.Messages[len(r.Messages)-1].Content, "Wait") {
+		if strings.Contains(lastOf(r), "Wait") {
 			asked <- struct{}{}
 			<-answer
 		}
@@ -100,8 +97,6 @@ func TestFirstChatIsRetried(t *testing.T) {
 	defer close(answer)
 	full := serve(t, env, "--runtime", "local="+runtime.URL, "--max-chats", "1")
 	other := serve(t, env, "--runtime", "local="+runtime.URL)
-	full.ready(t)
-	other.ready(t)
 	go request(t.Context(), http.DefaultClient, key, "POST", full.url+"/v1/chat", chatBody("Wait", true))
 	<-asked
 	proxy := startProxyAt(t, "", []*process{full, other, other})
@@ -118,9 +113,8 @@ func TestFirstChatIsRetried(t *testing.T) {
 
 // TestOneAddressWithoutHandshakes opens connections, and does not begin with TLS.
 func TestOneAddressWithoutHandshakes(t *testing.T) {
-	p := serve(t, migrated(t), "--runtime", "local=http://127.0.0.1:1/v1")
-	p.ready(t)
-	file, _ := certificate(t)
+	p := serve(t, migrated(t), "--runtime", nowhere)
+	file := certificate(t)
 	proxy := startProxyAt(t, " ssl crt "+file, []*process{p, p, p}, "CONNECTIONS_BEFORE_A_KEY=20")
 	openMany(t, proxy, "127.0.0.2", 50, "")
 	eventually(t, "the others are closed", func() bool {
@@ -143,7 +137,6 @@ func TestOneAddressOverHTTP2(t *testing.T) {
 		}
 	})
 	p := serve(t, env, "--runtime", "local="+runtime.URL)
-	p.ready(t)
 	proxy := startProxyAt(t, "", []*process{p, p, p}, "CONNECTIONS_BEFORE_A_KEY=20", "CONNECTIONS=60")
 	client := &http.Client{Transport: &http.Transport{Protocols: new(http.Protocols)}}
 	client.Transport.(*http.Transport).Protocols.SetUnencryptedHTTP2(true)

@@ -1,55 +1,30 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"example.com/botapi/examples/openai/runtimetest"
-	"example.com/botapi/examples/production/internal/redisclient"
 	"example.com/botapi/examples/production/internal/redistest"
-	"github.com/jackc/pgx/v5"
 	"github.com/matryer/is"
 )
-
-// query queries the database of an environment.
-func query(t *testing.T, env []string, sql string, found ...any) {
-	t.Helper()
-	conn, err := pgx.Connect(t.Context(), strings.TrimPrefix(env[0], "DATABASE_URL="))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(context.Background())
-	if len(found) == 0 {
-		_, err = conn.Exec(t.Context(), sql)
-	} else {
-		err = conn.QueryRow(t.Context(), sql).Scan(found...)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // TestTwoDeploymentsOnOneRedis have an account of the same name. They share
 // nothing, unless they are configured to: then the second does not start.
 func TestTwoDeploymentsOnOneRedis(t *testing.T) {
 	is := is.New(t)
 	redis := redistest.NewServer(t)
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
-		s.Text("one")
-		<-r.Context().Done()
-	})
+	runtime := saysOne(t)
 	begin := func(args ...string) (env []string, s sharing) {
 		env, key := withOneBot(t)
 		is.Equal(command(t, "", env, "limits", "set", "--concurrent-chats", "1").code, 0)
 		p := serve(t, env, append([]string{"--runtime", "local=" + runtime.URL, "--redis", redis.URL, "--answers"}, args...)...)
-		p.ready(t)
 		return env, sharing{key: key, replicas: []*process{p}}
 	}
 	_, first := begin()
@@ -61,8 +36,7 @@ func TestTwoDeploymentsOnOneRedis(t *testing.T) {
 	is.Equal(len(runtime.Requests()), 2)
 	is.Equal(stop(t, second.key, second.replicas[0].url, "k1"), http.StatusNoContent)
 	is.Equal(other.next(), `{"detail":"The answer was stopped","status":410}`)
-	status, _ := first.status(t, 0, "k2")
-	is.Equal(status, http.StatusTooManyRequests) // the first is not affected
+	is.Equal(first.status(t, 0, "k2"), http.StatusTooManyRequests) // the first is not affected
 
 	begin("--redis-prefix", "shop:")
 	env, _ := withOneBot(t)
@@ -76,15 +50,11 @@ func TestTwoDeploymentsOnOneRedis(t *testing.T) {
 // that.
 func TestKeyOfAnAnswerIsInNoTrace(t *testing.T) {
 	is := is.New(t)
-	var spans spans
-	otel := httptest.NewServer(&spans)
-	defer otel.Close()
+	spans, collector := collect(t)
 	env, key := withOneBot(t)
-	p := serve(t, append(env, "OTEL_EXPORTER_OTLP_ENDPOINT="+otel.URL), "--runtime", "local=http://127.0.0.1:1/v1", "--redis", redistest.NewServer(t).URL, "--answers")
-	p.ready(t)
+	p := serve(t, append(env, collector), "--runtime", nowhere, "--redis", redistest.NewServer(t).URL, "--answers")
 	is.Equal(stop(t, key, p.url, "SECRET-key"), http.StatusNotFound)
-	p.terminate(t)
-	p.wait(t)
+	p.end(t)
 	is.Equal(len(spans.values("DELETE /v1/answers", "url.path")), 1)
 	for _, span := range spans.all {
 		is.True(!strings.Contains(span.String(), "SECRET"))
@@ -97,118 +67,53 @@ func TestKeyOfAnAnswerIsInNoTrace(t *testing.T) {
 func TestUnknownRuntime(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
-	p := serve(t, env, "--runtime", "local=http://127.0.0.1:1/v1")
-	p.ready(t)
+	p := serve(t, env, "--runtime", nowhere)
 	query(t, env, `UPDATE bots SET runtime = 'missing'`)
-	response, err := request(t.Context(), http.DefaultClient, key, "POST", p.url+"/v1/chat", chatBody("Hi", true))
-	is.NoErr(err)
-	defer response.Body.Close()
+	response := send(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", true))
 	is.Equal(response.StatusCode, http.StatusServiceUnavailable)
 	is.True(response.Header.Get("Retry-After") != "")
-	body := bufio.NewScanner(response.Body)
-	body.Scan()
-	is.Equal(body.Text(), `{"detail":"The model is unavailable for the moment"}`)
-	r, err := http.NewRequestWithContext(t.Context(), "POST", p.url+"/v1/chat", strings.NewReader(chatBody("Hi", true)))
-	is.NoErr(err)
-	r.Header.Set("Authorization", "Bearer "+key)
-	r.Header.Set("X-Botapi-Try-Elsewhere", "425") // as the proxy
-	handedBack, err := http.DefaultClient.Do(r)
-	is.NoErr(err)
-	handedBack.Body.Close()
-	is.Equal(handedBack.StatusCode, http.StatusTooEarly)
+	is.Equal(bodyOf(response, nil), `{"detail":"The model is unavailable for the moment"}`)
+	is.Equal(askStatus(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", true), "X-Botapi-Try-Elsewhere", "425"), http.StatusTooEarly) // as the proxy
 	eventually(t, "the log says why", func() bool {
 		return strings.Contains(p.log.String(), `bot \"u1\": no runtime is configured as \"missing\"`)
 	})
 }
 
-// TestDisconnectedClientsPay has chats whose clients disconnect after 300 of 400
-// words, of a runtime that reports tokens at the end, of one that reports
-// continuously, and of one that never does.
-func TestDisconnectedClientsPay(t *testing.T) {
+// TestCountAlong has a chat whose client disconnects, of a runtime that reports tokens
+// continuously, and one of a runtime that never reports any.
+func TestCountAlong(t *testing.T) {
 	is := is.New(t)
-	speaks := func(along bool) func(s *runtimetest.Stream, r *runtimetest.Request) {
-		return func(s *runtimetest.Stream, r *runtimetest.Request) {
-			for i := range 300 {
-				s.Text("word ")
-				if along {
-					s.Usage(50, int64(i+1))
-				}
-			}
-			<-r.Context().Done()
+	along := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+		for i := range 300 {
+			s.Text("word ")
+			s.Usage(50, int64(i+1))
 		}
-	}
-	never := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("one ", "two ", "three") })
-	absurd := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
-		s.Text("one")
-		s.Stop()
-		s.Usage(10, 1<<62)
-		s.Done()
+		<-r.Context().Done()
 	})
-	atEnd, along := runtimetest.New(t, speaks(false)), runtimetest.New(t, speaks(true))
 	env, key := withOneBot(t)
-	for _, name := range []string{"along", "never", "absurd"} {
-		importBots(t, append(env, "BOTAPI_RUNTIMES="+name+"=http://b"),
-			strings.NewReplacer("u1", name, "helper", name, `"published"`, `"runtime":"`+name+`","published"`).Replace(oneBot))
+	importBots(t, append(env, "BOTAPI_RUNTIMES=along=http://b"),
+		strings.NewReplacer("u1", "u2", "helper", "along", `"published"`, `"runtime":"along","published"`).Replace(oneBot))
+	p := serve(t, env, "--runtime", "local="+says(t, "one ", "two ", "three").URL, "--runtime", "along="+along.URL, "--count-along", "along")
+	ctx, disconnect := context.WithCancel(t.Context())
+	response, err := request(ctx, http.DefaultClient, key, "POST", p.url+"/v1/chat", strings.Replace(chatBody("Hi", true), "helper", "along", 1))
+	is.NoErr(err)
+	events := eventsOf(response)
+	for range 300 {
+		is.Equal(events.next(), `{"content":"word "}`)
 	}
-	is.Equal(command(t, "", env, "limits", "set", "--tokens-per-day", "100000").code, 0)
-	args := []string{"--redis", redistest.NewServer(t).URL, "--answers", "--runtime", "local=" + atEnd.URL, "--runtime", "along=" + along.URL,
-		"--runtime", "never=" + never.URL, "--runtime", "absurd=" + absurd.URL, "--count-along", "along"}
-	p := serve(t, env, args...)
-	p.ready(t)
-	for _, bot := range []string{"helper", "along"} {
-		ctx, disconnect := context.WithCancel(t.Context())
-		response, err := request(ctx, http.DefaultClient, key, "POST", p.url+"/v1/chat", strings.Replace(chatBody("Hi", true), "helper", bot, 1))
-		is.NoErr(err)
-		events := stream{bufio.NewScanner(response.Body), response.Body}
-		for range 300 {
-			is.Equal(events.next(), `{"content":"word "}`)
-		}
-		disconnect()
-		response.Body.Close()
-	}
-	for _, bot := range []string{"never", "absurd"} {
-		status, _ := ask(t, key, "POST", p.url+"/v1/chat", strings.Replace(chatBody("Hi", true), "helper", bot, 1))
-		is.Equal(status, http.StatusOK)
-	}
-	metrics := ""
-	eventually(t, "all are measured", func() bool {
-		metrics = scrape(t, p)
-		return strings.Contains(metrics, `known="absurd"`) && strings.Contains(metrics, `known="incomplete"`) && strings.Contains(metrics, `known="reported"`) &&
-			hasSeries(metrics, "botapi_tokens_total", `known="unreported",otel_scope_name="example.com/botapi/examples/production/internal/service",otel_scope_schema_url="",otel_scope_version="",runtime="never"`)
+	disconnect()
+	response.Body.Close()
+	is.Equal(askStatus(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", true)), http.StatusOK)
+	eventually(t, "both are measured", func() bool {
+		metrics := scrape(t, p)
+		return regexp.MustCompile(`botapi_tokens_total\{.*known="reported",.*runtime="along"\} [1-9]`).MatchString(metrics) &&
+			regexp.MustCompile(`botapi_tokens_total\{.*known="unreported",.*runtime="local"\} [1-9]`).MatchString(metrics)
 	})
-	p.terminate(t)
-	p.wait(t)
-	for bot, want := range map[string][3]any{"u1": {int64(10), int64(375), true}, "along": {int64(50), int64(300), false}, "never": {int64(10), int64(4), true}, "absurd": {int64(10), int64(1), true}} {
+	p.end(t)
+	for bot, want := range map[string][3]any{"u1": {int64(10), int64(4), true}, "u2": {int64(50), int64(300), false}} {
 		var got [3]any
 		query(t, env, `SELECT prompt_tokens, completion_tokens, tokens_estimated FROM usage WHERE bot_uid = '`+bot+`'`, &got[0], &got[1], &got[2])
-		if got != want {
-			t.Errorf("%s: %v, not %v", bot, got, want)
-		}
-	}
-	is.Equal(command(t, "", env, "usage").code, 0)
-}
-
-// TestFiftyConcurrentChats has a bot with a maximum and one without.
-func TestFiftyConcurrentChats(t *testing.T) {
-	for name, bots := range map[string]string{
-		"with a maximum": strings.Replace(oneBot, `"published"`, `"max_tokens":80,"published"`, 1),
-		"without":        oneBot,
-	} {
-		t.Run(name, func(t *testing.T) {
-			is := is.New(t)
-			const clients, budget = 50, 1000
-			runtime, done := heldRuntime(t, 10, 80)
-			s := share(t, runtime.URL, "--answer-tokens", "80")
-			importBots(t, s.env, bots)
-			is.Equal(command(t, "", s.env, "limits", "set", "--tokens-per-day", fmt.Sprint(budget)).code, 0)
-			admitted, wait := s.admitted(t, clients)
-			is.True(admitted <= budget/(80+10)+1)
-			close(done)
-			wait()
-			if strings.Contains(bots, "max_tokens") {
-				is.Equal(*runtime.Requests()[0].MaxTokens, int64(80))
-			}
-		})
+		is.Equal(got, want)
 	}
 }
 
@@ -218,14 +123,12 @@ func TestSlowRedis(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	way := server.Slowly(t)
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("one") })
+	runtime := says(t, "one")
 	env, key := withOneBot(t)
 	is.Equal(command(t, "", env, "limits", "set", "--tokens-per-day", "1000000", "--concurrent-chats", "5").code, 0)
 	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", way.URL, "--answers")
-	p.ready(t)
 	s := sharing{key: key, replicas: []*process{p}}
-	status, _ := s.status(t, 0, "k0")
-	is.Equal(status, http.StatusOK)
+	is.Equal(s.status(t, 0, "k0"), http.StatusOK)
 
 	way.Delay(20 * time.Second)
 	for _, idempotency := range []string{"", "k1", "k2", ""} {
@@ -233,7 +136,7 @@ func TestSlowRedis(t *testing.T) {
 		response, err := s.send(t.Context(), 0, idempotency, "Hi")
 		is.NoErr(err)
 		is.Equal(response.StatusCode, http.StatusOK)
-		events := stream{bufio.NewScanner(response.Body), response.Body}
+		events := eventsOf(response)
 		is.Equal(events.next(), `{"content":"one"}`)
 		waited, last := time.Since(began), time.Now()
 		is.Equal(events.next(), "[DONE]")
@@ -256,18 +159,17 @@ func TestRedisThatTakesASecond(t *testing.T) {
 	const connected = 10
 	server := redistest.NewServer(t)
 	way := server.Slowly(t)
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("one") })
+	runtime := says(t, "one")
 	env, key := withOneBot(t)
 	is.Equal(command(t, "", env, "limits", "set", "--concurrent-chats", "50").code, 0)
 	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", way.URL, "--answers", "--redis-timeout", "4s")
-	p.ready(t)
 	s := sharing{key: key}
 	proxy := startProxy(t, []*process{p, p, p})
 	chat := func(idempotency string) (outcome string) {
 		response, err := s.sendTo(t.Context(), proxy.url, idempotency, "Hi")
 		is.NoErr(err)
 		defer response.Body.Close()
-		events := stream{bufio.NewScanner(response.Body), response.Body}
+		events := eventsOf(response)
 		is.Equal(response.StatusCode, http.StatusOK)
 		is.Equal(events.next(), `{"content":"one"}`)
 		is.Equal(events.next(), "[DONE]")
@@ -299,19 +201,15 @@ func TestRedisBecomesSlow(t *testing.T) {
 	const chats = 8
 	server := redistest.NewServer(t)
 	way, operator := server.Slowly(t), server.Client(t)
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("one") })
+	runtime := says(t, "one")
 	env, key := withOneBot(t)
 	is.Equal(command(t, "", env, "limits", "set", "--concurrent-chats", "50").code, 0)
 	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", way.URL, "--redis-prefix", "t:", "--answers")
-	p.ready(t)
 	s := sharing{key: key, replicas: []*process{p}}
 	concurrently := func(name string) map[int]int {
 		statuses := make(chan int, chats)
 		for i := range chats {
-			go func() {
-				status, _ := s.status(t, 0, fmt.Sprint(name, i))
-				statuses <- status
-			}()
+			go func() { statuses <- s.status(t, 0, fmt.Sprint(name, i)) }()
 		}
 		counts := make(map[int]int)
 		for range chats {
@@ -326,58 +224,23 @@ func TestRedisBecomesSlow(t *testing.T) {
 	is.Equal(concurrently("slow-"), map[int]int{http.StatusOK: chats})
 }
 
-// TestRedisWhoseScriptIsBusy checks that chats are answered, and that the log
-// reports it.
-func TestRedisWhoseScriptIsBusy(t *testing.T) {
-	is := is.New(t)
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("one") })
-	s := share(t, runtime.URL)
-	operator := s.redis.ClientWith(t, redisclient.Options{Timeout: patience})
-	is.NoErr(operator.ConfigSet(t.Context(), "busy-reply-threshold", "50").Err())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		operator.Eval(context.Background(), "while true do end", nil)
-	}()
-	eventually(t, "it is seen", func() bool {
-		return strings.Contains(scrape(t, s.replicas[0]), "botapi_redis_reachable{") && len(s.replicas[0].logged(t, "redis is away")) == 1
-	})
-	for replica := range replicas {
-		for _, idempotency := range []string{"", "k1"} {
-			status, _ := s.status(t, replica, idempotency)
-			is.Equal(status, http.StatusOK)
-		}
-	}
-	_ = s.redis.Client(t).ScriptKill(t.Context()).Err()
-	<-ended
-}
-
 // TestForeignKeysInRedis has keys of another type where replicas write, and then
 // a user who has lost all rights.
 func TestForeignKeysInRedis(t *testing.T) {
 	is := is.New(t)
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("one") })
+	runtime := says(t, "one")
 	s := share(t, runtime.URL, "--redis-prefix", "shop:")
 	is.Equal(command(t, "", s.env, "limits", "set", "--tokens-per-day", "1000000", "--concurrent-chats", "5").code, 0)
 	operator := s.redis.Client(t)
 	is.NoErr(operator.RPush(t.Context(), "shop:limits:tokens:acme", "").Err())
 	for _, idempotency := range []string{"", "k1"} {
-		status, _ := s.status(t, 0, idempotency)
-		is.Equal(status, http.StatusOK)
+		is.Equal(s.status(t, 0, idempotency), http.StatusOK)
 	}
-	reachable := func() bool {
-		for line := range strings.Lines(scrape(t, s.replicas[0])) {
-			if strings.HasPrefix(line, "botapi_redis_reachable{") {
-				return strings.HasSuffix(line, " 1\n")
-			}
-		}
-		return true
-	}
-	is.True(!reachable())
+	reaches, known := s.replicas[0].reachesRedis(t)
+	is.True(known && !reaches)
 	is.NoErr(operator.Do(t.Context(), "ACL", "SETUSER", "default", "-@all", "+acl", "+ping").Err())
 	for _, idempotency := range []string{"", "k2"} {
-		status, _ := s.status(t, 1, idempotency)
-		is.Equal(status, http.StatusOK)
+		is.Equal(s.status(t, 1, idempotency), http.StatusOK)
 	}
 	is.NoErr(operator.Do(t.Context(), "ACL", "SETUSER", "default", "+@all").Err())
 }

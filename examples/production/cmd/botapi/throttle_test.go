@@ -7,7 +7,6 @@ import (
 	"sync"
 	"testing"
 
-	"example.com/botapi/examples/openai/runtimetest"
 	"example.com/botapi/examples/production/internal/redistest"
 	"github.com/matryer/is"
 )
@@ -18,9 +17,8 @@ func TestListsOfOneAccount(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
 	other := createKeyOf(t, env, "globex")
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("Hello") })
+	runtime := says(t, "Hello")
 	p := serve(t, env, "--openai", "--runtime", "local="+runtime.URL)
-	p.ready(t)
 	for _, c := range []struct{ path, rejected string }{
 		{"/v1/bots", `{"detail":"Too many lists or failed requests"}`},
 		{"/v1/models", `{"error":{"message":"Too many lists or failed requests","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}`},
@@ -49,12 +47,9 @@ func TestListsOfOneAccount(t *testing.T) {
 		case <-ctx.Done():
 			t.Fatalf("%s: nothing was rejected", c.path)
 		}
-		status, _ := ask(t, other, "GET", p.url+"/v1/bots", "")
-		is.Equal(status, http.StatusOK)
-		status, _ = ask(t, other, "POST", p.url+"/v1/chat", chatBody("Hi", false))
-		is.Equal(status, http.StatusOK)
-		status, _ = ask(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", false)) // its chats have their own limits
-		is.Equal(status, http.StatusOK)
+		is.Equal(askStatus(t, other, "GET", p.url+"/v1/bots", ""), http.StatusOK)
+		is.Equal(askStatus(t, other, "POST", p.url+"/v1/chat", chatBody("Hi", false)), http.StatusOK)
+		is.Equal(askStatus(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", false)), http.StatusOK) // its chats have their own limits
 		stop()
 		clients.Wait()
 		is.Equal(strings.TrimSpace(first), c.rejected)
@@ -68,10 +63,9 @@ func TestFailuresOfOneAccount(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
 	other := createKeyOf(t, env, "globex")
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("Hello") })
+	runtime := says(t, "Hello")
 	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--tokens-per-day", "1").code, 0)
 	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", redistest.NewServer(t).URL, "--answers", "--max-chats", "20")
-	p.ready(t)
 	ask(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", true)) // uses the token up
 	for _, body := range []string{chatBody("Hi", true), strings.Replace(chatBody("Hi", true), "{", `{"max_words":0,`, 1)} {
 		ctx, stop := context.WithCancel(t.Context())
@@ -92,8 +86,7 @@ func TestFailuresOfOneAccount(t *testing.T) {
 		}
 		for range 20 {
 			<-throttled
-			status, _ := ask(t, other, "POST", p.url+"/v1/chat", chatBody("Hi", false))
-			is.Equal(status, http.StatusOK)
+			is.Equal(askStatus(t, other, "POST", p.url+"/v1/chat", chatBody("Hi", false)), http.StatusOK)
 		}
 		stop()
 		clients.Wait()

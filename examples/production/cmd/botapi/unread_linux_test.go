@@ -31,7 +31,6 @@ func TestStreamsThatNobodyReads(t *testing.T) {
 	const clients, most = 8, 200 << 10 // bytes; Linux doubles what haproxy.cfg says, and adds up to one segment
 	env, key := withOneBot(t)
 	p := serve(t, env, "--runtime", "local="+longAnswers(t, 1000).URL)
-	p.ready(t)
 	proxy := startProxy(t, []*process{p, p, p})
 	for range clients {
 		is.Equal(askSilently(t, proxy.url, key, ""), http.StatusOK)
@@ -94,13 +93,8 @@ func longAnswers(t testing.TB, fragments int) *runtimetest.Server {
 // keep reads an answer under an Idempotency-Key to its end.
 func keep(t testing.TB, url, key, idempotency string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), "POST", url+"/v1/chat", strings.NewReader(chatBody("Hi", true)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Header.Set("Authorization", "Bearer "+key)
-	r.Header.Set("Idempotency-Key", idempotency)
-	if text := bodyOf(http.DefaultClient.Do(r)); !strings.HasSuffix(text, "data: [DONE]\n\n") {
+	response := send(t, key, "POST", url+"/v1/chat", chatBody("Hi", true), "Idempotency-Key", idempotency)
+	if text := bodyOf(response, nil); !strings.HasSuffix(text, "data: [DONE]\n\n") {
 		t.Fatal("the answer is incomplete")
 	}
 }

@@ -4,17 +4,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/matryer/is"
 )
 
 func TestUsage(t *testing.T) {
 	is := is.New(t)
 	env := migrated(t)
-	conn, err := pgx.Connect(t.Context(), strings.TrimPrefix(env[0], "DATABASE_URL="))
-	is.NoErr(err)
-	defer conn.Close(t.Context())
-	_, err = conn.Exec(t.Context(), `
+	query(t, env, `
 		INSERT INTO usage (id, ended_at, request_id, account, user_id, bot_uid, model, stream, status, complete,
 			fragments, bytes, duration_ms, prompt_tokens, completion_tokens, tokens_estimated)
 		SELECT 'r' || n, ended_at::timestamptz, 'r', account, '42', 'u1', 'm1', true, 200, complete, 3, 12, 1500, tokens, tokens, n = 2
@@ -23,7 +19,6 @@ func TestUsage(t *testing.T) {
 			(2, '2026-01-31T00:00:00Z', 'acme', true, 9),
 			(3, '2026-01-31T23:59:59Z', 'acme', false, NULL),
 			(4, '2026-01-31T12:00:00Z', 'Smith, Jones', true, NULL)) AS chats (n, ended_at, account, complete, tokens)`)
-	is.NoErr(err)
 
 	is.Equal(command(t, "", env, "usage", "--from", "2026-01-30", "--to", "2026-01-31"), result{stdout: "" +
 		"DAY         ACCOUNT       CHATS  COMPLETE  REJECTED  JOINS  BYTES  COUNTED  ESTIMATED  PROMPT TOKENS  COMPLETION TOKENS\n" +
@@ -41,12 +36,10 @@ func TestUsage(t *testing.T) {
 	is.Equal(command(t, "", env, "usage", "show", "--from", "2026-02-01", "--to", "2026-02-28", "--csv"), result{stdout: "" +
 		"day,account,chats,complete,bytes,counted,prompt_tokens,completion_tokens,estimated,rejected,joins\n"})
 
-	_, err = conn.Exec(t.Context(), `UPDATE usage SET ended_at = CASE id
+	query(t, env, `UPDATE usage SET ended_at = CASE id
 		WHEN 'r1' THEN date_trunc('day', now(), 'UTC') - interval '3 days'
 		ELSE date_trunc('day', now(), 'UTC') - interval '2 days 1 microsecond' END WHERE id IN ('r1', 'r2')`)
-	is.NoErr(err)
-	_, err = conn.Exec(t.Context(), `UPDATE usage SET ended_at = now() WHERE id IN ('r3', 'r4')`)
-	is.NoErr(err)
+	query(t, env, `UPDATE usage SET ended_at = now() WHERE id IN ('r3', 'r4')`)
 	r := command(t, "", env, "usage", "delete", "--keep-days", "2", "--batch", "1")
 	is.Equal(r.code, 0)
 	is.True(strings.HasPrefix(r.stdout, "deleted 2 records of before "))
