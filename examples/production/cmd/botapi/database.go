@@ -21,29 +21,27 @@ type migrateCommand struct {
 	DryRun bool `help:"Only say which version the schema has, and show the SQL that would be run."`
 }
 
-func (c *migrateCommand) Run(ctx context.Context, p *program) error {
-	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		version, pending, err := d.Schema(ctx)
-		if err != nil {
-			return err
-		}
-		fmt.Println("the schema has version", version)
-		if len(pending) == 0 {
-			fmt.Println("nothing to do")
-			return nil
-		}
-		if c.DryRun {
-			for _, migration := range pending {
-				fmt.Printf("would apply %s:\n%s", migration.Name, migration.SQL)
-			}
-			return nil
-		}
-		applied, err := d.Migrate(ctx)
-		for _, name := range applied {
-			fmt.Println("applied", name)
-		}
+func (c *migrateCommand) Run(ctx context.Context, d *postgres.Database) error {
+	version, pending, err := d.Schema(ctx)
+	if err != nil {
 		return err
-	})
+	}
+	fmt.Println("the schema has version", version)
+	if len(pending) == 0 {
+		fmt.Println("nothing to do")
+		return nil
+	}
+	if c.DryRun {
+		for _, migration := range pending {
+			fmt.Printf("would apply %s:\n%s", migration.Name, migration.SQL)
+		}
+		return nil
+	}
+	applied, err := d.Migrate(ctx)
+	for _, name := range applied {
+		fmt.Println("applied", name)
+	}
+	return err
 }
 
 type botsCommands struct {
@@ -105,7 +103,7 @@ listed in its order: in the positions that the existing ones had, and then at th
 end.`
 }
 
-func (c *importCommand) Run(ctx context.Context, p *program) error {
+func (c *importCommand) Run(ctx context.Context, d *postgres.Database) error {
 	bots, err := readBots(c.File)
 	if err != nil {
 		return mistake{err}
@@ -115,17 +113,15 @@ func (c *importCommand) Run(ctx context.Context, p *program) error {
 			return err
 		}
 	}
-	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		err := d.ImportBots(ctx, bots)
-		if _, invalid := errors.AsType[validation.Errors](err); invalid || errors.Is(err, postgres.ErrSlugTaken) {
-			return mistake{err}
-		}
-		if err != nil {
-			return err
-		}
-		fmt.Printf("imported %d bots\n", len(bots))
-		return noteHidden(ctx, d, bots)
-	})
+	err = d.ImportBots(ctx, bots)
+	if _, invalid := errors.AsType[validation.Errors](err); invalid || errors.Is(err, postgres.ErrSlugTaken) {
+		return mistake{err}
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Printf("imported %d bots\n", len(bots))
+	return noteHidden(ctx, d, bots)
 }
 
 // noteHidden names the bots of an import that clients do not see: a new bot without
@@ -168,18 +164,16 @@ func readBots(name string) ([]postgres.ImportedBot, error) {
 
 type listBotsCommand struct{}
 
-func (c *listBotsCommand) Run(ctx context.Context, p *program) error {
-	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		bots, err := d.AllBots(ctx)
-		if err != nil {
-			return err
+func (c *listBotsCommand) Run(ctx context.Context, d *postgres.Database) error {
+	bots, err := d.AllBots(ctx)
+	if err != nil {
+		return err
+	}
+	return table(func(line func(cells ...any)) {
+		line("SLUG", "UID", "PUBLISHED", "MODEL", "RUNTIME", "NAME")
+		for _, b := range bots {
+			line(b.Slug, b.UID, b.Published, b.Model, b.Runtime, b.Name)
 		}
-		return table(func(line func(cells ...any)) {
-			line("SLUG", "UID", "PUBLISHED", "MODEL", "RUNTIME", "NAME")
-			for _, b := range bots {
-				line(b.Slug, b.UID, b.Published, b.Model, b.Runtime, b.Name)
-			}
-		})
 	})
 }
 
@@ -188,31 +182,27 @@ type publishCommand struct {
 	knownRuntimes
 }
 
-func (c *publishCommand) Run(ctx context.Context, p *program) error {
-	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		bots, err := d.AllBots(ctx)
-		if err != nil {
-			return err
-		}
-		i := slices.IndexFunc(bots, func(b postgres.Bot) bool { return b.Slug == c.Slug })
-		if i < 0 {
-			return mistakef("no bot has the slug %q", c.Slug)
-		}
-		if err := c.check(c.Slug, bots[i].Runtime); err != nil {
-			return err
-		}
-		return setPublished(ctx, d, c.Slug, true)
-	})
+func (c *publishCommand) Run(ctx context.Context, d *postgres.Database) error {
+	bots, err := d.AllBots(ctx)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(bots, func(b postgres.Bot) bool { return b.Slug == c.Slug })
+	if i < 0 {
+		return mistakef("no bot has the slug %q", c.Slug)
+	}
+	if err := c.check(c.Slug, bots[i].Runtime); err != nil {
+		return err
+	}
+	return setPublished(ctx, d, c.Slug, true)
 }
 
 type unpublishCommand struct {
 	Slug string `arg:"" help:"The slug of the bot."`
 }
 
-func (c *unpublishCommand) Run(ctx context.Context, p *program) error {
-	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		return setPublished(ctx, d, c.Slug, false)
-	})
+func (c *unpublishCommand) Run(ctx context.Context, d *postgres.Database) error {
+	return setPublished(ctx, d, c.Slug, false)
 }
 
 func setPublished(ctx context.Context, d *postgres.Database, slug string, published bool) error {

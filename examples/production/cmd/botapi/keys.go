@@ -46,19 +46,17 @@ func (e *expiresAfter) lifetime() time.Duration {
 	return time.Duration(*e.ExpiresAfter)
 }
 
-func (c *createKeyCommand) Run(ctx context.Context, p *program) error {
-	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		key, id, err := d.CreateKey(ctx, c.Account, c.Label, c.lifetime())
-		if _, invalid := errors.AsType[validation.Errors](err); invalid {
-			return mistake{err}
-		}
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(os.Stderr, "key %d for %s; it is not shown again:\n", id, c.Account)
-		fmt.Println(key)
-		return nil
-	})
+func (c *createKeyCommand) Run(ctx context.Context, d *postgres.Database) error {
+	key, id, err := d.CreateKey(ctx, c.Account, c.Label, c.lifetime())
+	if _, invalid := errors.AsType[validation.Errors](err); invalid {
+		return mistake{err}
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(os.Stderr, "key %d for %s; it is not shown again:\n", id, c.Account)
+	fmt.Println(key)
+	return nil
 }
 
 type rotateKeyCommand struct {
@@ -81,19 +79,17 @@ func (c *rotateKeyCommand) Validate() error {
 	return c.expiresAfter.Validate()
 }
 
-func (c *rotateKeyCommand) Run(ctx context.Context, p *program) error {
-	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		key, id, old, err := d.RotateKey(ctx, c.ID, time.Duration(c.After), c.lifetime())
-		if errors.Is(err, postgres.ErrKeyReplaced) {
-			return mistakef("%s has already been replaced by key %d: rotate that one, or create a key", nameOf(old), *old.ReplacedBy)
-		}
-		if err != nil {
-			return orNotValid(err, c.ID)
-		}
-		fmt.Fprintf(os.Stderr, "%s expires at %s UTC; it is replaced by key %d, which is not shown again:\n", nameOf(old), when(old.ExpiresAt), id)
-		fmt.Println(key)
-		return nil
-	})
+func (c *rotateKeyCommand) Run(ctx context.Context, d *postgres.Database) error {
+	key, id, old, err := d.RotateKey(ctx, c.ID, time.Duration(c.After), c.lifetime())
+	if errors.Is(err, postgres.ErrKeyReplaced) {
+		return mistakef("%s has already been replaced by key %d: rotate that one, or create a key", nameOf(old), *old.ReplacedBy)
+	}
+	if err != nil {
+		return orNotValid(err, c.ID)
+	}
+	fmt.Fprintf(os.Stderr, "%s expires at %s UTC; it is replaced by key %d, which is not shown again:\n", nameOf(old), when(old.ExpiresAt), id)
+	fmt.Println(key)
+	return nil
 }
 
 type expireKeyCommand struct {
@@ -109,15 +105,13 @@ func (c *expireKeyCommand) Validate() error {
 	return nil
 }
 
-func (c *expireKeyCommand) Run(ctx context.Context, p *program) error {
-	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		key, err := d.ExpireKey(ctx, c.ID, time.Duration(c.After))
-		if err != nil {
-			return orNotValid(err, c.ID)
-		}
-		fmt.Printf("%s expires at %s UTC\n", nameOf(key), when(key.ExpiresAt))
-		return nil
-	})
+func (c *expireKeyCommand) Run(ctx context.Context, d *postgres.Database) error {
+	key, err := d.ExpireKey(ctx, c.ID, time.Duration(c.After))
+	if err != nil {
+		return orNotValid(err, c.ID)
+	}
+	fmt.Printf("%s expires at %s UTC\n", nameOf(key), when(key.ExpiresAt))
+	return nil
 }
 
 // orNotValid is err, or a mistake for a key that is not there or has ended.
@@ -156,18 +150,16 @@ func (c *listKeysCommand) keys(ctx context.Context, d *postgres.Database) ([]pos
 	return d.UnusedKeys(ctx, c.Account, c.UnusedSince)
 }
 
-func (c *listKeysCommand) Run(ctx context.Context, p *program) error {
-	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		keys, err := c.keys(ctx, d)
-		if err != nil {
-			return err
+func (c *listKeysCommand) Run(ctx context.Context, d *postgres.Database) error {
+	keys, err := c.keys(ctx, d)
+	if err != nil {
+		return err
+	}
+	return table(func(line func(cells ...any)) {
+		line("ID", "ACCOUNT", "LABEL", "CREATED", "LAST USED", "EXPIRES", "REVOKED")
+		for _, k := range keys {
+			line(k.ID, k.Account, k.Label, when(&k.CreatedAt), when(k.LastUsedAt), when(k.ExpiresAt), when(k.RevokedAt))
 		}
-		return table(func(line func(cells ...any)) {
-			line("ID", "ACCOUNT", "LABEL", "CREATED", "LAST USED", "EXPIRES", "REVOKED")
-			for _, k := range keys {
-				line(k.ID, k.Account, k.Label, when(&k.CreatedAt), when(k.LastUsedAt), when(k.ExpiresAt), when(k.RevokedAt))
-			}
-		})
 	})
 }
 
@@ -189,13 +181,11 @@ func (c *revokeKeyCommand) Validate() error {
 	return nil
 }
 
-func (c *revokeKeyCommand) Run(ctx context.Context, p *program) error {
-	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		if c.Account != "" {
-			return revokeAccount(ctx, d, c.Account)
-		}
-		return revokeKey(ctx, d, c.ID)
-	})
+func (c *revokeKeyCommand) Run(ctx context.Context, d *postgres.Database) error {
+	if c.Account != "" {
+		return revokeAccount(ctx, d, c.Account)
+	}
+	return revokeKey(ctx, d, c.ID)
 }
 
 func revokeKey(ctx context.Context, d *postgres.Database, id int64) error {

@@ -111,43 +111,39 @@ func (c *setLimitsCommand) Validate() error {
 	return nil
 }
 
-func (c *setLimitsCommand) Run(ctx context.Context, p *program) error {
-	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		err := d.SetLimits(ctx, postgres.AccountLimits{
-			Account:         c.name(),
-			ChatsPerMinute:  c.ChatsPerMinute,
-			TokensPerDay:    c.TokensPerDay,
-			ConcurrentChats: c.ConcurrentChats,
-		})
-		if _, invalid := errors.AsType[validation.Errors](err); invalid {
-			return mistake{err}
-		}
-		if err != nil {
-			return err
-		}
-		now, err := c.now(ctx, d)
-		if err != nil {
-			return err
-		}
-		fmt.Printf("%s: now %s\n", c.title(), now)
-		return noteUnknown(ctx, d, c.name())
+func (c *setLimitsCommand) Run(ctx context.Context, d *postgres.Database) error {
+	err := d.SetLimits(ctx, postgres.AccountLimits{
+		Account:         c.name(),
+		ChatsPerMinute:  c.ChatsPerMinute,
+		TokensPerDay:    c.TokensPerDay,
+		ConcurrentChats: c.ConcurrentChats,
 	})
+	if _, invalid := errors.AsType[validation.Errors](err); invalid {
+		return mistake{err}
+	}
+	if err != nil {
+		return err
+	}
+	now, err := c.now(ctx, d)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%s: now %s\n", c.title(), now)
+	return noteUnknown(ctx, d, c.name())
 }
 
 type listLimitsCommand struct{}
 
-func (c *listLimitsCommand) Run(ctx context.Context, p *program) error {
-	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		limits, err := d.AllLimits(ctx)
-		if err != nil {
-			return err
+func (c *listLimitsCommand) Run(ctx context.Context, d *postgres.Database) error {
+	limits, err := d.AllLimits(ctx)
+	if err != nil {
+		return err
+	}
+	return table(func(line func(cells ...any)) {
+		line("ACCOUNT", "CHATS PER MINUTE", "TOKENS PER DAY", "CONCURRENT CHATS")
+		for _, l := range limits {
+			line(cmp.Or(l.Account, everybodyElse), number(l.ChatsPerMinute, "-"), number(l.TokensPerDay, "-"), number(l.ConcurrentChats, "-"))
 		}
-		return table(func(line func(cells ...any)) {
-			line("ACCOUNT", "CHATS PER MINUTE", "TOKENS PER DAY", "CONCURRENT CHATS")
-			for _, l := range limits {
-				line(cmp.Or(l.Account, everybodyElse), number(l.ChatsPerMinute, "-"), number(l.TokensPerDay, "-"), number(l.ConcurrentChats, "-"))
-			}
-		})
 	})
 }
 
@@ -174,22 +170,20 @@ func (c *showLimitsCommand) Validate() error {
 	return nil
 }
 
-func (c *showLimitsCommand) Run(ctx context.Context, p *program) error {
-	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		uses, err := c.uses(ctx, d)
-		if err != nil {
-			return err
+func (c *showLimitsCommand) Run(ctx context.Context, d *postgres.Database) error {
+	uses, err := c.uses(ctx, d)
+	if err != nil {
+		return err
+	}
+	if err := noteUnknown(ctx, d, c.Account); err != nil {
+		return err
+	}
+	return table(func(line func(cells ...any)) {
+		line("ACCOUNT", "IN PROGRESS", "LAST MINUTE", "TOKENS TODAY", "RESERVED", "CHATS TODAY", "BILLED TODAY", "KEPT BYTES")
+		for _, u := range uses {
+			line(u.Account, of(u.InProgress, u.limits.ConcurrentChats), of(u.LastMinute, u.limits.ChatsPerMinute),
+				of(u.Today, u.limits.TokensPerDay), u.Reserved, u.chats, u.billed, u.bytes)
 		}
-		if err := noteUnknown(ctx, d, c.Account); err != nil {
-			return err
-		}
-		return table(func(line func(cells ...any)) {
-			line("ACCOUNT", "IN PROGRESS", "LAST MINUTE", "TOKENS TODAY", "RESERVED", "CHATS TODAY", "BILLED TODAY", "KEPT BYTES")
-			for _, u := range uses {
-				line(u.Account, of(u.InProgress, u.limits.ConcurrentChats), of(u.LastMinute, u.limits.ChatsPerMinute),
-					of(u.Today, u.limits.TokensPerDay), u.Reserved, u.chats, u.billed, u.bytes)
-			}
-		})
 	})
 }
 
@@ -301,24 +295,22 @@ func (c *removeLimitsCommand) Validate() error {
 	return c.limitedAccount.Validate()
 }
 
-func (c *removeLimitsCommand) Run(ctx context.Context, p *program) error {
+func (c *removeLimitsCommand) Run(ctx context.Context, d *postgres.Database) error {
 	which := postgres.WhichLimits{ChatsPerMinute: c.ChatsPerMinute != nil, TokensPerDay: c.TokensPerDay != nil, ConcurrentChats: c.ConcurrentChats != nil}
 	if which == (postgres.WhichLimits{}) {
 		which = postgres.WhichLimits{ChatsPerMinute: true, TokensPerDay: true, ConcurrentChats: true}
 	}
-	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		removed, err := d.RemoveLimits(ctx, c.name(), which)
-		if errors.Is(err, postgres.ErrNoLimits) {
-			return mistakef("there are no limits to remove")
-		}
-		if err != nil {
-			return err
-		}
-		now, err := c.now(ctx, d)
-		if err != nil {
-			return err
-		}
-		fmt.Printf("%s: removed %s; now %s\n", c.title(), inWords(removed.ChatsPerMinute, removed.TokensPerDay, removed.ConcurrentChats), now)
-		return nil
-	})
+	removed, err := d.RemoveLimits(ctx, c.name(), which)
+	if errors.Is(err, postgres.ErrNoLimits) {
+		return mistakef("there are no limits to remove")
+	}
+	if err != nil {
+		return err
+	}
+	now, err := c.now(ctx, d)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%s: removed %s; now %s\n", c.title(), inWords(removed.ChatsPerMinute, removed.TokensPerDay, removed.ConcurrentChats), now)
+	return nil
 }

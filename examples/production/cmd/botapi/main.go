@@ -49,6 +49,8 @@ type program struct {
 	Limits  limitsCommands `cmd:"" help:"Manage the limits of accounts, which serve --redis enforces."`
 	Keys    keysCommands   `cmd:"" help:"Manage the API keys."`
 	Usage   usageCommands  `cmd:"" help:"Add up usage, or delete old usage."`
+
+	opened *postgres.Database // nil if the command needs none
 }
 
 func main() {
@@ -66,6 +68,7 @@ func run(ctx context.Context, args []string) int {
 		kong.Vars{"version": version()},
 		defaults(),
 		kong.BindTo(ctx, (*context.Context)(nil)),
+		kong.BindToProvider(func() (*postgres.Database, error) { return p.open(postgres.Options{}) }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}))
 	if err != nil {
 		panic(err) // the struct tags above are wrong
@@ -75,6 +78,7 @@ func run(ctx context.Context, args []string) int {
 		fmt.Fprintf(os.Stderr, "botapi: %v (see botapi --help)\n", err)
 		return 2
 	}
+	defer p.close()
 	if err := command.Run(&p); err != nil {
 		complain(err)
 		return exitCode(err)
@@ -125,15 +129,21 @@ func exitCode(err error) int {
 	return 1
 }
 
-// with opens the database for one command.
-func (p *program) with(o postgres.Options, do func(*postgres.Database) error) error {
+// open opens the database, which close closes.
+func (p *program) open(o postgres.Options) (database *postgres.Database, err error) {
 	if o.Logger == nil {
 		o.Logger = telemetry.NewLogger(os.Stderr, p.LogLevel, service.ClientFrom)
 	}
-	database, err := postgres.Open(p.Database, o)
-	if err != nil {
-		return mistake{err}
+	if database, err = postgres.Open(p.Database, o); err != nil {
+		return nil, mistake{err}
 	}
-	defer database.Close()
-	return do(database)
+	p.opened = database
+	return database, nil
+}
+
+func (p *program) close() {
+	if p.opened != nil {
+		p.opened.Close()
+		p.opened = nil
+	}
 }

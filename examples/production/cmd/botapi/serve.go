@@ -166,15 +166,18 @@ func (c *serveCommand) Run(ctx context.Context, p *program) error {
 	if err != nil {
 		return mistake{err}
 	}
-	return p.with(connection, func(d *postgres.Database) error {
-		config := c.config(d, endpoints, logger)
-		config.Shared, config.LogLinesLost = shared, log.Lost
-		err := service.Run(ctx, config)
-		if errors.Is(err, redisclient.ErrNotAdmitted) {
-			return mistake{err}
-		}
+	database, err := p.open(connection)
+	if err != nil {
 		return err
-	})
+	}
+	defer p.close() // before the log
+	config := c.config(database, endpoints, logger)
+	config.Shared, config.LogLinesLost = shared, log.Lost
+	err = service.Run(ctx, config)
+	if errors.Is(err, redisclient.ErrNotAdmitted) {
+		return mistake{err}
+	}
+	return err
 }
 
 // ignoreHangups logs each SIGHUP, and does nothing else: settings are those of

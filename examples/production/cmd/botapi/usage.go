@@ -31,7 +31,7 @@ they are estimated from the texts. COUNTED is the number of chats that have toke
 ESTIMATED the number of those with estimates.`
 }
 
-func (c *showUsageCommand) Run(ctx context.Context, p *program) error {
+func (c *showUsageCommand) Run(ctx context.Context, d *postgres.Database) error {
 	if c.To.IsZero() {
 		c.To = today()
 	}
@@ -41,19 +41,17 @@ func (c *showUsageCommand) Run(ctx context.Context, p *program) error {
 	if c.To.Before(c.From) {
 		return mistakef("--from is after --to")
 	}
-	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		days, err := d.DailyUsage(ctx, c.Account, c.From, c.To)
-		if err != nil {
-			return err
-		}
-		if err := noteUnknown(ctx, d, c.Account); err != nil {
-			return err
-		}
-		if c.CSV {
-			return usageCSV(days)
-		}
-		return usageTable(days)
-	})
+	days, err := d.DailyUsage(ctx, c.Account, c.From, c.To)
+	if err != nil {
+		return err
+	}
+	if err := noteUnknown(ctx, d, c.Account); err != nil {
+		return err
+	}
+	if c.CSV {
+		return usageCSV(days)
+	}
+	return usageTable(days)
 }
 
 // today is the current day in UTC.
@@ -111,11 +109,9 @@ func (c *deleteUsageCommand) Validate() error {
 // future, and all usage would be deleted.
 const maxKeepDays = 36_500
 
-func (c *deleteUsageCommand) Run(ctx context.Context, p *program) error {
-	return p.with(postgres.Options{}, func(d *postgres.Database) error {
-		before := today().AddDate(0, 0, -c.KeepDays)
-		deleted, err := d.DeleteUsage(ctx, before, c.Batch)
-		fmt.Printf("deleted %d records of before %s\n", deleted, before.Format(time.DateOnly))
-		return err
-	})
+func (c *deleteUsageCommand) Run(ctx context.Context, d *postgres.Database) error {
+	before := today().AddDate(0, 0, -c.KeepDays)
+	deleted, err := d.DeleteUsage(ctx, before, c.Batch)
+	fmt.Printf("deleted %d records of before %s\n", deleted, before.Format(time.DateOnly))
+	return err
 }
