@@ -32,7 +32,7 @@ type expiresAfter struct {
 
 // Validate finds values that parse but are invalid.
 func (e *expiresAfter) Validate() error {
-	if e.ExpiresAfter != nil && *e.ExpiresAfter <= 0 {
+	if e.ExpiresAfter != nil && *e.ExpiresAfter == 0 {
 		return fmt.Errorf("--expires-after is too small: without it, the key works until it is revoked")
 	}
 	return nil
@@ -71,14 +71,6 @@ the old one: both work until the old one expires. A key is replaced once: if the
 one is lost before anybody has it, rotate the new one.`
 }
 
-// Validate finds values that parse but are invalid.
-func (c *rotateKeyCommand) Validate() error {
-	if c.After < 0 {
-		return fmt.Errorf("--after is too small")
-	}
-	return c.expiresAfter.Validate()
-}
-
 func (c *rotateKeyCommand) Run(ctx context.Context, d *postgres.Database) error {
 	key, id, old, err := d.RotateKey(ctx, c.ID, time.Duration(c.After), c.lifetime())
 	if errors.Is(err, postgres.ErrKeyReplaced) {
@@ -95,14 +87,6 @@ func (c *rotateKeyCommand) Run(ctx context.Context, d *postgres.Database) error 
 type expireKeyCommand struct {
 	ID    int64    `arg:"" help:"The number of the key in keys list."`
 	After duration `required:"" placeholder:"DURATION" help:"How long the key still works, for instance 30d or 12h."`
-}
-
-// Validate finds values that parse but are invalid.
-func (c *expireKeyCommand) Validate() error {
-	if c.After < 0 {
-		return fmt.Errorf("--after is too small")
-	}
-	return nil
 }
 
 func (c *expireKeyCommand) Run(ctx context.Context, d *postgres.Database) error {
