@@ -3,13 +3,11 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"example.com/botapi/examples/openai/runtimetest"
 	"example.com/botapi/examples/production/internal/redistest"
@@ -128,44 +126,25 @@ func TestAbandonedModelsAreLimited(t *testing.T) {
 }
 
 // TestJoiningIsLimited has an account with a limit of one concurrent chat follow
-// its answer from 30 clients.
+// its answer from several clients.
 func TestJoiningIsLimited(t *testing.T) {
 	is := is.New(t)
-	const clients = 30
 	runtime := saysOne(t)
 	s := share(t, runtime.URL)
 	is.Equal(command(t, "", s.env, "limits", "set", "--concurrent-chats", "1").code, 0)
-	first, disconnect := s.connect(t, 0, "k1")
+	first, _ := s.connect(t, 0, "k1")
 	is.Equal(first.next(), `{"content":"one"}`)
-	ctx, disconnectAll := context.WithCancel(t.Context())
-	var all sync.WaitGroup
-	var joined, rejected atomic.Int64
-	for i := range clients {
-		all.Go(func() {
-			response, err := s.send(ctx, i%replicas, "k1", "Hi")
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			defer response.Body.Close()
-			switch {
-			case response.StatusCode == http.StatusOK && response.Header.Get("X-Botapi-Answer") == "joined":
-				joined.Add(1)
-			case response.StatusCode == http.StatusTooManyRequests && response.Header.Get("Retry-After") == "1":
-				rejected.Add(1)
-			}
-			_, _ = io.Copy(io.Discard, response.Body)
-		})
+	joined, disconnect := s.open(t, 1, "k1", "Hi") // a client that has lost its connection is admitted
+	is.Equal(outcomeOf(joined), "200 joined")
+	for replica := range replicas {
+		rejected, _ := s.open(t, replica, "k1", "Hi")
+		is.Equal(rejected.StatusCode, http.StatusTooManyRequests)
+		is.Equal(rejected.Header.Get("Retry-After"), "1")
 	}
-	eventually(t, "all have a response", func() bool { return joined.Load()+rejected.Load() == clients })
-	is.Equal(joined.Load(), int64(1)) // a client that has lost its connection is admitted
-	disconnectAll()
-	all.Wait()
 	disconnect()
 	eventually(t, "and again when it has disconnected", func() bool {
-		status, outcome, disconnect := s.head(t, 1, "k1")
-		disconnect()
-		return status == http.StatusOK && outcome == "joined"
+		again, _ := s.open(t, 2, "k1", "Hi")
+		return outcomeOf(again) == "200 joined"
 	})
 	is.Equal(len(runtime.Requests()), 1)
 }
@@ -182,14 +161,11 @@ func TestKeyedChatsAreMeasured(t *testing.T) {
 		<-r.Context().Done()
 	})
 	s := share(t, runtime.URL, "--keep-answer-bytes", "65536", "--resume", "1s")
-	status, outcome, disconnect := s.head(t, 0, "k1")
-	is.Equal(fmt.Sprint(status, outcome), "200kept")
-	status, outcome, disconnect2 := s.head(t, 0, "k1")
-	is.Equal(fmt.Sprint(status, outcome), "200joined")
-	ctx, disconnect3 := context.WithCancel(t.Context())
-	long, err := s.sendTo(ctx, s.replicas[0].url, "k2", "long")
-	is.NoErr(err)
-	defer long.Body.Close()
+	kept, disconnect := s.open(t, 0, "k1", "Hi")
+	is.Equal(outcomeOf(kept), "200 kept")
+	joined, disconnect2 := s.open(t, 0, "k1", "Hi")
+	is.Equal(outcomeOf(joined), "200 joined")
+	_, disconnect3 := s.open(t, 0, "k2", "long")
 	measured := func(series ...string) func() bool {
 		return func() bool {
 			text := scrape(t, s.replicas[0])
@@ -222,16 +198,7 @@ func hasSeries(text, name, label string) bool {
 	return false
 }
 
-// head opens a stream, and returns its status and outcome.
-func (s sharing) head(t *testing.T, replica int, idempotency string) (status int, outcome string, disconnect func()) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	response, err := s.send(ctx, replica, idempotency, "Hi")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return response.StatusCode, response.Header.Get("X-Botapi-Answer"), func() {
-		cancel()
-		response.Body.Close()
-	}
+// outcomeOf is the status of a response, and what X-Botapi-Answer says.
+func outcomeOf(r *http.Response) string {
+	return fmt.Sprint(r.StatusCode, " ", r.Header.Get("X-Botapi-Answer"))
 }

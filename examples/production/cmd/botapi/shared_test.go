@@ -2,10 +2,8 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
 	"strings"
 	"sync"
@@ -46,129 +44,28 @@ func (s sharing) sendTo(ctx context.Context, url, idempotency, prompt string) (*
 // connect returns a stream that has begun, and a function that disconnects it.
 func (s sharing) connect(t *testing.T, replica int, idempotency string) (stream, context.CancelFunc) {
 	t.Helper()
-	ctx, disconnect := context.WithCancel(t.Context())
-	response, err := s.send(ctx, replica, idempotency, "Hi")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { response.Body.Close() })
+	response, disconnect := s.open(t, replica, idempotency, "Hi")
 	if response.StatusCode != http.StatusOK {
 		t.Fatalf("status %d", response.StatusCode)
 	}
 	return eventsOf(response), disconnect
 }
 
+// open returns the response to a chat, and a function that disconnects from it.
+func (s sharing) open(t *testing.T, replica int, idempotency, prompt string) (*http.Response, context.CancelFunc) {
+	t.Helper()
+	ctx, disconnect := context.WithCancel(t.Context())
+	response, err := s.send(ctx, replica, idempotency, prompt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { response.Body.Close() })
+	return response, disconnect
+}
+
 func (s sharing) status(t *testing.T, replica int, idempotency string) int {
 	t.Helper()
 	return askStatus(t, s.key, "POST", s.replicas[replica].url+"/v1/chat", chatBody("Hi", true), "Idempotency-Key", idempotency)
-}
-
-// wordsOf is the answer of the runtime of TestRetriesPayOnce to a prompt.
-func wordsOf(prompt string) (words []string) {
-	for i := range 40 {
-		words = append(words, fmt.Sprintf("%s/%d ", prompt, i))
-	}
-	return words
-}
-
-// TestRetriesPayOnce has 200 clients disconnect from their streams at random
-// points, and return to any replica. Each gets its complete answer once, and the
-// runtime is asked once for each.
-func TestRetriesPayOnce(t *testing.T) {
-	is := is.New(t)
-	const clients = 200
-	gates := make(map[string]chan struct{})
-	for i := range clients {
-		gates[fmt.Sprint("p", i)] = make(chan struct{})
-	}
-	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
-		prompt := lastOf(r)
-		for i, word := range wordsOf(prompt) {
-			if i == 20 {
-				select {
-				case <-gates[prompt]:
-				case <-r.Context().Done():
-					return
-				}
-			}
-			s.Text(word)
-		}
-		s.Stop()
-		s.Usage(9, 40)
-		s.Done()
-	})
-	s := share(t, runtime.URL)
-	var all sync.WaitGroup
-	for prompt, gate := range gates {
-		all.Go(func() {
-			if err := s.dropAndReturn(t.Context(), prompt, gate); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	all.Wait()
-	is.Equal(len(runtime.Requests()), clients)
-
-	// Each answer is recorded once, though most clients disconnected.
-	for _, p := range s.replicas {
-		p.end(t)
-	}
-	var records, completion int
-	query(t, s.env, `SELECT count(completion_tokens), sum(completion_tokens) FROM usage`, &records, &completion)
-	is.Equal(records, clients)
-	is.Equal(completion, clients*40)
-}
-
-func (s sharing) dropAndReturn(ctx context.Context, prompt string, gate chan struct{}) error {
-	drops := 1 + rand.IntN(3)
-	opens := rand.IntN(drops + 1) // the connection on which the runtime may continue
-	complete := strings.Join(wordsOf(prompt), "")
-	for drop := range drops + 1 {
-		if drop == opens {
-			close(gate)
-		}
-		most := 20
-		if drop >= opens {
-			most = 40
-		}
-		if drop == drops {
-			most = 1000 // to the end
-		} else {
-			most = rand.IntN(most)
-		}
-		text, end, err := s.read(ctx, prompt, most)
-		if err != nil {
-			return err
-		}
-		if drop < drops && !strings.HasPrefix(complete, text) {
-			return fmt.Errorf("the answer to %s began as %q", prompt, text)
-		}
-		if drop == drops && (text != complete || end != "[DONE]") {
-			return fmt.Errorf("the answer to %s is incomplete: %q, then %s", prompt, text, end)
-		}
-	}
-	return nil
-}
-
-// read reads some events of an answer, and disconnects.
-func (s sharing) read(ctx context.Context, prompt string, most int) (text, end string, err error) {
-	ctx, disconnect := context.WithTimeout(ctx, patience)
-	defer disconnect()
-	response, err := s.send(ctx, rand.IntN(replicas), "key-"+prompt, prompt)
-	if err != nil {
-		return "", "", err
-	}
-	defer response.Body.Close()
-	events := eventsOf(response)
-	for range most {
-		data := events.next()
-		var fragment struct{ Content string }
-		if json.Unmarshal([]byte(data), &fragment) != nil {
-			return text, data, nil
-		}
-		text += fragment.Content
-	}
-	return text, "", nil
 }
 
 // TestLimitsOverAllReplicas has 1,000 clients ask three replicas for more than
@@ -294,7 +191,13 @@ func TestShutdownWaitsForAnswers(t *testing.T) {
 	is.Equal(back.next(), `{"content":"two"}`)
 	close(words)
 	is.Equal(back.next(), "[DONE]")
+	for _, p := range s.replicas[1:] {
+		p.end(t)
+	}
 	s.replicas[0].wait(t)
+	var chats, counted, joins int
+	query(t, s.env, `SELECT sum(chats), count(completion_tokens), sum(joins) FROM usage`, &chats, &counted, &joins)
+	is.Equal([]int{chats, counted, joins}, []int{1, 1, 1}) // it is one chat, and is paid for once
 }
 
 // TestRedisRejectsTheService starts replicas with settings that an operator may

@@ -223,24 +223,3 @@ func TestRedisBecomesSlow(t *testing.T) {
 	way.Delay(time.Second)
 	is.Equal(concurrently("slow-"), map[int]int{http.StatusOK: chats})
 }
-
-// TestForeignKeysInRedis has keys of another type where replicas write, and then
-// a user who has lost all rights.
-func TestForeignKeysInRedis(t *testing.T) {
-	is := is.New(t)
-	runtime := says(t, "one")
-	s := share(t, runtime.URL, "--redis-prefix", "shop:")
-	is.Equal(command(t, "", s.env, "limits", "set", "--tokens-per-day", "1000000", "--concurrent-chats", "5").code, 0)
-	operator := s.redis.Client(t)
-	is.NoErr(operator.RPush(t.Context(), "shop:limits:tokens:acme", "").Err())
-	for _, idempotency := range []string{"", "k1"} {
-		is.Equal(s.status(t, 0, idempotency), http.StatusOK)
-	}
-	reaches, known := s.replicas[0].reachesRedis(t)
-	is.True(known && !reaches)
-	is.NoErr(operator.Do(t.Context(), "ACL", "SETUSER", "default", "-@all", "+acl", "+ping").Err())
-	for _, idempotency := range []string{"", "k2"} {
-		is.Equal(s.status(t, 1, idempotency), http.StatusOK)
-	}
-	is.NoErr(operator.Do(t.Context(), "ACL", "SETUSER", "default", "+@all").Err())
-}

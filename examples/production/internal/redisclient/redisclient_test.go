@@ -150,7 +150,11 @@ func TestErrorOfOneCommand(t *testing.T) {
 	is.True(client.Reachable())
 	is.True(redisclient.Rejected(client.LPush(t.Context(), "text", "").Err()))
 	is.True(!client.Away())
-	is.True(!client.Reachable()) // but an operator should notice
+	is.True(!client.Reachable())                                                                      // but an operator should notice
+	is.NoErr(operator.Do(t.Context(), "ACL", "SETUSER", "default", "-@all", "+acl", "+config").Err()) // a user who has lost most rights
+	is.True(redisclient.Rejected(client.Get(t.Context(), "text").Err()))
+	is.True(!client.Away())
+	is.NoErr(operator.Do(t.Context(), "ACL", "SETUSER", "default", "+@all").Err())
 
 	newcomer := server.Client(t)
 	is.NoErr(operator.ConfigSet(t.Context(), "maxclients", "1").Err())

@@ -182,28 +182,6 @@ func TestLogHasNoTextOfTheRuntime(t *testing.T) {
 	}
 }
 
-func TestFailover(t *testing.T) {
-	for name, fails := range map[string]func(*runtimetest.Stream){
-		"busy":          func(s *runtimetest.Stream) { s.Refuse(429, "") },
-		"starting":      func(s *runtimetest.Stream) { s.Refuse(503, "") },
-		"failing":       func(s *runtimetest.Stream) { s.Refuse(500, "") },
-		"key rejected":  func(s *runtimetest.Stream) { s.Refuse(401, "") },
-		"model missing": func(s *runtimetest.Stream) { s.Refuse(404, "") },
-	} {
-		t.Run(name, func(t *testing.T) {
-			is := is.New(t)
-			bad := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { fails(s) })
-			good := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("good") })
-			service := serve(t, options(t, bad.URL, good.URL))
-			for range 4 {
-				_, answer := chat(t, service, unstreamed)
-				is.Equal(text(t, answer), "good")
-			}
-			is.Equal(len(good.Requests()), 4)
-		})
-	}
-}
-
 func TestEndpointThatIsDownIsALastResort(t *testing.T) {
 	is := is.New(t)
 	var recovered atomic.Bool

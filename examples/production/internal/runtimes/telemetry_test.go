@@ -149,23 +149,3 @@ func TestTelemetryOfAFailure(t *testing.T) {
 	is.Equal(counts["gen_ai.client.operation.duration 502"], int64(1))
 	is.Equal(counts["gen_ai.client.operation.time_to_first_chunk"], int64(0)) // there was none
 }
-
-func TestChatsInProgress(t *testing.T) {
-	is := is.New(t)
-	release := make(chan bool)
-	service, seen := watched(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
-		s.Text("Once upon")
-		<-release
-		s.Stop()
-	})
-	response := post(t, t.Context(), service, stream) // it has begun
-	is.Equal(seen.counts(t)["botapi.chats.in_progress"], int64(1))
-	close(release)
-	text := make([]byte, 1024)
-	for {
-		if _, err := response.Body.Read(text); err != nil {
-			break
-		}
-	}
-	is.Equal(seen.counts(t)["botapi.chats.in_progress"], int64(0))
-}

@@ -3,14 +3,11 @@ package telemetry
 import (
 	"bufio"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/matryer/is"
 )
@@ -59,35 +56,4 @@ func TestLogThatNobodyReads(t *testing.T) {
 	rest, err := io.ReadAll(lines)
 	is.NoErr(err)
 	is.Equal(string(rest), "{}\n") // the loss is reported once
-}
-
-// TestLogWithoutReader has a reader that fails: nothing waits for it, and every
-// line counts as lost.
-func TestLogWithoutReader(t *testing.T) {
-	is := is.New(t)
-	w := NewLogWriter(failingWriter{})
-	for range 3 {
-		_, _ = io.WriteString(w, "{}\n")
-	}
-	w.Close()
-	is.Equal(w.Lost(), int64(3))
-}
-
-type failingWriter struct{}
-
-func (failingWriter) Write([]byte) (int, error) { return 0, errors.New("no reader") }
-
-// TestCloseDoesNotWaitForever closes a log whose reader hangs.
-func TestCloseDoesNotWaitForever(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		is := is.New(t)
-		reader, pipe := io.Pipe()
-		w := NewLogWriter(pipe)
-		_, _ = io.WriteString(w, "{}\n")
-		began := time.Now()
-		w.Close()
-		is.Equal(time.Since(began), LogEnds)
-		reader.Close()
-		<-w.ended
-	})
 }
