@@ -14,12 +14,11 @@ import (
 
 func TestErrorsAreCountedByReason(t *testing.T) {
 	is := is.New(t)
-	env, key := withOneBot(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
 		s.Text("Once upon")
 		<-r.Context().Done()
 	})
-	p := serve(t, env, "--runtime", "local="+runtime.URL, "--max-body-bytes", "1000", "--max-chats", "2", "--max-chats-per-account", "1")
+	p, key := serveOneBot(t, "--runtime", "local="+runtime.URL, "--max-body-bytes", "1000", "--max-chats", "2", "--max-chats-per-account", "1")
 	first := openStream(t, key, p.url)
 	is.Equal(first.next(), `{"content":"Once upon"}`)
 
@@ -36,9 +35,9 @@ func TestErrorsAreCountedByReason(t *testing.T) {
 	}
 	fails(key, "/v1/chat", chatBody(strings.Repeat("x", 1000), true), http.StatusRequestEntityTooLarge)
 	fails(key, "/v1/chat", chatBody("Hi", true), http.StatusTooManyRequests)
-	other := createKeyOf(t, env, "other")
+	other := createKeyOf(t, p.env, "other")
 	is.Equal(openStream(t, other, p.url).next(), `{"content":"Once upon"}`)
-	fails(createKeyOf(t, env, "third"), "/v1/chat", chatBody("Hi", true), http.StatusServiceUnavailable)
+	fails(createKeyOf(t, p.env, "third"), "/v1/chat", chatBody("Hi", true), http.StatusServiceUnavailable)
 
 	wanted := map[string]string{
 		"401 Invalid API key":                         "3",

@@ -119,8 +119,7 @@ func raw(t *testing.T, url, request string) (status int, answer string) {
 // TestBodyThatNeverEnds begins to send a chat, and stops.
 func TestBodyThatNeverEnds(t *testing.T) {
 	is := is.New(t)
-	env, key := withOneBot(t)
-	p := serve(t, env, "--runtime", nowhere, "--read-timeout", "200ms")
+	p, key := serveOneBot(t, "--runtime", nowhere, "--read-timeout", "200ms")
 	status, answer := raw(t, p.url, "POST /v1/chat HTTP/1.1\r\nHost: bots\r\nAuthorization: Bearer "+key+"\r\nContent-Length: 100\r\n\r\n{")
 	is.Equal(status, http.StatusRequestTimeout)
 	is.Equal(answer, `{"detail":"Request body did not arrive in time"}`)
@@ -172,7 +171,6 @@ func TestClientAddressIsLogged(t *testing.T) {
 // has everything about a chat.
 func TestFailedChatIsOneLine(t *testing.T) {
 	is := is.New(t)
-	env, key := withOneBot(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
 		switch lastOf(r) {
 		case "reject":
@@ -182,7 +180,7 @@ func TestFailedChatIsOneLine(t *testing.T) {
 			s.Break()
 		}
 	})
-	p := serve(t, env, "--runtime", "local="+runtime.URL)
+	p, key := serveOneBot(t, "--runtime", "local="+runtime.URL)
 	for prompt, want := range map[string]int{"reject": http.StatusBadGateway, "break": http.StatusBadGateway} {
 		is.Equal(askStatus(t, key, "POST", p.url+"/v1/chat", chatBody(prompt, false)), want)
 	}

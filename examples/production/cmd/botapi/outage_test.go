@@ -204,11 +204,10 @@ func TestProxyRetriesWhereThereIsRoom(t *testing.T) {
 // TestModelIsNotAskedTwice has a model reject what no other replica may repeat.
 func TestModelIsNotAskedTwice(t *testing.T) {
 	is := is.New(t)
-	env, key := withOneBot(t)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
 		s.Refuse(http.StatusTooManyRequests, `{}`)
 	})
-	p := serve(t, env, "--runtime", "local="+runtime.URL)
+	p, key := serveOneBot(t, "--runtime", "local="+runtime.URL)
 	proxy := startProxy(t, []*process{p, p, p})
 
 	is.Equal(askStatus(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", true)), http.StatusServiceUnavailable)

@@ -199,6 +199,13 @@ func withOneBotAt(t testing.TB, url string) (env []string, key string) {
 	return env, createKey(t, env)
 }
 
+// serveOneBot starts a replica with a fresh database, which has a bot and a key.
+func serveOneBot(t testing.TB, args ...string) (p *process, key string) {
+	t.Helper()
+	env, key := withOneBot(t)
+	return serve(t, env, args...), key
+}
+
 // serveAll starts all replicas, with the same settings.
 func serveAll(t testing.TB, env []string, args ...string) (running []*process) {
 	t.Helper()

@@ -23,13 +23,12 @@ import (
 // TestErrorsOfTheProxy has HAProxy respond with each of its own error statuses:
 // the response is in the API's form, and has the id that is in the proxy's log.
 func TestErrorsOfTheProxy(t *testing.T) {
-	env, key := withOneBot(t)
 	asked := make(chan struct{}, 10)
 	runtime := runtimetest.New(t, func(_ *runtimetest.Stream, r *runtimetest.Request) {
 		asked <- struct{}{}
 		<-r.Context().Done() // it never answers
 	})
-	p := serve(t, env, "--runtime", "local="+runtime.URL)
+	p, key := serveOneBot(t, "--runtime", "local="+runtime.URL)
 	impatient := startProxyAt(t, "", []*process{p, p, p}, "BODY_TIME=1s", "ANSWER_TIME=1s")
 	patient := startProxy(t, []*process{p, p, p})
 	impatient.know(t, key)
@@ -113,7 +112,6 @@ func TestProxyWaitsForTheLongestAnswer(t *testing.T) {
 // of an OpenAI-compatible client.
 func TestFrozenReplica(t *testing.T) {
 	is := is.New(t)
-	env, key := withOneBot(t)
 	end := make(chan struct{})
 	asked := make(chan struct{}, 2)
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
@@ -127,7 +125,7 @@ func TestFrozenReplica(t *testing.T) {
 		}
 		<-r.Context().Done()
 	})
-	p := serve(t, env, "--openai", "--runtime", "local="+runtime.URL)
+	p, key := serveOneBot(t, "--openai", "--runtime", "local="+runtime.URL)
 	proxy := startProxyAt(t, "", []*process{p, p, p}, "SILENCE_TIME=500ms")
 	var asking sync.WaitGroup
 	answered := func(path, body string) chan string {
@@ -251,8 +249,7 @@ func (c *connection) answer(t *testing.T) *http.Response {
 // TestResponsesOfNetHTTP has a replica reject what net/http does not let through to
 // the API, directly and behind the proxy.
 func TestResponsesOfNetHTTP(t *testing.T) {
-	env, key := withOneBot(t)
-	p := serve(t, env, "--runtime", nowhere)
+	p, key := serveOneBot(t, "--runtime", nowhere)
 	behind := startProxy(t, []*process{p, p, p})
 	for name, at := range map[string]proxy{"directly": {url: p.url}, "behind the proxy": behind} {
 		for _, c := range []struct {

@@ -315,14 +315,13 @@ func changesAreSeen(t *testing.T, env []string, slug string, replicas []*process
 // TestProxyPassesDisconnectsOn has a client disconnect before the first fragment: the
 // model stops.
 func TestProxyPassesDisconnectsOn(t *testing.T) {
-	env, key := withOneBot(t)
 	asked, stopped := make(chan struct{}, 1), make(chan struct{}, 1)
 	runtime := runtimetest.New(t, func(_ *runtimetest.Stream, r *runtimetest.Request) {
 		asked <- struct{}{}
 		<-r.Context().Done() // it never answers
 		stopped <- struct{}{}
 	})
-	p := serve(t, env, "--runtime", "local="+runtime.URL)
+	p, key := serveOneBot(t, "--runtime", "local="+runtime.URL)
 	proxy := startProxy(t, []*process{p, p, p})
 	ctx, disconnect := context.WithCancel(t.Context())
 	var client sync.WaitGroup

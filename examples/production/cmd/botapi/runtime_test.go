@@ -13,11 +13,10 @@ import (
 // to another.
 func TestRuntimeThatHangs(t *testing.T) {
 	is := is.New(t)
-	env, key := withOneBot(t)
 	hangs := runtimetest.New(t, func(_ *runtimetest.Stream, r *runtimetest.Request) { <-r.Context().Done() })
 	good := says(t, "good")
 
-	p := serve(t, env, "--runtime", "local="+hangs.URL, "--runtime", "local="+good.URL, "--attempt-timeout", "100ms")
+	p, key := serveOneBot(t, "--runtime", "local="+hangs.URL, "--runtime", "local="+good.URL, "--attempt-timeout", "100ms")
 	for range 4 {
 		status, answer := ask(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", false))
 		is.Equal(status, http.StatusOK)
@@ -28,9 +27,8 @@ func TestRuntimeThatHangs(t *testing.T) {
 
 func TestRuntimeGetsNoHeadersOfTheClient(t *testing.T) {
 	is := is.New(t)
-	env, key := withOneBot(t)
 	runtime := says(t, "ok")
-	p := serve(t, env, "--runtime", "local="+runtime.URL)
+	p, key := serveOneBot(t, "--runtime", "local="+runtime.URL)
 
 	const trace = "4bf92f3577b34da6a3ce929d0e0e4736"
 	askStatus(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", true),

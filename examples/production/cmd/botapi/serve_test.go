@@ -224,8 +224,7 @@ func paced(t *testing.T) (words chan string, url string) {
 func TestShutdownLetsStreamsEnd(t *testing.T) {
 	is := is.New(t)
 	words, runtime := paced(t)
-	env, key := withOneBot(t)
-	p := serve(t, env, "--runtime", "local="+runtime, "--drain-delay", "2s")
+	p, key := serveOneBot(t, "--runtime", "local="+runtime, "--drain-delay", "2s")
 	words <- "one"
 	s := openStream(t, key, p.url)
 	is.Equal(s.next(), `{"content":"one"}`)
@@ -240,14 +239,13 @@ func TestShutdownLetsStreamsEnd(t *testing.T) {
 	close(words)
 	is.Equal(s.next(), "[DONE]")
 	p.wait(t)
-	is.Equal(usageOf(t, env), []used{{"acme", "u-42", "u1", 200, true}})
+	is.Equal(usageOf(t, p.env), []used{{"acme", "u-42", "u1", 200, true}})
 }
 
 func TestShutdownEndsChatsWhenGraceIsOver(t *testing.T) {
 	is := is.New(t)
 	words, runtime := paced(t)
-	env, key := withOneBot(t)
-	p := serve(t, env, "--runtime", "local="+runtime, "--grace", "100ms")
+	p, key := serveOneBot(t, "--runtime", "local="+runtime, "--grace", "100ms")
 	words <- "one"
 	s := openStream(t, key, p.url)
 	is.Equal(s.next(), `{"content":"one"}`)
@@ -276,7 +274,7 @@ func TestShutdownEndsChatsWhenGraceIsOver(t *testing.T) {
 	for _, chat := range chats {
 		is.True(strings.Contains(chat["error"].(string), "the grace time of the shutdown is over"))
 	}
-	is.Equal(statuses(usageOf(t, env)), []int{200, 503})
+	is.Equal(statuses(usageOf(t, p.env)), []int{200, 503})
 }
 
 // statuses are the statuses of the incomplete chats.

@@ -21,7 +21,6 @@ import (
 // replica says that it reloads nothing.
 func TestHangup(t *testing.T) {
 	is := is.New(t)
-	env, key := withOneBot(t)
 	end := make(chan struct{})
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
 		s.Text("one")
@@ -29,7 +28,7 @@ func TestHangup(t *testing.T) {
 		s.Stop()
 		s.Done()
 	})
-	p := serve(t, env, "--runtime", "local="+runtime.URL)
+	p, key := serveOneBot(t, "--runtime", "local="+runtime.URL)
 	var open []stream
 	for range 100 {
 		s := openStream(t, key, p.url)

@@ -19,8 +19,7 @@ import (
 // keeps the documented number of them, in the documented memory, and serves
 // others meanwhile.
 func TestOneAddressWithoutAKey(t *testing.T) {
-	env, key := withOneBot(t)
-	p := serve(t, env, "--runtime", nowhere)
+	p, key := serveOneBot(t, "--runtime", nowhere)
 	large := strings.Repeat("x", 250<<10)
 	for name, begun := range map[string]string{
 		"headers": "POST /v1/chat HTTP/1.1\r\nHost: bots\r\nX-Large: " + large,
@@ -43,8 +42,7 @@ func TestOneAddressWithoutAKey(t *testing.T) {
 // TestOneAddressWithAKey opens more connections than an address may have before a
 // key of it was accepted, also through another proxy, in front of this one.
 func TestOneAddressWithAKey(t *testing.T) {
-	env, key := withOneBot(t)
-	p := serve(t, env, "--runtime", nowhere)
+	p, key := serveOneBot(t, "--runtime", nowhere)
 	for name, options := range map[string]string{"directly": "", "balanced": " accept-proxy"} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
@@ -70,8 +68,7 @@ func listing(key string) string {
 // TestOneAddressWithAKeyIsForgotten opens connections without a valid key all the
 // time. They do not prolong the time for which the address has the higher limit.
 func TestOneAddressWithAKeyIsForgotten(t *testing.T) {
-	env, key := withOneBot(t)
-	p := serve(t, env, "--runtime", nowhere)
+	p, key := serveOneBot(t, "--runtime", nowhere)
 	proxy := startProxyAt(t, "", []*process{p, p, p}, "CONNECTIONS_BEFORE_A_KEY=5", "KNOWN_TIME=2s")
 	proxy.know(t, key)
 	eventually(t, "the address has the lower limit", func() bool {
@@ -126,7 +123,6 @@ func TestOneAddressWithoutHandshakes(t *testing.T) {
 // TestOneAddressOverHTTP2 sends more requests at the same time, in one connection,
 // than an address may have before and after a key of it was accepted.
 func TestOneAddressOverHTTP2(t *testing.T) {
-	env, key := withOneBot(t)
 	asked, answer := make(chan struct{}, 100), make(chan struct{})
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
 		asked <- struct{}{}
@@ -136,7 +132,7 @@ func TestOneAddressOverHTTP2(t *testing.T) {
 		case <-r.Context().Done():
 		}
 	})
-	p := serve(t, env, "--runtime", "local="+runtime.URL)
+	p, key := serveOneBot(t, "--runtime", "local="+runtime.URL)
 	proxy := startProxyAt(t, "", []*process{p, p, p}, "CONNECTIONS_BEFORE_A_KEY=20", "CONNECTIONS=60")
 	client := &http.Client{Transport: &http.Transport{Protocols: new(http.Protocols)}}
 	client.Transport.(*http.Transport).Protocols.SetUnencryptedHTTP2(true)

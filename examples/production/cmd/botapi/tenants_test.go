@@ -66,9 +66,8 @@ func TestKeyOfAnAnswerIsInNoTrace(t *testing.T) {
 // have its runtime.
 func TestUnknownRuntime(t *testing.T) {
 	is := is.New(t)
-	env, key := withOneBot(t)
-	p := serve(t, env, "--runtime", nowhere)
-	query(t, env, `UPDATE bots SET runtime = 'missing'`)
+	p, key := serveOneBot(t, "--runtime", nowhere)
+	query(t, p.env, `UPDATE bots SET runtime = 'missing'`)
 	response := send(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", true))
 	is.Equal(response.StatusCode, http.StatusServiceUnavailable)
 	is.True(response.Header.Get("Retry-After") != "")

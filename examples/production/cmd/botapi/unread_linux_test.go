@@ -29,8 +29,7 @@ func TestStreamsThatNobodyReads(t *testing.T) {
 	}
 	is := is.New(t)
 	const clients, most = 8, 200 << 10 // bytes; Linux doubles what haproxy.cfg says, and adds up to one segment
-	env, key := withOneBot(t)
-	p := serve(t, env, "--runtime", "local="+longAnswers(t, 1000).URL)
+	p, key := serveOneBot(t, "--runtime", "local="+longAnswers(t, 1000).URL)
 	proxy := startProxy(t, []*process{p, p, p})
 	for range clients {
 		is.Equal(askSilently(t, proxy.url, key, ""), http.StatusOK)
