@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync/atomic"
 
+	"example.com/botapi/examples/production/internal/telemetry"
 	"example.com/botapi/examples/resume"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -25,18 +26,8 @@ func measure(meter metric.Meter, allBytes int64) (*measured, error) {
 		metric.WithDescription("Answers that were stopped because no client returned in time."))
 	m.outgrown, errs[2] = meter.Int64Counter("botapi.answers.outgrown",
 		metric.WithDescription("Answers that outgrew their room, and were no longer kept."))
-	_, errs[3] = meter.Int64ObservableGauge("botapi.answers.kept", metric.WithUnit("By"),
-		metric.WithDescription("Memory of answers in Redis, as this replica last saw it."),
-		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-			o.Observe(m.bytes.Load())
-			return nil
-		}))
-	_, errs[4] = meter.Int64ObservableGauge("botapi.answers.kept.limit", metric.WithUnit("By"),
-		metric.WithDescription("Maximum memory of answers in Redis."),
-		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-			o.Observe(allBytes)
-			return nil
-		}))
+	errs[3] = telemetry.Gauge(meter, "botapi.answers.kept", "By", "Memory of answers in Redis, as this replica last saw it.", m.bytes.Load)
+	errs[4] = telemetry.Gauge(meter, "botapi.answers.kept.limit", "By", "Maximum memory of answers in Redis.", func() int64 { return allBytes })
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}

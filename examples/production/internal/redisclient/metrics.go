@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"example.com/botapi/examples/production/internal/telemetry"
 	"github.com/redis/go-redis/v9"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -22,24 +23,9 @@ func (c *Client) measure(meter metric.Meter) error {
 	c.AddHook(stopwatch{duration})
 	c.Apart.AddHook(stopwatch{duration})
 	c.breaker.probe.AddHook(stopwatch{duration})
-	_, err2 := meter.Int64ObservableGauge("botapi.redis.reachable",
-		metric.WithDescription("Whether Redis is up and has rejected no command of this replica in the last ten seconds."),
-		metric.WithInt64Callback(observe(c.Reachable)))
-	_, err3 := meter.Int64ObservableGauge("botapi.redis.full",
-		metric.WithDescription("Whether Redis has no room for answers. Limits still work."),
-		metric.WithInt64Callback(observe(c.Full)))
-	return errors.Join(err1, err2, err3)
-}
-
-func observe(so func() bool) metric.Int64Callback {
-	return func(_ context.Context, o metric.Int64Observer) error {
-		var value int64
-		if so() {
-			value = 1
-		}
-		o.Observe(value)
-		return nil
-	}
+	return errors.Join(err1,
+		telemetry.Flag(meter, "botapi.redis.reachable", "Whether Redis is up and has rejected no command of this replica in the last ten seconds.", c.Reachable),
+		telemetry.Flag(meter, "botapi.redis.full", "Whether Redis has no room for answers. Limits still work.", c.Full))
 }
 
 // stopwatch measures commands, including failed ones. It records no keys and no

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"example.com/botapi/examples/production/internal/telemetry"
 	"example.com/botapi/examples/production/internal/usage"
 	"example.com/botapi/examples/resume"
 	"go.opentelemetry.io/otel/attribute"
@@ -14,14 +15,28 @@ import (
 const scope = "example.com/botapi/examples/production/internal/service"
 
 // measure creates the replica's own metrics.
-func (r *replica) measure() (err error) {
+func (r *replica) measure() error {
 	meter := r.telemetry.Metrics.Meter(scope)
-	r.errorResponses, err = meter.Int64Counter("botapi.error_responses",
+	var errs [2]error
+	r.errorResponses, errs[0] = meter.Int64Counter("botapi.error_responses",
 		metric.WithDescription("Error responses by status and reason, including those that the proxy then retried on another replica."))
-	var err2 error
-	r.tokens, err2 = meter.Int64Counter("botapi.tokens", metric.WithUnit("{token}"),
+	r.tokens, errs[1] = meter.Int64Counter("botapi.tokens", metric.WithUnit("{token}"),
 		metric.WithDescription("Tokens that chats have used, by how they are known: reported, or estimated because the runtime had not reported them, the answer is incomplete, or the report was absurd."))
-	return errors.Join(err, err2, r.measureDatabase(meter), r.measureUsage(meter), r.measureLog(meter))
+	used := func() int64 { used, _ := r.database.Connections(); return int64(used) }
+	most := func() int64 { _, most := r.database.Connections(); return int64(most) }
+	return errors.Join(errs[0], errs[1],
+		telemetry.Flag(meter, "botapi.database.reachable", "Whether this replica reached its database at the last check.", r.readiness.reaches.Load),
+		telemetry.Gauge(meter, "botapi.database.connections", "", "Database connections in use.", used),
+		telemetry.Gauge(meter, "botapi.database.connections.limit", "", "The maximum of database connections.", most),
+		telemetry.Gauge(meter, "botapi.usage.waiting.records", "", "Usage records that wait for the database.",
+			func() int64 { return r.usage.Backlog().Records }),
+		telemetry.Gauge(meter, "botapi.usage.waiting", "By", "Memory of the usage records that wait for the database.",
+			func() int64 { return r.usage.Backlog().Bytes }),
+		telemetry.Gauge(meter, "botapi.usage.waiting.limit", "By", "The maximum memory of waiting usage records; records that do not fit are written to the log.",
+			func() int64 { return usage.QueueBytes }),
+		telemetry.Counter(meter, "botapi.usage.not_stored", "Usage records that are in the log and not in the database.",
+			func() int64 { return r.usage.Backlog().NotStored }),
+		telemetry.Counter(meter, "botapi.log.lines_lost", "Log lines that were dropped because nobody read the log.", r.config.LogLinesLost))
 }
 
 // countTokens counts the tokens of a chat that has ended.
@@ -29,64 +44,6 @@ func (r *replica) countTokens(ctx context.Context, runtime string, t usage.Token
 	known := metric.WithAttributes(attribute.String("runtime", runtime), attribute.String("known", why))
 	r.tokens.Add(ctx, t.Prompt, known, metric.WithAttributes(semconv.GenAITokenTypeInput))
 	r.tokens.Add(ctx, t.Completion, known, metric.WithAttributes(semconv.GenAITokenTypeOutput))
-}
-
-// measureLog creates the metric of a log that nobody reads.
-func (r *replica) measureLog(meter metric.Meter) error {
-	if r.config.LogLinesLost == nil {
-		return nil
-	}
-	_, err := meter.Int64ObservableCounter("botapi.log.lines_lost",
-		metric.WithDescription("Log lines that were dropped because nobody read the log."),
-		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-			o.Observe(r.config.LogLinesLost())
-			return nil
-		}))
-	return err
-}
-
-// measureDatabase creates the metrics of the database connections.
-func (r *replica) measureDatabase(meter metric.Meter) error {
-	reachable, err1 := meter.Int64ObservableGauge("botapi.database.reachable",
-		metric.WithDescription("Whether this replica reached its database at the last check."))
-	used, err2 := meter.Int64ObservableGauge("botapi.database.connections",
-		metric.WithDescription("Database connections in use."))
-	most, err3 := meter.Int64ObservableGauge("botapi.database.connections.limit",
-		metric.WithDescription("The maximum of database connections."))
-	_, err4 := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		var reaches int64
-		if r.readiness.reaches.Load() {
-			reaches = 1
-		}
-		inUse, limit := r.database.Connections()
-		o.ObserveInt64(reachable, reaches)
-		o.ObserveInt64(used, int64(inUse))
-		o.ObserveInt64(most, int64(limit))
-		return nil
-	}, reachable, used, most)
-	return errors.Join(err1, err2, err3, err4)
-}
-
-// measureUsage creates the metrics of usage that is not stored yet, or will
-// never be.
-func (r *replica) measureUsage(meter metric.Meter) error {
-	records, err1 := meter.Int64ObservableGauge("botapi.usage.waiting.records",
-		metric.WithDescription("Usage records that wait for the database."))
-	size, err2 := meter.Int64ObservableGauge("botapi.usage.waiting", metric.WithUnit("By"),
-		metric.WithDescription("Memory of the usage records that wait for the database."))
-	most, err3 := meter.Int64ObservableGauge("botapi.usage.waiting.limit", metric.WithUnit("By"),
-		metric.WithDescription("The maximum memory of waiting usage records; records that do not fit are written to the log."))
-	notStored, err4 := meter.Int64ObservableCounter("botapi.usage.not_stored",
-		metric.WithDescription("Usage records that are in the log and not in the database."))
-	_, err5 := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		backlog := r.usage.Backlog()
-		o.ObserveInt64(records, backlog.Records)
-		o.ObserveInt64(size, backlog.Bytes)
-		o.ObserveInt64(most, usage.QueueBytes)
-		o.ObserveInt64(notStored, backlog.NotStored)
-		return nil
-	}, records, size, most, notStored)
-	return errors.Join(err1, err2, err3, err4, err5)
 }
 
 // measureAnswers creates the metric of answers in progress; their store has the

@@ -65,7 +65,7 @@ type Config struct {
 	Grace      time.Duration // for the chats that are in progress then
 
 	Logger       *slog.Logger
-	LogLinesLost func() int64 // of Logger; nil if it loses none
+	LogLinesLost func() int64 // of Logger
 }
 
 // ShutdownTime is the longest that Run, followed by closing the database and the
