@@ -42,7 +42,7 @@ func TestMemoryOfStalledClients(t *testing.T) {
 		is.NoErr(err)
 		t.Cleanup(func() { c.Close() })
 		is.NoErr(c.(*net.TCPConn).SetReadBuffer(4096))
-		const body = `{"bot_slug":"helper","prompt":"Hi","stream":true}`
+		const body = `{"bot_slug":"bot","prompt":"Hi","stream":true}`
 		_, err = fmt.Fprintf(c, "POST /v1/chat HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer acme\r\nIdempotency-Key: %s\r\nContent-Length: %d\r\n\r\n%s", key, len(body), body)
 		is.NoErr(err)
 		_, err = c.Read(make([]byte, 1)) // and never again

@@ -11,13 +11,13 @@ import (
 	"iter"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/botapitest"
 	"example.com/botapi/examples/production/internal/answers"
 	"example.com/botapi/examples/production/internal/limits"
 	"example.com/botapi/examples/production/internal/redisclient"
@@ -65,17 +65,7 @@ func serve(t *testing.T, client *redisclient.Client, engine botapi.ChatEngine, s
 		Admit: func(ctx context.Context, _ *botapi.ChatRequest) error {
 			return limited.Rejected(botapi.AccountFrom(ctx))
 		}})
-	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	keys := botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) { return key, nil })
-	server := httptest.NewServer(botapi.New(botapi.Options{
-		Bots: bots, Keys: keys, Engine: resuming, Routes: resuming.Routes(), OnLimit: resuming.OnLimit, Logger: logger,
-	}))
 	t.Cleanup(func() {
-		server.CloseClientConnections()
-		server.Close()
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
 		if err := resuming.Close(ctx); err != nil {
@@ -84,7 +74,8 @@ func serve(t *testing.T, client *redisclient.Client, engine botapi.ChatEngine, s
 		limited.Close()
 		store.Close()
 	})
-	return replica(server.URL)
+	accounts := botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) { return key, nil })
+	return replica(botapitest.NewServer(t, botapi.Options{Keys: accounts, Engine: resuming, Routes: resuming.Routes(), OnLimit: resuming.OnLimit}).URL)
 }
 
 type limitsOfAll limits.Limits
@@ -123,7 +114,7 @@ func (r replica) send(ctx context.Context, key string) (*http.Response, error) {
 }
 
 func (r replica) sendAs(ctx context.Context, account, key string) (*http.Response, error) {
-	request, err := http.NewRequestWithContext(ctx, "POST", string(r)+"/v1/chat", strings.NewReader(`{"bot_slug":"helper","prompt":"Hi","stream":true}`))
+	request, err := http.NewRequestWithContext(ctx, "POST", string(r)+"/v1/chat", strings.NewReader(`{"bot_slug":"bot","prompt":"Hi","stream":true}`))
 	if err != nil {
 		return nil, err
 	}
@@ -389,8 +380,6 @@ func TestOneWait(t *testing.T) {
 	defer store.Close()
 	server.Hang(t)
 	defer server.GoOn(t)
-	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
-	is.NoErr(err)
 	var claimed error
 	var until time.Time
 	engine := botapi.CallbackEngine(func(ctx context.Context, _ *botapi.ChatRequest, _ func(string) error) error {
@@ -402,10 +391,8 @@ func TestOneWait(t *testing.T) {
 		until, _ = waiting.Deadline()
 		return nil
 	})
-	keys := botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) { return key, nil })
-	chat := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/chat", strings.NewReader(`{"bot_slug":"helper","prompt":"Hi","stream":false}`))
-	chat.Header.Set("Authorization", "Bearer acme")
-	botapi.New(botapi.Options{Bots: bots, Keys: keys, Engine: engine, Logger: slog.New(slog.DiscardHandler)}).ServeHTTP(httptest.NewRecorder(), chat)
+	_, err = botapitest.NewServer(t, botapi.Options{Engine: engine}).Client.Ask(t.Context(), botapitest.Chat{Bot: botapitest.DefaultBot().Slug, Prompt: "Hi"})
+	is.NoErr(err)
 	is.True(errors.Is(claimed, context.DeadlineExceeded))
 	is.True(time.Until(until) <= timeout-claims)
 }

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
-	"net/http/httptest"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,6 +17,7 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/botapitest"
 	"example.com/botapi/examples/production/internal/faulttest"
 	"example.com/botapi/examples/production/internal/limits"
 	"example.com/botapi/examples/production/internal/redisclient"
@@ -28,7 +28,7 @@ import (
 
 const (
 	patience = 20 * time.Second
-	chat     = `{"bot_slug":"helper","prompt":"Hi","stream":false}`
+	chat     = `{"bot_slug":"bot","prompt":"Hi","stream":false}`
 )
 
 // table replaces the database: package postgres has tests of its own.
@@ -83,19 +83,9 @@ func serve(t *testing.T, client *redisclient.Client, o limits.Options) replica {
 		}
 	}
 	engine := limits.New(o)
-	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := httptest.NewServer(botapi.New(botapi.Options{
-		Bots:   bots,
-		Keys:   botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) { return key, nil }),
-		Engine: engine,
-		Logger: o.Logger,
-	}))
 	t.Cleanup(engine.Close)
-	t.Cleanup(server.Close)
-	return replica{engine, server.URL, costs}
+	accounts := botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) { return key, nil })
+	return replica{engine, botapitest.NewServer(t, botapi.Options{Keys: accounts, Engine: engine}).URL, costs}
 }
 
 // three are three replicas, each with its own connections to one Redis.
@@ -139,6 +129,24 @@ func (r replica) chat(t *testing.T, account string) answer {
 		t.Fatal(err)
 	}
 	return got
+}
+
+// A crowd is clients of one account that ask all replicas at the same time.
+type crowd struct {
+	sync.WaitGroup
+	rejected atomic.Int64
+}
+
+func gather(t *testing.T, replicas [3]replica, account string, clients int) *crowd {
+	c := new(crowd)
+	for i := range clients {
+		c.Go(func() {
+			if got, _ := replicas[i%3].ask(t.Context(), account); got.status == http.StatusTooManyRequests {
+				c.rejected.Add(1)
+			}
+		})
+	}
+	return c
 }
 
 // spend runs a chat that uses this many tokens.
@@ -373,17 +381,9 @@ func TestLimitsAreCached(t *testing.T) {
 	})
 	engine := &holding{done: make(chan struct{})}
 	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Engine: engine, Store: store, CacheTTL: 500 * time.Millisecond})
-	var all sync.WaitGroup
-	var rejected atomic.Int64
-	for range 20 {
-		all.Go(func() {
-			if got, _ := r.ask(t.Context(), "acme"); got.status == http.StatusTooManyRequests {
-				rejected.Add(1)
-			}
-		})
-	}
+	all := gather(t, [3]replica{r, r, r}, "acme", 20)
 	close(asked)
-	eventually(t, "all but one are rejected", func() bool { return rejected.Load() == 19 })
+	eventually(t, "all but one are rejected", func() bool { return all.rejected.Load() == 19 })
 	is.True(lookups.Load() <= 2) // the second if the 20 took longer than the cache keeps it
 
 	limit.Store(2) // the limit is raised
@@ -447,16 +447,8 @@ func TestFiftyConcurrentChats(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
 			engine, server, replicas := budget(t, c.reserve, c.use, limits.Limits{TokensPerDay: tokens})
-			var all sync.WaitGroup
-			var rejected atomic.Int64
-			for i := range clients {
-				all.Go(func() {
-					if got, _ := replicas[i%3].ask(t.Context(), "acme"); got.status == http.StatusTooManyRequests {
-						rejected.Add(1)
-					}
-				})
-			}
-			eventually(t, "the others are rejected", func() bool { return rejected.Load() == clients-c.admitted })
+			all := gather(t, replicas, "acme", clients)
+			eventually(t, "the others are rejected", func() bool { return all.rejected.Load() == clients-c.admitted })
 			is.Equal(engine.begun.Load(), c.admitted)
 			is.Equal(replicas[0].chat(t, "acme"), answer{http.StatusTooManyRequests,
 				`{"detail":"The tokens of this account for today are reserved for its chats in progress"}`, 1})
@@ -544,16 +536,8 @@ func TestRedisIsFull(t *testing.T) {
 	redis := server.Client(t)
 	is.NoErr(redis.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	is.True(goredis.IsOOMError(redis.Set(t.Context(), "key", "", 0).Err()))
-	var all sync.WaitGroup
-	var rejected atomic.Int64
-	for i := range 50 {
-		all.Go(func() {
-			if got, _ := replicas[i%3].ask(t.Context(), "acme"); got.status == http.StatusTooManyRequests {
-				rejected.Add(1)
-			}
-		})
-	}
-	eventually(t, "four are admitted", func() bool { return rejected.Load() == 46 && engine.begun.Load() == 4 })
+	all := gather(t, replicas, "acme", 50)
+	eventually(t, "four are admitted", func() bool { return all.rejected.Load() == 46 && engine.begun.Load() == 4 })
 	close(engine.done)
 	all.Wait()
 	eventually(t, "what they used is counted", func() bool { return redis.Get(t.Context(), "botapi:limits:tokens:acme").Val() == "40" })

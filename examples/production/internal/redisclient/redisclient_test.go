@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/botapitest"
 	"example.com/botapi/examples/production/internal/faulttest"
 	"example.com/botapi/examples/production/internal/logtest"
 	"example.com/botapi/examples/production/internal/redisclient"
@@ -166,20 +166,14 @@ func TestErrorOfOneCommand(t *testing.T) {
 // withRequest returns the context of an engine, by which the waits of one chat are added up.
 func withRequest(t *testing.T) (ctx context.Context) {
 	t.Helper()
-	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"})
-	if err != nil {
+	engine := botapi.CallbackEngine(func(engine context.Context, _ *botapi.ChatRequest, _ func(string) error) error {
+		ctx = context.WithoutCancel(engine)
+		return nil
+	})
+	client := botapitest.NewServer(t, botapi.Options{Engine: engine}).Client
+	if _, err := client.Ask(t.Context(), botapitest.Chat{Bot: botapitest.DefaultBot().Slug, Prompt: "Hi"}); err != nil {
 		t.Fatal(err)
 	}
-	h := botapi.New(botapi.Options{
-		Bots: bots, Keys: botapi.StaticKeys(map[string]string{"key": "acme"}),
-		Engine: botapi.CallbackEngine(func(engine context.Context, _ *botapi.ChatRequest, _ func(string) error) error {
-			ctx = context.WithoutCancel(engine)
-			return nil
-		}),
-	})
-	r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/chat", strings.NewReader(`{"bot_slug":"helper","prompt":"Hi","stream":false}`))
-	r.Header.Set("Authorization", "Bearer key")
-	h.ServeHTTP(httptest.NewRecorder(), r)
 	return ctx
 }
 

@@ -6,12 +6,12 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"strings"
 	"testing"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/botapitest"
 	"example.com/botapi/examples/openai/runtimetest"
 	"example.com/botapi/examples/production/internal/postgres"
 	"example.com/botapi/examples/production/internal/runtimes"
@@ -51,14 +51,7 @@ func serve(t *testing.T, o runtimes.Options) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := httptest.NewServer(botapi.New(botapi.Options{
-		Bots:   bots,
-		Keys:   botapi.StaticKeys(map[string]string{"key": "acme"}),
-		Engine: engine,
-		Logger: o.Logger,
-	}))
-	t.Cleanup(server.Close)
-	return server.URL
+	return botapitest.NewServer(t, botapi.Options{Bots: bots, Engine: engine, Logger: o.Logger}).URL
 }
 
 const (
