@@ -26,7 +26,7 @@ func TestBackUpAndRestore(t *testing.T) {
 	}
 	from := postgrestest.Database(t)
 	env, key := withOneBotAt(t, from)
-	revoked := createKeyOf(t, env, "globex")
+	revoked := createKey(t, env, "globex")
 	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--concurrent-chats", "7").code, 0)
 	runtime := says(t, "Hello")
 	redis := redistest.NewServer(t)
@@ -71,7 +71,7 @@ func TestBackUpAndRestore(t *testing.T) {
 	}
 	before := state(env)
 	run(blocks[0][1])
-	later := createKey(t, env)
+	later := createKey(t, env, "acme")
 	is.Equal(command(t, "", env, "keys", "revoke", "--account", "globex").code, 0)
 	run(blocks[1][1])
 

@@ -35,9 +35,9 @@ func TestErrorsAreCountedByReason(t *testing.T) {
 	}
 	fails(key, "/v1/chat", chatBody(strings.Repeat("x", 1000), true), http.StatusRequestEntityTooLarge)
 	fails(key, "/v1/chat", chatBody("Hi", true), http.StatusTooManyRequests)
-	other := createKeyOf(t, p.env, "other")
+	other := createKey(t, p.env, "other")
 	is.Equal(openStream(t, other, p.url).next(), `{"content":"Once upon"}`)
-	fails(createKeyOf(t, p.env, "third"), "/v1/chat", chatBody("Hi", true), http.StatusServiceUnavailable)
+	fails(createKey(t, p.env, "third"), "/v1/chat", chatBody("Hi", true), http.StatusServiceUnavailable)
 
 	wanted := map[string]string{
 		"401 Invalid API key":                         "3",

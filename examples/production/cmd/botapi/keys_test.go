@@ -77,7 +77,7 @@ func TestKeyCommands(t *testing.T) {
 	is.Equal(status(second), http.StatusOK)
 	is.Equal(command(t, "", env, "keys", "rotate", "1"), replaced) // also when it has ended
 
-	other := createKeyOf(t, env, "other")
+	other := createKey(t, env, "other")
 	is.Equal(command(t, "", env, "keys", "revoke", "--account", "acme"), result{stdout: "revoked 2 keys of acme\n"})
 	is.Equal(status(second), http.StatusUnauthorized)
 	is.Equal(status(other), http.StatusOK)
@@ -89,7 +89,7 @@ func TestUnusedKeysAreListed(t *testing.T) {
 	env := migrated(t)
 	createLabelled(t, env, "old")
 	createLabelled(t, env, "new")
-	createKeyOf(t, env, "other")
+	createKey(t, env, "other")
 	query(t, env, `UPDATE api_keys SET created_at = '2026-01-31T12:00:00Z' WHERE label <> 'new'`)
 
 	unused := func(flags ...string) (keys int) {

@@ -19,7 +19,7 @@ func TestLimitsCommands(t *testing.T) {
 	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--tokens-per-day", "1"), result{
 		stdout: "acme: now 60 chats per minute, 1 tokens per day, 5 concurrent chats\n",
 		stderr: "botapi: note: the account \"acme\" has no keys\n"})
-	createKey(t, env)
+	createKey(t, env, "acme")
 	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--tokens-per-day", "0"), result{
 		stdout: "acme: now 60 chats per minute, unlimited tokens per day, 5 concurrent chats\n"})
 	is.Equal(command(t, "", env, "limits", "list").stdout, ""+
@@ -68,7 +68,7 @@ func TestShowLimits(t *testing.T) {
 		s.Done()
 	})
 	s := share(t, runtime.URL, "--answer-tokens", "100")
-	createKeyOf(t, s.env, "idle")
+	createKey(t, s.env, "idle")
 	env := append(s.env, "BOTAPI_REDIS="+s.redis.URL)
 	is.Equal(command(t, "", env, "limits", "set", "--concurrent-chats", "2", "--chats-per-minute", "60").code, 0)
 	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--tokens-per-day", "5000").code, 0)

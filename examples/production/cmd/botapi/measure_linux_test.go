@@ -176,7 +176,7 @@ type server struct {
 func startServers(b *testing.B, runtime string) []server {
 	env := migrated(b)
 	importBots(b, env, oneBot)
-	key := createKey(b, env)
+	key := createKey(b, env, "acme")
 	p := serve(b, env, "--runtime", "local="+runtime)
 	servers := []server{
 		startBeside(b, "proxy", runtime, "/chat/completions", completionBody),

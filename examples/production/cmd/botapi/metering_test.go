@@ -128,7 +128,7 @@ func TestBillAndLimitAgree(t *testing.T) {
 					if keyed {
 						w.idempotency = "k"
 					}
-					keys[account] = createKeyOf(t, env, account)
+					keys[account] = createKey(t, env, account)
 					all.Go(func() {
 						w.send(t, keys[account], p.url)
 						w.send(t, keys[account], p.url) // with the same Idempotency-Key

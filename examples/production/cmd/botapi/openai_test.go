@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"example.com/botapi/examples/production/internal/redistest"
 	"github.com/matryer/is"
 )
 
@@ -69,42 +68,30 @@ func TestOpenAIClients(t *testing.T) {
 }
 
 // TestLimitsOfBothAPIs has a stream of one API take the only slot of its
-// account, so that there is none in the other.
+// account, so that there is none in the other at another replica.
 func TestLimitsOfBothAPIs(t *testing.T) {
-	const openAI = `{"model":"helper","messages":[{"role":"user","content":"Hi"}],"stream":true}`
+	const (
+		openAI = `{"model":"helper","messages":[{"role":"user","content":"Hi"}],"stream":true}`
+		why    = "Too many chats in progress for this account"
+	)
+	is := is.New(t)
 	ours := chatBody("Hi", true)
-	runtime := saysOne(t)
-	env, key := withOneBot(t)
-	is.New(t).Equal(command(t, "", env, "limits", "set", "--concurrent-chats", "1").code, 0)
-	for name, c := range map[string]struct {
-		args []string
-		why  string
-	}{
-		"of a replica":    {[]string{"--max-chats-per-account", "1"}, "Too many chats in progress for this key"},
-		"of all replicas": {[]string{"--redis", redistest.NewServer(t).URL}, "Too many chats in progress for this account"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			is := is.New(t)
-			running := serveAll(t, env, append(c.args, "--openai", "--runtime", "local="+runtime.URL)...)
-			first, other := running[0].url, running[0].url
-			if name == "of all replicas" {
-				other = running[1].url
-			}
-			for _, held := range []struct{ url, body string }{{first + "/v1/chat", ours}, {first + "/v1/chat/completions", openAI}} {
-				var stream *http.Response
-				eventually(t, "there is a slot", func() bool {
-					stream = send(t, key, "POST", held.url, held.body)
-					return stream.StatusCode == http.StatusOK
-				})
-				status, answer := ask(t, key, "POST", other+"/v1/chat", ours)
-				is.Equal(status, http.StatusTooManyRequests)
-				is.Equal(answer, `{"detail":"`+c.why+`"}`)
-				rejected := send(t, key, "POST", other+"/v1/chat/completions", openAI)
-				is.Equal(rejected.StatusCode, http.StatusTooManyRequests)
-				is.Equal(rejected.Header.Get("Retry-After"), "1")
-				is.Equal(strings.TrimSpace(bodyOf(rejected, nil)), `{"error":{"message":"`+c.why+`","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}`)
-				stream.Body.Close()
-			}
+	s := share(t, saysOne(t).URL, "--openai")
+	is.Equal(command(t, "", s.env, "limits", "set", "--concurrent-chats", "1").code, 0)
+	first, other := s.replicas[0].url, s.replicas[1].url
+	for path, body := range map[string]string{"/v1/chat": ours, "/v1/chat/completions": openAI} {
+		var stream *http.Response
+		eventually(t, "there is a slot", func() bool {
+			stream = send(t, s.key, "POST", first+path, body)
+			return stream.StatusCode == http.StatusOK
 		})
+		status, answer := ask(t, s.key, "POST", other+"/v1/chat", ours)
+		is.Equal(status, http.StatusTooManyRequests)
+		is.Equal(answer, `{"detail":"`+why+`"}`)
+		rejected := send(t, s.key, "POST", other+"/v1/chat/completions", openAI)
+		is.Equal(rejected.StatusCode, http.StatusTooManyRequests)
+		is.Equal(rejected.Header.Get("Retry-After"), "1")
+		is.Equal(strings.TrimSpace(bodyOf(rejected, nil)), `{"error":{"message":"`+why+`","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}`)
+		stream.Body.Close()
 	}
 }

@@ -163,13 +163,8 @@ func (p *process) reachesRedis(t testing.TB) (reaches, known bool) {
 	return false, false
 }
 
-// createKey creates a key with the command.
-func createKey(t testing.TB, env []string) string {
-	t.Helper()
-	return createKeyOf(t, env, "acme")
-}
-
-func createKeyOf(t testing.TB, env []string, account string) string {
+// createKey creates a key of an account with the command.
+func createKey(t testing.TB, env []string, account string) string {
 	t.Helper()
 	r := command(t, "", env, "keys", "create", "--account", account)
 	if r.code != 0 {
@@ -196,7 +191,7 @@ func withOneBotAt(t testing.TB, url string) (env []string, key string) {
 	t.Helper()
 	env = migratedAt(t, url)
 	importBots(t, env, oneBot)
-	return env, createKey(t, env)
+	return env, createKey(t, env, "acme")
 }
 
 // serveOneBot starts a replica with a fresh database, which has a bot and a key.

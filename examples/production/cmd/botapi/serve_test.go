@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -274,18 +273,9 @@ func TestShutdownEndsChatsWhenGraceIsOver(t *testing.T) {
 	for _, chat := range chats {
 		is.True(strings.Contains(chat["error"].(string), "the grace time of the shutdown is over"))
 	}
-	is.Equal(statuses(usageOf(t, p.env)), []int{200, 503})
-}
-
-// statuses are the statuses of the incomplete chats.
-func statuses(all []used) (statuses []int) {
-	for _, one := range all {
-		if !one.Complete {
-			statuses = append(statuses, one.Status)
-		}
-	}
-	slices.Sort(statuses)
-	return statuses
+	var statuses []int
+	query(t, p.env, `SELECT array_agg(status ORDER BY status) FROM usage WHERE NOT complete`, &statuses)
+	is.Equal(statuses, []int{200, 503})
 }
 
 func TestDatabaseStopsAndRestarts(t *testing.T) {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -75,14 +74,8 @@ func chats(t *testing.T, p *process, key string) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for range 300 {
-		response, err := request(ctx, http.DefaultClient, key, "POST", p.url+"/v1/chat", chatBody("Hi", false))
-		if err != nil {
-			t.Fatalf("a chat waits for the log: %v", err)
-		}
-		_, _ = io.Copy(io.Discard, response.Body)
-		response.Body.Close()
-		if response.StatusCode != http.StatusOK {
-			t.Fatalf("status %d", response.StatusCode)
+		if answer := bodyOf(request(ctx, http.DefaultClient, key, "POST", p.url+"/v1/chat", chatBody("Hi", false))); answer != `{"content":"Hello"}` {
+			t.Fatalf("a chat waits for the log: %s", answer)
 		}
 	}
 }

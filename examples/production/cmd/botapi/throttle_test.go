@@ -16,7 +16,7 @@ import (
 func TestListsOfOneAccount(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
-	other := createKeyOf(t, env, "globex")
+	other := createKey(t, env, "globex")
 	runtime := says(t, "Hello")
 	p := serve(t, env, "--openai", "--runtime", "local="+runtime.URL)
 	for _, c := range []struct{ path, rejected string }{
@@ -62,7 +62,7 @@ func TestListsOfOneAccount(t *testing.T) {
 func TestFailuresOfOneAccount(t *testing.T) {
 	is := is.New(t)
 	env, key := withOneBot(t)
-	other := createKeyOf(t, env, "globex")
+	other := createKey(t, env, "globex")
 	runtime := says(t, "Hello")
 	is.Equal(command(t, "", env, "limits", "set", "--account", "acme", "--tokens-per-day", "1").code, 0)
 	p := serve(t, env, "--runtime", "local="+runtime.URL, "--redis", redistest.NewServer(t).URL, "--answers", "--max-chats", "20")

@@ -28,7 +28,7 @@ func TestUsage(t *testing.T) {
 	smith := result{stdout: "" +
 		"day,account,chats,complete,bytes,counted,prompt_tokens,completion_tokens,estimated,rejected,joins\n" +
 		"2026-01-31,\"Smith, Jones\",1,1,12,0,,,0,0,0\n"}
-	createKeyOf(t, env, "Smith, Jones")
+	createKey(t, env, "Smith, Jones")
 	is.Equal(command(t, "", env, "usage", "--to", "2026-01-31", "--account", "Smith, Jones", "--csv"), smith)
 	is.Equal(command(t, "", env, "usage", "--to", "2026-01-31", "--account", "Smith", "--csv"), result{
 		stdout: "day,account,chats,complete,bytes,counted,prompt_tokens,completion_tokens,estimated,rejected,joins\n",

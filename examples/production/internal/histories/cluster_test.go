@@ -44,16 +44,9 @@ func newCluster(t testing.TB) *cluster {
 	c.operator = redis.NewClient(options)
 	t.Cleanup(func() { c.operator.Close() })
 	for i := range c.replicas {
-		l := faulttest.NewLink(t, options.Addr)
-		address := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
-		settings, err := json.Marshal(replicaSettings{address, "redis://" + l.Address + "/0", c.runtime.URL})
-		if err != nil {
-			t.Fatal(err)
-		}
-		r := &replica{url: "http://" + address, link: l, env: replicaVariable + "=" + string(settings)}
-		r.start(t)
-		t.Cleanup(r.kill)
-		c.replicas[i] = r
+		link := faulttest.NewLink(t, options.Addr)
+		c.replicas[i] = newReplica(t, replicaSettings{Redis: "redis://" + link.Address + "/0", Runtime: c.runtime.URL})
+		c.replicas[i].link = link
 	}
 	c.settle(t)
 	return c
@@ -64,17 +57,24 @@ func newCluster(t testing.TB) *cluster {
 func newProcess(t testing.TB) *cluster {
 	t.Helper()
 	c := &cluster{runtime: newRuntime(t)}
-	address := fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
-	settings, err := json.Marshal(replicaSettings{Address: address, Runtime: c.runtime.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &replica{url: "http://" + address, env: replicaVariable + "=" + string(settings)}
-	r.start(t)
-	t.Cleanup(r.kill)
+	r := newReplica(t, replicaSettings{Runtime: c.runtime.URL})
 	c.replicas = [3]*replica{r, r, r}
 	c.settle(t)
 	return c
+}
+
+// newReplica starts a replica at a free address.
+func newReplica(t testing.TB, s replicaSettings) *replica {
+	t.Helper()
+	s.Address = fmt.Sprintf("127.0.0.1:%d", postgrestest.FreePort(t))
+	settings, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &replica{url: "http://" + s.Address, env: replicaVariable + "=" + string(settings)}
+	r.start(t)
+	t.Cleanup(r.kill)
+	return r
 }
 
 // redisFor starts a Redis, with a clock that can be moved if possible.
@@ -217,27 +217,22 @@ var faults = []fault{
 		moment(random)
 		must(t, c.operator.Do(t.Context(), "REPLICAOF", "NO", "ONE").Err())
 	}, redisAway},
-	{"a replica is disconnected", func(t testing.TB, c *cluster, random *rand.Rand) {
-		l := c.replicas[random.IntN(3)].link
-		l.Set(faulttest.Resetting)
-		moment(random)
-		l.Set(faulttest.Passing)
-	}, redisAway},
-	{"a replica's connections hang", func(t testing.TB, c *cluster, random *rand.Rand) {
-		l := c.replicas[random.IntN(3)].link
-		l.Set(faulttest.Swallowing)
-		moment(random)
-		l.Set(faulttest.Passing)
-	}, redisAway},
-	{"a replica does not hear Redis", func(t testing.TB, c *cluster, random *rand.Rand) {
-		l := c.replicas[random.IntN(3)].link
-		l.Set(faulttest.Deaf)
-		if random.IntN(2) == 0 { // otherwise its connections end before the replica gives up
+	{"a replica is disconnected", linkIs(faulttest.Resetting), redisAway},
+	{"a replica's connections hang", linkIs(faulttest.Swallowing), redisAway},
+	{"a replica does not hear Redis", linkIs(faulttest.Deaf), redisAway},
+}
+
+// linkIs has the link of a replica in a mode for a moment.
+func linkIs(mode faulttest.Mode) func(testing.TB, *cluster, *rand.Rand) {
+	return func(_ testing.TB, c *cluster, random *rand.Rand) {
+		link := c.replicas[random.IntN(3)].link
+		link.Set(mode)
+		if mode == faulttest.Deaf && random.IntN(2) == 0 { // otherwise its connections end before the replica gives up
 			time.Sleep(timeout)
 		}
 		moment(random)
-		l.Set(faulttest.Passing)
-	}, redisAway},
+		link.Set(faulttest.Passing)
+	}
 }
 
 func init() {

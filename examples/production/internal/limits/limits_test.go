@@ -255,42 +255,17 @@ func TestTokensOfTheDay(t *testing.T) {
 
 func untilMidnight() int { return int(86400 - time.Now().Unix()%86400) }
 
-// TestReplicaThatDies has one replica that renews its leases, and one that stops
-// doing so.
+// TestReplicaThatDies has a chat at a replica that renews its lease, and one at a
+// replica that stops doing so. The slot of that one is free again, and what it has
+// reserved is not used any longer.
 func TestReplicaThatDies(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	engine := &holding{done: make(chan struct{})}
-	o := limits.Options{Engine: engine, Store: everybody(limits.Limits{ConcurrentChats: 2}), Lease: 300 * time.Millisecond}
-	dying := serve(t, server.Client(t), o)
-	living := serve(t, server.Client(t), limits.Options{Store: o.Store, Lease: o.Lease})
-	ctx, leave := context.WithCancel(t.Context())
-	var all sync.WaitGroup
-	for range 2 {
-		all.Go(func() { _, _ = dying.ask(ctx, "acme") })
-	}
-	defer all.Wait()
-	defer leave()
-	eventually(t, "both chats are in progress", func() bool { return engine.begun.Load() == 2 })
-
-	redis := server.Client(t)
-	began := leaseEnd(t, redis)
-	eventually(t, "leases are renewed", func() bool { return leaseEnd(t, redis) > began+2*float64(o.Lease.Milliseconds()) })
-	is.Equal(living.chat(t, "acme").status, http.StatusTooManyRequests)
-
-	dying.Close() // its chats go on, but their leases are not renewed
-	eventually(t, "the slots are free again", func() bool { return living.chat(t, "acme") == answered })
-}
-
-// TestReservedByAReplicaThatDied has a chat at a replica that renews its lease, and one
-// at a replica that stops doing so. What that one has reserved is not used any longer.
-func TestReservedByAReplicaThatDied(t *testing.T) {
-	is := is.New(t)
-	server := redistest.NewServer(t)
-	engine := &holding{done: make(chan struct{})}
-	o := limits.Options{Engine: engine, Store: everybody(limits.Limits{TokensPerDay: 1000}), Lease: 3 * time.Second}
+	o := limits.Options{Engine: engine, Store: everybody(limits.Limits{ConcurrentChats: 2, TokensPerDay: 1000}), Lease: 3 * time.Second}
 	o.Reserve = func(context.Context, *botapi.ChatRequest) int64 { return 100 }
 	dying, living := serve(t, server.Client(t), o), serve(t, server.Client(t), o)
+	other := serve(t, server.Client(t), limits.Options{Store: o.Store, Lease: o.Lease})
 	ctx, leave := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	for _, r := range []replica{dying, living} {
@@ -308,18 +283,10 @@ func TestReservedByAReplicaThatDied(t *testing.T) {
 		return used[0]
 	}
 	is.Equal(used(), limits.Use{Account: "acme", InProgress: 2, Reserved: 200})
-	dying.Close()
+	is.Equal(other.chat(t, "acme").status, http.StatusTooManyRequests)
+	dying.Close() // its chat goes on, but its lease is not renewed
 	eventually(t, "one chat is in progress", func() bool { return used().InProgress == 1 })
-}
-
-// leaseEnd returns when the first lease expires, in milliseconds.
-func leaseEnd(t *testing.T, client *redisclient.Client) float64 {
-	t.Helper()
-	first, err := client.ZRangeWithScores(t.Context(), "botapi:limits:slots:acme", 0, 0).Result()
-	if err != nil || len(first) == 0 {
-		t.Fatal("no lease", err)
-	}
-	return first[0].Score
+	is.Equal(other.chat(t, "acme"), answered)
 }
 
 // TestRedisStopsAndRestarts stops Redis and starts it again, empty.
