@@ -68,6 +68,7 @@ func TestKeyCommands(t *testing.T) {
 	is.Equal(r.stderr, "key 1 of acme (laptop) expires at "+cellOf(t, env, "laptop", "EXPIRES")+" UTC; it is replaced by key 2, which is not shown again:\n")
 	is.Equal(status(first), http.StatusOK)
 	is.Equal(status(second), http.StatusOK)
+	is.Equal(strings.Count(command(t, "", env, "keys", "list").stdout, "acme     laptop"), 2) // with the same label
 	replaced := result{code: 2, stderr: "botapi: key 1 of acme (laptop) has already been replaced by key 2: rotate that one, or create a key\n"}
 	is.Equal(command(t, "", env, "keys", "rotate", "1"), replaced)
 

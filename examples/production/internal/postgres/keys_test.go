@@ -16,47 +16,6 @@ import (
 	"github.com/matryer/is"
 )
 
-func TestKeyLife(t *testing.T) {
-	is := is.New(t)
-	d := open(t, postgrestest.Database(t))
-	key, id, err := d.CreateKey(t.Context(), "acme", "laptop", 0)
-	is.NoErr(err)
-	_, _, err = d.CreateKey(t.Context(), "other", "", 0)
-	is.NoErr(err)
-
-	account, err := d.VerifyKey(t.Context(), key)
-	is.NoErr(err)
-	is.Equal(account, "acme")
-	for _, wrong := range []string{unknownKey(), key + "x", strings.ToLower(key), "bot_", "\xff\x00"} {
-		_, err := d.VerifyKey(t.Context(), wrong)
-		is.True(errors.Is(err, botapi.ErrInvalidKey))
-	}
-
-	keys := keysOf(t, d, "acme")
-	is.Equal(len(keys), 1)
-	is.Equal(keys[0].ID, id)
-	is.Equal(keys[0].Label, "laptop")
-	is.Equal(keys[0].RevokedAt, nil)
-
-	revoked, before, err := d.RevokeKey(t.Context(), id)
-	is.NoErr(err)
-	is.True(!before)
-	is.Equal(revoked.Account, "acme")
-	is.Equal(revoked.Label, "laptop")
-	is.True(revoked.RevokedAt != nil)
-	_, err = d.VerifyKey(t.Context(), key)
-	is.True(errors.Is(err, botapi.ErrInvalidKey))
-	again, before, err := d.RevokeKey(t.Context(), id)
-	is.NoErr(err)
-	is.True(before)
-	is.True(again.RevokedAt.Equal(*revoked.RevokedAt)) // the first revocation counts
-	_, _, err = d.RevokeKey(t.Context(), id+1000)
-	is.True(errors.Is(err, postgres.ErrKeyNotFound))
-
-	everyone := keysOf(t, d, "")
-	is.Equal(len(everyone), 2)
-}
-
 func TestKeysExpire(t *testing.T) {
 	is := is.New(t)
 	d := open(t, postgrestest.Database(t))
@@ -88,47 +47,6 @@ func TestKeysExpire(t *testing.T) {
 	_, err = d.ExpireKey(t.Context(), id, time.Hour)
 	is.True(errors.Is(err, postgres.ErrKeyNotFound))
 	is.True(!valid(revoked))
-}
-
-func TestRotation(t *testing.T) {
-	is := is.New(t)
-	d := open(t, postgrestest.Database(t))
-	first, firstID, err := d.CreateKey(t.Context(), "acme", "laptop", 0)
-	is.NoErr(err)
-	second, secondID, old, err := d.RotateKey(t.Context(), firstID, time.Hour, 48*time.Hour)
-	is.NoErr(err)
-	is.Equal(old.ID, firstID)
-	key, id, again, err := d.RotateKey(t.Context(), firstID, 24*time.Hour, 0)
-	is.True(errors.Is(err, postgres.ErrKeyReplaced))
-	is.Equal(key, "")
-	is.Equal(id, int64(0))
-	is.Equal(*again.ReplacedBy, secondID)
-	is.True(again.ExpiresAt.Equal(*old.ExpiresAt)) // nothing has changed
-
-	for _, key := range []string{first, second} { // both work
-		account, err := d.VerifyKey(t.Context(), key)
-		is.NoErr(err)
-		is.Equal(account, "acme")
-	}
-	keys := keysOf(t, d, "acme")
-	is.Equal(len(keys), 2)
-	is.Equal(keys[1].ID, secondID)
-	is.Equal(keys[1].Label, "laptop")
-	is.True(keys[1].ExpiresAt.After(keys[1].CreatedAt.Add(47 * time.Hour)))
-	is.Equal(keys[1].ReplacedBy, nil)
-
-	third, _, _, err := d.RotateKey(t.Context(), secondID, 0, 0)
-	is.NoErr(err)
-	_, err = d.VerifyKey(t.Context(), second)
-	is.True(errors.Is(err, botapi.ErrInvalidKey)) // immediately
-	_, err = d.VerifyKey(t.Context(), third)
-	is.NoErr(err)
-
-	_, _, _, err = d.RotateKey(t.Context(), secondID, 0, 0)
-	is.True(errors.Is(err, postgres.ErrKeyReplaced))
-	keys = keysOf(t, d, "")
-	is.Equal(len(keys), 3) // an ended key gets no successor
-	is.Equal(keys[2].ExpiresAt, nil)
 }
 
 func TestRotationGivesNoMoreTime(t *testing.T) {

@@ -34,26 +34,6 @@ func TestMigrateFromManyReplicasConcurrently(t *testing.T) {
 	is.Equal(slices.Concat(applied...), []string{"00001_bots.sql", "00002_api_keys.sql", "00003_usage.sql", "00004_tokens.sql", "00005_account_limits.sql", "00006_estimates.sql", "00007_key_expiry.sql", "00008_rejected_chats.sql", "00009_replaced_keys.sql", "00010_joins.sql"}) // each one once
 }
 
-func TestSchemaChangesNothing(t *testing.T) {
-	is := is.New(t)
-	url := postgrestest.Database(t)
-	d := openWith(t, url, postgres.Options{})
-	version, pending, err := d.Schema(t.Context())
-	is.NoErr(err)
-	is.Equal(version, int64(0))
-	var tables int
-	is.NoErr(connect(t, url).QueryRow(t.Context(), `SELECT count(*) FROM pg_tables WHERE schemaname = 'public'`).Scan(&tables))
-	is.Equal(tables, 0)
-
-	applied, err := d.Migrate(t.Context())
-	is.NoErr(err)
-	var names []string
-	for _, migration := range pending {
-		names = append(names, migration.Name)
-	}
-	is.Equal(applied, names) // it does what Schema has said
-}
-
 // TestMigrateReturnsWhatItDid has a table in the way of the second migration.
 func TestMigrateReturnsWhatItDid(t *testing.T) {
 	is := is.New(t)
