@@ -166,36 +166,15 @@ func TestKeyedChatsAreMeasured(t *testing.T) {
 	joined, disconnect2 := s.open(t, 0, "k1", "Hi")
 	is.Equal(outcomeOf(joined), "200 joined")
 	_, disconnect3 := s.open(t, 0, "k2", "long")
-	measured := func(series ...string) func() bool {
-		return func() bool {
-			text := scrape(t, s.replicas[0])
-			for _, one := range series {
-				name, labels, _ := strings.Cut(one, "{")
-				if !hasSeries(text, name, labels) {
-					return false
-				}
-			}
-			return true
-		}
-	}
-	eventually(t, "they are measured", measured(
-		`botapi_keyed_chats_total{outcome="kept"`, `botapi_keyed_chats_total{outcome="joined"`,
-		`botapi_answers_outgrown_total{`, `botapi_answers_in_progress{client="true"`, `botapi_answers_kept_bytes{`, `botapi_answers_kept_limit_bytes{`))
+	eventually(t, "they are measured", func() bool {
+		return s.replicas[0].measures(t, `botapi_keyed_chats_total\{.*outcome="kept".*\} [1-9]`, `botapi_keyed_chats_total\{.*outcome="joined".*\} [1-9]`,
+			`botapi_answers_outgrown_total\{.*\} [1-9]`, `botapi_answers_in_progress\{client="true".*\} [1-9]`,
+			`botapi_answers_kept_bytes\{.*\} [1-9]`, `botapi_answers_kept_limit_bytes\{.*\} [1-9]`)
+	})
 	disconnect()
 	disconnect2()
 	disconnect3()
-	eventually(t, "the abandoned one is measured", measured(`botapi_answers_abandoned_total{`))
-}
-
-// hasSeries reports whether there is a series with this name and label that is
-// not 0.
-func hasSeries(text, name, label string) bool {
-	for line := range strings.Lines(text) {
-		if strings.HasPrefix(line, name+"{") && strings.Contains(line, label) && !strings.HasSuffix(line, " 0\n") {
-			return true
-		}
-	}
-	return false
+	eventually(t, "the abandoned one is measured", func() bool { return s.replicas[0].measures(t, `botapi_answers_abandoned_total\{.*\} [1-9]`) })
 }
 
 // outcomeOf is the status of a response, and what X-Botapi-Answer says.

@@ -210,10 +210,7 @@ func TestRedisOfTheManifest(t *testing.T) {
 	}
 	env, _ := withOneBot(t)
 	p := serve(t, env, "--runtime", nowhere, "--redis", url)
-	eventually(t, "it reaches Redis", func() bool {
-		reaches, _ := p.reachesRedis(t)
-		return reaches
-	})
+	eventually(t, "it reaches Redis", func() bool { return p.measures(t, `botapi_redis_reachable\{.*\} 1$`) })
 	is.True(!strings.Contains(p.log.String(), "secret"))
 }
 

@@ -52,9 +52,7 @@ func TestOpenAIClients(t *testing.T) {
 	is.True(strings.Contains(answer, `"code":"invalid_api_key"`))
 
 	eventually(t, "it is measured", func() bool {
-		metrics := scrape(t, p)
-		return strings.Contains(metrics, `http_route="/v1/chat/completions"`) && strings.Contains(metrics, `http_route="/v1/responses"`) &&
-			strings.Contains(metrics, `reason="Invalid API key"`) // the same reason as for all clients
+		return p.measures(t, `.*http_route="/v1/chat/completions"`, `.*http_route="/v1/responses"`, `.*reason="Invalid API key"`) // the same reason as for all clients
 	})
 
 	p.end(t)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -151,16 +152,12 @@ func (p *process) logged(t testing.TB, message string) (lines []map[string]any) 
 	return lines
 }
 
-// reachesRedis reports whether the metrics of the replica say that it reaches its Redis;
-// known is false if they say nothing.
-func (p *process) reachesRedis(t testing.TB) (reaches, known bool) {
+// measures reports whether each of these expressions matches the beginning of a line of
+// the replica's metrics.
+func (p *process) measures(t testing.TB, expressions ...string) bool {
 	t.Helper()
-	for line := range strings.Lines(scrape(t, p)) {
-		if strings.HasPrefix(line, "botapi_redis_reachable{") {
-			return strings.HasSuffix(line, " 1\n"), true
-		}
-	}
-	return false, false
+	metrics := scrape(t, p)
+	return !slices.ContainsFunc(expressions, func(e string) bool { return !regexp.MustCompile("(?m)^" + e).MatchString(metrics) })
 }
 
 // createKey creates a key of an account with the command.

@@ -229,18 +229,15 @@ func TestRedisIsMeasured(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	p := serve(t, migrated(t), "--runtime", nowhere, "--redis", server.URL)
-	reachable := func(so bool) func() bool {
-		return func() bool {
-			reaches, known := p.reachesRedis(t)
-			return known && reaches == so
-		}
+	reachable := func(value string) func() bool {
+		return func() bool { return p.measures(t, `botapi_redis_reachable\{.*\} `+value+`$`) }
 	}
-	eventually(t, "Redis is there", reachable(true))
+	eventually(t, "Redis is there", reachable("1"))
 	server.Stop(t)
-	eventually(t, "it is away", reachable(false))
+	eventually(t, "it is away", reachable("0"))
 	is.Equal(len(p.logged(t, "redis is away")), 1)
 	server.Start(t)
-	eventually(t, "it is back", reachable(true))
+	eventually(t, "it is back", reachable("1"))
 
 	alone := serve(t, migrated(t), "--runtime", nowhere)
 	is.True(!strings.Contains(scrape(t, alone), "botapi_redis"))

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -113,8 +112,7 @@ func TestLogReaderEnds(t *testing.T) {
 	is.NoErr(reader.pipe.Close()) // ours
 	is.NoErr(reader.cat.Process.Kill())
 	chats(t, p, key)
-	lost := regexp.MustCompile(`(?m)^botapi_log_lines_lost_total\{.*\} [1-9]`)
-	eventually(t, "the lost lines are counted", func() bool { return lost.MatchString(scrape(t, p)) })
+	eventually(t, "the lost lines are counted", func() bool { return p.measures(t, `botapi_log_lines_lost_total\{.*\} [1-9]`) })
 	p.end(t)
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -104,9 +103,7 @@ func TestCountAlong(t *testing.T) {
 	response.Body.Close()
 	is.Equal(askStatus(t, key, "POST", p.url+"/v1/chat", chatBody("Hi", true)), http.StatusOK)
 	eventually(t, "both are measured", func() bool {
-		metrics := scrape(t, p)
-		return regexp.MustCompile(`botapi_tokens_total\{.*known="reported",.*runtime="along"\} [1-9]`).MatchString(metrics) &&
-			regexp.MustCompile(`botapi_tokens_total\{.*known="unreported",.*runtime="local"\} [1-9]`).MatchString(metrics)
+		return p.measures(t, `botapi_tokens_total\{.*known="reported",.*runtime="along"\} [1-9]`, `botapi_tokens_total\{.*known="unreported",.*runtime="local"\} [1-9]`)
 	})
 	p.end(t)
 	for bot, want := range map[string][3]any{"u1": {int64(10), int64(4), true}, "u2": {int64(50), int64(300), false}} {
