@@ -37,13 +37,9 @@ const (
 )
 
 // Bots returns the published bots by position, and by slug if two share one.
-func (d *Database) Bots(ctx context.Context) (bots []botapi.Bot, err error) {
-	err = d.run(ctx, "listing the bots", func(ctx context.Context, conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, `SELECT `+wireColumns+` FROM bots WHERE published ORDER BY position, slug`)
-		bots, err = pgx.CollectRows(rows, pgx.RowToStructByName[botapi.Bot])
-		return err
-	})
-	return bots, err
+func (d *Database) Bots(ctx context.Context) ([]botapi.Bot, error) {
+	return collect(ctx, d, "listing the bots", pgx.RowToStructByName[botapi.Bot],
+		`SELECT `+wireColumns+` FROM bots WHERE published ORDER BY position, slug`)
 }
 
 // BotByUID returns the published bot with this uid, or botapi.ErrBotNotFound.
@@ -60,11 +56,7 @@ func (d *Database) publishedBot(ctx context.Context, sql, name string) (bot Bot,
 	if len(name) > maxName || strings.ContainsRune(name, 0) {
 		return bot, botapi.ErrBotNotFound // no bot has such a name, and PostgreSQL cannot store a NUL in text
 	}
-	err = d.run(ctx, "looking up a bot", func(ctx context.Context, conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, sql, name)
-		bot, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[Bot])
-		return err
-	})
+	bot, err = collectOne(ctx, d, "looking up a bot", pgx.RowToStructByName[Bot], sql, name)
 	return bot, orNotFound(err)
 }
 
@@ -77,13 +69,8 @@ func orNotFound(err error) error {
 }
 
 // AllBots returns every bot, published or not, in listing order.
-func (d *Database) AllBots(ctx context.Context) (bots []Bot, err error) {
-	err = d.run(ctx, "listing all bots", func(ctx context.Context, conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, `SELECT `+columns+` FROM bots ORDER BY position, slug`)
-		bots, err = pgx.CollectRows(rows, pgx.RowToStructByName[Bot])
-		return err
-	})
-	return bots, err
+func (d *Database) AllBots(ctx context.Context) ([]Bot, error) {
+	return collect(ctx, d, "listing all bots", pgx.RowToStructByName[Bot], `SELECT `+columns+` FROM bots ORDER BY position, slug`)
 }
 
 // ImportedBot is one bot of an import, which is read from JSON. If Published is

@@ -123,6 +123,26 @@ func (d *Database) run(ctx context.Context, doing string, do func(context.Contex
 	return failed(ctx, doing, do(begun, conn))
 }
 
+// collect returns the rows that a query finds.
+func collect[T any](ctx context.Context, d *Database, doing string, row pgx.RowToFunc[T], sql string, arguments ...any) (found []T, err error) {
+	err = d.run(ctx, doing, func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, sql, arguments...) // its error is in rows, too
+		found, err = pgx.CollectRows(rows, row)
+		return err
+	})
+	return found, err
+}
+
+// collectOne returns the only row that a statement finds, or pgx.ErrNoRows.
+func collectOne[T any](ctx context.Context, d *Database, doing string, row pgx.RowToFunc[T], sql string, arguments ...any) (found T, err error) {
+	err = d.run(ctx, doing, func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, sql, arguments...)
+		found, err = pgx.CollectExactlyOneRow(rows, row)
+		return err
+	})
+	return found, err
+}
+
 // runLong is run for queries that a person waits for: only ctx limits it.
 func (d *Database) runLong(ctx context.Context, doing string, do func(context.Context, *pgxpool.Conn) error) error {
 	conn, err := d.pool.Acquire(ctx)

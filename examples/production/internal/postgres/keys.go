@@ -115,11 +115,9 @@ func (d *Database) CreateKey(ctx context.Context, account, label string, expires
 		return "", 0, fmt.Errorf("creating a key: %w", err)
 	}
 	key, sum := newKey()
-	err = d.run(ctx, "creating a key", func(ctx context.Context, conn *pgxpool.Conn) error {
-		return conn.QueryRow(ctx, `
-			INSERT INTO api_keys (digest, account, label, expires_at) VALUES ($1, $2, $3, now() + $4::interval) RETURNING id`,
-			sum[:], account, label, unlessZero(expires)).Scan(&id)
-	})
+	id, err = collectOne(ctx, d, "creating a key", pgx.RowTo[int64], `
+		INSERT INTO api_keys (digest, account, label, expires_at) VALUES ($1, $2, $3, now() + $4::interval) RETURNING id`,
+		sum[:], account, label, unlessZero(expires))
 	if err != nil {
 		return "", 0, err
 	}
@@ -162,11 +160,8 @@ func (d *Database) RotateKey(ctx context.Context, id int64, after, expires time.
 // ExpireKey has a valid key expire after some time, which may be sooner or later
 // than it would have expired before.
 func (d *Database) ExpireKey(ctx context.Context, id int64, after time.Duration) (key Key, err error) {
-	err = d.run(ctx, "setting when a key expires", func(ctx context.Context, conn *pgxpool.Conn) error {
-		key, err = oneKey(conn.Query(ctx, `
-			UPDATE api_keys SET expires_at = now() + $2::interval WHERE id = $1 AND `+isValid+` RETURNING `+keyColumns, id, after))
-		return err
-	})
+	key, err = collectOne(ctx, d, "setting when a key expires", pgx.RowToStructByPos[Key], `
+		UPDATE api_keys SET expires_at = now() + $2::interval WHERE id = $1 AND `+isValid+` RETURNING `+keyColumns, id, after)
 	return key, orKeyNotFound(err)
 }
 
@@ -215,28 +210,19 @@ func oneKey(rows pgx.Rows, _ error) (Key, error) {
 
 // Keys returns all keys, or those of one account when it is not empty, oldest
 // first.
-func (d *Database) Keys(ctx context.Context, account string) (keys []Key, err error) {
-	err = d.run(ctx, "listing keys", func(ctx context.Context, conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, `SELECT `+keyColumns+` FROM api_keys WHERE $1 = '' OR account = $1 ORDER BY id`, account)
-		keys, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Key])
-		return err
-	})
-	return keys, err
+func (d *Database) Keys(ctx context.Context, account string) ([]Key, error) {
+	return collect(ctx, d, "listing keys", pgx.RowToStructByPos[Key],
+		`SELECT `+keyColumns+` FROM api_keys WHERE $1 = '' OR account = $1 ORDER BY id`, account)
 }
 
 // UnusedKeys returns the valid keys that were created before a time and not used
 // since, oldest first. If an account is given, only its keys. A key whose last use
 // is not stored exactly enough counts as used.
-func (d *Database) UnusedKeys(ctx context.Context, account string, since time.Time) (keys []Key, err error) {
-	err = d.run(ctx, "listing unused keys", func(ctx context.Context, conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, `
-			SELECT `+keyColumns+` FROM api_keys
-			WHERE ($1 = '' OR account = $1) AND `+isValid+` AND greatest(created_at, last_used_at + $3::interval) < $2
-			ORDER BY id`, account, since, lastUsedPrecision)
-		keys, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Key])
-		return err
-	})
-	return keys, err
+func (d *Database) UnusedKeys(ctx context.Context, account string, since time.Time) ([]Key, error) {
+	return collect(ctx, d, "listing unused keys", pgx.RowToStructByPos[Key], `
+		SELECT `+keyColumns+` FROM api_keys
+		WHERE ($1 = '' OR account = $1) AND `+isValid+` AND greatest(created_at, last_used_at + $3::interval) < $2
+		ORDER BY id`, account, since, lastUsedPrecision)
 }
 
 // RevokeKey revokes a key permanently, and returns it, or ErrKeyNotFound.
@@ -247,15 +233,10 @@ func (d *Database) RevokeKey(ctx context.Context, id int64) (key Key, before boo
 		Key
 		Before bool
 	}
-	var found revoked
-	err = d.run(ctx, "revoking a key", func(ctx context.Context, conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, `
-			WITH found AS (SELECT id AS found_id, revoked_at IS NOT NULL AS before FROM api_keys WHERE id = $1 FOR UPDATE)
-			UPDATE api_keys SET revoked_at = coalesce(revoked_at, now()) FROM found WHERE id = found_id
-			RETURNING `+keyColumns+`, before`, id)
-		found, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[revoked])
-		return err
-	})
+	found, err := collectOne(ctx, d, "revoking a key", pgx.RowToStructByPos[revoked], `
+		WITH found AS (SELECT id AS found_id, revoked_at IS NOT NULL AS before FROM api_keys WHERE id = $1 FOR UPDATE)
+		UPDATE api_keys SET revoked_at = coalesce(revoked_at, now()) FROM found WHERE id = found_id
+		RETURNING `+keyColumns+`, before`, id)
 	return found.Key, found.Before, orKeyNotFound(err)
 }
 

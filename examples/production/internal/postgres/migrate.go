@@ -9,8 +9,8 @@ import (
 	"path"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/lock"
@@ -35,9 +35,8 @@ type Migration struct {
 // Schema returns the version of the schema, 0 for a database that has none, and
 // the migrations that Migrate would apply now. It changes nothing.
 func (d *Database) Schema(ctx context.Context) (version int64, pending []Migration, err error) {
-	err = d.run(ctx, "checking the schema version", func(ctx context.Context, conn *pgxpool.Conn) error {
-		return conn.QueryRow(ctx, `SELECT coalesce(max(version_id), 0) FROM goose_db_version WHERE is_applied`).Scan(&version)
-	})
+	version, err = collectOne(ctx, d, "checking the schema version", pgx.RowTo[int64],
+		`SELECT coalesce(max(version_id), 0) FROM goose_db_version WHERE is_applied`)
 	if err != nil && !isUndefinedTable(err) {
 		return 0, nil, err
 	}
