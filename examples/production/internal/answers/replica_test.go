@@ -60,7 +60,8 @@ func serve(t *testing.T, client *redisclient.Client, engine botapi.ChatEngine, s
 	if err != nil {
 		t.Fatal(err)
 	}
-	limited := limits.New(limits.Options{Engine: engine, Store: limitsOfAll(l), Redis: client, Logger: logger})
+	limited := limits.New(limits.Options{Engine: engine, Redis: client, Logger: logger,
+		Limits: func(context.Context, string) (limits.Limits, error) { return l, nil }})
 	resuming := resume.New(resume.Options{Engine: limited, Store: store, Logger: logger, ValidKey: answers.ValidKey,
 		Admit: func(ctx context.Context, _ *botapi.ChatRequest) error {
 			return limited.Rejected(botapi.AccountFrom(ctx))
@@ -76,12 +77,6 @@ func serve(t *testing.T, client *redisclient.Client, engine botapi.ChatEngine, s
 	})
 	accounts := botapi.KeyVerifierFunc(func(_ context.Context, key string) (string, error) { return key, nil })
 	return replica(botapitest.NewServer(t, botapi.Options{Keys: accounts, Engine: resuming, Routes: resuming.Routes(), OnLimit: resuming.OnLimit}).URL)
-}
-
-type limitsOfAll limits.Limits
-
-func (l limitsOfAll) Limits(context.Context, string) (limits.Limits, error) {
-	return limits.Limits(l), nil
 }
 
 // A client reads a stream event by event.

@@ -102,7 +102,7 @@ func share(s replicaSettings, o *resume.Options) (*redisclient.Client, error) {
 	}
 	go client.Watch(context.Background())
 	limited := limits.New(limits.Options{
-		Engine: o.Engine, Store: limitsByName{}, Redis: client, Lease: lease, Logger: o.Logger,
+		Engine: o.Engine, Limits: limitsByName, Redis: client, Lease: lease, Logger: o.Logger,
 		Reserve: reserve, Used: func(ctx context.Context) int64 { return wordsOf(ctx).Load() },
 	})
 	o.Engine = limited
@@ -127,15 +127,11 @@ func reserve(_ context.Context, req *botapi.ChatRequest) int64 {
 
 // limitsByName reads the limits of an account from its name, as in
 // "concurrent=3,per-minute=10,per-day=100,a7".
-type limitsByName struct{}
-
-func (limitsByName) Limits(_ context.Context, account string) (limits.Limits, error) {
-	var l limits.Limits
+func limitsByName(_ context.Context, account string) (l limits.Limits, err error) {
 	if strings.HasPrefix(account, "concurrent=") {
-		_, err := fmt.Sscanf(account, "concurrent=%d,per-minute=%d,per-day=%d", &l.ConcurrentChats, &l.ChatsPerMinute, &l.TokensPerDay)
-		return l, err
+		_, err = fmt.Sscanf(account, "concurrent=%d,per-minute=%d,per-day=%d", &l.ConcurrentChats, &l.ChatsPerMinute, &l.TokensPerDay)
 	}
-	return l, nil
+	return l, err
 }
 
 // runtimeAt asks the test for an answer. Each line is a fragment; endLine means

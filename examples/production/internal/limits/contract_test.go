@@ -19,8 +19,8 @@ func TestContract(t *testing.T) {
 	engine := func(model botapi.ChatEngineFunc) botapi.ChatEngine {
 		engine := limits.New(limits.Options{
 			Engine: model, Redis: client, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
-			Store: everybody(limits.Limits{ChatsPerMinute: 1000, ConcurrentChats: 100}),
-			Used:  func(context.Context) int64 { return 1 },
+			Limits: everybody(limits.Limits{ChatsPerMinute: 1000, ConcurrentChats: 100}),
+			Used:   func(context.Context) int64 { return 1 },
 		})
 		t.Cleanup(engine.Close)
 		return engine

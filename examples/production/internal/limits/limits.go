@@ -41,17 +41,15 @@ type Limits struct {
 	ConcurrentChats int64
 }
 
-// Store returns the limits of an account. It must accept any account; every
-// replica asks for each one at most once per CacheTTL.
-type Store interface {
-	Limits(ctx context.Context, account string) (Limits, error)
-}
-
-// Options is what an Engine is made of. Engine, Store and Redis are required.
+// Options is what an Engine is made of. Engine, Limits and Redis are required.
 type Options struct {
 	Engine botapi.ChatEngine   // answers the chats that are admitted
-	Store  Store               // its errors end a chat; a botapi.StatusError is the response
 	Redis  *redisclient.Client // the caller closes it, after the Engine
+
+	// Limits returns the limits of an account. It must accept any account; every
+	// replica asks for each one at most once per CacheTTL. An error ends a chat; a
+	// botapi.StatusError is the response.
+	Limits func(ctx context.Context, account string) (Limits, error)
 
 	// Reserve returns how many tokens a chat may use, prompt and completion
 	// together. That many are reserved when it is admitted. Nil reserves none.
@@ -184,7 +182,7 @@ func newCache(ttl time.Duration) *otter.Cache[string, Limits] {
 // no client that disconnects fails.
 func (e *Engine) limitsOf(ctx context.Context, account string) (Limits, error) {
 	limits, err := e.known.Get(ctx, account, otter.LoaderFunc[string, Limits](func(ctx context.Context, account string) (Limits, error) {
-		return e.options.Store.Limits(context.WithoutCancel(ctx), account)
+		return e.options.Limits(context.WithoutCancel(ctx), account)
 	}))
 	if err != nil {
 		return Limits{}, fmt.Errorf("asking for the limits of an account: %w", err)

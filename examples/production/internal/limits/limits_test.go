@@ -31,13 +31,9 @@ const (
 	chat     = `{"bot_slug":"bot","prompt":"Hi","stream":false}`
 )
 
-// table replaces the database: package postgres has tests of its own.
-type table func(account string) (limits.Limits, error)
-
-func (f table) Limits(_ context.Context, account string) (limits.Limits, error) { return f(account) }
-
-func everybody(l limits.Limits) table {
-	return func(string) (limits.Limits, error) { return l, nil }
+// everybody replaces the database: package postgres has tests of its own.
+func everybody(l limits.Limits) func(context.Context, string) (limits.Limits, error) {
+	return func(context.Context, string) (limits.Limits, error) { return l, nil }
 }
 
 // holding is an engine whose answers last until done is closed.
@@ -177,7 +173,7 @@ func TestNeverMoreThanTheLimit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
 			engine := &holding{done: make(chan struct{})}
-			replicas := three(t, redistest.NewServer(t), limits.Options{Engine: engine, Store: everybody(c.limits)})
+			replicas := three(t, redistest.NewServer(t), limits.Options{Engine: engine, Limits: everybody(c.limits)})
 			var rejected atomic.Int64
 			answers := make([]answer, clients)
 			errs := make([]error, clients)
@@ -220,7 +216,7 @@ func TestNeverMoreThanTheLimit(t *testing.T) {
 // TestRetryAfterIsTrue retries after the time that it was told.
 func TestRetryAfterIsTrue(t *testing.T) {
 	is := is.New(t)
-	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Store: everybody(limits.Limits{ChatsPerMinute: 2})})
+	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Limits: everybody(limits.Limits{ChatsPerMinute: 2})})
 	r.SetMinute(2 * time.Second)
 	for range 3 {
 		is.Equal(r.chat(t, "acme"), answered)
@@ -235,7 +231,7 @@ func TestRetryAfterIsTrue(t *testing.T) {
 
 func TestTokensOfTheDay(t *testing.T) {
 	is := is.New(t)
-	replicas := three(t, redistest.NewServer(t), limits.Options{Store: everybody(limits.Limits{TokensPerDay: 100, ChatsPerMinute: 4})})
+	replicas := three(t, redistest.NewServer(t), limits.Options{Limits: everybody(limits.Limits{TokensPerDay: 100, ChatsPerMinute: 4})})
 	replicas[0].spend(t, "acme", 60)
 	replicas[1].spend(t, "acme", 39)
 	is.Equal(replicas[0].chat(t, "acme"), answered) // one token is left
@@ -262,10 +258,10 @@ func TestReplicaThatDies(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	engine := &holding{done: make(chan struct{})}
-	o := limits.Options{Engine: engine, Store: everybody(limits.Limits{ConcurrentChats: 2, TokensPerDay: 1000}), Lease: 3 * time.Second}
+	o := limits.Options{Engine: engine, Limits: everybody(limits.Limits{ConcurrentChats: 2, TokensPerDay: 1000}), Lease: 3 * time.Second}
 	o.Reserve = func(context.Context, *botapi.ChatRequest) int64 { return 100 }
 	dying, living := serve(t, server.Client(t), o), serve(t, server.Client(t), o)
-	other := serve(t, server.Client(t), limits.Options{Store: o.Store, Lease: o.Lease})
+	other := serve(t, server.Client(t), limits.Options{Limits: o.Limits, Lease: o.Lease})
 	ctx, leave := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	for _, r := range []replica{dying, living} {
@@ -295,8 +291,8 @@ func TestRedisStopsAndRestarts(t *testing.T) {
 	server := redistest.NewServer(t)
 	engine := &holding{done: make(chan struct{})}
 	store := everybody(limits.Limits{ConcurrentChats: 1, TokensPerDay: 100})
-	first := serve(t, server.Client(t), limits.Options{Engine: engine, Store: store, Lease: 300 * time.Millisecond})
-	second := serve(t, server.Client(t), limits.Options{Store: store, Lease: 300 * time.Millisecond})
+	first := serve(t, server.Client(t), limits.Options{Engine: engine, Limits: store, Lease: 300 * time.Millisecond})
+	second := serve(t, server.Client(t), limits.Options{Limits: store, Lease: 300 * time.Millisecond})
 	var all sync.WaitGroup
 	defer all.Wait()
 	ctx, leave := context.WithCancel(t.Context())
@@ -340,14 +336,14 @@ func TestLimitsAreCached(t *testing.T) {
 	var limit atomic.Int64
 	limit.Store(1)
 	asked := make(chan struct{})
-	store := table(func(string) (limits.Limits, error) {
+	store := func(context.Context, string) (limits.Limits, error) {
 		if lookups.Add(1) == 1 {
 			<-asked
 		}
 		return limits.Limits{ConcurrentChats: limit.Load()}, nil
-	})
+	}
 	engine := &holding{done: make(chan struct{})}
-	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Engine: engine, Store: store, CacheTTL: 500 * time.Millisecond})
+	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Engine: engine, Limits: store, CacheTTL: 500 * time.Millisecond})
 	all := gather(t, [3]replica{r, r, r}, "acme", 20)
 	close(asked)
 	eventually(t, "all but one are rejected", func() bool { return all.rejected.Load() == 19 })
@@ -369,12 +365,12 @@ func TestStoreThatFails(t *testing.T) {
 	away := &botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "Later", RetryAfter: 2 * time.Second, Err: errors.New("no connection")}
 	var failing atomic.Bool
 	failing.Store(true)
-	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Store: table(func(string) (limits.Limits, error) {
+	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Limits: func(context.Context, string) (limits.Limits, error) {
 		if failing.Load() {
 			return limits.Limits{}, away
 		}
 		return limits.Limits{}, nil
-	})})
+	}})
 	is.Equal(r.chat(t, "acme"), answer{http.StatusServiceUnavailable, `{"detail":"Later"}`, 2})
 	failing.Store(false)
 	is.Equal(r.chat(t, "acme"), answered) // a failure is not cached
@@ -383,7 +379,7 @@ func TestStoreThatFails(t *testing.T) {
 func TestHugeLimits(t *testing.T) {
 	is := is.New(t)
 	none := limits.Limits{ChatsPerMinute: math.MaxInt64, TokensPerDay: math.MaxInt64, ConcurrentChats: math.MaxInt64}
-	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Store: everybody(none)})
+	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Limits: everybody(none)})
 	is.Equal(r.chat(t, "acme"), answered)
 	is.Equal(r.chat(t, "acme"), answered)
 }
@@ -395,7 +391,7 @@ func budget(t *testing.T, reserve, use int64, l limits.Limits) (*holding, *redis
 	engine, server := &holding{done: make(chan struct{})}, redistest.NewServer(t)
 	return engine, server, three(t, server, limits.Options{
 		Engine:  engine,
-		Store:   everybody(l),
+		Limits:  everybody(l),
 		Reserve: func(context.Context, *botapi.ChatRequest) int64 { return reserve },
 		Used:    func(context.Context) int64 { return use },
 	})
@@ -443,7 +439,7 @@ func TestCountedWhileItGoesOn(t *testing.T) {
 	engine := &holding{done: make(chan struct{})}
 	var used atomic.Int64
 	o := limits.Options{
-		Engine: engine, Store: everybody(limits.Limits{TokensPerDay: 100}), Lease: 300 * time.Millisecond,
+		Engine: engine, Limits: everybody(limits.Limits{TokensPerDay: 100}), Lease: 300 * time.Millisecond,
 		Reserve: func(context.Context, *botapi.ChatRequest) int64 { return 10 },
 		Used:    func(context.Context) int64 { return used.Load() },
 	}
@@ -469,7 +465,7 @@ func TestCountedWhileItGoesOn(t *testing.T) {
 func TestRepeatedBatch(t *testing.T) {
 	is := is.New(t)
 	redis := redistest.NewServer(t).Client(t)
-	r := serve(t, redis, limits.Options{Store: everybody(limits.Limits{})})
+	r := serve(t, redis, limits.Options{Limits: everybody(limits.Limits{})})
 	r.spend(t, "acme", 7)
 	eventually(t, "it is counted", func() bool { return redis.Get(t.Context(), "botapi:limits:tokens:acme").Val() == "7" })
 	is.NoErr(r.SettleAgain(1, "acme", 7))
@@ -485,7 +481,7 @@ func TestClockOfRedisIsSetBack(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	redis := server.Client(t)
-	r := serve(t, redis, limits.Options{Store: everybody(limits.Limits{ChatsPerMinute: 3, ConcurrentChats: 1}), Lease: 300 * time.Millisecond})
+	r := serve(t, redis, limits.Options{Limits: everybody(limits.Limits{ChatsPerMinute: 3, ConcurrentChats: 1}), Lease: 300 * time.Millisecond})
 	r.SetMinute(2 * time.Second)
 	later := float64(time.Now().Add(time.Hour).UnixMilli())
 	is.NoErr(redis.RPush(t.Context(), "botapi:limits:minute:acme", later-2, later-1, later).Err())
@@ -520,7 +516,7 @@ func TestKeyOfAnotherType(t *testing.T) {
 	server := redistest.NewServer(t)
 	redis := server.Client(t)
 	engine := &holding{done: make(chan struct{})}
-	replicas := three(t, server, limits.Options{Engine: engine, Store: everybody(limits.Limits{ConcurrentChats: 1, TokensPerDay: 10})})
+	replicas := three(t, server, limits.Options{Engine: engine, Limits: everybody(limits.Limits{ConcurrentChats: 1, TokensPerDay: 10})})
 	is.NoErr(redis.RPush(t.Context(), "botapi:limits:tokens:acme", "").Err())
 	var all sync.WaitGroup
 	ask := func(replica int, account string) {
@@ -546,7 +542,7 @@ func TestKeyOfAnotherType(t *testing.T) {
 func TestRejectedAccountDoesNotLoadRedis(t *testing.T) {
 	is := is.New(t)
 	redis := redistest.NewServer(t).Client(t)
-	r := serve(t, redis, limits.Options{Store: everybody(limits.Limits{ChatsPerMinute: 1})})
+	r := serve(t, redis, limits.Options{Limits: everybody(limits.Limits{ChatsPerMinute: 1})})
 	is.Equal(r.chat(t, "acme"), answered)
 	before, began := scripts(t, redis), time.Now()
 	for range 300 {
@@ -561,9 +557,9 @@ func TestRejectedAccountDoesNotLoadRedis(t *testing.T) {
 func TestRejectedAsFarAsIsKnown(t *testing.T) {
 	is := is.New(t)
 	engine := &holding{done: make(chan struct{})}
-	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Engine: engine, Store: table(func(account string) (limits.Limits, error) {
+	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Engine: engine, Limits: func(_ context.Context, account string) (limits.Limits, error) {
 		return map[string]limits.Limits{"one": {ConcurrentChats: 1}}[account], nil
-	})})
+	}})
 	var all sync.WaitGroup
 	defer all.Wait()
 	all.Go(func() { _, _ = r.ask(t.Context(), "one") })
@@ -584,7 +580,7 @@ func TestRejectedAsFarAsIsKnown(t *testing.T) {
 func TestCostOfAChatForRedis(t *testing.T) {
 	is := is.New(t)
 	redis := redistest.NewServer(t).Client(t)
-	r := serve(t, redis, limits.Options{Store: everybody(limits.Limits{ChatsPerMinute: 1000, ConcurrentChats: 10, TokensPerDay: 1000})})
+	r := serve(t, redis, limits.Options{Limits: everybody(limits.Limits{ChatsPerMinute: 1000, ConcurrentChats: 10, TokensPerDay: 1000})})
 	r.spend(t, "acme", 1)
 	eventually(t, "it is settled", func() bool { return redis.Get(t.Context(), "botapi:limits:tokens:acme").Val() == "1" })
 	before := scripts(t, redis)
@@ -609,7 +605,7 @@ func TestRedisIsTooLate(t *testing.T) {
 	server := redistest.NewServer(t)
 	redis := server.Client(t)
 	r := serve(t, server.ClientWith(t, redisclient.Options{Timeout: 200 * time.Millisecond}), limits.Options{
-		Store:   everybody(limits.Limits{ConcurrentChats: 1, TokensPerDay: 100}),
+		Limits:  everybody(limits.Limits{ConcurrentChats: 1, TokensPerDay: 100}),
 		Lease:   10 * patience,
 		Reserve: func(context.Context, *botapi.ChatRequest) int64 { return 100 },
 	})
@@ -628,7 +624,7 @@ func TestRedisComesBackEmpty(t *testing.T) {
 	is := is.New(t)
 	server := redistest.NewServer(t)
 	redis := server.Client(t)
-	r := serve(t, server.Client(t), limits.Options{Store: everybody(limits.Limits{TokensPerDay: 100})})
+	r := serve(t, server.Client(t), limits.Options{Limits: everybody(limits.Limits{TokensPerDay: 100})})
 	r.spend(t, "acme", 100)
 	eventually(t, "it is counted", func() bool { return redis.Get(t.Context(), "botapi:limits:tokens:acme").Val() == "100" })
 	is.NoErr(redis.FlushAll(t.Context()).Err())
@@ -643,7 +639,7 @@ func TestRedisComesBackEmptyAgainAndAgain(t *testing.T) {
 	server := redistest.NewServer(t)
 	redis := server.Client(t)
 	engine := &holding{done: make(chan struct{})}
-	r := serve(t, server.Client(t), limits.Options{Engine: engine, Store: everybody(limits.Limits{TokensPerDay: 1000})})
+	r := serve(t, server.Client(t), limits.Options{Engine: engine, Limits: everybody(limits.Limits{TokensPerDay: 1000})})
 	r.costs.Store("acme", int64(40))
 	for i := range int64(6) {
 		var all sync.WaitGroup
@@ -662,7 +658,7 @@ func TestRedisComesBackEmptyAgainAndAgain(t *testing.T) {
 // that asks again after its answer is never rejected.
 func TestOneAfterAnother(t *testing.T) {
 	is := is.New(t)
-	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Store: everybody(limits.Limits{ConcurrentChats: 1})})
+	r := serve(t, redistest.NewServer(t).Client(t), limits.Options{Limits: everybody(limits.Limits{ConcurrentChats: 1})})
 	for range 200 {
 		is.Equal(r.chat(t, "acme"), answered)
 	}

@@ -19,8 +19,6 @@ type AccountLimits struct {
 	ChatsPerMinute, TokensPerDay, ConcurrentChats *int64
 }
 
-var _ limits.Store = (*Database)(nil)
-
 // ErrNoLimits is what RemoveLimits returns if there is nothing to remove.
 var ErrNoLimits = errors.New("no such limits")
 

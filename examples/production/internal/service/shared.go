@@ -132,7 +132,7 @@ func (r *replica) newShared(client *redisclient.Client) (s *shared, err error) {
 	s = &shared{redis: client}
 	s.limits = limits.New(limits.Options{
 		Engine:  r.model,
-		Store:   r.database,
+		Limits:  r.database.Limits,
 		Redis:   client,
 		Reserve: r.reserve,
 		Used:    usage.UsedOf,
