@@ -24,19 +24,15 @@ import (
 // any chat, if there are others of its name.
 const DefaultAttempt = 20 * time.Second
 
-// Settings returns how a bot answers. Its runtime is empty or that of an endpoint.
-// An error ends the chat.
-type Settings interface {
-	Settings(ctx context.Context, uid string) (postgres.Settings, error)
-}
-
 // Options is what an Engine is made of. Endpoints and Settings are required.
 type Options struct {
 	// Endpoints are the runtimes. Those with one name serve the same models:
 	// chats go to each in turn, and to another when one is down; see Watch. A
 	// bot that names no runtime uses the name of the first endpoint.
 	Endpoints []Endpoint
-	Settings  Settings
+	// Settings returns how the bot with a uid answers. Its runtime is empty or that of
+	// an endpoint. An error ends the chat.
+	Settings func(ctx context.Context, uid string) (postgres.Settings, error)
 
 	Attempt time.Duration // 0 means DefaultAttempt
 
@@ -53,7 +49,7 @@ type Options struct {
 type Engine struct {
 	runtimes    map[string]*runtime
 	standard    string // the runtime of bots that name none
-	settings    Settings
+	settings    func(ctx context.Context, uid string) (postgres.Settings, error)
 	attempt     time.Duration
 	instruments *instruments
 	logger      *slog.Logger
@@ -67,7 +63,7 @@ func New(o Options) (*Engine, error) {
 		return nil, errors.New("no runtime is configured")
 	}
 	if o.Settings == nil {
-		return nil, errors.New("Settings is required")
+		return nil, errors.New("the option Settings is required")
 	}
 	if o.Transport == nil {
 		o.Transport = openai.NewTransport()
@@ -132,7 +128,7 @@ func (e *Engine) answer(ctx context.Context, req *botapi.ChatRequest, observed *
 	if err := checkExtra(req.Extra); err != nil { // before Settings, after which the model counts as asked
 		return err
 	}
-	settings, err := e.settings.Settings(ctx, req.Bot.UID)
+	settings, err := e.settings(ctx, req.Bot.UID)
 	if err != nil {
 		return err
 	}

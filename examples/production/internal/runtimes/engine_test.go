@@ -18,12 +18,8 @@ import (
 	"github.com/matryer/is"
 )
 
-// settings replaces the database: package postgres has tests of its own.
-type settings func(uid string) (postgres.Settings, error)
-
-func (s settings) Settings(_ context.Context, uid string) (postgres.Settings, error) { return s(uid) }
-
-func noSettings(string) (postgres.Settings, error) { return postgres.Settings{}, nil }
+// noSettings replaces the database: package postgres has tests of its own.
+func noSettings(context.Context, string) (postgres.Settings, error) { return postgres.Settings{}, nil }
 
 var helper = botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"}
 
@@ -31,7 +27,7 @@ var helper = botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"}
 func options(t *testing.T, urls ...string) runtimes.Options {
 	t.Helper()
 	o := runtimes.Options{
-		Settings: settings(noSettings),
+		Settings: noSettings,
 		Logger:   slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}
 	for _, url := range urls {
@@ -67,10 +63,10 @@ func TestUpstreamRequest(t *testing.T) {
 	t.Setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/v1")
 	runtime := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("ok") })
 	o := options(t, runtime.URL)
-	o.Settings = settings(func(uid string) (postgres.Settings, error) {
+	o.Settings = func(_ context.Context, uid string) (postgres.Settings, error) {
 		is.Equal(uid, "u1")
 		return postgres.Settings{Instructions: "Be kind.", Temperature: new(0.5)}, nil
-	})
+	}
 	service := serve(t, o)
 
 	chat(t, service, `{"bot_slug":"helper","stream":false,"user_id":"someone@example.com","prompt":"And now?","messages":[
@@ -173,7 +169,7 @@ func TestBotsOfOtherRuntimes(t *testing.T) {
 			second := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) { s.Whole("second") })
 			o := options(t, first.URL)
 			o.Endpoints = append(o.Endpoints, runtimes.Endpoint{Runtime: "hosted", URL: second.URL})
-			o.Settings = settings(func(string) (postgres.Settings, error) { return c.settings, c.err })
+			o.Settings = func(context.Context, string) (postgres.Settings, error) { return c.settings, c.err }
 			response, answer := chat(t, serve(t, o), unstreamed)
 			is.Equal(response.StatusCode, c.status)
 			is.Equal(text(t, answer), c.answer)
@@ -189,7 +185,7 @@ func TestMistakesInOptions(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
-			_, err := runtimes.New(runtimes.Options{Endpoints: endpoints, Settings: settings(noSettings)})
+			_, err := runtimes.New(runtimes.Options{Endpoints: endpoints, Settings: noSettings})
 			is.True(err != nil)
 			is.Equal(err.Error(), name)
 		})
@@ -205,7 +201,7 @@ func TestRealRuntime(t *testing.T) {
 	}
 	is := is.New(t)
 	endpoint := runtimes.Endpoint{Runtime: "real", URL: url, Key: os.Getenv("RUNTIME_KEY")}
-	engine, err := runtimes.New(runtimes.Options{Endpoints: []runtimes.Endpoint{endpoint}, Settings: settings(noSettings)})
+	engine, err := runtimes.New(runtimes.Options{Endpoints: []runtimes.Endpoint{endpoint}, Settings: noSettings})
 	is.NoErr(err)
 	bot := helper
 	bot.Model = cmp.Or(os.Getenv("RUNTIME_MODEL"), "default")

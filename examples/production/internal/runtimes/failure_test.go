@@ -73,9 +73,9 @@ func TestFieldThatTheModelDoesNotAccept(t *testing.T) {
 			}
 			a, b := runtimetest.New(t, rejects), runtimetest.New(t, rejects)
 			o := options(t, a.URL, b.URL)
-			o.Settings = settings(func(string) (postgres.Settings, error) {
+			o.Settings = func(context.Context, string) (postgres.Settings, error) {
 				return postgres.Settings{Temperature: new(0.5), MaxTokens: new(int64(300))}, nil
-			})
+			}
 			response, answer := chat(t, serve(t, o), `{"bot_slug":"helper","prompt":"Hi","stream":false`+c.extra+`}`)
 			is.Equal(len(a.Requests())+len(b.Requests()), 1)
 			if c.field == "" {

@@ -1,6 +1,7 @@
 package runtimes_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -27,9 +28,9 @@ func watched(t *testing.T, answer func(*runtimetest.Stream, *runtimetest.Request
 	t.Helper()
 	s = seen{spans: tracetest.NewSpanRecorder(), reader: metric.NewManualReader()}
 	o := options(t, runtimetest.New(t, answer).URL)
-	o.Settings = settings(func(string) (postgres.Settings, error) {
+	o.Settings = func(context.Context, string) (postgres.Settings, error) {
 		return postgres.Settings{Instructions: "SECRET instructions", Temperature: new(0.5)}, nil
-	})
+	}
 	o.TracerProvider = trace.NewTracerProvider(trace.WithSpanProcessor(s.spans))
 	o.MeterProvider = metric.NewMeterProvider(metric.WithReader(s.reader))
 	return serve(t, o), s

@@ -160,7 +160,7 @@ func Run(ctx context.Context, c Config) error {
 	defer r.close()
 	engine, err := runtimes.New(runtimes.Options{
 		Endpoints:      c.Endpoints,
-		Settings:       r,
+		Settings:       r.Settings,
 		Attempt:        c.Attempt,
 		TracerProvider: observed.Traces,
 		MeterProvider:  observed.Metrics,
