@@ -96,7 +96,7 @@ func (r replica) connectAs(t *testing.T, account, key string) client {
 	t.Helper()
 	ctx, disconnect := context.WithTimeout(t.Context(), 20*time.Second)
 	t.Cleanup(disconnect)
-	response, err := r.sendAs(ctx, account, key)
+	response, err := r.send(ctx, account, key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,11 +104,7 @@ func (r replica) connectAs(t *testing.T, account, key string) client {
 	return client{response, bufio.NewScanner(response.Body), disconnect}
 }
 
-func (r replica) send(ctx context.Context, key string) (*http.Response, error) {
-	return r.sendAs(ctx, "acme", key)
-}
-
-func (r replica) sendAs(ctx context.Context, account, key string) (*http.Response, error) {
+func (r replica) send(ctx context.Context, account, key string) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, "POST", string(r)+"/v1/chat", strings.NewReader(`{"bot_slug":"bot","prompt":"Hi","stream":true}`))
 	if err != nil {
 		return nil, err
@@ -208,7 +204,7 @@ func TestDeathBeforeTheFirstFragment(t *testing.T) {
 	living := serve(t, server.Client(t), models, settings, limits.Limits{})
 	responses := make(chan *http.Response, 2)
 	send := func(r replica) {
-		if response, err := r.send(t.Context(), "k1"); err == nil {
+		if response, err := r.send(t.Context(), "acme", "k1"); err == nil {
 			responses <- response
 		}
 	}
@@ -277,7 +273,7 @@ func TestRejectedChatsCostLittle(t *testing.T) {
 	words := <-said
 	is.Equal(first.next(), "one")
 	rejected := func(key string) {
-		response, err := r.send(t.Context(), key)
+		response, err := r.send(t.Context(), "acme", key)
 		if err != nil {
 			t.Error(err)
 			return
