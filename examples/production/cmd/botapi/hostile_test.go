@@ -1,14 +1,12 @@
 package main
 
 import (
-	"bufio"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"example.com/botapi/examples/openai/runtimetest"
 	"github.com/matryer/is"
@@ -98,22 +96,11 @@ func TestClientsDoNotReachTheInternalPort(t *testing.T) {
 // raw sends bytes and returns the response.
 func raw(t *testing.T, url, request string) (status int, answer string) {
 	t.Helper()
-	connection, err := new(net.Dialer).DialContext(t.Context(), "tcp", strings.TrimPrefix(url, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer connection.Close()
-	connection.SetDeadline(time.Now().Add(patience))
-	if _, err := io.WriteString(connection, request); err != nil {
-		t.Fatal(err)
-	}
-	response, err := http.ReadResponse(bufio.NewReader(connection), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	text, _ := io.ReadAll(response.Body)
-	return response.StatusCode, string(text)
+	c := connect(t, url, "")
+	defer c.Close()
+	c.send(t, request)
+	response := c.answer(t)
+	return response.StatusCode, bodyOf(response, nil)
 }
 
 // TestBodyThatNeverEnds begins to send a chat, and stops.

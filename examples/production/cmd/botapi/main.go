@@ -81,7 +81,10 @@ func run(ctx context.Context, args []string) int {
 	defer p.close()
 	if err := command.Run(&p); err != nil {
 		complain(err)
-		return exitCode(err)
+		if _, ok := errors.AsType[mistake](err); ok {
+			return 2
+		}
+		return 1
 	}
 	return 0
 }
@@ -120,13 +123,6 @@ func (m mistake) Unwrap() error { return m.error }
 
 func mistakef(format string, args ...any) error {
 	return mistake{fmt.Errorf(format, args...)}
-}
-
-func exitCode(err error) int {
-	if _, ok := errors.AsType[mistake](err); ok {
-		return 2
-	}
-	return 1
 }
 
 // open opens the database, which close closes.

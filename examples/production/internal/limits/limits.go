@@ -120,7 +120,10 @@ func New(o Options) *Engine {
 	e := &Engine{
 		next:    o.Engine,
 		options: o,
-		known:   newCache(o.CacheTTL),
+		known: otter.Must(&otter.Options[string, Limits]{
+			MaximumSize:      cachedAccounts,
+			ExpiryCalculator: otter.ExpiryWriting[string, Limits](o.CacheTTL),
+		}),
 		shared:  shared{redis: o.Redis, replica: rand.Text(), lease: o.Lease, window: minute},
 		tallies: newTallies(),
 		book:    newBook(),
@@ -170,13 +173,6 @@ func (e *Engine) ConcurrentChats(ctx context.Context, account string) (int64, er
 
 // cachedAccounts bounds the cache of limits.
 const cachedAccounts = 10_000
-
-func newCache(ttl time.Duration) *otter.Cache[string, Limits] {
-	return otter.Must(&otter.Options[string, Limits]{
-		MaximumSize:      cachedAccounts,
-		ExpiryCalculator: otter.ExpiryWriting[string, Limits](ttl),
-	})
-}
 
 // limitsOf returns the limits of an account. Concurrent chats of one share a lookup, which
 // no client that disconnects fails.

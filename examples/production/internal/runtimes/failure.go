@@ -39,7 +39,8 @@ func (a *answer) classify(err error) *failure {
 	upstream, isUpstream := errors.AsType[*openai.Failure](err)
 	switch cause := context.Cause(a.ctx); {
 	case errors.Is(cause, errSilent):
-		return &failure{err: gatewayTimeout("The model did not begin to answer in time", errSilent), elsewhere: true}
+		late := &botapi.StatusError{Status: http.StatusGatewayTimeout, Detail: "The model did not begin to answer in time", Err: errSilent}
+		return &failure{err: late, elsewhere: true}
 	case errors.Is(cause, botapi.ErrEngineStalled):
 		if a.stalls() {
 			a.endpoint.fails(a)
@@ -70,10 +71,6 @@ func (a *answer) classifyStatus(err error, upstream *openai.Failure) *failure {
 		a.endpoint.fails(a)
 		return &failure{err: err, elsewhere: true, connectionLost: upstream.Status == 0 && !isDialError(err)}
 	}
-}
-
-func gatewayTimeout(detail string, cause error) error {
-	return &botapi.StatusError{Status: http.StatusGatewayTimeout, Detail: detail, Err: cause}
 }
 
 func isDialError(err error) bool {

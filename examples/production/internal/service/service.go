@@ -298,13 +298,13 @@ func (r *replica) close() {
 	before := r.usage.Backlog().NotStored
 	r.usage.Close(ctx)
 	r.database.StoreKeyUses(ctx)
-	if err := r.telemetry.CloseTraces(ctx); err != nil {
+	if err := r.telemetry.Traces.Shutdown(ctx); err != nil {
 		r.logger.Warn("some traces were not sent", slog.Any("error", err))
 	}
 	if r.probed != nil {
 		r.closeInternal(r.usage.Backlog().NotStored > before)
 	}
-	r.telemetry.CloseMetrics(ctx)
+	_ = r.telemetry.Metrics.Shutdown(ctx) // which only fails if it is called twice
 	r.logger.Info("ended")
 }
 

@@ -90,17 +90,13 @@ var seconds = []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10,
 // chooses, such as the Host header, would let anybody create time series without
 // limit. So served requests have only the labels that are named here.
 var views = []metric.View{
-	metric.NewView(metric.Instrument{Name: "http.server.request.duration"}, served(seconds)),
-	metric.NewView(metric.Instrument{Name: "http.server.*.body.size"}, metric.Stream{Aggregation: metric.AggregationDrop{}}), // headObserver hides bodies from it
-	metric.NewView(metric.Instrument{Name: "http.client.request.duration"}, metric.Stream{Aggregation: buckets(seconds)}),
-}
-
-func served(boundaries []float64) metric.Stream {
-	return metric.Stream{
-		Aggregation: buckets(boundaries),
+	metric.NewView(metric.Instrument{Name: "http.server.request.duration"}, metric.Stream{
+		Aggregation: buckets(seconds),
 		AttributeFilter: attribute.NewAllowKeysFilter(
 			semconv.HTTPRequestMethodKey, semconv.HTTPRouteKey, semconv.HTTPResponseStatusCodeKey, semconv.ErrorTypeKey),
-	}
+	}),
+	metric.NewView(metric.Instrument{Name: "http.server.*.body.size"}, metric.Stream{Aggregation: metric.AggregationDrop{}}), // headObserver hides bodies from it
+	metric.NewView(metric.Instrument{Name: "http.client.request.duration"}, metric.Stream{Aggregation: buckets(seconds)}),
 }
 
 func buckets(boundaries []float64) metric.Aggregation {
@@ -110,9 +106,3 @@ func buckets(boundaries []float64) metric.Aggregation {
 func tracesWanted() bool {
 	return os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || os.Getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != ""
 }
-
-// CloseTraces sends the remaining spans, until ctx ends.
-func (t *Telemetry) CloseTraces(ctx context.Context) error { return t.Traces.Shutdown(ctx) }
-
-// CloseMetrics ends the metrics: Prometheus has no more of them.
-func (t *Telemetry) CloseMetrics(ctx context.Context) { _ = t.Metrics.Shutdown(ctx) } // which only fails if it is called twice

@@ -250,16 +250,12 @@ func (m *Meter) possible(t openai.Tokens, complete bool) bool {
 // tokensIn returns how many tokens of a size a text has.
 func tokensIn(bytes, size int64) int64 { return (bytes + size - 1) / size }
 
-func textBytes(req *botapi.ChatRequest) (bytes int64) {
-	for _, message := range req.Messages {
-		bytes += int64(len(message.Content))
-	}
-	return bytes
-}
-
 // AtMost returns how many tokens a chat uses at most: one for each byte of its
 // prompt, and answer tokens for its answer.
 func AtMost(req *botapi.ChatRequest, instructions string, answer int64) int64 {
-	prompt := textBytes(req) + int64(len(instructions)) + messageTokens*int64(len(req.Messages)+1)
+	prompt := int64(len(instructions)) + messageTokens*int64(len(req.Messages)+1)
+	for _, message := range req.Messages {
+		prompt += int64(len(message.Content))
+	}
 	return prompt + min(answer, math.MaxInt32)
 }
