@@ -3,12 +3,8 @@ package postgres_test
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
-	"net/url"
-	"strings"
 	"testing"
 	"time"
 
@@ -96,29 +92,6 @@ func (s store) BotBySlug(ctx context.Context, slug string) (botapi.Bot, error) {
 	return bot.Bot, err
 }
 
-// serve returns an API handler for the database, with an engine that echoes.
-func serve(t *testing.T, d *postgres.Database) http.Handler {
-	t.Helper()
-	return botapi.New(botapi.Options{
-		Bots:   store{d},
-		Keys:   d,
-		Engine: botapi.ChatEngineFunc(echo),
-		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
-	})
-}
-
-// send sends a request with a key and returns the response's status, headers and
-// body.
-func send(t *testing.T, h http.Handler, key, method, path, body string) (int, http.Header, string) {
-	t.Helper()
-	r := httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader(body))
-	r.Header.Set("Authorization", "Bearer "+key)
-	w := httptest.NewRecorder()
-	h.ServeHTTP(w, r)
-	answer, _ := io.ReadAll(w.Body)
-	return w.Code, w.Header(), string(answer)
-}
-
 func TestSlowDatabaseIsUnavailable(t *testing.T) {
 	url := postgrestest.Database(t)
 	open(t, url)
@@ -155,31 +128,31 @@ func TestSlowDatabaseIsUnavailable(t *testing.T) {
 // transaction mode.
 func TestWithoutPreparedStatements(t *testing.T) {
 	is := is.New(t)
-	location := postgrestest.Database(t)
-	open(t, location)
-	u, err := url.Parse(location)
-	is.NoErr(err)
-	query := u.Query()
-	query.Set("default_query_exec_mode", "exec")
-	u.RawQuery = query.Encode()
-	d := openWith(t, u.String(), postgres.Options{})
+	url := postgrestest.Database(t)
+	open(t, url)
+	d := openWith(t, url+"?default_query_exec_mode=exec", postgres.Options{})
 
 	is.NoErr(d.SchemaReady(t.Context()))
 	bot := published("u1", "helper")
 	bot.Temperature = new(0.5)
 	is.NoErr(d.ImportBots(t.Context(), []postgres.ImportedBot{bot, published("u2", "other")}))
 	is.NoErr(d.SetPublished(t.Context(), "other", false))
-	found, err := d.BotByUID(t.Context(), "u1")
-	is.NoErr(err)
-	is.Equal(*found.Temperature, 0.5)
+	for _, find := range []func() (postgres.Bot, error){
+		func() (postgres.Bot, error) { return d.BotByUID(t.Context(), "u1") },
+		func() (postgres.Bot, error) { return d.BotBySlug(t.Context(), "helper") },
+	} {
+		found, err := find()
+		is.NoErr(err)
+		is.Equal(*found.Temperature, 0.5)
+	}
 	all, err := d.AllBots(t.Context())
 	is.NoErr(err)
 	is.Equal(len(all), 2)
 
 	key, id := createKey(t, d, 0)
-	status, _, body := send(t, serve(t, d), key, "POST", "/v1/chat", `{"bot_slug":"helper","prompt":"Hi","stream":false}`)
-	is.Equal(status, http.StatusOK)
-	is.Equal(body, `{"content":"Hi"}`)
+	account, err := d.VerifyKey(t.Context(), key)
+	is.NoErr(err)
+	is.Equal(account, "acme")
 	is.NoErr(d.InsertUsage(t.Context(), []*usage.Record{{ID: "a", Chats: 1}, {ID: "b", Chats: 1, FirstFragment: time.Second, Tokens: &usage.Tokens{Prompt: 9}}}))
 	days, err := d.DailyUsage(t.Context(), "", time.Time{}, time.Now())
 	is.NoErr(err)
