@@ -118,7 +118,10 @@ func TestManifest(t *testing.T) {
 	}
 
 	serving := replica.Spec.Containers[0]
-	ports := portsOf(serving)
+	ports := make(map[string]int32)
+	for _, port := range serving.Ports {
+		ports[port.Name] = port.ContainerPort
+	}
 	is.Equal(ports, map[string]int32{"http": 8080, "internal": 9080}) // as in the image
 	for _, probe := range []*core.Probe{serving.StartupProbe, serving.ReadinessProbe, serving.LivenessProbe} {
 		is.True(ports[probe.HTTPGet.Port.StrVal] != 0)
@@ -169,14 +172,6 @@ func TestMemoryLimits(t *testing.T) {
 	is.True(strings.Contains(deployed(t, "botapi.service"), "\nMemoryMax=2G\n"))
 	is.Equal(container.Resources.Limits.Memory().String(), "2Gi")
 	is.True(mebibytes <= 0.9*2048)
-}
-
-func portsOf(c core.Container) map[string]int32 {
-	ports := make(map[string]int32)
-	for _, port := range c.Ports {
-		ports[port.Name] = port.ContainerPort
-	}
-	return ports
 }
 
 // TestRedisOfTheManifest starts Redis with the arguments of the manifest, and a
