@@ -456,7 +456,7 @@ func (c *keyCache) remember(sum digest, account string) {
 	if c.ttl <= 0 {
 		return
 	}
-	if len(c.known) >= cachedKeys {
+	if _, isKnown := c.known[sum]; !isKnown && len(c.known) >= cachedKeys {
 		for other := range c.known { // a wrong choice costs one lookup, a better one would cost time and memory
 			delete(c.known, other)
 			break

@@ -404,8 +404,9 @@ func (c *chat) complete() {
 	}
 }
 
-// abort sends the error event, and has ServeHTTP abort the connection at its end: most clients
-// know no error event.
+// abort sends what is queued and the error event, unless the client has gone; of an engine that
+// has aborted (http.ErrAbortHandler), only what is queued. It has ServeHTTP abort the connection
+// at its end, since most clients know no error event.
 func (c *chat) abort(deadline time.Duration) {
 	x := c.exchange
 	var failed *ending
@@ -516,7 +517,7 @@ func (c *chat) engineReturned(failure *ending) {
 	if failure != nil {
 		end = c.orTimedOut(failure)
 	}
-	if !c.stop(end) && failure != nil && failure.stack != nil {
+	if !c.stop(end) && failure != nil && failure.stack != nil && failure.kind != kindAborted {
 		c.exchange.handler.log(c.exchange.ctx, slog.LevelError, "the engine panicked after its answer had ended", c.exchange.attributes(failure)...)
 	}
 }
@@ -619,7 +620,7 @@ func (j *jsonResponse) complete(ctx context.Context) *ending {
 }
 
 // enclose puts the text between before and after, in the chunks of the text if they fit. It
-// returns the index of the first chunk of the text: the memory of the others is the
+// returns the index of the first chunk of the text, which is pooled; one in front of it is the
 // application's.
 func (j *jsonResponse) enclose(before, after []byte) (first int) {
 	if text := &j.chunks[0]; len(before)+len(*text) <= connection.MaxChunk {

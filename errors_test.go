@@ -417,3 +417,18 @@ func TestErrorEventDoesNotWaitForTheLogger(t *testing.T) {
 		is.True(strings.Contains(got.log, "No model"))
 	})
 }
+
+// A panic that comes after the answer has ended is logged, but for that with which an engine
+// that is a reverse proxy aborts.
+func TestEnginePanicsAfterItsAnswer(t *testing.T) {
+	for _, c := range []struct {
+		value  any
+		logged bool
+	}{{"too late", true}, {http.ErrAbortHandler, false}} {
+		got := playOn(t, httptest.NewRecorder(), true, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
+			yield("", errOverloaded)
+			panic(c.value)
+		}))
+		is.New(t).Equal(strings.Contains(got.log, "the engine panicked after its answer had ended"), c.logged)
+	}
+}

@@ -69,9 +69,9 @@ import (
 //
 // Some words mean one thing each. An [ending] is how a request or an answer ends: classify
 // makes it of an application's error. The commit is the moment before the head of a response
-// is sent ([Request.commit], auth.go): until then, an ending can lead to an error response
-// ([exchange.writeError]); then, a stream gets an error event, and the connection is aborted
-// ([chat.abort], [exchange.reply]). The token is the right to write of a stream: its holder
+// is sent ([Request.commit], auth.go): before it, an ending can lead to an error response
+// ([exchange.writeError]); after it, the connection is aborted, and a stream gets an error event
+// first ([chat.abort], [exchange.reply]). The token is the right to write of a stream: its holder
 // formats and writes. A [Slot] is a place under the limits: the engine's goroutine and the
 // handler's each release it for their chat.
 //
@@ -110,8 +110,8 @@ type Options struct {
 	// ChatTimeout bounds an engine, from its call, and the sending beside it. When it passes,
 	// the engine's context is cancelled, and the answer ends within one more WriteTimeout, the
 	// error event included. If the engine has returned in time, the rest of a stream is still
-	// sent, each write within its own WriteTimeout; a JSON response ends with the chunk of
-	// 64 KiB that is being written.
+	// sent, each write within its own WriteTimeout; of a JSON response, no further chunk of
+	// 64 KiB is begun, and it is aborted if any is left.
 	// Zero means DefaultChatTimeout, negative no limit.
 	ChatTimeout time.Duration
 
@@ -840,7 +840,7 @@ func (e StatusError) sendable() (response StatusError, saysMore bool) {
 // writes error responses.
 func (x *exchange) writeError(end *ending) {
 	x.ending = end
-	if x.mustAbort || !end.tellsClient() { // aborted by endAbruptly, if this package has panicked
+	if x.mustAbort || !end.tellsClient() { // mustAbort: by endAbruptly, if this package has panicked
 		x.abortOnReturn(end)
 		return
 	}

@@ -293,7 +293,7 @@ func (s *stream) writeBatch(add func(*stream, *batch) error) {
 	b, failed := newBatch(), goroutineEnded // unless formatAndWrite returns
 	defer func() {
 		if failed != nil {
-			s.closed, s.failed = true, failed
+			s.closed, s.failed = true, failed // failed already, unless the ResponseWriter has ended the goroutine
 			s.chat.stop(failed)
 		} else {
 			b.free()
