@@ -210,7 +210,8 @@ func TestEndings(t *testing.T) {
 						c.end(ctx, yield)
 					}
 				})
-				var endOfOnChat error
+				var endOfOnChat, endOfOnRequest error
+				var requests []RequestReport
 				began := time.Now()
 				got := playChat(t, w, engine, func(o *Options) {
 					o.KeepAlive, o.ChatTimeout, o.StallTimeout = math.MaxInt64, c.timeout, c.stall
@@ -222,6 +223,7 @@ func TestEndings(t *testing.T) {
 						time.Sleep(onChat)
 						endOfOnChat = ctx.Err()
 					}
+					o.OnRequest = func(ctx context.Context, r RequestReport) { endOfOnRequest, requests = ctx.Err(), append(requests, r) }
 				})
 				took := time.Since(began)
 
@@ -274,12 +276,20 @@ func TestEndings(t *testing.T) {
 				}
 				is.Equal(report, want)
 				is.True(report.RequestID != "")
+				errorBytes := int64(0) // an answer's are those of its text
+				if report.Status >= 400 {
+					errorBytes = int64(len(got.body))
+				}
+				is.Equal(requests, []RequestReport{{
+					RequestID: report.RequestID, Account: testAccount, Method: "POST", Route: "POST " + w.path(), Bot: echoBot,
+					Status: report.Status, Bytes: errorBytes, Duration: report.Duration, Chat: &report, Err: report.Err,
+				}})
 				is.True(sameEnd(report.Err, c.err))
 				is.Equal(reasonsIn(report.Err), reasonsIn(c.err))
 				ctx := <-contexts
 				is.Equal(ctx.Err(), context.Canceled)
 				is.Equal(context.Cause(ctx), cmp.Or(report.Err, context.Canceled))
-				is.NoErr(endOfOnChat)
+				is.NoErr(errors.Join(endOfOnChat, endOfOnRequest))
 
 				returned := want.Duration + onChat
 				if committed && fails && responds {

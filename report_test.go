@@ -55,30 +55,6 @@ func TestReport(t *testing.T) {
 	})
 }
 
-// Only a chat that reached the engine is reported. The engine of the only chat here sends
-// all other requests.
-func TestReportOnlyOfChats(t *testing.T) {
-	is := is.New(t)
-	var h http.Handler
-	var reports, statuses []int
-	o := testOptions(t, t.Output())
-	o.MaxConcurrentChats = 1
-	o.Engine = engineOf(func(context.Context, *ChatRequest, func(string, error) bool) {
-		for _, body := range []string{chatBodyJSON("hi", true), `{}`, `{"bot_slug":"nobody","prompt":"p","stream":true}`} {
-			statuses = append(statuses, postChat(h, body).Code)
-		}
-		for _, path := range []string{"/v1/bots", "/v1/chat"} {
-			statuses = append(statuses, record(h, newRequest("GET", path, nil)).Code)
-		}
-		statuses = append(statuses, record(h, newRequest("POST", "/v1/chat", nil, "Authorization", "-")).Code)
-	})
-	o.OnChat = func(_ context.Context, r ChatReport) { reports = append(reports, r.Status) }
-	h = New(o)
-	is.Equal(postChat(h, chatBodyJSON("hi", false)).Code, 200)
-	is.Equal(statuses, []int{503, 422, 404, 200, 405, 401})
-	is.Equal(reports, []int{200})
-}
-
 // If a write fails after the engine has finished, the answer is aborted and must not look
 // complete. Fragments that were still queued are not counted.
 func TestReportOfAWriteThatFails(t *testing.T) {
@@ -156,19 +132,23 @@ func TestReportOfAnErrorThatLooksLikeAnAnswer(t *testing.T) {
 	}
 }
 
-func TestOnChatPanics(t *testing.T) {
-	for _, v := range []any{"the meter is broken", http.ErrAbortHandler} {
-		inEachWay(t, fmt.Sprint(v), func(t *testing.T, w way) {
-			is := is.New(t)
-			got := playChat(t, w, fragmentsOf("ok"), func(o *Options) {
-				o.OnChat = func(context.Context, ChatReport) { panic(v) }
+func TestCallbackPanics(t *testing.T) {
+	for callback, install := range map[string]func(o *Options, v any){
+		"OnChat":    func(o *Options, v any) { o.OnChat = func(context.Context, ChatReport) { panic(v) } },
+		"OnRequest": func(o *Options, v any) { o.OnRequest = func(context.Context, RequestReport) { panic(v) } },
+	} {
+		for _, v := range []any{"the meter is broken", http.ErrAbortHandler} {
+			inEachWay(t, fmt.Sprint(callback, ", ", v), func(t *testing.T, w way) {
+				is := is.New(t)
+				got := playChat(t, w, fragmentsOf("ok"), func(o *Options) { install(o, v) })
+				is.Equal(got.status, 200)
+				is.NoErr(got.err)
+				is.True(strings.Contains(got.log, callback+" panicked"))
+				is.True(strings.Contains(got.log, fmt.Sprint(v)))
+				is.True(strings.Contains(got.log, "request_id="+got.report(t).RequestID))
+				is.True(strings.Contains(got.log, "report_test.go")) // its stack
 			})
-			is.Equal(got.status, 200)
-			is.NoErr(got.err)
-			is.True(strings.Contains(got.log, fmt.Sprint(v)))
-			is.True(strings.Contains(got.log, "request_id="+got.report(t).RequestID))
-			is.True(strings.Contains(got.log, "report_test.go")) // its stack
-		})
+		}
 	}
 }
 
