@@ -49,6 +49,7 @@ var endings = []struct {
 
 	status int // if nothing has been sent; 0: the connection is aborted
 	detail string
+	retry  int64         // Retry-After, or what an error event says; 0: neither is there
 	err    error         // the report's, and the cause of the engine's context
 	at     time.Duration // when the answer ends, if that is later than after
 	after  time.Duration // from the engine's last fragment to the end of the answer
@@ -61,6 +62,11 @@ var endings = []struct {
 	{name: "not silent for too long", stall: time.Second + 1, end: sleepsFor(time.Second), status: 200, after: time.Second},
 
 	{name: "a StatusError", end: failsWith(errOverloaded), status: 529, detail: "Overloaded", err: errOverloaded},
+	{name: "a StatusError with a RetryAfter", end: failsWith(StatusError{503, "Busy", 2 * time.Second, errBroken}), status: 503, detail: "Busy", retry: 2, err: errBroken},
+	{name: "a StatusError with a RetryAfter of a nanosecond", end: failsWith(StatusError{429, "Busy", 1, errBroken}), status: 429, detail: "Busy", retry: 1, err: errBroken},
+	{name: "a StatusError with the longest RetryAfter", end: failsWith(StatusError{429, "Busy", math.MaxInt64, errBroken}), status: 429, detail: "Busy", retry: 9223372037, err: errBroken},
+	{name: "a StatusError with a negative RetryAfter", end: failsWith(StatusError{503, "Busy", -time.Minute, errBroken}), status: 503, detail: "Busy", err: errBroken},
+	{name: "ErrBotNotFound", end: failsWith(ErrBotNotFound), status: 404, detail: "Bot not found", err: ErrBotNotFound},
 	{name: "a StatusError that looks like a terminator", end: failsWith(fmt.Errorf("wrapped: %w", &StatusError{429, "Say [DONE]\n\u2028", 0, errBroken})), status: 429, detail: `Say \u005bDONE]\n\u2028`, err: errBroken},
 	{name: "a StatusError longer than an event", end: failsWith(StatusError{502, strings.Repeat("0123456789", 500), 0, errBroken}), status: 502, detail: strings.Repeat("0123456789", 500), err: errBroken},
 	{name: "an error beside text", end: func(_ context.Context, yield func(string, error) bool) { yield("lost", errOverloaded) }, status: 529, detail: "Overloaded", err: errOverloaded},
@@ -130,6 +136,7 @@ var endings = []struct {
 
 	// An application that cancels a request chooses the response by the cause. Without a cause, it looks as if the client has disconnected.
 	{name: "the application cancels with a StatusError", cancels: errOverloaded, status: 529, detail: "Overloaded", err: errOverloaded, at: 4 * time.Second},
+	{name: "the application cancels with a RetryAfter", cancels: StatusError{503, "Busy", 300 * time.Millisecond, errBroken}, status: 503, detail: "Busy", retry: 1, err: errBroken, at: 4 * time.Second},
 	{name: "the application cancels with a StatusError for a deadline", cancels: StatusError{402, "Pay first", 0, context.DeadlineExceeded}, status: 402, detail: "Pay first", err: context.DeadlineExceeded, at: 4 * time.Second},
 	{name: "the application cancels with a StatusError for an abort", cancels: StatusError{402, "Pay first", 0, http.ErrAbortHandler}, status: 402, detail: "Pay first", err: http.ErrAbortHandler, at: 4 * time.Second},
 	{name: "the application cancels with another chat's reasons", cancels: reasonsOfAnotherChat, status: 504, detail: tooLong, err: onlyText("504 " + tooLong + ": " + reasonsOfAnotherChat.Error()), at: 4 * time.Second},
@@ -245,6 +252,9 @@ func TestEndings(t *testing.T) {
 					if responds {
 						events += errorEvent(c.status, c.detail)
 					}
+					if c.retry > 0 {
+						events = strings.TrimSuffix(events, "}\n\n") + fmt.Sprintf(",\"retry_after\":%d}\n\n", c.retry)
+					}
 					is.True(got.err != nil) // aborted
 					if w.hides {
 						is.True(strings.HasPrefix(events, got.body)) // net/http still had the rest in a buffer
@@ -258,6 +268,7 @@ func TestEndings(t *testing.T) {
 					is.Equal(got.status, c.status)
 					is.Equal(got.header.Get("Content-Type"), "application/json")
 					is.Equal(got.header.Get("WWW-Authenticate"), "")
+					is.Equal(got.header.Get("Retry-After"), strings.TrimPrefix(fmt.Sprint(c.retry), "0"))
 					is.Equal(got.body, `{"detail":"`+c.detail+`"}`)
 					is.NoErr(got.err)
 				}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net/http"
 	"net/http/httptest"
 	"runtime/debug"
@@ -185,73 +184,6 @@ type errorData struct {
 	Detail     string
 	Status     int
 	RetryAfter *int64 `json:"retry_after"`
-}
-
-// An error event has the status and the Retry-After of the error response that the same
-// failure is before the first fragment.
-func TestErrorEvent(t *testing.T) {
-	status := func(status int, retryAfter time.Duration) error {
-		return StatusError{Status: status, Detail: "Busy", RetryAfter: retryAfter, Err: errBroken}
-	}
-	for _, c := range []struct {
-		name    string
-		fails   error // what the engine yields; nil: it waits until its context is done
-		cancels error // the cause with which the application cancels the request
-		change  func(*Options)
-		want    string
-	}{
-		{name: "a StatusError", fails: status(503, 0), want: `{"detail":"Busy","status":503}`},
-		{name: "a RetryAfter", fails: status(503, 2*time.Second), want: `{"detail":"Busy","status":503,"retry_after":2}`},
-		{name: "a RetryAfter of a nanosecond", fails: status(429, 1), want: `{"detail":"Busy","status":429,"retry_after":1}`},
-		{name: "a RetryAfter just above a second", fails: status(429, time.Second+1), want: `{"detail":"Busy","status":429,"retry_after":2}`},
-		{name: "the longest RetryAfter", fails: status(429, math.MaxInt64), want: `{"detail":"Busy","status":429,"retry_after":9223372037}`},
-		{name: "a negative RetryAfter", fails: status(503, -time.Minute), want: `{"detail":"Busy","status":503}`},
-		{name: "a status that is no error", fails: status(200, time.Second), want: `{"detail":"Internal Server Error","status":500}`},
-		{name: "a plain error", fails: errBroken, want: `{"detail":"Internal Server Error","status":500}`},
-		{name: "ErrBotNotFound", fails: ErrBotNotFound, want: `{"detail":"Bot not found","status":404}`},
-		{name: "a list of problems", fails: HTTPValidationError{[]ValidationError{{Loc: []any{"body", "tools"}, Msg: "unknown tool", Type: "value_error"}}}, want: `{"detail":"body.tools: unknown tool","status":422}`},
-		{name: "ChatTimeout", change: func(o *Options) { o.ChatTimeout = time.Second }, want: `{"detail":"The answer took too long","status":504}`},
-		{name: "StallTimeout", change: func(o *Options) { o.StallTimeout = time.Second }, want: `{"detail":"The answer took too long","status":504}`},
-		{name: "the application cancels", cancels: errBroken, want: `{"detail":"Service Unavailable","status":503}`},
-		{name: "the application cancels with a deadline", cancels: context.DeadlineExceeded, want: `{"detail":"The answer took too long","status":504}`},
-		{name: "the application cancels with a RetryAfter", cancels: status(503, 300*time.Millisecond), want: `{"detail":"Busy","status":503,"retry_after":1}`},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				w := way{stream: true}
-				if c.cancels != nil {
-					w.middleware = cancelledAfter(time.Second, c.cancels)
-				}
-				play := func(fragments ...string) chatOutcome {
-					return playChat(t, w, engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
-						for _, fragment := range fragments {
-							yield(fragment, nil)
-						}
-						if c.fails == nil {
-							<-ctx.Done()
-							return
-						}
-						yield("", c.fails)
-					}), func(o *Options) {
-						if c.change != nil {
-							c.change(o)
-						}
-					})
-				}
-				is.Equal(play("a").body, data("a")+"event: error\ndata: "+c.want+"\n\n")
-
-				var event errorData
-				is.NoErr(decodeStrictly(c.want, &event))
-				response, retryAfter := play(), ""
-				if event.RetryAfter != nil {
-					retryAfter = fmt.Sprint(*event.RetryAfter)
-				}
-				is.Equal(response.status, event.Status)
-				is.Equal(response.header.Get("Retry-After"), retryAfter)
-			})
-		})
-	}
 }
 
 // The encoder scans 8 and 32 bytes at a time. It must find any byte, at any position and
