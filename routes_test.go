@@ -3,7 +3,6 @@ package botapi
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -624,51 +623,6 @@ func TestKeyOfARoute(t *testing.T) {
 		is.Equal(asked != nil, strings.HasPrefix(want, "200") || key == "wrong")
 	}
 	is.New(t).Equal(record(h, newRequest("GET", "/v1/bots", nil, "X-Api-Key", "acme", "Authorization", "-")).Code, 401) // the API's own operations ask as ever
-}
-
-// Whatever a function of a route does instead of its work, it affects its own request only:
-// a panic is a 500, or an abort, and is logged.
-func TestRoutePanics(t *testing.T) {
-	for name, install := range map[string]func(o *Options, r *Route, fault func()){
-		"Key": func(_ *Options, r *Route, fault func()) { r.Key = func(http.Header) string { fault(); return testKey } },
-		"Serve": func(_ *Options, r *Route, fault func()) {
-			r.Serve = func(*http.Request) (Response, error) { fault(); return nil, nil }
-		},
-		"Extra": func(_ *Options, r *Route, fault func()) {
-			*r = chatRoute(func(_ *http.Request, c *Chat) { c.Extra = func() map[string]json.RawMessage { fault(); return nil } })
-		},
-		"Answer": func(_ *Options, r *Route, fault func()) {
-			*r = chatRoute(func(_ *http.Request, c *Chat) {
-				c.Answer = func(context.Context) iter.Seq2[string, error] { fault(); return nil }
-			})
-		},
-		"JSON": func(_ *Options, r *Route, fault func()) {
-			*r = chatRoute(func(_ *http.Request, c *Chat) {
-				c.JSON = func(context.Context) ([]byte, []byte, error) { fault(); return nil, nil, nil }
-			})
-		},
-	} {
-		for value, want := range map[any]string{"a bug": `500 {"detail":"Internal Server Error"}`, http.ErrAbortHandler: "0 "} {
-			for _, http2 := range []bool{false, true} {
-				t.Run(fmt.Sprint(name, ", ", value, ", HTTP/2 ", http2), func(t *testing.T) {
-					is := is.New(t)
-					var log testLog
-					o := testOptions(t, &log)
-					o.MaxConcurrentChats = 1
-					route := chatRoute(nil)
-					install(&o, &route, func() { panic(value) })
-					o.Routes = []Route{route}
-					protocol := map[bool]string{false: protocols[0], true: protocols[1]}[http2]
-					base, client := serveOver(t, protocol, New(o))
-					got := doAt(t, client, base, "POST", routePath, chatBodyJSON("hi", false))
-					is.Equal(fmt.Sprint(got.status, " ", got.body), want)
-					is.Equal(strings.Count(log.String(), "a bug"), strings.Count(want, "500"))
-					is.Equal(strings.Count(log.String(), "stack="), strings.Count(want, "500"))
-					is.Equal(doAt(t, client, base, "POST", "/v1/chat", chatBodyJSON("hi", false)).status, 200) // the slot is free
-				})
-			}
-		}
-	}
 }
 
 // A route that breaks its contract, or that of an engine, is a 500. The log names the route,

@@ -21,29 +21,65 @@ import (
 	"github.com/matryer/is"
 )
 
-// Whatever the application does after its chat has a slot and before its engine runs, the
-// slot is released.
-func TestSlotIsReleasedIfExtraFails(t *testing.T) {
-	for name, fault := range formatFaults {
+// Whatever a function of a route does instead of its work, it affects its own request only: a
+// panic is a 500 that is logged, or an abort, and the slot is released. If the function ends
+// its goroutine, as a test double does, the engine is cancelled, too.
+func TestSlotIsReleasedWhateverARouteDoes(t *testing.T) {
+	changesChat := func(change func(c *Chat, fault func() error)) func(*Route, func() error) {
+		return func(r *Route, fault func() error) {
+			*r = chatRoute(func(_ *http.Request, c *Chat) { change(c, fault) })
+		}
+	}
+	for name, install := range map[string]func(r *Route, fault func() error){
+		"Key": func(r *Route, fault func() error) { r.Key = func(http.Header) string { _ = fault(); return "" } },
+		"Serve": func(r *Route, fault func() error) {
+			r.Serve = func(*http.Request) (Response, error) { return nil, fault() }
+		},
+		"Extra": changesChat(func(c *Chat, fault func() error) {
+			c.Extra = func() map[string]json.RawMessage { _ = fault(); return nil }
+		}),
+		"Answer": changesChat(func(c *Chat, fault func() error) {
+			c.Answer = func(context.Context) iter.Seq2[string, error] { _ = fault(); return nil }
+		}),
+		"JSON": changesChat(func(c *Chat, fault func() error) {
+			c.JSON = func(context.Context) ([]byte, []byte, error) { return nil, nil, fault() }
+		}),
+		"Errors": func(r *Route, fault func() error) {
+			r.Errors = func(context.Context, Failure) Reply { _ = fault(); return Reply{} }
+		},
+	} {
 		for _, stream := range []bool{false, true} {
-			if name == "fails" {
-				continue // it returns no error
-			}
-			t.Run(fmt.Sprint(name, ", stream ", stream), func(t *testing.T) {
-				is := is.New(t)
-				r := newRequest("POST", routePath, strings.NewReader(chatBodyJSON("hi", stream)))
-				got := playRequestOn(t, httptest.NewRecorder(), r, fragmentsOf("a"), func(o *Options) {
-					o.Routes = []Route{chatRoute(func(_ *http.Request, c *Chat) {
-						c.Extra = func() map[string]json.RawMessage { _ = fault(); return nil }
-					})}
-				})
-				is.Equal(got.err, map[string]error{"aborts": http.ErrAbortHandler, "exits": errExited}[name])
-				is.Equal(len(got.reports), 0)
-				if name == "panics" {
-					is.Equal(got.status, 500)
-					is.True(strings.Contains(got.log, "reading the extra fields"))
+			for fault, does := range formatFaults {
+				if fault == "fails" || stream && name == "JSON" {
+					continue // not every function returns an error; TestErrorResponse has those that do
 				}
-			})
+				t.Run(fmt.Sprint(name, " ", fault, ", stream ", stream), func(t *testing.T) {
+					is := is.New(t)
+					r := newRequest("POST", routePath, strings.NewReader(chatBodyJSON("hi", stream)))
+					var engine context.Context
+					got := playRequestOn(t, httptest.NewRecorder(), r, engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
+						engine = ctx
+						yield("a", map[string]error{"Errors": errBroken}[name])
+					}), func(o *Options) {
+						route := chatRoute(nil)
+						install(&route, does)
+						o.Routes = []Route{route}
+					})
+					want := map[string]error{"aborts": http.ErrAbortHandler, "exits": errExited}[fault]
+					if name == "Answer" && fault == "exits" || name == "Errors" && fault != "exits" {
+						want = nil // it is the engine's goroutine, or a callback
+					}
+					is.Equal(got.err, want)
+					if want == nil {
+						is.Equal(fmt.Sprint(got.status, " ", got.body), `500 {"detail":"Internal Server Error"}`)
+					}
+					isLogged := fault == "panics" || fault == "aborts" && name == "Errors"
+					is.Equal(strings.Count(got.log, "stack=") == 1, isLogged)
+					is.Equal(strings.Contains(got.log, "reading the extra fields"), isLogged && name == "Extra")
+					is.Equal(engine != nil, name == "Errors" || name == "JSON")
+					is.True(engine == nil || engine.Err() != nil)
+				})
+			}
 		}
 	}
 }
@@ -666,45 +702,6 @@ func TestWaitingOverTheWire(t *testing.T) {
 				}
 			})
 		}
-	}
-}
-
-// If a function of a route ends its goroutine, as a test double does, the slot of its chat
-// is released, and the engine is cancelled.
-func TestSlotIsReleasedWhateverARouteExits(t *testing.T) {
-	for name, install := range map[string]func(r *Route){
-		"Serve": func(r *Route) { r.Serve = func(*http.Request) (Response, error) { runtime.Goexit(); return nil, nil } },
-		"Key":   func(r *Route) { r.Key = func(http.Header) string { runtime.Goexit(); return "" } },
-		"Errors": func(r *Route) {
-			r.Errors = func(context.Context, Failure) Reply { runtime.Goexit(); return Reply{} }
-		},
-		"JSON": func(r *Route) {
-			*r = chatRoute(func(_ *http.Request, c *Chat) {
-				c.JSON = func(context.Context) ([]byte, []byte, error) { runtime.Goexit(); return nil, nil, nil }
-			})
-		},
-		"Answer": func(r *Route) {
-			*r = chatRoute(func(_ *http.Request, c *Chat) {
-				c.Answer = func(context.Context) iter.Seq2[string, error] { runtime.Goexit(); return nil }
-			})
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			is := is.New(t)
-			r := newRequest("POST", routePath, strings.NewReader(chatBodyJSON("hi", false)))
-			var engine context.Context
-			got := playRequestOn(t, httptest.NewRecorder(), r, engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
-				engine = ctx
-				yield("a", map[string]error{"Errors": errBroken}[name])
-			}), func(o *Options) {
-				route := chatRoute(nil)
-				install(&route)
-				o.Routes = []Route{route}
-			})
-			is.Equal(got.err == errExited, name != "Answer")
-			is.True(engine == nil || engine.Err() != nil)
-			is.Equal(engine != nil, name == "Errors" || name == "JSON")
-		})
 	}
 }
 
