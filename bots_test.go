@@ -138,8 +138,8 @@ func TestListCacheIsNotReused(t *testing.T) {
 	}
 }
 
-// A list that cannot be sent is aborted, as every response is. A panic of the writer is
-// logged, unless it is http.ErrAbortHandler.
+// A list that cannot be sent is aborted, as every response is, and reported with the reason. A
+// panic of the writer is logged, unless it is http.ErrAbortHandler.
 func TestListThatCannotBeSentIsAborted(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -154,7 +154,13 @@ func TestListThatCannotBeSentIsAborted(t *testing.T) {
 			t.Run(method+" "+c.name, func(t *testing.T) {
 				is := is.New(t)
 				var log testLog
-				is.True(serveRequest(faulty(method, 0, c.fault), New(testOptions(t, &log)), newRequest("GET", "/v1/bots", nil)))
+				var reports []RequestReport
+				o := testOptions(t, &log)
+				o.OnRequest = func(_ context.Context, r RequestReport) { reports = append(reports, r) }
+				is.True(serveRequest(faulty(method, 0, c.fault), New(o), newRequest("GET", "/v1/bots", nil)))
+				is.Equal(len(reports), 1)
+				is.True(errors.Is(reports[0].Err, ErrClientLeft))
+				is.Equal(reports[0].Status, 0)
 				is.Equal(strings.Contains(log.String(), `level=ERROR msg="the ResponseWriter panicked"`), c.logged)
 				is.Equal(log.String() != "", c.logged)
 			})

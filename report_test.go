@@ -198,31 +198,3 @@ func (h callingHandler) Handle(ctx context.Context, r slog.Record) error {
 	h.call()
 	return h.Handler.Handle(ctx, r)
 }
-
-// A list that could not be written is reported with the reason.
-func TestReportOfAReplyThatIsNotWritten(t *testing.T) {
-	is := is.New(t)
-	o := testOptions(t, t.Output())
-	var reports []RequestReport
-	o.OnRequest = func(_ context.Context, r RequestReport) { reports = append(reports, r) }
-	func() {
-		defer func() { is.Equal(recover(), http.ErrAbortHandler) }()
-		New(o).ServeHTTP(faulty("Write", 0, faultFails), newRequest("GET", "/v1/bots", nil))
-	}()
-	is.Equal(len(reports), 1)
-	is.True(errors.Is(reports[0].Err, ErrClientLeft))
-	is.Equal(reports[0].Status, 0)
-}
-
-// The header of a reply cannot say another length, however it is written.
-func TestReplyHeadersAreCanonical(t *testing.T) {
-	is := is.New(t)
-	o := testOptions(t, t.Output())
-	o.Routes = []Route{{Patterns: []string{"GET /x"}, Serve: func(*http.Request) (Response, error) {
-		return Reply{Header: http.Header{"content-length": {"9"}, "transfer-encoding": {"gzip"}, "x-a": {"b"}}, Body: []byte("{}")}, nil
-	}}}
-	got := do(t, New(o), "GET", "/x", "")
-	is.Equal(got.body, "{}")
-	is.Equal(got.header.Get("Content-Length"), "2")
-	is.Equal(got.header.Get("X-A"), "b")
-}
