@@ -86,8 +86,9 @@ func TestReportOfAWriteThatFails(t *testing.T) {
 	}
 }
 
-// After an incomplete answer, all that is still to be written has one WriteTimeout together.
-// Fragments whose write could not begin in that time are not counted.
+// After an incomplete answer, all that is still to be written has one WriteTimeout together,
+// even on a writer that keeps no deadlines. Fragments whose write could not begin in that time
+// are not counted.
 func TestReportOfUnsentFragments(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		is := is.New(t)
@@ -101,7 +102,9 @@ func TestReportOfUnsentFragments(t *testing.T) {
 			yield("queued", nil)
 			yield("", errBroken)
 		}))
+		is.Equal(got.err, http.ErrAbortHandler)
 		is.Equal(got.body, strings.Repeat(data("x"), before+1))
+		is.Equal(got.report(t).Err, errBroken)
 		is.Equal(got.report(t).Fragments, before+1)
 		is.Equal(got.report(t).Bytes, int64(before+1))
 	})

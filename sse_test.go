@@ -273,53 +273,36 @@ type quietFormat struct{ plainFormat }
 func (quietFormat) AppendText(dst, _ []byte) ([]byte, error) { return dst, nil }
 func (quietFormat) AppendKeepAlive(dst []byte) []byte        { return append(dst, "alive\n"...) }
 
-// A fragment for which a format writes nothing does not put the keep-alive off: the client
-// sees silence.
-func TestKeepAliveOfAQuietFormat(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		is := is.New(t)
-		o := testOptions(t, io.Discard)
-		o.Engine = pacedEngine(10*time.Second, 10*time.Second, 10*time.Second, 10*time.Second)
-		o.Routes = []Route{chatRoute(func(_ *http.Request, c *Chat) { c.Stream = quietFormat{} })}
-		began := time.Now()
-		r := newRequest("POST", "http://memory"+routePath, strings.NewReader(chatBodyJSON("hi", true)))
-		r.RequestURI = "" // that of a server
-		res, err := serveInMemory(t, New(o)).client().Do(r)
-		is.NoErr(err)
-		defer res.Body.Close()
-		var seen []string
-		for lines := bufio.NewScanner(res.Body); lines.Scan(); {
-			seen = append(seen, fmt.Sprint(time.Since(began), " ", lines.Text()))
-		}
-		is.Equal(seen, []string{"15s alive", "30s alive"})
-	})
-}
-
 func TestKeepAlive(t *testing.T) {
 	const s = time.Second
 	silent := sleepsFor(20 * s).engine()
 	for name, test := range map[string]struct {
 		keepAlive time.Duration
+		format    StreamFormat // nil: the API's own
 		engine    ChatEngine
 		want      string // what is received, and when: a fragment x, a keep-alive, the end
 	}{
-		"a silent beginning":             {0, pacedEngine(40 * s), "15s alive, 30s alive, 40s x, 40s end"},
-		"silence between fragments":      {0, pacedEngine(10*s, 40*s), "10s x, 25s alive, 40s alive, 50s x, 50s end"},
-		"no silence":                     {0, pacedEngine(14*s, 14*s, 14*s), "14s x, 28s x, 42s x, 42s end"},
-		"an interval of its own":         {s, pacedEngine(5 * s / 2), "1s alive, 2s alive, 2.5s x, 2.5s end"},
-		"never":                          {-1, pacedEngine(300 * s), "5m0s x, 5m0s end"},
-		"a fragment just before it":      {0, pacedEngine(15*s-1, 15*s-1), "14.999999999s x, 29.999999998s x, 29.999999998s end"},
-		"a fragment just after it":       {0, pacedEngine(15*s + 1), "15s alive, 15.000000001s x, 15.000000001s end"},
-		"many fragments, then silence":   {0, pacedEngine(0, 0, 0, 0, 0, 20*s), "0s x, 0s x, 0s x, 0s x, 0s x, 15s alive, 20s x, 20s end"},
-		"an engine that ends in silence": {0, silent, "15s alive, 20s end"},
+		"a silent beginning":             {0, nil, pacedEngine(40 * s), "15s alive, 30s alive, 40s x, 40s end"},
+		"silence between fragments":      {0, nil, pacedEngine(10*s, 40*s), "10s x, 25s alive, 40s alive, 50s x, 50s end"},
+		"no silence":                     {0, nil, pacedEngine(14*s, 14*s, 14*s), "14s x, 28s x, 42s x, 42s end"},
+		"an interval of its own":         {s, nil, pacedEngine(5 * s / 2), "1s alive, 2s alive, 2.5s x, 2.5s end"},
+		"never":                          {-1, nil, pacedEngine(300 * s), "5m0s x, 5m0s end"},
+		"a fragment just before it":      {0, nil, pacedEngine(15*s-1, 15*s-1), "14.999999999s x, 29.999999998s x, 29.999999998s end"},
+		"a fragment just after it":       {0, nil, pacedEngine(15*s + 1), "15s alive, 15.000000001s x, 15.000000001s end"},
+		"many fragments, then silence":   {0, nil, pacedEngine(0, 0, 0, 0, 0, 20*s), "0s x, 0s x, 0s x, 0s x, 0s x, 15s alive, 20s x, 20s end"},
+		"an engine that ends in silence": {0, nil, silent, "15s alive, 20s end"},
+		"a format that writes no texts":  {0, quietFormat{}, pacedEngine(10*s, 10*s, 10*s, 10*s), "15s alive, 30s alive"}, // the client sees silence
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				is := is.New(t)
 				o := testOptions(t, io.Discard)
 				o.KeepAlive, o.Engine = test.keepAlive, test.engine
+				o.Routes = []Route{chatRoute(func(_ *http.Request, c *Chat) { c.Stream = test.format })}
 				began := time.Now()
-				res, err := serveInMemory(t, New(o)).client().Do(chatRequest(t, "http://memory", "hi", true))
+				r := chatRequest(t, "http://memory", "hi", true)
+				r.URL.Path = routePath
+				res, err := serveInMemory(t, New(o)).client().Do(r)
 				is.NoErr(err)
 				defer res.Body.Close()
 				names := strings.NewReplacer(`data: {"content":"x"}`, "x", ": keep-alive", "alive", "data: [DONE]", "end")
