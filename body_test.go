@@ -23,12 +23,50 @@ import (
 	"example.com/botapi/internal/readtext"
 )
 
+// A conversationWithABody is what a client sends on one connection, and what it gets.
+type conversationWithABody struct {
+	send        string
+	readTimeout time.Duration // the server's
+	want        []string      // the responses, after which the server closes the connection
+	took        time.Duration // until the last response
+}
+
+// play also returns how many bytes the server has read: the connection is a pipe, which has no
+// buffer.
+func (c conversationWithABody) play(t *testing.T, h http.Handler) (read int) {
+	t.Helper()
+	is := is.New(t)
+	is.Helper()
+	conn := serveInMemory(t, h, func(s *http.Server) { s.ReadTimeout = c.readTimeout }).dial()
+	defer conn.Close()
+	start, sent := time.Now(), make(chan int, 1)
+	go func() {
+		n, _ := io.WriteString(conn, c.send)
+		sent <- n
+	}()
+	from := bufio.NewReader(conn)
+	for _, want := range c.want {
+		res, err := http.ReadResponse(from, nil)
+		is.NoErr(err)
+		body, err := io.ReadAll(res.Body)
+		is.NoErr(err)
+		is.Equal(fmt.Sprint(res.StatusCode, " ", string(body)), want)
+	}
+	is.Equal(time.Since(start), c.took)
+	closed := time.AfterFunc(time.Hour, func() { conn.Close() }) // otherwise, the test would hang
+	rest, err := io.ReadAll(from)
+	is.True(closed.Stop()) // the server has closed the connection
+	is.NoErr(err)
+	is.Equal(string(rest), "")
+	is.True(time.Since(start) < c.took+time.Second) // without waiting for more
+	return <-sent
+}
+
 // Many clients read nothing before they have sent everything: without reading what they
 // send, the connection is reset, and the error response is lost. So the handler discards the
 // body of a rejected request, up to a size and a time. A client that stops sending gets its
-// response, whatever length it has announced. A list reads no body. The connection is a
-// pipe, which has no buffer: what the client could send, the server has read. On a writer
-// that has only Unwrap, the response is sent when the handler returns.
+// response, whatever length it has announced. A list reads no body. On a writer that has only
+// Unwrap, the response is sent when the handler returns.
 func TestBodyIsDiscarded(t *testing.T) {
 	const silent, chunked, expect = "Content-Length: 999999999", "Transfer-Encoding: chunked", "Expect: 100-continue"
 	const post10 = "POST /v1/chat HTTP/1.0"
@@ -39,12 +77,7 @@ func TestBodyIsDiscarded(t *testing.T) {
 	long, most, tooMuch := strings.Repeat(" ", 7<<19), strings.Repeat("x", discardBytes), strings.Repeat(" ", 64<<20)
 	length, more := fmt.Sprint("Content-Length: ", len(long)), fmt.Sprint("Content-Length: ", discardBytes+100<<10)
 	chunks := fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(long), long)
-	for name, c := range map[string]struct {
-		send        string
-		readTimeout time.Duration // the server's
-		want        []string      // the responses
-		took        time.Duration
-	}{
+	for name, c := range map[string]conversationWithABody{
 		"too large":                     {lines(chatLine, host, key, length) + long + last, 0, []string{tooLarge, listed}, 0},
 		"too large, in chunks":          {lines(chatLine, host, key, chunked) + chunks + last, 0, []string{tooLarge, listed}, 0},
 		"too large, and silent":         {lines(chatLine, host, key, chunked) + "100001\r\n" + long[:1<<20+1], time.Hour, []string{tooLarge}, discardTime},
@@ -80,27 +113,7 @@ func TestBodyIsDiscarded(t *testing.T) {
 			t.Run(name+writer, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					is := is.New(t)
-					conn := serveInMemory(t, mount(New(testOptions(t, t.Output()))), func(s *http.Server) { s.ReadTimeout = c.readTimeout }).dial()
-					defer conn.Close()
-					start, sent := time.Now(), make(chan int, 1)
-					go func() {
-						n, _ := io.WriteString(conn, c.send)
-						sent <- n
-					}()
-					from := bufio.NewReader(conn)
-					for _, want := range c.want {
-						res, err := http.ReadResponse(from, nil)
-						is.NoErr(err)
-						body, err := io.ReadAll(res.Body)
-						is.NoErr(err)
-						is.Equal(fmt.Sprint(res.StatusCode, " ", string(body)), want)
-					}
-					is.Equal(time.Since(start), c.took)
-					rest, err := io.ReadAll(from)
-					is.NoErr(err) // the server has closed the connection
-					is.Equal(string(rest), "")
-					is.True(time.Since(start) < c.took+time.Second) // without waiting for more
-					read := <-sent
+					read := c.play(t, mount(New(testOptions(t, t.Output()))))
 					is.True(strings.HasPrefix(name, "a list") || read >= min(len(c.send), discardBytes))
 					is.True(read < discardBytes+1<<20)
 				})
@@ -156,12 +169,7 @@ func TestBodyOfARoute(t *testing.T) {
 	long := strings.Repeat(" ", 1<<20+1)
 	length, listed := fmt.Sprint("Content-Length: ", len(long)), "200 "+listedBots
 	chunks := fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(long), long)
-	for name, c := range map[string]struct {
-		send        string
-		readTimeout time.Duration // the server's
-		want        []string
-		took        time.Duration
-	}{
+	for name, c := range map[string]conversationWithABody{
 		"announced, and never sent, before a reply":                  {get("none,reply", hundred), 0, []string{replied}, 0},
 		"announced, and never sent, before a reply, in chunks":       {get("none,reply", chunked), 0, []string{replied}, 0},
 		"announced, and never sent, before a chat":                   {get("none,chat", hundred), 0, []string{tooSlow}, discardTime},
@@ -194,28 +202,9 @@ func TestBodyOfARoute(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
 				o := testOptions(t, t.Output())
 				o.Routes = []Route{bodyRoute()}
-				conn := serveInMemory(t, New(o), func(s *http.Server) { s.ReadTimeout = c.readTimeout }).dial()
-				defer conn.Close()
-				start := time.Now()
-				go func() { _, _ = io.WriteString(conn, c.send) }()
-				from := bufio.NewReader(conn)
-				for _, want := range c.want {
-					res, err := http.ReadResponse(from, nil)
-					is.NoErr(err)
-					body, err := io.ReadAll(res.Body)
-					is.NoErr(err)
-					is.Equal(fmt.Sprint(res.StatusCode, " ", string(body)), want)
-				}
-				is.Equal(time.Since(start), c.took)
-				closed := time.AfterFunc(time.Hour, func() { conn.Close() }) // otherwise, the test would hang
-				rest, err := io.ReadAll(from)
-				is.True(closed.Stop()) // the server has closed the connection
-				is.NoErr(err)
-				is.Equal(string(rest), "")
-				is.True(time.Since(start) < c.took+time.Second) // without waiting for more
+				c.play(t, New(o))
 			})
 		})
 	}
@@ -415,36 +404,20 @@ func TestBodyWhoseClientDisconnectsOnHTTP2(t *testing.T) {
 // context. The connection is closed after the response, so that nothing of the body is read
 // as a request.
 func TestBodyOfSlowList(t *testing.T) {
-	for name, body := range map[string][]string{
-		"read to its end by net/http":  {"Content-Length: 2", "", "{}"},
-		"announced, and never sent":    {"Content-Length: 2", "", ""},
-		"in chunks, without a request": {"Transfer-Encoding: chunked", "", "2\r\n{}\r\n0\r\n\r\n"},
+	for name, rest := range map[string]string{
+		"read to its end by net/http":  lines("Content-Length: 2") + "{}",
+		"announced, and never sent":    lines("Content-Length: 2"),
+		"in chunks, without a request": lines("Transfer-Encoding: chunked") + "2\r\n{}\r\n0\r\n\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				is := is.New(t)
-				ended := make(chan error, 1)
+				const took = discardTime + time.Second
 				o := bots(t, func(ctx context.Context) ([]Bot, error) {
-					time.Sleep(discardTime + time.Second)
-					ended <- ctx.Err()
-					return nil, nil
+					time.Sleep(took)
+					return nil, ctx.Err()
 				})
-				conn := serveInMemory(t, New(o)).dial()
-				defer conn.Close()
-				go func() {
-					_, _ = io.WriteString(conn, lines(listLine, host, key, body[0])+body[2]+lines(listLine, host, key))
-				}()
-				from := bufio.NewReader(conn)
-				res, err := http.ReadResponse(from, nil)
-				is.NoErr(err)
-				is.Equal(res.StatusCode, 200)
-				is.True(res.Close)
-				_, err = io.ReadAll(res.Body)
-				is.NoErr(err)
-				is.NoErr(<-ended)
-				rest, err := io.ReadAll(from)
-				is.NoErr(err) // the connection was closed
-				is.Equal(string(rest), "")
+				head := strings.TrimSuffix(lines(listLine, host, key), "\r\n")
+				conversationWithABody{send: head + rest + lines(listLine, host, key), want: []string{"200 []"}, took: took}.play(t, New(o))
 			})
 		})
 	}
