@@ -114,7 +114,9 @@ var formatFaults = map[string]func() error{
 
 // A failure of a format is a failure of the answer, whichever goroutine calls it: before
 // anything has been sent, it is an error response, afterwards the stream is aborted. In
-// either case the format is not called again, and the next chat gets the slot.
+// either case the format is not called again, and the slot is free. It makes no difference
+// that the engine has returned already, nor that a part of the end has been written: it may be
+// long, and is written while the format makes it.
 func TestFormatFails(t *testing.T) {
 	yieldsThen := func(end engineEnd, fragments ...string) ChatEngine {
 		return engineOf(func(ctx context.Context, req *ChatRequest, yield func(string, error) bool) {
@@ -133,21 +135,26 @@ func TestFormatFails(t *testing.T) {
 		nth       int    // call of the method
 		before    string // what is sent before; "": an error response is
 		byHandler bool   // on the handler's goroutine
+		late      bool   // the call takes a minute, and the engine returns meanwhile
 	}{
-		"the first fragment's type":         {fragmentsOf("a", "b"), "ContentType", 1, "", false},
-		"the first keep-alive's type":       {engineEnd(silent).engine(), "ContentType", 1, "", false},
-		"an empty answer's type":            {fragmentsOf(), "ContentType", 1, "", true},
-		"the first fragment":                {fragmentsOf("a", "b"), "AppendText", 1, "", false},
-		"the second fragment":               {fragmentsOf("a", "b", "c"), "AppendText", 2, "\"a\"\n", false},
-		"a fragment of a burst":             {fragmentsOf(strings.Split(strings.Repeat("a", 1000), "")...), "AppendText", 20, "\"a\"\n\"a\"\n\"a\"\n", false},
-		"an incomplete character":           {fragmentsOf("a\xe2"), "AppendText", 2, "\"a\"\n", true},
-		"the first keep-alive":              {engineEnd(silent).engine(), "AppendKeepAlive", 1, "", false},
-		"the second keep-alive":             {engineEnd(silent).engine(), "AppendKeepAlive", 2, "alive\n", false},
-		"a keep-alive after a fragment":     {yieldsThen(silent, "a"), "AppendKeepAlive", 1, "\"a\"\n", false},
-		"the end":                           {fragmentsOf("a"), "End", 1, "\"a\"\n", true},
-		"an empty answer's end":             {fragmentsOf(), "End", 1, "", true},
-		"the event of an error":             {yieldsThen(failsWith(errBroken), "a"), "AppendError", 1, "\"a\"\n", true},
-		"the event of an error, of another": {yieldsThen(panicsWith("x"), "a", "b"), "AppendError", 1, "\"a\"\n\"b\"\n", true},
+		"the first fragment's type":         {fragmentsOf("a", "b"), "ContentType", 1, "", false, false},
+		"the first keep-alive's type":       {engineEnd(silent).engine(), "ContentType", 1, "", false, false},
+		"an empty answer's type":            {fragmentsOf(), "ContentType", 1, "", true, false},
+		"the first fragment":                {fragmentsOf("a", "b"), "AppendText", 1, "", false, false},
+		"the second fragment":               {fragmentsOf("a", "b", "c"), "AppendText", 2, "\"a\"\n", false, false},
+		"a fragment of a burst":             {fragmentsOf(strings.Split(strings.Repeat("a", 1000), "")...), "AppendText", 20, "\"a\"\n\"a\"\n\"a\"\n", false, false},
+		"an incomplete character":           {fragmentsOf("a\xe2"), "AppendText", 2, "\"a\"\n", true, false},
+		"the first keep-alive":              {engineEnd(silent).engine(), "AppendKeepAlive", 1, "", false, false},
+		"the second keep-alive":             {engineEnd(silent).engine(), "AppendKeepAlive", 2, "alive\n", false, false},
+		"a keep-alive after a fragment":     {yieldsThen(silent, "a"), "AppendKeepAlive", 1, "\"a\"\n", false, false},
+		"the end":                           {fragmentsOf("a"), "End", 1, "\"a\"\n", true, false},
+		"an empty answer's end":             {fragmentsOf(), "End", 1, "", true, false},
+		"the event of an error":             {yieldsThen(failsWith(errBroken), "a"), "AppendError", 1, "\"a\"\n", true, false},
+		"a fragment, after the engine":      {yieldsThen(sleepsFor(time.Second), slices.Repeat([]string{"a"}, burstAfter+1)...), "AppendText", burstAfter + 1, "\"a\"\n\"a\"\n\"a\"\n", false, true},
+		"a keep-alive, after the engine":    {yieldsThen(sleepsFor(DefaultKeepAlive+time.Second), "a"), "AppendKeepAlive", 1, "\"a\"\n", false, true},
+		"a long end":                        {fragmentsOf("a"), "within End", 1, "\"a\"\nstart ", true, false},
+		"an empty answer's long end":        {fragmentsOf(), "within End", 1, "start ", true, false},
+		"the event of an error, of another": {yieldsThen(panicsWith("x"), "a", "b"), "AppendError", 1, "\"a\"\n\"b\"\n", true, false},
 	} {
 		for fault, does := range formatFaults {
 			if fault == "fails" && c.method != "AppendText" {
@@ -159,19 +166,30 @@ func TestFormatFails(t *testing.T) {
 						is := is.New(t)
 						nth, exited := c.nth, fault == "exits" && c.byHandler
 						f := &lineFormat{before: func(method string) error {
-							if method == c.method {
-								if nth--; nth <= 0 {
-									return does()
-								}
+							if method != c.method {
+								return nil
 							}
-							return nil
+							if nth--; nth > 0 {
+								return nil
+							}
+							if c.late {
+								time.Sleep(time.Minute)
+							}
+							return does()
 						}}
+						if c.method == "within End" {
+							f.end = func(yield func([]byte) bool) {
+								_ = yield([]byte("start ")) && yield([]byte(strings.Repeat("x", maxWrite))) && f.call(c.method) == nil
+							}
+						}
 						var engineContext context.Context
 						got := playChat(t, w, ChatEngineFunc(func(ctx context.Context, req *ChatRequest) iter.Seq2[string, error] {
 							engineContext = ctx
 							return c.engine.Chat(ctx, req)
 						}), f.in)
 						is.Equal(f.calls[len(f.calls)-1], c.method) // not called again
+						_, slotInUse := RequestFrom(engineContext).Slot().Hold()
+						is.True(!slotInUse)
 						is.True(!f.overlaps.Load())
 						is.Equal(engineContext.Err(), context.Canceled)
 						is.Equal(strings.Contains(got.log, "formatting a stream"), fault == "panics")
@@ -194,89 +212,6 @@ func TestFormatFails(t *testing.T) {
 					})
 				})
 			}
-			t.Run(name+" "+fault+", the slot", func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					nth := c.nth
-					f := &lineFormat{before: func(method string) error {
-						if method == c.method {
-							if nth--; nth == 0 {
-								return does()
-							}
-						}
-						return nil
-					}}
-					r := newRequest("POST", routePath, strings.NewReader(chatBodyJSON("hi", true)))
-					playRequestOn(t, httptest.NewRecorder(), r, c.engine, f.in) // playRequestOn checks the slot
-				})
-			})
-		}
-	}
-}
-
-// The end of an answer may be long: it is written while the format makes it. If the format
-// fails then, it is not called again either.
-func TestFormatFailsWithinALongEnd(t *testing.T) {
-	for fault, does := range formatFaults {
-		for _, fragments := range [][]string{nil, {"a"}} {
-			if fault == "fails" {
-				continue // an iterator returns no error
-			}
-			t.Run(fmt.Sprint(fault, ", fragments ", fragments), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					is := is.New(t)
-					f := &lineFormat{end: func(yield func([]byte) bool) {
-						_ = yield([]byte("start ")) && yield([]byte(strings.Repeat("x", maxWrite))) && does() == nil
-					}}
-					got := playChat(t, routeStream, fragmentsOf(fragments...), f.in)
-					is.True(got.err != nil) // aborted
-					is.True(strings.HasSuffix(got.body, "start "))
-					is.True(!slices.Contains(f.calls, "AppendError"))
-					is.Equal(strings.Contains(got.log, "formatting a stream"), fault == "panics")
-				})
-			})
-		}
-	}
-}
-
-// A format that fails when the engine has returned already leaves the answer incomplete, too.
-func TestFormatFailsAfterTheEngine(t *testing.T) {
-	for method, engine := range map[string]ChatEngine{
-		"AppendText": engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-			for range burstAfter + 1 { // a burst formats the last one
-				yield("a", nil)
-			}
-			time.Sleep(time.Second)
-		}),
-		"AppendKeepAlive": engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-			yield("a", nil)
-			time.Sleep(DefaultKeepAlive + time.Second)
-		}),
-	} {
-		for fault, does := range formatFaults {
-			if fault == "fails" && method != "AppendText" {
-				continue // it returns no error
-			}
-			t.Run(method+" "+fault, func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					is := is.New(t)
-					calls := 0
-					f := &lineFormat{before: func(called string) error {
-						if called != method {
-							return nil
-						}
-						if calls++; method == "AppendText" && calls <= burstAfter {
-							return nil
-						}
-						time.Sleep(time.Minute) // the engine returns meanwhile
-						return does()
-					}}
-					got := playChat(t, routeStream, engine, f.in)
-					is.True(got.err != nil) // aborted
-					is.True(!slices.Contains(f.calls, "End"))
-					is.True(!slices.Contains(f.calls, "AppendError"))
-					is.True(got.report(t).Err != nil)
-				})
-			})
 		}
 	}
 }
