@@ -421,22 +421,3 @@ func TestListEmbeddedMemoryStore(t *testing.T) {
 	o.Bots = hidingStore{o.Bots.(*MemoryStore)}
 	is.New(t).Equal(listOf(New(o)).Body.String(), "[]")
 }
-
-// A list outlives the server's WriteTimeout while its store works, also on HTTP/2.
-func TestListOutlivesTheServersWriteTimeout(t *testing.T) {
-	for _, w := range ways[:2] {
-		t.Run(w.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				o := bots(t, func(context.Context) ([]Bot, error) {
-					time.Sleep(time.Minute)
-					return []Bot{echoBot}, nil
-				})
-				server := w.serve(t, New(o), func(s *http.Server) { s.WriteTimeout = time.Second })
-				got := doAt(t, server.client(), "http://memory", "GET", "/v1/bots", "")
-				is.New(t).Equal(fmt.Sprint(got.status, " ", got.body), "200 "+listedBotsOf(echoBot))
-			})
-		})
-	}
-}
-
-func listedBotsOf(list ...Bot) string { return string(appendBots(nil, list)) }
