@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/matryer/is"
 )
@@ -20,65 +19,52 @@ import (
 // takes no slot.
 func TestLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		is := is.New(t)
-		engine := newHeldEngine(t)
-		o := testOptions(t, t.Output())
-		o.Engine, o.MaxConcurrentChats, o.MaxChatsPerAccount = engine, 4, 2
-		o.Keys = KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
-			return strings.TrimPrefix(key, "nobody"), nil
+		w := newWaiting(t, func(o *Options) {
+			o.MaxConcurrentChats, o.MaxChatsPerAccount = 5, 2
+			o.Keys = KeyVerifierFunc(func(_ context.Context, key string) (string, error) {
+				return strings.TrimPrefix(key, "nobody"), nil
+			})
 		})
-		server := serveInMemory(t, New(o))
-		statuses := make(chan int, 9)
-		begins := func(key string, ended ...int) {
-			t.Helper()
-			go func() {
-				got, _ := askAs(t.Context(), key, server, true)
-				statuses <- got.status
-			}()
-			synctest.Wait()
-			is.Equal(len(statuses), len(ended))
-			for _, status := range ended {
-				is.Equal(<-statuses, status)
-			}
-		}
-		begins("acme")
-		begins("acme")
+		w.chat("acme", "a")
+		w.chat("acme", "b")
+		w.has("a, b", "")
 		for range 5 {
-			begins("acme", 429)
+			w.chat("acme", "c")
+			w.has("", "c: 429")
 		}
-		engine.release <- struct{}{}
-		synctest.Wait()
-		is.Equal(<-statuses, 200)
-		begins("acme")
-		begins("acme", 429)
-		begins("nobody")
-		begins("nobody")
-		for _, key := range []string{"acme", "nobody", "other"} { // if both limits are reached, MaxConcurrentChats decides
-			begins(key, 503)
+		w.end("a")
+		w.chat("acme", "d")
+		w.chat("acme", "e")
+		w.has("d", "a: 200, e: 429")
+		w.chat("nobody", "f")
+		w.chat("nobody", "g")
+		w.chat("nobody", "h")
+		w.chat("other", "i")
+		w.has("f, g, i", "h: 429")
+		for _, account := range []string{"acme", "nobody", "other"} { // if both limits are reached, MaxConcurrentChats decides
+			w.chat(account, "j")
+			w.has("", "j: 503")
 		}
-		is.Equal(doAt(t, server.client(), "http://memory", "GET", "/v1/bots", "").status, 200) // the list needs no slot
-
-		engine.releaseAll()
-		for range 4 {
-			is.Equal(<-statuses, 200)
+		w.is.Equal(listOf(w.handler).Code, 200) // the list needs no slot
+		for _, prompt := range []string{"b", "d", "f", "g", "i"} {
+			w.end(prompt)
 		}
-		begins("other", 200)
+		w.chat("other", "k")
+		w.has("k", "b: 200, d: 200, f: 200, g: 200, i: 200")
+		w.end("k")
 	})
 }
 
 func TestLimitNone(t *testing.T) {
 	for _, limit := range []int64{0, -1} {
 		synctest.Test(t, func(t *testing.T) {
-			is := is.New(t)
-			o := testOptions(t, t.Output())
-			o.Engine, o.MaxChatsPerAccount, o.MaxConcurrentChats = sleepsFor(time.Second).engine(), limit, limit
-			server := serveInMemory(t, New(o))
-			statuses := make(chan int)
-			for range 50 {
-				go func() { statuses <- ask(t, server, false).status }()
+			w := newWaiting(t, func(o *Options) { o.MaxChatsPerAccount, o.MaxConcurrentChats = limit, limit })
+			for i := range 50 {
+				w.chat("acme", fmt.Sprint(i))
 			}
-			for range 50 {
-				is.Equal(<-statuses, 200)
+			w.is.Equal(len(w.begun), 50)
+			for i := range 50 {
+				w.end(fmt.Sprint(i))
 			}
 		})
 	}

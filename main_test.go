@@ -416,14 +416,22 @@ func (w way) serve(t testing.TB, h http.Handler, configure ...func(*http.Server)
 	})...)
 }
 
-// ask sends a chat, and returns an error if there is no response.
-func (w way) ask(t testing.TB, server *memoryServer) (fullResponse, error) {
+// ask sends a chat. Without a response, the status is 0.
+func (w way) ask(t testing.TB, server *memoryServer) fullResponse {
 	ctx, disconnect := context.WithCancel(t.Context())
 	defer disconnect()
 	if w.disconnects > 0 {
 		defer time.AfterFunc(w.disconnects, disconnect).Stop()
 	}
-	return askAt(ctx, w.path(), testKey, server, w.stream)
+	request := chatRequest(t, "http://memory", "hi", w.stream).WithContext(ctx)
+	request.URL.Path = w.path()
+	res, err := server.client().Do(request)
+	if err != nil {
+		return fullResponse{err: err}
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	return fullResponse{res.StatusCode, res.Header, string(body), err}
 }
 
 // path is that of a chat.
@@ -440,35 +448,6 @@ func (w way) routes() []Route {
 		return []Route{chatRoute(nil)}
 	}
 	return nil
-}
-
-// askAs sends a chat with a key, and returns an error if there is no response.
-func askAs(ctx context.Context, key string, server *memoryServer, stream bool) (fullResponse, error) {
-	return askAt(ctx, "/v1/chat", key, server, stream)
-}
-
-func askAt(ctx context.Context, path, key string, server *memoryServer, stream bool) (fullResponse, error) {
-	request, err := http.NewRequestWithContext(ctx, "POST", "http://memory"+path, strings.NewReader(chatBodyJSON("hi", stream)))
-	if err != nil {
-		return fullResponse{}, err
-	}
-	request.Header.Set("Authorization", "Bearer "+key)
-	res, err := server.client().Do(request)
-	if err != nil {
-		return fullResponse{}, err
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	return fullResponse{res.StatusCode, res.Header, string(body), err}, nil
-}
-
-func ask(t testing.TB, server *memoryServer, stream bool) fullResponse {
-	t.Helper()
-	got, err := askAs(t.Context(), testKey, server, stream)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return got
 }
 
 // A chatOutcome is what the client, OnChat and the Logger saw of one chat.
@@ -502,11 +481,7 @@ func playChat(t testing.TB, w way, engine ChatEngine, change ...func(*Options)) 
 		defer close(returned)
 		h.ServeHTTP(w, r)
 	}))
-	got, err := w.ask(t, server)
-	p.fullResponse = got
-	if err != nil {
-		p.err = err
-	}
+	p.fullResponse = w.ask(t, server)
 	<-returned
 	p.log = log.String()
 	return p

@@ -327,7 +327,9 @@ func TestMaxWait(t *testing.T) {
 						w.is.Equal(w.reports["b"].Duration, waits)
 						w.is.Equal(w.reports["b"].Bot, echoBot)
 						w.is.Equal(w.reports["b"].Chat, (*ChatReport)(nil))
-						w.is.True(strings.Contains(w.log.String(), "level=INFO msg=\"request rejected\""))
+						_, logged, _ := strings.Cut(w.log.String(), " ") // without its time
+						detail := map[int]string{503: "Too many chats in progress", 429: "Too many chats in progress for this key"}[status]
+						w.is.Equal(logged, fmt.Sprintf("level=INFO msg=\"request rejected\" request_id=b error=\"%d %s\"\n", status, detail))
 						w.end("a")
 						return
 					}
