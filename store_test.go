@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -37,7 +36,7 @@ func TestBotValidate(t *testing.T) {
 		{"uid", spaced, []string{" ", "bot 7", "bot\n7"}},
 		{"slug", valid, []string{"Max_Mustermann", "007"}},
 		{"slug", blank, []string{""}},
-		{"slug", spaced, []string{"bot\t7", "bot\u00A07", "bot\x007", "bot\x7f", "bot\u0085"}},
+		{"slug", spaced, []string{"bot\t7", "bot\u00A07", "a\u2028b", "bot\x007", "bot\x7f", "bot\u0085"}},
 		{"name", valid, []string{"Max\nMustermann"}},
 		{"name", blank, []string{""}},
 		{"model", blank, []string{""}},
@@ -156,12 +155,6 @@ func TestBotNameInvalid(t *testing.T) {
 		`"bot_slug":"e\u0000"`:                  404,
 		`"bot_uid":"\u0000"`:                    404,
 		`"bot_slug":"echo "`:                    404,
-		`"bot_uid":" "`:                         404,
-		`"bot_slug":"a\nb"`:                     404,
-		`"bot_slug":"\u007f"`:                   404,
-		`"bot_slug":"\u0085"`:                   404,
-		`"bot_slug":"a\u00a0b"`:                 404,
-		`"bot_slug":"a\u2028b"`:                 404,
 		`"bot_uid":"u","bot_slug":"e\u0000"`:    404,
 		`"bot_uid":"u\u0000","bot_slug":"echo"`: 404,
 	} {
@@ -180,30 +173,22 @@ func TestBotNameInvalid(t *testing.T) {
 	}
 }
 
-// A route may take a name from anywhere. Without one, there is no bot either.
-func TestBotNameOfARouteInvalid(t *testing.T) {
-	for _, c := range []struct{ uid, slug string }{{"", ""}, {"u\xff", ""}, {"", "s\xc3"}, {"two words", ""}, {echoBot.UID, "s\x00"}} {
-		is := is.New(t)
-		o := testOptions(t, t.Output())
-		o.Bots = new(fakeStore) // whose functions must not be called
-		o.Routes = []Route{chatRoute(func(_ *http.Request, chat *Chat) { chat.BotUID, chat.BotSlug = c.uid, c.slug })}
-		got := record(New(o), newRequest("POST", routePath, strings.NewReader(chatBodyJSON("hi", true))))
-		is.Equal(fmt.Sprint(got.Code, " ", got.Body), `404 {"detail":"Bot not found"}`)
-	}
-}
-
 // FindBot finds bots as the handler does: by both names, which must agree.
+// The store is not asked for a name that no bot can have, nor without a name, which a route may
+// leave out.
 func TestFindBot(t *testing.T) {
-	store := testOptions(t, t.Output()).Bots
+	store, unasked := testOptions(t, t.Output()).Bots, new(fakeStore) // whose functions must not be called
 	for _, c := range []struct {
+		bots      BotStore
 		uid, slug string
 		want      Bot
 	}{
-		{echoBot.UID, "", echoBot}, {"", "Other", otherBot}, {echoBot.UID, "echo", echoBot},
-		{echoBot.UID, "Other", Bot{}}, {"", "other", Bot{}}, {"", "", Bot{}}, {"", "two words", Bot{}}, {"\xff", "", Bot{}},
+		{store, echoBot.UID, "", echoBot}, {store, "", "Other", otherBot}, {store, echoBot.UID, "echo", echoBot},
+		{store, echoBot.UID, "Other", Bot{}}, {store, "", "other", Bot{}},
+		{unasked, "", "", Bot{}}, {unasked, "", "two words", Bot{}}, {unasked, "\xff", "", Bot{}}, {unasked, "", "s\xc3", Bot{}}, {unasked, echoBot.UID, "s\x00", Bot{}},
 	} {
 		is := is.New(t)
-		got, err := FindBot(t.Context(), store, c.uid, c.slug)
+		got, err := FindBot(t.Context(), c.bots, c.uid, c.slug)
 		is.Equal(errors.Is(err, ErrBotNotFound), c.want == Bot{})
 		if err == nil {
 			is.Equal(got, c.want)
