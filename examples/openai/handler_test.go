@@ -68,10 +68,10 @@ func serveHandler(t testing.TB, engine botapi.ChatEngine, options ...func(*botap
 	return server.URL
 }
 
-// call sends a request, and returns the response and its body, which may be incomplete.
-func call(t *testing.T, method, url, body string, headers ...string) (*http.Response, string, error) {
+// newRequest returns a request with the key. headers are pairs of a name and a value.
+func newRequest(t testing.TB, ctx context.Context, method, url, body string, headers ...string) *http.Request {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+	r, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,13 @@ func call(t *testing.T, method, url, body string, headers ...string) (*http.Resp
 	for i := 0; i+1 < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
 	}
-	response, err := http.DefaultClient.Do(r)
+	return r
+}
+
+// call sends a request, and returns the response and its body, which may be incomplete.
+func call(t *testing.T, method, url, body string, headers ...string) (*http.Response, string, error) {
+	t.Helper()
+	response, err := http.DefaultClient.Do(newRequest(t, t.Context(), method, url, body, headers...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -315,35 +321,79 @@ func textOfChunks(t *testing.T, answer string) (text string, events []string) {
 	return text, events
 }
 
+// All of a text arrives, whatever it is, also in the events of a response that repeat it.
 func TestHostileText(t *testing.T) {
-	is := is.New(t)
-	fragments := []string{"caf\xc3", "\xa9 \"\\", "data: [DONE]\n\n", "\u2028\u2029\u0085\x00\r\n", "\xf0\x9f\x91", "\x8b", strings.Repeat("long ", 100_000), "}]}"}
-	want := "café \"\\data: [DONE]\n\n\u2028\u2029\u0085\x00\r\n👋" + strings.Repeat("long ", 100_000) + "}]}"
-	url := serveHandler(t, speaks(nil, fragments...))
+	hostile := []string{"caf\xc3", "\xa9 \"\\", "data: [DONE]\n\n", "\u2028\u2029\u0085\x00\r\n", "\xf0\x9f\x91", "\x8b", strings.Repeat("long ", 100_000), "}]}"}
+	for want, fragments := range map[string][]string{
+		"café \"\\data: [DONE]\n\n\u2028\u2029\u0085\x00\r\n👋" + strings.Repeat("long ", 100_000) + "}]}": hostile, "": nil,
+	} {
+		is := is.New(t)
+		url := serveHandler(t, speaks(nil, fragments...))
 
-	_, answer, err := complete(t, url, askStream)
-	is.NoErr(err)
-	text, events := textOfChunks(t, answer)
-	is.Equal(text, want)
-	is.Equal(events[len(events)-1], "[DONE]")
+		_, answer, err := complete(t, url, askStream)
+		is.NoErr(err)
+		text, events := textOfChunks(t, answer)
+		is.Equal(text, want)
+		is.Equal(events[len(events)-1], "[DONE]")
 
-	_, answer, err = complete(t, url, ask)
-	is.NoErr(err)
-	var completion struct {
-		Choices []struct{ Message struct{ Content string } }
+		_, answer, err = complete(t, url, ask)
+		is.NoErr(err)
+		var completion struct {
+			Choices []struct{ Message struct{ Content string } }
+		}
+		is.NoErr(json.Unmarshal([]byte(answer), &completion))
+		is.Equal(completion.Choices[0].Message.Content, want)
+
+		_, answer, err = call(t, "POST", url+"/v1/responses", respondStream)
+		is.NoErr(err)
+		text, kinds, last := eventsOfResponse(t, answer)
+		is.Equal(text, want)
+		is.Equal(kinds[len(kinds)-1], "completed")
+		is.Equal(textOfResponse(t, encode(t, last["response"])), want)
+
+		response, answer, err := call(t, "POST", url+"/v1/responses", respond)
+		is.NoErr(err)
+		is.Equal(response.ContentLength, int64(len(answer)))
+		is.Equal(textOfResponse(t, []byte(answer)), want)
 	}
-	is.NoErr(json.Unmarshal([]byte(answer), &completion))
-	is.Equal(completion.Choices[0].Message.Content, want)
+}
+
+// A translation is a request, and what its engine gets.
+type translation struct {
+	body     string
+	messages []botapi.ChatMessage
+	extra    map[string]string
+	userID   string
+	stream   bool
+}
+
+func testTranslations(t *testing.T, path string, translations map[string]translation) {
+	for name, c := range translations {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			var got *botapi.ChatRequest
+			url := serveHandler(t, botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+				got = req
+				return speaks(nil).Chat(ctx, req)
+			}))
+			response, answer, _ := call(t, "POST", url+path, c.body)
+			if response.StatusCode != http.StatusOK {
+				t.Fatal(answer)
+			}
+			is.Equal(got.Bot.Slug, "helper")
+			is.Equal(got.Messages, c.messages)
+			is.Equal(got.UserID, c.userID)
+			is.Equal(got.Stream, c.stream)
+			is.Equal(len(got.Extra), len(c.extra))
+			for name, value := range c.extra {
+				is.Equal(string(got.Extra[name]), value)
+			}
+		})
+	}
 }
 
 func TestTranslatedRequests(t *testing.T) {
-	for name, c := range map[string]struct {
-		body     string
-		messages []botapi.ChatMessage
-		extra    map[string]string
-		userID   string
-		stream   bool
-	}{
+	testTranslations(t, "/v1/chat/completions", map[string]translation{
 		"plain": {body: ask, messages: []botapi.ChatMessage{{Role: "user", Content: "Hi"}}},
 		"all roles": {
 			body: `{"model":"helper","messages":[{"role":"developer","content":"d"},{"role":"system","content":"s","name":"n"},
@@ -371,27 +421,7 @@ func TestTranslatedRequests(t *testing.T) {
 			messages: []botapi.ChatMessage{{Role: "user", Content: "👋"}},
 		},
 		"a byte order mark": {body: "\ufeff" + ask, messages: []botapi.ChatMessage{{Role: "user", Content: "Hi"}}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			is := is.New(t)
-			var got *botapi.ChatRequest
-			response, answer, _ := complete(t, serveHandler(t, botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
-				got = req
-				return speaks(nil).Chat(ctx, req)
-			})), c.body)
-			if response.StatusCode != http.StatusOK {
-				t.Fatal(answer)
-			}
-			is.Equal(got.Bot.Slug, "helper")
-			is.Equal(got.Messages, c.messages)
-			is.Equal(got.UserID, c.userID)
-			is.Equal(got.Stream, c.stream)
-			is.Equal(len(got.Extra), len(c.extra))
-			for name, value := range c.extra {
-				is.Equal(string(got.Extra[name]), value)
-			}
-		})
-	}
+	})
 }
 
 // Translating content parts does not push a body over the limit.
@@ -504,6 +534,8 @@ func textOf(s *string) string {
 	return *s
 }
 
+// Errors before the first text are the same in completions and responses, but for the names of
+// their fields.
 func TestErrorsOfTheAPI(t *testing.T) {
 	fails := func(err error) func(*botapi.Options) {
 		return func(o *botapi.Options) { o.Engine = speaks(err) }
@@ -514,15 +546,15 @@ func TestErrorsOfTheAPI(t *testing.T) {
 	for name, c := range map[string]struct {
 		option  func(*botapi.Options)
 		headers []string
-		body    string
+		body    func(string) string // changes that of a good request
 		status  int
 		want    string
 		header  [2]string
 	}{
 		"no key":         {headers: []string{"Authorization", ""}, status: 401, want: failure("Not authenticated", "invalid_request_error", "null", `"invalid_api_key"`), header: [2]string{"WWW-Authenticate", "Bearer"}},
 		"a wrong key":    {headers: []string{"Authorization", "Bearer x"}, status: 401, want: failure("Invalid API key", "invalid_request_error", "null", `"invalid_api_key"`)},
-		"no such bot":    {body: strings.Replace(ask, "helper", "parrot", 1), status: 404, want: failure("the model does not exist", "invalid_request_error", `"model"`, `"model_not_found"`)},
-		"too large":      {body: with64KiB(ask), status: 413, want: failure("Request body too large", "invalid_request_error", "null", `"request_too_large"`)},
+		"no such bot":    {body: func(good string) string { return strings.Replace(good, "helper", "parrot", 1) }, status: 404, want: failure("the model does not exist", "invalid_request_error", `"model"`, `"model_not_found"`)},
+		"too large":      {body: with64KiB, status: 413, want: failure("Request body too large", "invalid_request_error", "null", `"request_too_large"`)},
 		"too many chats": {option: fails(&botapi.StatusError{Status: 429, Detail: "Slow down", RetryAfter: 7 * time.Second}), status: 429, want: failure("Slow down", "rate_limit_error", "null", `"rate_limit_exceeded"`), header: [2]string{"Retry-After", "7"}},
 		"forbidden":      {option: fails(&botapi.StatusError{Status: 403, Detail: "Not yours"}), status: 403, want: failure("Not yours", "invalid_request_error", "null", "null")},
 		"too long": {option: fails(&botapi.HTTPValidationError{Detail: []botapi.ValidationError{{Loc: []any{"body", "messages"}, Msg: "the conversation is too long for the model", Type: "value_error.messages.too_long"}}}),
@@ -543,15 +575,21 @@ func TestErrorsOfTheAPI(t *testing.T) {
 				c.option = fails(nil)
 			}
 			url := serveHandler(t, speaks(nil), c.option)
-			for _, body := range []string{ask, askStream} {
+			for body, path := range map[string]string{
+				ask: "/v1/chat/completions", askStream: "/v1/chat/completions", respond: "/v1/responses", respondStream: "/v1/responses",
+			} {
 				is := is.New(t)
-				if c.body != "" {
-					body = c.body
+				if c.body != nil {
+					body = c.body(body)
 				}
-				response, answer, err := call(t, "POST", url+"/v1/chat/completions", body, c.headers...)
+				want := c.want
+				if path == "/v1/responses" {
+					want = strings.NewReplacer(`"messages:`, `"input:`, `"messages"`, `"input"`).Replace(want)
+				}
+				response, answer, err := call(t, "POST", url+path, body, c.headers...)
 				is.NoErr(err)
 				is.Equal(response.StatusCode, c.status)
-				is.Equal(answer, c.want)
+				is.Equal(answer, want)
 				is.Equal(response.Header.Get("Content-Type"), "application/json")
 				is.True(strings.HasPrefix(response.Header.Get(c.header[0]), c.header[1]))
 				is.True(response.Header.Get("X-Request-Id") != "")

@@ -4,23 +4,18 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"iter"
-	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"example.com/botapi"
 	"example.com/botapi/examples/openai"
-	"example.com/botapi/examples/resume"
 	"github.com/matryer/is"
 )
 
@@ -150,32 +145,6 @@ func encode(t *testing.T, v any) []byte {
 	return encoded
 }
 
-// The events that repeat the text have all of it, whatever it is.
-func TestHostileTextOfResponse(t *testing.T) {
-	fragments := []string{"caf\xc3", "\xa9 \"\\", "data: [DONE]\n\n", "\u2028\u2029\u0085\x00\r\n", "\xf0\x9f\x91", "\x8b", strings.Repeat("long ", 100_000), "}]}"}
-	want := "café \"\\data: [DONE]\n\n\u2028\u2029\u0085\x00\r\n👋" + strings.Repeat("long ", 100_000) + "}]}"
-	for name, c := range map[string]struct {
-		fragments []string
-		want      string
-	}{"hostile": {fragments, want}, "nothing": {nil, ""}} {
-		t.Run(name, func(t *testing.T) {
-			is := is.New(t)
-			url := serveHandler(t, speaks(nil, c.fragments...))
-			_, answer, err := call(t, "POST", url+"/v1/responses", respondStream)
-			is.NoErr(err)
-			text, kinds, last := eventsOfResponse(t, answer)
-			is.Equal(text, c.want)
-			is.Equal(kinds[len(kinds)-1], "completed")
-			is.Equal(textOfResponse(t, encode(t, last["response"])), c.want)
-
-			response, answer, err := call(t, "POST", url+"/v1/responses", respond)
-			is.NoErr(err)
-			is.Equal(response.ContentLength, int64(len(answer)))
-			is.Equal(textOfResponse(t, []byte(answer)), c.want)
-		})
-	}
-}
-
 // What a response repeats of its request cannot end an event.
 func TestRepeatedRequest(t *testing.T) {
 	is := is.New(t)
@@ -190,12 +159,7 @@ func TestRepeatedRequest(t *testing.T) {
 }
 
 func TestRequestsOfResponses(t *testing.T) {
-	for name, c := range map[string]struct {
-		body     string
-		messages []botapi.ChatMessage
-		extra    map[string]string
-		userID   string
-	}{
+	testTranslations(t, "/v1/responses", map[string]translation{
 		"a text": {body: respond, messages: []botapi.ChatMessage{{Role: "user", Content: "Hi"}}},
 		"instructions": {body: `{"model":"helper","input":"a\"é","instructions":"Be nice","store":false}`,
 			messages: []botapi.ChatMessage{{Role: "system", Content: "Be nice"}, {Role: "user", Content: "a\"é"}}},
@@ -221,27 +185,7 @@ func TestRequestsOfResponses(t *testing.T) {
 		},
 		"tools that must not be called": {body: `{"model":"helper","input":"Hi","tools":[{"type":"function","name":"f"}],"tool_choice":"none","include":["reasoning.encrypted_content"]}`,
 			messages: []botapi.ChatMessage{{Role: "user", Content: "Hi"}}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			is := is.New(t)
-			var got *botapi.ChatRequest
-			response, answer, _ := call(t, "POST", serveHandler(t, botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
-				got = req
-				return speaks(nil).Chat(ctx, req)
-			}))+"/v1/responses", c.body)
-			if response.StatusCode != http.StatusOK {
-				t.Fatal(answer)
-			}
-			is.Equal(got.Bot.Slug, "helper")
-			is.Equal(got.Messages, c.messages)
-			is.Equal(got.UserID, c.userID)
-			is.True(!got.Stream)
-			is.Equal(len(got.Extra), len(c.extra))
-			for name, value := range c.extra {
-				is.Equal(string(got.Extra[name]), value)
-			}
-		})
-	}
+	})
 }
 
 func TestInvalidRequestsOfResponses(t *testing.T) {
@@ -313,51 +257,6 @@ func TestEngineErrorsOfResponses(t *testing.T) {
 	}
 }
 
-// A client that disconnects stops the model, and one that comes back with its key joins
-// the answer.
-func TestResponseIsJoined(t *testing.T) {
-	is := is.New(t)
-	teller := newStoryteller()
-	url, _ := serveKept(t, resume.Options{Engine: teller})
-	ctx, disconnect := context.WithCancel(t.Context())
-	r, err := http.NewRequestWithContext(ctx, "POST", url+"/v1/responses", strings.NewReader(respondStream))
-	is.NoErr(err)
-	r.Header.Set("Authorization", "Bearer key")
-	r.Header.Set("Idempotency-Key", idempotencyKey)
-	response, err := http.DefaultClient.Do(r)
-	is.NoErr(err)
-	_, err = response.Body.Read(make([]byte, 1))
-	is.NoErr(err)
-	disconnect()
-	response.Body.Close()
-	close(teller.goOn)
-	response, answer, err := call(t, "POST", url+"/v1/responses", respondStream, "Idempotency-Key", idempotencyKey)
-	is.NoErr(err)
-	is.Equal(response.Header.Get("X-Botapi-Answer"), "joined")
-	text, kinds, last := eventsOfResponse(t, answer)
-	is.Equal(text, "Once upon a time")
-	is.Equal(kinds[len(kinds)-1], "completed")
-	is.Equal(textOfResponse(t, encode(t, last["response"])), "Once upon a time")
-	is.Equal(teller.asked.Load(), int32(1))
-}
-
-func TestResponseOfClientThatDisconnects(t *testing.T) {
-	is := is.New(t)
-	teller := newStoryteller()
-	url := serveHandler(t, teller)
-	ctx, disconnect := context.WithCancel(t.Context())
-	r, err := http.NewRequestWithContext(ctx, "POST", url+"/v1/responses", strings.NewReader(respondStream))
-	is.NoErr(err)
-	r.Header.Set("Authorization", "Bearer key")
-	response, err := http.DefaultClient.Do(r)
-	is.NoErr(err)
-	defer response.Body.Close()
-	_, err = io.ReadAtLeast(response.Body, make([]byte, 1), 1)
-	is.NoErr(err)
-	disconnect()
-	is.True(errors.Is(<-teller.ended, botapi.ErrClientLeft))
-}
-
 // A streamed response that is too long to be repeated is aborted, and its engine stopped.
 // A streamed completion keeps nothing.
 func TestEndlessResponse(t *testing.T) {
@@ -383,46 +282,6 @@ func TestEndlessResponse(t *testing.T) {
 			is.True(err != nil)
 			is.True(!strings.Contains(answer, "response.completed"))
 			is.True(yielded.Load() >= fragments && len(answer) < most)
-		})
-	}
-}
-
-// Errors before the first text are the same as those of completions.
-func TestErrorsOfTheAPIForResponses(t *testing.T) {
-	busy := &botapi.StatusError{Status: 429, Detail: "Slow down", RetryAfter: 7 * time.Second}
-	for name, c := range map[string]struct {
-		engine botapi.ChatEngine
-		header string
-		method string
-		body   string
-		status int
-		code   string
-	}{
-		"no key":         {status: 401, code: "invalid_api_key", header: "-"},
-		"a wrong key":    {status: 401, code: "invalid_api_key", header: "Bearer x"},
-		"no such bot":    {status: 404, code: "model_not_found", body: `{"model":"parrot","input":"Hi"}`},
-		"too large":      {status: 413, code: "request_too_large", body: with64KiB(respond)},
-		"too many chats": {status: 429, code: "rate_limit_exceeded", engine: speaks(busy)},
-		"a GET":          {status: 405, code: "method_not_allowed", method: "GET"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			is := is.New(t)
-			if c.engine == nil {
-				c.engine = speaks(nil)
-			}
-			if c.method == "" {
-				c.method = "POST"
-			}
-			if c.body == "" {
-				c.body = respondStream
-			}
-			if c.header == "" {
-				c.header = "Bearer key"
-			}
-			response, answer, err := call(t, c.method, serveHandler(t, c.engine)+"/v1/responses", c.body, "Authorization", c.header)
-			is.NoErr(err)
-			is.Equal(response.StatusCode, c.status)
-			is.True(strings.HasSuffix(answer, `"code":"`+c.code+`"}}`))
 		})
 	}
 }

@@ -70,10 +70,7 @@ const idempotencyKey = "an-answer-of-acme"
 func startAnswer(t *testing.T, url, body string) (disconnect func(), ended <-chan struct{}) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	r, err := http.NewRequestWithContext(ctx, "POST", url+"/v1/chat/completions", strings.NewReader(body))
-	is.New(t).NoErr(err)
-	r.Header.Set("Authorization", "Bearer key")
-	r.Header.Set("Idempotency-Key", idempotencyKey)
+	r := newRequest(t, ctx, "POST", url, body, "Idempotency-Key", idempotencyKey)
 	returned := make(chan struct{})
 	go func() {
 		defer close(returned)
@@ -93,25 +90,34 @@ func startAnswer(t *testing.T, url, body string) (disconnect func(), ended <-cha
 // A client that loses its connection and sends the same request again gets the answer
 // that was started for it, from its beginning.
 func TestRetryJoins(t *testing.T) {
-	for name, body := range map[string]string{"JSON": ask, "stream": askStream} {
+	const completions, responses = "/v1/chat/completions", "/v1/responses"
+	for name, c := range map[string]struct{ path, body string }{
+		"JSON": {completions, ask}, "stream": {completions, askStream}, "stream of a response": {responses, respondStream},
+	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
 			teller := newStoryteller()
 			url, _ := serveKept(t, resume.Options{Engine: teller})
-			disconnect, _ := startAnswer(t, url, body)
+			disconnect, _ := startAnswer(t, url+c.path, c.body)
 			<-teller.begun
 			disconnect()
 			close(teller.goOn)
-			response, answer, err := call(t, "POST", url+"/v1/chat/completions", body, "Idempotency-Key", idempotencyKey)
+			response, answer, err := call(t, "POST", url+c.path, c.body, "Idempotency-Key", idempotencyKey)
 			is.NoErr(err)
 			is.Equal(response.StatusCode, 200)
 			is.Equal(response.Header.Get("X-Botapi-Answer"), "joined")
-			if name == "JSON" {
+			switch name {
+			case "JSON":
 				is.True(strings.Contains(answer, `"content":"Once upon a time"`))
-			} else {
+			case "stream":
 				text, _ := textOfChunks(t, answer)
 				is.Equal(text, "Once upon a time")
 				is.True(strings.HasSuffix(answer, "data: [DONE]\n\n"))
+			default:
+				text, kinds, last := eventsOfResponse(t, answer)
+				is.Equal(text, "Once upon a time")
+				is.Equal(kinds[len(kinds)-1], "completed")
+				is.Equal(textOfResponse(t, encode(t, last["response"])), "Once upon a time")
 			}
 			is.Equal(teller.asked.Load(), int32(1))
 		})
@@ -140,12 +146,9 @@ func TestRetrySharesTheSlot(t *testing.T) {
 	is := is.New(t)
 	teller := newStoryteller()
 	url, _ := serveKept(t, resume.Options{Engine: teller}, func(o *botapi.Options) { o.MaxChatsPerAccount = 1 })
-	_, ended := startAnswer(t, url, askStream)
+	_, ended := startAnswer(t, url+"/v1/chat/completions", askStream)
 	<-teller.begun
-	r, err := http.NewRequestWithContext(t.Context(), "POST", url+"/v1/chat/completions", strings.NewReader(askStream))
-	is.NoErr(err)
-	r.Header.Set("Authorization", "Bearer key")
-	r.Header.Set("Idempotency-Key", idempotencyKey)
+	r := newRequest(t, t.Context(), "POST", url+"/v1/chat/completions", askStream, "Idempotency-Key", idempotencyKey)
 	response, err := http.DefaultClient.Do(r)
 	is.NoErr(err)
 	defer response.Body.Close()
@@ -195,10 +198,7 @@ func TestAnswerIsStopped(t *testing.T) {
 	is := is.New(t)
 	teller := newStoryteller()
 	url, _ := serveKept(t, resume.Options{Engine: teller})
-	r, err := http.NewRequestWithContext(t.Context(), "POST", url+"/v1/chat/completions", strings.NewReader(askStream))
-	is.NoErr(err)
-	r.Header.Set("Authorization", "Bearer key")
-	r.Header.Set("Idempotency-Key", idempotencyKey)
+	r := newRequest(t, t.Context(), "POST", url+"/v1/chat/completions", askStream, "Idempotency-Key", idempotencyKey)
 	stream, err := http.DefaultClient.Do(r)
 	is.NoErr(err)
 	defer stream.Body.Close()
@@ -231,7 +231,7 @@ func TestErrorsOfAnswers(t *testing.T) {
 	)
 	teller := newStoryteller()
 	url, _ := serveKept(t, resume.Options{Engine: teller, Store: resume.NewMemory(resume.Settings{RunningPerOwner: 1})})
-	startAnswer(t, url, ask)
+	startAnswer(t, url+"/v1/chat/completions", ask)
 	<-teller.begun
 	for name, c := range map[string]struct {
 		method, path, body, key string

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -40,9 +39,7 @@ func TestChunksPassImmediately(t *testing.T) {
 			server.StartTLS()
 			defer server.Close()
 			next <- "word"
-			r, _ := http.NewRequestWithContext(t.Context(), "POST", server.URL+"/v1/chat/completions", strings.NewReader(askStream))
-			r.Header.Set("Authorization", "Bearer key")
-			response, err := server.Client().Do(r)
+			response, err := server.Client().Do(newRequest(t, t.Context(), "POST", server.URL+"/v1/chat/completions", askStream))
 			is.NoErr(err)
 			defer response.Body.Close()
 			is.Equal(response.ProtoMajor == 2, http2)
@@ -91,65 +88,16 @@ func TestKeepAliveIsPassedOn(t *testing.T) {
 	})
 }
 
-func TestAbortPassesThrough(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // a stream is aborted after a pause
-		is := is.New(t)
-		_, panicked := record(t, handlerFor(t, speaks(errors.New("it fails"), "Hi")), askStream)
-		is.Equal(panicked, http.ErrAbortHandler)
-	})
-}
-
-func TestWriterThatCannotFlush(t *testing.T) {
-	is := is.New(t)
-	server := httptest.NewServer(http.TimeoutHandler(handlerFor(t, speaks(nil, "Hi")), time.Minute, ""))
-	defer server.Close()
-	_, answer, err := complete(t, server.URL, askStream)
-	is.NoErr(err)
-	text, events := textOfChunks(t, answer)
-	is.Equal(text, "Hi")
-	is.Equal(events[len(events)-1], "[DONE]")
-	response, answer, err := complete(t, server.URL, ask)
-	is.NoErr(err)
-	is.True(strings.Contains(answer, `"content":"Hi","refusal":null}`))
-	is.Equal(response.StatusCode, http.StatusOK)
-	response, answer, err = complete(t, server.URL, `{}`)
-	is.NoErr(err)
-	is.True(strings.HasPrefix(answer, `{"error":{`))
-	is.Equal(response.StatusCode, http.StatusBadRequest)
-}
-
-// A plainWriter wraps a ResponseWriter as middleware often does: only Unwrap gives
-// access to deadlines.
-type plainWriter struct{ http.ResponseWriter }
-
-func (w plainWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
-
-func TestClientThatStopsReading(t *testing.T) {
-	t.Parallel()
-	for name, body := range map[string]string{"stream": askStream, "JSON response": ask} {
-		t.Run(name, func(t *testing.T) {
-			is := is.New(t)
-			reports := make(chan error, 1)
-			h := handlerFor(t, speaks(nil, strings.Repeat("x", 32<<20)), reportsTo(reports), func(o *botapi.Options) { o.WriteTimeout = 50 * time.Millisecond })
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { h.ServeHTTP(plainWriter{w}, r) }))
-			defer server.Close()
-			conn, err := net.Dial("tcp", server.Listener.Addr().String())
-			is.NoErr(err)
-			defer conn.Close()
-			fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: bots\r\nAuthorization: Bearer key\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
-			is.True(errors.Is(<-reports, botapi.ErrClientStalled)) // the client never reads
-		})
-	}
-}
-
 func TestClientThatDisconnects(t *testing.T) {
+	const completions, responses = "/v1/chat/completions", "/v1/responses"
 	for name, c := range map[string]struct {
-		body  string
-		begun bool
+		path, body string
+		begun      bool
 	}{
-		"a stream":                       {askStream, true},
-		"a stream before its first text": {askStream, false},
-		"a JSON response":                {ask, true},
+		"a stream":                       {completions, askStream, true},
+		"a stream before its first text": {completions, askStream, false},
+		"a JSON response":                {completions, ask, true},
+		"a streamed response":            {responses, respondStream, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := is.New(t)
@@ -167,9 +115,7 @@ func TestClientThatDisconnects(t *testing.T) {
 			disconnected := make(chan bool)
 			go func() {
 				defer close(disconnected)
-				r, _ := http.NewRequestWithContext(ctx, "POST", url+"/v1/chat/completions", strings.NewReader(c.body))
-				r.Header.Set("Authorization", "Bearer key")
-				if response, err := http.DefaultClient.Do(r); err == nil {
+				if response, err := http.DefaultClient.Do(newRequest(t, ctx, "POST", url+c.path, c.body)); err == nil {
 					_, _ = io.Copy(io.Discard, response.Body)
 					response.Body.Close()
 				}
@@ -311,20 +257,3 @@ func TestMemoryOfBodies(t *testing.T) {
 }
 
 func quietOptions(o *botapi.Options) { o.Logger = slog.New(slog.DiscardHandler) }
-
-// The body is read only after the key has been verified.
-func TestBodyIsReadAfterTheKey(t *testing.T) {
-	is := is.New(t)
-	h := handlerFor(t, speaks(nil))
-	for header, want := range map[string]int{"": http.StatusUnauthorized, "Bearer x": http.StatusUnauthorized, "Bearer key": http.StatusRequestEntityTooLarge} {
-		r := httptest.NewRequest("POST", "/v1/chat/completions", io.LimitReader(endlessBody{}, 1<<30))
-		r.Header.Set("Authorization", header)
-		recorder := httptest.NewRecorder()
-		h.ServeHTTP(recorder, r)
-		is.Equal(recorder.Code, want)
-	}
-}
-
-type endlessBody struct{}
-
-func (endlessBody) Read(p []byte) (int, error) { return len(p), nil }
