@@ -111,17 +111,7 @@ func TestRecordedStreams(t *testing.T) {
 	}
 }
 
-func TestCharacterSplitBetweenChunks(t *testing.T) {
-	is := is.New(t)
-	runtime := runtimeSays(t, func(s *runtimetest.Stream) {
-		s.Raw("data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"caf\xc3\"}}]}\n\n")
-		s.Raw("data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"\xa9\"}}]}\n\n")
-		s.Stop()
-	})
-	_, answer := chat(t, serve(t, openai.Config{BaseURL: runtime.URL}), stream)
-	is.Equal(text(t, answer), "café")
-}
-
+// TestEvents has the forms of events, TestReadChunk those of the text in a chunk.
 func TestCompleteStreams(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer func(*runtimetest.Stream)
@@ -142,12 +132,6 @@ func TestCompleteStreams(t *testing.T) {
 			s.Stop()
 			s.Done()
 		}, "complete"},
-		"parts": {func(s *runtimetest.Stream) {
-			s.Raw(`data: {"choices":[{"delta":{"content":[{"type":"thinking","thinking":[{"type":"text","text":"hm"}]}]}}]}` + "\n\n")
-			s.Raw(`data: {"choices":[{"delta":{"content":[{"type":"text","text":"com"},{"type":"text","text":"plete"}]}}]}` + "\n\n")
-			s.Stop()
-			s.Done()
-		}, "complete"},
 		"messages": {func(s *runtimetest.Stream) {
 			s.Raw(`data: {"choices":[{"message":{"role":"assistant","content":"com"}}]}` + "\n\n")
 			s.Raw(`data: {"choices":[{"message":{"content":"plete"},"finish_reason":"stop"}]}` + "\n\n")
@@ -156,14 +140,6 @@ func TestCompleteStreams(t *testing.T) {
 			s.Raw(`data: {"choices":[{"delta":{"content":"com"},"message":{"content":"com"}}]}` + "\n\n")
 			s.Raw(`data: {"choices":[{"delta":{"content":"plete"},"message":{"content":"complete"}}]}` + "\n\n")
 			s.Raw(`data: {"object":"chat.completion.done","choices":[{"message":{"content":"complete"},"finish_reason":"stop"}]}` + "\n\n")
-		}, "complete"},
-		"an empty delta next to each message": {func(s *runtimetest.Stream) {
-			s.Raw(`data: {"choices":[{"delta":{"role":"assistant"},"message":{"content":"com"}}]}` + "\n\n")
-			s.Raw(`data: {"choices":[{"delta":{},"message":{"content":"plete"},"finish_reason":"stop"}]}` + "\n\n")
-		}, "complete"},
-		"the older completions": {func(s *runtimetest.Stream) {
-			s.Raw(`data: {"object":"text_completion","choices":[{"text":"com","finish_reason":null}]}` + "\n\n")
-			s.Raw(`data: {"object":"text_completion","choices":[{"text":"plete","finish_reason":"stop"}]}` + "\n\n")
 		}, "complete"},
 		"text and tool calls": {func(s *runtimetest.Stream) {
 			s.Text("complete")
@@ -175,22 +151,10 @@ func TestCompleteStreams(t *testing.T) {
 		"an unknown finish_reason": {func(s *runtimetest.Stream) {
 			s.Raw(`data: {"choices":[{"delta":{"content":"complete"},"finish_reason":"eos"}]}` + "\n\n")
 		}, "complete"},
-		"the last event lacks its blank line": {func(s *runtimetest.Stream) {
-			s.Text("com")
-			s.Raw(`data: {"choices":[{"delta":{"content":"plete"},"finish_reason":"stop"}]}` + "\n")
-		}, "complete"},
-		"the last event lacks its line break": {func(s *runtimetest.Stream) {
-			s.Text("com")
-			s.Raw(`data: {"choices":[{"delta":{"content":"plete"},"finish_reason":"stop"}]}`)
-		}, "complete"},
 		"the same, and the connection is aborted": {func(s *runtimetest.Stream) {
 			s.Text("com")
 			s.Raw(`data: {"choices":[{"delta":{"content":"plete"},"finish_reason":"stop"}]}`)
 			s.Break()
-		}, "complete"},
-		"events separated by one line break": {func(s *runtimetest.Stream) { // GLM and Kimi
-			s.Raw(`data: {"choices":[{"delta":{"content":"com"}}]}` + "\n" + `data: {"choices":[{"delta":{"content":"plete"}}]}` + "\n")
-			s.Raw(`data: {"choices":[{"delta":{},"finish_reason":"stop"}]}` + "\ndata: [DONE]\n")
 		}, "complete"},
 		"a character split into escapes": {func(s *runtimetest.Stream) {
 			s.Raw(`data: {"choices":[{"delta":{"content":"a \ud83d"}}]}` + "\n\n")
@@ -208,10 +172,6 @@ func TestCompleteStreams(t *testing.T) {
 			}
 			s.Stop()
 		}, "xxxx"},
-		"a byte order mark and CR": {func(s *runtimetest.Stream) {
-			s.Raw("\ufeffdata: {\"choices\":[{\"delta\":{\"content\":\"com\"}}]}\r\r")
-			s.Raw("data: {\"choices\":[{\"delta\":{\"content\":\"plete\"},\"finish_reason\":\"stop\"}]}\r\r")
-		}, "complete"},
 		"text that looks like the end": {func(s *runtimetest.Stream) {
 			s.Text("data: [DONE]\n\n\x00\u2028")
 			s.Stop()
@@ -641,44 +601,32 @@ func TestLogWithoutTextOfTheRuntime(t *testing.T) {
 	}
 }
 
-func TestDisconnectStopsTheModel(t *testing.T) {
-	for name, c := range map[string]struct {
-		body  string
-		begun bool
-	}{
-		"a stream":                              {stream, true},
-		"a stream before its first text":        {stream, false},
-		"a JSON response":                       {noStream, true},
-		"a JSON response before its first text": {noStream, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			asked, stopped := make(chan bool), make(chan bool)
-			runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
-				s.Role()
-				if c.begun {
-					s.Text("Once upon")
-				}
-				asked <- true
-				<-r.Context().Done() // the connection was closed
-				close(stopped)
-			})
-			service := serve(t, openai.Config{BaseURL: runtime.URL})
-			ctx, disconnect := context.WithCancel(t.Context())
-			disconnected := make(chan bool)
-			go func() {
-				defer close(disconnected)
-				request, _ := http.NewRequestWithContext(ctx, "POST", service+"/v1/chat", strings.NewReader(c.body))
-				request.Header.Set("Authorization", "Bearer key")
-				if response, err := http.DefaultClient.Do(request); err == nil {
-					io.Copy(io.Discard, response.Body)
-					response.Body.Close()
-				}
-			}()
-			<-asked
-			disconnect()
-			<-stopped
-			<-disconnected
+// A chat that ends closes the connection to the runtime, which stops the model.
+func TestEndOfAChatStopsTheModel(t *testing.T) {
+	for _, begun := range []bool{false, true} {
+		is := is.New(t)
+		asked, stopped, returned := make(chan bool), make(chan bool), make(chan bool)
+		runtime := runtimetest.New(t, func(s *runtimetest.Stream, r *runtimetest.Request) {
+			s.Role()
+			if begun {
+				s.Text("Once upon")
+			}
+			asked <- true
+			<-r.Context().Done() // the connection was closed
+			close(stopped)
 		})
+		engine, err := openai.NewEngine(openai.Config{BaseURL: runtime.URL})
+		is.NoErr(err)
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			defer close(returned)
+			for range engine.Chat(ctx, &botapi.ChatRequest{Bot: helper}) {
+			}
+		}()
+		<-asked
+		cancel()
+		<-stopped
+		<-returned
 	}
 }
 

@@ -157,18 +157,6 @@ func testClient(t *testing.T, name string, make func(url, key, model string) cli
 		is.NoErr(err)
 		is.Equal(models, []string{"helper", "pirate"})
 	})
-	t.Run("asks", func(t *testing.T) {
-		is := is.New(t)
-		text, err := c.ask(t.Context(), "say Hello there")
-		is.NoErr(err)
-		is.Equal(text, "Hello there")
-	})
-	t.Run("streams", func(t *testing.T) {
-		is := is.New(t)
-		text, err := streamed(t.Context(), c, "say Hello there")
-		is.NoErr(err)
-		is.Equal(text, "Hello there")
-	})
 	t.Run("endings", func(t *testing.T) {
 		if c.endings == nil {
 			t.Skip("the library does not say how an answer has ended")
