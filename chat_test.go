@@ -180,18 +180,6 @@ func TestChatTimeoutOfAnEndlessEngine(t *testing.T) {
 	}
 }
 
-// An answer that is complete in time is sent, even if its first chunk is begun after
-// ChatTimeout.
-func TestChatTimeoutLeavesTheFirstChunk(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		is := is.New(t)
-		got := playOn(t, faulty("WriteHeader", 0, takes(2*time.Second)), false, fragmentsOf("hi"), func(o *Options) { o.ChatTimeout = time.Second })
-		is.NoErr(got.err)
-		is.NoErr(got.report(t).Err)
-		is.Equal(got.body, `{"content":"hi"}`)
-	})
-}
-
 // An incomplete JSON response is aborted without a pause: its client has no event to read.
 func TestChatTimeoutAbortsAJSONResponseImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

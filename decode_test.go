@@ -98,39 +98,6 @@ func problemsIn(t testing.TB, body string) []ValidationError {
 	return response.Detail
 }
 
-// The messages and positions of syntax errors. FuzzBody of internal/chatbody compares
-// the positions with encoding/json's, for many more bodies.
-func TestBodySyntaxErrors(t *testing.T) {
-	deep := strings.Repeat("[", jsonscan.MaxDepth+1)
-	for body, want := range map[string]struct {
-		msg                string
-		line, column, char int
-	}{
-		" \r\n\t":                       {"Expecting value", 2, 2, 4},
-		`nul`:                           {"Expecting value", 1, 4, 3},
-		"{\n  1:2}":                     {"Expecting property name enclosed in double quotes", 2, 3, 4},
-		`{}{}`:                          {"Extra data", 1, 3, 2},
-		`{"a"`:                          {"Expecting ':' delimiter", 1, 5, 4},
-		`{"a":1 "b":2}`:                 {"Expecting ',' delimiter", 1, 8, 7},
-		`{"a":"b`:                       {"Unterminated string", 1, 8, 7},
-		`"\`:                            {`Invalid \escape`, 1, 3, 2},
-		`"\u12`:                         {`Invalid \uXXXX escape`, 1, 6, 5},
-		`1.`:                            {"Expecting a digit", 1, 3, 2},
-		"\"a\tb\"":                      {"Invalid control character at", 1, 3, 2},
-		"\"a\x80\"":                     {"Not UTF-8", 1, 3, 2},
-		deep:                            {"Too many levels", 1, 10001, 10000},
-		`{"messages":[{"x":` + deep[3:]: {"Too many levels", 1, 10016, 10015},
-	} {
-		t.Run(fmt.Sprintf("%.20q", body), func(t *testing.T) {
-			is := is.New(t)
-			got := postChat(New(testOptions(t, t.Output())), body)
-			is.Equal(got.Code, 422)
-			msg := fmt.Sprintf("%s: line %d column %d (char %d)", want.msg, want.line, want.column, want.char)
-			is.Equal(problemsIn(t, got.Body.String()), []ValidationError{{[]any{"body", float64(want.char)}, msg, "value_error.jsondecode"}})
-		})
-	}
-}
-
 // requestFor returns the request that the engine gets for this body.
 func requestFor(t testing.TB, body string) (got *ChatRequest) {
 	t.Helper()

@@ -186,31 +186,6 @@ type errorData struct {
 	RetryAfter *int64 `json:"retry_after"`
 }
 
-// The encoder scans 8 and 32 bytes at a time. It must find any byte, at any position and
-// before any neighbour.
-func TestStreamBytesAtAnyPosition(t *testing.T) {
-	const neighbours = "az !#]Z\x7f\x00\"[\\\x80\xff"
-	var fragments []string
-	for at := range 75 {
-		for c := range 256 {
-			text := strings.Repeat("z", at) + string([]byte{byte(c), neighbours[(at+c)%len(neighbours)]}) + strings.Repeat("z", (3*at+c)%43)
-			fragments = append(fragments, text)
-		}
-	}
-	readBothWays(t, fragments)
-
-	// No byte is escaped without need.
-	var plain strings.Builder
-	for c := ' '; c < 0x7F; c++ {
-		if c != '"' && c != '\\' {
-			plain.WriteString(strings.Repeat(string(c), 8))
-		}
-	}
-	o := testOptions(t, t.Output())
-	o.Engine = fragmentsOf(plain.String())
-	is.New(t).Equal(postChat(New(o), chatBodyJSON("hi", false)).Body.String(), jsonStart+plain.String()+jsonEnd)
-}
-
 // An event has room for 4 KiB, whatever the text consists of. A text that fits into one
 // event is not split.
 func TestStreamLongFragment(t *testing.T) {

@@ -510,54 +510,6 @@ func TestWriterFailsAfterTheFirstChunk(t *testing.T) {
 	is.Equal(got.report(t).Status, 503)
 }
 
-// Moving a deadline is a system call: it is not done for every write.
-func TestWriterDeadlineIsSeldomMoved(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := faulty("", 0, nil)
-		playOn(t, w, true, engineOf(func(_ context.Context, _ *ChatRequest, yield func(string, error) bool) {
-			for yield("a", nil) && len(w.writes) < 90 {
-				time.Sleep(time.Second / 9)
-			}
-		}))
-		is.New(t).True(len(w.write) < 15) // in ten seconds
-	})
-}
-
-// A ResponseWriter need not have deadlines: it may panic when one is set.
-func TestWriterFailsToSetDeadlines(t *testing.T) {
-	for _, method := range []string{"SetReadDeadline", "SetWriteDeadline"} {
-		for after := range 4 {
-			for _, stream := range []bool{false, true} {
-				is := is.New(t)
-				play := func(fault func() error) chatOutcome {
-					r := chatRequest(t, "", "hi", stream)
-					r.ProtoMajor = 2 // where each write has a deadline of its own
-					return playRequestOn(t, faulty(method, after, fault), r, fragmentsOf("a", "b", "c", "d", "e"))
-				}
-				got := play(faultPanics)
-				is.NoErr(got.err)
-				is.True(strings.Contains(got.body, "e"))
-				is.True(strings.Count(got.log, "\n") <= 2) // once for each kind of deadline
-			}
-		}
-	}
-}
-
-// On HTTP/2, the head is sent separately: its status is reported if the body was written,
-// even if the flush has failed.
-func TestReportOfAFailedErrorResponse(t *testing.T) {
-	for method, status := range map[string]int{"WriteHeader": 0, "Write": 0, "Flush": 500} {
-		r := chatRequest(t, "", "hi", false)
-		r.ProtoMajor = 2
-		fault := faultFails
-		if method == "WriteHeader" {
-			fault = faultPanics
-		}
-		got := playRequestOn(t, faulty(method, 0, fault), r, failing(errBroken))
-		is.New(t).Equal(got.report(t).Status, status)
-	}
-}
-
 // A write that fails after WriteTimeout means that the client stopped reading, whatever the
 // error. The report has the error nevertheless, and a panic is logged.
 func TestWriterFailsAfterWriteTimeout(t *testing.T) {

@@ -51,13 +51,15 @@ func decodeInside(t *testing.T, inside string) string {
 	return decode(t, `"`+inside+`"`)
 }
 
+const everyPlainByte = " !#$%&'()*+,-./0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_`abcdefghijklmnopqrstuvwxyz{|}~\x7f"
+
 func TestAppendString(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                             ``,
 		"Hello, world":                 `Hello, world`,
 		"\n\r\t\"\\":                   `\n\r\t\"\\`,
 		"\x00\x01\b\f\x0f\x10\x1f":     `\u0000\u0001\u0008\u000c\u000f\u0010\u001f`,
-		" /<>&'\x7f":                   " /<>&'\x7f",
+		everyPlainByte:                 everyPlainByte,
 		"é€😀\u0084\u2027\u202a":        "é€😀\u0084\u2027\u202a",
 		"\u0085\u2028\u2029":           `\u0085\u2028\u2029`,
 		"[DONE]":                       `\u005bDONE]`,
@@ -73,6 +75,10 @@ func TestAppendString(t *testing.T) {
 			is.Equal(string(jsontext.AppendString([]byte("before: "), text)), `before: "`+want+`"`)
 			is.Equal(decodeInside(t, want), rangeReading(text))
 		})
+	}
+	for c := range 256 {
+		text := string([]byte{'a', byte(c), 'b'})
+		is.New(t).Equal(decode(t, string(jsontext.AppendString(nil, text))), rangeReading(text))
 	}
 }
 
