@@ -393,8 +393,10 @@ func testTranslations(t *testing.T, path string, translations map[string]transla
 }
 
 func TestTranslatedRequests(t *testing.T) {
-	testTranslations(t, "/v1/chat/completions", map[string]translation{
-		"plain": {body: ask, messages: []botapi.ChatMessage{{Role: "user", Content: "Hi"}}},
+	hi := []botapi.ChatMessage{{Role: "user", Content: "Hi"}}
+	with := func(fields string) string { return ask[:len(ask)-1] + "," + fields + "}" }
+	translations := map[string]translation{
+		"plain": {body: ask, messages: hi},
 		"all roles": {
 			body: `{"model":"helper","messages":[{"role":"developer","content":"d"},{"role":"system","content":"s","name":"n"},
 				{"role":"assistant","content":"a","tool_calls":[],"refusal":null},{"role":"assistant","content":null,"refusal":"no"},{"role":"user","content":""}]}`,
@@ -407,43 +409,38 @@ func TestTranslatedRequests(t *testing.T) {
 		"other fields": {
 			body: askStream[:len(askStream)-1] + `,"user":"someone","temperature":0.50,"max_tokens":5,"stop":["a"],"seed":null,"x":{"y":[1, 2]},"stream_options":{"include_usage":false},
 				"n":1,"tools":[],"tool_choice":"auto","logprobs":false,"modalities":[ "text" ],"response_format":{"type":"text"}}`,
-			messages: []botapi.ChatMessage{{Role: "user", Content: "Hi"}},
+			messages: hi,
 			extra:    map[string]string{"temperature": "0.50", "max_tokens": "5", "stop": `["a"]`, "x": `{"y":[1, 2]}`},
 			userID:   "someone", stream: true,
 		},
 		"values that ask for nothing": {
 			body: ask[:len(ask)-1] + `,"n":1e0,"top_logprobs":0.0,"logprobs": false ,"modalities":[ ],"response_format":{ "type" : "t\u0065xt" },
 				"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"none","functions":[{"name":"f"}],"function_call":"none"}`,
-			messages: []botapi.ChatMessage{{Role: "user", Content: "Hi"}},
+			messages: hi,
 		},
 		"the last of a repeated field counts": {
 			body:     `{"model":"pirate","messages":1,"model":"helper","messages":[{"role":"system","role":"user","content":"\ud83d\udc4b"}]}`,
 			messages: []botapi.ChatMessage{{Role: "user", Content: "👋"}},
 		},
-		"a byte order mark": {body: "\ufeff" + ask, messages: []botapi.ChatMessage{{Role: "user", Content: "Hi"}}},
-	})
-}
+		"a byte order mark": {body: "\ufeff" + ask, messages: hi},
 
-// Translating content parts does not push a body over the limit.
-func TestPartsDoNotGrow(t *testing.T) {
-	for name, text := range map[string]string{
-		"tags":       strings.Repeat("<&>", 20<<10),
-		"separators": strings.Repeat("\u2028\u2029", 10<<10),
-		"escapes":    strings.Repeat("\\u2028\"\\", 4<<10),
-	} {
-		t.Run(name, func(t *testing.T) {
-			is := is.New(t)
-			var got string
-			service := serveHandler(t, botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
-				got = req.Messages[0].Content
-				return speaks(nil).Chat(ctx, req)
-			}), func(o *botapi.Options) { o.MaxBodyBytes = 64 << 10 })
-			quoted := strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(text)
-			response, _, _ := complete(t, service, `{"model":"helper","messages":[{"role":"user","content":[{"type":"text","text":"`+quoted+`"}]}]}`)
-			is.Equal(response.StatusCode, http.StatusOK)
-			is.True(got == text)
-		})
+		// safety_identifier has replaced user in OpenAI's APIs. Engines get it, too.
+		"a safety identifier":        {body: with(`"safety_identifier":"someone"`), messages: hi, userID: "someone", extra: map[string]string{"safety_identifier": `"someone"`}},
+		"a user and an identifier":   {body: with(`"safety_identifier":"someone","user":"you"`), messages: hi, userID: "you", extra: map[string]string{"safety_identifier": `"someone"`}},
+		"an empty user":              {body: with(`"user":"","safety_identifier":"someone"`), messages: hi, userID: "someone", extra: map[string]string{"safety_identifier": `"someone"`}},
+		"a number as the identifier": {body: with(`"user":null,"safety_identifier":7`), messages: hi, userID: "7", extra: map[string]string{"safety_identifier": "7"}},
+		"null as the identifier":     {body: with(`"safety_identifier":null`), messages: hi},
 	}
+	for name, text := range map[string]string{ // which, translated, must not push a body over the limit
+		"tags": strings.Repeat("<&>", 20<<10), "separators": strings.Repeat("\u2028\u2029", 10<<10), "escapes": strings.Repeat("\\u2028\"\\", 4<<10),
+	} {
+		quoted := strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(text)
+		translations[name] = translation{
+			body:     `{"model":"helper","messages":[{"role":"user","content":[{"type":"text","text":"` + quoted + `"}]}]}`,
+			messages: []botapi.ChatMessage{{Role: "user", Content: text}},
+		}
+	}
+	testTranslations(t, "/v1/chat/completions", translations)
 }
 
 func TestInvalidRequests(t *testing.T) {
@@ -712,28 +709,6 @@ func TestInvalidOptions(t *testing.T) {
 			defer func() { is.Equal(recover(), want) }()
 			openai.Routes(o)
 		}()
-	}
-}
-
-// safety_identifier has replaced user in OpenAI's APIs.
-func TestUsers(t *testing.T) {
-	is := is.New(t)
-	var got *botapi.ChatRequest
-	url := serveHandler(t, botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
-		got = req
-		return speaks(nil).Chat(ctx, req)
-	}))
-	for fields, want := range map[string]string{
-		`"safety_identifier":"someone"`:              "someone",
-		`"safety_identifier":"someone","user":"you"`: "you",
-		`"user":"","safety_identifier":"someone"`:    "someone",
-		`"user":null,"safety_identifier":7`:          "7",
-		`"safety_identifier":null`:                   "",
-	} {
-		_, answer, err := complete(t, url, ask[:len(ask)-1]+","+fields+"}")
-		is.NoErr(err)
-		is.True(strings.Contains(answer, `"finish_reason":"stop"`))
-		is.Equal(got.UserID, want)
 	}
 }
 

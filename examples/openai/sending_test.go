@@ -59,14 +59,25 @@ func TestChunksPassImmediately(t *testing.T) {
 	}
 }
 
+// A writesRecorder also records how many writes there were, and how long the longest was.
+type writesRecorder struct {
+	*httptest.ResponseRecorder
+	writes, longest int
+}
+
+func (w *writesRecorder) Write(p []byte) (int, error) {
+	w.writes++
+	w.longest = max(w.longest, len(p))
+	return w.ResponseRecorder.Write(p)
+}
+
 // record calls a handler without a server, so that synctest controls the time.
-func record(t *testing.T, h http.Handler, body string) (recorder *httptest.ResponseRecorder, panicked any) {
-	r := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/chat/completions", strings.NewReader(body))
+func record(h http.Handler, path, body string) *writesRecorder {
+	r := httptest.NewRequest("POST", path, strings.NewReader(body))
 	r.Header.Set("Authorization", "Bearer key")
-	recorder = httptest.NewRecorder()
-	defer func() { panicked = recover() }()
-	h.ServeHTTP(recorder, r)
-	return recorder, nil
+	w := &writesRecorder{ResponseRecorder: httptest.NewRecorder()}
+	h.ServeHTTP(w, r)
+	return w
 }
 
 func TestKeepAliveIsPassedOn(t *testing.T) {
@@ -78,9 +89,8 @@ func TestKeepAliveIsPassedOn(t *testing.T) {
 			time.Sleep(15 * time.Second)
 			return nil
 		})
-		recorder, panicked := record(t, handlerFor(t, slow, func(o *botapi.Options) { o.KeepAlive = 10 * time.Second }), askStream)
-		is.Equal(panicked, nil)
-		body := recorder.Body.String()
+		h := handlerFor(t, slow, func(o *botapi.Options) { o.KeepAlive = 10 * time.Second })
+		body := record(h, "/v1/chat/completions", askStream).Body.String()
 		is.True(strings.HasPrefix(body, ": keep-alive\n: keep-alive\ndata: {")) // without a blank line
 		is.Equal(strings.Count(body, "keep-alive\n"), 3)
 		text, _ := textOfChunks(t, body)
@@ -140,10 +150,7 @@ func TestFragmentsAreJoined(t *testing.T) {
 		t.Run(path, func(t *testing.T) {
 			is := is.New(t)
 			const fragments = 5000
-			r := httptest.NewRequest("POST", path, strings.NewReader(c.body))
-			r.Header.Set("Authorization", "Bearer key")
-			w := &writesRecorder{ResponseRecorder: httptest.NewRecorder()}
-			handlerFor(t, speaks(nil, slices.Repeat([]string{"word "}, fragments)...)).ServeHTTP(w, r)
+			w := record(handlerFor(t, speaks(nil, slices.Repeat([]string{"word "}, fragments)...)), path, c.body)
 			body := w.Body.String()
 			texts := strings.Count(body, c.event) - c.fixed
 			is.True(texts < fragments/10)
@@ -159,41 +166,18 @@ func TestFragmentsAreJoined(t *testing.T) {
 	}
 }
 
-type writesRecorder struct {
-	*httptest.ResponseRecorder
-	writes int
-}
-
-func (w *writesRecorder) Write(p []byte) (int, error) {
-	w.writes++
-	return w.ResponseRecorder.Write(p)
-}
-
 // The end of a streamed response repeats the text, in writes that a steady reader can take,
 // each in its own WriteTimeout.
 func TestEndInChunks(t *testing.T) {
 	is := is.New(t)
 	const text = 4 << 20
-	w := &longestWrite{ResponseRecorder: httptest.NewRecorder()}
-	r := httptest.NewRequest("POST", "/v1/responses", strings.NewReader(respondStream))
-	r.Header.Set("Authorization", "Bearer key")
-	handlerFor(t, speaks(nil, strings.Repeat("x", text))).ServeHTTP(w, r)
+	w := record(handlerFor(t, speaks(nil, strings.Repeat("x", text))), "/v1/responses", respondStream)
 	is.True(w.Body.Len() > 5*text)
 	is.True(w.longest <= 64<<10)
 	said, kinds, last := eventsOfResponse(t, w.Body.String())
 	is.Equal(len(said), text)
 	is.Equal(kinds[len(kinds)-1], "completed")
 	is.Equal(len(textOfResponse(t, encode(t, last["response"]))), text)
-}
-
-type longestWrite struct {
-	*httptest.ResponseRecorder
-	longest int
-}
-
-func (w *longestWrite) Write(p []byte) (int, error) {
-	w.longest = max(w.longest, len(p))
-	return w.ResponseRecorder.Write(p)
 }
 
 // A body takes about three times its bytes before its chat has a slot, whatever is in it.
@@ -231,20 +215,13 @@ func TestMemoryOfBodies(t *testing.T) {
 			ended := make(chan bool)
 			go func() {
 				defer close(ended)
-				record(t, h, ask)
+				record(h, "/v1/chat/completions", ask)
 			}()
 			<-started
 			var before, after runtime.MemStats
-			request := func() *httptest.ResponseRecorder {
-				r := httptest.NewRequest("POST", c.path, strings.NewReader(c.body))
-				r.Header.Set("Authorization", "Bearer key")
-				recorder := httptest.NewRecorder()
-				h.ServeHTTP(recorder, r)
-				return recorder
-			}
-			is.Equal(request().Code, c.status)
+			is.Equal(record(h, c.path, c.body).Code, c.status)
 			runtime.ReadMemStats(&before)
-			request()
+			record(h, c.path, c.body)
 			runtime.ReadMemStats(&after)
 			took := float64(after.TotalAlloc-before.TotalAlloc) / size
 			if took > 9 { // all that was allocated, with what was garbage soon
