@@ -500,6 +500,7 @@ func TestOnLimitRejects(t *testing.T) {
 		"a panic":                      {func(context.Context, Limit) (*Slot, error) { panic("a bug") }, "b: 500", "stack="},
 		"a panic that aborts":          {func(context.Context, Limit) (*Slot, error) { panic(http.ErrAbortHandler) }, "b: aborted", ""},
 		"no room, and nobody may wait": {waitForRoom, "b: 429", "level=INFO"},
+		"exits, as a test double does": {func(context.Context, Limit) (*Slot, error) { runtime.Goexit(); return nil, nil }, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -522,22 +523,6 @@ func TestOnLimitRejects(t *testing.T) {
 			})
 		})
 	}
-}
-
-// If OnLimit ends its goroutine, as a test double does, nothing is lost.
-func TestOnLimitExits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWaiting(t, func(o *Options) {
-			o.MaxChatsPerAccount, o.MaxWaiting = 1, 1
-			o.OnLimit = func(context.Context, Limit) (*Slot, error) { runtime.Goexit(); return nil, nil }
-		})
-		w.chat("acme", "a")
-		w.chat("acme", "b")
-		w.end("a")
-		w.chat("acme", "c")
-		w.has("a, c", "a: 200")
-		w.end("c")
-	})
 }
 
 // There may be room again when OnLimit has returned.

@@ -139,61 +139,59 @@ func TestSlowReaderHoldsNoStoppedEngine(t *testing.T) {
 // stream is aborted. Other clients are not slowed down.
 func TestStreamClientStalls(t *testing.T) {
 	for _, w := range []way{{stream: true}, {stream: true, route: true}} {
-		t.Run(w.path(), func(t *testing.T) { stallStream(t, w) })
-	}
-}
+		t.Run(w.path(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				is := is.New(t)
+				const fragment, read = 1 << 10, 100 << 10
+				var accepted atomic.Int64
+				var log testLog
+				reports, ended := make(chan ChatReport, 2), make(chan struct{})
+				o := testOptions(t, &log)
+				o.Routes = w.routes()
+				o.Engine = engineOf(func(ctx context.Context, req *ChatRequest, yield func(string, error) bool) {
+					if lastContent(req) == "read" {
+						yield(strings.Repeat("x", 1000*fragment), nil)
+						return
+					}
+					for yield(strings.Repeat("x", fragment), nil) {
+						accepted.Add(1)
+					}
+					<-ctx.Done()
+					close(ended)
+				})
+				o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
+				server := serveInMemory(t, New(o))
+				began := time.Now()
+				conn := server.dial() // net.Pipe has no buffer
+				defer conn.Close()
+				r := chatRequest(t, "http://memory", "stall", true)
+				r.URL.Path = w.path()
+				is.NoErr(r.Write(conn))
+				_, err := io.ReadFull(conn, make([]byte, read))
+				is.NoErr(err)
+				synctest.Wait()
+				unread := func() int { return int(accepted.Load())*(fragment+len(data(""))) - read }
+				held := unread()
+				t.Logf("the handler and net/http hold %d bytes", held)
+				is.True(held > 0)
+				is.True(held <= 32<<10) // what is being written, and the queue
 
-func stallStream(t *testing.T, w way) {
-	synctest.Test(t, func(t *testing.T) {
-		is := is.New(t)
-		const fragment, read = 1 << 10, 100 << 10
-		var accepted atomic.Int64
-		var log testLog
-		reports, ended := make(chan ChatReport, 2), make(chan struct{})
-		o := testOptions(t, &log)
-		o.Routes = w.routes()
-		o.Engine = engineOf(func(ctx context.Context, req *ChatRequest, yield func(string, error) bool) {
-			if lastContent(req) == "read" {
-				yield(strings.Repeat("x", 1000*fragment), nil)
-				return
-			}
-			for yield(strings.Repeat("x", fragment), nil) {
-				accepted.Add(1)
-			}
-			<-ctx.Done()
-			close(ended)
+				is.NoErr(doAt(t, server.client(), "http://memory", "POST", w.path(), chatBodyJSON("read", true)).err)
+				is.NoErr((<-reports).Err)
+				is.Equal(time.Since(began), time.Duration(0))
+				is.Equal(unread(), held)
+
+				report := <-reports
+				<-ended
+				is.Equal(report.Status, 200)
+				is.Equal(reasonsIn(report.Err), []error{ErrClientStalled})
+				is.Equal(report.Duration, DefaultWriteTimeout+time.Second)
+				_, err = io.Copy(io.Discard, conn)
+				is.NoErr(err) // the connection was closed
+				is.Equal(log.String(), "")
+			})
 		})
-		o.OnChat = func(_ context.Context, r ChatReport) { reports <- r }
-		server := serveInMemory(t, New(o))
-		began := time.Now()
-		conn := server.dial() // net.Pipe has no buffer
-		defer conn.Close()
-		r := chatRequest(t, "http://memory", "stall", true)
-		r.URL.Path = w.path()
-		is.NoErr(r.Write(conn))
-		_, err := io.ReadFull(conn, make([]byte, read))
-		is.NoErr(err)
-		synctest.Wait()
-		unread := func() int { return int(accepted.Load())*(fragment+len(data(""))) - read }
-		held := unread()
-		t.Logf("the handler and net/http hold %d bytes", held)
-		is.True(held > 0)
-		is.True(held <= 32<<10) // what is being written, and the queue
-
-		is.NoErr(doAt(t, server.client(), "http://memory", "POST", w.path(), chatBodyJSON("read", true)).err)
-		is.NoErr((<-reports).Err)
-		is.Equal(time.Since(began), time.Duration(0))
-		is.Equal(unread(), held)
-
-		report := <-reports
-		<-ended
-		is.Equal(report.Status, 200)
-		is.Equal(reasonsIn(report.Err), []error{ErrClientStalled})
-		is.Equal(report.Duration, DefaultWriteTimeout+time.Second)
-		_, err = io.Copy(io.Discard, conn)
-		is.NoErr(err) // the connection was closed
-		is.Equal(log.String(), "")
-	})
+	}
 }
 
 // A slow client that keeps reading gets everything: WriteTimeout is for one write.

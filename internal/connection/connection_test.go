@@ -337,23 +337,6 @@ func TestExtendDeadlineForReturn(t *testing.T) {
 	})
 }
 
-// After EndReading, net/http reads no more of a body, and closes the connection after the
-// response.
-func TestEndReading(t *testing.T) {
-	is := is.New(t)
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var c Connection
-		c.Init(w, false, time.Minute)
-		c.EndReading()
-		_ = c.Write(0, write("ok"))
-	}))
-	defer server.Close()
-	res, err := http.Post(server.URL, "text/plain", strings.NewReader(strings.Repeat("x", 1<<20)))
-	is.NoErr(err)
-	defer res.Body.Close()
-	is.True(res.Close)
-}
-
 // A panic of the writer is no failure of the response.
 func TestEndReadingPanics(t *testing.T) {
 	inBubble(t, false, func(is *is.I, w *writer, c *Connection) {

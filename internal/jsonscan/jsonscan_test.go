@@ -191,30 +191,6 @@ func TestRandomTokens(t *testing.T) {
 	}
 }
 
-func TestValues(t *testing.T) {
-	for text, want := range map[string]jsonscan.Value{
-		`null`:                    {Kind: jsonscan.Null},
-		`true`:                    {Kind: jsonscan.Boolean, Text: "true"},
-		`false`:                   {Kind: jsonscan.Boolean, Text: "false"},
-		`-0`:                      {Kind: jsonscan.Integer, Text: "-0"},
-		`123456789012345678901`:   {Kind: jsonscan.Integer, Text: "123456789012345678901"},
-		`0.0`:                     {Kind: jsonscan.Number, Text: "0.0"},
-		`1E2`:                     {Kind: jsonscan.Number, Text: "1E2"},
-		`"a\u0000\"\ud83d\ude00"`: {Kind: jsonscan.Text, Text: "a\x00\"😀"},
-		`"\ud83d!\ude00"`:         {Kind: jsonscan.Text, Text: "\uFFFD!\uFFFD"},
-		`["a",{"b":1}]`:           {Kind: jsonscan.List},
-		`{"a":["b",1]}`:           {Kind: jsonscan.Object},
-		"\uFEFF\r\n\t 1\r\n\t ":   {Kind: jsonscan.Integer, Text: "1"},
-	} {
-		t.Run(text, func(t *testing.T) {
-			is := is.New(t)
-			got, err := read(text)
-			is.Equal(err, nil)
-			is.Equal(got, want)
-		})
-	}
-}
-
 func TestSyntaxErrors(t *testing.T) {
 	deep := strings.Repeat("[", jsonscan.MaxDepth+1)
 	for text, want := range map[string]struct {
