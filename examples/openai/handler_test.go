@@ -99,23 +99,6 @@ func complete(t *testing.T, url, body string) (*http.Response, string, error) {
 	return call(t, "POST", url+"/v1/chat/completions", body)
 }
 
-// normalize replaces what differs in each response.
-func normalize(t *testing.T, answer string) string {
-	t.Helper()
-	var first struct {
-		ID      string
-		Created int64
-	}
-	start := strings.IndexByte(answer, '{')
-	if err := json.NewDecoder(strings.NewReader(answer[start:])).Decode(&first); err != nil {
-		t.Fatalf("%q: %v", answer, err)
-	}
-	if !strings.HasPrefix(first.ID, "chatcmpl-") || time.Since(time.Unix(first.Created, 0)).Abs() > time.Minute {
-		t.Fatalf("id %q, created %d", first.ID, first.Created)
-	}
-	return strings.NewReplacer(first.ID, "ID", fmt.Sprint(first.Created), "0").Replace(answer)
-}
-
 const (
 	ask       = `{"model":"helper","messages":[{"role":"user","content":"Hi"}]}`
 	askStream = `{"model":"helper","messages":[{"role":"user","content":"Hi"}],"stream":true}`
@@ -230,67 +213,6 @@ func TestManyModels(t *testing.T) {
 	store.Replace()
 	_, answer, _ = call(t, "GET", url+"/v1/models", "")
 	is.Equal(answer, `{"object":"list","data":[]}`)
-}
-
-func TestCompletion(t *testing.T) {
-	const start = `{"id":"ID","object":"chat.completion","created":0,"model":"helper","choices":[{"index":0,"message":{"role":"assistant","content":"`
-	for name, c := range map[string]struct {
-		engine botapi.ChatEngine
-		want   string
-	}{
-		"text":       {speaks(nil, "Pretty ", "Polly"), start + `Pretty Polly","refusal":null},"logprobs":null,"finish_reason":"stop"}]}`},
-		"nothing":    {speaks(nil), start + `","refusal":null},"logprobs":null,"finish_reason":"stop"}]}`},
-		"one letter": {speaks(nil, "a"), start + `a","refusal":null},"logprobs":null,"finish_reason":"stop"}]}`},
-		"counted": {counts(openai.Tokens{Prompt: 9, Completion: 7}, "length", "Hi"),
-			start + `Hi","refusal":null},"logprobs":null,"finish_reason":"length"}],"usage":{"prompt_tokens":9,"completion_tokens":7,"total_tokens":16}}`},
-		"an unknown reason": {counts(openai.Tokens{}, "eos_token", "Hi"),
-			start + `Hi","refusal":null},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":0,"completion_tokens":0,"total_tokens":0}}`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			is := is.New(t)
-			response, answer, err := complete(t, serveHandler(t, c.engine), ask)
-			is.NoErr(err)
-			is.Equal(response.StatusCode, http.StatusOK)
-			is.Equal(response.Header.Get("Content-Type"), "application/json")
-			is.Equal(response.ContentLength, int64(len(answer)))
-			is.Equal(normalize(t, answer), c.want)
-		})
-	}
-}
-
-func TestStreamOfChunks(t *testing.T) {
-	const (
-		start = `data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"helper","choices":[`
-		last  = start + `{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}]}` + "\n\n"
-		done  = "data: [DONE]\n\n"
-	)
-	chunk := func(delta string) string {
-		return start + `{"index":0,"delta":` + delta + `,"logprobs":null,"finish_reason":null}]}` + "\n\n"
-	}
-	noUsage := func(s string) string { return strings.ReplaceAll(s, `}]}`, `}],"usage":null}`) }
-	for name, c := range map[string]struct {
-		engine botapi.ChatEngine
-		body   string
-		want   string
-	}{
-		"text":    {speaks(nil, "Polly"), askStream, chunk(`{"role":"assistant","content":"Polly"}`) + last + done},
-		"nothing": {speaks(nil), askStream, strings.Replace(last, `{}`, `{"role":"assistant","content":""}`, 1) + done},
-		"counted, but not requested": {counts(openai.Tokens{Prompt: 9, Completion: 7}, "", "Hi"), askStream,
-			chunk(`{"role":"assistant","content":"Hi"}`) + last + done},
-		"counted": {counts(openai.Tokens{Prompt: 9, Completion: 7}, "", "Hi"), askStream[:len(askStream)-1] + `,"stream_options":{"include_usage":true}}`,
-			noUsage(chunk(`{"role":"assistant","content":"Hi"}`)+last) + start + `],"usage":{"prompt_tokens":9,"completion_tokens":7,"total_tokens":16}}` + "\n\n" + done},
-		"requested, but not counted": {speaks(nil, "Hi"), askStream[:len(askStream)-1] + `,"stream_options":{"include_usage":true}}`,
-			noUsage(chunk(`{"role":"assistant","content":"Hi"}`)+last) + done},
-	} {
-		t.Run(name, func(t *testing.T) {
-			is := is.New(t)
-			response, answer, err := complete(t, serveHandler(t, c.engine), c.body)
-			is.NoErr(err)
-			is.Equal(response.StatusCode, http.StatusOK)
-			is.Equal(response.Header.Get("Content-Type"), "text/event-stream")
-			is.Equal(normalize(t, answer), c.want)
-		})
-	}
 }
 
 // textOfChunks parses a stream line by line, as clients do.

@@ -10,9 +10,11 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"example.com/botapi"
 	"example.com/botapi/examples/openai"
@@ -31,7 +33,7 @@ var updateWire = flag.Bool("update", false, "rewrite the responses in testdata/w
 func TestWire(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("testdata/wire/*.txt")
-	if err != nil || len(files) < 8 {
+	if err != nil || len(files) < 14 {
 		t.Fatalf("only %d conversations: %v", len(files), err)
 	}
 	for _, file := range files {
@@ -71,8 +73,14 @@ func playWire(t *testing.T, request string, steps []string) string {
 	if !strings.HasSuffix(text, "\n") {
 		text += "\n"
 	}
+	created := regexp.MustCompile(`("created(?:_at)?":)(\d{10})`)
+	for _, found := range created.FindAllStringSubmatch(text, -1) {
+		seconds, err := strconv.ParseInt(found[2], 10, 64)
+		is.NoErr(err)
+		is.True(time.Since(time.Unix(seconds, 0)).Abs() < time.Minute)
+	}
 	text = regexp.MustCompile(`"(chatcmpl-|resp_|msg_)[A-Z2-7]{26}"`).ReplaceAllString(text, `"${1}ID"`)
-	return regexp.MustCompile(`("created(_at)?":)\d{10}`).ReplaceAllString(text, `${1}1760000000`)
+	return created.ReplaceAllString(text, `${1}1760000000`)
 }
 
 // playSteps is an engine: each step yields a fragment, counts tokens, ends the answer
