@@ -141,27 +141,6 @@ func (end engineEnd) engine() ChatEngine {
 	return engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) { end(ctx, yield) })
 }
 
-// A heldEngine yields "ok" in each chat once it is released, at the latest when the
-// test ends. It ignores cancellation.
-type heldEngine struct {
-	release    chan struct{}
-	releaseAll func()
-}
-
-func newHeldEngine(t testing.TB) *heldEngine {
-	release := make(chan struct{})
-	e := &heldEngine{release, sync.OnceFunc(func() { close(release) })}
-	t.Cleanup(e.releaseAll)
-	return e
-}
-
-func (e *heldEngine) Chat(context.Context, *ChatRequest) iter.Seq2[string, error] {
-	return func(yield func(string, error) bool) {
-		<-e.release
-		yield("ok", nil)
-	}
-}
-
 // fakeStore is a BotStore made of functions. A nil function must not be called.
 type fakeStore struct {
 	bots   func(context.Context) ([]Bot, error)

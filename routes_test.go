@@ -97,10 +97,11 @@ func TestChecksInOrder(t *testing.T) {
 		is := is.New(t)
 		o := testOptions(t, t.Output())
 		calls := countKeys(&o)
-		o.MaxBodyBytes, o.MaxConcurrentChats, o.Engine = 100, 1, newHeldEngine(t)
+		o.MaxBodyBytes, o.MaxConcurrentChats, o.Engine = 100, 1, sleepsFor(time.Hour).engine()
 		h := New(o)
 		go postChat(h, good)
-		synctest.Wait() // it has the slot
+		defer time.Sleep(2 * time.Hour) // for its engine
+		synctest.Wait()                 // it has the slot
 		for _, c := range []struct {
 			method, path, key, body string
 			status, calls           int

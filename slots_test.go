@@ -646,12 +646,16 @@ func TestWaitingOverTheWire(t *testing.T) {
 		for _, stream := range []bool{false, true} {
 			t.Run(fmt.Sprint(protocol, ", stream ", stream), func(t *testing.T) {
 				is := is.New(t)
-				engine, reports := newHeldEngine(t), make(chan RequestReport, 10)
+				reports, finish := make(chan RequestReport, 10), make(chan struct{})
 				begun, waiting := make(chan struct{}, 10), make(chan struct{}, 10)
 				o := testOptions(t, t.Output())
-				o.Engine = ChatEngineFunc(func(ctx context.Context, req *ChatRequest) iter.Seq2[string, error] {
+				o.Engine = engineOf(func(ctx context.Context, _ *ChatRequest, yield func(string, error) bool) {
 					begun <- struct{}{}
-					return engine.Chat(ctx, req)
+					select {
+					case <-finish:
+						yield("ok", nil)
+					case <-ctx.Done():
+					}
 				})
 				o.MaxConcurrentChats, o.MaxWaiting, o.MaxWait = 1, 1, time.Hour
 				o.OnLimit = func(context.Context, Limit) (*Slot, error) { waiting <- struct{}{}; return nil, nil }
@@ -681,7 +685,7 @@ func TestWaitingOverTheWire(t *testing.T) {
 				is.Equal(report.Status, 0)
 				chat(t.Context())
 				received(t, waiting, "the third chat to reach the limit")
-				engine.releaseAll()
+				close(finish)
 				for range 2 {
 					got := received(t, responses, "an answer")
 					is.NoErr(got.err)
