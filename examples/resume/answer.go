@@ -27,9 +27,9 @@ import (
 // An answer ends here once (endedAt). It is settled when its state in the store is final: the
 // store has said so, or keep has given the store up, perhaps while the answer still runs.
 // Readers learn of the end when it has ended and is settled, so that a client that comes back,
-// or stops the answer, finds the same; or Wait after the end, even if it is not settled. The
-// error may then still change once, for the other readers: from none to ErrStopped, if the store
-// accepted a stop before it knew of the end.
+// or stops the answer, finds the same; or Wait after the end, even if it is not settled. After a
+// complete end, the error may still change once, to ErrStopped, if the store had accepted a stop
+// first: for the readers of this process that have not been told of the end.
 //
 // While the store takes fragments (stored is Running), the engine waits for the store only;
 // afterwards, for the readers.
@@ -59,7 +59,7 @@ type state struct {
 	err      error         // why it is incomplete, once it has ended
 	returned bool          // the engine has returned
 	attended bool          // it has readers; load sets it
-	changed  chan struct{} // closed, and replaced, on each change; for readers
+	changed  chan struct{} // closed, and replaced, on each change; for readers and, while stored is Running, for keep
 }
 
 func (s state) hasEnded() bool { return !s.endedAt.IsZero() }

@@ -120,11 +120,11 @@ type Engine struct {
 	rules   Settings
 	badKey  error
 	models  counter[string] // that run for chats with a key, by owner, also for those that are not kept
-	loans   counter[name]   // of slots
+	loans   counter[name]   // of botapi's slots, by OnLimit
 
 	mu      sync.Mutex
 	answers map[string]*answer      // those in progress in this process, by id
-	slots   map[name][]*botapi.Slot // of chats and models with a key; one for each of them
+	slots   map[name][]*botapi.Slot // botapi's, of chats and models with a key: one for each, perhaps the same
 	closed  bool
 	running sync.WaitGroup // all that Close waits for
 }
@@ -195,13 +195,13 @@ func (e *Engine) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[st
 			yield("", err)
 			return
 		}
-		giveUp, rejected := loanOf(ctx)
+		giveUp, ifNone := loanOf(ctx)
 		defer giveUp()
-		if rejected == nil && e.options.Admit != nil {
-			rejected = e.options.Admit(ctx, req)
+		if ifNone == nil && e.options.Admit != nil {
+			ifNone = e.options.Admit(ctx, req)
 		}
-		c := Claim{Ref: Ref{Owner: e.options.Owner(ctx), Key: key}, Body: fingerprint(req), Join: rejected != nil}
-		e.answer(ctx, c, req, rejected, yield)
+		c := Claim{Ref: Ref{Owner: e.options.Owner(ctx), Key: key}, Body: fingerprint(req), Join: ifNone != nil}
+		e.answer(ctx, c, req, ifNone, yield)
 	}
 }
 
@@ -304,7 +304,8 @@ func (e *Engine) begin(a *answer, goroutines ...func()) bool {
 	return true
 }
 
-// takeBack undoes a claim. A request may wait for it.
+// takeBack undoes a claim that has started an answer; the slot of one that has joined expires. A
+// request may wait for it.
 func (e *Engine) takeBack(r Ref) {
 	ctx, cancel := context.WithTimeout(context.Background(), e.rules.Wait)
 	defer cancel()
@@ -416,7 +417,7 @@ func (e *Engine) playUnkept(ctx context.Context, r *Report, yield func(string, e
 
 func (e *Engine) reportWhenDone(ctx context.Context, r *Report) {
 	<-ctx.Done()
-	if cause := context.Cause(ctx); cause != context.Canceled { // which botapi has for a complete chat: then only the answer was not read to its end
+	if cause := context.Cause(ctx); cause != context.Canceled { // not ErrClientLeft: botapi is content with the chat, which has only not read to the end
 		r.Err = cause
 	}
 	e.report(ctx, r)

@@ -65,7 +65,7 @@ func (k *keeper) tell(s state) (stored State, have int, err error) {
 	k.unattended = added.Unattended
 	switch {
 	case added.State == Running && (s.stored != Running || added.Have < s.first):
-		_, err := store.End(ctx, k.Ref, forgotten, Ending{}) // what it lacks is not here any more: nobody may join it
+		_, err := store.End(ctx, k.Ref, forgotten, Ending{}) // a store that was given up is back, or lacks what was trimmed here: nobody may join it
 		return Lost, 0, err
 	case added.State.isFinal() || s.stored.isFinal() || !s.hasEnded():
 		return added.State, added.Have, nil

@@ -33,7 +33,7 @@ type record struct {
 	born       time.Time
 	joins      int64
 	readers    leases
-	unattended time.Time // when its last reader left; zero if it has readers
+	unattended time.Time // when an Add first found nobody that follows it; zero if somebody has since
 	until      time.Time // when it is forgotten
 	timer      *time.Timer
 }
@@ -99,9 +99,9 @@ func (m *Memory) start(c Claim) Claimed {
 	}
 	a := &record{Ref: c.Ref, body: c.Body, state: Running, born: time.Now(), readers: make(leases)}
 	m.names[a.name()], m.ids[a.ID] = a, a
-	m.expire(a, m.settings.Lease)
+	m.forgetAfter(a, m.settings.Lease)
 	m.count(a, LeastRunning)
-	m.renew(a.Ref)
+	m.renewModel(a.Ref)
 	return Claimed{Started, a.ID}
 }
 
@@ -125,8 +125,8 @@ func (m *Memory) attend(a *record, reader string) {
 	a.unattended = time.Time{}
 }
 
-// renew gives a model its slot, or renews that.
-func (m *Memory) renew(a Ref) {
+// renewModel gives a model its slot, or renews that.
+func (m *Memory) renewModel(a Ref) {
 	until := time.Now().Add(m.settings.Lease)
 	m.running[a.ID], m.owner(a.Owner).running[a.ID] = until, until
 }
@@ -135,7 +135,7 @@ func (m *Memory) renew(a Ref) {
 func (m *Memory) Add(_ context.Context, r Ref, from int, texts []string, attended bool) (Added, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.renew(r)
+	m.renewModel(r)
 	a := m.ids[r.ID]
 	switch {
 	case a == nil:
@@ -143,7 +143,7 @@ func (m *Memory) Add(_ context.Context, r Ref, from int, texts []string, attende
 	case a.state.isFinal():
 		return Added{State: a.state}, nil
 	}
-	m.expire(a, m.settings.Lease)
+	m.forgetAfter(a, m.settings.Lease)
 	if have := len(a.texts); a.state == Running && from <= have && from+len(texts) > have {
 		m.append(a, texts[have-from:])
 	}
@@ -193,15 +193,15 @@ func (m *Memory) End(_ context.Context, r Ref, fragments int, e Ending) (State, 
 		return Lost, nil
 	case a.state == Outgrown:
 		m.free(a)
-		m.expire(a, m.settings.Lease)
+		m.forgetAfter(a, m.settings.Lease)
 		return Lost, nil // its state stays Outgrown, for its present readers
 	case e.Status == 0:
 		a.state = Complete
-		m.expire(a, m.settings.Keep)
+		m.forgetAfter(a, m.settings.Keep)
 	default:
 		m.free(a)
 		a.state, a.ending = Failed, e
-		m.expire(a, m.settings.Lease)
+		m.forgetAfter(a, m.settings.Lease)
 	}
 	m.count(a, AnswerOverhead+a.held)
 	return a.state, nil
@@ -218,7 +218,7 @@ func (m *Memory) Stop(_ context.Context, owner, key string) (found bool, err err
 	if !a.state.isFinal() {
 		a.state, a.texts = Stopped, nil
 		m.count(a, AnswerOverhead)
-		m.expire(a, m.settings.Keep)
+		m.forgetAfter(a, m.settings.Keep)
 		m.Tell(a.ID)
 	}
 	return true, nil
@@ -236,7 +236,7 @@ func (m *Memory) Read(_ context.Context, r Ref, reader string, from int) (Part, 
 		m.attend(a, reader)
 	}
 	if a.state != Running && time.Until(a.until) < m.settings.Lease { // it stays while it is read
-		m.expire(a, m.settings.Lease)
+		m.forgetAfter(a, m.settings.Lease)
 	}
 	texts := a.texts[min(from, len(a.texts)):]
 	if len(texts) > PartFragments {
@@ -305,8 +305,8 @@ func (m *Memory) free(a *record) {
 	}
 }
 
-// expire sets when an answer is forgotten.
-func (m *Memory) expire(a *record, after time.Duration) {
+// forgetAfter sets when an answer is forgotten.
+func (m *Memory) forgetAfter(a *record, after time.Duration) {
 	a.until = time.Now().Add(after)
 	if a.timer != nil {
 		a.timer.Reset(after)

@@ -100,7 +100,7 @@ func (r *reader) readHere() (p progress, ok bool) {
 	if r.next < a.first {
 		return progress{}, false
 	}
-	// For the end, a store that does not respond is not waited for.
+	// For the end, a store that does not respond is waited for no longer than Wait.
 	isOver := a.hasEnded() && (a.stored.isFinal() || time.Since(a.endedAt) >= r.engine.rules.Wait)
 	return progress{a.texts[r.next-a.first:], isOver, a.err, a.changed}, true
 }

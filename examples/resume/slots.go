@@ -21,10 +21,10 @@ type loan struct {
 
 type loanKey struct{}
 
-// loanOf returns what ends the loan of a chat, and the limit that the chat has passed with
-// it: it may join an answer, and start none. (The handler has a slot of its own for the chat
+// loanOf returns what ends the loan of a chat, and the response if there is no answer to join:
+// a chat with a slot that was lent may start none. (The handler has a slot of its own for the chat
 // if the one that was lent became free meanwhile.)
-func loanOf(ctx context.Context) (giveUp func(), limit error) {
+func loanOf(ctx context.Context) (giveUp func(), ifNone error) {
 	r := botapi.RequestFrom(ctx)
 	l, isLent := r.Value(loanKey{}).(loan)
 	switch {

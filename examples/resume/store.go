@@ -14,10 +14,10 @@ import (
 // Settings are the rules of a store. A zero value means the default.
 type Settings struct {
 	Abandon time.Duration // after how long without a reader a running answer is abandoned; 1 minute
-	Keep    time.Duration // how long a complete or stopped answer is remembered; 2 minutes
+	Keep    time.Duration // how long a complete or stopped answer is remembered; 2 minutes; not shorter than Lease, in which slow readers renew it
 
-	// Running and RunningPerOwner are how many answers may run concurrently: 1,000
-	// and 100. An answer runs until its model has returned.
+	// Running and RunningPerOwner are how many models may run concurrently, also those whose
+	// answers have ended: 1,000 and 100.
 	Running, RunningPerOwner int64
 
 	// Readers and ReadersPerOwner are how many requests may concurrently follow one answer,
@@ -66,7 +66,7 @@ func (s Settings) Completed() Settings {
 //
 // The store decides in which state an answer is, for all processes. Claim makes it Running;
 // Add makes it Outgrown, or Lost if nobody has followed it for Abandon; Stop makes it Stopped,
-// and End Complete or Failed. Nothing changes one that is Complete, Failed or Stopped. A store
+// and End Complete or Failed, or forgets it: then it is Lost. Nothing changes one that is Complete, Failed or Stopped. A store
 // may lose an answer at any time, but never a part of one: it is Lost then. Only the process
 // that runs an answer calls Add and End for it, one call at a time.
 //
@@ -88,26 +88,28 @@ type Store interface {
 
 	// Add renews the slot of the model, also that of an answer which is over or unknown: it is
 	// called until the engine has returned. To a Running answer it adds the fragments from a
-	// number on; those that the store has already are not added again. Of a Running or an
+	// number on, but those that it has already. If they do not all fit, it adds none of them, and
+	// the answer is Outgrown; nor if it lacks some before that number. Of a Running or an
 	// Outgrown one it renews the lease. attended says that somebody follows the answer in the
 	// process that runs it. It is called ten times a second while a model writes, immediately
 	// when much text waits, and three times a Lease while the model is silent.
 	Add(ctx context.Context, a Ref, from int, texts []string, attended bool) (Added, error)
 
-	// End ends a running answer of which the engine has said this number of fragments, and
-	// returns its state for those who come later. A complete answer of which the store has
-	// another number is forgotten, and Lost. One that has outgrown its room loses its key, and
-	// is Lost; for its present readers, it stays Outgrown for a Lease, as one that has Failed
-	// stays with its text. With -1 fragments, which no answer has, the store forgets it.
+	// End ends an answer, and returns its state for those who come later. A Running one that
+	// ends complete, but of which the store has another number of fragments than this, is
+	// forgotten: Lost. One that has Failed stays with its text for a Lease. An Outgrown one loses
+	// its key, and End returns Lost, which is final for the caller; Add and Read still find it
+	// Outgrown, until a Lease after the last of them. With -1 fragments, which no answer has, the
+	// store forgets one that is not final.
 	End(ctx context.Context, a Ref, fragments int, e Ending) (State, error)
 
-	// Stop ends the running answer of a key in the state Stopped, and does not
-	// change one that is over. It reports whether the key has an answer.
+	// Stop makes the Running or Outgrown answer of a key Stopped, and drops its text. It does
+	// not change a final one. It reports whether the key has an answer.
 	Stop(ctx context.Context, owner, key string) (found bool, err error)
 
 	// Read returns fragments from a number on, without waiting for any, and renews the slot of
 	// a reader, by the ID of its Claim; an empty one has none. Whoever has a slot follows the
-	// answer: it is not abandoned. An answer that is over stays for another Lease at least. Read
+	// answer: it is not abandoned. An answer that is not Running stays for another Lease at least. Read
 	// is called ten times a second for a reader of another process, by a reader of the process
 	// that runs the answer if it is behind, and, with a number beyond all fragments, to renew.
 	Read(ctx context.Context, a Ref, reader string, from int) (Part, error)
@@ -121,8 +123,9 @@ type Store interface {
 	Watch(f func(id string))
 }
 
-// A Ref is one answer: whose it is, under which key, and an ID that no other
-// answer has, since a key may have several answers one after the other.
+// A Ref is one answer: whose it is, under which key, and an ID that no other answer has, since
+// a key may have several answers one after the other. (In a Claim, the ID is that of the claim,
+// and so of the slot that it takes: an answer that it starts has the same.)
 type Ref struct{ Owner, Key, ID string }
 
 // A name is what all answers of a key have in common.
@@ -135,7 +138,7 @@ const forgotten = -1
 
 // A Claim asks for the answer of a key.
 type Claim struct {
-	Ref           // with a new ID: that of the answer if it is started, otherwise that of the reader's slot
+	Ref           // with a new ID
 	Body   string // distinguishes what was asked, in any bytes; empty for whatever was asked
 	Join   bool   // only join
 	Limits Limits // of the owner
@@ -184,7 +187,7 @@ const (
 type Added struct {
 	State      State
 	Have       int           // fragments
-	Unattended time.Duration // how long nobody has followed it
+	Unattended time.Duration // since an Add has found that nobody follows it
 }
 
 // A Part is some fragments of an answer, and its state once there are no more.
@@ -203,7 +206,8 @@ const (
 	// the least that a running one counts as.
 	AnswerOverhead, LeastRunning = 1000, 16 << 10
 
-	// JoinBurst is how often an answer may be joined at first; after that, once a second.
+	// JoinBurst is how often an answer may be joined in all, and once more for each second
+	// that it is old.
 	JoinBurst = 20
 )
 
