@@ -222,22 +222,22 @@ func (x *exchange) reply(r Reply) *ending {
 	return nil
 }
 
-// setHead commits a response that is no stream, and sets its header, except for what is the
-// handler's.
+// setHead commits a response that is no stream, and copies its header, except for what is not
+// the application's to choose.
 func (x *exchange) setHead(to, header http.Header, status, length int) {
 	x.request.commit(to, status)
-	hasType := length == 0
+	needsType := length > 0
 	for name, values := range header {
 		name = http.CanonicalHeaderKey(name)
 		switch {
 		case name == "X-Request-Id", name == "Content-Length", isHopByHop(name):
 			continue
 		case name == "Content-Type":
-			hasType = hasType || len(values) > 0
+			needsType = needsType && len(values) == 0
 		}
 		to[name] = slices.Clip(values) // middleware may append to it
 	}
-	if !hasType {
+	if needsType {
 		to["Content-Type"] = []string{"application/json"}
 	}
 	if hasBody(status) {

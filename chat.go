@@ -93,7 +93,7 @@ func (x *exchange) play(asked *Chat) *ending {
 		asked.Request.Bot = bot
 	}
 	requestDone := x.r.Context().Done() // asked before there is a slot: an application's context may panic
-	x.conn.SetReadDeadline(time.Time{}) // the server's: on HTTP/2, the end of the body does not clear it
+	x.conn.SetReadDeadline(time.Time{}) // clears the server's: on HTTP/2, the end of the body does not
 	if end := x.readRestOfBody(); end != nil {
 		return end
 	}
@@ -218,9 +218,9 @@ type answer interface {
 	complete(ctx context.Context) *ending
 
 	// sendError sends what is left of an incomplete answer and, if f is not nil, the error:
-	// all of it before the deadline. It is called at most once, perhaps after a complete
-	// that has failed. failed is a new failure of the format or of a write; nil if it was sent, or
-	// not tried, since a write has failed before, the deadline has passed, or it is no stream.
+	// all of it before the deadline. It is called at most once. failed is a new failure of the
+	// format or of a write; nil if it was sent, or not tried, since one of them has failed before
+	// (as in complete), the deadline has passed, or it is no stream.
 	sendError(f *Failure, deadline time.Duration) (sent bool, failed *ending)
 
 	// drop lets go of what was not sent. figures is what was handed to the connection, also

@@ -612,7 +612,7 @@ type ending struct {
 	list             []byte            // their JSON; nil unless it is a 422 with a list
 	err              error             // what the application gets: in reports, as context.Cause, in a Failure
 	text             string            // what is logged
-	saysMore         bool              // text, as of a StatusError with an Err, says more than the response
+	hasCause         bool              // the response was chosen, and text has a cause beside it, for the log
 	stack            []byte            // of a panic; logged, too
 	mayComeOfContext bool              // if the request's context has ended, that is the cause (realEnding)
 }
@@ -703,7 +703,7 @@ func classify(kind endingKind, err error) (end *ending) {
 	}
 	switch {
 	case isChosen:
-		end.response, end.saysMore = chosen.sendable()
+		end.response, end.hasCause = chosen.sendable()
 	case errors.Is(err, http.ErrAbortHandler):
 		end.kind = kindAborted
 	case kind == kindCancelled && isCanceled && !isDeadline:
@@ -741,7 +741,7 @@ func knownEnding(err error) *ending {
 
 // setCancelled sets the response, and an error that has the cause and what it led to.
 func (e *ending) setCancelled(response StatusError, cause error) {
-	e.response, e.saysMore = response, true
+	e.response, e.hasCause = response, true
 	response.Err = cause
 	e.err, e.text = hideReasons(response), response.Error()
 }
@@ -804,9 +804,9 @@ func (e *ending) failure() Failure {
 	return Failure{e.response.Status, detail, e.response.RetryAfter, e.problems, e.err}
 }
 
-// isLimit reports whether the response says all of it: a limit was reached.
+// isLimit reports whether a limit was reached, and nothing else is to be said.
 func (e *ending) isLimit() bool {
-	return !e.saysMore && (e.response.RetryAfter > 0 || e.response.Status == http.StatusRequestEntityTooLarge)
+	return !e.hasCause && (e.response.RetryAfter > 0 || e.response.Status == http.StatusRequestEntityTooLarge)
 }
 
 // level says how an ending is logged, if at all. aborts is whether the connection is aborted:
@@ -822,18 +822,18 @@ func (e *ending) level(aborts bool) (level slog.Level, logged bool) {
 	case e.response.Status >= 500:
 		return slog.LevelError, true
 	}
-	return slog.LevelInfo, aborts || e.saysMore
+	return slog.LevelInfo, aborts || e.hasCause
 }
 
-// sendable returns e with a text and an error status, and without its Err. saysMore is
+// sendable returns e with a text and an error status, and without its Err. hasCause is
 // whether that says more than the response.
-func (e StatusError) sendable() (response StatusError, saysMore bool) {
+func (e StatusError) sendable() (response StatusError, hasCause bool) {
 	if e.Status < 400 || e.Status > 599 {
 		return errInternal, false
 	}
-	saysMore = e.Err != nil && !errors.Is(e.Err, ErrInvalidKey) && !errors.Is(e.Err, ErrBotNotFound)
+	hasCause = e.Err != nil && !errors.Is(e.Err, ErrInvalidKey) && !errors.Is(e.Err, ErrBotNotFound)
 	e.Detail, e.Err = cmp.Or(e.Detail, http.StatusText(e.Status)), nil
-	return e, saysMore
+	return e, hasCause
 }
 
 // writeError sends the error response of an ending, or aborts the connection. Nothing else

@@ -148,7 +148,7 @@ type stream struct {
 
 	// Guarded by mu. Once close has returned, owned by the handler's goroutine: a late fragment
 	// or timer finds closed set, and changes nothing.
-	closed         bool          // no more fragments are accepted
+	closed         bool          // no more fragments are accepted, nor does the token's holder write more of the queue
 	queue          *textQueue    // fragments that nobody has begun to format; nil if there are none
 	queued         int           // the weight of the text, in queue and formatting, that is not formatted yet
 	wrote          time.Duration // when the last write ended; at first, the request's start
@@ -293,7 +293,7 @@ func (s *stream) writeBatch(add func(*stream, *batch) error) {
 	b, failed := newBatch(), goroutineEnded // unless formatAndWrite returns
 	defer func() {
 		if failed != nil {
-			s.closed, s.failed = true, failed // failed already, unless the ResponseWriter has ended the goroutine
+			s.closed, s.failed = true, failed // s.failed is set already, unless the ResponseWriter has ended the goroutine
 			s.chat.stop(failed)
 		} else {
 			b.free()

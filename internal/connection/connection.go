@@ -134,8 +134,7 @@ func (c *Connection) writeChunk(chunk []byte, last bool) (hasGot bool) {
 	return failed == nil || flushing && c.http2
 }
 
-// Flush sends what the writer has buffered of a stream. It is called within a Write. It may
-// return the error of an earlier one.
+// Flush sends what the writer has buffered of a stream. It is called within a Write.
 func (c *Connection) Flush() error {
 	err := c.control.Flush()
 	c.flushed = err == nil
