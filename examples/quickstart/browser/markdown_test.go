@@ -219,6 +219,42 @@ func TestWordsOfTables(t *testing.T) {
 	}
 }
 
+// TestPartsOfATable checks that the parts of a long table share the widths of their
+// columns, fit into a wide window, and scroll together on a phone.
+func TestPartsOfATable(t *testing.T) {
+	table := "| field | type | default | meaning |\n|---|---|---|---|\n" + strings.Repeat("| `MaxWaiting` | `time.Duration` | none | what a chat waits for, "+strings.Repeat("and ", 20)+"|\n", 30)
+	for _, width := range []int64{1280, 390} {
+		t.Run(fmt.Sprint(width), func(t *testing.T) {
+			is := is.New(t)
+			tab := newTab(t)
+			tab.do(chromedp.EmulateViewport(width, 800))
+			tab.open(startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(echo)}, nil).URL + "/#key=" + key + "&bot=bo")
+			tab.see(".beginning")
+			tab.click("#message")
+			tab.say(strings.TrimSpace(table))
+			tab.waitForAnswer()
+			parts := `[...document.querySelectorAll(".message:last-child .table")]`
+			is.True(evaluate[int](tab, parts+".length") > 1)
+			widths := `[...new Set(` + parts + `.map((part) => [...part.querySelector("tr").cells].map(({ offsetWidth }) => offsetWidth).join()))]`
+			is.Equal(len(evaluate[[]string](tab, widths)), 1)
+			is.Equal(evaluate[bool](tab, parts+`.every((part) => part.scrollWidth === part.clientWidth)`), width == 1280)
+			if width == 390 {
+				evaluate[any](tab, parts+`.at(-1).scrollLeft = 50; null`)
+				tab.wait(parts + `.every(({ scrollLeft }) => scrollLeft === 50)`)
+			}
+			before := evaluate[[]string](tab, widths) // the same as when all of it is shown in one step
+			address := evaluate[string](tab, `document.querySelector(".conversation-item a").hash`)
+			tab.newChat()
+			tab.do(chromedp.Reload())
+			tab.wait(`document.querySelector(".conversation-item a") && !document.querySelector(".user")`)
+			evaluate[any](tab, `performance.now = () => 0; location.hash = `+quoted(address)+`; null`)
+			tab.wait(parts + `.length > 1`)
+			tab.waitForAnswer()
+			is.Equal(evaluate[[]string](tab, widths), before)
+		})
+	}
+}
+
 // TestUnfinished checks how text looks while it arrives.
 func TestUnfinished(t *testing.T) {
 	tests := []struct{ text, html string }{
@@ -596,8 +632,8 @@ func (tab *tab) compare(samples []sample) {
 // deep nesting.
 const foreign = `
 	window.foreign = (...elements) => {
-		const known = "span.piece, .piece span, span.note, .note > button, span.formula, div.footnote, .footnote > .label, del, div.part, thead, tbody, p, h3, h4, h5, h6, hr, blockquote, ul, ol, li, a, em, strong, code, br, table, tr, th, td, pre, figure, figcaption, div.table, figcaption > span, figcaption > button";
-		const knownAttributes = new Set(["dir", "class", "href", "title", "target", "rel", "start", "tabindex", "role", "aria-label", "aria-pressed", "scope", "type", "data-language", "data-note", "data-formula"]);
+		const known = "span.piece, .piece span, span.note, .note > button, span.formula, div.footnote, .footnote > .label, del, div.part, thead, tbody, p, h3, h4, h5, h6, hr, blockquote, ul, ol, li, a, em, strong, code, br, table, tr, th, td, pre, figure, figcaption, div.table, colgroup, col[width], figcaption > span, figcaption > button";
+		const knownAttributes = new Set(["dir", "class", "href", "title", "target", "rel", "start", "tabindex", "role", "aria-label", "aria-pressed", "scope", "width", "type", "data-language", "data-note", "data-formula"]);
 		const found = [];
 		for (const each of elements.flatMap((element) => [...element.querySelectorAll(":not(.formula *)")])) { // KaTeX makes what is in a formula
 			if (!each.matches(known)) found.push("element " + each.outerHTML.slice(0, 100));

@@ -362,15 +362,14 @@ function derived({ constructor: Token }, type, tag, nesting) {
   return new Token(type, tag, nesting);
 }
 
-const few = 6; // columns of equal width, so that the parts of a table fit together
-const several = 4; // need more room than a phone has
+const few = 6; // columns, whose widths the parts of a table share
 const { escapeHtml } = md.utils;
 
 Object.assign(md.renderer.rules, {
   hardbreak: () => "<br>",
   table_open: (tokens, i) => {
     const columns = tokens.slice(i, tokens.findIndex(({ type }, j) => j > i && type === "tr_close")).filter(({ type }) => type === "th_open").length;
-    return `<div class="table${columns > few ? "" : columns < several ? " even" : " even several"}" tabindex="0" role="group" aria-label="Table"><table>`;
+    return `<div class="table${columns > few ? "" : " even"}" tabindex="0" role="group" aria-label="Table"><table>`;
   },
   table_close: () => "</table></div>",
   fence: (tokens, i) => listing(tokens[i].content, md.utils.unescapeAll(tokens[i].info).trim().split(/\s/)[0]),

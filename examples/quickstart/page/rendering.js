@@ -55,10 +55,15 @@ export class MarkdownText {
   #code; // the view of a block of code that continues
   #open = []; // the elements that may still change
   #labels = new Set(); // of the explained footnotes
+  #scrolled = false; // whether a table was
 
   constructor(element) {
     this.element = element;
     element.addEventListener("click", showFootnote);
+    element.addEventListener("scroll", ({ target }) => {
+      this.#scrolled ||= target.matches(".table");
+      scrollTogether([...element.querySelectorAll(".table")], target);
+    }, { capture: true });
   }
 
   // show shows a text, which must begin with the text of the call before. It returns
@@ -108,6 +113,7 @@ export class MarkdownText {
     this.#prefix = prefix;
     this.#depth = depth;
     this.#before = last ?? this.#before;
+    keepColumns(this.#before, depth);
     this.#open = [];
   }
 
@@ -134,6 +140,7 @@ export class MarkdownText {
     if (old && isAlike(old, block)) return libraries.morphdom(old, block, { onBeforeElUpdated: mayChange });
     if (old) old.replaceWith(block);
     else this.#partWithRoom().append(block);
+    if (this.#scrolled && block.matches(".table.continued")) block.scrollLeft = this.#before.scrollLeft;
     return block;
   }
 
@@ -227,8 +234,43 @@ function continueElements(before, fresh, depth) {
   if (depth <= 0 || !fresh || before?.localName !== fresh.localName) return;
   fresh.classList.add("continued");
   fresh.querySelector(":scope > .label, :scope > table > thead")?.remove();
+  if (fresh.matches(".even")) fresh.firstElementChild.prepend(...[...before.querySelectorAll(":scope > table > colgroup")].map((each) => each.cloneNode(true)));
   if (fresh.localName === "ol") fresh.start = before.start + before.childElementCount - (depth > 1 ? 1 : 0);
   continueElements(before.lastElementChild, fresh.firstElementChild, depth - 1);
+}
+
+// The parts of a table have these widths of columns: the column with the most text has
+// the rest of the room, but at least some; the others have more than they need so far.
+const mostText = 192;
+const reserve = 1.2;
+
+// keepColumns sets the widths of the columns of a table that continues. There are none
+// in a conversation that is not on show.
+function keepColumns(block, depth) {
+  for (; depth > 1 && block; depth--) block = block.lastElementChild;
+  if (depth !== 1 || !block?.matches(".even:not(.continued)") || block.clientWidth === 0) return;
+  const table = block.firstElementChild;
+  const rows = [...table.rows];
+  const now = [...rows[0].cells].map(({ offsetWidth }) => offsetWidth);
+  const lengths = now.map((_, i) => rows.reduce((sum, { cells }) => sum + cells[i].textContent.length, 0));
+  const longest = lengths.indexOf(Math.max(...lengths));
+  const others = now.reduce((sum, width, i) => sum + (i === longest ? 0 : reserve * width), 0);
+  const rest = Math.max(mostText, block.clientWidth - others);
+  const isTight = others + rest > block.clientWidth && table.offsetWidth <= block.clientWidth;
+  const widths = isTight ? now : now.map((width, i) => Math.floor(i === longest ? rest : reserve * width));
+  table.prepend(el("colgroup", null, ...widths.map((width) => el("col", { width }))));
+}
+
+// At most so many parts of a table scroll together: the browser has to lay out each.
+const mostParts = 40;
+
+function scrollTogether(tables, table) {
+  const at = tables.indexOf(table);
+  if (at < 0) return;
+  const first = tables.findLastIndex((each, i) => i <= at && !each.classList.contains("continued"));
+  const next = tables.findIndex((each, i) => i > at && !each.classList.contains("continued"));
+  const parts = tables.slice(Math.max(first, at - mostParts / 2), Math.min(next < 0 ? Infinity : next, at + mostParts / 2));
+  for (const each of parts) each.scrollLeft = table.scrollLeft;
 }
 
 // ---- Elements ----

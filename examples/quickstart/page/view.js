@@ -97,7 +97,8 @@ export class ConversationView {
     this.#welcome ??= bot.welcome_message ? welcome(bot) : [];
     this.#beginning ??= beginning(bot, drawAvatar, this.#page.ask);
     arrange(this.element, [this.#welcome, turns.length === 0 ? this.#beginning : [], isCleared ? this.#cleared : [], isDeleted ? this.#deleted : [], [...shown.values()].map(({ items }) => items)].flat(2));
-    this.#showMore();
+    if (this.element.isConnected) this.#showMore();
+    else this.#drawSoon(); // most likely, it is on the page then, and tables have widths
   }
 
   // markEdited marks the question of the turn that is being edited, if any.
