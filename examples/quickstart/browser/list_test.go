@@ -295,6 +295,25 @@ func TestKeepKey(t *testing.T) {
 	is.Equal(evaluate[int](second, "localStorage.length"), 0)
 }
 
+// TestForgetKeyInAllTabs forgets the key in one of two tabs that have it only for
+// themselves. Neither tells how to get it from another tab.
+func TestForgetKeyInAllTabs(t *testing.T) {
+	is := is.New(t)
+	h := startService(t, botapi.Options{}, nil)
+	first := newTab(t)
+	greet(first, h.URL+"/#key="+key)
+	first.waitForAnswer()
+	second := first.another()
+	second.open(h.URL + "/#key=" + key)
+	second.click("#forget-key")
+	second.click("#forget-now")
+	for _, tab := range []*tab{first, second} {
+		tab.see("#key")
+		is.True(!evaluate[bool](tab, `document.querySelector("#key-elsewhere").checkVisibility()`))
+		is.Equal(evaluate[int](tab, `sessionStorage.length`), 0)
+	}
+}
+
 // TestKeepKeyOfTheLink keeps a key in the browser that came with the printed link.
 func TestKeepKeyOfTheLink(t *testing.T) {
 	is := is.New(t)

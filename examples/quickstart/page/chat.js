@@ -45,7 +45,7 @@ function takeKeyFromAddress() {
   return true;
 }
 
-function askForKey(problem = "") {
+function askForKey(problem = "", isForgotten = false) {
   store.forgetKey();
   closeDialogs();
   leave();
@@ -53,7 +53,7 @@ function askForKey(problem = "") {
   $("app").hidden = true;
   $("key-view").hidden = false;
   $("key").value = "";
-  $("key-elsewhere").hidden = problem !== "" || (location.hash === "" && store.conversations().length === 0);
+  $("key-elsewhere").hidden = isForgotten || problem !== "" || (location.hash === "" && store.conversations().length === 0);
   showKeyProblem(problem);
 }
 
@@ -88,10 +88,15 @@ $("delete-all").addEventListener("click", () => $("delete-dialog").showModal());
 
 $("forget-now").addEventListener("click", () => {
   if ($("forget-chats").checked) store.deleteConversations();
+  store.forgetKey(true);
+  forgetKey();
+});
+
+function forgetKey() {
   forgetChats();
   history.replaceState(null, "", location.pathname + location.search);
-  askForKey();
-});
+  askForKey("", true);
+}
 
 $("delete-now").addEventListener("click", () => {
   closeDialogs();
@@ -707,7 +712,10 @@ store.watch((id) => {
   else chats.forEach(({ conversation }) => conversation.refresh());
   if (!document.hidden && chat?.conversation.turns.at(-1)?.pending?.kept) chat.conversation.resume(); // it is being answered in that tab
   if (!$("app").hidden) drawList();
-}, () => $("app").hidden && start());
+}, (isForgotten) => {
+  if (isForgotten) forgetKey();
+  else if ($("app").hidden) start();
+});
 
 showTheme();
 takeKeyFromAddress();

@@ -26,6 +26,7 @@ const passing = "sessionStorage";
 const permanent = "localStorage";
 
 const keyName = "botapi.key";
+const forgottenName = "botapi.forgotten"; // is written only to tell other tabs
 const themeName = "botapi.theme"; // also in theme.js
 const chatPrefix = "botapi.chat.";
 const draftPrefix = "botapi.draft.";
@@ -50,9 +51,11 @@ export const store = {
     if (!forAll || !write(permanent, keyName, key)) write(passing, keyName, key);
   },
 
-  forgetKey() {
+  // forgetKey forgets the key, in all tabs also where a tab has it for itself.
+  forgetKey(inAllTabs = false) {
     write(passing, keyName, "");
     write(permanent, keyName, "");
+    if (inAllTabs) ["yes", ""].forEach((text) => write(permanent, forgottenName, text));
   },
 
   // theme returns "light", "dark", or nothing for that of the browser.
@@ -132,14 +135,15 @@ export const store = {
   },
 
   // watch calls changed with the id of each conversation that another tab has
-  // changed, or without one if any may have changed, and keyKept when another tab
-  // keeps a key for all tabs.
-  watch(changed, keyKept) {
+  // changed, or without one if any may have changed, and keyChanged when another tab
+  // keeps a key for all tabs, or, with true, forgets the key.
+  watch(changed, keyChanged) {
     addEventListener("storage", ({ key, newValue }) => {
       if (newValue && removed.has(key) && removed.get(key) === firstTurn(newValue)) write(permanent, key, "");
       if (key === null) changed();
       else if (key.startsWith(chatPrefix)) changed(key.slice(chatPrefix.length));
-      else if (key === keyName && newValue) keyKept();
+      else if (key === keyName && newValue) keyChanged(false);
+      else if (key === forgottenName && newValue) keyChanged(true);
     });
   },
 };
