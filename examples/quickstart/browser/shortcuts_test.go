@@ -94,6 +94,21 @@ func TestTheme(t *testing.T) {
 	is.Equal(evaluate[string](tab, ground), light)
 }
 
+// TestThemeMovesNothing checks that the button stays below the pointer.
+func TestThemeMovesNothing(t *testing.T) {
+	is := is.New(t)
+	tab := newTab(t)
+	tab.do(chromedp.EmulateViewport(1280, 800))
+	tab.open(startService(t, botapi.Options{}, nil).URL + "/#key=" + key)
+	tab.see(".bot")
+	corners := `[...document.querySelectorAll("footer > :not([hidden])")].map((each) => (({ left, top }) => left + "," + top)(each.getBoundingClientRect()))`
+	before := evaluate[[]string](tab, corners)
+	for range 3 {
+		tab.click("#theme")
+		is.Equal(evaluate[[]string](tab, corners), before)
+	}
+}
+
 // TestActionsOnAPhone checks that the buttons of a message take room only when it was
 // touched, but for those of the last answer.
 func TestActionsOnAPhone(t *testing.T) {
