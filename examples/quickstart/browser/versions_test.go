@@ -212,6 +212,36 @@ func TestVersionChosenElsewhere(t *testing.T) {
 	is.Equal(evaluate[int](first, `Object.values(localStorage).join("").split("Answer 1").length - 1`), 1) // it is stored once
 }
 
+// TestVersionsInAFile saves a conversation with versions of an answer and of a question,
+// and imports it after that.
+func TestVersionsInAFile(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	tab.say("one")
+	tab.seeLast("Answer 1")
+	tab.click(".message:last-child .regenerate")
+	tab.seeLast("Answer 2")
+	tab.click(".user .edit")
+	evaluate[any](tab, `document.querySelector("#message").value = ""; null`)
+	tab.say("two")
+	tab.seeLast("Answer 3")
+	tab.click(".user .earlier")
+	tab.seeLast("Answer 1")
+	saved := tab.saved("#save-json")
+	_, file, _ := strings.Cut(saved, " application/json ")
+	tab.click("#delete-all")
+	tab.click("#delete-now")
+	tab.wait(`document.querySelectorAll(".user").length === 0`)
+	tab.importFile(file)
+	tab.seeLast("Answer 1")
+	is.Equal(tab.saved("#save-json"), saved)
+	is.Equal(tab.versions(), []string{"1 / 2", "1 / 2"})
+	tab.click(".assistant .later")
+	tab.seeLast("Answer 2")
+	tab.click(".user .later")
+	tab.seeLast("Answer 3")
+}
+
 // TestOlderConversations opens what earlier versions of the page have stored, and what
 // something else has damaged.
 func TestOlderConversations(t *testing.T) {

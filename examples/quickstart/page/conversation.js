@@ -429,23 +429,38 @@ export function asMarkdown({ bot, title, settings, turns }) {
 }
 
 export function asJSON({ bot, title, settings, turns }) {
-  const messages = turns.flatMap(({ question, answer, state }) => [
-    { role: "user", content: question },
+  const more = { ...(title && { title }), ...(Object.keys(settings).length > 0 && { settings }) };
+  return JSON.stringify({ bot: { uid: bot.uid, slug: bot.slug, name: bot.name }, ...more, messages: messagesOf(turns) }, null, 2) + "\n";
+}
+
+// messagesOf returns the messages of turns. A message of the user from which there are
+// other versions has them, too: see versions.js.
+function messagesOf(turns) {
+  return turns.flatMap(({ question, answer, state, before = [], after = [] }) => [
+    { role: "user", content: question, ...(before.length + after.length > 0 && { before: before.map(messagesOf), after: after.map(messagesOf) }) },
     ...(state === "none" ? [] : [{ role: "assistant", content: answer, complete: state === "whole" }]),
   ]);
-  const more = { ...(title && { title }), ...(Object.keys(settings).length > 0 && { settings }) };
-  return JSON.stringify({ bot: { uid: bot.uid, slug: bot.slug, name: bot.name }, ...more, messages }, null, 2) + "\n";
 }
 
 // fromJSON returns the conversation that asJSON has written: {bot, title, settings,
 // turns}. It throws an error if the text is something else.
 export function fromJSON(text) {
   const { bot: { uid, slug, name }, title = "", settings, messages } = JSON.parse(text);
+  requireStrings(uid, slug, name, title);
+  return { bot: { uid, slug, name }, title, settings: settingsOf(settings), turns: turnsFrom(messages) };
+}
+
+function turnsFrom(messages) {
   const turns = [];
-  for (const { role, content, complete } of messages) {
-    if (role === "user") turns.push(newTurn(content));
+  for (const { role, content, complete, before = [], after = [] } of messages) {
+    requireStrings(content);
+    if (role === "user") turns.push(Object.assign(newTurn(content), { before: before.map(turnsFrom), after: after.map(turnsFrom) }));
     else Object.assign(turns.at(-1), { answer: content, state: complete ? "whole" : "partial" });
   }
-  if (turns.length === 0 || [uid, slug, name, title, ...turns.flatMap(({ question, answer }) => [question, answer])].some((each) => typeof each !== "string")) throw new TypeError("not a conversation");
-  return { bot: { uid, slug, name }, title, settings: settingsOf(settings), turns };
+  if (turns.length === 0) throw new TypeError("not a conversation");
+  return turns;
+}
+
+function requireStrings(...values) {
+  if (values.some((each) => typeof each !== "string")) throw new TypeError("not a conversation");
 }
