@@ -96,6 +96,13 @@ func TestSearch(t *testing.T) {
 	tab.enter()
 	tab.wait(`document.querySelector("#chat-description").textContent === "about Apples"`)
 	is.Equal(evaluate[string](tab, "document.activeElement.id"), "message")
+	tab.search("answer 2")
+	tab.enter()
+	tab.seeLast("Answer 2") // the version with these words
+	is.Equal(tab.versions(), []string{"1 / 2"})
+	tab.search("answer 3")
+	tab.enter() // for a conversation that is on show already
+	tab.seeLast("Answer 3")
 	tab.search("plums")
 	is.Equal(tab.titles(), []string{})
 	tab.see("#not-found")

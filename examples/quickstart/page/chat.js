@@ -28,7 +28,7 @@ const chats = new Map(); // all chats that have been on show, by the conversatio
 const lastChat = new Map(); // the id of the chat last on show, by the bot's uid
 let deleted; // {id, bot, title, changed, isOnShow, chat, restore}: the conversation deleted last
 
-const list = new BotList($("bots"), { remove: deleteConversation, restore: restoreConversation });
+const list = new BotList($("bots"), { open: showFound, remove: deleteConversation, restore: restoreConversation });
 
 // ---- The key ----
 
@@ -198,6 +198,12 @@ function conversations() {
   }
   if (deleted) kept.set(deleted.id, { ...deleted, deleted: true });
   return [...kept.values()].sort((a, b) => b.changed - a.changed).map((each) => ({ ...each, bot: botOf(each), state: stateOf(chats.get(each.id)) }));
+}
+
+// showFound shows the version of a conversation in which the search has found something.
+function showFound({ bot, id }) {
+  const words = $("search").value.trim();
+  if (words) chatWith(bot, id).conversation.showWith(words);
 }
 
 function stateOf(chat) {

@@ -1,9 +1,9 @@
 // A conversation with a bot: its messages and the answer in progress, without
 // the display.
 
-import { settingsOf, store, titleOf } from "./store.js";
+import { includes, settingsOf, store, titleOf } from "./store.js";
 import { explain, isTooLong } from "./words.js";
-import { branch, everyTurn, switchTo } from "./versions.js";
+import { branch, everyTurn, switchTo, versionWith } from "./versions.js";
 import { isFresh, isPassing, mayContinue, newKey, pause, stop } from "./resuming.js";
 
 // A fast stream could keep the page busy all the time. After this many
@@ -107,6 +107,12 @@ export class Conversation extends EventTarget {
   show(turn, index) {
     this.stop();
     this.#replace(switchTo(this.turns, this.#placeOf(turn), index));
+  }
+
+  // showWith shows a version that has a text, if there is one. An answer in progress stays.
+  showWith(text) {
+    const turns = this.answering ? null : versionWith(this.turns, includes(text));
+    if (turns && turns !== this.turns) this.#replace(turns);
   }
 
   #placeOf(turn) {

@@ -10,7 +10,7 @@ const few = 3;
 
 export class BotList {
   #element;
-  #page; // {remove(conversation), restore()}
+  #page; // {open(conversation), remove(conversation), restore()}
   #bots = new Map(); // views by the bot's uid
   #gone = new Map(); // views of conversations with other bots, by id
   #goneList = el("ul", { class: "conversations", "aria-labelledby": "gone-title" });
@@ -122,6 +122,7 @@ class ConversationItem {
   constructor(page) {
     this.#page = page;
     this.#find(".delete").addEventListener("click", () => this.#page.remove(this.#conversation));
+    this.#find("a").addEventListener("click", () => this.#page.open(this.#conversation));
     this.#find("a").addEventListener("keydown", ({ key }) => { if (key === "Delete") this.#page.remove(this.#conversation); });
     this.#find(".restore").addEventListener("click", () => this.#page.restore());
   }

@@ -81,7 +81,7 @@ export const store = {
 
   // includes reports whether a text occurs in a conversation.
   includes(id, text) {
-    return [...everyTurn(this.load(id).turns)].some(({ question, answer }) => `${question}\n${answer}`.toLowerCase().includes(text.toLowerCase()));
+    return [...everyTurn(this.load(id).turns)].some(includes(text));
   },
 
   // keep stores a conversation, or deletes it if it has no turns. It returns
@@ -147,6 +147,11 @@ export const store = {
     });
   },
 };
+
+// includes returns a function that reports whether a text occurs in a turn.
+export function includes(text) {
+  return ({ question, answer }) => `${question}\n${answer}`.toLowerCase().includes(text.toLowerCase());
+}
 
 // ---- Conversations ----
 

@@ -21,6 +21,20 @@ export function switchTo(turns, at, index, versions = versionsAt(turns, at)) {
   return [...turns.slice(0, at), { ...first, before: versions.slice(0, index), after: versions.slice(index + 1) }, ...rest];
 }
 
+// versionWith returns the turns of a version in which one of them is wanted, or null. If
+// there is one in the version on show, that is the version.
+export function versionWith(turns, isWanted) {
+  if (turns.some(isWanted)) return turns;
+  for (const [at, { before = [], after = [] }] of turns.entries()) {
+    for (let index = 0; index <= before.length + after.length; index++) {
+      const all = versionsAt(turns, at);
+      const found = index !== before.length && versionWith(all[index], isWanted);
+      if (found) return switchTo(turns, at, index, all.with(index, found));
+    }
+  }
+  return null;
+}
+
 function versionsAt(turns, at) {
   const [{ before = [], after = [], ...turn }, ...rest] = turns.slice(at);
   return [...before, [turn, ...rest], ...after];
