@@ -62,11 +62,13 @@ func TestVersionsOfAnAnswer(t *testing.T) {
 	is.Equal(bot.last(), []botapi.ChatMessage{user("Hello")})
 	is.Equal(tab.answers(), []string{"Answer 5"})
 	is.Equal(tab.versions(), []string{"4 / 4"})
+	is.Equal(tab.text(".message:last-child > .note"), "Another version begins here: ‹ brings back the messages that followed.")
 	evaluate[any](tab, `document.querySelector(".assistant .earlier:enabled").click(); null`)
 	tab.seeLast("Answer 3")
 	evaluate[any](tab, `document.querySelector(".assistant .earlier:enabled").click(); null`)
 	tab.seeLast("Answer 4") // what followed is back
 	is.Equal(tab.answers(), []string{"Answer 2", "Answer 4"})
+	is.Equal(tab.texts(".assistant > .note")[1:], []string{"", ""})
 }
 
 // TestRegenerateMira asks a bot of the quickstart for another answer.

@@ -7,7 +7,7 @@ import { copyButton } from "./copying.js";
 import { arrange, button, el } from "./elements.js";
 import { choicesOf } from "./versions.js";
 import { directionOf } from "./direction.js";
-import { noteOn, secondsUntil, troubleWith } from "./words.js";
+import { noteOn, noteOnVersion, secondsUntil, troubleWith } from "./words.js";
 
 const template = (id) => document.getElementById(id).content.firstElementChild.cloneNode(true);
 
@@ -229,6 +229,8 @@ class TurnView {
 
   #ask(how = "regenerate") {
     this.#conversation[how](this.#turn);
+    const note = noteOnVersion(this.#conversation.turns.at(-1) ?? {});
+    if (note) this.#page.announce(note);
     this.#page.focusComposer();
   }
 
@@ -236,7 +238,8 @@ class TurnView {
   show(turn, attempt, isLast) {
     this.#turn = turn;
     const choices = choicesOf(turn);
-    const looks = JSON.stringify([{ ...turn, before: null, after: null }, choices, isLast, attempt !== null]);
+    const versionNote = isLast ? noteOnVersion(turn) : "";
+    const looks = JSON.stringify([{ ...turn, before: null, after: null }, choices, versionNote, isLast, attempt !== null]);
     if (looks === this.#looks) return;
     this.#looks = looks;
 
@@ -246,7 +249,7 @@ class TurnView {
     const trouble = attempt ? null : troubleWith(turn, isLast);
     const note = attempt || trouble ? "" : noteOn(turn);
     this.#showFailure(trouble);
-    this.#find(".note").textContent = note;
+    this.#answer.querySelector(":scope > .note").textContent = [note, versionNote].filter(Boolean).join(" ");
     const isEmpty = turn.state !== "whole" && turn.answer === "";
     this.#find(".actions").hidden = attempt !== null || (isEmpty && choices.answer.all.length < 2);
     this.#find(".actions > .copy").hidden = isEmpty;

@@ -44,6 +44,13 @@ export function noteOn({ answer, state, leftOut, stopped, failure }) {
   return leftOut ? `${note} No longer sent to the bot.`.trim() : note;
 }
 
+// noteOnVersion says of the newest version of an answer where the messages are that
+// followed an earlier one.
+export function noteOnVersion({ question, before = [], after = [] }) {
+  const isLeft = after.length === 0 && before.some(([turn, ...followed]) => followed.length > 0 && turn.question === question);
+  return isLeft ? "Another version begins here: ‹ brings back the messages that followed." : "";
+}
+
 // waitFor says how long to wait before another attempt. A wait below 5 s is not
 // counted down in words: it would end before anybody has read them.
 function waitFor({ until, retryAfter }) {
