@@ -35,9 +35,12 @@ func TestVersionsOfAnAnswer(t *testing.T) {
 	tab.say("Hello")
 	tab.seeLast("Answer 1")
 	is.Equal(tab.versions(), []string{})
+	place := `document.querySelector(".message:last-child .regenerate").getBoundingClientRect().left`
+	left := evaluate[float64](tab, place)
 	for _, answer := range []string{"Answer 2", "Answer 3"} {
 		tab.click(".message:last-child .regenerate")
 		tab.seeLast(answer)
+		is.Equal(evaluate[float64](tab, place), left)
 	}
 	is.Equal(bot.last(), []botapi.ChatMessage{user("Hello")})
 	is.Equal(tab.versions(), []string{"3 / 3"})

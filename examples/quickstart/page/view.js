@@ -191,9 +191,9 @@ class TurnView {
       button("Edit", "edit", () => this.#page.edit(this.#turn)),
       copyButton(() => this.#turn.question));
     this.#find(".actions").append(
-      this.#versions("answer"),
       copyButton(() => withoutThought(this.#turn.answer)),
-      button("Regenerate", "regenerate", () => this.#ask()));
+      button("Regenerate", "regenerate", () => this.#ask()),
+      this.#versions("answer")); // last, so that it moves nothing when it appears
     this.#find(".silence button").addEventListener("click", () => this.#ask("again"));
   }
 
