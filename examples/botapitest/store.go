@@ -23,7 +23,7 @@ type Store struct {
 	Published []botapi.Bot
 
 	// Unpublished are bots that it knows and does not publish, or not for Account. Only
-	// their UIDs and Slugs are used.
+	// their UIDs and Slugs are used; one that is empty is not asked for.
 	Unpublished []botapi.Bot
 
 	// Account is the account of the requests; "" means "account".
@@ -263,6 +263,9 @@ func swapCase(text string) string {
 func (st storeTest) unpublished(ctx context.Context) (found []problem) {
 	for _, bot := range st.Unpublished {
 		for _, l := range []lookup{byUID, bySlug} {
+			if l.name(bot) == "" {
+				continue
+			}
 			got := st.find(ctx, l, l.name(bot))
 			if !got.returned() || !errors.Is(got.err, botapi.ErrBotNotFound) {
 				found = append(found, problem{ruleNotFound, l.called(l.name(bot)), got.String(), chatWith(got), "the query lacks the condition that hides the bot"})

@@ -308,9 +308,15 @@ func TestGoodStores(t *testing.T) {
 	}}
 	unavailable := &botapi.StatusError{Status: 503, Detail: "Try later", RetryAfter: time.Second, Err: errBackend}
 	for name, s := range map[string]Store{
-		"MemoryStore":            {Bots: good, Published: twoBots, Unpublished: []botapi.Bot{hiddenBot}, Failing: stopped{errBackend}, Hanging: locked{}},
-		"empty MemoryStore":      {Bots: new(botapi.MemoryStore), Unpublished: []botapi.Bot{hiddenBot}},
-		"one slice for all":      {Bots: patched{BotStore: good, bots: func(context.Context) ([]botapi.Bot, error) { return twoBots, nil }}, Published: twoBots, Failing: stopped{unavailable}},
+		"MemoryStore":       {Bots: good, Published: twoBots, Unpublished: []botapi.Bot{hiddenBot}, Failing: stopped{errBackend}, Hanging: locked{}},
+		"empty MemoryStore": {Bots: new(botapi.MemoryStore), Unpublished: []botapi.Bot{hiddenBot}},
+		"one slice for all": {Bots: patched{BotStore: good, bots: func(context.Context) ([]botapi.Bot, error) { return twoBots, nil }}, Published: twoBots, Failing: stopped{unavailable}},
+		"a name that is not asked for": {Bots: patched{BotStore: good, byUID: func(ctx context.Context, uid string) (botapi.Bot, error) {
+			if uid == "" {
+				return botapi.Bot{}, errors.New(`invalid input syntax for type uuid: ""`)
+			}
+			return good.BotByUID(ctx, uid)
+		}}, Published: twoBots, Unpublished: []botapi.Bot{{Slug: "hidden"}}},
 		"bots of an account":     {Bots: byAccount, Published: twoBots, Account: "acme"},
 		"ErrBotNotFound wrapped": {Bots: wrapping, Published: twoBots},
 		"names in two cases": {Bots: storeOf(t, botapi.Bot{UID: "A", Slug: "a", Name: "a", Model: "m"}, botapi.Bot{UID: "a", Slug: "A", Name: "A", Model: "m"}),
