@@ -309,7 +309,11 @@ func (s *stack) checkErrors(ctx context.Context, r *Result) error {
 			f.Cause += "; or the router replies itself, since its route has a method, or is a single path: mount a whole subtree, without a method"
 		case c.status == http.StatusUnauthorized && got.status == http.StatusOK && list.status == http.StatusOK && got.body == list.body:
 			f.Effect = "people without a key get answers"
-			f.Cause = "something answers from a cache that takes all clients for one (leave the list out of it), or leaves out the verification of keys"
+			f.Cause = "something in front leaves out the verification of keys, or answers in the API's place"
+			chat := s.do(ctx, request{path: "/v1/chat", body: "{}", header: map[string]string{"Authorization": ""}})
+			if f.aside = chat.status == http.StatusUnauthorized; f.aside {
+				f.Cause = "a cache that takes all clients for one answers (nginx's proxy_cache with proxy_ignore_headers, a rule of a CDN, a cache of the application's own): leave the list out of it"
+			}
 		case got.status != c.status && got.isJSON():
 			f.Cause = "middleware changes the status of errors, or answers before the API does"
 		}
