@@ -339,7 +339,8 @@ const (
 // the values of the first request, has a timeout of 30 seconds, and is cancelled
 // when no request waits for the result any longer: one client that disconnects
 // does not affect the others. The next request with that key starts a new call. If v
-// panics or calls [runtime.Goexit], all that wait get a 500.
+// panics or calls [runtime.Goexit], all that wait get a 500; with [http.ErrAbortHandler], all are
+// aborted.
 //
 // CacheKeys panics if v is nil, or a nil KeyVerifierFunc.
 func CacheKeys(v KeyVerifier, ttl time.Duration) KeyVerifier {

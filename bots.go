@@ -202,7 +202,7 @@ func appendBot(dst []byte, bot *Bot) []byte {
 	return append(dst, '}')
 }
 
-// reply sends the response of a route. A body that was not read is not waited for: a GET may
+// reply sends the Reply of an operation. A body that was not read is not waited for: a GET may
 // announce one that never comes. It returns an ending only if nothing was begun, so that an
 // error response can follow. A send that fails is dealt with here, and returns nil.
 func (x *exchange) reply(r Reply) *ending {

@@ -72,7 +72,7 @@ type Chat struct {
 
 func (*Chat) isResponse() {}
 
-// play plays the chat that a route asks for. It returns an ending if no chat began. When it
+// play plays the chat that an operation asks for. It returns an ending if no chat began. When it
 // returns nil, the chat has been reported; its engine may still run.
 func (x *exchange) play(asked *Chat) *ending {
 	if x.r.Method == http.MethodHead {
@@ -223,8 +223,8 @@ type answer interface {
 	// (as in complete), the deadline has passed, or it is no stream.
 	sendError(f *Failure, deadline time.Duration) (sent bool, failed *ending)
 
-	// drop lets go of what was not sent. figures is what was handed to the connection, also
-	// after drop.
+	// drop lets go of what was not sent. figures is for an answer that has begun, also after
+	// drop: what was handed to the connection; all that was collected for a JSON response.
 	figures() (fragments int, bytes int64)
 	drop()
 }

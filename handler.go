@@ -394,7 +394,7 @@ type exchange struct {
 	identified   requestContext  // with the account
 	presentedKey string          // until the verifier has accepted it; its error may quote the key
 	account      string          // even of a key that was rejected
-	asked        *Chat           // that a route has returned, until its engine is called
+	asked        *Chat           // that an operation has returned, until its engine is called
 
 	// Owned by the handler's goroutine or, while a stream is open, by the holder of its token,
 	// but for the methods that are safe for concurrent use.
@@ -467,7 +467,7 @@ func (x *exchange) notAllowed(allowed ...string) *ending {
 	return rejected(errMethodNotAllowed)
 }
 
-// misused returns the ending for a route that breaks its contract.
+// misused returns the ending for an operation that breaks the contract of a Route.
 func (x *exchange) misused(err error) *ending {
 	return failureOf(fmt.Errorf("the route %q: %w", x.pattern, err))
 }
@@ -604,7 +604,7 @@ var (
 
 // An ending is how a request or an answer ends: answerComplete, or why there is no complete
 // response. It is never changed once it is known to others. Where a function returns nil in
-// place of one, nothing has gone wrong.
+// place of one, its caller has nothing to do: nothing has gone wrong, or that was dealt with.
 type ending struct {
 	kind             endingKind
 	response         StatusError       // the error response, or what an error event says; without an Err

@@ -152,7 +152,7 @@ type stream struct {
 	queue          *textQueue    // fragments that nobody has begun to format; nil if there are none
 	queued         int           // the weight of the text, in queue and formatting, that is not formatted yet
 	wrote          time.Duration // when the last write ended; at first, the request's start
-	writesInARow   int           // begun by fragments, all but the first within quickGap of the end of the one before
+	takesInARow    int           // how often a fragment has taken the token, each but the first within quickGap of the last write's end
 	writing        bool          // the token is taken
 	keepAliveTimer *time.Timer
 
@@ -169,9 +169,9 @@ type stream struct {
 }
 
 const (
-	// quickGap is how soon a write begins after the previous one to be in a row with it.
+	// quickGap is how soon after the last write a fragment takes the token in a row with it.
 	quickGap = 50 * time.Microsecond
-	// The first burstAfter writes of a row are made in place (or by writeFirst), the others
+	// The first burstAfter takes of a row are written in place (or by writeFirst), the others
 	// by bursts.
 	burstAfter = 3
 )
@@ -232,11 +232,11 @@ func (s *stream) startWriting() {
 	s.writing = true
 	now := s.conn.Elapsed()
 	if now-s.wrote > quickGap {
-		s.writesInARow = 0
+		s.takesInARow = 0
 	}
-	s.writesInARow++
+	s.takesInARow++
 	switch {
-	case s.writesInARow > burstAfter:
+	case s.takesInARow > burstAfter:
 		go s.burst()
 	case !s.headBegun:
 		s.writeFirst()

@@ -128,7 +128,7 @@ func getOf(method string) string {
 
 // Allowed returns the methods of the routes of a request's path, without one.
 func (t *Table[T]) Allowed(r *http.Request, without string) []string {
-	const noMethod = "-" // a mux tells the methods of a path to one that it does not have
+	const noMethod = "-" // asked with a method that no route has, a mux says in Allow which ones the path has
 	found, _ := t.otherMethods(r, noMethod, t.byPath[r.URL.Path])
 	return slices.DeleteFunc(found.Allow, func(method string) bool { return method == without })
 }
@@ -160,8 +160,8 @@ func (t *Table[T]) otherMethods(r *http.Request, asked string, entries []entry[T
 	return m, true
 }
 
-// match asks the mux, with a copy of the request, which the mux changes. What the mux would
-// write, a redirect for instance, is dropped.
+// match asks the mux, with a copy of the request, which the mux changes. Of what the mux would
+// write, a redirect for instance, only the header is kept.
 func (t *Table[T]) match(r *http.Request, method string) *result[T] {
 	found := &result[T]{header: make(http.Header)}
 	copied := r.WithContext(r.Context())
