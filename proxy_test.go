@@ -142,6 +142,7 @@ func TestProxiesPassStreamsOn(t *testing.T) {
 		run  func(proxy, *testing.T)
 	}{
 		{"keep-alives outlast its timeout", proxy.testSilence}, // the first, since it takes the longest
+		{"without them, silence is cut", proxy.testNoKeepAlives},
 		{"fragments arrive one by one", proxy.testOneByOne},
 		{"responses pass", proxy.testResponses},
 		{"a disconnect reaches the engine", proxy.testDisconnect},
@@ -186,14 +187,17 @@ func (p proxy) testResponses(t *testing.T) {
 // Without keep-alives, the proxy's timeout ends a silent stream.
 func (p proxy) testSilence(t *testing.T) {
 	is := is.New(t)
-	thinks := pacedEngine(proxyTimeout*3/2, proxyTimeout*3/2)
-	got := p.playBehind(t, thinks)
+	got := p.playBehind(t, pacedEngine(proxyTimeout*5/4, proxyTimeout*5/4))
 	is.NoErr(got.err)
 	read := readStream(t, got.body)
 	is.Equal(read.text(), "xx")
 	is.True(read.done)
 	is.True(read.keepAlives > 0)
-	is.Equal(p.playBehind(t, thinks, func(o *Options) { o.KeepAlive = -1 }).status, 504)
+}
+
+func (p proxy) testNoKeepAlives(t *testing.T) {
+	got := p.playBehind(t, pacedEngine(proxyTimeout*2, 0), func(o *Options) { o.KeepAlive = -1 })
+	is.New(t).Equal(got.status, 504)
 }
 
 // HAProxy does not close the connection to the server when a client disconnects, but only

@@ -149,7 +149,7 @@ func (s *stack) checkSameTime(ctx context.Context, r *Result) error {
 		s.foundLimit(r, 1)
 		return nil
 	}
-	if s.isDelayed() || !hasBegun(first, patience) {
+	if s.isDelayed() || !hasBegun(first, s.Patience) {
 		return s.checkSecond(ctx, r, first) // clients do not see when a chat begins
 	}
 	open := []*play{first}
