@@ -109,6 +109,7 @@ func TestBrokenPartsInGoTest(t *testing.T) {
 		testBrokenPart(t)
 		return
 	}
+	t.Parallel()
 	for part, output := range map[string][]string{
 		"store":  {"--- FAIL: TestBrokenPartsInGoTest/NotFound", `BotByUID(ctx, "botapitest-no-such-bot")`, "the client: 200 ", "--- SKIP: TestBrokenPartsInGoTest/Failing"},
 		"keys":   {"--- FAIL: TestBrokenPartsInGoTest/Bad", "VerifyKey(ctx, ", "the client: 200 []"},
@@ -116,6 +117,7 @@ func TestBrokenPartsInGoTest(t *testing.T) {
 		"race":   {"DATA RACE", "--- FAIL: TestBrokenPartsInGoTest/Concurrency"},
 	} {
 		t.Run(part, func(t *testing.T) {
+			t.Parallel()
 			if part == "race" && !raceDetector {
 				t.Skip("only the race detector sees this one: go test -race")
 			}
