@@ -44,7 +44,7 @@ type answer struct {
 	mu            sync.Mutex
 	room          sync.Cond // for the engine, with mu: texts were dropped, or the answer has ended
 	readers       map[*reader]struct{}
-	timeoutLogged bool // by botapi, for the last reader that left: the model's, at the same moment, is not logged again
+	timeoutLogged bool // by botapi, which has ended the reader that left last: end does not log the model's, at the same moment
 	state
 }
 
@@ -108,7 +108,7 @@ func (a *answer) run(ctx context.Context, req *botapi.ChatRequest) {
 	}
 	defer func() {
 		if v := recover(); v != nil {
-			a.engine.notePanic(ctx, &r, v)
+			a.engine.notePanic(ctx, &r, v, r.Err != errExited || model.Err() != nil)
 		}
 		if r.Err != nil {
 			fail(r.Err)
@@ -160,16 +160,18 @@ func timeoutOf(own, botapis time.Duration) time.Duration {
 	return 100 * 365 * 24 * time.Hour
 }
 
-// notePanic notes a panic of an engine. One that comes after the answer's end is logged.
-func (e *Engine) notePanic(ctx context.Context, r *Report, v any) {
+// notePanic notes a panic of an engine: as why the answer is incomplete or, if something else
+// is, in the log.
+func (e *Engine) notePanic(ctx context.Context, r *Report, v any, isOver bool) {
 	err := fmt.Errorf("panic while running the engine: %v\n%s", v, debug.Stack())
+	if v == any(http.ErrAbortHandler) {
+		err = http.ErrAbortHandler
+	}
 	switch {
-	case r.Err != errExited:
-		e.log(ctx, slog.LevelError, "the engine panicked after its answer", slog.Any("error", err))
-	case v == any(http.ErrAbortHandler):
-		r.Err = http.ErrAbortHandler
-	default:
+	case !isOver:
 		r.Err = err
+	case err != http.ErrAbortHandler:
+		e.log(ctx, slog.LevelError, "the engine panicked after its answer", slog.Any("error", err))
 	}
 }
 
@@ -229,7 +231,7 @@ func (a *answer) add(text string) (more bool) {
 	if !a.hasEnded() {
 		a.texts = append(a.texts, text)
 		a.size += int64(len(text)) + inMemory
-		a.notifyReaders()
+		a.noteChange()
 	}
 	for !a.hasEnded() && a.size > window {
 		if a.stored == Running { // otherwise only readers make room
@@ -260,14 +262,15 @@ func (a *answer) trim() {
 	a.room.Broadcast()
 }
 
-// notify tells the readers of a change, and the keeper that it is urgent. It is called
-// with the lock held.
+// notify tells of a change that is urgent for the keeper. It is called with the lock held.
 func (a *answer) notify() {
-	a.notifyReaders()
+	a.noteChange()
 	wake(a.urgent)
 }
 
-func (a *answer) notifyReaders() {
+// noteChange wakes all who wait for changed: readers and, while the store takes fragments, the
+// keeper, which then waits for more of them.
+func (a *answer) noteChange() {
 	close(a.changed)
 	a.changed = make(chan struct{})
 }
@@ -298,7 +301,7 @@ func (a *answer) noteStored(stored State, have int) {
 	a.trim()
 }
 
-// load returns what the keeper tells the store.
+// load returns how far the answer is. When the store takes no more, it is without texts.
 func (a *answer) load() state {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -631,6 +631,40 @@ func TestStatusBeforeMore(t *testing.T) {
 	is.Equal(got, []string{"ERROR the engine panicked afte", "INFO request rejected: 503 Lat"})
 }
 
+// TestPanicAfterATimeout has an engine panic when its context has ended: the log has that, and
+// not the way in which a reverse proxy aborts.
+func TestPanicAfterATimeout(t *testing.T) {
+	for _, c := range []struct {
+		value any
+		lines int
+	}{{"much later", 1}, {http.ErrAbortHandler, 0}} {
+		synctest.Test(t, func(t *testing.T) {
+			is := is.New(t)
+			lines := make(logged, 10)
+			engine, h := handler(t, resume.Options{
+				Logger:      slog.New(lines),
+				ChatTimeout: time.Second,
+				Engine: botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) iter.Seq2[string, error] {
+					return func(func(string, error) bool) {
+						<-ctx.Done()
+						panic(c.value)
+					}
+				}),
+			})
+			is.Equal(post(t, h, key).StatusCode, http.StatusGatewayTimeout)
+			is.NoErr(engine.Close(t.Context()))
+			close(lines)
+			panicked := 0
+			for line := range lines {
+				if strings.Contains(line, "the engine panicked after") {
+					panicked++
+				}
+			}
+			is.Equal(panicked, c.lines)
+		})
+	}
+}
+
 // TestDisconnectWithoutKey has clients without a key disconnect, which an engine learns from
 // yield before its context ends, or from its context, whose error it yields: OnAnswer says
 // what OnChat says.
