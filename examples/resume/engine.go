@@ -314,17 +314,11 @@ func (e *Engine) takeBack(r Ref) {
 }
 
 // join follows an answer that another request has started. It returns true, and
-// has yielded nothing, if the answer died before it said anything.
+// has yielded nothing, if the store has the answer no more for this reader.
 func (e *Engine) join(ctx context.Context, c Claim, id string, yield func(string, error) bool) (died bool) {
 	noteOutcome(ctx, Joined)
 	defer e.hold(ctx, c.name())()
-	e.mu.Lock()
-	local := e.answers[id]
-	e.mu.Unlock()
 	r := &reader{Ref: Ref{c.Owner, c.Key, id}, engine: e, claim: c.ID}
-	if local != nil {
-		r.attend(local)
-	}
 	return r.follow(ctx, yield)
 }
 
@@ -403,8 +397,9 @@ func (e *Engine) play(ctx context.Context, r *Report, yield func(string, error) 
 	}
 }
 
-// playUnkept is play for an answer that ends with its chat, and its report. botapi tells an
-// engine by yield that its client has disconnected, and by its context a little later.
+// playUnkept plays an answer that ends with its chat, and reports it. botapi tells an engine by
+// yield that its client has disconnected, and by its context, which says why, a little later:
+// reportWhenDone waits for that.
 func (e *Engine) playUnkept(ctx context.Context, r *Report, yield func(string, error) bool) {
 	defer func() {
 		isKnown := r.Err != errNotRead || ctx.Done() == nil
@@ -417,7 +412,7 @@ func (e *Engine) playUnkept(ctx context.Context, r *Report, yield func(string, e
 
 func (e *Engine) reportWhenDone(ctx context.Context, r *Report) {
 	<-ctx.Done()
-	if cause := context.Cause(ctx); cause != context.Canceled { // not ErrClientLeft: botapi is content with the chat, which has only not read to the end
+	if cause := context.Cause(ctx); cause != context.Canceled { // which a chat has that has ended without an error: one whose client has left has ErrClientLeft
 		r.Err = cause
 	}
 	e.report(ctx, r)
@@ -457,7 +452,7 @@ func (e *Engine) Stop(ctx context.Context, key string) error {
 // closeGrace is how long answers may take to end once they are cancelled.
 const closeGrace = 5 * time.Second
 
-// Close waits for answers that continue without a reader until ctx ends, then stops them, and
+// Close waits for all running answers until ctx ends, then stops them, and
 // returns when their engines have returned and the store knows it, or ErrHanging after 5 more
 // seconds. Call it after http.Server.Shutdown: later chats are not kept. Nobody can come back
 // to a store in memory then: give it a context that has ended.

@@ -188,6 +188,44 @@ func (w pacedWriter) Write(p []byte) (int, error) {
 	return w.ResponseRecorder.Write(p)
 }
 
+// A hastyStore has another request join an answer before the one that starts it knows of it.
+type hastyStore struct {
+	resume.Store
+	join func() // returns when the request has joined
+	once sync.Once
+}
+
+func (s *hastyStore) Claim(ctx context.Context, c resume.Claim) (resume.Claimed, error) {
+	found, err := s.Store.Claim(ctx, c)
+	if found.State == resume.Started {
+		s.once.Do(s.join)
+	}
+	return found, err
+}
+
+// TestJoinBeforeTheStart has a client join an answer of its process before that has begun. The
+// answer outgrows its room, and goes on for the client, as for all who follow it in its process.
+func TestJoinBeforeTheStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		is := is.New(t)
+		store := &hastyStore{Store: resume.NewMemory(resume.Settings{AnswerBytes: 100_000})}
+		engine, h := handler(t, resume.Options{Store: store, Engine: long(300, 10*time.Millisecond)})
+		joined, done := httptest.NewRecorder(), make(chan struct{})
+		store.join = func() {
+			go func() {
+				defer close(done)
+				serveAborted(h, joined, request(t.Context(), "key", key, true))
+			}()
+			time.Sleep(200 * time.Millisecond)
+		}
+		h.ServeHTTP(httptest.NewRecorder(), request(t.Context(), "key", key, true))
+		<-done
+		is.Equal(strings.Count(joined.Body.String(), "x"), 300_000)
+		is.True(strings.HasSuffix(joined.Body.String(), terminator))
+		is.NoErr(engine.Close(t.Context()))
+	})
+}
+
 // TestOutgrownAnswerDoesNotAskItsStore has an engine wait for the reader of an answer that has
 // outgrown its room: the store has no say in that.
 func TestOutgrownAnswerDoesNotAskItsStore(t *testing.T) {

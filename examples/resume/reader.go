@@ -14,8 +14,8 @@ type reader struct {
 	Ref
 	engine   *Engine
 	claim    string  // the ID of its Claim; empty if it started the answer: then Add says that it is there
-	local    *answer // nil if another process runs it
-	next     int     // number of the next fragment; guarded by local.mu, if that is set
+	local    *answer // nil if another process runs it, or this one has not begun it
+	next     int     // number of the next fragment; set by follow, with local.mu if there is one, for trim reads it
 	timedOut bool    // botapi ended it, and logs that
 
 	mu      sync.Mutex // held while the lease of the slot is renewed
@@ -26,7 +26,7 @@ type reader struct {
 var errDied = errors.New("resume: the process that gave the answer has died, or its store has lost it")
 
 // follow yields the answer. It tolerates failures of the store for a Lease. It returns true,
-// and has yielded nothing, if the answer died before it said anything.
+// and has yielded nothing, if the store has the answer no more for this reader (Lost, or Outgrown).
 func (r *reader) follow(ctx context.Context, yield func(string, error) bool) (died bool) {
 	defer r.leave()
 	r.renewLater()
@@ -105,7 +105,21 @@ func (r *reader) readHere() (p progress, ok bool) {
 	return progress{a.texts[r.next-a.first:], isOver, a.err, a.changed}, true
 }
 
+// attendLocal has a reader follow the answer here if this process runs it. It is asked again and
+// again: a Claim may join an answer before the request that starts it has begun it.
+func (r *reader) attendLocal() {
+	r.engine.mu.Lock()
+	local := r.engine.answers[r.ID]
+	r.engine.mu.Unlock()
+	if local != nil {
+		r.attend(local)
+	}
+}
+
 func (r *reader) read(ctx context.Context) (progress, error) {
+	if r.local == nil {
+		r.attendLocal()
+	}
 	if p, ok := r.readHere(); ok {
 		return p, nil
 	}
