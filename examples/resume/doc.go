@@ -54,6 +54,6 @@
 //     not in OnChat, which is called for each reader.
 //   - A key of the API that is revoked does not end the answers that were started
 //     with it; joining them needs a valid one.
-//   - A reader that is slow delays neither the model nor other readers, until an answer
-//     outgrows its room.
+//   - A reader that is slow delays neither the model nor other readers, as long as the store
+//     takes the answer.
 package resume

@@ -70,12 +70,13 @@ func (k *keeper) tell(s state) (stored State, have int, err error) {
 	case added.State.isFinal() || s.stored.isFinal() || !s.hasEnded():
 		return added.State, added.Have, nil
 	}
-	stored, err = store.End(ctx, k.Ref, s.first+len(s.texts), endingOf(s.err))
+	stored, err = store.End(ctx, k.Ref, s.first+len(s.texts), endingOf(s.err)) // a number that counts only while it is Running
 	return stored, added.Have, err
 }
 
-// act does what the store says: it ends an answer that was stopped. One of which the store
-// takes no more is cancelled when nobody here follows it: nobody could come back for it.
+// act does what the store says: it ends an answer that was stopped. One of which the store takes
+// no more (abandoned, outgrown, lost, or the store was given up) is cancelled when nobody here
+// follows it: nobody could come back for it.
 func (k *keeper) act(ctx context.Context, s state, stored State) {
 	if stored == Stopped {
 		k.cancel(ErrStopped)

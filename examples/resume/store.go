@@ -36,8 +36,8 @@ type Settings struct {
 	// process; 9 seconds.
 	Lease time.Duration
 
-	// Wait is how long a chat waits for the store: to begin, and then it is answered as
-	// without a key; and to end. 1 second.
+	// Wait is how long a chat waits for the store. If Claim takes longer, it is answered as
+	// without a key; if End does, its readers get the end in spite of that. 1 second.
 	Wait time.Duration
 }
 
@@ -70,12 +70,14 @@ func (s Settings) Completed() Settings {
 // may lose an answer at any time, but never a part of one: it is Lost then. Only the process
 // that runs an answer calls Add and End for it, one call at a time.
 //
-// Models and readers have slots in the store, which limits count in all processes. Each is
-// leased: it is free a Lease after its process was last heard of. (The slots of botapi's limits
+// A Running or an Outgrown answer is Lost a Lease after the last Add. Models and readers have
+// slots in the store, which limits count in all processes. Each slot is leased, too: it is free a
+// Lease after its process was last heard of. To renew a slot is to set that time anew, also if it
+// has passed; no limit rejects that, but Read of an unknown answer renews none. (The slots of botapi's limits
 // are others: each process has its own.)
 //
-// The contexts of Claim, Add, End and Leave end after Wait, that of Read after a Lease, that of
-// Stop after five Waits. A store must neither change texts nor keep the slice.
+// The contexts of Claim, Add, End and Leave end after Wait, that of Read after a Lease (Wait, if
+// it only renews), that of Stop after five Waits. A store must neither change texts nor keep the slice.
 type Store interface {
 	// Settings returns the rules, complete.
 	Settings() Settings
@@ -88,18 +90,19 @@ type Store interface {
 
 	// Add renews the slot of the model, also that of an answer which is over or unknown: it is
 	// called until the engine has returned. To a Running answer it adds the fragments from a
-	// number on, but those that it has already. If they do not all fit, it adds none of them, and
-	// the answer is Outgrown; nor if it lacks some before that number. Of a Running or an
-	// Outgrown one it renews the lease. attended says that somebody follows the answer in the
+	// number on, but those that it has already. If it lacks some before that number, it adds none
+	// of them, as Have says. If they do not all fit, it adds none, and the answer is Outgrown. Of
+	// a Running or an Outgrown one it renews the lease; if nobody has followed it for Abandon, it
+	// forgets it: Lost. attended says that somebody follows the answer in the
 	// process that runs it. It is called ten times a second while a model writes, immediately
 	// when much text waits, and three times a Lease while the model is silent.
 	Add(ctx context.Context, a Ref, from int, texts []string, attended bool) (Added, error)
 
 	// End ends an answer, and returns its state for those who come later. A Running one that
 	// ends complete, but of which the store has another number of fragments than this, is
-	// forgotten: Lost. One that has Failed stays with its text for a Lease. An Outgrown one loses
-	// its key, and End returns Lost, which is final for the caller; Add and Read still find it
-	// Outgrown, until a Lease after the last of them. With -1 fragments, which no answer has, the
+	// forgotten: Lost. One that has Failed or is Outgrown loses its key. A Failed one stays with
+	// its text for its readers, for a Lease. For an Outgrown one, End returns Lost, which is final
+	// for the caller; Add and Read still find it Outgrown, until a Lease after the last of them. With -1 fragments, which no answer has, the
 	// store forgets one that is not final.
 	End(ctx context.Context, a Ref, fragments int, e Ending) (State, error)
 
