@@ -258,7 +258,8 @@ func isHopByHop(name string) bool {
 }
 
 // send sends a response that is no stream. A body is flushed where the writer can: it is on its
-// way before OnChat is called. No chunk but the first is begun after lastBegin.
+// way before OnChat is called. No chunk but the first is begun after lastBegin, a moment as those of
+// [connection.Connection].
 func (x *exchange) send(status int, header http.Header, body [][]byte, lastBegin time.Duration) *ending {
 	length := 0
 	for _, piece := range body {

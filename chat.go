@@ -218,15 +218,17 @@ type answer interface {
 	complete(ctx context.Context) *ending
 
 	// sendError sends what is left of an incomplete answer and, if f is not nil, the error:
-	// all of it before the deadline. It is called at most once. failed is a new failure of the
-	// format or of a write; nil if it was sent, or not tried, since one of them has failed before
-	// (as in complete), the deadline has passed, or it is no stream.
+	// all of it before the deadline, a moment. It is called at most once. failed is a failure
+	// that sendError itself has met: it is nil if all was sent, and if nothing was tried, since
+	// something had failed before, the deadline has passed, or the answer is a JSON response.
 	sendError(f *Failure, deadline time.Duration) (sent bool, failed *ending)
 
-	// drop lets go of what was not sent. figures is for an answer that has begun, also after
-	// drop: what was handed to the connection; all that was collected for a JSON response.
-	figures() (fragments int, bytes int64)
+	// drop lets go of what was not sent.
 	drop()
+
+	// figures is what was handed to the connection or, of a JSON response, all that was
+	// collected. It is asked only if the answer has begun, also after drop.
+	figures() (fragments int, bytes int64)
 }
 
 var _, _ answer = (*stream)(nil), (*jsonResponse)(nil)

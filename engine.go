@@ -531,9 +531,9 @@ func (s *slots) countWaiting() int {
 	return len(s.waiting)
 }
 
-// releaseLocked is called with the lock held. Room goes to the first chat that waits for
+// freeLocked is called with the lock held, when the last use of a slot has ended. Room goes to the first chat that waits for
 // it: one whose account has no room lets others pass.
-func (s *slots) releaseLocked(account string) {
+func (s *slots) freeLocked(account string) {
 	s.total.Release(1)
 	if s.perAccount > 0 {
 		if s.inUse[account]--; s.inUse[account] == 0 {
@@ -594,6 +594,6 @@ func (s *Slot) release() {
 	s.slots.mu.Lock()
 	defer s.slots.mu.Unlock()
 	if s.users--; s.users == 0 {
-		s.slots.releaseLocked(s.account)
+		s.slots.freeLocked(s.account)
 	}
 }

@@ -127,9 +127,9 @@ type Options struct {
 
 	// WriteTimeout bounds one write to a client that does not read; then the connection
 	// is aborted. The actual limit can be up to 12.5 % longer (at most 1 s). Zero means
-	// DefaultWriteTimeout, negative no limit; then ChatTimeout, if there is one, bounds
-	// a write. A ResponseWriter without deadlines, and without an Unwrap to one that has
-	// them, must bound its writes itself.
+	// DefaultWriteTimeout, negative ChatTimeout for each write, or no limit without one. A
+	// ResponseWriter without deadlines, and without an Unwrap to one that has them, must
+	// bound its writes itself.
 	WriteTimeout time.Duration
 
 	// Routes are operations of the application's own, and other protocols, under the same
@@ -141,8 +141,8 @@ type Options struct {
 	NotFound func(context.Context, Failure) Reply
 
 	// OnLimit, if not nil, is asked once about a chat that finds no room, before it waits or is
-	// rejected. If it returns the Slot of a chat in progress (Request.Slot), the chat shares
-	// that, and begins immediately; a Slot that has been released already counts as none. If it
+	// rejected. If it returns the Slot of another chat in progress, whose engine has got and
+	// kept it (Request.Slot), the chat shares that, and begins immediately; a Slot that has been released already counts as none. If it
 	// returns an error, the chat is rejected: the error decides the response, as a store's
 	// does; Limit.Err is the usual one. If it returns neither, the chat waits for room, if
 	// MaxWaiting and MaxWait let it, and is rejected otherwise. OnLimit is called on the request's goroutine, without a lock, and must be safe for concurrent use.
@@ -612,7 +612,7 @@ type ending struct {
 	list             []byte            // their JSON; nil unless it is a 422 with a list
 	err              error             // what the application gets: in reports, as context.Cause, in a Failure
 	text             string            // what is logged
-	hasCause         bool              // the response was chosen, and text has a cause beside it, for the log
+	hasCause         bool              // text says more than the response, which is logged for that; not set for a plain 500, which is always logged
 	stack            []byte            // of a panic; logged, too
 	mayComeOfContext bool              // if the request's context has ended, that is the cause (realEnding)
 }
@@ -666,7 +666,8 @@ func alwaysOf(kind endingKind) *ending {
 	return &ending{kind: kind, response: o.response, err: o.err, text: o.err.Error()}
 }
 
-// rejected returns the ending for a request that the handler itself rejects; response says all of it.
+// rejected is for a request that the handler itself rejects, without a cause for the log: an Err
+// only marks the response, for errors.Is.
 func rejected(response StatusError) *ending {
 	err := response
 	response.Err = nil
@@ -677,9 +678,8 @@ func rejected(response StatusError) *ending {
 // returned, a panic, or a StatusError of the handler's own that has an Err for the log.
 func failureOf(err error) *ending { return classify(kindFailed, err) }
 
-// cancelledBy returns the ending for the cause with which the request's context was
-// cancelled. An application that cancels it without a cause, or with one that is
-// context.Canceled, cannot be told from a client that disconnected.
+// cancelledBy returns the ending for the cause with which the request's context was cancelled.
+// Without a cause, or with context.Canceled, it cannot be told from a client that disconnected.
 func cancelledBy(cause error) *ending { return classify(kindCancelled, cause) }
 
 // classify is called where an error of the application's comes in. kind is what the error

@@ -115,7 +115,7 @@ var (
 	isBoolean    = ruleOfKinds(errNotBoolean, jsonscan.Boolean)
 	isText       = ruleOfKinds(errNotText, jsonscan.Text)
 	isTextOrNull = ruleOfKinds(errNotText, jsonscan.Absent, jsonscan.Null, jsonscan.Text)
-	isNameOrNull = ruleOfKinds(errNotText, jsonscan.Absent, jsonscan.Null, jsonscan.Text, jsonscan.Integer)
+	isNameOrNull = ruleOfKinds(errNotText, jsonscan.Absent, jsonscan.Null, jsonscan.Text, jsonscan.Integer) // an integer counts as its digits
 	isListOrNull = ruleOfKinds(errNotList, jsonscan.Absent, jsonscan.Null, jsonscan.List)
 	isObject     = ruleOfKinds(errNotObject, jsonscan.Object)
 	isRole       = rule(errNotRole, func(v *jsonscan.Value) bool {

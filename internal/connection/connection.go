@@ -95,9 +95,9 @@ var ErrLate = errors.New("connection: the rest of the body is too late")
 
 // WriteBody writes the body of a response that is no stream, of this length, in chunks of
 // MaxChunk at most. No chunk but the first is begun after lastBegin. It flushes the last one
-// where the writer itself can. handed is how much of the body the writer got, a later chunk
-// that has failed included. If the first chunk fails, it is 0, since not even the head is known to
-// have arrived; but if only its flush fails, on HTTP/2, the writer has got both. The error is Failed or ErrLate.
+// where the writer itself can. handed is how much of the body may have left the writer. A later
+// chunk counts even if it fails. The first counts only if it was written or, on HTTP/2, if only
+// its flush failed: otherwise, not even the head is known to have left. The error is Failed or ErrLate.
 func (c *Connection) WriteBody(body [][]byte, length int, lastBegin time.Duration) (handed int, err error) {
 	for _, piece := range body {
 		for chunk := range slices.Chunk(piece, MaxChunk) {

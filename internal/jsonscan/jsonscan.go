@@ -123,8 +123,8 @@ func (p *Parser) Enter() {
 	p.space()
 }
 
-// Next steps to the next element of the object or array that closing ends, and returns
-// true, or past its end. first is whether no element was read yet.
+// Next steps to the next element of the object or array that closing ends, and returns true. If
+// there is none, it steps past the end, or fails, and returns false. first is whether no element was read yet.
 func (p *Parser) Next(closing byte, first bool) bool {
 	if !first {
 		p.space()
