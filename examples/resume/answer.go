@@ -41,10 +41,10 @@ type answer struct {
 	urgent  chan struct{}           // receives what the keeper should not let wait
 	settled chan struct{}           // closed when the answer is settled
 
-	mu            sync.Mutex
-	room          sync.Cond // for the engine, with mu: texts were dropped, or the answer has ended
-	readers       map[*reader]struct{}
-	timeoutLogged bool // by botapi, which has ended the reader that left last: end does not log the model's, at the same moment
+	mu           sync.Mutex
+	room         sync.Cond // for the engine, with mu: texts were dropped, or the answer has ended
+	readers      map[*reader]struct{}
+	lastTimedOut bool // the reader that left last, by a timeout, which botapi logs: end does not log the model's, which often comes at the same moment
 	state
 }
 
@@ -180,7 +180,7 @@ func (e *Engine) notePanic(ctx context.Context, r *Report, v any, isOver bool) {
 // one.
 func (a *answer) end(ctx context.Context, err error) {
 	a.mu.Lock()
-	isFirst, isSeen := !a.hasEnded(), len(a.readers) > 0 || a.timeoutLogged && isTimeout(err)
+	isFirst, isSeen := !a.hasEnded(), len(a.readers) > 0 || a.lastTimedOut && isTimeout(err)
 	switch {
 	case isFirst:
 		a.endedAt, a.err = time.Now(), answerTo(err)

@@ -44,7 +44,7 @@ type Options struct {
 	// botapi.Options apply to each reader, too.
 	ChatTimeout, StallTimeout time.Duration
 
-	// Admit is called for a chat with a key before the Store. If it returns an error, the chat
+	// Admit is called for a chat with a key before the Store, unless it shares a slot by OnLimit. If it returns an error, the chat
 	// can only join an answer; the error is its response if there is none. It may be nil.
 	Admit func(ctx context.Context, req *botapi.ChatRequest) error
 
@@ -304,8 +304,8 @@ func (e *Engine) begin(a *answer, goroutines ...func()) bool {
 	return true
 }
 
-// takeBack undoes a claim that has started an answer; the slot of one that has joined expires. A
-// request may wait for it.
+// takeBack undoes a claim that has started an answer; the slot of one that has joined expires. It
+// takes Wait at most, since start calls it within a request.
 func (e *Engine) takeBack(r Ref) {
 	ctx, cancel := context.WithTimeout(context.Background(), e.rules.Wait)
 	defer cancel()
@@ -412,7 +412,9 @@ func (e *Engine) playUnkept(ctx context.Context, r *Report, yield func(string, e
 
 func (e *Engine) reportWhenDone(ctx context.Context, r *Report) {
 	<-ctx.Done()
-	if cause := context.Cause(ctx); cause != context.Canceled { // which a chat has that has ended without an error: one whose client has left has ErrClientLeft
+	// Plain Canceled says only that the chat has ended without an error: errNotRead stays. A
+	// client that has left is ErrClientLeft.
+	if cause := context.Cause(ctx); cause != context.Canceled {
 		r.Err = cause
 	}
 	e.report(ctx, r)

@@ -17,7 +17,7 @@ type Memory struct {
 	names   map[name]*record   // what a Claim finds, by name
 	ids     map[string]*record // those, and what only their readers find
 	owners  map[string]*owner
-	running leases // of all owners, by answer
+	running leases // slots of models of all owners, by answer, also of one that is over
 	bytes   int64  // of all owners
 }
 

@@ -18,7 +18,7 @@ type reader struct {
 	next     int     // number of the next fragment; set by follow, with local.mu if there is one, for trim reads it
 	timedOut bool    // botapi ended it, and logs that
 
-	mu      sync.Mutex // held while the lease of the slot is renewed
+	mu      sync.Mutex // orders renewals before Leave: a Read after it would take the slot again
 	renewal *time.Timer
 	left    bool
 }
@@ -155,8 +155,8 @@ func (r *reader) advance(texts int) {
 	}
 }
 
-// renewLater renews what the store holds for a reader, whose client may not read
-// for long: its slot, and an answer that is over.
+// renewLater renews what the store holds for a reader, also while a slow client keeps follow
+// from reading: its slot, and an answer that is over.
 func (r *reader) renewLater() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -179,7 +179,7 @@ func (r *reader) leave() {
 	if a := r.local; a != nil {
 		a.mu.Lock()
 		delete(a.readers, r)
-		a.timeoutLogged = r.timedOut
+		a.lastTimedOut = r.timedOut
 		a.trim()
 		wake(a.urgent)
 		a.mu.Unlock()

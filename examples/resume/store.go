@@ -32,8 +32,8 @@ type Settings struct {
 	// FragmentBytes is how many bytes a fragment counts besides its text: 24, as in memory.
 	FragmentBytes int64
 
-	// Lease is how long a running answer, or a reader, counts without news from its
-	// process; 9 seconds.
+	// Lease is how long a running answer, or a slot, counts after it was last renewed;
+	// 9 seconds.
 	Lease time.Duration
 
 	// Wait is how long a chat waits for the store. If Claim takes longer, it is answered as
@@ -70,10 +70,11 @@ func (s Settings) Completed() Settings {
 // may lose an answer at any time, but never a part of one: it is Lost then. Only the process
 // that runs an answer calls Add and End for it, one call at a time.
 //
-// A Running or an Outgrown answer is Lost a Lease after the last Add. Models and readers have
-// slots in the store, which limits count in all processes. Each slot is leased, too: it is free a
-// Lease after its process was last heard of. To renew a slot is to set that time anew, also if it
-// has passed; no limit rejects that, but Read of an unknown answer renews none. (The slots of botapi's limits
+// A Running answer is Lost a Lease after its last Add; an Outgrown one, a Lease after the last
+// Add, Read or End of it. Models and readers have slots in the store. The limits of the Settings
+// count them, over all processes. Each slot has a lease of its own: it is free a Lease after the
+// Claim that took it, or after it was last renewed. To renew a slot is to set that time anew, also
+// if it has passed; no limit rejects that, but Read of an unknown answer renews none. (The slots of botapi's limits
 // are others: each process has its own.)
 //
 // The contexts of Claim, Add, End and Leave end after Wait, that of Read after a Lease (Wait, if
@@ -85,7 +86,7 @@ type Store interface {
 	// Claim starts the answer of a key that has none, or joins the one that it has. The first
 	// of these that is true is its result: OtherBody, Stopped, TooManyJoins, TooManyReaders or
 	// Found if there is an answer to join, Nothing if c.Join, TooManyRunning, NoRoom, Started.
-	// An Outgrown answer cannot be joined, but its body counts.
+	// An Outgrown answer cannot be joined: with its body, another is started, which takes its key.
 	Claim(ctx context.Context, c Claim) (Claimed, error)
 
 	// Add renews the slot of the model, also that of an answer which is over or unknown: it is
@@ -189,11 +190,11 @@ const (
 // Added is what an answer is after Add.
 type Added struct {
 	State      State
-	Have       int           // fragments
+	Have       int           // fragments; 0 if the state is final
 	Unattended time.Duration // since an Add has found that nobody follows it
 }
 
-// A Part is some fragments of an answer, and its state once there are no more.
+// A Part is some fragments of an answer, and its state; Running if PartFragments left some out.
 type Part struct {
 	Texts  []string
 	State  State  // Running if there may be more
