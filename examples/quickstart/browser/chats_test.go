@@ -146,10 +146,9 @@ func TestDays(t *testing.T) {
 	is.Equal(tab.texts(".conversations:not([hidden]) > li"), []string{"0 days", "Yesterday", "1 days", expected[0], "3 days", "3 days", expected[1], "400 days"})
 }
 
-// TestOneTabStop checks that the Tab key stops once at each conversation, and that the
-// Delete key deletes it.
-func TestOneTabStop(t *testing.T) {
-	is := is.New(t)
+// focusListOfTwo has the conversations "two" and "one" in the list, and the focus on their bot.
+func focusListOfTwo(t *testing.T) *tab {
+	t.Helper()
 	_, tab := talkToMoody(t, botapi.Options{})
 	for _, message := range []string{"one", "two"} {
 		tab.say(message)
@@ -157,6 +156,14 @@ func TestOneTabStop(t *testing.T) {
 		tab.newChat()
 	}
 	evaluate[any](tab, `document.querySelector(".bot").focus(); null`)
+	return tab
+}
+
+// TestOneTabStop checks that the Tab key stops once at each conversation, and that the
+// Delete key deletes it.
+func TestOneTabStop(t *testing.T) {
+	is := is.New(t)
+	tab := focusListOfTwo(t)
 	for _, title := range []string{"two", "one"} {
 		tab.do(chromedp.KeyEvent(kb.Tab))
 		is.Equal(evaluate[string](tab, `document.activeElement.title`), title)
@@ -171,13 +178,7 @@ func TestOneTabStop(t *testing.T) {
 // TestArrowsInTheList moves through bots and conversations, past nothing that is hidden.
 func TestArrowsInTheList(t *testing.T) {
 	is := is.New(t)
-	_, tab := talkToMoody(t, botapi.Options{})
-	for _, message := range []string{"one", "two"} {
-		tab.say(message)
-		tab.waitForAnswer()
-		tab.newChat()
-	}
-	evaluate[any](tab, `document.querySelector(".bot").focus(); null`)
+	tab := focusListOfTwo(t)
 	for _, step := range []struct{ key, to string }{
 		{kb.ArrowUp, "Ada"}, {kb.ArrowDown, "two"}, {kb.ArrowDown, "one"}, {kb.ArrowDown, "Bo"}, {kb.ArrowDown, "Bo"},
 		{kb.ArrowUp, "one"}, {kb.Delete, "Undo"}, {kb.ArrowUp, "two"}, {kb.End, "Bo"}, {kb.ArrowUp, "Undo"}, {kb.Home, "Ada"},

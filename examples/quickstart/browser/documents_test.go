@@ -11,15 +11,22 @@ import (
 	"github.com/matryer/is"
 )
 
-// TestGuideLinksToDocuments clicks a link of the guide's answer, which leads to a heading
-// of a document that is shown as a page.
-func TestGuideLinksToDocuments(t *testing.T) {
-	is := is.New(t)
+// linksOfGuide asks the guide a question, whose answer has links to documents.
+func linksOfGuide(t *testing.T) *tab {
+	t.Helper()
 	q := startQuickstart(t)
 	tab := newTab(t)
 	tab.open(q.address + "/#key=" + key + "&bot=guide")
 	tab.say(guide.Questions[len(guide.Questions)-1])
 	tab.waitForAnswer()
+	return tab
+}
+
+// TestGuideLinksToDocuments clicks a link of the guide's answer, which leads to a heading
+// of a document that is shown as a page.
+func TestGuideLinksToDocuments(t *testing.T) {
+	is := is.New(t)
+	tab := linksOfGuide(t)
 	const link = `[...document.querySelectorAll(".message:last-child a[href*='/docs/']")].at(-1)`
 	tab.wait(link + ` !== undefined`)
 	heading := evaluate[string](tab, `decodeURIComponent(`+link+`.hash.slice(1))`)
@@ -35,11 +42,7 @@ func TestGuideLinksToDocuments(t *testing.T) {
 // tab that knows the key: it leads to the chat and to the reference without asking.
 func TestDocumentInAnotherTab(t *testing.T) {
 	is := is.New(t)
-	q := startQuickstart(t)
-	tab := newTab(t)
-	tab.open(q.address + "/#key=" + key + "&bot=guide")
-	tab.say(guide.Questions[len(guide.Questions)-1])
-	tab.waitForAnswer()
+	tab := linksOfGuide(t)
 	opened := chromedp.WaitNewTarget(tab.ctx, func(info *target.Info) bool { return strings.Contains(info.URL, "/docs/") })
 	tab.click(".message:last-child a[href*='/docs/']")
 	document := openTab(t, tab.ctx, chromedp.WithTargetID(<-opened))
