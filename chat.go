@@ -735,10 +735,9 @@ func firstProblem(problems []ValidationError) string {
 }
 
 // ReadBody reads the body of a request that a [Route] serves, to its end: so a client that
-// disconnects later is noticed. A Body that the route has replaced is not read. Its memory is
-// that of the bytes that have arrived. An error,
-// returned by Serve wrapped or not, decides the response: a 413, 408 or 400. The package
-// examples/jsonbody decodes a body in no more memory.
+// disconnects later is noticed. A Body that the route has replaced is not read. The memory is
+// that of the bytes that have arrived. An error, returned by Serve wrapped or not, decides the
+// response: a 413, 408 or 400. The package examples/jsonbody decodes a body in no more memory.
 func ReadBody(r *http.Request) (string, error) {
 	x := RequestFrom(r.Context()).exchange
 	if x == &nowhere {

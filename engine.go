@@ -551,7 +551,7 @@ func (s *slots) freeLocked(account string) {
 
 // A Slot is a place under MaxConcurrentChats and MaxChatsPerAccount. A chat takes one, or shares
 // one by OnLimit. It is in use until the engines of its chats have returned, their answers have
-// ended, and whoever holds it has released it. An engine finds
+// ended, and each Hold was released. An engine finds
 // that of its chat with [RequestFrom]. It is safe for concurrent use.
 type Slot struct {
 	slots   *slots

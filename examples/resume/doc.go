@@ -28,8 +28,7 @@
 //   - DELETE /v1/answers with the Idempotency-Key stops the model immediately; then
 //     the key is a 410 for Keep. It does not change an answer that is complete: one that
 //     the store does not know to be complete yet is stopped, for all its readers
-//     that have not got its end.
-//     "Regenerate", and another try after a stop, use a new key.
+//     that have not got its end. "Regenerate", and another try after a stop, use a new key.
 //   - Another body under a key is a 409, but for the spacing and the order of members
 //     of JSON that the API does not define. Joining by key alone, with [Engine.Join],
 //     is a 404 if there is no answer.

@@ -112,7 +112,7 @@ type Store interface {
 	Stop(ctx context.Context, owner, key string) (found bool, err error)
 
 	// Read returns fragments from a number on, without waiting for any, and renews the slot of
-	// a reader, by the ID of its Claim; an empty one has none. Whoever has a slot follows the
+	// a reader, by the ID of its Claim; an empty one has none. A request that has one follows the
 	// answer: it is not abandoned. An answer that is not Running stays for another Lease at least. Read
 	// is called ten times a second for a reader of another process, by a reader of the process
 	// that runs the answer if it is behind, and, with a number beyond all fragments, to renew.
