@@ -62,6 +62,28 @@ func TestStopKeepsFocus(t *testing.T) {
 	is.Equal(evaluate[string](tab, "document.activeElement.id"), "message")
 }
 
+// TestStopByTouch checks that no keyboard covers the answer that somebody has stopped or
+// asked for again with a finger.
+func TestStopByTouch(t *testing.T) {
+	is := is.New(t)
+	tab := newTab(t)
+	tab.do(chromedp.EmulateViewport(390, 780, chromedp.EmulateMobile, chromedp.EmulateTouch))
+	tab.open(startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil).URL + "/#key=" + key + "&bot=ada")
+	tab.click("#message")
+	tab.write("Hello")
+	tab.click("#send")
+	for _, again := range []string{".regenerate", ""} {
+		tab.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
+		tab.click("#stop")
+		tab.see(".stopped")
+		is.Equal(evaluate[string](tab, "document.activeElement.id"), "chat-name")
+		if again != "" {
+			tab.click(again)
+			is.Equal(evaluate[string](tab, "document.activeElement.id"), "chat-name")
+		}
+	}
+}
+
 // TestAnnouncements checks the texts that a screen reader says.
 func TestAnnouncements(t *testing.T) {
 	is := is.New(t)

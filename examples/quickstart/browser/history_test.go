@@ -170,6 +170,9 @@ func TestLongConversation(t *testing.T) {
 	tab.wait(`document.activeElement?.id === "message"`)
 	tab.write(strings.Repeat("x", 3000)) // what is too long by itself does not get shorter
 	is.Equal(says(), "This message is too long for the server, or almost.")
+	tab.enter()
+	tab.see(".failure .change")
+	is.True(!evaluate[bool](tab, `document.querySelector(".failure .shorten").checkVisibility()`))
 }
 
 // TestTooLongForTheBot has a service with a lower limit than the page knows, and a
@@ -402,6 +405,28 @@ func TestConversationsOutliveTab(t *testing.T) {
 	is.Equal(second.answers(), []string{})
 	is.Equal(evaluate[int](second, "localStorage.length"), 0)
 	first.wait(`document.querySelectorAll(".assistant .text").length === 1`)
+}
+
+// TestSentInAnotherTab checks that a draft that two tabs show is gone in both when one of
+// them has sent it, and that a tab keeps what it has written itself.
+func TestSentInAnotherTab(t *testing.T) {
+	is := is.New(t)
+	_, first := talkToMoody(t, botapi.Options{})
+	first.say("one")
+	first.waitForAnswer()
+	first.write("two")
+	first.do(chromedp.Reload())
+	message := `document.querySelector("#message").value`
+	first.wait(message + ` === "two"`)
+	second, third := first.another(), first.another()
+	for _, tab := range []*tab{second, third} {
+		tab.open(evaluate[string](first, "location.origin") + "/#key=" + key)
+		tab.wait(message + ` === "two"`)
+	}
+	third.write(" and three")
+	first.enter()
+	second.wait(message + ` === ""`)
+	is.Equal(evaluate[string](third, message), "two and three")
 }
 
 // TestForgetKeepsConversations checks that "Forget key" deletes the conversations

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -278,7 +279,7 @@ func TestConnectionLost(t *testing.T) {
 	tab.watchAnswer()
 	n.cut(true)
 	tab.see(".arriving .lost")
-	is.Equal(tab.text(".arriving .lost"), "The connection is lost. The page tries to get the rest of the answer.")
+	is.Equal(tab.text(".arriving .lost"), "The answer is interrupted. The page tries to get the rest of it.")
 	m.fragments <- "three, "
 	time.Sleep(3 * time.Second)
 	is.Equal(tab.texts(".failure"), []string{})
@@ -322,6 +323,39 @@ func TestConnectionLostForGood(t *testing.T) {
 	tab.waitForAnswer()
 	is.Equal(tab.texts(".failure"), []string{})
 	is.Equal(m.count(), 1)
+}
+
+// TestBotFails checks that the page asks a bot that has failed again only if the error
+// says when, and not for long.
+func TestBotFails(t *testing.T) {
+	down := botapi.StatusError{Status: http.StatusServiceUnavailable, Detail: "The model starts again"}
+	soon := down
+	soon.RetryAfter = time.Second
+	tests := map[string]struct {
+		err   error
+		calls int32
+	}{
+		"for good":         {errMood, 1},
+		"without a time":   {down, 1},
+		"for the moment":   {soon, 3},
+		"before its first": {errMood, 1},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			var calls atomic.Int32
+			tab := sayHello(t, startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+				calls.Add(1)
+				text := "Well,"
+				if name == "before its first" {
+					text = ""
+				}
+				return fails(text, nil, test.err).Chat(ctx, req)
+			})}, nil).URL+"/#key="+key)
+			tab.see(".failure")
+			is.Equal(calls.Load(), test.calls)
+		})
+	}
 }
 
 // TestResumeInSecondTab opens a conversation in a second tab while it is being

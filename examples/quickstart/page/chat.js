@@ -19,6 +19,7 @@ const setting = (name) => document.querySelector(`meta[name=${name}]`).content; 
 const service = setting("application-name");
 const mostBytes = Number(setting("most-bytes")); // in a request
 const wide = matchMedia("(min-width: 46rem)");
+const touch = matchMedia("(hover: none) and (pointer: coarse)");
 const scroller = new Scroller($("scroller"), $("latest"));
 
 let client; // set once there is a key
@@ -325,6 +326,11 @@ function focusChat() {
   (wide.matches ? $("message") : $("chat-name")).focus({ preventScroll: true });
 }
 
+// focusComposer focuses the composer, but where that would open a keyboard on the screen.
+function focusComposer() {
+  (touch.matches ? $("chat-name") : $("message")).focus({ preventScroll: true });
+}
+
 function showBot(bot) {
   $("chat").classList.toggle("gone", Boolean(bot.gone));
   $("gone-note").hidden = !bot.gone;
@@ -377,6 +383,7 @@ const page = {
     focusChat();
   },
   edit: (turn) => edit(turn),
+  canShorten,
   shorten: (turn) => shorten(turn),
   turn(turn, index, name, direction) {
     finishEditing();
@@ -387,7 +394,7 @@ const page = {
     announce(`Another version of the ${name} is on show.`);
   },
   announce: (text) => announce(text),
-  focusComposer: () => $("message").focus(),
+  focusComposer,
   changed(view) {
     if (view !== chat?.view) return;
     scroller.keepUp();
@@ -434,7 +441,8 @@ function showProgress() {
   $("send").hidden = answering;
   $("stop").hidden = !answering;
   for (const id of ["new-chat", "rename", "save-markdown", "save-json", "start-over"]) $(id).hidden = isEmpty;
-  if (focused) (answering ? $("stop") : $("message")).focus();
+  if (focused && answering) $("stop").focus();
+  else if (focused) focusComposer();
 }
 
 // ---- The composer ----
@@ -484,15 +492,20 @@ function showLength() {
   const { conversation, editing } = chat;
   const text = $("message").value.trim();
   const size = conversation.size(text, editing?.turn);
-  const canShorten = conversation.canShorten(editing?.turn) && new Blob([text]).size <= 0.8 * mostBytes;
+  const isShortenable = canShorten(conversation, text, editing?.turn);
   const warning = size <= 0.8 * mostBytes ? ""
-    : !canShorten ? "This message is too long for the server, or almost."
+    : !isShortenable ? "This message is too long for the server, or almost."
     : size <= mostBytes ? "The conversation is almost too long for the server."
     : text ? "With this message, the conversation is too long for the server." : "The conversation is too long for the server.";
   if ($("length-text").textContent !== warning) announce(warning);
   $("length-text").textContent = warning;
   $("length").hidden = !warning;
-  $("shorten").hidden = !canShorten;
+  $("shorten").hidden = !isShortenable;
+}
+
+// canShorten reports whether a message fits if what is before it is left out.
+function canShorten(conversation, question, turn) {
+  return conversation.canShorten(turn) && new Blob([question]).size <= 0.8 * mostBytes;
 }
 
 // shorten goes on without the oldest messages. It asks again for a turn that was too long.
@@ -721,6 +734,8 @@ store.watch((id) => {
 }, (isForgotten) => {
   if (isForgotten) forgetKey();
   else if ($("app").hidden) start();
+}, (id, before, text) => {
+  if (chat && !chat.editing && draftName() === id && $("message").value === before) compose(text);
 });
 
 showTheme();

@@ -8,7 +8,7 @@ const alone = 60_000;
 // but not before the browser has a network: the service has no answer to lose.
 const unsure = 10_000;
 
-const mostBreaks = 3; // of the answer itself, without any text that is new
+const mostBreaks = 2; // of the answer itself, without any text that is new
 
 // isPassing reports whether the same request may succeed later.
 export function isPassing({ kind, status }) {
@@ -23,8 +23,9 @@ export function isFresh({ heard }) {
 
 // mayContinue reports whether to ask again after an error. An attempt has lost, the
 // time when it lost its connection, and breaks, the number of times when the answer
-// was aborted.
+// was aborted. An error event is the end of the answer, unless it says when to ask again.
 export function mayContinue({ turn, kept, lost, breaks }, error) {
+  if (error.kind === "failed" && !error.retryAfter) return false;
   if (!turn.pending || kept === false || breaks > mostBreaks) return false;
   if (kept ? !isPassing(error) : error.kind !== "unreachable") return false;
   if (!kept && !navigator.onLine) return true;

@@ -136,12 +136,14 @@ export const store = {
 
   // watch calls changed with the id of each conversation that another tab has
   // changed, or without one if any may have changed, and keyChanged when another tab
-  // keeps a key for all tabs, or, with true, forgets the key.
-  watch(changed, keyChanged) {
-    addEventListener("storage", ({ key, newValue }) => {
+  // keeps a key for all tabs, or, with true, forgets the key. It calls drafted with the id
+  // of a draft that another tab has changed, and with its text before and after that.
+  watch(changed, keyChanged, drafted) {
+    addEventListener("storage", ({ key, oldValue, newValue }) => {
       if (newValue && removed.has(key) && removed.get(key) === firstTurn(newValue)) write(permanent, key, "");
       if (key === null) changed();
       else if (key.startsWith(chatPrefix)) changed(key.slice(chatPrefix.length));
+      else if (key.startsWith(draftPrefix)) drafted(key.slice(draftPrefix.length), oldValue ?? "", newValue ?? "");
       else if (key === keyName && newValue) keyChanged(false);
       else if (key === forgottenName && newValue) keyChanged(true);
     });

@@ -316,7 +316,7 @@ class TurnView {
   tick({ since, heard, lost, kept }) {
     const seconds = (time) => Math.round((Date.now() - time) / 1000);
     this.#find(".elapsed").textContent = seconds(since) >= 2 ? duration(seconds(since)) : "";
-    this.#find(".lost").textContent = kept ? "The connection is lost. The page tries to get the rest of the answer." : "The server cannot be reached: the message is not sent yet. The page keeps trying.";
+    this.#find(".lost").textContent = kept ? "The answer is interrupted. The page tries to get the rest of it." : "The server cannot be reached: the message is not sent yet. The page keeps trying.";
     if (lost && this.#find(".lost").hidden) this.#page.announce(this.#find(".lost").textContent);
     this.#find(".lost").hidden = !lost;
     const silence = this.#find(".silence");
@@ -346,7 +346,7 @@ class TurnView {
     again.hidden = Boolean(tooLong);
     again.addEventListener("click", () => this.#ask("again"));
     const shorten = failure.querySelector(".shorten");
-    shorten.hidden = !tooLong || !this.#conversation.canShorten(this.#turn);
+    shorten.hidden = !tooLong || !this.#page.canShorten(this.#conversation, this.#turn.question, this.#turn);
     shorten.addEventListener("click", () => this.#page.shorten(this.#turn));
     const change = failure.querySelector(".change");
     change.hidden = this.#turn.answer !== "";
