@@ -258,6 +258,44 @@ func TestRejectedByALimit(t *testing.T) {
 	is.True(strings.Contains(got.stdout, `a limit has rejected a request (429, "Too many`))
 }
 
+// A service with a limit for each second is checked nevertheless: the checks wait as long as it says.
+func TestSlowedByARate(t *testing.T) {
+	t.Parallel()
+	for _, flags := range [][]string{nil, {"--secret", secret}} {
+		t.Run(strings.Join(flags, " "), func(t *testing.T) {
+			t.Parallel()
+			is := is.New(t)
+			var calls, chats atomic.Int64
+			address := serve(t, &chats, newAPI(t, &calls, func(o *botapi.Options) { o.Keys = limitRate(o.Keys) }))
+			got := doctor(t, append([]string{address, "--key", apiKey}, flags...)...)
+			t.Log(got.stdout, got.stderr)
+			is.Equal(got.code, healthy)
+		})
+	}
+}
+
+// limitRate lets 20 requests through each second, and 20 in a burst.
+func limitRate(v botapi.KeyVerifier) botapi.KeyVerifier {
+	const burst, interval = 20, 50 * time.Millisecond
+	var mu sync.Mutex
+	var full time.Time // when a burst is possible again
+	return botapi.KeyVerifierFunc(func(ctx context.Context, key string) (string, error) {
+		account, err := v.VerifyKey(ctx, key)
+		mu.Lock()
+		defer mu.Unlock()
+		next := time.Now()
+		if full.After(next) {
+			next = full
+		}
+		next = next.Add(interval)
+		if wait := time.Until(next) - burst*interval; err == nil && wait > 0 {
+			return account, botapi.StatusError{Status: http.StatusTooManyRequests, Detail: "Too many requests for this key", RetryAfter: wait}
+		}
+		full = next
+		return account, err
+	})
+}
+
 func TestHTTP2(t *testing.T) {
 	t.Parallel()
 	is := is.New(t)

@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -40,6 +41,7 @@ type counter struct {
 	chats    atomic.Int64
 	bound    int64        // 0: none
 	rejected atomic.Int64 // requests that got a 429: the checks cause none themselves
+	delayed  atomic.Int64 // requests that came too soon, and were sent again
 	room     atomic.Int64 // for so many chats at the same time; 0: nothing is known of a limit
 
 	mu        sync.Mutex
@@ -47,16 +49,16 @@ type counter struct {
 	processes map[string]bool // that have answered orders
 }
 
-// reject counts a 429.
-func (c *counter) reject(a *answer) {
-	reason := fmt.Sprintf("%q", a.detail())
-	if a.detail() == "" {
-		reason = quoted(a.body)
+// note adds a 429 to one of the counters, and keeps what it says.
+func (c *counter) note(count *atomic.Int64, body string) {
+	reason := quoted(body)
+	if detail := detailOf(body); detail != "" {
+		reason = fmt.Sprintf("%q", detail)
 	}
 	c.mu.Lock()
 	c.reason = reason
 	c.mu.Unlock()
-	c.rejected.Add(1)
+	count.Add(1)
 }
 
 // rejection is what the last 429 has said.
@@ -168,7 +170,7 @@ type answer struct {
 	mu      sync.Mutex
 	changed chan struct{}
 
-	begun    time.Time // sent
+	begun    time.Time // sent, for the last time
 	status   int       // 0: no response yet
 	headAt   time.Time // the status and the headers arrived
 	proto    string
@@ -208,17 +210,23 @@ func (s *stack) start(ctx context.Context, r request) *answer {
 	return a
 }
 
+// A request that came too soon waits as long as the response says, if that is not long, and is sent
+// again.
+const (
+	longestPause = 5 * time.Second
+	mostPauses   = 5
+)
+
+// ownLimit is what the handler says of chats at the same time: those of the check have the room.
+const ownLimit = "Too many chats in progress for this key"
+
 func (r request) isChat() bool { return r.body != "" && strings.HasSuffix(r.path, "/chat") }
 
 func (a *answer) follow(ctx context.Context, s *stack, r request, gate <-chan struct{}) error {
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(info httptrace.GotConnInfo) {
 		a.change(func() { a.reused = info.Reused })
 	}})
-	req, err := s.request(ctx, r)
-	if err != nil {
-		return err
-	}
-	res, err := s.client.Do(req)
+	res, err := s.send(ctx, r, a)
 	if err != nil {
 		return err
 	}
@@ -226,9 +234,56 @@ func (a *answer) follow(ctx context.Context, s *stack, r request, gate <-chan st
 	a.change(func() { a.status, a.headAt, a.proto, a.header = res.StatusCode, time.Now(), res.Proto, res.Header })
 	err = a.read(ctx, res, r.slow, gate)
 	if res.StatusCode == http.StatusTooManyRequests && ctx.Err() == nil { // otherwise the check has ended
-		s.sent.reject(a)
+		s.sent.note(&s.sent.rejected, a.body)
 	}
 	return err
+}
+
+// send sends a request, and again after each response that it came too soon.
+func (s *stack) send(ctx context.Context, r request, a *answer) (*http.Response, error) {
+	for pauses := 0; ; pauses++ {
+		req, err := s.request(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		res, err := s.client.Do(req)
+		if err != nil || pauses == mostPauses {
+			return res, err
+		}
+		pause := pauseAfter(res)
+		if pause == 0 {
+			return res, nil
+		}
+		body, err := io.ReadAll(io.LimitReader(res.Body, 64<<10))
+		if err != nil || detailOf(string(body)) == ownLimit {
+			res.Body = &readBefore{io.MultiReader(bytes.NewReader(body), res.Body), res.Body}
+			return res, nil
+		}
+		res.Body.Close()
+		s.sent.note(&s.sent.delayed, string(body))
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		a.change(func() { a.begun = time.Now() })
+	}
+}
+
+// pauseAfter is how long to wait after a response before its request is sent again, or 0.
+func pauseAfter(res *http.Response) time.Duration {
+	seconds, err := strconv.Atoi(res.Header.Get("Retry-After"))
+	pause := time.Duration(seconds) * time.Second
+	if res.StatusCode != http.StatusTooManyRequests || err != nil || pause <= 0 || pause > longestPause {
+		return 0
+	}
+	return pause
+}
+
+// A readBefore is a body of which some was read already.
+type readBefore struct {
+	io.Reader
+	io.Closer
 }
 
 func (s *stack) request(ctx context.Context, r request) (*http.Request, error) {
@@ -357,6 +412,13 @@ func (a *answer) whole(ctx context.Context) {
 	defer a.mu.Unlock()
 }
 
+// sentAt returns when the request was sent, for an answer that may not have ended.
+func (a *answer) sentAt() time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.begun
+}
+
 func (a *answer) hasEnded() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -390,7 +452,7 @@ func (a *answer) headAfter() time.Duration {
 func (a *answer) fate() string {
 	hasEnded, after := a.endedAfter()
 	if !hasEnded {
-		return fmt.Sprintf("was open for %.1f s", time.Since(a.begun).Seconds())
+		return fmt.Sprintf("was open for %.1f s", time.Since(a.sentAt()).Seconds())
 	}
 	return fmt.Sprintf("ended after %.1f s", after.Seconds())
 }
@@ -431,9 +493,11 @@ func (a *answer) isJSON() bool {
 }
 
 // detail is the detail of an error in the API's own form.
-func (a *answer) detail() string {
+func (a *answer) detail() string { return detailOf(a.body) }
+
+func detailOf(body string) string {
 	var e struct{ Detail any }
-	_ = json.Unmarshal([]byte(a.body), &e)
+	_ = json.Unmarshal([]byte(body), &e)
 	detail, _ := e.Detail.(string)
 	return detail
 }

@@ -293,7 +293,7 @@ func (c check) runOn(ctx context.Context, stacks []*stack, r *Result) {
 
 // runWith runs a check on one stack.
 func (c check) runWith(ctx context.Context, s *stack, r *Result) {
-	before := s.sent.rejected.Load()
+	rejected, delayed := s.sent.rejected.Load(), s.sent.delayed.Load()
 	err := c.runRounds(ctx, s, r)
 	var page *pageError
 	switch isPage := errors.As(err, &page); {
@@ -303,7 +303,8 @@ func (c check) runWith(ctx context.Context, s *stack, r *Result) {
 	case err != nil:
 		r.Problem = err.Error()
 	}
-	if page == nil && s.sent.rejected.Load() > before {
+	isLate := s.sent.delayed.Load() > delayed && (len(r.Findings) > 0 || r.Problem != "") // perhaps only for that
+	if page == nil && (s.sent.rejected.Load() > rejected || isLate) {
 		r.Findings, r.Problem = nil, fmt.Sprintf("a limit has rejected a request (429, %s): the checks need %s", s.sent.rejection(), limitsNeeded)
 	}
 }

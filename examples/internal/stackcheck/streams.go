@@ -432,7 +432,7 @@ func (s *stack) lockstep(ctx context.Context, r *Result, req request) (delayed s
 	p := s.play(ctx, true, req, steps...)
 	defer p.disconnect()
 	var delays, trips []time.Duration
-	last := p.begun
+	last := p.sentAt()
 	for i := range lockstepFragments {
 		if !p.wait(ctx, s.Patience, func() bool { return len(p.arrivals) > i && !p.ended }) {
 			if p.hasEnded() { // perhaps with all that was collected
@@ -572,15 +572,15 @@ func (s *stack) checkSilence(ctx context.Context, r *Result) error {
 	isKept := func() bool { return strings.Contains(p.body, keepAlive) }
 	var o *others
 	if !p.wait(ctx, stagger, isKept) || s.Silence > stagger {
-		p.wait(ctx, stagger-time.Since(p.begun), func() bool { return false })
+		p.wait(ctx, stagger-time.Since(p.sentAt()), func() bool { return false })
 		o = &others{begin(other), begin(other, probe.Step{Text: "x"}), other.play(ctx, true, request{timeout: 2*most + time.Minute}, seldom(most)...)}
 		defer o.disconnect()
 	}
-	kept := p.wait(ctx, most-time.Since(p.begun), isKept)
+	kept := p.wait(ctx, most-time.Since(p.sentAt()), isKept)
 	if kept {
-		p.wait(ctx, s.Silence-time.Since(p.begun), func() bool { return false })
+		p.wait(ctx, s.Silence-time.Since(p.sentAt()), func() bool { return false })
 	}
-	ended, silence, head := p.hasEnded(), time.Since(p.begun), p.headAfter()
+	ended, silence, head := p.hasEnded(), time.Since(p.sentAt()), p.headAfter()
 	if !ended {
 		if err := s.goOn(ctx, p); err != nil {
 			return err
@@ -681,7 +681,7 @@ func (o *others) fates(p *play) string {
 func (o *others) whatEnded(ctx context.Context, p *play) (effect, cause string) {
 	length := p.length()
 	for other, most := range map[*play]time.Duration{o.silent: length, o.begun: length, o.busy: untilFragment(length)} {
-		other.wait(ctx, most+together-time.Since(other.begun), func() bool { return other.ended })
+		other.wait(ctx, most+together-time.Since(other.sentAt()), func() bool { return other.ended })
 	}
 	wasSilentEnded, after := o.silent.endedAfter()
 	isSameMoment := func(other *play) bool {
