@@ -95,10 +95,84 @@ func TestDeleteConversation(t *testing.T) {
 	tab.click(".conversation-item:first-child .delete")
 	tab.wait(`document.querySelectorAll(".message.user").length === 0`)
 	is.Equal(tab.titles(), []string{})
-	is.Equal(tab.texts(".deletion"), []string{"Deleted. Undo"}) // of the last one
+	tab.click(".conversation-item:last-child .restore")
+	is.Equal(tab.titles(), []string{"one"})
+	tab.click(".conversation-item:first-child .restore")
+	is.Equal(tab.titles(), []string{"wait", "one"})
+
+	tab.click(".conversation-item:last-child .delete")
 	tab.do(chromedp.Reload())
 	tab.see(".bot")
-	is.Equal(tab.texts(".conversation-item"), []string{})
+	is.Equal(tab.titles(), []string{"wait"})
+}
+
+// TestManyDeletions checks that the last five can be undone.
+func TestManyDeletions(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	for i := range 7 {
+		tab.say(fmt.Sprint("chat ", i))
+		tab.waitForAnswer()
+		tab.newChat()
+	}
+	for i := range 6 {
+		tab.click(fmt.Sprintf(`.conversation-item .delete[aria-label="Delete “chat %d”"]`, i))
+		is.Equal(len(tab.texts(".conversation-item.deleted")), min(i+1, 5))
+	}
+	is.Equal(tab.titles(), []string{"chat 6"})
+	for range 5 {
+		tab.click(".deleted .restore")
+	}
+	is.Equal(tab.titles(), []string{"chat 6", "chat 5", "chat 4", "chat 3", "chat 2", "chat 1"})
+	tab.do(chromedp.Reload())
+	tab.see(".bot")
+	is.Equal(len(tab.titles()), 6)
+}
+
+// TestOrderStays checks that nothing moves in the list while answers arrive, or when one of
+// them is stopped.
+func TestOrderStays(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	for _, title := range []string{"wait", "wait, too", "say"} {
+		tab.say(strings.TrimSuffix(title, ", too"))
+		if title != "say" {
+			tab.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
+		} else {
+			tab.waitForAnswer()
+		}
+		tab.click("#menu-button")
+		tab.click("#rename")
+		tab.write(title)
+		tab.enter()
+		tab.wait(fmt.Sprintf(`document.querySelector("#chat-description").textContent === %q`, title))
+		tab.newChat()
+	}
+	want := []string{"say", "wait, too", "wait"}
+	is.Equal(tab.titles(), want)
+	tab.do(chromedp.KeyEvent(kb.Escape)) // stops those that are not on show
+	tab.wait(`document.querySelectorAll(".conversation-item [data-state=unseen]").length === 2`)
+	is.Equal(tab.titles(), want)
+	tab.do(chromedp.Reload())
+	tab.wait(`document.querySelectorAll(".conversation-item [data-state=unseen]").length === 2`)
+	is.Equal(tab.titles(), want)
+	tab.click(".conversation-item:last-child a")
+	tab.wait(`document.querySelectorAll(".conversation-item [data-state=unseen]").length === 1`)
+}
+
+// TestBackFromNewChat checks that the browser's button leads to the conversation that was on
+// show, also if it was begun at the address of its bot.
+func TestBackFromNewChat(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	tab.click(`.bot[href="#bot=bo"]`)
+	tab.wait(`document.querySelector("#chat-name").textContent === "Bo"`)
+	tab.say("one")
+	tab.waitForAnswer()
+	tab.newChat()
+	tab.do(chromedp.NavigateBack())
+	tab.seeAnswer("Answer 1")
+	is.Equal(tab.texts(".user .text"), []string{"one"})
 }
 
 // TestNewChatOrClear checks that only one of the buttons beside the bot's name begins
@@ -155,7 +229,7 @@ func TestBotGone(t *testing.T) {
 			tab.click(".conversation-item .delete")
 			tab.see(".deletion")
 			is.Equal(evaluate[int](tab, `Object.keys(localStorage).filter((name) => name.startsWith("botapi.chat")).length`), 0)
-			tab.click(".restore")
+			tab.click(".deleted .restore")
 			tab.wait(`document.querySelector(".conversation-item:not(.deleted)") !== null`)
 			tab.see(".conversation-item a")
 

@@ -120,15 +120,37 @@ func TestActionsOnAPhone(t *testing.T) {
 	is.True(evaluate[bool](tab, `matchMedia("(hover: none)").matches`))
 	heights := `Array.from(document.querySelectorAll(".user .actions, .assistant:last-child .actions"), (each) => each.offsetHeight > 0)`
 	is.Equal(evaluate[[]bool](tab, heights), []bool{false, true})
-	touch := evaluate[[]float64](tab, `(({ x, y }) => [x + 5, y + 5])(document.querySelector(".user .text").getBoundingClientRect())`)
+	tab.touch(".user .text")
+	tab.wait(heights + `.every(Boolean)`)
+
+	// The buttons of the first message go away, and nothing moves below the finger before it has
+	// pressed one of those below.
+	tab.touch(".assistant:last-child .regenerate")
+	tab.wait(`document.querySelector(".assistant:last-child .place").textContent === "2 / 2"`)
+	tab.waitForAnswer()
+
+	// Where there are other versions, the buttons that lead to them stay.
+	tab.touch(".user .text")
+	tab.touch(".user .edit")
+	tab.write(" again")
+	tab.touch("#send")
+	tab.wait(`document.querySelector(".user .place").textContent === "2 / 2"`)
+	tab.waitForAnswer()
+	tab.touch(".assistant:last-child .text")
+	is.Equal(evaluate[[]bool](tab, heights), []bool{true, true})
+}
+
+// touch touches the middle of an element with a finger.
+func (tab *tab) touch(selector string) {
+	tab.t.Helper()
+	at := evaluate[[]float64](tab, fmt.Sprintf(`(({ x, y, width, height }) => [x + width / 2, y + height / 2])(document.querySelector(%q).getBoundingClientRect())`, selector))
 	for _, event := range []input.DispatchTouchEventParams{
-		{Type: input.DispatchTouchEventTypeTouchStart, TouchPoints: []*input.TouchPoint{{X: touch[0], Y: touch[1]}}},
+		{Type: input.DispatchTouchEventTypeTouchStart, TouchPoints: []*input.TouchPoint{{X: at[0], Y: at[1]}}},
 		{Type: input.DispatchTouchEventTypeTouchEnd, TouchPoints: []*input.TouchPoint{}},
 	} {
 		_, err := chromedp.Call(tab.ctx, input.DispatchTouchEvent, event)
-		is.NoErr(err)
+		is.New(tab.t).NoErr(err)
 	}
-	tab.wait(heights + `.every(Boolean)`)
 }
 
 // TestWrap wraps the long lines of a block of code while it arrives, and undoes that.

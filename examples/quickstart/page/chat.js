@@ -24,10 +24,11 @@ const scroller = new Scroller($("scroller"), $("latest"));
 
 let client; // set once there is a key
 let bots = [];
-let chat; // {conversation, view, position, editing, unseen}: the chat on show
+let chat; // {conversation, view, position, editing}: the chat on show
 const chats = new Map(); // all chats that have been on show, by the conversation's id
 const lastChat = new Map(); // the id of the chat last on show, by the bot's uid
-let deleted; // {id, bot, title, changed, isOnShow, chat, restore}: the conversation deleted last
+const deletions = new Map(); // {bot, name, slug, title, changed, isOnShow, chat, restore}: the conversations deleted last, by id
+const mostDeletions = 5;
 
 const list = new BotList($("bots"), { open: showFound, remove: deleteConversation, restore: restoreConversation });
 
@@ -117,7 +118,7 @@ function forgetChats() {
   chats.forEach(({ conversation }) => conversation.forget());
   chats.clear();
   lastChat.clear();
-  deleted = undefined;
+  deletions.clear();
   chat = undefined;
   compose("");
 }
@@ -191,14 +192,14 @@ function drawList() {
 }
 
 // conversations returns the stored conversations, those that the store had no
-// room for, and the one that was just deleted.
+// room for, and those that were just deleted.
 function conversations() {
   const kept = new Map(store.conversations().map((each) => [each.id, each]));
   for (const { conversation: { id, bot, name, isEmpty } } of chats.values()) {
     if (!isEmpty && !kept.has(id)) kept.set(id, { id, bot: bot.uid, name: bot.name, slug: bot.slug, title: name, changed: Infinity });
   }
-  if (deleted) kept.set(deleted.id, { ...deleted, deleted: true });
-  return [...kept.values()].sort((a, b) => b.changed - a.changed).map((each) => ({ ...each, bot: botOf(each), state: stateOf(chats.get(each.id)) }));
+  for (const [id, each] of deletions) kept.set(id, { ...each, id, deleted: true });
+  return [...kept.values()].sort((a, b) => b.changed - a.changed).map((each) => ({ ...each, bot: botOf(each), state: stateOf(each.id) }));
 }
 
 // showFound shows the version of a conversation in which the search has found something.
@@ -207,29 +208,30 @@ function showFound({ bot, id }) {
   if (words) chatWith(bot, id).conversation.showWith(words);
 }
 
-function stateOf(chat) {
-  return chat?.conversation.answering ? "answering" : chat?.unseen ? "unseen" : "";
+function stateOf(id) {
+  return chats.get(id)?.conversation.answering ? "answering" : store.isUnseen(id) ? "unseen" : "";
 }
 
-// deleteConversation can be undone until the next one is deleted.
+// deleteConversation can be undone until some more are deleted.
 function deleteConversation({ id, bot: { uid: bot, name, slug }, title, changed }) {
   const kept = chats.get(id);
   kept?.conversation.stop();
   const isOnShow = kept !== undefined && kept === chat;
   if (isOnShow) leave();
-  deleted = { id, bot, name, slug, title, changed, isOnShow, chat: kept, restore: store.remove(id) };
+  deletions.set(id, { bot, name, slug, title, changed, isOnShow, chat: kept, restore: store.remove(id) });
+  if (deletions.size > mostDeletions) deletions.delete(deletions.keys().next().value);
   chats.delete(id);
   if (lastChat.get(bot) === id) lastChat.delete(bot);
   if (isOnShow) go(addressOf(kept.conversation.bot));
   else drawList();
   announce("The conversation is deleted.");
-  $("bots").querySelector(".deleted .restore")?.focus();
+  list.focusRestore(id);
 }
 
-function restoreConversation() {
-  const { id, isOnShow, chat: kept, restore } = deleted;
-  const address = addressOf(botOf(deleted), id);
-  deleted = undefined;
+function restoreConversation({ id, bot }) {
+  const { isOnShow, chat: kept, restore } = deletions.get(id);
+  const address = addressOf(bot, id);
+  deletions.delete(id);
   restore();
   if (kept) chats.set(id, kept);
   announce("The conversation is back.");
@@ -260,6 +262,13 @@ function note(text, action, act) {
 // for the last conversation with a bot, or `#chat=id` if the bot is gone.
 function inAddress(name) {
   return new URLSearchParams(location.hash.slice(1)).get(name);
+}
+
+// nameInAddress names the conversation on show in the address, which may name only the bot:
+// "Back" from another conversation leads to this one.
+function nameInAddress() {
+  const { bot, id, isEmpty } = chat.conversation;
+  if (!isEmpty && !inAddress("chat")) history.replaceState(null, "", addressOf(bot, id));
 }
 
 function namedBot() {
@@ -310,7 +319,8 @@ function lastChatWith(bot) {
 function show(bot, id) {
   lastChat.set(bot.uid, id);
   chat = chatWith(bot, id);
-  chat.unseen = false;
+  store.see(id);
+  nameInAddress();
   showBot(bot);
   compose(chat.editing ? chat.editing.draft : store.draft(draftName()));
   $("editing").hidden = !chat.editing;
@@ -365,13 +375,14 @@ function newChat(bot, id) {
   conversation.addEventListener("change", () => {
     drawList();
     if (chat?.conversation !== conversation) return;
+    nameInAddress();
     showName();
     showLength();
   });
   conversation.addEventListener("deleted", () => chat?.conversation === conversation && announce("This conversation was deleted in another tab."));
   conversation.addEventListener("start", () => announce(`${conversation.bot.name} is answering.`));
   conversation.addEventListener("end", ({ detail }) => ended(conversation, detail));
-  return { conversation, view: new ConversationView(conversation, page), position: undefined, editing: null, unseen: false };
+  return { conversation, view: new ConversationView(conversation, page), position: undefined, editing: null };
 }
 
 // page has the functions of this page that the view of a conversation may call.
@@ -406,7 +417,7 @@ const page = {
 // key or lists the bots again.
 function ended({ id, bot, turns }, { turn, error, stopped, fate }) {
   const ended = chats.get(id);
-  if (ended) ended.unseen = ended !== chat || document.hidden;
+  if (ended && (ended !== chat || document.hidden)) store.miss(id);
   drawList();
   if (error?.status === 401) return askForKey("The server does not accept this key any more.");
   if (error?.status === 404) refetch();
@@ -717,7 +728,7 @@ addEventListener("pageshow", ({ persisted }) => {
 
 document.addEventListener("visibilitychange", () => {
   if (chat && !document.hidden) {
-    chat.unseen = false;
+    store.see(chat.conversation.id);
     chat.conversation.resume();
   }
   if (!$("app").hidden) drawList();

@@ -292,8 +292,8 @@ export class Conversation extends EventTarget {
     this.#keepTurn(hasMore ? { ...turn, answer: text, state: "partial", stopped: false } : turn);
   }
 
-  #keepAll() {
-    this.#fate = store.keep(this, this.turns);
+  #keepAll(changed) {
+    this.#fate = store.keep(this, this.turns, changed);
     this.isDeleted = false;
     this.#isStored = store.has(this.id);
   }
@@ -336,9 +336,10 @@ export class Conversation extends EventTarget {
     this.#replace(turns);
   }
 
+  // replace shows other turns. The conversation stays where it is in the list.
   #replace(turns) {
     this.turns = turns;
-    this.#keepAll();
+    this.#keepAll(store.changed(this.id));
     this.#emit("change");
   }
 

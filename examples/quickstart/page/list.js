@@ -10,7 +10,7 @@ const few = 3;
 
 export class BotList {
   #element;
-  #page; // {open(conversation), remove(conversation), restore()}
+  #page; // {open(conversation), remove(conversation), restore(conversation)}
   #bots = new Map(); // views by the bot's uid
   #gone = new Map(); // views of conversations with other bots, by id
   #goneList = el("ul", { class: "conversations", "aria-labelledby": "gone-title" });
@@ -31,8 +31,7 @@ export class BotList {
 
   // draw shows the bots and their conversations {id, bot, title, state}, one of
   // which may be chosen, and then those with bots that are gone. A conversation that
-  // was just deleted keeps its place, with an Undo button, until the next one is
-  // deleted. If all is set, no conversations of a bot are left out.
+  // was just deleted keeps its place, with an Undo button. If all is set, no conversations of a bot are left out.
   draw(bots, conversations, { bot, id } = {}, all = false) {
     const views = new Map(bots.map((each) => [each.uid, this.#bots.get(each.uid) ?? new BotView(this.#page)]));
     this.#bots = views;
@@ -42,6 +41,12 @@ export class BotList {
     this.#gone = itemsFor(conversations.filter(({ bot }) => bot.gone), this.#gone, this.#page, id);
     arrange(this.#goneList, elementsOf(this.#gone));
     arrange(this.#element, [...elementsOf(views), ...(this.#gone.size > 0 ? [this.#goneItem] : [])]);
+  }
+
+  // focusRestore focuses the Undo button of a conversation, if it is listed.
+  focusRestore(id) {
+    const items = [...this.#bots.values()].map((view) => view.item(id));
+    [...items, this.#gone.get(id)].find(Boolean)?.focusRestore();
   }
 }
 
@@ -74,6 +79,10 @@ class BotView {
 
   #find(selector) {
     return this.element.querySelector(selector);
+  }
+
+  item(id) {
+    return this.#conversations.get(id);
   }
 
   show(bot, conversations, isChosen, chosen, all) {
@@ -124,11 +133,15 @@ class ConversationItem {
     this.#find(".delete").addEventListener("click", () => this.#page.remove(this.#conversation));
     this.#find("a").addEventListener("click", () => this.#page.open(this.#conversation));
     this.#find("a").addEventListener("keydown", ({ key }) => { if (key === "Delete") this.#page.remove(this.#conversation); });
-    this.#find(".restore").addEventListener("click", () => this.#page.restore());
+    this.#find(".restore").addEventListener("click", () => this.#page.restore(this.#conversation));
   }
 
   #find(selector) {
     return this.element.querySelector(selector);
+  }
+
+  focusRestore() {
+    this.#find(".restore").focus();
   }
 
   show(conversation, isChosen) {

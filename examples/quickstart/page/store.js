@@ -4,7 +4,7 @@
 // All tabs share the conversations.
 //
 // A conversation is {id, bot, name, slug, changed, title, settings, turns}, with the
-// bot's uid, and its name and slug for when it is gone. The title is empty unless the
+// bot's uid, its name and slug for when it is gone, and the time of the user's last message. The title is empty unless the
 // user has named the conversation. The settings are {system, temperature, max_tokens}:
 // a system message and parameters of each request, if they are set. A turn is a question of the user and its
 // answer:
@@ -30,6 +30,7 @@ const forgottenName = "botapi.forgotten"; // is written only to tell other tabs
 const themeName = "botapi.theme"; // also in theme.js
 const chatPrefix = "botapi.chat.";
 const draftPrefix = "botapi.draft.";
+const unseenName = "botapi.unseen"; // the ids, separated by spaces
 
 // Browsers have room for about five million characters per origin.
 const mostConversations = 200;
@@ -74,10 +75,19 @@ export const store = {
     return read(permanent, chatPrefix + id) !== "";
   },
 
+  // miss notes that a conversation has an answer that was not seen in this tab, and see that
+  // it was.
+  isUnseen: (id) => unseen().includes(id),
+  miss: (id) => write(passing, unseenName, [...unseen().filter((each) => each !== id), id].join(" ")),
+  see: (id) => write(passing, unseenName, unseen().filter((each) => each !== id).join(" ")),
+
   // load returns the title, the settings and the turns of a conversation.
   load(id) {
     return conversationOf(read(permanent, chatPrefix + id)) ?? { title: "", settings: {}, turns: [] };
   },
+
+  // changed returns when the user last added a message to a stored conversation.
+  changed: (id) => summary(chatPrefix + id)?.changed,
 
   // includes reports whether a text occurs in a conversation.
   includes(id, text) {
@@ -96,18 +106,18 @@ export const store = {
   // rename keeps a conversation with another title or other settings. It stays where it
   // is in the list.
   rename(conversation) {
-    const { changed } = summary(chatPrefix + conversation.id) ?? {};
+    const changed = this.changed(conversation.id);
     return changed ? this.keep(conversation, this.load(conversation.id).turns, changed) : "kept";
   },
 
   // keepTurn adds a turn or updates it. Turns and versions that another tab has added
   // in the meantime stay.
   keepTurn(conversation, turn) {
-    const { turns } = this.load(conversation.id);
+    const { turns, changed } = this.load(conversation.id);
     const known = [...everyTurn(turns)].find(({ id }) => id === turn.id);
     if (known) Object.assign(known, turn);
     else turns.push(turn);
-    return this.keep(conversation, turns);
+    return this.keep(conversation, turns, known && changed);
   },
 
   // remove deletes a conversation, and returns a function that restores it.
@@ -154,6 +164,8 @@ export const store = {
 export function includes(text) {
   return ({ question, answer }) => `${question}\n${answer}`.toLowerCase().includes(text.toLowerCase());
 }
+
+const unseen = () => read(passing, unseenName).split(" ").filter(Boolean);
 
 // ---- Conversations ----
 

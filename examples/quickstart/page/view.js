@@ -45,10 +45,21 @@ export class ConversationView {
     this.#conversation = conversation;
     this.#page = page;
     conversation.addEventListener("change", () => this.draw());
+    this.element.addEventListener("click", ({ target }) => this.#open(target));
+    this.element.addEventListener("focusin", ({ target }) => target.matches(":focus-visible") && this.#open(target));
     conversation.arrived = () => this.#drawSoon();
     conversation.addEventListener("tick", () => this.#shownTurn()?.tick(conversation.attempt));
     this.draw();
     if (!isReady()) ready.then(() => this.#drawSoon());
+  }
+
+  // open shows the buttons of the message in which something is, on a phone. It does so after a
+  // click: what moves before that would be missed.
+  #open(target) {
+    const message = target.closest(".message");
+    if (!message) return;
+    this.element.querySelector(".opened")?.classList.remove("opened");
+    message.classList.add("opened");
   }
 
   // drawSoon shows more text, at most once a frame, so that the browser lays the
@@ -213,6 +224,7 @@ class TurnView {
   #showVersions(name, { all, shown }, isArriving) {
     const versions = this.#itemOf(name).querySelector(".versions");
     versions.hidden = all.length < 2 || isArriving;
+    this.#itemOf(name).classList.toggle("versioned", !versions.hidden);
     versions.querySelector(".place").textContent = `${shown + 1} / ${all.length}`;
     versions.querySelector(".earlier").disabled = shown === 0;
     versions.querySelector(".later").disabled = shown === all.length - 1;
