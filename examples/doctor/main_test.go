@@ -256,6 +256,7 @@ func TestRejectedByALimit(t *testing.T) {
 	is.Equal(got.code, notChecked)
 	t.Log(got.stdout, got.stderr)
 	is.True(strings.Contains(got.stdout, `a limit has rejected a request (429, "Too many`))
+	is.True(strings.Contains(got.stdout, "which could not be checked\n"))
 }
 
 // A service with a limit for each second is checked nevertheless: the checks wait as long as it says.

@@ -222,7 +222,7 @@ func runChecks(ctx context.Context, stacks []*stack, report func(Result)) []Resu
 		}
 		r := Result{Check: c.name}
 		if cause := c.skippedFor(failed, stacks[0].sent.room.Load()); cause != "" {
-			r.Skipped = fmt.Sprintf("first mend what %q has found", cause)
+			r.Skipped = whySkipped(results, cause)
 		} else {
 			c.runOn(ctx, stacks, &r)
 		}
@@ -235,6 +235,15 @@ func runChecks(ctx context.Context, stacks []*stack, report func(Result)) []Resu
 		}
 	}
 	return results
+}
+
+// whySkipped says why a check is skipped that needs an earlier one.
+func whySkipped(earlier []Result, cause string) string {
+	at := slices.IndexFunc(earlier, func(r Result) bool { return r.Check == cause })
+	if earlier[at].Problem != "" {
+		return fmt.Sprintf("it needs %q, which could not be checked", cause)
+	}
+	return fmt.Sprintf("first mend what %q has found", cause)
 }
 
 // stopsOthers reports whether checks that need this one could say nothing new.
