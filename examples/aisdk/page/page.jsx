@@ -1,29 +1,21 @@
 import { useChat } from "@ai-sdk/react";
-import { generateId } from "ai";
 import { useEffect, useRef, useState } from "react";
 import { createRoot } from "react-dom/client";
 import Markdown from "react-markdown";
 import remarkGfm from "remark-gfm";
+import { headers, useAddress } from "./address.js";
 import { Transport, useReturn } from "./resuming.js";
 import { load, save } from "./stored.js";
 
-// The address of the page has the API key and the chat, so a reload finds them again.
-const place = new URLSearchParams(location.hash.slice(1));
-if (!place.has("chat")) {
-  place.set("chat", generateId());
-  location.replace(`#${place}`);
-}
-const id = place.get("chat");
-const headers = { Authorization: `Bearer ${place.get("key")}` };
-const saved = load(id);
 const transport = new Transport({ api: "/api/chat", headers });
 
 const textOf = (message) => message.parts.map((part) => (part.type === "text" ? part.text : "")).join("");
 const isComplete = (message) => message.parts.every((part) => part.state !== "streaming");
 
 function Chat() {
+  const [{ chat: id, bot }, change] = useAddress();
+  const [saved] = useState(() => load(id));
   const [bots, setBots] = useState([]);
-  const [bot, setBot] = useState("mira");
   const [text, setText] = useState("");
   const [isStored, setIsStored] = useState(true);
   const [isStopping, setIsStopping] = useState(false);
@@ -37,7 +29,7 @@ function Chat() {
   const view = useRef(null);
   useEffect(() => setIsStored(save(id, messages)), [messages]);
   useEffect(() => {
-    fetch("/v1/bots", { headers }).then((response) => (response.ok ? response.json() : [])).then(setBots, () => {});
+    fetch("/v1/bots", { headers: headers() }).then((response) => (response.ok ? response.json() : [])).then(setBots, () => {});
   }, []);
 
   // ask first ends an attempt to come back: its end would look like the end of the new answer.
@@ -62,7 +54,7 @@ function Chat() {
     setProblem("");
     setIsStopping(true);
     try {
-      const response = await fetch(`/api/chat/${encodeURIComponent(id)}/stream${query}`, { method: "DELETE", headers });
+      const response = await fetch(`/api/chat/${encodeURIComponent(id)}/stream${query}`, { method: "DELETE", headers: headers() });
       if (!response.ok && response.status !== 404) throw new Error(await response.text());
       await stop();
       clearError(); // of the stream, which may say first that the answer was stopped
@@ -82,7 +74,8 @@ function Chat() {
     <>
       <header>
         <h1>useChat, with botapi</h1>
-        <select aria-label="Bot" value={bot} onChange={(event) => setBot(event.target.value)}>
+        <select aria-label="Bot" value={bot} onChange={(event) => change({ bot: event.target.value })}>
+          {!bots.some(({ slug }) => slug === bot) && <option>{bot}</option>}
           {bots.map(({ slug, name }) => <option key={slug} value={slug}>{name}</option>)}
         </select>
       </header>

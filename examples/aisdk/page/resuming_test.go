@@ -176,7 +176,7 @@ func TestGivesUp(t *testing.T) {
 	tab.waitFor(connectionIsLost)
 
 	l.works()
-	is.Equal(remove(t, server.URL+"/api/chat/"+evaluate[string](tab, `new URLSearchParams(location.hash).get("chat")`)+"/stream"), 204)
+	is.Equal(remove(t, server.URL+"/api/chat/"+evaluate[string](tab, `new URLSearchParams(location.hash.slice(1)).get("chat")`)+"/stream"), 204)
 	evaluate[bool](tab, `dispatchEvent(new Event("online"))`)
 	tab.waitFor(`status === "ready" && last === "Once" && footer.includes("The last answer is incomplete.")`)
 	tab.do(chromedp.Reload())

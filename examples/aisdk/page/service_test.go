@@ -45,8 +45,8 @@ func run(name string, args ...string) error {
 const hostile = "data: [DONE]\n\n\r\n: c\r{\"type\":\"error\"},\"__proto__\":{} Grüße, 世界 👋🏽\u2028\u2029\u0085\x00\"\\</script>[DONE]"
 
 // An obedient engine does what the last message says: "say" and a text, "count" to a
-// number, "fail" with a status, "break" after the first words, or "tell" a story, which
-// goes on when the test says so.
+// number, "name" the bot, "fail" with a status, "break" after the first words, or "tell" a
+// story, which goes on when the test says so.
 type obedient struct {
 	goOn  chan struct{} // receives for each "tell" that goes on
 	ended chan error    // the cause, if the context of a "tell" ends first
@@ -78,6 +78,8 @@ func (e *obedient) obey(ctx context.Context, req *botapi.ChatRequest, emit func(
 				return err
 			}
 		}
+	case "name":
+		return emit(req.Bot.Name)
 	case "fail":
 		return &botapi.StatusError{Status: n, Detail: "This is a " + rest, RetryAfter: 3 * time.Second}
 	case "break":
