@@ -12,8 +12,12 @@ const transport = new Transport({ api: "/api/chat", headers });
 const textOf = (message) => message.parts.map((part) => (part.type === "text" ? part.text : "")).join("");
 const isComplete = (message) => message.parts.every((part) => part.state !== "streaming");
 
-function Chat() {
-  const [{ chat: id, bot }, change] = useAddress();
+function Page() {
+  const [address, change] = useAddress();
+  return <Chat key={address.chat} id={address.chat} apiKey={address.key} bot={address.bot} setBot={(bot) => change({ bot })} />;
+}
+
+function Chat({ id, apiKey, bot, setBot }) {
   const [saved] = useState(() => load(id));
   const [bots, setBots] = useState([]);
   const [text, setText] = useState("");
@@ -21,7 +25,7 @@ function Chat() {
   const [isStopping, setIsStopping] = useState(false);
   const [problem, setProblem] = useState(""); // of Stop
   const chat = useChat({ id, messages: saved, resume: true, transport });
-  const { messages, sendMessage, regenerate, stop, clearError, status, error } = chat;
+  const { messages, sendMessage, regenerate, resumeStream, stop, clearError, status, error } = chat;
   const isLost = useReturn(chat);
   const isBusy = status === "submitted" || status === "streaming";
   const last = messages.at(-1);
@@ -29,8 +33,9 @@ function Chat() {
   const view = useRef(null);
   useEffect(() => setIsStored(save(id, messages)), [messages]);
   useEffect(() => {
-    fetch("/v1/bots", { headers: headers() }).then((response) => (response.ok ? response.json() : [])).then(setBots, () => {});
-  }, []);
+    fetch("/v1/bots", { headers: headers() }).then((response) => response.ok && response.json().then(setBots)).catch(() => {});
+    if (error) resumeStream(); // which the service may have rejected for the key before
+  }, [apiKey]);
 
   // ask first ends an attempt to come back: its end would look like the end of the new answer.
   async function ask(question) {
@@ -74,7 +79,7 @@ function Chat() {
     <>
       <header>
         <h1>useChat, with botapi</h1>
-        <select aria-label="Bot" value={bot} onChange={(event) => change({ bot: event.target.value })}>
+        <select aria-label="Bot" value={bot} onChange={(event) => setBot(event.target.value)}>
           {!bots.some(({ slug }) => slug === bot) && <option>{bot}</option>}
           {bots.map(({ slug, name }) => <option key={slug} value={slug}>{name}</option>)}
         </select>
@@ -113,4 +118,4 @@ function Answer({ text }) {
   return <Markdown remarkPlugins={[remarkGfm]} disallowedElements={["img"]} components={components}>{text}</Markdown>;
 }
 
-createRoot(document.getElementById("root")).render(<Chat />);
+createRoot(document.getElementById("root")).render(<Page />);
