@@ -103,14 +103,17 @@ func evaluate[T any](tab *tab, expression string) T {
 	return value
 }
 
+// saidIn is a script for what was said in an item of the conversation, without its author.
+const saidIn = `((item) => [...item.childNodes].filter((node) => !node.matches?.(".unseen")).map((node) => node.textContent).join(""))`
+
 // waitFor waits until an expression about the page's status and its texts is true.
 func (tab *tab) waitFor(expression string) {
 	tab.t.Helper()
 	ctx, cancel := context.WithTimeout(tab.ctx, patience)
 	defer cancel()
 	_, err := chromedp.Run(ctx, chromedp.Poll[bool](`(() => {
-		const status = document.querySelector("[role=status]")?.textContent;
-		const last = [...document.querySelectorAll(".conversation > li")].at(-1)?.textContent;
+		const status = document.querySelector("#status")?.textContent;
+		const last = [...document.querySelectorAll(".conversation > li")].map(`+saidIn+`).at(-1);
 		const footer = document.querySelector("footer")?.textContent;
 		return `+expression+`;
 	})()`, chromedp.WithPollingInterval(20*time.Millisecond)))
@@ -156,7 +159,7 @@ func (tab *tab) click(selector string) {
 
 func (tab *tab) texts() []string {
 	tab.t.Helper()
-	return evaluate[[]string](tab, `Array.from(document.querySelectorAll(".conversation > li"), (each) => each.textContent)`)
+	return evaluate[[]string](tab, `[...document.querySelectorAll(".conversation > li")].map(`+saidIn+`)`)
 }
 
 // TestPage chats, stops, regenerates, is reloaded in the middle of an answer, and gets it.

@@ -11,6 +11,7 @@ const transport = new Transport({ api: "/api/chat", headers });
 
 const textOf = (message) => message.parts.map((part) => (part.type === "text" ? part.text : "")).join("");
 const isComplete = (message) => message.parts.every((part) => part.state !== "streaming");
+const isQuestion = (message) => message.role === "user";
 
 function Page() {
   const [address, change] = useAddress();
@@ -25,12 +26,18 @@ function Chat({ id, apiKey, bot, setBot }) {
   const [isStopping, setIsStopping] = useState(false);
   const [problem, setProblem] = useState(""); // of Stop
   const chat = useChat({ id, messages: saved, resume: true, transport });
-  const { messages, sendMessage, regenerate, resumeStream, stop, clearError, status, error } = chat;
+  const { messages, sendMessage, regenerate, resumeStream, setMessages, stop, clearError, status, error } = chat;
   const isLost = useReturn(chat);
   const isBusy = status === "submitted" || status === "streaming";
   const last = messages.at(-1);
 
+  // The metadata of a question is the bot that was asked.
+  const botOf = (index) => messages.slice(0, index).findLast(isQuestion)?.metadata?.bot ?? bot;
+  const nameOf = (slug) => bots.find((each) => each.slug === slug)?.name ?? slug;
+  const authorOf = (message, index) => (isQuestion(message) ? "You" : nameOf(botOf(index)));
+
   const view = useRef(null);
+  const announcement = useAnnouncement(chat, last && authorOf(last, messages.length - 1), view);
   useEffect(() => setIsStored(save(id, messages)), [messages]);
   useEffect(() => {
     fetch("/v1/bots", { headers: headers() }).then((response) => response.ok && response.json().then(setBots)).catch(() => {});
@@ -49,7 +56,15 @@ function Chat({ id, apiKey, bot, setBot }) {
     event.preventDefault();
     if (isBusy || text.trim() === "") return;
     setText("");
-    ask(() => sendMessage({ text }, { body: { bot } }));
+    ask(() => sendMessage({ text, metadata: { bot } }, { body: { bot } }));
+  }
+
+  function askAgain() {
+    const question = messages.findLast(isQuestion);
+    ask(() => {
+      setMessages((messages) => messages.map((message) => (message.id === question?.id ? { ...message, metadata: { bot } } : message)));
+      regenerate({ body: { bot } });
+    });
   }
 
   // stop() only disconnects, and the service goes on with the answer: DELETE stops it. With
@@ -86,9 +101,10 @@ function Chat({ id, apiKey, bot, setBot }) {
       </header>
       <main ref={view} tabIndex={0} aria-label="Conversation">
         <ol className="conversation">
-          {messages.map((message) => (
+          {messages.map((message, index) => (
             <li key={message.id} className={message.role}>
-              {message.role === "user" ? textOf(message) : <Answer text={textOf(message)} />}
+              <span className="unseen">{authorOf(message, index)}: </span>
+              {isQuestion(message) ? textOf(message) : <Answer text={textOf(message)} />}
             </li>
           ))}
         </ol>
@@ -97,19 +113,35 @@ function Chat({ id, apiKey, bot, setBot }) {
         {isLost && <p role="alert">The connection is lost. The page comes back for the answer.</p>}
         {error && !isLost && !isStopping && <p role="alert">{error.message}</p>}
         {problem && <p role="alert">{problem}</p>}
-        {status === "ready" && last?.role === "user" && <p>The last message has no answer. Regenerate asks for one.</p>}
-        {status === "ready" && last && !isComplete(last) && <p>The last answer is incomplete. Regenerate asks for another.</p>}
-        {!isStored && <p>The browser cannot store this conversation: a reload loses what is new.</p>}
+        <p role="status" className="unseen">{announcement}</p>
+        <div role="status">
+          {status === "ready" && last && isQuestion(last) && <p>The last message has no answer. Regenerate asks for one.</p>}
+          {status === "ready" && last && !isComplete(last) && <p>The last answer is incomplete. Regenerate asks for another.</p>}
+          {!isStored && <p>The browser cannot store this conversation: a reload loses what is new.</p>}
+        </div>
         <form onSubmit={send}>
           <textarea aria-label="Message" rows={1} value={text} onChange={(event) => setText(event.target.value)} onKeyDown={writeLine} autoFocus />
           <button disabled={isBusy || text.trim() === ""}>Send</button>
           <button type="button" id="stop" disabled={isStopping || !(isBusy || isLost)} onClick={stopAnswer}>Stop</button>
-          <button type="button" id="regenerate" disabled={isBusy || messages.length === 0} onClick={() => ask(() => regenerate({ body: { bot } }))}>Regenerate</button>
+          <button type="button" id="regenerate" disabled={isBusy || messages.length === 0} onClick={askAgain}>Regenerate</button>
         </form>
-        <p role="status">{status}</p>
+        <p id="status">{status}</p>
       </footer>
     </>
   );
+}
+
+// useAnnouncement returns what a screen reader says of its own accord: that an author is answering,
+// and the answer when it is complete. After a reload, it does not say an answer again.
+function useAnnouncement({ messages, status }, author, view) {
+  const last = messages.at(-1);
+  const answered = status === "ready" && last?.role === "assistant" && isComplete(last) ? last.id : undefined;
+  const [said, setSaid] = useState({ id: answered, text: "" });
+  useEffect(() => {
+    if (answered && answered !== said.id) setSaid({ id: answered, text: view.current.querySelector("ol").lastChild.textContent });
+  }, [answered]);
+  if (status === "streaming" && last.id !== said.id) return `${author} is answering.`;
+  return answered === said.id ? said.text : "";
 }
 
 // An Answer shows no images: their addresses could tell other servers what was said.

@@ -199,8 +199,8 @@ func TestQuestionDuringAttempt(t *testing.T) {
 	<-arrived
 	evaluate[any](tab, `
 		window.seen = [];
-		new MutationObserver(() => seen.push(document.querySelector("[role=status]").textContent))
-			.observe(document.querySelector("[role=status]"), { characterData: true, subtree: true }); null`)
+		new MutationObserver(() => seen.push(document.querySelector("#status").textContent))
+			.observe(document.querySelector("#status"), { characterData: true, subtree: true }); null`)
 	tab.say("tell")
 	tab.waitFor(`status === "streaming" && last === "Once"`)
 	close(release)
