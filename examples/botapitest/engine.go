@@ -9,6 +9,8 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime"
+	"runtime/metrics"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -46,7 +48,10 @@ type Engine struct {
 	// client has disconnected.
 	Hanging botapi.ChatEngine
 
-	// Endless is the engine with a model that generates text without an end, as fast as it can.
+	// Endless is the engine with a model that generates text without an end, as fast as it can, in
+	// chunks of any size. It must not stop or pause by itself: the test lets yield block until the
+	// process allocates nothing any more, or for a few seconds, in which its memory must not go on
+	// growing. So a buffer with a bound must be full before that, and below 64 MiB.
 	Endless botapi.ChatEngine
 }
 
@@ -647,7 +652,7 @@ func (et *engineTest) endless() []problem {
 	isBlocked := w.waitFor(blocked, et.limit)
 	grown, isGrowing := int64(0), false
 	if isBlocked {
-		grown, isGrowing = growth(et.limit)
+		grown, isGrowing = growth()
 	}
 	w.disconnect()
 	close(goOn)
@@ -658,7 +663,7 @@ func (et *engineTest) endless() []problem {
 	case !isBlocked:
 		return []problem{w.problemThat(ruleAnswer, situation, "no fragment", w.clientGot(), "")}
 	case isGrowing:
-		return []problem{w.problemThat(ruleBlocks, situation, fmt.Sprintf("%d MiB of memory while yield was blocked, and growing", grown>>20), "has not read any of it",
+		return []problem{w.problemThat(ruleBlocks, situation, fmt.Sprintf("%d KiB of memory while yield was blocked, and growing", grown>>10), "has not read any of it",
 			"a goroutine collects what the model generates, without a bound")}
 	case !hasReturned:
 		return []problem{w.problemThat(ruleWaits, situation+" and disconnects", "nothing: the iterator has not returned", "has disconnected, while the model goes on", "")}
@@ -666,26 +671,40 @@ func (et *engineTest) endless() []problem {
 	return nil
 }
 
-// growth returns how much the memory of the process grows, and whether it goes on: whether it
-// has grown beyond any reason, or not stopped for half a second within the limit.
-func growth(limit time.Duration) (grown int64, goesOn bool) {
-	const tooMuch, noise, pauses = 64 << 20, 64 << 10, 5
-	start, quiet := heapBytes(), 0
-	for deadline := time.Now().Add(limit); quiet < pauses && grown < tooMuch && time.Now().Before(deadline); quiet++ {
+// growth returns how much more memory the process uses while yield is blocked, and whether that goes
+// on. A bounded engine soon allocates nothing any more, since its buffers and those of its connection
+// are full. If something is allocated all the time, the memory in use tells: the least of several
+// samples, since each contains some garbage, and early ones against late ones, since a slice that is
+// appended to grows in steps. On a busy machine, the samples take longer.
+func growth() (grown int64, goesOn bool) {
+	const tooMuch, noise, silence = 64 << 20, 128 << 10, 4 << 10
+	const silent, enough = 5, 20 // samples
+	start, allocated := heapBytes()
+	var samples []int64
+	for quiet := 0; len(samples) < enough; {
 		time.Sleep(100 * time.Millisecond)
-		if now := heapBytes() - start; now > grown+noise {
-			grown, quiet = now, -1
+		before := allocated
+		grown, allocated = heapBytes()
+		grown -= start
+		samples = append(samples, grown)
+		if quiet++; allocated-before > silence {
+			quiet = 0
+		}
+		if grown >= tooMuch || quiet == silent {
+			return grown, grown >= tooMuch
 		}
 	}
-	return grown, quiet < pauses
+	early, late := slices.Min(samples[enough/4:enough/2]), slices.Min(samples[enough*3/4:])
+	return late, late-early > noise
 }
 
-// heapBytes returns how much memory is in use.
-func heapBytes() int64 {
+// heapBytes returns how much memory is in use, without the garbage of earlier collections, and how
+// much was ever allocated.
+func heapBytes() (inUse, allocated int64) {
 	runtime.GC()
-	var stats runtime.MemStats
-	runtime.ReadMemStats(&stats)
-	return int64(stats.HeapAlloc)
+	samples := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/heap/allocs:bytes"}}
+	metrics.Read(samples)
+	return int64(samples[0].Value.Uint64()), int64(samples[1].Value.Uint64())
 }
 
 // requests sends conversations of every form that the API allows.

@@ -2,9 +2,11 @@ package botapitest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
+	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -12,6 +14,8 @@ import (
 	"time"
 
 	"example.com/botapi"
+	"example.com/botapi/examples/openai/runtimetest"
+	"github.com/matryer/is"
 )
 
 const story = "Once upon a time, in Zürich, 三 frogs said: 👋🏽 and jumped into the well. "
@@ -436,6 +440,67 @@ func TestBrokenEnginesAlone(t *testing.T) {
 			t.Run(e.name, e.mustFail)
 		}
 	}
+}
+
+// TestSmallFragmentsPileUp has engines that go on reading from their model while yield blocks. Its
+// fragments are so small that they pile up slowly. It is not parallel to others, as it measures memory.
+func TestSmallFragmentsPileUp(t *testing.T) {
+	model := runtimetest.New(t, func(s *runtimetest.Stream, _ *runtimetest.Request) {
+		for s.Raw(`{"content":"word "}` + "\n") {
+		}
+	})
+	check := func(endless botapi.ChatEngine) []problem {
+		for _, c := range engineChecks(t, Engine{Engine: botapi.ChatEngineFunc(tellStory), Endless: endless}, patience) {
+			if c.name == "Endless" {
+				return c.run()
+			}
+		}
+		panic("there is no such check")
+	}
+	t.Run("collected", func(t *testing.T) {
+		is := is.New(t)
+		var collected []string
+		found := check(readingOn(model.URL, func(fragment string) { collected = append(collected, fragment) }))
+		t.Log(len(collected), "fragments", found)
+		is.Equal(len(found), 1)
+		is.True(strings.Contains(found[0].String(), "a goroutine collects what the model generates"))
+	})
+	t.Run("counted", func(t *testing.T) { // so the process goes on allocating, and keeps nothing
+		is := is.New(t)
+		length := 0
+		found := check(readingOn(model.URL, func(fragment string) { length += len(fragment) }))
+		t.Log(length, "bytes")
+		is.Equal(found, nil)
+	})
+}
+
+// readingOn is an engine that calls take for each fragment, in a goroutine, while its first yield
+// blocks.
+func readingOn(url string, take func(fragment string)) botapi.ChatEngine {
+	return botapi.ChatEngineFunc(func(ctx context.Context, _ *botapi.ChatRequest) seq {
+		return func(yield func(string, error) bool) {
+			request, err := http.NewRequestWithContext(ctx, "POST", url+"/chat/completions", strings.NewReader("{}"))
+			if err != nil {
+				yield("", err)
+				return
+			}
+			response, err := http.DefaultClient.Do(request)
+			if err != nil {
+				yield("", err)
+				return
+			}
+			var reading sync.WaitGroup
+			reading.Go(func() {
+				var fragment struct{ Content string }
+				for d := json.NewDecoder(response.Body); d.Decode(&fragment) == nil; {
+					take(fragment.Content)
+				}
+			})
+			yield("word ", nil)
+			response.Body.Close()
+			reading.Wait()
+		}
+	})
 }
 
 func TestBrokenEngines(t *testing.T) {
