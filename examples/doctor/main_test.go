@@ -380,6 +380,25 @@ func TestJSON(t *testing.T) {
 	is.Equal(findings, 1)
 }
 
+// TestOriginThatWasMadeUp has a service that allows one origin, which the doctor cannot know.
+func TestOriginThatWasMadeUp(t *testing.T) {
+	t.Parallel()
+	is := is.New(t)
+	var calls, chats atomic.Int64
+	api := newAPI(t, &calls)
+	address := serve(t, &chats, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if origin := r.Header.Get("Origin"); origin == "https://app.example.com" {
+			w.Header().Set("Access-Control-Allow-Origin", origin)
+		}
+		api.ServeHTTP(w, r)
+	}))
+	got := doctor(t, address, "--key", apiKey, "--json")
+	t.Log(got.stdout)
+	is.Equal(got.code, healthy)
+	is.True(strings.Contains(got.stdout, "https://botapi-doctor.example, which the doctor made up, is not allowed (CORS): check one of yours with --origin"))
+	is.True(!strings.Contains(got.stdout, "no page of another origin"))
+}
+
 func TestWhatCannotBeChecked(t *testing.T) {
 	t.Parallel()
 	var calls, chats atomic.Int64

@@ -454,8 +454,8 @@ var doors = []struct{ method, path string }{
 	{"POST", "/chat"},
 }
 
-// checkCORS does nothing if no origin was named and none is allowed: then pages do not use the
-// service.
+// checkCORS tries an origin that it makes up if none was named. If that is not allowed, pages do not
+// use the service, or only those of origins that it cannot know.
 func (s *stack) checkCORS(ctx context.Context, r *Result) error {
 	origin, isUsed := s.Origin, s.Origin != ""
 	if !isUsed {
@@ -474,7 +474,7 @@ func (s *stack) checkCORS(ctx context.Context, r *Result) error {
 			"Access-Control-Request-Headers": strings.Join(pageHeaders, ","),
 		}})
 		if !isUsed && rejected.header.Get("Access-Control-Allow-Origin") == "" && preflight.header.Get("Access-Control-Allow-Origin") == "" {
-			r.note("no page of another origin is allowed (CORS)")
+			r.note("the origin %s, which the doctor made up, is not allowed (CORS): check one of yours with --origin", origin)
 			return nil
 		}
 		isUsed = true // so each other door must allow the origin
