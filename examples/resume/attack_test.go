@@ -89,6 +89,9 @@ func TestNeverMoreModels(t *testing.T) {
 						for j := range 20 {
 							key := fmt.Sprintf("key-0123456789-%d-%d", (i+j)%7, j/4)
 							ctx, cancel := context.WithTimeout(t.Context(), time.Duration(j%5+1)*time.Millisecond)
+							if j%5 == 4 { // on a busy machine, the others may reach no engine
+								ctx = t.Context()
+							}
 							sendTo(ctx, server, "/v1/chat", "POST", "key", "Hi", key)
 							cancel()
 							if j%3 == 0 {

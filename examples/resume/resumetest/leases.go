@@ -13,7 +13,7 @@ import (
 // another model gets its slot. Afterwards the first one counts again.
 func testFrozenProcess(t *testing.T, backend Backend) {
 	is := is.New(t)
-	store := backend(t, resume.Settings{RunningPerOwner: 1, Lease: time.Second})()
+	store := backend(t, resume.Settings{RunningPerOwner: 1, Lease: 2 * time.Second})()
 	first, second := resume.Ref{Owner: "acme", Key: "k1", ID: "a1"}, resume.Ref{Owner: "acme", Key: "k2", ID: "a2"}
 	claim := func(r resume.Ref) resume.State {
 		found, err := store.Claim(t.Context(), resume.Claim{Ref: r, Body: "body"})
@@ -21,7 +21,7 @@ func testFrozenProcess(t *testing.T, backend Backend) {
 		return found.State
 	}
 	is.Equal(claim(first), resume.Started)
-	time.Sleep(1200 * time.Millisecond)
+	time.Sleep(2200 * time.Millisecond)
 	is.Equal(claim(second), resume.Started)
 	added, err := store.Add(t.Context(), first, 0, nil, true)
 	is.NoErr(err)
