@@ -799,6 +799,25 @@ const showing = foreign + `(async () => {
 	};
 })()`
 
+// TestThoughtIsNotSent checks that a model is not told again what it has thought, and that a
+// conversation that is saved as Markdown does not have it.
+func TestThoughtIsNotSent(t *testing.T) {
+	is := is.New(t)
+	var sent []botapi.ChatMessage
+	tab := newTab(t)
+	tab.open(startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		sent = req.Messages
+		return echo(ctx, req)
+	})}, nil).URL + "/#key=" + key)
+	for _, text := range []string{"<think>Two and two</think>Four.", "<think>Nothing to say</think>", "Well?"} {
+		tab.say(text)
+		tab.waitForAnswer()
+	}
+	is.Equal(sent[1], assistant("Four."))
+	is.Equal(sent[3], assistant("<think>Nothing to say</think>")) // no message is empty
+	is.True(strings.Contains(tab.saved("#save-markdown"), "## Ada\n\nFour.\n"))
+}
+
 // TestThought shows what a reasoning model thinks folded, in pieces of any size, and does
 // not copy it. Without its end, nothing of it is lost.
 func TestThought(t *testing.T) {

@@ -4,6 +4,7 @@
 import { includes, settingsOf, store, titleOf } from "./store.js";
 import { explain, isTooLong } from "./words.js";
 import { branch, everyTurn, switchTo, versionWith } from "./versions.js";
+import { withoutThought } from "./thought.js";
 import { isFresh, isPassing, mayContinue, newKey, pause, stop } from "./resuming.js";
 
 // A fast stream could keep the page busy all the time. After this many
@@ -200,10 +201,11 @@ export class Conversation extends EventTarget {
     attempt.text = text;
   }
 
-  // request returns the request for the answer to a turn, which may be new.
+  // request returns the request for the answer to a turn, which may be new. Models are not told
+  // again what they have thought.
   #request(turn) {
     const { system, ...parameters } = this.settings;
-    const messages = this.#sentBefore(turn).flatMap(({ question, answer }) => [{ role: "user", content: question }, { role: "assistant", content: answer }]);
+    const messages = this.#sentBefore(turn).flatMap(({ question, answer }) => [{ role: "user", content: question }, { role: "assistant", content: withoutThought(answer) || answer }]);
     if (system) messages.unshift({ role: "system", content: system });
     return { bot_uid: this.bot.uid, ...parameters, messages: [...messages, { role: "user", content: turn.question }] };
   }
@@ -429,7 +431,7 @@ export function asMarkdown({ bot, title, settings, turns }) {
   ];
   const parts = turns.flatMap(({ question, answer, state }) => [
     "## You", question,
-    "## " + bot.name, answer || "*No answer.*",
+    "## " + bot.name, withoutThought(answer) || "*No answer.*",
     ...(answer && state === "partial" ? ["*This answer is incomplete.*"] : []),
   ]);
   return [`# ${title || bot.name}`, ...before, ...parts].join("\n\n") + "\n";
