@@ -439,14 +439,14 @@ func (st storeTest) failing(ctx context.Context) (found []problem) {
 }
 
 func (st storeTest) hanging(ctx context.Context) (found []problem) {
-	name := "botapitest-no-such-bot"
+	uid, slug := "botapitest-no-such-bot", "botapitest-no-such-bot"
 	if len(st.Published) > 0 {
-		name = st.Published[0].Slug
+		uid, slug = st.Published[0].UID, st.Published[0].Slug
 	}
 	for called, f := range map[string]func(context.Context) error{
 		"Bots(ctx)":         func(ctx context.Context) error { _, err := st.Hanging.Bots(ctx); return err },
-		byUID.called(name):  func(ctx context.Context) error { _, err := st.Hanging.BotByUID(ctx, name); return err },
-		bySlug.called(name): func(ctx context.Context) error { _, err := st.Hanging.BotBySlug(ctx, name); return err },
+		byUID.called(uid):   func(ctx context.Context) error { _, err := st.Hanging.BotByUID(ctx, uid); return err },
+		bySlug.called(slug): func(ctx context.Context) error { _, err := st.Hanging.BotBySlug(ctx, slug); return err },
 	} {
 		found = append(found, mustReturn(ctx, called+" of Store.Hanging", st.limit, botapi.ErrBotNotFound, f)...)
 	}

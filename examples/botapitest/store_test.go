@@ -317,6 +317,12 @@ func TestGoodStores(t *testing.T) {
 			}
 			return good.BotByUID(ctx, uid)
 		}}, Published: twoBots, Unpublished: []botapi.Bot{{Slug: "hidden"}}},
+		"a uid of another form, and a backend that hangs": {Bots: good, Published: twoBots, Hanging: patched{BotStore: locked{}, byUID: func(ctx context.Context, uid string) (botapi.Bot, error) {
+			if !strings.HasPrefix(uid, "u") {
+				return botapi.Bot{}, botapi.ErrBotNotFound // of which it asks nobody
+			}
+			return locked{}.BotByUID(ctx, uid)
+		}}},
 		"bots of an account":     {Bots: byAccount, Published: twoBots, Account: "acme"},
 		"ErrBotNotFound wrapped": {Bots: wrapping, Published: twoBots},
 		"names in two cases": {Bots: storeOf(t, botapi.Bot{UID: "A", Slug: "a", Name: "a", Model: "m"}, botapi.Bot{UID: "a", Slug: "A", Name: "A", Model: "m"}),
