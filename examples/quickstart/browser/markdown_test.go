@@ -388,6 +388,19 @@ func TestFormulas(t *testing.T) {
 	is.True(evaluate[float64](tab, `document.querySelector(".formula.display .katex-html").getBoundingClientRect().height`) > 30)
 }
 
+// TestStretchedSigns checks the signs of which KaTeX sets the width with a style attribute, which
+// the policy of the page ignores.
+func TestStretchedSigns(t *testing.T) {
+	is := is.New(t)
+	tab := newTab(t)
+	tab.open(startService(t, botapi.Options{}, nil).URL + "/#key=" + key)
+	tab.say(`$\vec{a} + \overrightarrow{AB}$`)
+	tab.waitForAnswer()
+	tab.wait(`document.querySelector(".assistant .formula svg") !== null`)
+	is.True(evaluate[bool](tab, `[...document.querySelectorAll(".assistant .formula svg")].every((svg) => svg.checkVisibility() && svg.getBoundingClientRect().width > 2)`))
+	is.Equal(evaluate[string](tab, `document.querySelector(".assistant .formula svg[data-width]").style.width`), "0.471em")
+}
+
 const wideFormula = "$$\n\\sum_{i=1}^{n} a_i = a_1 + a_2 + a_3 + a_4 + a_5 + a_6 + a_7 + a_8 + a_9 + a_{10} + a_{11} + a_{12}\n$$"
 
 // TestWideFormula checks that a formula that must scroll can get the focus and has a name,

@@ -335,10 +335,11 @@ func TestBotFails(t *testing.T) {
 		err   error
 		calls int32
 	}{
-		"for good":         {errMood, 1},
-		"without a time":   {down, 1},
-		"for the moment":   {soon, 3},
-		"before its first": {errMood, 1},
+		"for good":                         {errMood, 1},
+		"without a time":                   {down, 1},
+		"for the moment":                   {soon, 3},
+		"before its first":                 {errMood, 1},
+		"before its first, for the moment": {soon, 1},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -347,13 +348,16 @@ func TestBotFails(t *testing.T) {
 			tab := sayHello(t, startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
 				calls.Add(1)
 				text := "Well,"
-				if name == "before its first" {
+				if strings.HasPrefix(name, "before") {
 					text = ""
 				}
 				return fails(text, nil, test.err).Chat(ctx, req)
 			})}, nil).URL+"/#key="+key)
 			tab.see(".failure")
 			is.Equal(calls.Load(), test.calls)
+			tab.click(".again:enabled")
+			tab.wait(`!document.querySelector(".arriving") && document.querySelector(".failure") !== null`)
+			is.Equal(calls.Load(), 2*test.calls)
 		})
 	}
 }

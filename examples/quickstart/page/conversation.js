@@ -136,7 +136,7 @@ export class Conversation extends EventTarget {
     turn.pending = this.#service.stop ? { key: pending?.key ?? newKey(), heard: now } : null;
     turn.failure = null;
     const text = pending && turn.state === "partial" ? turn.answer : "";
-    const attempt = { turn, text, since: now, heard: now, controller: new AbortController(), kept: pending && true, lost: 0, breaks: 0, isResumed: pending !== undefined, before };
+    const attempt = { turn, text, since: now, heard: now, controller: new AbortController(), kept: (pending && (pending.kept ?? true)) || undefined, lost: 0, breaks: 0, isResumed: pending !== undefined, before };
     this.attempt = attempt;
     if (turn.pending) this.#keepTurn(turn);
     if (this.attempt !== attempt) return; // another tab has deleted the conversation
@@ -261,6 +261,7 @@ export class Conversation extends EventTarget {
     clearInterval(this.#ticking);
     Object.assign(turn, outcome(turn, text, error, stopped));
     if (!error || kept === false || !isPassing(error)) turn.pending = null;
+    if (turn.pending) turn.pending.kept = kept === true;
     if (!elsewhere) this.#keepTurn(turn);
     if (before >= 0 && !elsewhere && turn.state === "none" && !this.isEmpty) turn = this.#withdraw(turn, before);
     if (this.isEmpty) return; // another tab has deleted the conversation

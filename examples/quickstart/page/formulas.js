@@ -57,6 +57,7 @@ function show(katex, element) {
     element.append(el("span")); // so that it is not tried again
     return;
   }
+  for (const sign of holder.querySelectorAll("svg[data-width]")) sign.style.width = sign.dataset.width;
   element.replaceChildren(holder);
   if (element.matches(".display")) widths.observe(element);
   element.dispatchEvent(new Event("grown", { bubbles: true })); // for the scroller

@@ -23,9 +23,10 @@ export function isFresh({ heard }) {
 
 // mayContinue reports whether to ask again after an error. An attempt has lost, the
 // time when it lost its connection, and breaks, the number of times when the answer
-// was aborted. An error event is the end of the answer, unless it says when to ask again.
+// was aborted. An error event, or an error of the service itself (a proxy's page has no
+// detail), is the end of the answer, unless it says when to ask again.
 export function mayContinue({ turn, kept, lost, breaks }, error) {
-  if (error.kind === "failed" && !error.retryAfter) return false;
+  if ((error.kind === "failed" || error.detail) && !error.retryAfter) return false;
   if (!turn.pending || kept === false || breaks > mostBreaks) return false;
   if (kept ? !isPassing(error) : error.kind !== "unreachable") return false;
   if (!kept && !navigator.onLine) return true;
