@@ -246,6 +246,20 @@ func TestOneBrokenProxy(t *testing.T) {
 	is.True(strings.Contains(got.stdout, "check each replica, and each proxy, alone"))
 }
 
+// A limit of the handler itself is not taken for one of a proxy.
+func TestSilenceEndedByTheHandler(t *testing.T) {
+	t.Parallel()
+	is := is.New(t)
+	var calls, chats atomic.Int64
+	address := serve(t, &chats, newAPI(t, &calls, func(o *botapi.Options) {
+		o.KeepAlive, o.StallTimeout = 500*time.Millisecond, 5*time.Second
+	}))
+	got := doctor(t, address, "--key", apiKey, "--secret", secret, "--silence", "6s")
+	t.Log(got.stdout, got.stderr)
+	is.Equal(got.code, hasFindings)
+	is.True(strings.Contains(got.stdout, "cause:   the handler's own limit has passed, StallTimeout or ChatTimeout"))
+}
+
 // A limit that rejects the checks says which one it is.
 func TestRejectedByALimit(t *testing.T) {
 	t.Parallel()

@@ -239,6 +239,7 @@ func TestBotGone(t *testing.T) {
 			is.Equal(tab.titles(), []string{"Hello"})
 			is.Equal(tab.texts("#gone-title"), []string{})
 			tab.click(".conversation-item a")
+			tab.wait(`document.querySelector("#chat-name").textContent === "Ada"`)
 			tab.see("#message")
 			tab.do(chromedp.Focus(chromedp.ID("message")))
 			tab.say("again")
