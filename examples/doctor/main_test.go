@@ -257,7 +257,7 @@ func TestSilenceEndedByTheHandler(t *testing.T) {
 	got := doctor(t, address, "--key", apiKey, "--secret", secret, "--silence", "6s")
 	t.Log(got.stdout, got.stderr)
 	is.Equal(got.code, hasFindings)
-	is.True(strings.Contains(got.stdout, "cause:   the handler's own limit has passed, StallTimeout or ChatTimeout"))
+	is.True(strings.Contains(got.stdout, "cause:   StallTimeout or ChatTimeout of botapi.Options has passed"))
 }
 
 // A limit that rejects the checks says which one it is.

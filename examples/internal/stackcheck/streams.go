@@ -589,9 +589,6 @@ func (s *stack) checkSilence(ctx context.Context, r *Result) error {
 	}
 	f := Finding{Sent: "the engine of a stream was silent"}
 	switch {
-	case p.tookTooLong():
-		f.Arrived = fmt.Sprintf("after %.1f s: %s", p.length().Seconds(), p.show())
-		f.Effect, f.Cause = aborted, handlersLimit
 	case ended:
 		f.Arrived = fmt.Sprintf("after %.1f s: %s", p.length().Seconds(), p.show())
 		f.Effect, f.Cause = aborted, timeLimit
@@ -599,6 +596,7 @@ func (s *stack) checkSilence(ctx context.Context, r *Result) error {
 			f.Effect, f.Cause = o.whatEnded(ctx, p)
 			f.Arrived += o.fates(p)
 		}
+		f.Cause = p.ownCause(f.Cause)
 	case !kept && s.kit != nil:
 		f.Arrived = fmt.Sprintf("no keep-alive in %.0f s, with one due each %v", silence.Seconds(), livelyKeepAlive)
 		f.Effect = "proxies abort silent streams, since they see nothing of the keep-alives"
@@ -628,8 +626,16 @@ func (s *stack) checkSilence(ctx context.Context, r *Result) error {
 	return nil
 }
 
-// tookTooLong reports whether the handler itself has ended an answer.
-func (a *answer) tookTooLong() bool { return strings.Contains(a.body, "The answer took too long") }
+// ownCause is the cause of the end of an answer, if the handler itself says that it took too long.
+func (a *answer) ownCause(cause string) string {
+	switch {
+	case !strings.Contains(a.body, "The answer took too long"):
+		return cause
+	case cause == wholeLimit:
+		return "ChatTimeout of botapi.Options, or " + wholeLimit
+	}
+	return handlersLimit
+}
 
 const keepAlive = ": keep-alive\n"
 
@@ -644,7 +650,7 @@ func effectOfSilence(silence time.Duration) string {
 const (
 	aborted          = "answers of models that think for long are aborted"
 	keepAliveRemoved = "a proxy or middleware removes or holds back the keep-alive, with which the handler sends the head of a silent stream: the head has arrived, the keep-alive has not (a gateway that reads events line by line drops comments): pass on what is no event, immediately"
-	handlersLimit    = "the handler's own limit has passed, StallTimeout or ChatTimeout of botapi.Options, and nothing in front has ended the stream: it must be longer than models think"
+	handlersLimit    = "StallTimeout or ChatTimeout of botapi.Options has passed, or a deadline that middleware gives the request, and nothing in front has ended the stream: it must be longer than models think"
 	timeLimit        = "a proxy or middleware has a time limit, for silence or for each response, of about this length; it must be longer than KeepAlive, and than the longest answer"
 	silenceLimit     = "a proxy or middleware has a limit for silence of about this length, since a stream with fragments stayed open: it must be longer than KeepAlive"
 	wholeLimit       = "a limit for each response, whatever is sent: http.Server.WriteTimeout behind middleware that wraps the ResponseWriter without Unwrap, so that the handler cannot clear it (the Go server closes the connection, and a proxy makes a 502 of that if nothing was sent before); or timeout middleware, such as http.TimeoutHandler; or a proxy's limit for a whole response (Envoy's route timeout, which is 15 s by default). Give the wrapper an Unwrap; a limit must be longer than the longest answer"
