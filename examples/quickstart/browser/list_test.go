@@ -129,6 +129,33 @@ func TestManyDeletions(t *testing.T) {
 	is.Equal(len(tab.titles()), 6)
 }
 
+// TestUnseenInTwoTabs checks that a new answer that somebody has seen in one tab is not new in
+// another, and that a failed one is none.
+func TestUnseenInTwoTabs(t *testing.T) {
+	is := is.New(t)
+	_, first := talkToMoody(t, botapi.Options{})
+	const states = `[...document.querySelectorAll(".conversation-item [data-state=unseen]")].length === %d`
+	first.say("wait")
+	first.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
+	first.newChat()
+	first.do(chromedp.KeyEvent(kb.Escape))
+	first.wait(fmt.Sprintf(states, 1))
+	second := first.another()
+	second.open(evaluate[string](first, "location.origin") + "/#key=" + key + "&bot=bo")
+	second.wait(fmt.Sprintf(states, 1))
+	first.click(".conversation-item a")
+	first.wait(fmt.Sprintf(states, 0))
+	second.wait(fmt.Sprintf(states, 0))
+
+	first.newChat()
+	first.say("fail")
+	first.see(".failure")
+	first.click(".again")
+	first.newChat()
+	first.wait(`!document.querySelector("[data-state=answering]")`)
+	is.True(evaluate[bool](first, fmt.Sprintf(states, 0)))
+}
+
 // TestOrderStays checks that nothing moves in the list while answers arrive, or when one of
 // them is stopped.
 func TestOrderStays(t *testing.T) {

@@ -401,6 +401,23 @@ func TestStretchedSigns(t *testing.T) {
 	is.Equal(evaluate[string](tab, `document.querySelector(".assistant .formula svg[data-width]").style.width`), "0.471em")
 }
 
+// TestLimitsHaveRoom checks that nothing of a formula is above or below its box, which cuts it.
+func TestLimitsHaveRoom(t *testing.T) {
+	is := is.New(t)
+	tab := newTab(t)
+	tab.do(chromedp.EmulateViewport(390, 800))
+	tab.open(startService(t, botapi.Options{}, nil).URL + "/#key=" + key + "&bot=ada")
+	tab.see("#message")
+	tab.do(chromedp.Focus(chromedp.ID("message")))
+	tab.say("$$\\int_{-\\infty}^{\\infty} e^{-x^2}\\,dx = \\sqrt{\\pi}$$")
+	tab.waitForAnswer()
+	tab.wait(`document.querySelector(".assistant .formula .katex-html") !== null`)
+	is.True(evaluate[bool](tab, `(() => {
+		const box = document.querySelector(".assistant .formula").getBoundingClientRect();
+		return [...document.querySelectorAll(".assistant .formula .mord")].every((part) => (({ top, bottom }) => top >= box.top && bottom <= box.bottom)(part.getBoundingClientRect()));
+	})()`))
+}
+
 const wideFormula = "$$\n\\sum_{i=1}^{n} a_i = a_1 + a_2 + a_3 + a_4 + a_5 + a_6 + a_7 + a_8 + a_9 + a_{10} + a_{11} + a_{12}\n$$"
 
 // TestWideFormula checks that a formula that must scroll can get the focus and has a name,

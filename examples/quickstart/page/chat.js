@@ -208,6 +208,11 @@ function showFound({ bot, id }) {
   if (words) chatWith(bot, id).conversation.showWith(words);
 }
 
+// seeChat notes that somebody sees the conversation on show.
+function seeChat() {
+  if (chat && !document.hidden && store.isUnseen(chat.conversation.id)) store.see(chat.conversation.id);
+}
+
 function stateOf(id) {
   return chats.get(id)?.conversation.answering ? "answering" : store.isUnseen(id) ? "unseen" : "";
 }
@@ -319,7 +324,7 @@ function lastChatWith(bot) {
 function show(bot, id) {
   lastChat.set(bot.uid, id);
   chat = chatWith(bot, id);
-  store.see(id);
+  seeChat();
   nameInAddress();
   showBot(bot);
   compose(chat.editing ? chat.editing.draft : store.draft(draftName()));
@@ -417,7 +422,7 @@ const page = {
 // key or lists the bots again.
 function ended({ id, bot, turns }, { turn, error, stopped, fate }) {
   const ended = chats.get(id);
-  if (ended && (ended !== chat || document.hidden)) store.miss(id);
+  if (ended && (ended !== chat || document.hidden) && (!error || turn.state === "partial")) store.miss(id);
   drawList();
   if (error?.status === 401) return askForKey("The server does not accept this key any more.");
   if (error?.status === 404) refetch();
@@ -727,26 +732,32 @@ addEventListener("pageshow", ({ persisted }) => {
 });
 
 document.addEventListener("visibilitychange", () => {
-  if (chat && !document.hidden) {
-    store.see(chat.conversation.id);
-    chat.conversation.resume();
-  }
+  seeChat();
+  if (!document.hidden) chat?.conversation.resume();
   if (!$("app").hidden) drawList();
   refetch();
 });
 addEventListener("online", refetch);
 setInterval(refetch, 60_000);
 
-store.watch((id) => {
-  if (id) chats.get(id)?.conversation.refresh();
-  else chats.forEach(({ conversation }) => conversation.refresh());
-  if (!document.hidden && chat?.conversation.turns.at(-1)?.pending?.kept) chat.conversation.resume(); // it is being answered in that tab
-  if (!$("app").hidden) drawList();
-}, (isForgotten) => {
-  if (isForgotten) forgetKey();
-  else if ($("app").hidden) start();
-}, (id, before, text) => {
-  if (chat && !chat.editing && draftName() === id && $("message").value === before) compose(text);
+store.watch({
+  changed(id) {
+    if (id) chats.get(id)?.conversation.refresh();
+    else chats.forEach(({ conversation }) => conversation.refresh());
+    if (!document.hidden && chat?.conversation.turns.at(-1)?.pending?.kept) chat.conversation.resume(); // it is being answered in that tab
+    if (!$("app").hidden) drawList();
+  },
+  keyChanged(isForgotten) {
+    if (isForgotten) forgetKey();
+    else if ($("app").hidden) start();
+  },
+  drafted(id, before, text) {
+    if (chat && !chat.editing && draftName() === id && $("message").value === before) compose(text);
+  },
+  missed() {
+    seeChat();
+    if (!$("app").hidden) drawList();
+  },
 });
 
 showTheme();

@@ -75,11 +75,10 @@ export const store = {
     return read(permanent, chatPrefix + id) !== "";
   },
 
-  // miss notes that a conversation has an answer that was not seen in this tab, and see that
-  // it was.
+  // miss notes that a conversation has an answer that nobody has seen, and see that somebody has.
   isUnseen: (id) => unseen().includes(id),
-  miss: (id) => write(passing, unseenName, [...unseen().filter((each) => each !== id), id].join(" ")),
-  see: (id) => write(passing, unseenName, unseen().filter((each) => each !== id).join(" ")),
+  miss: (id) => write(permanent, unseenName, [...unseen().filter((each) => each !== id), id].join(" ")),
+  see: (id) => write(permanent, unseenName, unseen().filter((each) => each !== id).join(" ")),
 
   // load returns the title, the settings and the turns of a conversation.
   load(id) {
@@ -124,6 +123,7 @@ export const store = {
   remove(id) {
     const kept = [chatPrefix + id, draftPrefix + id].map((name) => [name, read(permanent, name)]);
     kept.forEach(([name]) => erase(name));
+    this.see(id);
     return () => kept.forEach(([name, text]) => {
       removed.delete(name);
       write(permanent, name, text);
@@ -141,19 +141,21 @@ export const store = {
 
   // deleteConversations deletes all conversations and drafts.
   deleteConversations() {
-    [chatPrefix, draftPrefix].flatMap(namesWith).forEach(erase);
+    [chatPrefix, draftPrefix, unseenName].flatMap(namesWith).forEach(erase);
   },
 
   // watch calls changed with the id of each conversation that another tab has
   // changed, or without one if any may have changed, and keyChanged when another tab
   // keeps a key for all tabs, or, with true, forgets the key. It calls drafted with the id
-  // of a draft that another tab has changed, and with its text before and after that.
-  watch(changed, keyChanged, drafted) {
+  // of a draft that another tab has changed, and with its text before and after that, and
+  // missed when another tab has changed which conversations have unseen answers.
+  watch({ changed, keyChanged, drafted, missed }) {
     addEventListener("storage", ({ key, oldValue, newValue }) => {
       if (newValue && removed.has(key) && removed.get(key) === firstTurn(newValue)) write(permanent, key, "");
       if (key === null) changed();
       else if (key.startsWith(chatPrefix)) changed(key.slice(chatPrefix.length));
       else if (key.startsWith(draftPrefix)) drafted(key.slice(draftPrefix.length), oldValue ?? "", newValue ?? "");
+      else if (key === unseenName) missed();
       else if (key === keyName && newValue) keyChanged(false);
       else if (key === forgottenName && newValue) keyChanged(true);
     });
@@ -165,7 +167,7 @@ export function includes(text) {
   return ({ question, answer }) => `${question}\n${answer}`.toLowerCase().includes(text.toLowerCase());
 }
 
-const unseen = () => read(passing, unseenName).split(" ").filter(Boolean);
+const unseen = () => read(permanent, unseenName).split(" ").filter(Boolean);
 
 // ---- Conversations ----
 
