@@ -90,8 +90,13 @@ func TestTheme(t *testing.T) {
 	tab.do(chromedp.Reload())
 	tab.see("#theme")
 	is.Equal(evaluate[string](tab, ground), dark)
+	another := tab.another()
+	another.prefer("prefers-color-scheme", "light")
+	another.open(h.URL + "/#key=" + key)
+	another.see("#theme")
 	tab.click("#theme")
 	is.Equal(evaluate[string](tab, ground), light)
+	another.wait(ground + fmt.Sprintf(" === %q", light))
 }
 
 // TestThemeMovesNothing checks that the button stays below the pointer.

@@ -758,6 +758,7 @@ store.watch({
     seeChat();
     if (!$("app").hidden) drawList();
   },
+  themed: showTheme,
 });
 
 showTheme();

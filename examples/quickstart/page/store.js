@@ -148,14 +148,16 @@ export const store = {
   // changed, or without one if any may have changed, and keyChanged when another tab
   // keeps a key for all tabs, or, with true, forgets the key. It calls drafted with the id
   // of a draft that another tab has changed, and with its text before and after that, and
-  // missed when another tab has changed which conversations have unseen answers.
-  watch({ changed, keyChanged, drafted, missed }) {
+  // missed when another tab has changed which conversations have unseen answers, and themed
+  // when it has chosen another theme.
+  watch({ changed, keyChanged, drafted, missed, themed }) {
     addEventListener("storage", ({ key, oldValue, newValue }) => {
       if (newValue && removed.has(key) && removed.get(key) === firstTurn(newValue)) write(permanent, key, "");
       if (key === null) changed();
       else if (key.startsWith(chatPrefix)) changed(key.slice(chatPrefix.length));
       else if (key.startsWith(draftPrefix)) drafted(key.slice(draftPrefix.length), oldValue ?? "", newValue ?? "");
       else if (key === unseenName) missed();
+      else if (key === themeName) themed();
       else if (key === keyName && newValue) keyChanged(false);
       else if (key === forgottenName && newValue) keyChanged(true);
     });
