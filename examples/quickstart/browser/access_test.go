@@ -71,6 +71,8 @@ func TestStopByTouch(t *testing.T) {
 	tab.open(startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(waits)}, nil).URL + "/#key=" + key + "&bot=ada")
 	tab.click("#message")
 	tab.write("Hello")
+	tab.enter() // starts a line
+	is.Equal(evaluate[string](tab, `document.querySelector("#message").value`), "Hello\n")
 	tab.click("#send")
 	for _, again := range []string{".regenerate", ""} {
 		tab.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)

@@ -84,9 +84,9 @@ func TestDeleteConversation(t *testing.T) {
 	tab.click(".conversation-item:first-child .delete")
 	tab.wait(`document.querySelector(".user .text")?.textContent === "one"`) // the other one takes its place
 	is.Equal(tab.titles(), []string{"one"})
-	is.Equal(evaluate[string](tab, `document.activeElement.textContent`), "Undo")
+	is.Equal(evaluate[string](tab, `document.activeElement.id`), "message") // with the Delete key, it is "Undo"
 	is.Equal(evaluate[int](tab, "localStorage.length"), 1)
-	tab.enter()
+	tab.click(".deleted .restore")
 	tab.wait(`document.querySelector(".user .text").textContent === "wait"`)
 	is.Equal(tab.answers(), []string{"Well,"})
 	is.Equal(tab.titles(), []string{"wait", "one"})
@@ -416,6 +416,20 @@ func TestForgetKeyInAllTabs(t *testing.T) {
 	}
 }
 
+// TestTypingAfterKeep checks that what is typed after the key was kept is a message: on a button,
+// a space would open "Forget key".
+func TestTypingAfterKeep(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	tab.click("#keep-now")
+	tab.wait(`document.querySelector("#keep-offer").hidden`)
+	is.Equal(evaluate[string](tab, "document.activeElement.id"), "message")
+	tab.click("#menu-button")
+	tab.click("#set")
+	tab.click("#settings-dialog .primary")
+	is.Equal(evaluate[string](tab, "document.activeElement.id"), "message")
+}
+
 // TestKeepKeyOfTheLink keeps a key in the browser that came with the printed link.
 func TestKeepKeyOfTheLink(t *testing.T) {
 	is := is.New(t)
@@ -428,7 +442,7 @@ func TestKeepKeyOfTheLink(t *testing.T) {
 	first.click("#keep-now")
 	first.wait(`document.querySelector("#keep-offer").hidden`)
 	is.Equal(first.text("#announcement"), "This browser keeps the key until you forget it.")
-	is.Equal(evaluate[string](first, "document.activeElement.id"), "forget-key")
+	is.True(evaluate[bool](first, `document.activeElement.matches(".bot")`))
 
 	second := first.another()
 	second.do(chromedp.EmulateViewport(390, 780))

@@ -434,6 +434,7 @@ func TestWideFormula(t *testing.T) {
 	is.True(evaluate[bool](tab, fits))
 	tab.do(chromedp.EmulateViewport(390, 800))
 	tab.wait(`document.querySelector(".assistant .formula").matches("[tabindex='0'][role=group][aria-label=Formula]")`)
+	is.True(strings.Contains(evaluate[string](tab, `getComputedStyle(document.querySelector(".assistant .formula")).backgroundImage`), "gradient")) // a shadow at its edge
 	is.True(evaluate[bool](tab, fits))
 	tab.do(chromedp.EmulateViewport(1280, 800))
 	tab.wait(`!document.querySelector(".assistant .formula").hasAttribute("tabindex")`)

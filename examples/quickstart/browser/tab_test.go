@@ -263,7 +263,11 @@ func (tab *tab) say(text string) {
 	tab.t.Helper()
 	tab.wait(`document.activeElement?.id === "message"`)
 	tab.write(text)
-	tab.enter()
+	if evaluate[bool](tab, `matchMedia("(hover: none) and (pointer: coarse)").matches`) {
+		tab.click("#send") // Enter starts a line there
+	} else {
+		tab.enter()
+	}
 	tab.wait(fmt.Sprintf(`Array.from(document.querySelectorAll(".user .text")).at(-1)?.textContent === %q`, text))
 }
 

@@ -82,7 +82,7 @@ $("keep-now").addEventListener("click", () => {
   store.keepKey(store.key, true);
   offerToKeep();
   announce(store.keepsKey ? "This browser keeps the key until you forget it." : "This browser cannot keep the key.");
-  $("forget-key").focus();
+  focusMain();
 });
 
 $("forget-key").addEventListener("click", () => $("forget-dialog").showModal());
@@ -218,7 +218,7 @@ function stateOf(id) {
 }
 
 // deleteConversation can be undone until some more are deleted.
-function deleteConversation({ id, bot: { uid: bot, name, slug }, title, changed }) {
+function deleteConversation({ id, bot: { uid: bot, name, slug }, title, changed }, isByKey) {
   const kept = chats.get(id);
   kept?.conversation.stop();
   const isOnShow = kept !== undefined && kept === chat;
@@ -230,7 +230,8 @@ function deleteConversation({ id, bot: { uid: bot, name, slug }, title, changed 
   if (isOnShow) go(addressOf(kept.conversation.bot));
   else drawList();
   announce("The conversation is deleted.");
-  list.focusRestore(id);
+  if (isByKey) list.focusRestore(id);
+  else if (chat) focusChat(); // what is typed next is a message
 }
 
 function restoreConversation({ id, bot }) {
@@ -339,6 +340,12 @@ function show(bot, id) {
 // instead, so that a screen reader says it, and a phone shows no keyboard yet.
 function focusChat() {
   (wide.matches ? $("message") : $("chat-name")).focus({ preventScroll: true });
+}
+
+// focusMain focuses the conversation on show or, without one, the list.
+function focusMain() {
+  if (chat) focusChat();
+  else $("bots").querySelector("a")?.focus();
 }
 
 // focusComposer focuses the composer, but where that would open a keyboard on the screen.
@@ -477,7 +484,8 @@ $("composer").addEventListener("submit", (event) => {
 
 $("message").addEventListener("keydown", (event) => {
   if (event.isComposing || event.keyCode === 229) return; // Safari confirms a conversion with an Enter of this code
-  if (event.key === "Enter" && !event.shiftKey) {
+  const isLine = event.shiftKey || (touch.matches && !event.ctrlKey && !event.metaKey); // keyboards on a screen have no Shift and Enter
+  if (event.key === "Enter" && !isLine) {
     event.preventDefault();
     $("composer").requestSubmit();
   }
@@ -611,8 +619,7 @@ $("help").addEventListener("click", shortcuts["?"]);
 
 $("skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address names the conversation
-  if (chat) focusChat();
-  else $("bots").querySelector("a")?.focus();
+  focusMain();
 });
 
 const themes = { "": "light", light: "dark", dark: "" }; // the next of each
@@ -705,6 +712,7 @@ function onSubmit(dialog, act) {
     event.preventDefault();
     $(dialog).close();
     act();
+    focusComposer();
   });
 }
 

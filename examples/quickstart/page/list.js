@@ -10,7 +10,7 @@ const few = 3;
 
 export class BotList {
   #element;
-  #page; // {open(conversation), remove(conversation), restore(conversation)}
+  #page; // {open(conversation), remove(conversation, isByKey), restore(conversation)}
   #bots = new Map(); // views by the bot's uid
   #gone = new Map(); // views of conversations with other bots, by id
   #goneList = el("ul", { class: "conversations", "aria-labelledby": "gone-title" });
@@ -130,9 +130,9 @@ class ConversationItem {
 
   constructor(page) {
     this.#page = page;
-    this.#find(".delete").addEventListener("click", () => this.#page.remove(this.#conversation));
+    this.#find(".delete").addEventListener("click", ({ detail }) => this.#page.remove(this.#conversation, detail === 0));
     this.#find("a").addEventListener("click", () => this.#page.open(this.#conversation));
-    this.#find("a").addEventListener("keydown", ({ key }) => { if (key === "Delete") this.#page.remove(this.#conversation); });
+    this.#find("a").addEventListener("keydown", ({ key }) => { if (key === "Delete") this.#page.remove(this.#conversation, true); });
     this.#find(".restore").addEventListener("click", () => this.#page.restore(this.#conversation));
   }
 
