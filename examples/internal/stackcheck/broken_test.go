@@ -123,6 +123,9 @@ var brokenStacks = []brokenStack{
 			api.ServeHTTP(f, r)
 		})
 	}, checkOneByOne, "flushes by a timer"},
+	{"echo's Timeout", func(api http.Handler) http.Handler {
+		return http.TimeoutHandler(wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &insisting{unwrapping{w}} })(api), time.Minute, "too late")
+	}, checkReach, "http.TimeoutHandler serves the API, and what wraps its ResponseWriter panics ... *stackcheck.insisting, which wraps *http.timeoutWriter"},
 	{"responses of 64 KiB at most", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &truncated{unwrapping: unwrapping{w}} }), checkLongJSON, "bounds responses"},
 	{"compression that swallows the abort", func(api http.Handler) http.Handler { return compressing(swallowing(api), true) }, checkFailure, "for a client with Accept-Encoding: gzip"},
 	{"compression without flush", func(api http.Handler) http.Handler { return compressing(api, false) }, checkCompressed, "compression does not flush"},
@@ -168,7 +171,7 @@ var brokenStacks = []brokenStack{
 	}, checkCORS, "wrap the mux"},
 	{"CORS that exposes nothing", func(api http.Handler) http.Handler {
 		return allowing(withHeader("Access-Control-Expose-Headers", "")(api))
-	}, checkCORS, "does not expose Retry-After"},
+	}, checkCORS, "do not learn when to try again ... does not expose Retry-After"},
 	{"CORS of the service and of a proxy", func(api http.Handler) http.Handler {
 		return allowingAgain(allowing(api), func(origins []string) []string { return append(origins, "*") })
 	}, checkCORS, "Access-Control-Allow-Origin is there twice"},
@@ -317,6 +320,13 @@ var brokenServices = []struct {
 		return idle(3*time.Second, wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &eventsOnly{unwrapping{w}} })(api))
 	}, checkSilence, "drops comments ... a limit for silence then ends the stream"}, enduring},
 	{brokenStack{"a restart", restarting(4 * time.Second), checkSilence, "streams that began at different times ended at the same moment"}, silent},
+	{brokenStack{"a Flush by a timer behind a limit of requests per second", func(api http.Handler) http.Handler {
+		return limitingRate(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			f := &timed{unflushed: unflushed{w}}
+			defer f.stop()
+			api.ServeHTTP(f, r)
+		}))
+	}, checkOneByOne, "flushes by a timer"}, probed},
 	{brokenStack{"an early restart", restarting(1500 * time.Millisecond), checkSilence, "one like it was not ended after the same time"}, silent},
 	{brokenStack{"a limit of requests at a proxy", limiting(http.StatusServiceUnavailable), checkSameTime, "HAProxy's maxconn"}, probed},
 	{brokenStack{"a limit of requests at a proxy, with a 429", limiting(http.StatusTooManyRequests), checkSameTime, "HAProxy's maxconn"}, probed},
@@ -359,6 +369,32 @@ func limiting(status int) middleware {
 			}
 		})
 	}
+}
+
+// limitingRate lets 20 requests through each second, and 20 in a burst.
+func limitingRate(api http.Handler) http.Handler {
+	const interval, burst = 50 * time.Millisecond, 20
+	var mu sync.Mutex
+	var full time.Time // when a burst is possible again
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		next := time.Now()
+		if full.After(next) {
+			next = full
+		}
+		next = next.Add(interval)
+		isOver := time.Until(next) > burst*interval
+		if !isOver {
+			full = next
+		}
+		mu.Unlock()
+		if isOver {
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "Too many requests", http.StatusTooManyRequests)
+			return
+		}
+		api.ServeHTTP(w, r)
+	})
 }
 
 // impatience makes the tests faster that wait for what does not come.
@@ -654,6 +690,15 @@ func (w *timed) stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stopped = true
+}
+
+// insisting panics if what it wraps cannot flush, as echo's does.
+type insisting struct{ unwrapping }
+
+func (w *insisting) Flush() {
+	if err := http.NewResponseController(w.ResponseWriter).Flush(); err != nil {
+		panic(err)
+	}
 }
 
 // truncated writes at most 64 KiB of a response that is not a stream.

@@ -42,6 +42,7 @@ type counter struct {
 	bound    int64        // 0: none
 	rejected atomic.Int64 // requests that got a 429: the checks cause none themselves
 	delayed  atomic.Int64 // requests that came too soon, and were sent again
+	rested   atomic.Int64 // of delayed, those after which there was a rest
 	room     atomic.Int64 // for so many chats at the same time; 0: nothing is known of a limit
 
 	mu        sync.Mutex
@@ -261,9 +262,7 @@ func (s *stack) send(ctx context.Context, r request, a *answer) (*http.Response,
 		}
 		res.Body.Close()
 		s.sent.note(&s.sent.delayed, string(body))
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+		if sleep(ctx, pause); ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 		a.change(func() { a.begun = time.Now() })

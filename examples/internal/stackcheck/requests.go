@@ -67,6 +67,9 @@ func (s *stack) checkReach(ctx context.Context, r *Result) error {
 			f.Cause = fmt.Sprintf("the API was asked for %q: http.StripPrefix is missing, or its prefix is not the one at which it is mounted", visits[0].path)
 		case got.status == 0:
 			f.Cause = "the handler of the application ended the connection"
+			if len(visits) > 0 && visits[0].writer.isTimeoutHandler() {
+				f.Cause = "http.TimeoutHandler serves the API, and what wraps its ResponseWriter panics when the API flushes (echo's Timeout): use it for other routes, and ChatTimeout for chats" + visits[0].writer.chain()
+			}
 		case got.status == http.StatusNotFound, got.status == http.StatusMethodNotAllowed:
 			f.Cause = "the router has no route for this path and method; mount a whole subtree, without a method: /v1/ in net/http's mux, /v1/* in chi and echo, /v1/*path in gin, PathPrefix(\"/v1/\") in gorilla (in chi, /v1/ is one path)"
 		default:
@@ -486,6 +489,9 @@ func (s *stack) checkCORS(ctx context.Context, r *Result) error {
 			return nil
 		}
 		if f.Cause = corsResponse(rejected, origin); f.Cause != "" {
+			if corsAllows(rejected, origin) && !corsTwice(rejected) {
+				f.Effect = "pages of other origins do not learn when to try again, nor the id of a request that failed"
+			}
 			f.Sent = fmt.Sprintf("%s %s with Origin, without a key", door.method, door.path)
 			f.Arrived = rejected.show("Access-Control-Allow-Origin", "Access-Control-Expose-Headers")
 			r.found(f)

@@ -300,9 +300,36 @@ func (c check) runOn(ctx context.Context, stacks []*stack, r *Result) {
 	}
 }
 
-// runWith runs a check on one stack.
+// isTimed reports whether a check sees something else if one of its requests is delayed.
+func (c check) isTimed() bool { return c.together > 0 || c.name == checkSameTime }
+
+// runWith runs a check on one stack, and once more if a limit of requests per second has delayed one
+// whose times matter.
 func (c check) runWith(ctx context.Context, s *stack, r *Result) {
-	rejected, delayed := s.sent.rejected.Load(), s.sent.delayed.Load()
+	before := *r
+	for range 2 {
+		*r = before
+		delayed := s.sent.delayed.Load()
+		if c.isTimed() && s.sent.rested.Swap(delayed) < delayed {
+			sleep(ctx, longestPause) // so that a burst is possible again
+		}
+		c.runOnce(ctx, s, r)
+		if !c.isTimed() || s.sent.delayed.Load() == delayed {
+			return
+		}
+	}
+	r.Findings, r.Problem = nil, fmt.Sprintf("a limit of requests per second has delayed it twice (429, %s): use a key with a higher one", s.sent.rejection())
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+func (c check) runOnce(ctx context.Context, s *stack, r *Result) {
+	rejected := s.sent.rejected.Load()
 	err := c.runRounds(ctx, s, r)
 	var page *pageError
 	switch isPage := errors.As(err, &page); {
@@ -312,8 +339,7 @@ func (c check) runWith(ctx context.Context, s *stack, r *Result) {
 	case err != nil:
 		r.Problem = err.Error()
 	}
-	isLate := s.sent.delayed.Load() > delayed && (len(r.Findings) > 0 || r.Problem != "") // perhaps only for that
-	if page == nil && (s.sent.rejected.Load() > rejected || isLate) {
+	if page == nil && s.sent.rejected.Load() > rejected {
 		r.Findings, r.Problem = nil, fmt.Sprintf("a limit has rejected a request (429, %s): the checks need %s", s.sent.rejection(), limitsNeeded)
 	}
 }
