@@ -424,8 +424,15 @@ func TestSentInAnotherTab(t *testing.T) {
 		tab.wait(message + ` === "two"`)
 	}
 	third.write(" and three")
+	fourth := first.another()
+	fourth.open(evaluate[string](first, "location.origin") + "/#key=" + key)
+	fourth.wait(message + ` === "two"`)
+	fourth.click(".user .edit")
 	first.enter()
 	second.wait(message + ` === ""`)
+	fourth.wait(`document.querySelectorAll(".user").length === 2`)
+	fourth.click("#cancel-editing")
+	fourth.wait(message + ` === ""`)
 	is.Equal(evaluate[string](third, message), "two and three")
 }
 

@@ -1,7 +1,9 @@
 package browser
 
 import (
+	"context"
 	"fmt"
+	"iter"
 	"strings"
 	"testing"
 
@@ -130,9 +132,8 @@ func TestManyDeletions(t *testing.T) {
 }
 
 // TestUnseenInTwoTabs checks that a new answer that somebody has seen in one tab is not new in
-// another, and that a failed one is none.
+// another.
 func TestUnseenInTwoTabs(t *testing.T) {
-	is := is.New(t)
 	_, first := talkToMoody(t, botapi.Options{})
 	const states = `[...document.querySelectorAll(".conversation-item [data-state=unseen]")].length === %d`
 	first.say("wait")
@@ -147,13 +148,65 @@ func TestUnseenInTwoTabs(t *testing.T) {
 	first.wait(fmt.Sprintf(states, 0))
 	second.wait(fmt.Sprintf(states, 0))
 
-	first.newChat()
-	first.say("fail")
-	first.see(".failure")
-	first.click(".again")
-	first.newChat()
-	first.wait(`!document.querySelector("[data-state=answering]")`)
-	is.True(evaluate[bool](first, fmt.Sprintf(states, 0)))
+}
+
+// TestFailedAnswerIsNotNew has an answer fail that is not on show, first after some of its text and
+// then before any.
+func TestFailedAnswerIsNotNew(t *testing.T) {
+	is := is.New(t)
+	gates := make(chan string)
+	tab := newTab(t)
+	tab.open(startService(t, botapi.Options{Engine: botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) {
+			text := <-gates
+			_ = (text == "" || yield(text, nil)) && yield("", errMood)
+		}
+	})}, nil).URL + "/#key=" + key)
+	tab.say("one")
+	gates <- "Well,"
+	tab.see(".failure")
+	tab.click(".again")
+	tab.newChat()
+	tab.see(".conversation-item [data-state=answering]")
+	gates <- ""
+	tab.wait(`!document.querySelector("[data-state=answering]")`)
+	is.Equal(len(tab.texts("[data-state=unseen]")), 0)
+}
+
+// TestDeletedIsNotOnShow checks that "Back" to a deleted conversation leads to none in which
+// something new would be lost by Undo, which also brings back its mark.
+func TestDeletedIsNotOnShow(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	tab.say("one")
+	tab.waitForAnswer()
+	tab.newChat()
+	tab.click(".conversation-item .delete")
+	tab.do(chromedp.NavigateBack())
+	tab.wait(`document.activeElement?.id === "message"`)
+	tab.say("two")
+	tab.waitForAnswer()
+	tab.click(".deleted .restore")
+	is.Equal(tab.titles(), []string{"two", "one"})
+	tab.do(chromedp.Reload())
+	tab.see(".bot")
+	is.Equal(tab.titles(), []string{"two", "one"})
+}
+
+// TestAddressOfANewBot checks that the conversation on show does not take the place of a bot that
+// the page does not know yet.
+func TestAddressOfANewBot(t *testing.T) {
+	is := is.New(t)
+	h := startService(t, botapi.Options{}, nil)
+	tab := newTab(t)
+	tab.open(h.URL + "/#key=" + key)
+	tab.say("one")
+	tab.waitForAnswer()
+	cy := bo
+	cy.UID, cy.Slug, cy.Name = "0c", "cy", "Cy"
+	is.NoErr(h.bots.Replace(ada, bo, cy))
+	evaluate[any](tab, `location.hash = "bot=cy"; null`)
+	tab.wait(`document.querySelector("#chat-name").textContent === "Cy"`)
 }
 
 // TestOrderStays checks that nothing moves in the list while answers arrive, or when one of

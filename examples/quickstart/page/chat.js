@@ -198,7 +198,9 @@ function conversations() {
   for (const { conversation: { id, bot, name, isEmpty } } of chats.values()) {
     if (!isEmpty && !kept.has(id)) kept.set(id, { id, bot: bot.uid, name: bot.name, slug: bot.slug, title: name, changed: Infinity });
   }
-  for (const [id, each] of deletions) kept.set(id, { ...each, id, deleted: true });
+  for (const [id, each] of deletions) {
+    if (!kept.has(id)) kept.set(id, { ...each, id, deleted: true }); // otherwise another tab goes on with it
+  }
   return [...kept.values()].sort((a, b) => b.changed - a.changed).map((each) => ({ ...each, bot: botOf(each), state: stateOf(each.id) }));
 }
 
@@ -270,11 +272,11 @@ function inAddress(name) {
   return new URLSearchParams(location.hash.slice(1)).get(name);
 }
 
-// nameInAddress names the conversation on show in the address, which may name only the bot:
+// nameInAddress names the conversation on show in the address, which may name only its bot:
 // "Back" from another conversation leads to this one.
 function nameInAddress() {
   const { bot, id, isEmpty } = chat.conversation;
-  if (!isEmpty && !inAddress("chat")) history.replaceState(null, "", addressOf(bot, id));
+  if (!isEmpty && !inAddress("chat") && (inAddress("bot") ?? bot.slug) === bot.slug) history.replaceState(null, "", addressOf(bot, id));
 }
 
 function namedBot() {
@@ -309,11 +311,11 @@ function leave() {
 }
 
 // chatInAddress returns the id of the conversation that the address names, which
-// may be new. It returns null if that conversation is with another bot.
+// may be new. It returns null if that conversation is with another bot, or deleted.
 function chatInAddress(bot) {
   const id = inAddress("chat");
   const known = chats.get(id)?.conversation.bot.uid ?? store.conversations().find((each) => each.id === id)?.bot;
-  return id && (known ?? bot.uid) === bot.uid ? id : null;
+  return id && !deletions.has(id) && (known ?? bot.uid) === bot.uid ? id : null;
 }
 
 // lastChatWith returns the id of the bot's conversation that was on show last. If
@@ -427,9 +429,9 @@ const page = {
 
 // ended announces how an answer ended. If the error says so, it asks for a new
 // key or lists the bots again.
-function ended({ id, bot, turns }, { turn, error, stopped, fate }) {
+function ended({ id, bot, turns }, { turn, error, stopped, isNew, fate }) {
   const ended = chats.get(id);
-  if (ended && (ended !== chat || document.hidden) && (!error || turn.state === "partial")) store.miss(id);
+  if (ended && isNew && (ended !== chat || document.hidden)) store.miss(id);
   drawList();
   if (error?.status === 401) return askForKey("The server does not accept this key any more.");
   if (error?.status === 404) refetch();
@@ -537,7 +539,7 @@ function shorten(turn) {
   chat.conversation.shorten(mostBytes, turn ?? chat.editing?.turn);
   if (turn) chat.conversation.regenerate(turn);
   announce("The bot gets only the most recent messages from now on.");
-  $("message").focus();
+  focusComposer();
 }
 
 $("shorten").addEventListener("click", () => shorten());
@@ -760,7 +762,9 @@ store.watch({
     else if ($("app").hidden) start();
   },
   drafted(id, before, text) {
-    if (chat && !chat.editing && draftName() === id && $("message").value === before) compose(text);
+    if (!chat || draftName() !== id) return;
+    if (chat.editing?.before === before) chat.editing.before = text;
+    else if (!chat.editing && $("message").value === before) compose(text);
   },
   missed() {
     seeChat();

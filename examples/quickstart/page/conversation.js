@@ -136,7 +136,7 @@ export class Conversation extends EventTarget {
     turn.pending = this.#service.stop ? { key: pending?.key ?? newKey(), heard: now } : null;
     turn.failure = null;
     const text = pending && turn.state === "partial" ? turn.answer : "";
-    const attempt = { turn, text, since: now, heard: now, controller: new AbortController(), kept: (pending && (pending.kept ?? true)) || undefined, lost: 0, breaks: 0, isResumed: pending !== undefined, before };
+    const attempt = { turn, text, since: now, heard: now, controller: new AbortController(), kept: pending && pending.kept !== false ? true : undefined, lost: 0, breaks: 0, isResumed: pending !== undefined, before };
     this.attempt = attempt;
     if (turn.pending) this.#keepTurn(turn);
     if (this.attempt !== attempt) return; // another tab has deleted the conversation
@@ -235,7 +235,7 @@ export class Conversation extends EventTarget {
     const sent = this.#sentBefore(turn).map((turn) => ({ turn, size: new Blob([turn.question, turn.answer]).size }));
     let room = Math.min(limit, sent.reduce((sum, { size }) => sum + size, 0)) / 2;
     for (const { turn, size } of sent.reverse()) turn.leftOut = (room -= size) < 0;
-    this.#keepAll();
+    this.#keepAll(store.changed(this.id));
     this.#emit("change");
   }
 
@@ -259,6 +259,7 @@ export class Conversation extends EventTarget {
     let { turn } = this.attempt;
     this.attempt = null;
     clearInterval(this.#ticking);
+    const isNew = (!error && !stopped) || text.length > turn.answer.length;
     Object.assign(turn, outcome(turn, text, error, stopped));
     if (!error || kept === false || !isPassing(error)) turn.pending = null;
     if (turn.pending) turn.pending.kept = kept === true;
@@ -266,7 +267,7 @@ export class Conversation extends EventTarget {
     if (before >= 0 && !elsewhere && turn.state === "none" && !this.isEmpty) turn = this.#withdraw(turn, before);
     if (this.isEmpty) return; // another tab has deleted the conversation
     this.#emit("change");
-    this.#emit("end", { turn, error, stopped, fate: this.#fate });
+    this.#emit("end", { turn, error, stopped, isNew, fate: this.#fate });
     this.#fate = "kept";
   }
 
@@ -274,7 +275,7 @@ export class Conversation extends EventTarget {
   #withdraw({ before, failure, pending }, index) {
     this.turns = switchTo(this.turns, this.turns.length - 1, index, before);
     Object.assign(this.turns.at(-1), { failure, pending });
-    this.#keepAll();
+    this.#keepAll(store.changed(this.id));
     return this.turns.at(-1);
   }
 
@@ -339,7 +340,7 @@ export class Conversation extends EventTarget {
     this.#replace(turns);
   }
 
-  // replace shows other turns. The conversation stays where it is in the list.
+  // replace shows other turns. A stored conversation stays where it is in the list.
   #replace(turns) {
     this.turns = turns;
     this.#keepAll(store.changed(this.id));

@@ -4,7 +4,7 @@
 // All tabs share the conversations.
 //
 // A conversation is {id, bot, name, slug, changed, title, settings, turns}, with the
-// bot's uid, its name and slug for when it is gone, and the time of the user's last message. The title is empty unless the
+// bot's uid, its name and slug for when it is gone, and when the user last asked something. The title is empty unless the
 // user has named the conversation. The settings are {system, temperature, max_tokens}:
 // a system message and parameters of each request, if they are set. A turn is a question of the user and its
 // answer:
@@ -17,7 +17,7 @@
 // before another attempt, and the time when they have passed. While the answer is
 // in progress, or if it may be continued after a failure, pending is {key, heard,
 // kept}: its Idempotency-Key, the time when something last arrived, and whether the
-// service has said that it keeps the answer. Otherwise it is null. For before and
+// service has said that it keeps the answer (false: not yet). Otherwise it is null. For before and
 // after, which may be missing, see versions.js.
 
 import { everyTurn } from "./versions.js";
@@ -85,7 +85,7 @@ export const store = {
     return conversationOf(read(permanent, chatPrefix + id)) ?? { title: "", settings: {}, turns: [] };
   },
 
-  // changed returns when the user last added a message to a stored conversation.
+  // changed returns when the user last asked something in a stored conversation.
   changed: (id) => summary(chatPrefix + id)?.changed,
 
   // includes reports whether a text occurs in a conversation.
@@ -122,12 +122,16 @@ export const store = {
   // remove deletes a conversation, and returns a function that restores it.
   remove(id) {
     const kept = [chatPrefix + id, draftPrefix + id].map((name) => [name, read(permanent, name)]);
+    const wasUnseen = this.isUnseen(id);
     kept.forEach(([name]) => erase(name));
     this.see(id);
-    return () => kept.forEach(([name, text]) => {
-      removed.delete(name);
-      write(permanent, name, text);
-    });
+    return () => {
+      kept.forEach(([name, text]) => {
+        removed.delete(name);
+        write(permanent, name, text);
+      });
+      if (wasUnseen) this.miss(id);
+    };
   },
 
   // draft returns the draft of a conversation or, before its first message, of a bot.

@@ -30,7 +30,7 @@ const enough = (length) => Math.min(8192, length / 32);
 
 export class ConversationView {
   #conversation;
-  #page; // {ask(question), edit(turn), shorten(turn), turn(turn, index, name, direction), focusComposer(), changed(view), announce(text)}
+  #page; // {ask(question), edit(turn), canShorten(conversation, question, turn), shorten(turn), turn(turn, index, name, direction), focusComposer(), changed(view), announce(text)}
   #shown = new Map(); // the view of each turn, by its id
   #drawing = 0; // the requested frame
   #rested = 0; // the time before which no more is shown

@@ -17,11 +17,16 @@ const onlyWoff2 = {
   })),
 };
 
+function replaced(text, from, to) {
+  if (!text.includes(from)) throw new Error(`KaTeX has no ${from}`);
+  return text.replaceAll(from, to);
+}
+
 // The policy of the pages ignores style attributes: formulas.js sets these widths.
 const widthsAsData = {
   name: "widths as data",
   setup: ({ onLoad }) => onLoad({ filter: /katex\.mjs$/ }, async ({ path }) => ({
-    contents: (await readFile(path, "utf8")).replaceAll('"style": "width:" +', '"data-width":'),
+    contents: replaced(await readFile(path, "utf8"), '"style": "width:" +', '"data-width":'),
   })),
 };
 
