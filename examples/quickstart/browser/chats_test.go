@@ -272,7 +272,7 @@ func TestImport(t *testing.T) {
 
 	for _, other := range []string{"", "{", "null", `{"bot":{"uid":"1","slug":"a","name":"A"},"messages":[]}`, strings.Replace(file, `"user"`, `"assistant"`, 1), strings.Replace(file, `"one"`, `1`, 1)} {
 		tab.importFile(other)
-		tab.wait(`document.querySelector("#bots-note").textContent === "This file has no conversation that was saved as JSON."`)
+		tab.wait(`document.querySelector("#bots-note").textContent === "This file has no conversation: choose one from “Save as JSON”."`)
 		is.Equal(tab.titles(), []string{})
 		evaluate[any](tab, `document.querySelector("#bots-note").textContent = ""; null`)
 	}

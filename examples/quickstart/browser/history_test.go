@@ -19,6 +19,8 @@ import (
 
 // A moody bot does what the last message says, and records all requests.
 type moody struct {
+	gate chan struct{} // "wait" waits until it is closed
+
 	mu       sync.Mutex
 	requests [][]botapi.ChatMessage
 }
@@ -40,7 +42,10 @@ func (m *moody) Chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[str
 			yield("", errMood)
 		case said == "wait":
 			if yield("Well,", nil) {
-				<-ctx.Done()
+				select {
+				case <-ctx.Done():
+				case <-m.gate:
+				}
 			}
 		case said == "say nothing":
 		default:
@@ -67,7 +72,7 @@ func assistant(text string) botapi.ChatMessage {
 // talkToMoody opens the page with a moody bot.
 func talkToMoody(t *testing.T, o botapi.Options) (*moody, *tab) {
 	t.Helper()
-	bot := new(moody)
+	bot := &moody{gate: make(chan struct{})}
 	o.Engine = bot
 	tab := newTab(t)
 	tab.open(startService(t, o, nil).URL + "/#key=" + key)

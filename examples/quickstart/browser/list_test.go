@@ -134,12 +134,12 @@ func TestManyDeletions(t *testing.T) {
 // TestUnseenInTwoTabs checks that a new answer that somebody has seen in one tab is not new in
 // another.
 func TestUnseenInTwoTabs(t *testing.T) {
-	_, first := talkToMoody(t, botapi.Options{})
+	bot, first := talkToMoody(t, botapi.Options{})
 	const states = `[...document.querySelectorAll(".conversation-item [data-state=unseen]")].length === %d`
 	first.say("wait")
 	first.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
 	first.newChat()
-	first.do(chromedp.KeyEvent(kb.Escape))
+	close(bot.gate)
 	first.wait(fmt.Sprintf(states, 1))
 	second := first.another()
 	second.open(evaluate[string](first, "location.origin") + "/#key=" + key + "&bot=bo")
@@ -213,7 +213,7 @@ func TestAddressOfANewBot(t *testing.T) {
 // them is stopped.
 func TestOrderStays(t *testing.T) {
 	is := is.New(t)
-	_, tab := talkToMoody(t, botapi.Options{})
+	bot, tab := talkToMoody(t, botapi.Options{})
 	for _, title := range []string{"wait", "wait, too", "say"} {
 		tab.say(strings.TrimSuffix(title, ", too"))
 		if title != "say" {
@@ -230,7 +230,7 @@ func TestOrderStays(t *testing.T) {
 	}
 	want := []string{"say", "wait, too", "wait"}
 	is.Equal(tab.titles(), want)
-	tab.do(chromedp.KeyEvent(kb.Escape)) // stops those that are not on show
+	close(bot.gate)
 	tab.wait(`document.querySelectorAll(".conversation-item [data-state=unseen]").length === 2`)
 	is.Equal(tab.titles(), want)
 	tab.do(chromedp.Reload())
@@ -361,7 +361,7 @@ func TestKeyInAnotherTab(t *testing.T) {
 // answer.
 func TestStates(t *testing.T) {
 	is := is.New(t)
-	_, tab := talkToMoody(t, botapi.Options{})
+	bot, tab := talkToMoody(t, botapi.Options{})
 	tab.say("wait")
 	tab.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
 	is.Equal(tab.texts(".bot .state"), []string{"is answering", ""})
@@ -369,7 +369,8 @@ func TestStates(t *testing.T) {
 	tab.click(`.bot[href="#bot=bo"]`)
 	tab.wait(`document.querySelector("#chat-name").textContent === "Bo"`)
 	is.Equal(tab.texts(".bot .state"), []string{"is answering", ""})
-	tab.do(chromedp.KeyEvent(kb.Escape)) // stops the one that is not on show
+	tab.do(chromedp.KeyEvent(kb.Escape)) // stops only an answer on show
+	close(bot.gate)
 	tab.wait(`document.querySelector(".bot .state").textContent === "has a new answer"`)
 	tab.see(`.bot[data-state="unseen"] .dot`)
 	tab.click(`.conversation-item a`)

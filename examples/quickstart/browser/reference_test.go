@@ -63,8 +63,26 @@ func TestReference(t *testing.T) {
 	is.Equal(evaluate[int](tab, `Array.from(document.querySelectorAll("a[href^='#']")).filter((link) => !document.getElementById(link.getAttribute("href").slice(1))).length`), 0) // links to nowhere
 
 	tab.click(`a[href="#schema-ChatRequest"]`)
-	tab.click(`a[href="./"]`)
+	tab.click(`#to-chat`)
 	tab.do(chromedp.WaitVisible(chromedp.ID("key")))
+}
+
+// TestBackToTheChat checks that the link to the chat page leads to the conversation that was on show.
+func TestBackToTheChat(t *testing.T) {
+	tab := newTab(t)
+	h := startService(t, botapi.Options{}, nil)
+	tab.open(h.URL + "/#key=" + key)
+	tab.click(`.bot[href="#bot=bo"]`)
+	tab.wait(`document.querySelector("#chat-name").textContent === "Bo"`)
+	tab.say("one")
+	tab.waitForAnswer()
+	for _, page := range []string{"/docs", "/docs/operating.md"} {
+		tab.open(h.URL + page)
+		tab.wait(`Boolean(document.querySelector("#to-chat")?.hash)`)
+		tab.click("#to-chat")
+		tab.wait(`document.querySelector("#chat-name")?.textContent === "Bo"`)
+		tab.seeAnswer("one")
+	}
 }
 
 // TestReferenceListsEachOperationOnce checks that a path without a version is shown

@@ -96,6 +96,7 @@ $("forget-now").addEventListener("click", () => {
 
 function forgetKey() {
   forgetChats();
+  store.keepPlace("");
   history.replaceState(null, "", location.pathname + location.search);
   askForKey("", true);
 }
@@ -586,13 +587,11 @@ function draftName() {
   return isEmpty ? bot.uid : id;
 }
 
-// Escape stops the answer on show, wherever the focus is. If there is none, it
-// stops all others.
+// Escape stops the answer on show, wherever the focus is.
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape" || event.isComposing || document.querySelector("dialog[open], :popover-open, #search:focus:not(:placeholder-shown)")) return;
-  if (chat?.editing) return finishEditing();
-  const answering = chat?.conversation.answering ? [chat] : [...chats.values()];
-  answering.forEach(({ conversation }) => conversation.stop());
+  if (chat?.editing) finishEditing();
+  else chat?.conversation.stop();
 });
 
 // ---- Shortcuts and the theme ----
@@ -670,7 +669,8 @@ $("import-file").addEventListener("change", async () => {
     location.hash = addressOf(bot, id);
     announce(room[fate] ?? "The conversation is imported.");
   } catch {
-    note("This file has no conversation that was saved as JSON.");
+    note("This file has no conversation: choose one from “Save as JSON”.");
+    setTimeout(noteOnBots, 10_000);
   }
 });
 
@@ -731,6 +731,7 @@ addEventListener("hashchange", () => {
 });
 
 addEventListener("pagehide", () => {
+  store.keepPlace(location.hash);
   keepDraft();
   chats.forEach(({ conversation }) => conversation.leave());
 });

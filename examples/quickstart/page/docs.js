@@ -3,6 +3,7 @@
 import { colour } from "./code.js";
 import { el } from "./elements.js";
 import { foldContents } from "./folding.js";
+import { store } from "./store.js";
 import { begin, trial } from "./trial.js";
 
 let api; // openapi.json
@@ -185,6 +186,7 @@ async function show() {
   if (!response.ok) throw new Error(`openapi.json: status ${response.status}`);
   api = await response.json();
   foldContents();
+  document.getElementById("to-chat").hash = store.place;
   document.getElementById("contents").replaceChildren(...contents());
   document.getElementById("reference").replaceChildren(...reference());
   await begin();

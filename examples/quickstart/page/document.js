@@ -5,6 +5,7 @@ import { codeView, ready } from "./code.js";
 import { el } from "./elements.js";
 import { foldContents } from "./folding.js";
 import { contentOf, parse, resolveLinks } from "./markdown.js";
+import { store } from "./store.js";
 
 const source = document.getElementById("markdown");
 
@@ -36,5 +37,6 @@ function nameHeadings(content) {
   }
 }
 
+document.getElementById("to-chat").hash = store.place;
 await ready;
 show();

@@ -28,6 +28,7 @@ const permanent = "localStorage";
 const keyName = "botapi.key";
 const forgottenName = "botapi.forgotten"; // is written only to tell other tabs
 const themeName = "botapi.theme"; // also in theme.js
+const placeName = "botapi.place";
 const chatPrefix = "botapi.chat.";
 const draftPrefix = "botapi.draft.";
 const unseenName = "botapi.unseen"; // the ids, separated by spaces
@@ -58,6 +59,13 @@ export const store = {
     write(permanent, keyName, "");
     if (inAllTabs) ["yes", ""].forEach((text) => write(permanent, forgottenName, text));
   },
+
+  // place is the hash of the chat page's address when this tab was there last.
+  get place() {
+    return read(passing, placeName);
+  },
+
+  keepPlace: (hash) => write(passing, placeName, hash),
 
   // theme returns "light", "dark", or nothing for that of the browser.
   theme: () => read(permanent, themeName),
