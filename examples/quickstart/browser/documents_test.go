@@ -49,7 +49,7 @@ func TestDocumentInAnotherTab(t *testing.T) {
 	document.see("main h1")
 	document.click("nav a[href='../docs']")
 	document.wait(`document.querySelector("#chat .trial-key")?.checkVisibility() === false`)
-	document.click("nav a[href='./']")
+	document.click("#to-chat")
 	document.see(".bot")
 	is.Equal(evaluate[int](tab, `localStorage.length`), 1) // the conversation: the browser does not keep the key
 }
