@@ -416,6 +416,14 @@ func (c *collector) run(callers int, f func(caller int)) {
 	all.Wait()
 }
 
+// nameFor is the name by which a lookup finds a bot of the store, if one is known.
+func (st storeTest) nameFor(l lookup) string {
+	if len(st.Published) == 0 {
+		return "botapitest-no-such-bot"
+	}
+	return l.name(st.Published[0])
+}
+
 func (st storeTest) failing(ctx context.Context) (found []problem) {
 	listed := listOf(ctx, st.Failing, st.limit)
 	called := "Bots(ctx) of Store.Failing"
@@ -424,10 +432,7 @@ func (st storeTest) failing(ctx context.Context) (found []problem) {
 	}
 	found = append(found, badStatus(listed.err, called, listWith(listed))...)
 	for _, l := range []lookup{byUID, bySlug} {
-		name := "botapitest-no-such-bot"
-		if len(st.Published) > 0 {
-			name = l.name(st.Published[0])
-		}
+		name := st.nameFor(l)
 		got := findIn(ctx, st.Failing, l, name, st.limit)
 		called := l.called(name) + " of Store.Failing"
 		if got.late || got.ok() || errors.Is(got.err, botapi.ErrBotNotFound) {
@@ -439,10 +444,7 @@ func (st storeTest) failing(ctx context.Context) (found []problem) {
 }
 
 func (st storeTest) hanging(ctx context.Context) (found []problem) {
-	uid, slug := "botapitest-no-such-bot", "botapitest-no-such-bot"
-	if len(st.Published) > 0 {
-		uid, slug = st.Published[0].UID, st.Published[0].Slug
-	}
+	uid, slug := st.nameFor(byUID), st.nameFor(bySlug)
 	for called, f := range map[string]func(context.Context) error{
 		"Bots(ctx)":         func(ctx context.Context) error { _, err := st.Hanging.Bots(ctx); return err },
 		byUID.called(uid):   func(ctx context.Context) error { _, err := st.Hanging.BotByUID(ctx, uid); return err },
