@@ -202,7 +202,8 @@ function conversations() {
   for (const [id, each] of deletions) {
     if (!kept.has(id)) kept.set(id, { ...each, id, deleted: true }); // otherwise another tab goes on with it
   }
-  return [...kept.values()].sort((a, b) => b.changed - a.changed).map((each) => ({ ...each, bot: botOf(each), state: stateOf(each.id) }));
+  const unseen = store.unseen();
+  return [...kept.values()].sort((a, b) => b.changed - a.changed).map((each) => ({ ...each, bot: botOf(each), state: stateOf(each.id, unseen) }));
 }
 
 // showFound shows the version of a conversation in which the search has found something.
@@ -213,11 +214,11 @@ function showFound({ bot, id }) {
 
 // seeChat notes that somebody sees the conversation on show.
 function seeChat() {
-  if (chat && !document.hidden && store.isUnseen(chat.conversation.id)) store.see(chat.conversation.id);
+  if (chat && !document.hidden && store.unseen().includes(chat.conversation.id)) store.see(chat.conversation.id);
 }
 
-function stateOf(id) {
-  return chats.get(id)?.conversation.answering ? "answering" : store.isUnseen(id) ? "unseen" : "";
+function stateOf(id, unseen) {
+  return chats.get(id)?.conversation.answering ? "answering" : unseen.includes(id) ? "unseen" : "";
 }
 
 // deleteConversation can be undone until some more are deleted.

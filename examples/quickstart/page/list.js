@@ -31,7 +31,8 @@ export class BotList {
 
   // draw shows the bots and their conversations {id, bot, title, state}, one of
   // which may be chosen, and then those with bots that are gone. A conversation that
-  // was just deleted keeps its place, with an Undo button. If all is set, no conversations of a bot are left out.
+  // was just deleted keeps its place, with an Undo button. If all is set, no conversations
+  // of a bot are left out.
   draw(bots, conversations, { bot, id } = {}, all = false) {
     const views = new Map(bots.map((each) => [each.uid, this.#bots.get(each.uid) ?? new BotView(this.#page)]));
     this.#bots = views;

@@ -4,10 +4,10 @@
 // All tabs share the conversations.
 //
 // A conversation is {id, bot, name, slug, changed, title, settings, turns}, with the
-// bot's uid, its name and slug for when it is gone, and when the user last asked something. The title is empty unless the
-// user has named the conversation. The settings are {system, temperature, max_tokens}:
-// a system message and parameters of each request, if they are set. A turn is a question of the user and its
-// answer:
+// bot's uid, its name and slug for when it is gone, and when the user last asked
+// something. The title is empty unless the user has named the conversation. The settings
+// are {system, temperature, max_tokens}: a system message and parameters of each request,
+// if they are set. A turn is a question of the user and its answer:
 //
 //   {id, question, answer, state: "none" | "partial" | "whole", leftOut, stopped, failure, pending, before, after}
 //
@@ -83,10 +83,11 @@ export const store = {
     return read(permanent, chatPrefix + id) !== "";
   },
 
-  // miss notes that a conversation has an answer that nobody has seen, and see that somebody has.
-  isUnseen: (id) => unseen().includes(id),
-  miss: (id) => write(permanent, unseenName, [...unseen().filter((each) => each !== id), id].join(" ")),
-  see: (id) => write(permanent, unseenName, unseen().filter((each) => each !== id).join(" ")),
+  // unseen returns the ids of conversations with an answer that nobody has seen. miss notes that
+  // there is such an answer, and see that somebody has seen it.
+  unseen: () => read(permanent, unseenName).split(" ").filter(Boolean),
+  miss: (id) => write(permanent, unseenName, [...store.unseen().filter((each) => each !== id), id].join(" ")),
+  see: (id) => write(permanent, unseenName, store.unseen().filter((each) => each !== id).join(" ")),
 
   // load returns the title, the settings and the turns of a conversation.
   load(id) {
@@ -130,7 +131,7 @@ export const store = {
   // remove deletes a conversation, and returns a function that restores it.
   remove(id) {
     const kept = [chatPrefix + id, draftPrefix + id].map((name) => [name, read(permanent, name)]);
-    const wasUnseen = this.isUnseen(id);
+    const wasUnseen = this.unseen().includes(id);
     kept.forEach(([name]) => erase(name));
     this.see(id);
     return () => {
@@ -180,8 +181,6 @@ export const store = {
 export function includes(text) {
   return ({ question, answer }) => `${question}\n${answer}`.toLowerCase().includes(text.toLowerCase());
 }
-
-const unseen = () => read(permanent, unseenName).split(" ").filter(Boolean);
 
 // ---- Conversations ----
 
