@@ -236,7 +236,7 @@ func wording(text string) string {
 	const reword = (error) => { throw error instanceof TypeError ? new TypeError(%q) : error; };
 	window.fetch = async (...what) => {
 		const response = await request(...what).catch(reword);
-		if (!response.body) return response;
+		if (response.status === 204) return response; // for which Chromium sometimes has a body
 		const reader = response.body.getReader();
 		return new Response(new ReadableStream({
 			async pull(stream) {
