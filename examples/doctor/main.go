@@ -61,6 +61,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 func diagnose(ctx context.Context, target stackcheck.Target, asJSON bool, stdout, stderr io.Writer) int {
 	plan := stackcheck.PlanFor(target)
 	fmt.Fprintln(stderr, announcement(target, plan))
+	target.Delayed = func(says string) {
+		fmt.Fprintf(stderr, "A limit of requests per second makes the checks wait (429, %s): they may take a minute or two.\n", says)
+	}
 	ctx, cancel := context.WithTimeout(ctx, mostDuration+2*target.Silence)
 	defer cancel()
 	results, err := stackcheck.Diagnose(ctx, target)

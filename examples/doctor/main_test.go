@@ -285,6 +285,7 @@ func TestSlowedByARate(t *testing.T) {
 			got := doctor(t, append([]string{address, "--key", apiKey}, flags...)...)
 			t.Log(got.stdout, got.stderr)
 			is.Equal(got.code, healthy)
+			is.Equal(strings.Count(got.stderr, "A limit of requests per second makes the checks wait (429, "), 1)
 		})
 	}
 }

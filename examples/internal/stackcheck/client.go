@@ -50,16 +50,18 @@ type counter struct {
 	processes map[string]bool // that have answered orders
 }
 
-// note adds a 429 to one of the counters, and keeps what it says.
-func (c *counter) note(count *atomic.Int64, body string) {
+// note adds a 429 to one of the counters, and keeps what it says. It returns the count.
+func (c *counter) note(count *atomic.Int64, body string) int64 {
 	reason := quoted(body)
 	if detail := detailOf(body); detail != "" {
 		reason = fmt.Sprintf("%q", detail)
+	} else if body == "" { // as for HEAD
+		reason = "without a text"
 	}
 	c.mu.Lock()
 	c.reason = reason
 	c.mu.Unlock()
-	count.Add(1)
+	return count.Add(1)
 }
 
 // rejection is what the last 429 has said.
@@ -261,7 +263,9 @@ func (s *stack) send(ctx context.Context, r request, a *answer) (*http.Response,
 			return res, nil
 		}
 		res.Body.Close()
-		s.sent.note(&s.sent.delayed, string(body))
+		if n := s.sent.note(&s.sent.delayed, string(body)); n == 1 && s.Delayed != nil {
+			s.Delayed(s.sent.rejection())
+		}
 		if sleep(ctx, pause); ctx.Err() != nil {
 			return nil, ctx.Err()
 		}

@@ -34,6 +34,10 @@ type Target struct {
 	// Transport returns a new transport, with connections of its own; nil means one like
 	// http.DefaultTransport.
 	Transport func() *http.Transport
+
+	// Delayed, if not nil, is called at most once: when a limit of requests per second first makes
+	// the checks wait. It gets what the response says.
+	Delayed func(says string)
 }
 
 // patience is how long a check waits for what should come, and comes late on a busy machine.
