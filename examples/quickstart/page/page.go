@@ -139,6 +139,8 @@ func writeError(w http.ResponseWriter, status int) {
 	_, _ = fmt.Fprintf(w, `{"detail":%q}`, http.StatusText(status)) // fails only if the client has disconnected
 }
 
+// pages has the templates of the pages, and what their heads have in common: head.html, with
+// the way from the page to the chat page.
 var pages = template.Must(template.ParseFS(files, "*.html"))
 
 // page executes the template of a page with the options.
