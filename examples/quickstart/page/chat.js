@@ -11,13 +11,13 @@ import { save } from "./copying.js";
 import { button } from "./elements.js";
 import { withoutThought } from "./thought.js";
 import { BotList, addressOf } from "./list.js";
+import { options } from "./options.js";
 import { settingsOf, store } from "./store.js";
 import { explain, troubleWith } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
-const setting = (name) => document.querySelector(`meta[name=${name}]`).content; // from page.Options
-const service = setting("application-name");
-const mostBytes = Number(setting("most-bytes")); // in a request
+const service = document.title;
+const { api, mostBytes, resume } = options; // mostBytes: in a request
 const wide = matchMedia("(min-width: 46rem)");
 const touch = matchMedia("(hover: none) and (pointer: coarse)");
 const scroller = new Scroller($("scroller"), $("latest"));
@@ -129,7 +129,7 @@ function forgetChats() {
 // start lists the bots, or asks for a key if there is none.
 async function start() {
   if (!store.key) return askForKey();
-  client = new BotClient(new URL(setting("api"), document.baseURI), store.key);
+  client = new BotClient(new URL(api, document.baseURI), store.key);
   $("key-view").hidden = true;
   $("app").hidden = false;
   $("app").classList.remove("listed");
@@ -386,7 +386,7 @@ function chatWith(bot, id) {
 function newChat(bot, id) {
   const conversation = new Conversation(bot, id, {
     chat: (request, options) => client.chat(request, options),
-    stop: setting("resume") === "true" && ((key) => client.stop(key)),
+    stop: resume && ((key) => client.stop(key)),
   });
   conversation.addEventListener("change", () => {
     drawList();

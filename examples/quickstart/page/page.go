@@ -143,24 +143,17 @@ func writeError(w http.ResponseWriter, status int) {
 // the way from the page to the chat page.
 var pages = template.Must(template.ParseFS(files, "*.html"))
 
-// page executes the template of a page with the options.
+// page executes the template of a page with the options, of which options.js reads those that scripts need.
 func (o Options) page(name, base string) document {
-	questions, _ := json.Marshal(o.Questions) // cannot fail
-	return execute(name, struct {
-		Title, API, Questions, KeyHint, WireURL string
-		KeepAlive                               float64
-		MaxBodyBytes                            int64
-		Resume                                  bool
-	}{
-		Title:        cmp.Or(o.Title, "Bots"),
-		API:          relative(base, o.APIPath),
-		Questions:    string(questions),
-		KeyHint:      o.KeyHint,
-		WireURL:      o.WireURL,
-		KeepAlive:    o.keepAlive().Seconds(),
-		MaxBodyBytes: cmp.Or(max(o.MaxBodyBytes, 0), botapi.DefaultMaxBodyBytes),
-		Resume:       o.Resume,
+	options, _ := json.Marshal(map[string]any{ // cannot fail
+		"api":       relative(base, o.APIPath),
+		"keepAlive": o.keepAlive().Seconds(),
+		"keyHint":   o.KeyHint,
+		"mostBytes": cmp.Or(max(o.MaxBodyBytes, 0), botapi.DefaultMaxBodyBytes),
+		"questions": o.Questions,
+		"resume":    o.Resume,
 	})
+	return execute(name, struct{ Title, KeyHint, WireURL, Options string }{cmp.Or(o.Title, "Bots"), o.KeyHint, o.WireURL, string(options)})
 }
 
 func execute(name string, data any) document {

@@ -2,6 +2,7 @@ package page
 
 import (
 	"compress/gzip"
+	"html"
 	"io"
 	"maps"
 	"net/http"
@@ -169,6 +170,11 @@ func TestCompression(t *testing.T) {
 	is.Equal(request(Options{}, http.MethodGet, "/page/chat.js", again).StatusCode, 304)
 }
 
+// inOptions returns members of the JSON object that the pages' scripts read, as they are in the page.
+func inOptions(members string) string {
+	return html.EscapeString(members)
+}
+
 // TestOptionsReachThePage checks the elements that the pages' scripts read.
 func TestOptionsReachThePage(t *testing.T) {
 	tests := []struct {
@@ -178,23 +184,23 @@ func TestOptionsReachThePage(t *testing.T) {
 	}{
 		{Options{}, "/", `<title>Bots</title>`},
 		{Options{Title: `Tom & "Jerry"`}, "/", `<title>Tom &amp; &#34;Jerry&#34;</title>`},
-		{Options{}, "/", `<meta name="keep-alive" content="15">`},
-		{Options{KeepAlive: 1500 * time.Millisecond}, "/", `<meta name="keep-alive" content="1.5">`},
-		{Options{}, "/", `<meta name="resume" content="false">`},
-		{Options{}, "/", `<meta name="most-bytes" content="1048576">`},
-		{Options{MaxBodyBytes: -1}, "/", `<meta name="most-bytes" content="1048576">`},
-		{Options{MaxBodyBytes: 500}, "/", `<meta name="most-bytes" content="500">`},
-		{Options{Resume: true}, "/", `<meta name="resume" content="true">`},
-		{Options{Questions: map[string][]string{"": {"Why?"}}}, "/", `<meta name="questions" content="{&#34;&#34;:[&#34;Why?&#34;]}">`},
+		{Options{}, "/", inOptions(`"keepAlive":15,`)},
+		{Options{KeepAlive: 1500 * time.Millisecond}, "/", inOptions(`"keepAlive":1.5,`)},
+		{Options{}, "/", inOptions(`"resume":false}`)},
+		{Options{}, "/", inOptions(`"mostBytes":1048576,`)},
+		{Options{MaxBodyBytes: -1}, "/", inOptions(`"mostBytes":1048576,`)},
+		{Options{MaxBodyBytes: 500}, "/", inOptions(`"mostBytes":500,`)},
+		{Options{Resume: true}, "/", inOptions(`"resume":true}`)},
+		{Options{Questions: map[string][]string{"": {"Why?"}}}, "/", inOptions(`"questions":{"":["Why?"]}`)},
 		{Options{KeyHint: "Ask <Tom>."}, "/", `sent to this server only. Ask &lt;Tom&gt;.`},
-		{Options{KeyHint: "Ask <Tom>."}, "/docs", `<meta name="key-hint" content="Ask &lt;Tom&gt;.">`},
+		{Options{KeyHint: "Ask <Tom>."}, "/docs", inOptions(`"keyHint":"Ask \u003cTom\u003e."`)},
 		{Options{}, "/docs", `<title>API reference · Bots</title>`},
 		{Options{Title: `Tom & "Jerry"`}, "/docs", `<p class="service" dir="auto">Tom &amp; &#34;Jerry&#34;</p>`},
-		{Options{}, "/", `<meta name="api" content="./">`},
-		{Options{}, "/docs", `<meta name="api" content="./">`},
-		{Options{APIPath: "assistants"}, "/", `<meta name="api" content="./assistants/">`},
-		{Options{BasePath: "/chat"}, "/chat/", `<meta name="api" content="./../">`},
-		{Options{BasePath: "/a/b/", APIPath: "/a/"}, "/a/b/docs", `<meta name="api" content="./../../a/">`},
+		{Options{}, "/", inOptions(`"api":"./"`)},
+		{Options{}, "/docs", inOptions(`"api":"./"`)},
+		{Options{APIPath: "assistants"}, "/", inOptions(`"api":"./assistants/"`)},
+		{Options{BasePath: "/chat"}, "/chat/", inOptions(`"api":"./../"`)},
+		{Options{BasePath: "/a/b/", APIPath: "/a/"}, "/a/b/docs", inOptions(`"api":"./../../a/"`)},
 	}
 	for _, test := range tests {
 		t.Run(test.says, func(t *testing.T) {

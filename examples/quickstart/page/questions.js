@@ -1,9 +1,9 @@
-// Suggested questions for the beginning of a conversation, from
-// page.Options.Questions.
+// Suggested questions for the beginning of a conversation.
 
 import { button, el } from "./elements.js";
+import { options } from "./options.js";
 
-const suggested = JSON.parse(document.querySelector("meta[name=questions]").content) ?? {};
+const suggested = options.questions ?? {};
 
 // anyQuestion suits every bot.
 export const anyQuestion = "Hello! What can you do?";

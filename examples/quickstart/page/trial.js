@@ -5,14 +5,14 @@ import { BotClient } from "./client.js";
 import { colour } from "./code.js";
 import { copyButton } from "./copying.js";
 import { button, el } from "./elements.js";
+import { options } from "./options.js";
 import { anyQuestion, questionsFor } from "./questions.js";
 import { newKey, stop } from "./resuming.js";
 import { languages } from "./snippets.js";
 import { store } from "./store.js";
 
-const apiBase = new URL(document.querySelector("meta[name=api]").content, document.baseURI);
-const resumes = document.querySelector("meta[name=resume]").content === "true";
-const keyHint = document.querySelector("meta[name=key-hint]").content;
+const { api, keyHint, resume } = options;
+const apiBase = new URL(api, document.baseURI);
 
 const trials = []; // all trials on the page
 let language = "curl"; // of all trials
@@ -89,7 +89,7 @@ class Trial {
     this.#method = method.toUpperCase();
     this.#address = new URL("." + path, apiBase).href;
     this.#examples = examples;
-    this.namesAnswer = resumes && parameters.some(({ name }) => name === "Idempotency-Key");
+    this.namesAnswer = resume && parameters.some(({ name }) => name === "Idempotency-Key");
     this.element = el("div", { class: "trial" }, this.#keyForm, this.#keyNote, this.#bodyFields(), this.#answerField(),
       el("div", { class: "sending" }, this.#send, this.#status), this.#headersBox, this.#answer, this.#program());
     this.#headersBox.hidden = this.#answer.hidden = true;

@@ -7,12 +7,10 @@ import { copyButton } from "./copying.js";
 import { arrange, button, el } from "./elements.js";
 import { choicesOf } from "./versions.js";
 import { directionOf } from "./direction.js";
+import { options } from "./options.js";
 import { noteOn, noteOnVersion, secondsUntil, troubleWith } from "./words.js";
 
 const template = (id) => document.getElementById(id).content.firstElementChild.cloneNode(true);
-
-// A working server sends something at least this often, in seconds.
-const keepAlive = Number(document.querySelector("meta[name=keep-alive]").content);
 
 // An update that takes at most this many milliseconds may run in every frame.
 const quick = 8;
@@ -333,7 +331,7 @@ class TurnView {
     this.#find(".lost").hidden = !lost;
     const silence = this.#find(".silence");
     const wasHidden = silence.hidden;
-    silence.hidden = lost > 0 || seconds(heard) < 2 * keepAlive;
+    silence.hidden = lost > 0 || seconds(heard) < 2 * options.keepAlive;
     this.#find(".silent-for").textContent = duration(seconds(heard));
     if (wasHidden && !silence.hidden) this.#page.announce("Nothing has arrived for a while. The connection may be lost.");
   }
