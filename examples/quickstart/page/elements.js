@@ -14,6 +14,9 @@ export function button(label, name, act) {
   return element;
 }
 
+// template returns a copy of the element in a template of the page.
+export const template = (id) => document.getElementById(id).content.firstElementChild.cloneNode(true);
+
 // arrange makes these items the children of an element. It does not move an item
 // that is already in the right place.
 export function arrange(element, items) {

@@ -1,9 +1,7 @@
 // The list of bots, with the conversations of each below it.
 
 import { drawAvatar } from "./view.js";
-import { arrange, el } from "./elements.js";
-
-const template = (id) => document.getElementById(id).content.firstElementChild.cloneNode(true);
+import { arrange, el, template } from "./elements.js";
 
 // The number of conversations that are listed of a bot that is not on show.
 const few = 3;

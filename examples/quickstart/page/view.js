@@ -4,13 +4,11 @@ import { MarkdownText, isReady, ready } from "./rendering.js";
 import { AnswerText, isThinking, withoutThought } from "./thought.js";
 import { beginning } from "./questions.js";
 import { copyButton } from "./copying.js";
-import { arrange, button, el } from "./elements.js";
+import { arrange, button, el, template } from "./elements.js";
 import { choicesOf } from "./versions.js";
 import { directionOf } from "./direction.js";
 import { options } from "./options.js";
 import { noteOn, noteOnVersion, secondsUntil, troubleWith } from "./words.js";
-
-const template = (id) => document.getElementById(id).content.firstElementChild.cloneNode(true);
 
 // An update that takes at most this many milliseconds may run in every frame.
 const quick = 8;
@@ -35,9 +33,13 @@ export class ConversationView {
   #pace = 0; // the number of characters that the last frame has shown
   #welcome;
   #beginning;
-  #cleared = this.#clearedItem();
+  #cleared = el("li", { class: "cleared" }, "The conversation is cleared. ", button("Undo", "quiet", () => {
+    this.#conversation.undo();
+    this.#page.announce("Undone.");
+    this.#page.focusComposer();
+  }));
   #deleted = el("li", { class: "cleared" }, "This conversation was deleted in another tab.");
-  element = template("conversation");
+  element = el("ol", { class: "conversation" });
 
   constructor(conversation, page) {
     this.#conversation = conversation;
@@ -119,16 +121,6 @@ export class ConversationView {
   // focusVersions focuses the button to go on in the same direction, if there is one.
   focusVersions(at, name, direction) {
     [...this.#shown.values()][at].focusVersions(name, direction);
-  }
-
-  #clearedItem() {
-    const item = template("cleared");
-    item.querySelector("button").addEventListener("click", () => {
-      this.#conversation.undo();
-      this.#page.announce("Undone.");
-      this.#page.focusComposer();
-    });
-    return item;
   }
 }
 
@@ -349,30 +341,30 @@ class TurnView {
   }
 
   #failure({ title, requestID, tooLong }) {
-    const failure = template("failure");
-    failure.querySelector(".failure-title").textContent = title;
-    failure.querySelector(".request-id").textContent = requestID && `Request ${requestID}`;
-    const again = failure.querySelector(".again");
-    again.hidden = Boolean(tooLong);
-    again.addEventListener("click", () => this.#ask("again"));
-    const shorten = failure.querySelector(".shorten");
-    shorten.hidden = !tooLong || !this.#page.canShorten(this.#conversation, this.#turn.question, this.#turn);
-    shorten.addEventListener("click", () => this.#page.shorten(this.#turn));
-    const change = failure.querySelector(".change");
-    change.hidden = this.#turn.answer !== "";
-    change.addEventListener("click", () => this.#page.edit(this.#turn));
-    this.#countDown(failure);
-    return failure;
+    const turn = this.#turn;
+    const isShortenable = tooLong && this.#page.canShorten(this.#conversation, turn.question, turn);
+    const advice = el("p", { class: "failure-advice", dir: "auto" });
+    const again = button("Try again", "quiet again", () => this.#ask("again"));
+    this.#countDown(advice, again);
+    const change = button("Edit", "quiet change", () => this.#page.edit(this.#turn));
+    const shorten = button("Go on with the most recent messages", "quiet shorten", () => this.#page.shorten(this.#turn));
+    return el("div", { class: "failure" },
+      el("p", { class: "failure-title" }, title),
+      advice,
+      el("p", { class: "failure-actions" },
+        tooLong ? [] : again,
+        turn.answer ? [] : change,
+        isShortenable ? shorten : [],
+        requestID ? el("span", { class: "request-id" }, `Request ${requestID}`) : []));
   }
 
   // countDown enables "Try again" when the time that the server asked for is over.
-  #countDown(failure) {
+  #countDown(advice, again) {
     const seconds = secondsUntil(this.#turn.failure?.until ?? 0);
-    failure.querySelector(".failure-advice").textContent = troubleWith(this.#turn, true).advice;
-    const again = failure.querySelector(".again");
+    advice.textContent = troubleWith(this.#turn, true).advice;
     again.disabled = seconds > 0;
     again.textContent = seconds > 0 ? `Try again in ${duration(seconds)}` : "Try again";
-    if (seconds > 0) this.#waiting = setTimeout(() => this.#countDown(failure), 1000);
+    if (seconds > 0) this.#waiting = setTimeout(() => this.#countDown(advice, again), 1000);
   }
 }
 
