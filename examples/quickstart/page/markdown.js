@@ -61,36 +61,32 @@ const allowed = {
 
 // ---- Limits ----
 
-function ruleOf(ruler, name) {
-  return ruler.__rules__.find((rule) => rule.name === name);
+// change replaces a rule by another one, which may use it.
+function change(ruler, name, rule) {
+  const { fn, alt } = ruler.__rules__.find((each) => each.name === name);
+  ruler.at(name, (...rest) => rule(fn, ...rest), { alt });
 }
 
-// limit makes a rule apply only where the condition holds.
-function limit(ruler, name, condition) {
-  const { fn, alt } = ruleOf(ruler, name);
-  ruler.at(name, (state, ...rest) => condition(state, ...rest) && fn(state, ...rest), { alt });
+for (const name of ["blockquote", "list", "footnote_def"]) {
+  change(md.block.ruler, name, (read, state, ...rest) => state.level < 2 * deepestBlock && read(state, ...rest));
 }
 
-for (const name of ["blockquote", "list", "footnote_def"]) limit(md.block.ruler, name, ({ level }) => level < 2 * deepestBlock);
-
-const { fn: readPicture } = ruleOf(md.inline.ruler, "image");
-md.inline.ruler.at("image", (state, silent) => {
+change(md.inline.ruler, "image", (read, state, silent) => {
   const { env } = state;
   const before = env.pictures ?? 0; // that contain this one
   env.pictures = before + 1;
-  const isRead = before < deepestPicture && readPicture(state, silent);
+  const isRead = before < deepestPicture && read(state, silent);
   env.pictures = before;
   return isRead;
 });
 
-const { fn: readTable, alt: beforeTable } = ruleOf(md.block.ruler, "table");
-md.block.ruler.at("table", (state, line, end, silent) => {
+change(md.block.ruler, "table", (read, state, line, end, silent) => {
   if (line + 1 >= end) return false;
   const delimiters = state.src.slice(state.bMarks[line + 1], state.eMarks[line + 1]);
   const columns = delimiters.split("|").length;
   if (!delimiters.includes("-") || columns > mostColumns + 2) return false;
-  return readTable(state, line, Math.min(end, line + 2 + Math.floor(mostCells / columns)), silent);
-}, { alt: beforeTable });
+  return read(state, line, Math.min(end, line + 2 + Math.floor(mostCells / columns)), silent);
+});
 
 // ---- Links ----
 
@@ -191,13 +187,12 @@ md.inline.ruler.after("image", "note", (state, silent) => {
   return true;
 });
 
-const { fn: define, alt } = ruleOf(md.block.ruler, "footnote_def");
-md.block.ruler.at("footnote_def", (state, line, end, silent) => {
+change(md.block.ruler, "footnote_def", (read, state, line, end, silent) => {
   const first = state.tokens.length;
-  if (state.sCount[line] - state.blkIndent >= 4 || !define(state, line, end, silent)) return false;
+  if (state.sCount[line] - state.blkIndent >= 4 || !read(state, line, end, silent)) return false;
   if (!silent) state.tokens[first].map = [line, state.line];
   return true;
-}, { alt });
+});
 
 // ---- Arriving text ----
 
