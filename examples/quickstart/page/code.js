@@ -79,9 +79,14 @@ class CodeView {
     this.#last = "";
   }
 
+  // linesOf returns the lines of a text. A line is {key, tokens, isOpen}. Its tokens are strings or
+  // {kind, text}. The line is open if a comment or a string continues in the next one.
   #linesOf(text) {
-    const isColoured = this.#language && this.#count < mostColoured && !text.split("\n").some(({ length }) => length > longestLine);
-    return isColoured ? colouredLines(text, this.#language) : plainLines(text);
+    if (text === "") return [];
+    const lines = text.replace(/\n$/, "").split("\n"); // the last one may lack its end
+    const isData = lines.some(({ length }) => length > longestLine);
+    if (this.#language && this.#count < mostColoured && !isData) return colouredLines(text, this.#language);
+    return lines.map((line) => ({ key: line, tokens: [line], isOpen: false }));
   }
 
   // draw replaces the lines of the last piece from the first that differs.
@@ -122,17 +127,6 @@ export async function colour(element, language, text) {
   if (element.textContent === text) element.replaceChildren(...colouredLines(text, language).map(elementOf));
 }
 
-// A line is {key, tokens, isOpen}. Its tokens are strings or {kind, text}. The line is
-// open if a comment or a string continues in the next one.
-function plainLines(text) {
-  return withoutEnd(text).map((line) => ({ key: line, tokens: [line], isOpen: false }));
-}
-
-// withoutEnd returns the lines of a text. Its last line may lack its end.
-function withoutEnd(text) {
-  return text === "" ? [] : text.replace(/\n$/, "").split("\n");
-}
-
 function elementOf({ tokens }) {
   if (tokens.length === 1 && typeof tokens[0] === "string") return tokens[0] + "\n";
   return el("span", null, tokens.map((token) => (typeof token === "string" ? token : el("span", { class: token.kind }, token.text))), "\n");
@@ -152,7 +146,6 @@ const characters = { amp: "&", lt: "<", gt: ">", quot: '"', "#x27": "'" };
 // several lines.
 function colouredLines(text, language) {
   const { value } = hljs.highlight(text.replace(/\n$/, ""), { language, ignoreIllegals: true });
-  if (text === "") return [];
   const lines = [];
   const open = []; // kinds
   let tokens = [];
