@@ -50,7 +50,7 @@ export class ConversationView {
     conversation.arrived = () => this.#drawSoon();
     conversation.addEventListener("tick", () => this.#shownTurn()?.tick(conversation.attempt));
     this.draw();
-    if (!isReady()) ready.then(() => this.#drawSoon());
+    ready.then(() => this.#drawSoon());
   }
 
   // open shows the buttons of the message in which something is, on a phone. It does so after a
@@ -127,19 +127,12 @@ export class ConversationView {
 function welcome(bot) {
   const item = messageItem("assistant", bot);
   const text = item.querySelector(".text");
-  const show = () => {
-    text.replaceChildren();
-    text.classList.remove("as-written");
-    text.removeAttribute("dir");
-    const markdown = new MarkdownText(text);
+  showAsWritten(text, bot.welcome_message);
+  ready.then(() => {
+    const markdown = new MarkdownText(el("div", { class: "text" }));
     while (markdown.show(bot.welcome_message) < bot.welcome_message.length);
-  };
-  if (isReady()) {
-    show();
-  } else {
-    showAsWritten(text, bot.welcome_message);
-    ready.then(show);
-  }
+    text.replaceWith(markdown.element);
+  });
   return item;
 }
 
