@@ -222,32 +222,37 @@ function stateOf(id, unseen) {
 }
 
 // deleteConversation can be undone until some more are deleted.
-function deleteConversation({ id, bot: { uid: bot, name, slug }, title, changed }, isByKey) {
+function deleteConversation({ id, bot, title, changed }, isByKey) {
+  const { uid, name, slug } = bot;
   const kept = chats.get(id);
   kept?.conversation.stop();
   const isOnShow = kept !== undefined && kept === chat;
   if (isOnShow) leave();
-  deletions.set(id, { bot, name, slug, title, changed, isOnShow, chat: kept, restore: store.remove(id) });
+  deletions.set(id, { bot: uid, name, slug, title, changed, isOnShow, chat: kept, restore: store.remove(id) });
   if (deletions.size > mostDeletions) deletions.delete(deletions.keys().next().value);
   chats.delete(id);
-  if (lastChat.get(bot) === id) lastChat.delete(bot);
-  if (isOnShow) go(addressOf(kept.conversation.bot));
+  if (lastChat.get(uid) === id) lastChat.delete(uid);
+  if (isOnShow) go(addressOf(bot));
   else drawList();
   announce("The conversation is deleted.");
-  if (isByKey) list.focusRestore(id);
+  if (isByKey) focusItem(bot, id, ".restore");
   else if (chat) focusChat(); // what is typed next is a message
 }
 
 function restoreConversation({ id, bot }) {
   const { isOnShow, chat: kept, restore } = deletions.get(id);
-  const address = addressOf(bot, id);
   deletions.delete(id);
   restore();
   if (kept) chats.set(id, kept);
   announce("The conversation is back.");
-  if (isOnShow) return go(address);
+  if (isOnShow) return go(addressOf(bot, id));
   drawList();
-  $("bots").querySelector(`a[href="${CSS.escape(address)}"]`)?.focus();
+  focusItem(bot, id, "a");
+}
+
+// focusItem focuses a part of a conversation's item in the list, if it is listed.
+function focusItem(bot, id, part) {
+  $("bots").querySelector(`.conversation-item:has(a[href="${CSS.escape(addressOf(bot, id))}"]) ${part}`)?.focus();
 }
 
 // go replaces the address and shows the chat that it names.

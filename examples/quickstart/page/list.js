@@ -41,12 +41,6 @@ export class BotList {
     arrange(this.#goneList, elementsOf(this.#gone));
     arrange(this.#element, [...elementsOf(views), ...(this.#gone.size > 0 ? [this.#goneItem] : [])]);
   }
-
-  // focusRestore focuses the Undo button of a conversation, if it is listed.
-  focusRestore(id) {
-    const items = [...this.#bots.values()].map((view) => view.item(id));
-    [...items, this.#gone.get(id)].find(Boolean)?.focusRestore();
-  }
 }
 
 const elementsOf = (views) => [...views.values()].map(({ element }) => element);
@@ -78,10 +72,6 @@ class BotView {
 
   #find(selector) {
     return this.element.querySelector(selector);
-  }
-
-  item(id) {
-    return this.#conversations.get(id);
   }
 
   show(bot, conversations, isChosen, chosen, all) {
@@ -137,10 +127,6 @@ class ConversationItem {
 
   #find(selector) {
     return this.element.querySelector(selector);
-  }
-
-  focusRestore() {
-    this.#find(".restore").focus();
   }
 
   show(conversation, isChosen) {
