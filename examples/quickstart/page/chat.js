@@ -643,8 +643,9 @@ $("theme").addEventListener("click", () => {
 
 $("stop").addEventListener("click", () => chat.conversation.stop());
 
+$("menu").addEventListener("click", () => $("menu").hidePopover(), { capture: true }); // before one of its buttons acts
+
 $("start-over").addEventListener("click", () => {
-  $("menu").hidePopover();
   finishEditing();
   chat.conversation.startOver();
   announce("The conversation is cleared.");
@@ -655,7 +656,6 @@ $("save-markdown").addEventListener("click", () => saveAs("md", "text/markdown",
 $("save-json").addEventListener("click", () => saveAs("json", "application/json", asJSON));
 
 function saveAs(extension, type, format) {
-  $("menu").hidePopover();
   const { bot, name } = chat.conversation;
   const words = name.slice(0, 60).match(/[\p{L}\p{N}]+/gu) ?? [];
   save(`${[bot.slug, ...words].join("-").toLowerCase()}.${extension}`, type, format(chat.conversation));
@@ -695,7 +695,6 @@ $("search").addEventListener("keydown", (event) => {
 });
 
 $("rename").addEventListener("click", () => {
-  $("menu").hidePopover();
   $("title").value = chat.conversation.name;
   $("rename-dialog").showModal();
   $("title").select();
@@ -704,7 +703,6 @@ $("rename").addEventListener("click", () => {
 onSubmit("rename-dialog", () => chat.conversation.set({ title: $("title").value.trim() }));
 
 $("set").addEventListener("click", () => {
-  $("menu").hidePopover();
   for (const name of ["system", "temperature", "max_tokens"]) $(name).value = chat.conversation.settings[name] ?? "";
   $("settings-dialog").showModal();
 });
