@@ -168,7 +168,9 @@ async function refetch() {
   const fresh = await client.bots().catch(() => bots);
   if ($("app").hidden || JSON.stringify(fresh) === JSON.stringify(bots)) return;
   bots = fresh;
-  for (const { conversation } of chats.values()) conversation.meet(botOf({ ...conversation.bot, bot: conversation.bot.uid }));
+  for (const { conversation } of chats.values()) {
+    conversation.bot = botOf({ ...conversation.bot, bot: conversation.bot.uid });
+  }
   noteOnBots();
   const named = namedBot();
   if (!chat || (named && named.uid !== chat.conversation.bot.uid)) showFromAddress();

@@ -25,9 +25,9 @@ function breathe() {
 }
 
 export class Conversation extends EventTarget {
-  turns; // title, settings: see store.js
+  turns; // bot, title, settings: see store.js
   attempt = null; // the answer in progress: {turn, text, since, heard, controller, kept, lost, breaks, isResumed, before}
-  #cleared = null; // the turns that undo restores
+  cleared = null; // the turns that undo restores
   isDeleted = false; // whether another tab has deleted it, until there are turns again
   #fate = "kept"; // the result of storing the current answer, see store.keep
   arrived = () => {}; // called for each fragment; an event would cost more than the fragment
@@ -69,7 +69,7 @@ export class Conversation extends EventTarget {
   // begins another version of the conversation, or replaces a last turn without an answer.
   say(question, inPlaceOf) {
     this.stop();
-    this.#cleared = null;
+    this.cleared = null;
     const turn = newTurn(question);
     const at = this.#placeOf(inPlaceOf);
     const old = this.turns[at];
@@ -326,17 +326,13 @@ export class Conversation extends EventTarget {
   // startOver removes all turns. Until the next message, undo restores them.
   startOver() {
     this.stop();
-    this.#cleared = this.turns;
+    this.cleared = this.turns;
     this.#replace([]);
   }
 
-  get isCleared() {
-    return this.#cleared !== null;
-  }
-
   undo() {
-    const turns = this.#cleared;
-    this.#cleared = null;
+    const turns = this.cleared;
+    this.cleared = null;
     this.#replace(turns);
   }
 
@@ -353,7 +349,7 @@ export class Conversation extends EventTarget {
     if (this.attempt) this.#stopModel();
     this.#abandon();
     this.turns = [];
-    this.#cleared = null;
+    this.cleared = null;
     this.#isStored = false;
     this.#emit("change");
   }
@@ -362,11 +358,6 @@ export class Conversation extends EventTarget {
     this.attempt?.controller.abort();
     this.attempt = null;
     clearInterval(this.#ticking);
-  }
-
-  // meet updates the bot, which may have a new name or picture.
-  meet(bot) {
-    this.bot = bot;
   }
 
   // refresh loads what another tab has stored.
@@ -381,7 +372,7 @@ export class Conversation extends EventTarget {
     else if (own && this.attempt.isResumed) this.#abandon(); // another tab has removed the turn
     else if (own) turns.push(own);
     this.turns = turns;
-    this.#cleared = null;
+    this.cleared = null;
     this.isDeleted = false;
     this.#isStored = true;
     this.#emit("change");

@@ -100,14 +100,14 @@ export class ConversationView {
 
   // draw shows the current conversation. It does not touch unchanged turns.
   draw() {
-    const { turns, attempt, bot, isCleared, isDeleted } = this.#conversation;
+    const { turns, attempt, bot, cleared, isDeleted } = this.#conversation;
     const shown = new Map(turns.map((turn) => [turn.id, this.#shown.get(turn.id) ?? new TurnView(turn, this.#conversation, this.#page)]));
     this.#shown.forEach((view, id) => { if (!shown.has(id)) view.leave(); });
     this.#shown = shown;
     turns.forEach((turn, i) => shown.get(turn.id).show(turn, attempt?.turn === turn ? attempt : null, i === turns.length - 1));
     this.#welcome ??= bot.welcome_message ? welcome(bot) : [];
     this.#beginning ??= beginning(bot, drawAvatar, this.#page.ask);
-    arrange(this.element, [this.#welcome, turns.length === 0 ? this.#beginning : [], isCleared ? this.#cleared : [], isDeleted ? this.#deleted : [], [...shown.values()].map(({ items }) => items)].flat(2));
+    arrange(this.element, [this.#welcome, turns.length === 0 ? this.#beginning : [], cleared ? this.#cleared : [], isDeleted ? this.#deleted : [], [...shown.values()].map(({ items }) => items)].flat(2));
     if (this.element.isConnected) this.#showMore();
     else this.#drawSoon(); // most likely, it is on the page then, and tables have widths
   }
