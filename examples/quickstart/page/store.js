@@ -302,7 +302,8 @@ function namesWith(prefix) {
   }
 }
 
-function parse(text) {
+// parse returns what a JSON text says, or null if it is not one.
+export function parse(text) {
   try {
     return JSON.parse(text);
   } catch {

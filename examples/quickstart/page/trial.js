@@ -9,7 +9,7 @@ import { options } from "./options.js";
 import { anyQuestion, questionsFor } from "./questions.js";
 import { newKey, stop } from "./resuming.js";
 import { languages } from "./snippets.js";
-import { store } from "./store.js";
+import { parse, store } from "./store.js";
 
 const { api, keyHint, resume } = options;
 const apiBase = new URL(api, document.baseURI);
@@ -186,7 +186,7 @@ class Trial {
   write() {
     const body = this.#examples.length > 0 ? this.#body.value : undefined;
     const value = body === undefined ? {} : parse(body);
-    const understood = typeof value === "object" && !Array.isArray(value);
+    const understood = value instanceof Object && !Array.isArray(value);
     this.#bodyProblem.hidden = understood;
     this.#bodyProblem.textContent = understood ? "" : "This is not a JSON object. Send shows the error that the service returns; the program below has the last valid object.";
     if (this.#answerKey.value.trim() !== answerKey) this.#answerKey.value = answerKey;
@@ -252,7 +252,7 @@ class Trial {
       this.#answer.append(chunk.value);
       this.#answer.scrollTop = this.#answer.scrollHeight;
     }
-    if (typeof parse(text) === "object") {
+    if (parse(text) instanceof Object) {
       colour(this.#answer, "json", JSON.stringify(parse(text), null, 2));
       this.#answer.scrollTop = 0;
     }
@@ -282,12 +282,4 @@ function forBot(example) {
   if ("prompt" in body) body.prompt = question;
   if ("messages" in body) body.messages = [{ role: "system", content: "Be brief." }, { role: "user", content: question }];
   return body;
-}
-
-function parse(text) {
-  try {
-    return JSON.parse(text) ?? undefined;
-  } catch {
-    return undefined;
-  }
 }
