@@ -250,24 +250,22 @@ function writeWithin(name, text) {
   const others = store.conversations().map(({ id }) => id).filter((id) => chatPrefix + id !== name); // the oldest last
   const size = (id) => read(permanent, chatPrefix + id).length;
   let rest = mostCharacters - text.length - others.reduce((sum, id) => sum + size(id), 0);
-  const evicted = others.splice(mostConversations - 1);
-  evicted.forEach((id) => { rest += size(id); });
-  while (rest < 0) {
-    evicted.push(others.pop());
-    rest += size(evicted.at(-1));
-  }
-  const restore = evicted.map((id) => store.remove(id));
-  if (write(permanent, name, text)) return evicted.length > 0 ? "made room" : "kept";
-
-  let freed = 0; // the browser has less room than expected
-  while (others.length > 0 && freed < text.length) {
+  const restore = [];
+  const evict = () => {
     const id = others.pop();
-    freed += size(id);
+    rest += size(id);
     restore.push(store.remove(id));
+  };
+  while (rest < 0 || others.length >= mostConversations) evict();
+  const enough = rest + text.length;
+  while (!write(permanent, name, text)) { // the browser has less room than expected
+    if (rest >= enough || others.length === 0) {
+      restore.forEach((put) => put());
+      return "no room";
+    }
+    evict();
   }
-  if (freed > 0 && write(permanent, name, text)) return "made room";
-  restore.forEach((put) => put());
-  return "no room";
+  return restore.length > 0 ? "made room" : "kept";
 }
 
 // ---- The browser's stores ----
