@@ -367,13 +367,14 @@ function duration(seconds) {
   return `${Math.floor(seconds / 3600)} h ${Math.floor(seconds / 60) % 60} min`;
 }
 
-const tints = 6; // in style.css
+const hues = [172, 28, 262, 212, 340, 96];
 
 // drawAvatar shows the bot's picture. Until it has loaded, or if there is none, it
 // shows the initial of the bot's name.
 export function drawAvatar(element, bot) {
   element.replaceChildren([...bot.name.trim()][0]?.toUpperCase() ?? "");
-  element.dataset.tint = [...bot.uid].reduce((sum, char) => sum + char.codePointAt(0), 0) % tints;
+  const sum = [...bot.uid].reduce((sum, char) => sum + char.codePointAt(0), 0);
+  element.style.setProperty("--hue", hues[sum % hues.length]);
   if (!bot.avatar_url) return;
   const picture = new Image();
   picture.alt = "";
