@@ -38,16 +38,27 @@ func (e engines) names() string {
 // long, so it streams them faster.
 func (s settings) engines() engines {
 	all := engines{guide.Model: guide.Engine{Pace: s.pace / 4, Address: documentsAddress}}
-	var asked repeats
+	var asked eliza.Repeats
 	for _, model := range eliza.Models() {
 		all[model] = botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
-			return eliza.Engine{Pace: s.pace, Again: asked.count(ctx, req)}.Chat(ctx, req)
+			engine := eliza.Engine{Pace: s.pace}
+			if isForAnother(ctx) {
+				engine.Again = asked.Count(req)
+			}
+			return engine.Chat(ctx, req)
 		})
 	}
 	if s.runtime != nil {
 		all[s.runtime.model] = s.runtime
 	}
 	return all
+}
+
+// isForAnother reports whether a request is for an answer of its own, by its Idempotency-Key: a
+// client chooses another one for each answer, and a request with a key that is known does not
+// reach the engine. Those without a key, as of curl, get the same answer each time.
+func isForAnother(ctx context.Context) bool {
+	return botapi.RequestFrom(ctx).Header().Get("Idempotency-Key") != ""
 }
 
 // withTokens gives each request an openai.Usage, for the token counts and the finish reason

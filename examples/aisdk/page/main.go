@@ -7,9 +7,11 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"crypto/rand"
 	"flag"
 	"fmt"
+	"iter"
 	"log"
 	"net"
 	"net/http"
@@ -34,8 +36,16 @@ func main() {
 		log.Fatal(err)
 	}
 	fmt.Printf("Open http://%s/#key=%s\n", listener.Addr(), key)
-	handler, _ := newService(eliza.Engine{Pace: 300 * time.Millisecond}, key)
+	handler, _ := newService(newEngine(), key)
 	log.Fatal(http.Serve(listener, handler))
+}
+
+// newEngine returns the engine of both bots. Regenerate gets another line.
+func newEngine() botapi.ChatEngine {
+	var asked eliza.Repeats
+	return botapi.ChatEngineFunc(func(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[string, error] {
+		return eliza.Engine{Pace: 300 * time.Millisecond, Again: asked.Count(req)}.Chat(ctx, req)
+	})
 }
 
 // newService returns the page, the bots that it lists, and their chats. The answers are

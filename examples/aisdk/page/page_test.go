@@ -53,6 +53,17 @@ func TestMarkdown(t *testing.T) {
 	is.Equal(evaluate[int](tab, `document.querySelectorAll(".user strong").length`), 0)
 }
 
+// TestAnotherLine regenerates an answer of the bots that the program serves.
+func TestAnotherLine(t *testing.T) {
+	h, answers := newService(newEngine(), key)
+	tab := openPage(t, serve(t, h, answers).URL+"/#key="+key)
+	tab.waitFor(`status === "ready"`)
+	tab.say("I am tired")
+	tab.waitFor(`status === "ready" && last === "What has taken so much out of you?"`)
+	tab.click("#regenerate")
+	tab.waitFor(`status === "ready" && last === "When did you last rest without a bad conscience?"`)
+}
+
 // TestComposer is at the bottom. Enter sends a message, but for one that confirms a
 // conversion or is pressed with shift.
 func TestComposer(t *testing.T) {
