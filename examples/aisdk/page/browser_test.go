@@ -230,3 +230,25 @@ func TestTwoTabs(t *testing.T) {
 	}
 	is.True(slices.Equal(first.texts(), second.texts()))
 }
+
+// TestTurnsOfTwoTabs says something in one of two tabs, and then in the other.
+func TestTurnsOfTwoTabs(t *testing.T) {
+	is := is.New(t)
+	_, _, server := newLine(t)
+	first := openPage(t, server.URL+"/#key="+key)
+	first.waitFor(`status === "ready"`)
+	first.say("say One")
+	first.waitFor(`status === "ready" && last === "One"`)
+	second := openTab(t, first.ctx, evaluate[string](first, "location.href"))
+	second.waitFor(`status === "ready" && last === "One"`)
+	first.say("say Two")
+	second.waitFor(`status === "ready" && last === "Two"`)
+	second.say("say Three")
+	second.waitFor(`status === "ready" && last === "Three"`)
+	first.waitFor(`status === "ready" && last === "Three"`)
+	for _, tab := range []*tab{first, second} {
+		tab.do(chromedp.Reload())
+		tab.waitFor(`status === "ready" && last === "Three"`)
+		is.Equal(tab.texts(), []string{"say One", "One", "say Two", "Two", "say Three", "Three"})
+	}
+}

@@ -5,7 +5,7 @@ import Markdown from "react-markdown";
 import remarkGfm from "remark-gfm";
 import { headers, useAddress } from "./address.js";
 import { Transport, useReturn } from "./resuming.js";
-import { load, save } from "./stored.js";
+import { load, parse, save } from "./stored.js";
 
 const transport = new Transport({ api: "/api/chat", headers });
 
@@ -22,13 +22,13 @@ function Chat({ id, apiKey, bot, setBot }) {
   const [saved] = useState(() => load(id));
   const [bots, setBots] = useState([]);
   const [text, setText] = useState("");
-  const [isStored, setIsStored] = useState(true);
   const [isStopping, setIsStopping] = useState(false);
   const [problem, setProblem] = useState(""); // of Stop
   const chat = useChat({ id, messages: saved, resume: true, transport });
   const { messages, sendMessage, regenerate, resumeStream, setMessages, stop, clearError, status, error } = chat;
   const isLost = useReturn(chat);
   const isBusy = status === "submitted" || status === "streaming";
+  const isStored = useStored(id, chat, isBusy);
   const last = messages.at(-1);
 
   // The metadata of a question is the bot that was asked.
@@ -38,7 +38,6 @@ function Chat({ id, apiKey, bot, setBot }) {
 
   const view = useRef(null);
   const announcement = useAnnouncement(chat, last && authorOf(last, messages.length - 1), view);
-  useEffect(() => setIsStored(save(id, messages)), [messages]);
   useEffect(() => {
     fetch("/v1/bots", { headers: headers() }).then((response) => response.ok && response.json().then(setBots)).catch(() => {});
     if (error) resumeStream(); // which the service may have rejected for the key before
@@ -129,6 +128,28 @@ function Chat({ id, apiKey, bot, setBot }) {
       </footer>
     </>
   );
+}
+
+// useStored stores the messages, and takes over what another tab has stored of this chat while none
+// arrive here: the next message goes on with it. It returns whether the messages are stored.
+function useStored(id, { messages, setMessages }, isBusy) {
+  const [isStored, setIsStored] = useState(true);
+  const taken = useRef(); // is not stored again: the other tab may have stored more in the meantime
+  useEffect(() => {
+    const text = JSON.stringify(messages);
+    if (text !== taken.current) setIsStored(save(id, text));
+  }, [messages]);
+  useEffect(() => {
+    if (isBusy) return undefined;
+    const follow = ({ key, newValue }) => {
+      if (key !== id || newValue === null) return;
+      taken.current = newValue;
+      setMessages(parse(newValue));
+    };
+    addEventListener("storage", follow);
+    return () => removeEventListener("storage", follow);
+  }, [isBusy]);
+  return isStored;
 }
 
 // useAnnouncement returns what a screen reader says of its own accord: that an author is answering,
