@@ -51,6 +51,9 @@ type Options struct {
 	APIPath string
 	// Bots is the store of the API. The policy allows avatars from any server that
 	// these bots name. If it is nil, avatars must be on the server of the pages.
+	// Browsers ask for a page without a key: if the store shows each account its own
+	// bots, Bots is another one, which lists those of all accounts. Of them, a page
+	// has only the servers of the avatars.
 	Bots botapi.BotStore
 	// Questions maps a bot's slug to the questions that the page suggests while a
 	// conversation is empty. Those under "" are for bots without an entry. If there
