@@ -17,11 +17,12 @@ import (
 // repository is the folder above.
 var repository = os.DirFS("..")
 
-// files calls f with each file of the repository that has one of the endings.
+// files calls f with each file of the repository that has one of the endings. It skips what
+// tests at the same time write, and remove again: the blocks of documents.
 func files(t *testing.T, f func(name string), endings ...string) {
 	t.Helper()
 	is.New(t).NoErr(fs.WalkDir(repository, ".", func(name string, entry fs.DirEntry, err error) error {
-		if entry != nil && entry.IsDir() && (strings.HasPrefix(entry.Name(), ".git") || entry.Name() == "node_modules") {
+		if entry != nil && entry.IsDir() && (strings.HasPrefix(entry.Name(), ".git") || entry.Name() == "node_modules" || doctest.IsWritten(name)) {
 			return fs.SkipDir
 		}
 		if err == nil && !entry.IsDir() && slices.Contains(endings, path.Ext(name)) {

@@ -94,12 +94,19 @@ func Write(t testing.TB, below string, i int, source string) string {
 	return folder
 }
 
+// written begins the names of the folders that Vet writes into, in the package's own folder. The
+// go command ignores them otherwise.
+const written = "testdata/document"
+
+// IsWritten reports whether a folder of the repository is one that Vet writes into, and removes.
+func IsWritten(folder string) bool { return strings.Contains("/"+folder, "/"+written) }
+
 // Vet runs go vet on the Go code of a document, each block as a package in the module of
 // the test, and returns how many there are. Blocks of statements are in a function with
 // these parameters.
 func Vet(t testing.TB, document, parameters string) (blocks int) {
 	t.Helper()
-	below, err := os.MkdirTemp("testdata", "document")
+	below, err := os.MkdirTemp(path.Dir(written), path.Base(written))
 	if err != nil {
 		t.Fatal(err)
 	}
