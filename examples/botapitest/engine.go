@@ -96,6 +96,7 @@ type engineTest struct {
 	limit  time.Duration // for an engine that does not return
 	client *Client
 	prompt Chat
+	lost   *lostCall
 
 	// Two undisturbed answers, as a stream and as a JSON response.
 	streamed, collected func() *watch
@@ -105,11 +106,11 @@ type engineTest struct {
 }
 
 func engineChecks(t testing.TB, e Engine, limit time.Duration) []partCheck {
-	et := &engineTest{Engine: e, limit: limit, watches: map[string]*watch{}}
+	et := &engineTest{Engine: e, limit: limit, lost: &lostCall{rule: ruleComplete, client: "waits for the rest of its answer"}, watches: map[string]*watch{}}
 	et.serve(t)
 	et.streamed = sync.OnceValue(func() *watch { return et.ask(et.Engine.Engine, true) })
 	et.collected = sync.OnceValue(func() *watch { return et.ask(et.Engine.Engine, false) })
-	return []partCheck{
+	return inOnePart(et.lost, []partCheck{
 		{name: "Cancellation", run: et.cancellation}, // first, since an engine may keep what its first call has found
 		{name: "NilErrors", run: et.nilErrors},
 		{name: "Answer", run: et.answers},
@@ -123,7 +124,7 @@ func engineChecks(t testing.TB, e Engine, limit time.Duration) []partCheck {
 		optional("Hanging", e.Hanging != nil, "Engine.Hanging is nil", et.hanging),
 		optional("Endless", e.Endless != nil, "Engine.Endless is nil", et.endless),
 		optional("Tokens", e.Tokens != nil, "Engine.Tokens is nil", et.tokens),
-	}
+	})
 }
 
 func (et *engineTest) serve(t testing.TB) {
@@ -226,6 +227,11 @@ func (et *engineTest) ask(engine botapi.ChatEngine, stream bool) *watch {
 // send sends a chat and returns when its answer has ended.
 func (et *engineTest) send(w *watch) {
 	defer w.disconnect()
+	if _, isLost := et.lost.get(); isLost {
+		w.err = errors.New("the chat was not sent")
+		close(w.returned)
+		return
+	}
 	id := fmt.Sprintf("botapitest-%p", w)
 	et.mu.Lock()
 	et.watches[id] = w
@@ -235,16 +241,22 @@ func (et *engineTest) send(w *watch) {
 	if w.change != nil {
 		w.change(&chat)
 	}
+	w.text, w.err = et.receive(w, chat)
+	if errors.Is(w.client.Err(), context.DeadlineExceeded) { // nobody has disconnected
+		et.lost.set(w.called())
+	}
+}
+
+func (et *engineTest) receive(w *watch, chat Chat) (_ string, err error) {
 	if !w.stream {
-		w.text, w.err = et.client.Ask(w.client, chat)
-		return
+		return et.client.Ask(w.client, chat)
 	}
 	var text strings.Builder
-	for fragment, err := range et.client.Stream(w.client, chat) {
+	for fragment, failed := range et.client.Stream(w.client, chat) {
 		text.WriteString(fragment)
-		w.err = err
+		err = failed
 	}
-	w.text = text.String()
+	return text.String(), err
 }
 
 // begin sends a chat in the background. Its end is not waited for.

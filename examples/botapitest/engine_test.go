@@ -116,6 +116,16 @@ var brokenEngines = []brokenEngine{
 			return wordsOf(story)
 		})
 	}, "Answer", "came back:  a nil iterator"},
+	{"keeps a lock after an empty message", func() Engine {
+		var isLocked atomic.Bool
+		return engineThat(func(ctx context.Context, req *botapi.ChatRequest) seq {
+			if isLocked.Load() {
+				return hangingEngine(ctx, req)
+			}
+			isLocked.Store(req.Messages[len(req.Messages)-1].Content == "")
+			return wordsOf(story)
+		})
+	}, "Requests", "has kept a lock or a connection"},
 	{"panics for a JSON response", func() Engine {
 		return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
 			if !req.Stream {

@@ -69,11 +69,12 @@ const (
 type keyTest struct {
 	Keys
 	limit time.Duration // for a call that does not return
+	lost  *lostCall
 }
 
 func keyChecks(k Keys, limit time.Duration) []partCheck {
-	kt := keyTest{k, limit}
-	return []partCheck{
+	kt := keyTest{k, limit, &lostCall{rule: ruleDeadline, client: waitsForever}}
+	return inOnePart(kt.lost, []partCheck{
 		{name: "Cancellation", run: kt.during(kt.cancellation)}, // first, since a verifier may keep what its first call has found
 		{name: "NilErrors", run: kt.during(kt.nilErrors)},
 		{name: "Good", run: kt.during(kt.accepts)},
@@ -86,7 +87,7 @@ func keyChecks(k Keys, limit time.Duration) []partCheck {
 				return err
 			})
 		})),
-	}
+	})
 }
 
 func (kt keyTest) during(check func(context.Context) []problem) func() []problem {
@@ -97,7 +98,11 @@ func (kt keyTest) during(check func(context.Context) []problem) func() []problem
 }
 
 func (kt keyTest) verify(ctx context.Context, key string) result[string] {
-	return call(kt.limit, func() (string, error) { return kt.Verifier.VerifyKey(ctx, key) }).withoutNilError()
+	return kt.verifyIn(ctx, kt.Verifier, key).withoutNilError()
+}
+
+func (kt keyTest) verifyIn(ctx context.Context, verifier botapi.KeyVerifier, key string) result[string] {
+	return callPart(kt.lost, kt.called(key), kt.limit, func() (string, error) { return verifier.VerifyKey(ctx, key) })
 }
 
 // called describes a call. It shows nothing of the good key but its start, nor of the bad one,
@@ -113,7 +118,7 @@ func (kt keyTest) called(key string) string {
 // requestWith is what a client gets whose key was verified with a result.
 func requestWith(r result[string]) string {
 	if r.late {
-		return "no response: the handler sets no deadline"
+		return waitsForever
 	}
 	s := serveAs("")
 	s.verify = func(context.Context, string) (string, error) { return r.replay() }
@@ -131,7 +136,7 @@ func (kt keyTest) describe(r result[string]) string {
 
 func (kt keyTest) nilErrors(ctx context.Context) (found []problem) {
 	for _, key := range []string{kt.Good, kt.Bad} {
-		got := call(kt.limit, func() (string, error) { return kt.Verifier.VerifyKey(ctx, key) })
+		got := kt.verifyIn(ctx, kt.Verifier, key)
 		if isNilError(got.err) {
 			found = append(found, kt.problem(ruleKeyError, kt.called(key), got, nilErrorHint))
 		}
@@ -240,7 +245,7 @@ func (kt keyTest) concurrency(ctx context.Context) []problem {
 
 func (kt keyTest) failing(ctx context.Context) (found []problem) {
 	called := kt.called(kt.Good) + ", of Keys.Failing"
-	got := call(kt.limit, func() (string, error) { return kt.Failing.VerifyKey(ctx, kt.Good) }).withoutNilError()
+	got := kt.verifyIn(ctx, kt.Failing, kt.Good).withoutNilError()
 	if got.late || got.ok() || errors.Is(got.err, botapi.ErrInvalidKey) {
 		found = append(found, kt.problem(ruleBad, called, got, "an error of the backend is taken for a key that is not known: clients would ask their users for another key"))
 	}

@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,6 +28,7 @@ const (
 	ruleConcurrent rule = "It must be safe for concurrent use."
 	ruleStatus     rule = "4xx or 5xx; anything else becomes a 500, without the Detail"
 	ruleCancelled  rule = "is cancelled when the client disconnects"
+	ruleDeadline   rule = "handler sets no deadline"
 )
 
 // A problem is one call that broke a rule.
@@ -46,11 +48,36 @@ func (p problem) String() string {
 	return text
 }
 
+// isLost reports whether the problem is a call that has not come back.
+func (p problem) isLost() bool { return strings.HasSuffix(p.returned, notReturned) }
+
+const notReturned = "has not returned"
+
 // A partCheck is one subtest of a part.
 type partCheck struct {
 	name string
 	run  func() []problem // nil if there is nothing to check
 	lack string           // why there is nothing to check
+	lost *lostCall        // of all checks of the part
+}
+
+// skipped says why there is nothing to check; "" if there is.
+func (c partCheck) skipped() string {
+	if called, isLost := c.lost.get(); isLost {
+		return "not run: " + called + " has not returned, and each further call might take as long"
+	}
+	return c.lack
+}
+
+// inOnePart makes checks share what they know of a lost call.
+func inOnePart(lost *lostCall, checks []partCheck) []partCheck {
+	for i, check := range checks {
+		checks[i].lost = lost
+		if run := check.run; run != nil {
+			checks[i].run = func() []problem { return lost.without(run()) }
+		}
+	}
+	return checks
 }
 
 // optional is a check that an application may leave out, and why it has nothing to check then.
@@ -68,8 +95,8 @@ func runChecks(t *testing.T, checks []partCheck) {
 	t.Helper()
 	for _, check := range checks {
 		t.Run(check.name, func(t *testing.T) {
-			if check.run == nil {
-				t.Skip(check.lack)
+			if why := check.skipped(); why != "" {
+				t.Skip(why)
 			}
 			problems := check.run()
 			for i, p := range problems {
@@ -126,6 +153,60 @@ func call[T any](limit time.Duration, f func() (T, error)) result[T] {
 	}
 }
 
+// A lostCall is the first call of a part that has not come back. No more are made then: each
+// might take as long, and go test would end the test before it can say why.
+type lostCall struct {
+	rule   rule   // that it breaks
+	client string // what its client gets
+	called atomic.Pointer[string]
+}
+
+func (l *lostCall) get() (called string, isLost bool) {
+	if p := l.called.Load(); p != nil {
+		return *p, true
+	}
+	return "", false
+}
+
+func (l *lostCall) set(called string) { l.called.CompareAndSwap(nil, &called) }
+
+// without returns what a check has found without the calls that were not made. It adds the
+// lost one if the check says nothing of it.
+func (l *lostCall) without(found []problem) []problem {
+	called, isLost := l.get()
+	if !isLost {
+		return found
+	}
+	lost := problem{l.rule, called, "nothing: it " + notReturned, l.client, lostHint}
+	made := []problem{}
+	for _, p := range found {
+		switch {
+		case !p.isLost():
+			made = append(made, p)
+		case strings.HasPrefix(p.called, called):
+			lost, lost.hint = p, lostHint
+		}
+	}
+	return append([]problem{lost}, made...)
+}
+
+const (
+	waitsForever = "no response: the handler sets no deadline"
+	lostHint     = "the database or the model does not respond, or an earlier call, such as one that failed, found nothing or was cancelled, has kept a lock or a connection"
+)
+
+// callPart calls f, unless a call of the part is lost.
+func callPart[T any](lost *lostCall, called string, limit time.Duration, f func() (T, error)) result[T] {
+	if _, isLost := lost.get(); isLost {
+		return result[T]{late: true}
+	}
+	r := call(limit, f)
+	if r.late {
+		lost.set(called)
+	}
+	return r
+}
+
 // returned reports whether the call has returned, with or without an error.
 func (r result[T]) returned() bool { return !r.late && !r.exited && r.panicked == nil }
 
@@ -135,7 +216,7 @@ func (r result[T]) ok() bool { return r.returned() && r.err == nil }
 func (r result[T]) String() string {
 	switch {
 	case r.late:
-		return "nothing: the call has not returned"
+		return "nothing: the call " + notReturned
 	case r.exited:
 		return "nothing: the call ended its goroutine with runtime.Goexit, as t.FailNow does"
 	case r.panicked != nil:

@@ -71,14 +71,15 @@ const (
 type storeTest struct {
 	Store
 	limit time.Duration // for a call that does not return
+	lost  *lostCall
 }
 
 func storeChecks(s Store, limit time.Duration) []partCheck {
 	if s.Account == "" {
 		s.Account = "account"
 	}
-	st := storeTest{s, limit}
-	return []partCheck{
+	st := storeTest{s, limit, &lostCall{rule: ruleDeadline, client: waitsForever}}
+	return inOnePart(st.lost, []partCheck{
 		{name: "Cancellation", run: st.during(st.cancellation)}, // first, since a store may keep what its first call has found
 		{name: "NilErrors", run: st.during(st.nilErrors)},
 		{name: "Bots", run: st.during(st.lists)},
@@ -89,7 +90,7 @@ func storeChecks(s Store, limit time.Duration) []partCheck {
 		{name: "Concurrency", run: st.during(st.concurrency)},
 		optional("Failing", s.Failing != nil, "Store.Failing is nil", st.during(st.failing)),
 		optional("Hanging", s.Hanging != nil, "Store.Hanging is nil", st.during(st.hanging)),
-	}
+	})
 }
 
 func (st storeTest) during(check func(context.Context) []problem) func() []problem {
@@ -113,15 +114,19 @@ var (
 )
 
 func (st storeTest) find(ctx context.Context, l lookup, name string) result[botapi.Bot] {
-	return findIn(ctx, st.Bots, l, name, st.limit)
+	return st.findIn(ctx, st.Bots, l, name).withoutNilError()
 }
 
-func findIn(ctx context.Context, store botapi.BotStore, l lookup, name string, limit time.Duration) result[botapi.Bot] {
-	return call(limit, func() (botapi.Bot, error) { return l.call(store, ctx, name) }).withoutNilError()
+func (st storeTest) findIn(ctx context.Context, store botapi.BotStore, l lookup, name string) result[botapi.Bot] {
+	return callPart(st.lost, l.called(name), st.limit, func() (botapi.Bot, error) { return l.call(store, ctx, name) })
 }
 
-func listOf(ctx context.Context, store botapi.BotStore, limit time.Duration) result[[]botapi.Bot] {
-	return call(limit, func() ([]botapi.Bot, error) { return store.Bots(ctx) }).withoutNilError()
+func (st storeTest) list(ctx context.Context) result[[]botapi.Bot] {
+	return st.listOf(ctx, st.Bots).withoutNilError()
+}
+
+func (st storeTest) listOf(ctx context.Context, store botapi.BotStore) result[[]botapi.Bot] {
+	return callPart(st.lost, "Bots(ctx)", st.limit, func() ([]botapi.Bot, error) { return store.Bots(ctx) })
 }
 
 func (l lookup) called(name string) string { return fmt.Sprintf("%s(ctx, %.200q)", l.method, name) }
@@ -129,7 +134,7 @@ func (l lookup) called(name string) string { return fmt.Sprintf("%s(ctx, %.200q)
 // chatWith is what a client gets whose chat is for a bot that was looked up with a result.
 func chatWith(r result[botapi.Bot]) string {
 	if r.late {
-		return "no response: the handler sets no deadline"
+		return waitsForever
 	}
 	s := serveAs("account")
 	s.bot = func(context.Context, string) (botapi.Bot, error) { return r.replay() }
@@ -139,7 +144,7 @@ func chatWith(r result[botapi.Bot]) string {
 // listWith is what a client gets that asks for a list of bots.
 func listWith(r result[[]botapi.Bot]) string {
 	if r.late {
-		return "no response: the handler sets no deadline"
+		return waitsForever
 	}
 	s := serveAs("account")
 	s.bots = func(context.Context) ([]botapi.Bot, error) { return r.replay() }
@@ -147,7 +152,7 @@ func listWith(r result[[]botapi.Bot]) string {
 }
 
 func (st storeTest) nilErrors(ctx context.Context) (found []problem) {
-	listed := call(st.limit, func() ([]botapi.Bot, error) { return st.Bots.Bots(ctx) })
+	listed := st.listOf(ctx, st.Bots)
 	if isNilError(listed.err) {
 		found = append(found, problem{ruleError, "Bots(ctx)", listed.String(), listWith(listed), nilErrorHint})
 	}
@@ -157,7 +162,7 @@ func (st storeTest) nilErrors(ctx context.Context) (found []problem) {
 			names = append(names, l.name(st.Published[0]))
 		}
 		for _, name := range names {
-			got := call(st.limit, func() (botapi.Bot, error) { return l.call(st.Bots, ctx, name) })
+			got := st.findIn(ctx, st.Bots, l, name)
 			if isNilError(got.err) {
 				found = append(found, problem{ruleError, l.called(name), got.String(), chatWith(got), nilErrorHint})
 			}
@@ -168,7 +173,7 @@ func (st storeTest) nilErrors(ctx context.Context) (found []problem) {
 
 func (st storeTest) lists(ctx context.Context) []problem {
 	for range 2 {
-		got := listOf(ctx, st.Bots, st.limit)
+		got := st.list(ctx)
 		if hint, ok := st.compareList(got); !ok {
 			return []problem{{ruleBots, "Bots(ctx)", got.String(), listWith(got), hint}}
 		}
@@ -310,7 +315,7 @@ func cancelling(ctx context.Context, when string, n int) (all []func() context.C
 }
 
 func (st storeTest) cancelled(begin func() context.Context, when string) (found []problem) {
-	listed := listOf(begin(), st.Bots, st.limit)
+	listed := st.list(begin())
 	isRight := listed.err != nil || slices.Equal(listed.value, st.Published)
 	if !listed.returned() || !isRight && len(listed.value) == 0 {
 		found = append(found, problem{ruleCancelled, "Bots(ctx), with a context " + when, listed.String(), "nothing: it has disconnected", failureAsNone})
@@ -332,7 +337,7 @@ func (st storeTest) cancelled(begin func() context.Context, when string) (found 
 func (st storeTest) afterwards(ctx context.Context, when string) []problem {
 	const hint = "what a cancelled call has left is used again: a kept error, a sync.Once, a connection or a lock that was not released"
 	after := ", right after a call whose context was " + when
-	if got := listOf(ctx, st.Bots, st.limit); got.late || isCancellation(got.err) {
+	if got := st.list(ctx); got.late || isCancellation(got.err) {
 		return []problem{{ruleCancelled, "Bots(ctx)" + after, got.String(), listWith(got), hint}}
 	}
 	for _, l := range []lookup{byUID, bySlug} {
@@ -354,7 +359,7 @@ func isCancellation(err error) bool {
 func (st storeTest) concurrency(ctx context.Context) []problem {
 	const callers, rounds = 8, 25
 	expected := [2]map[string]botapi.Bot{{}, {}} // what the store finds without competition
-	before := listOf(ctx, st.Bots, st.limit)
+	before := st.list(ctx)
 	if !before.ok() {
 		return nil // the subtest Bots says so
 	}
@@ -370,7 +375,7 @@ func (st storeTest) concurrency(ctx context.Context) []problem {
 	c.run(callers, func(int) {
 		var kept [][]botapi.Bot
 		for range rounds {
-			got := listOf(ctx, st.Bots, st.limit)
+			got := st.list(ctx)
 			if !got.ok() || !slices.Equal(got.value, list) {
 				c.add(problem{ruleConcurrent, "Bots(ctx), at the same time as other calls", got.String(), listWith(got), "the calls share a buffer, a row or a connection"})
 				return
@@ -425,7 +430,7 @@ func (st storeTest) nameFor(l lookup) string {
 }
 
 func (st storeTest) failing(ctx context.Context) (found []problem) {
-	listed := listOf(ctx, st.Failing, st.limit)
+	listed := st.listOf(ctx, st.Failing).withoutNilError()
 	called := "Bots(ctx) of Store.Failing"
 	if listed.late || listed.ok() || errors.Is(listed.err, botapi.ErrBotNotFound) {
 		found = append(found, problem{ruleBots, called, listed.String(), listWith(listed), failureAsNone})
@@ -433,7 +438,7 @@ func (st storeTest) failing(ctx context.Context) (found []problem) {
 	found = append(found, badStatus(listed.err, called, listWith(listed))...)
 	for _, l := range []lookup{byUID, bySlug} {
 		name := st.nameFor(l)
-		got := findIn(ctx, st.Failing, l, name, st.limit)
+		got := st.findIn(ctx, st.Failing, l, name).withoutNilError()
 		called := l.called(name) + " of Store.Failing"
 		if got.late || got.ok() || errors.Is(got.err, botapi.ErrBotNotFound) {
 			found = append(found, problem{ruleNotFound, called, got.String(), chatWith(got), failureAsNone})

@@ -237,6 +237,17 @@ func TestBrokenStores(t *testing.T) {
 				return twoBots, nil
 			}}}
 		}, "Cancellation", "the call has not returned"},
+		{"keeps a lock when it finds nothing", func() Store {
+			var mu sync.Mutex
+			return Store{Bots: patched{BotStore: good, byUID: func(ctx context.Context, uid string) (botapi.Bot, error) {
+				mu.Lock()
+				bot, err := good.BotByUID(ctx, uid)
+				if err == nil {
+					mu.Unlock()
+				}
+				return bot, err
+			}}}
+		}, "NilErrors", "an earlier call, such as one that failed, found nothing"},
 		{"returns the bot of another call", func() Store {
 			var row atomic.Pointer[botapi.Bot]
 			return Store{Bots: patched{BotStore: good, byUID: func(ctx context.Context, uid string) (botapi.Bot, error) {
