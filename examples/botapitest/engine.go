@@ -193,13 +193,13 @@ type watch struct {
 	mu                      sync.Mutex
 	fragments               []string
 	isOver                  bool // yield has returned false
-	hasReturned             bool
-	again, late, afterError int // calls of yield that should not be
+	finished, hasReturned   bool // without and with a panic or runtime.Goexit
+	again, late, afterError int  // calls of yield that should not be
 	overlapped              bool
 	nilError, failure       error
 	beside                  string // the text beside the failure
 	panicked                any
-	nilIterator, exited     bool // exited with runtime.Goexit, unless it has panicked
+	nilIterator, exited     bool // exited with runtime.Goexit
 	cancelledAt, returnedAt time.Time
 
 	// What the client got, once the chat is over.
@@ -284,14 +284,19 @@ func (w *watch) chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[str
 		defer w.end()
 		answer := w.engine.Chat(ctx, req)
 		if answer == nil {
-			w.nilIterator = true
+			w.note(&w.nilIterator)
 			yield("", errors.New("the engine returned a nil iterator"))
-			return
+		} else {
+			answer(func(text string, err error) bool { return w.yield(ctx, yield, text, err) })
 		}
-		w.exited = true
-		answer(func(text string, err error) bool { return w.yield(ctx, yield, text, err) })
-		w.exited = false
+		w.note(&w.finished)
 	}
+}
+
+func (w *watch) note(happened *bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	*happened = true
 }
 
 func (w *watch) noteTime(at *time.Time) {
@@ -303,7 +308,7 @@ func (w *watch) noteTime(at *time.Time) {
 func (w *watch) end() {
 	v := recover()
 	w.mu.Lock()
-	w.panicked, w.hasReturned, w.returnedAt = v, true, time.Now()
+	w.panicked, w.exited, w.hasReturned, w.returnedAt = v, v == nil && !w.finished, true, time.Now()
 	w.mu.Unlock()
 	w.cancel()
 	close(w.returned)
@@ -317,11 +322,9 @@ func (w *watch) yield(ctx context.Context, yield func(string, error) bool, text 
 	case w.yielding <- struct{}{}:
 		defer func() { <-w.yielding }()
 	default:
-		w.mu.Lock()
-		w.overlapped = true
-		w.mu.Unlock()
+		w.note(&w.overlapped)
 	}
-	n, err, wanted := w.note(text, err)
+	n, err, wanted := w.noteYield(text, err)
 	switch {
 	case !wanted:
 		return false
@@ -336,9 +339,9 @@ func (w *watch) yield(ctx context.Context, yield func(string, error) bool, text 
 	return more
 }
 
-// note counts a call of yield. It returns the number of the fragment, and whether the call
+// noteYield counts a call of yield. It returns the number of the fragment, and whether the call
 // should have been made.
-func (w *watch) note(text string, err error) (n int, _ error, wanted bool) {
+func (w *watch) noteYield(text string, err error) (n int, _ error, wanted bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
@@ -397,12 +400,26 @@ func (w *watch) cameBack() string {
 		return fmt.Sprintf("%s, and a panic: %v", text, w.panicked)
 	case w.failure != nil:
 		return text + ", and the error " + describeError(w.failure)
-	case w.hasReturned && w.exited:
+	case w.exited:
 		return text + ", and the goroutine was ended with runtime.Goexit, as t.FailNow does"
 	case !w.hasReturned:
 		return text + ", and the iterator has not returned"
 	}
 	return text + ", and the iterator has returned"
+}
+
+// yielded returns the text and the error that the engine has yielded. It may not have returned yet.
+func (w *watch) yielded() (text string, failure error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return strings.Join(w.fragments, ""), w.failure
+}
+
+// hasDied reports whether the engine has ended without a return of its iterator.
+func (w *watch) hasDied() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.nilIterator || w.exited || w.panicked != nil
 }
 
 // clientGot describes what the client has received.
@@ -437,10 +454,11 @@ func (et *engineTest) known() (text string, ok bool) {
 
 func (et *engineTest) answers() (found []problem) {
 	for _, w := range []*watch{et.collected(), et.streamed()} {
+		_, failure := w.yielded()
 		switch {
-		case !w.isComplete() && (w.nilIterator || w.exited):
+		case !w.isComplete() && w.hasDied():
 			found = append(found, w.problem(rulePanics, ""))
-		case !w.isComplete() && w.failure != nil:
+		case !w.isComplete() && failure != nil:
 			found = append(found, w.problem(ruleEnds, "this request should be answered: see Engine.Request"))
 		case !w.isComplete():
 			found = append(found, w.problem(ruleComplete, "the iterator has not returned, or the answer took too long"))
@@ -466,7 +484,7 @@ func (et *engineTest) nilErrors() []problem {
 
 func (et *engineTest) characters() []problem {
 	w := et.streamed()
-	text := strings.Join(w.fragments, "")
+	text, _ := w.yielded()
 	const replaced = "\ufffd"
 	if utf8.ValidString(text) && (!strings.Contains(text, replaced) || strings.Contains(et.Answer, replaced)) {
 		return nil
@@ -781,6 +799,9 @@ func (et *engineTest) concurrency() []problem {
 func (et *engineTest) failing() (found []problem) {
 	for _, stream := range []bool{false, true} {
 		w := et.ask(et.Failing, stream)
+		if !w.waitFor(w.returned, et.limit) {
+			return append(found, w.problemThat(ruleEnds, "of Engine.Failing", w.cameBack(), w.clientGot(), "return after an error: until then, the chat keeps a goroutine and a slot"))
+		}
 		if w.isComplete() {
 			found = append(found, w.problemThat(ruleComplete, "of Engine.Failing", w.cameBack(), w.clientGot(), "the error of the model is logged or dropped: yield it, or clients take an incomplete answer for a complete one"))
 			continue

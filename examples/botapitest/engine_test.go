@@ -133,7 +133,7 @@ var brokenEngines = []brokenEngine{
 			}
 			return wordsOf(story)
 		})
-	}, "Answer", "a panic: no stream"},
+	}, "Answer", "count as errors.\"\ncalled:     Chat(ctx, req), with req.Stream false\ncame back:  0 fragments, and a panic: no stream"},
 	{"fails for a JSON response", func() Engine {
 		return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
 			if !req.Stream {
@@ -142,6 +142,17 @@ var brokenEngines = []brokenEngine{
 			return wordsOf(story)
 		})
 	}, "Answer", "the client: got the status 500"},
+	{"returns some time after its error", func() Engine {
+		return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
+			if !req.Stream {
+				return func(yield func(string, error) bool) {
+					yield("", errBackend)
+					time.Sleep(50 * time.Millisecond)
+				}
+			}
+			return wordsOf(story)
+		})
+	}, "Answer", "A non-nil error ends the answer"},
 	{"loses its last fragment in a JSON response", func() Engine {
 		e := engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
 			if !req.Stream {
@@ -381,6 +392,23 @@ var brokenEngines = []brokenEngine{
 	{"goes on after an error", func() Engine {
 		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: failingEngine(errBackend, errBackend)}
 	}, "Failing", "1 calls of yield after an error"},
+	{"goes on some time after an error", func() Engine {
+		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) seq {
+			return func(yield func(string, error) bool) {
+				yield("", errBackend)
+				time.Sleep(50 * time.Millisecond)
+				yield("The end.", nil)
+			}
+		})}
+	}, "Failing", "1 calls of yield after an error"},
+	{"does not return after an error", func() Engine {
+		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) seq {
+			return func(yield func(string, error) bool) {
+				yield("", errBackend)
+				time.Sleep(3 * brokenLimit)
+			}
+		})}
+	}, "Failing", "and the error \"the backend is down\""},
 	{"yields text beside an error", func() Engine {
 		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) seq {
 			return func(yield func(string, error) bool) { yield("the last words", errBackend) }
