@@ -579,19 +579,21 @@ func (et *engineTest) cancellation() []problem {
 			}
 		}},
 	} {
-		if found := et.mustEnd(et.Engine.Engine, situation.name, situation.set); found != nil {
-			return found
+		for _, stream := range []bool{true, false} {
+			if found := et.mustEnd(et.Engine.Engine, stream, situation.name, situation.set); found != nil {
+				return found
+			}
 		}
 	}
 	return nil
 }
 
 // mustEnd sends a chat that is cancelled: its engine must return promptly.
-func (et *engineTest) mustEnd(engine botapi.ChatEngine, situation string, set func(*watch)) []problem {
+func (et *engineTest) mustEnd(engine botapi.ChatEngine, stream bool, situation string, set func(*watch)) []problem {
 	const hint = "ctx is not passed on to the model, or a wait does not watch it"
 	const client = "has disconnected, while the model goes on and its chat keeps a slot"
 	for range attempts {
-		w := et.watch(engine, true)
+		w := et.watch(engine, stream)
 		set(w)
 		ended := et.begin(w)
 		if !w.waitFor(w.returned, 2*et.limit) {
@@ -604,7 +606,7 @@ func (et *engineTest) mustEnd(engine botapi.ChatEngine, situation string, set fu
 			return nil
 		}
 	}
-	w := et.watch(engine, true)
+	w := et.watch(engine, stream)
 	return []problem{w.problemThat(ruleWaits, situation, fmt.Sprintf("an iterator that returned later than %v after the cancellation, %d times", promptly, attempts), client, hint)}
 }
 
@@ -613,18 +615,20 @@ func (et *engineTest) mustEnd(engine botapi.ChatEngine, situation string, set fu
 func (et *engineTest) hanging() []problem {
 	const chats, noise = 10, 5
 	const situation = "of Engine.Hanging, whose client disconnects"
-	end := func() []problem {
-		return et.mustEnd(et.Hanging, situation, func(w *watch) {
+	end := func(stream bool) []problem {
+		return et.mustEnd(et.Hanging, stream, situation, func(w *watch) {
 			w.onBegin = func() { time.AfterFunc(50*time.Millisecond, w.disconnect) }
 		})
 	}
-	if found := end(); found != nil {
-		return found
+	for _, stream := range []bool{true, false} {
+		if found := end(stream); found != nil {
+			return found
+		}
 	}
 	et.client.HTTP.CloseIdleConnections() // whose goroutines would count, and end later
 	before := fewestGoroutines(200*time.Millisecond, 0)
-	for range chats {
-		if found := end(); found != nil {
+	for i := range chats {
+		if found := end(i%2 == 0); found != nil {
 			return found
 		}
 	}

@@ -276,6 +276,18 @@ var brokenEngines = []brokenEngine{
 			}
 		})
 	}, "Cancellation", "whose client disconnects after the first fragment"},
+	{"does not watch its context for a JSON response", func() Engine {
+		return engineThat(func(ctx context.Context, req *botapi.ChatRequest) seq {
+			if !req.Stream {
+				ctx = context.WithoutCancel(ctx)
+			}
+			return func(yield func(string, error) bool) {
+				if pause(ctx, promptly+100*time.Millisecond) == nil {
+					wordsOf(story)(yield)
+				}
+			}
+		})
+	}, "Cancellation", "with req.Stream false, with a context cancelled before the call"},
 	{"never returns when its context was cancelled", func() Engine {
 		return engineThat(func(ctx context.Context, _ *botapi.ChatRequest) seq {
 			if ctx.Err() != nil {
