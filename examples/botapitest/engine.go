@@ -33,6 +33,10 @@ type Engine struct {
 	// Answer is the text of the answer, if it is always the same; "" if it is not.
 	Answer string
 
+	// OneAtATime says that the model takes one chat at a time, so that each waits until the
+	// client of the one before has read its answer. Otherwise, no chat may wait for another one.
+	OneAtATime bool
+
 	// Context, if not nil, is what the application's middleware does with the context of each
 	// request, such as openai.CountTokens.
 	Context func(context.Context) context.Context
@@ -81,7 +85,8 @@ const (
 	ruleEnds     rule = "A non-nil error ends the answer: the text beside it is not sent, and what is yielded after it is ignored."
 	rulePanics   rule = "A nil iterator, a panic and runtime.Goexit count as errors."
 	ruleYield    rule = "yield must not be called by several goroutines at the same time"
-	ruleFalse    rule = "It returns false once the chat has ended; return then."
+	ruleHolds    rule = "Meanwhile, hold nothing that another chat waits for, such as a lock or the only connection, unless the model takes no more chats."
+	ruleFalse    rule = "yield returns false once the chat has ended; return then."
 	ruleBlocks   rule = "yield blocks while the client does not read, so a slow client slows its engine down."
 	ruleWaits    rule = "After everything else is done, the handler waits for the engine for at most half a second."
 	ruleRoles    rule = "The roles may come in any order."
@@ -653,6 +658,59 @@ func fewestGoroutines(within time.Duration, enough int) int {
 }
 
 func (et *engineTest) slowClient() []problem {
+	for _, stream := range []bool{true, false} {
+		if et.OneAtATime {
+			break
+		}
+		if found := et.besideBlocked(stream); found != nil {
+			return found
+		}
+	}
+	return et.pausing()
+}
+
+// besideBlocked sends a chat while another one is in yield: it must not wait for that one's client.
+func (et *engineTest) besideBlocked(stream bool) []problem {
+	blocked, goOn, answers := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	w, beside := et.watch(et.Engine.Engine, stream), et.watch(et.Engine.Engine, stream)
+	w.onYield = func(n int) bool {
+		if n == 1 {
+			close(blocked)
+			<-goOn
+		}
+		return true
+	}
+	beside.onYield = func(n int) bool {
+		if n == 1 {
+			close(answers)
+		}
+		return true
+	}
+	defer beside.disconnect()
+	ended := et.begin(w)
+	isAnswered := true
+	if w.waitFor(blocked, et.limit) { // otherwise, the subtest Answer says why
+		besideEnded := et.begin(beside)
+		select {
+		case <-answers:
+		case <-besideEnded: // without a fragment, which the subtest Answer reports
+		case <-time.After(2 * et.limit):
+			isAnswered = false
+		}
+		beside.disconnect()
+		<-besideEnded
+	}
+	close(goOn)
+	<-ended
+	if isAnswered {
+		return nil
+	}
+	return []problem{beside.problemThat(ruleHolds, "while a chat of another client is in yield", fmt.Sprintf("no fragment within %v", 2*et.limit), "waits until another client has read its answer",
+		"a lock is held while yield is called, or all chats share one connection, such as with MaxConnsPerHost; if the model takes one chat at a time, set Engine.OneAtATime")}
+}
+
+// pausing sends a chat whose client reads slowly.
+func (et *engineTest) pausing() []problem {
 	text, isKnown := et.known()
 	w := et.watch(et.Engine.Engine, true)
 	w.onYield = func(n int) bool {

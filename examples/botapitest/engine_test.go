@@ -85,6 +85,20 @@ func failingEngine(errs ...error) botapi.ChatEngineFunc {
 	}
 }
 
+// oneAtATime makes an engine with a lock around each answer to some requests.
+func oneAtATime(locks func(*botapi.ChatRequest) bool) Engine {
+	var mu sync.Mutex
+	return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
+		return func(yield func(string, error) bool) {
+			if locks(req) {
+				mu.Lock()
+				defer mu.Unlock()
+			}
+			wordsOf(story)(yield)
+		}
+	})
+}
+
 // A brokenEngine has the one subtest that must fail, and what it must say.
 type brokenEngine struct {
 	name            string
@@ -347,6 +361,10 @@ var brokenEngines = []brokenEngine{
 			}
 		})
 	}, "SlowClient", "a timeout counts the time in yield"},
+	{"has one chat at a time", func() Engine { return oneAtATime(func(*botapi.ChatRequest) bool { return true }) },
+		"SlowClient", "with req.Stream true, while a chat of another client is in yield"},
+	{"has one JSON response at a time", func() Engine { return oneAtATime(func(req *botapi.ChatRequest) bool { return !req.Stream }) },
+		"SlowClient", "with req.Stream false, while a chat of another client is in yield"},
 	{"expects the user's message at the end", func() Engine {
 		return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
 			if last := req.Messages[len(req.Messages)-1]; last.Role != botapi.RoleUser {
@@ -666,6 +684,7 @@ func TestGoodEngines(t *testing.T) {
 		"ChatEngineFunc": {Engine: botapi.ChatEngineFunc(tellStory), Answer: story, Failing: failingEngine(errBackend),
 			Hanging: botapi.ChatEngineFunc(hangingEngine), Endless: botapi.ChatEngineFunc(endlessEngine)},
 		"CallbackEngine":     {Engine: called, Answer: story},
+		"one at a time":      {Engine: oneAtATime(func(*botapi.ChatRequest) bool { return true }).Engine, OneAtATime: true},
 		"concurrent emit":    {Engine: concurrent, Answer: strings.Repeat("la ", 10), Endless: channelled},
 		"byte by byte":       {Engine: bytewise, Answer: story, Request: botapi.ChatRequest{Bot: twoBots[1], UserID: "someone"}},
 		"keeps requests":     {Engine: keeper, Answer: story},

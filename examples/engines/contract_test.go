@@ -24,6 +24,9 @@ func TestContract(t *testing.T) {
 				Engine:  answering.engine,
 				Request: botapi.ChatRequest{Bot: botapi.Bot{UID: "u1", Slug: "helper", Name: "Helper", Model: "m1"}},
 				Answer:  "Grüße, 世界 👋🏽\n",
+
+				OneAtATime: c.name == "local", // its only slot is taken until the client has read the answer
+
 				Context: func(ctx context.Context) context.Context {
 					ctx, _ = openai.CountTokens(ctx)
 					return ctx
