@@ -189,31 +189,23 @@ func (kt keyTest) mustReject(ctx context.Context, key string) []problem {
 // cancellation cancels contexts before calls and during calls. Whether a call then succeeds
 // is its own affair, but it must return, must not lie, and must not affect other calls.
 func (kt keyTest) cancellation(ctx context.Context) (found []problem) {
-	const hint = "what a cancelled call has left is used again: a kept error, a connection or a lock that was not released"
+	verify, isRight := func() result[string] { return kt.verify(ctx, kt.Good) }, result[string].ok
 	for _, when := range []string{"cancelled before the call", "cancelled during the call"} {
 		rounds := 1
 		if when == "cancelled during the call" {
 			rounds = 40
 		}
 		for _, begin := range cancelling(ctx, when, rounds) {
-			cancelled, begun := make(chan result[string], 1), make(chan struct{})
-			go func() {
-				close(begun)
-				cancelled <- kt.verify(begin(), kt.Good)
-			}()
-			<-begun
-			time.Sleep(50 * time.Microsecond) // so that it is mostly the first
-			beside := kt.verify(ctx, kt.Good)
-			if got := <-cancelled; !got.returned() || errors.Is(got.err, botapi.ErrInvalidKey) {
+			got, other := beside(func() result[string] { return kt.verify(begin(), kt.Good) }, verify, isRight)
+			if !got.returned() || errors.Is(got.err, botapi.ErrInvalidKey) {
 				return []problem{{ruleCancelled, kt.called(kt.Good) + ", Keys.Good, with a context " + when, kt.describe(got), "nothing: it has disconnected", "a failed lookup is taken for a key that is not known"}}
 			}
-			if beside.late || isCancellation(beside.err) {
-				return []problem{kt.problem(ruleCancelled, kt.called(kt.Good)+", Keys.Good, at the same time as a call whose context was "+when, beside,
-					"calls share one lookup, which has the context of the first; botapi.CacheKeys shares lookups without that")}
+			if hint := harm(other, verify, isRight); hint != "" {
+				return []problem{kt.problem(ruleCancelled, kt.called(kt.Good)+", Keys.Good, at the same time as a call whose context was "+when, other, hint+"; botapi.CacheKeys shares lookups without that")}
 			}
 		}
 		if got := kt.verify(ctx, kt.Good); got.late || isCancellation(got.err) {
-			return []problem{kt.problem(ruleCancelled, kt.called(kt.Good)+", Keys.Good, right after a call whose context was "+when, got, hint)}
+			return []problem{kt.problem(ruleCancelled, kt.called(kt.Good)+", Keys.Good, right after a call whose context was "+when, got, keptHint)}
 		}
 		if got := kt.verify(cancelledContext(ctx), kt.Bad); got.ok() && !kt.verify(ctx, kt.Bad).ok() {
 			return []problem{kt.problem(ruleBad, kt.called(kt.Bad)+", Keys.Bad, with a context cancelled before the call", got, "a lookup that was cancelled counts as one that succeeded")}

@@ -79,7 +79,7 @@ func TestBrokenKeys(t *testing.T) {
 			var calls atomic.Int64
 			return keysThat(func(ctx context.Context, key string) (string, error) {
 				// calls of the subtest Good are one by one
-				if key == "good-key" && ctx.Done() == nil && calls.Add(1) == 45 {
+				if key == "good-key" && ctx.Done() == nil && calls.Add(1) == 169 {
 					return "", botapi.ErrInvalidKey
 				}
 				return goodKeys.VerifyKey(ctx, key)
@@ -118,7 +118,21 @@ func TestBrokenKeys(t *testing.T) {
 				return goodKeys.VerifyKey(ctx, key)
 			})
 		}, "Cancellation", "a lookup that was cancelled counts as one that succeeded"},
-		{"shares a lookup that has the context of the first", func() Keys { return Keys{Verifier: &sharedLookup{}} }, "Cancellation", "calls share one lookup"},
+		{"shares a lookup that has the context of the first", func() Keys {
+			var shared sharedLookup[string]
+			return keysThat(func(ctx context.Context, key string) (string, error) {
+				return shared.do(ctx, key, func() (string, error) { return goodKeys.VerifyKey(ctx, key) })
+			})
+		}, "Cancellation", "calls share one lookup"},
+		{"keeps the error of a cancelled call", func() Keys {
+			var kept keptError
+			return keysThat(func(ctx context.Context, key string) (string, error) {
+				if err := kept.failure(ctx); err != nil {
+					return "", err
+				}
+				return goodKeys.VerifyKey(ctx, key)
+			})
+		}, "Cancellation", "a kept error"},
 		{"keeps a lock after a bad key", func() Keys {
 			var mu sync.Mutex
 			return keysThat(func(ctx context.Context, key string) (string, error) {
@@ -178,24 +192,24 @@ func TestMessagesShowNoKey(t *testing.T) {
 
 // sharedLookup gives concurrent calls the result of one lookup, which has the context of the
 // first.
-type sharedLookup struct {
+type sharedLookup[T any] struct {
 	mu      sync.Mutex
-	lookups map[string]*sharedResult
+	lookups map[string]*sharedResult[T]
 }
 
-type sharedResult struct {
-	done    chan struct{}
-	account string
-	err     error
+type sharedResult[T any] struct {
+	done  chan struct{}
+	value T
+	err   error
 }
 
-func (s *sharedLookup) VerifyKey(ctx context.Context, key string) (string, error) {
+func (s *sharedLookup[T]) do(ctx context.Context, key string, look func() (T, error)) (T, error) {
 	s.mu.Lock()
 	l, isRunning := s.lookups[key]
 	if !isRunning {
-		l = &sharedResult{done: make(chan struct{})}
+		l = &sharedResult[T]{done: make(chan struct{})}
 		if s.lookups == nil {
-			s.lookups = map[string]*sharedResult{}
+			s.lookups = map[string]*sharedResult[T]{}
 		}
 		s.lookups[key] = l
 	}
@@ -203,7 +217,7 @@ func (s *sharedLookup) VerifyKey(ctx context.Context, key string) (string, error
 	if !isRunning {
 		select {
 		case <-time.After(2 * time.Millisecond): // the database
-			l.account, l.err = goodKeys.VerifyKey(ctx, key)
+			l.value, l.err = look()
 		case <-ctx.Done():
 			l.err = ctx.Err()
 		}
@@ -213,7 +227,7 @@ func (s *sharedLookup) VerifyKey(ctx context.Context, key string) (string, error
 		close(l.done)
 	}
 	<-l.done
-	return l.account, l.err
+	return l.value, l.err
 }
 
 func TestGoodKeys(t *testing.T) {

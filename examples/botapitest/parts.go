@@ -10,7 +10,9 @@ import (
 	"net/http/httptest"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -206,6 +208,51 @@ func callPart[T any](lost *lostCall, called string, limit time.Duration, f func(
 	}
 	return r
 }
+
+// beside makes a call that is cancelled, and several at the same time that nobody cancels: of
+// these, it returns one that is not right, if any is. They mostly come after the first, and are
+// several so that the race detector sees what a first call fills without a lock.
+func beside[T any](cancelled, call func() result[T], isRight func(result[T]) bool) (first, other result[T]) {
+	const others = 4
+	done, begun := make(chan result[T], 1), make(chan struct{})
+	go func() {
+		close(begun)
+		done <- cancelled()
+	}()
+	<-begun
+	time.Sleep(50 * time.Microsecond)
+	results := make([]result[T], others)
+	var all sync.WaitGroup
+	for i := range results {
+		all.Go(func() { results[i] = call() })
+	}
+	all.Wait()
+	wrong := slices.IndexFunc(results, func(r result[T]) bool { return !isRight(r) })
+	return <-done, results[max(wrong, 0)]
+}
+
+// harm says how a cancelled call has harmed one beside it; "" if it has not, or if the call is
+// wrong without that, too: other subtests say so.
+func harm[T any](other result[T], call func() result[T], isRight func(result[T]) bool) (hint string) {
+	if isRight(other) {
+		return ""
+	}
+	again := call()
+	switch {
+	case isCancellation(again.err):
+		return keptHint
+	case other.late || isCancellation(other.err) || isRight(again):
+		return "calls share one lookup, which has the context of the first"
+	}
+	return ""
+}
+
+// isCancellation reports whether an error is that of a context.
+func isCancellation(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+const keptHint = "what a cancelled call has left is used again: a kept error, a sync.Once, a connection or a lock that was not released"
 
 // returned reports whether the call has returned, with or without an error.
 func (r result[T]) returned() bool { return !r.late && !r.exited && r.panicked == nil }

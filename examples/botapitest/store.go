@@ -289,7 +289,7 @@ func (st storeTest) cancellation(ctx context.Context) (found []problem) {
 			rounds = 40
 		}
 		for _, cancel := range cancelling(ctx, when, rounds) {
-			found = append(found, st.cancelled(cancel, when)...)
+			found = append(found, st.cancelled(ctx, cancel, when)...)
 			if len(found) > 0 {
 				return found
 			}
@@ -314,8 +314,14 @@ func cancelling(ctx context.Context, when string, n int) (all []func() context.C
 	return all
 }
 
-func (st storeTest) cancelled(begin func() context.Context, when string) (found []problem) {
-	listed := st.list(begin())
+func (st storeTest) cancelled(ctx context.Context, begin func() context.Context, when string) (found []problem) {
+	atTheSameTime := ", at the same time as a call whose context was " + when
+	list := func() result[[]botapi.Bot] { return st.list(ctx) }
+	isList := result[[]botapi.Bot].ok
+	listed, other := beside(func() result[[]botapi.Bot] { return st.list(begin()) }, list, isList)
+	if hint := harm(other, list, isList); hint != "" {
+		found = append(found, problem{ruleCancelled, "Bots(ctx)" + atTheSameTime, other.String(), listWith(other), hint})
+	}
 	isRight := listed.err != nil || slices.Equal(listed.value, st.Published)
 	if !listed.returned() || !isRight && len(listed.value) == 0 {
 		found = append(found, problem{ruleCancelled, "Bots(ctx), with a context " + when, listed.String(), "nothing: it has disconnected", failureAsNone})
@@ -325,7 +331,14 @@ func (st storeTest) cancelled(begin func() context.Context, when string) (found 
 		if isKnown {
 			name = l.name(st.Published[0])
 		}
-		got := st.find(begin(), l, name)
+		find := func() result[botapi.Bot] { return st.find(ctx, l, name) }
+		isRight := func(r result[botapi.Bot]) bool {
+			return r.ok() || !isKnown && r.returned() && errors.Is(r.err, botapi.ErrBotNotFound)
+		}
+		got, other := beside(func() result[botapi.Bot] { return st.find(begin(), l, name) }, find, isRight)
+		if hint := harm(other, find, isRight); hint != "" {
+			found = append(found, problem{ruleCancelled, l.called(name) + atTheSameTime, other.String(), chatWith(other), hint})
+		}
 		if !got.returned() || isKnown && errors.Is(got.err, botapi.ErrBotNotFound) {
 			found = append(found, problem{ruleCancelled, l.called(name) + ", with a context " + when, got.String(), "nothing: it has disconnected", failureAsNone})
 		}
@@ -335,23 +348,18 @@ func (st storeTest) cancelled(begin func() context.Context, when string) (found 
 
 // afterwards makes calls that nobody cancels, when others were cancelled.
 func (st storeTest) afterwards(ctx context.Context, when string) []problem {
-	const hint = "what a cancelled call has left is used again: a kept error, a sync.Once, a connection or a lock that was not released"
 	after := ", right after a call whose context was " + when
 	if got := st.list(ctx); got.late || isCancellation(got.err) {
-		return []problem{{ruleCancelled, "Bots(ctx)" + after, got.String(), listWith(got), hint}}
+		return []problem{{ruleCancelled, "Bots(ctx)" + after, got.String(), listWith(got), keptHint}}
 	}
 	for _, l := range []lookup{byUID, bySlug} {
 		for _, bot := range st.Published[:min(1, len(st.Published))] {
 			if got := st.find(ctx, l, l.name(bot)); got.late || isCancellation(got.err) {
-				return []problem{{ruleCancelled, l.called(l.name(bot)) + after, got.String(), chatWith(got), hint}}
+				return []problem{{ruleCancelled, l.called(l.name(bot)) + after, got.String(), chatWith(got), keptHint}}
 			}
 		}
 	}
 	return nil
-}
-
-func isCancellation(err error) bool {
-	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // concurrency makes all calls at the same time, and keeps each list until the end: a request

@@ -221,7 +221,28 @@ func TestBrokenStores(t *testing.T) {
 				}
 				return twoBots, nil
 			}}}
-		}, "Cancellation", "right after a call whose context was cancelled before the call"},
+		}, "Cancellation", "a call whose context was cancelled before the call"},
+		{"keeps the error of a cancelled call for a while", func() Store {
+			var kept keptError
+			return Store{Bots: patched{BotStore: good, bots: func(ctx context.Context) ([]botapi.Bot, error) {
+				if err := kept.failure(ctx); err != nil {
+					return nil, err
+				}
+				return twoBots, nil
+			}}}
+		}, "Cancellation", "a kept error"},
+		{"lists with the context of another call", func() Store {
+			var shared sharedLookup[[]botapi.Bot]
+			return Store{Bots: patched{BotStore: good, bots: func(ctx context.Context) ([]botapi.Bot, error) {
+				return shared.do(ctx, "", func() ([]botapi.Bot, error) { return good.Bots(ctx) })
+			}}}
+		}, "Cancellation", "calls share one lookup"},
+		{"finds with the context of another call", func() Store {
+			var shared sharedLookup[botapi.Bot]
+			return Store{Bots: patched{BotStore: good, bySlug: func(ctx context.Context, slug string) (botapi.Bot, error) {
+				return shared.do(ctx, slug, func() (botapi.Bot, error) { return good.BotBySlug(ctx, slug) })
+			}}}
+		}, "Cancellation", "calls share one lookup"},
 		{"keeps a lock after a cancelled call", func() Store {
 			var mu sync.Mutex
 			return Store{Bots: patched{BotStore: good, bots: func(ctx context.Context) ([]botapi.Bot, error) {
