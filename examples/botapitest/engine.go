@@ -83,6 +83,7 @@ const (
 	ruleSplit    rule = "Fragments may have any size, may be empty, and may end anywhere, even inside a UTF-8 character."
 	ruleEndsCtx  rule = "ctx is cancelled when the chat ends, for whatever reason."
 	ruleEnds     rule = "A non-nil error ends the answer: the text beside it is not sent, and what is yielded after it is ignored."
+	ruleErrors   rule = "ErrBotNotFound a 404, ErrInvalidKey a 401"
 	rulePanics   rule = "A nil iterator, a panic and runtime.Goexit count as errors."
 	ruleYield    rule = "yield must not be called by several goroutines at the same time"
 	ruleHolds    rule = "Meanwhile, hold nothing that another chat waits for, such as a lock or the only connection, unless the model takes no more chats."
@@ -874,9 +875,28 @@ func (et *engineTest) failing() (found []problem) {
 		if w.afterError > 0 {
 			found = append(found, w.problemThat(ruleEnds, "of Engine.Failing", fmt.Sprintf("%d calls of yield after an error", w.afterError), w.clientGot(), "return after an error"))
 		}
+		if hint := blamesClient(w.failure); hint != "" {
+			found = append(found, w.problemThat(ruleErrors, "of Engine.Failing", w.cameBack(), w.clientGot(), hint))
+		}
 		found = append(found, badStatus(w.failure, w.called()+", of Engine.Failing", w.clientGot())...)
 	}
 	return found
+}
+
+// blamesClient says what a client is told of itself by the error of a model that fails; "" if nothing.
+// Other 4xx may be what the model says of the request.
+func blamesClient(err error) (hint string) {
+	chosen, isChosen := errors.AsType[*botapi.StatusError](err)
+	invalid, isInvalid := errors.AsType[botapi.HTTPValidationError](err)
+	switch {
+	case isChosen && chosen.Status == http.StatusUnauthorized, !isChosen && errors.Is(err, botapi.ErrInvalidKey):
+		return "the model's server has rejected the application's key: clients would ask their users for another one"
+	case !isChosen && errors.Is(err, botapi.ErrBotNotFound):
+		return "the model's server does not know the model: clients would not ask for the bot again"
+	case !isChosen && isInvalid && len(invalid.Detail) == 0:
+		return failureAsBadRequest
+	}
+	return ""
 }
 
 // tokens compares the counts of several chats with that of one alone: they must not mix.

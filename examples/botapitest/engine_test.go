@@ -444,6 +444,18 @@ var brokenEngines = []brokenEngine{
 			return func(yield func(string, error) bool) { yield("the last words", errBackend) }
 		})}
 	}, "Failing", "an error with 14 bytes of text beside it"},
+	{"blames the key of its client for its own", func() Engine {
+		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: failingEngine(fmt.Errorf("model: %w", botapi.ErrInvalidKey))}
+	}, "Failing", "the model's server has rejected the application's key"},
+	{"responds with 401 for a key of its own", func() Engine {
+		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: failingEngine(botapi.StatusError{Status: 401})}
+	}, "Failing", "the model's server has rejected the application's key"},
+	{"takes an unknown model for an unknown bot", func() Engine {
+		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: failingEngine(botapi.ErrBotNotFound)}
+	}, "Failing", "the model's server does not know the model"},
+	{"finds an invalid request without a problem", func() Engine {
+		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: failingEngine(botapi.HTTPValidationError{})}
+	}, "Failing", "is taken for a mistake of the client"},
 	{"fails without a status", func() Engine {
 		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: failingEngine(&botapi.StatusError{Detail: "The model is busy"})}
 	}, "Failing", "a StatusError with the status 0"},

@@ -235,11 +235,9 @@ func (kt keyTest) concurrency(ctx context.Context) []problem {
 	return c.found
 }
 
-func (kt keyTest) failing(ctx context.Context) (found []problem) {
-	called := kt.called(kt.Good) + ", of Keys.Failing"
-	got := kt.verifyIn(ctx, kt.Failing, kt.Good).withoutNilError()
-	if got.late || got.ok() || errors.Is(got.err, botapi.ErrInvalidKey) {
-		found = append(found, kt.problem(ruleBad, called, got, "an error of the backend is taken for a key that is not known: clients would ask their users for another key"))
-	}
-	return append(found, badStatus(got.err, called, requestWith(got))...)
+func (kt keyTest) failing(ctx context.Context) []problem {
+	return twice(func(again string) []problem {
+		got := kt.verifyIn(ctx, kt.Failing, kt.Good).withoutNilError()
+		return failure(ruleBad, kt.called(kt.Good)+", of Keys.Failing"+again, got, kt.describe(got), requestWith(got), failureAsBadKey)
+	})
 }

@@ -155,6 +155,17 @@ func TestBrokenKeys(t *testing.T) {
 		{"says that a key is not valid when its database is stopped", func() Keys {
 			return Keys{Verifier: goodKeys, Failing: failingKeys(fmt.Errorf("verifying: %w", botapi.ErrInvalidKey))}
 		}, "Failing", "clients would ask their users for another key"},
+		{"says that a key is not valid once its database was stopped", func() Keys {
+			var failed atomic.Bool
+			return Keys{Verifier: goodKeys, Failing: botapi.KeyVerifierFunc(func(context.Context, string) (string, error) {
+				if failed.Swap(true) {
+					return "", botapi.ErrInvalidKey
+				}
+				return "", errBackend
+			})}
+		}, "Failing", "of Keys.Failing, the second time"},
+		{"responds with 401 when its database is stopped", func() Keys { return Keys{Verifier: goodKeys, Failing: failingKeys(botapi.StatusError{Status: 401})} }, "Failing", "clients would ask their users for another key"},
+		{"responds with 403 when its database is stopped", func() Keys { return Keys{Verifier: goodKeys, Failing: failingKeys(botapi.StatusError{Status: 403})} }, "Failing", "clients would ask their users for another key"},
 		{"accepts a key when its database is stopped", func() Keys { return Keys{Verifier: goodKeys, Failing: failingKeys(nil)} }, "Failing", "the client: 200"},
 		{"has no status when its database is stopped", func() Keys { return Keys{Verifier: goodKeys, Failing: failingKeys(botapi.StatusError{Status: 200})} }, "Failing", "a StatusError with the status 200"},
 		{"ignores cancellation of a query", func() Keys {

@@ -313,9 +313,37 @@ func describeError(err error) string {
 }
 
 const (
-	nilErrorHint  = "a function that returns error declares a variable of a pointer type and returns it; return nil itself"
-	failureAsNone = "an error of the backend is taken for an empty result"
+	nilErrorHint        = "a function that returns error declares a variable of a pointer type and returns it; return nil itself"
+	failureAsNone       = "an error of the backend is taken for an empty result"
+	failureAsBadKey     = "an error of the backend is taken for a key that is not known: clients would ask their users for another key"
+	failureAsBadRequest = "an error of the backend is taken for a mistake of the client, which would not send its request again"
 )
+
+// twice makes a check of a part whose backend fails once more: a part may keep its first failure,
+// and find nothing from then on.
+func twice(check func(again string) []problem) []problem {
+	if found := check(""); found != nil {
+		return found
+	}
+	return check(", the second time")
+}
+
+// failure returns the problems of a call of a part whose backend fails. The client must not be told
+// that the mistake is its own.
+func failure[T any](rule rule, called string, r result[T], returned, client, hint string) []problem {
+	if r.late || r.ok() {
+		return []problem{{rule, called, returned, client, hint}}
+	}
+	switch status, _, _ := strings.Cut(client, " "); status {
+	case "401", "403":
+		return []problem{{rule, called, returned, client, failureAsBadKey}}
+	case "404":
+		return []problem{{rule, called, returned, client, failureAsNone}}
+	case "422":
+		return []problem{{rule, called, returned, client, failureAsBadRequest}}
+	}
+	return badStatus(r.err, called, client)
+}
 
 // badStatus returns the problem of an error that asks for a status that cannot be sent; nil
 // if there is none.

@@ -437,21 +437,17 @@ func (st storeTest) nameFor(l lookup) string {
 	return l.name(st.Published[0])
 }
 
-func (st storeTest) failing(ctx context.Context) (found []problem) {
-	listed := st.listOf(ctx, st.Failing).withoutNilError()
-	called := "Bots(ctx) of Store.Failing"
-	if listed.late || listed.ok() || errors.Is(listed.err, botapi.ErrBotNotFound) {
-		found = append(found, problem{ruleBots, called, listed.String(), listWith(listed), failureAsNone})
-	}
-	found = append(found, badStatus(listed.err, called, listWith(listed))...)
+func (st storeTest) failing(ctx context.Context) []problem {
+	found := twice(func(again string) []problem {
+		got := st.listOf(ctx, st.Failing).withoutNilError()
+		return failure(ruleBots, "Bots(ctx) of Store.Failing"+again, got, got.String(), listWith(got), failureAsNone)
+	})
 	for _, l := range []lookup{byUID, bySlug} {
 		name := st.nameFor(l)
-		got := st.findIn(ctx, st.Failing, l, name).withoutNilError()
-		called := l.called(name) + " of Store.Failing"
-		if got.late || got.ok() || errors.Is(got.err, botapi.ErrBotNotFound) {
-			found = append(found, problem{ruleNotFound, called, got.String(), chatWith(got), failureAsNone})
-		}
-		found = append(found, badStatus(got.err, called, chatWith(got))...)
+		found = append(found, twice(func(again string) []problem {
+			got := st.findIn(ctx, st.Failing, l, name).withoutNilError()
+			return failure(ruleNotFound, l.called(name)+" of Store.Failing"+again, got, got.String(), chatWith(got), failureAsNone)
+		})...)
 	}
 	return found
 }

@@ -299,6 +299,18 @@ func TestBrokenStores(t *testing.T) {
 		{"finds nothing when its database is stopped", func() Store {
 			return Store{Bots: good, Failing: stopped{fmt.Errorf("looking up: %w", botapi.ErrBotNotFound)}}
 		}, "Failing", "the client: 404"},
+		{"finds nothing once its database was stopped", func() Store {
+			var failed atomic.Bool
+			return Store{Bots: good, Failing: patched{BotStore: stopped{errBackend}, bySlug: func(context.Context, string) (botapi.Bot, error) {
+				if failed.Swap(true) {
+					return botapi.Bot{}, botapi.ErrBotNotFound
+				}
+				return botapi.Bot{}, errBackend
+			}}}
+		}, "Failing", `BotBySlug(ctx, "helper") of Store.Failing, the second time`},
+		{"responds with 404 when its database is stopped", func() Store { return Store{Bots: good, Failing: stopped{botapi.StatusError{Status: 404}}} }, "Failing", "is taken for an empty result"},
+		{"responds with 401 when its database is stopped", func() Store { return Store{Bots: good, Failing: stopped{botapi.ErrInvalidKey}} }, "Failing", "clients would ask their users for another key"},
+		{"responds with 422 when its database is stopped", func() Store { return Store{Bots: good, Failing: stopped{botapi.HTTPValidationError{}}} }, "Failing", "is taken for a mistake of the client"},
 		{"has no status when its database is stopped", func() Store { return Store{Bots: good, Failing: stopped{&botapi.StatusError{Detail: "Try later"}}} }, "Failing", "a StatusError with the status 0"},
 		{"ignores cancellation of a query", func() Store {
 			return Store{Bots: good, Hanging: patched{BotStore: locked{}, bots: func(context.Context) ([]botapi.Bot, error) { select {} }}}
