@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"runtime"
 	"runtime/metrics"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync"
@@ -66,7 +67,7 @@ type Engine struct {
 // contract was broken, what was called, what came back, and what the client got. Run it with
 // -race.
 //
-// It sends some 30 chats, of which many are cancelled. Those that Hanging and Endless get are
+// It sends some 60 chats, of which many are cancelled. Those that Hanging and Endless get are
 // extra. Tests that run in parallel may disturb these two, which count goroutines and measure
 // memory.
 func TestEngine(t *testing.T, e Engine) {
@@ -188,6 +189,7 @@ type watch struct {
 	cancelled bool                    // before the call
 	onYield   func(n int) (more bool) // called in yield, with the number of the fragment
 	onBegin   func()                  // called in the engine's goroutine
+	label     string                  // of the goroutines that the engine starts; may be empty
 	passNil   bool                    // whether typed nil errors reach the handler
 
 	client             context.Context
@@ -288,6 +290,9 @@ func (w *watch) chat(ctx context.Context, req *botapi.ChatRequest) iter.Seq2[str
 	}
 	return func(yield func(string, error) bool) {
 		defer w.end()
+		if w.label != "" {
+			pprof.SetGoroutineLabels(pprof.WithLabels(ctx, pprof.Labels(leakLabel, w.label)))
+		}
 		answer := w.engine.Chat(ctx, req)
 		if answer == nil {
 			w.note(&w.nilIterator)
@@ -553,7 +558,54 @@ func (et *engineTest) yieldFalse() (found []problem) {
 			found = append(found, w.problemThat(ruleFalse, situation, fmt.Sprintf("an iterator that returned later than %v, %d times", promptly, attempts), "has disconnected, while the model goes on", "the model is asked to the end of its answer"))
 		}
 	}
-	return found
+	if found != nil || len(et.streamed().fragments) == 0 {
+		return found
+	}
+	return et.leaks(et.Engine.Engine, ruleFalse, "with a yield that returns false", func(w *watch) { w.onYield = func(int) bool { return false } })
+}
+
+// leakLabel names the label by which leaks knows the goroutines of its chats.
+const leakLabel = "botapitest"
+
+// leaks sends chats that end early. Each may leave nothing behind: a goroutine inherits the label of
+// the one that starts it, so those of other tests do not count. Connections that are used again do, but
+// are fewer than the chats.
+func (et *engineTest) leaks(engine botapi.ChatEngine, rule rule, situation string, set func(*watch)) []problem {
+	const chats = 10
+	label := fmt.Sprintf("%p %s", et, situation)
+	for i := range chats {
+		w := et.watch(engine, i%2 == 0)
+		w.label = label
+		set(w)
+		et.send(w)
+		if !w.waitFor(w.returned, et.limit) {
+			return nil // this subtest has seen others return
+		}
+	}
+	left := labelled(label)
+	for deadline := time.Now().Add(et.limit); left >= chats && time.Now().Before(deadline); left = labelled(label) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if left < chats {
+		return nil
+	}
+	return []problem{{rule, fmt.Sprintf("Chat(ctx, req), %s, %d times", situation, chats), fmt.Sprintf("iterators that have returned, but left %d goroutines", left), "has no more text, while the service keeps memory and perhaps a connection of each such chat",
+		"a goroutine sends to a channel that nobody reads any more: have it watch ctx, or give the channel room for what is sent last"}}
+}
+
+// labelled returns how many goroutines have a label of leaks.
+func labelled(label string) (n int) {
+	var profile strings.Builder
+	_ = pprof.Lookup("goroutine").WriteTo(&profile, 1)  // a Builder takes everything
+	_, stacks, _ := strings.Cut(profile.String(), "\n") // behind a line with the total
+	for stack := range strings.SplitSeq(stacks, "\n\n") {
+		count := 0
+		if strings.Contains(stack, fmt.Sprintf("%q:%q", leakLabel, label)) {
+			_, _ = fmt.Sscanf(stack, "%d @", &count) // the form of the profile: count @ addresses
+		}
+		n += count
+	}
+	return n
 }
 
 func (w *watch) waitFor(c <-chan struct{}, limit time.Duration) bool {
@@ -880,7 +932,10 @@ func (et *engineTest) failing() (found []problem) {
 		}
 		found = append(found, badStatus(w.failure, w.called()+", of Engine.Failing", w.clientGot())...)
 	}
-	return found
+	if found != nil {
+		return found
+	}
+	return et.leaks(et.Failing, ruleEnds, "of Engine.Failing", func(*watch) {})
 }
 
 // blamesClient says what a client is told of itself by the error of a model that fails; "" if nothing.

@@ -122,6 +122,33 @@ var brokenEngines = []brokenEngine{
 			}
 		})}
 	}, "Hanging", "10 chats have left "},
+	{"leaves a goroutine when it is stopped", func() Engine {
+		return engineThat(func(ctx context.Context, _ *botapi.ChatRequest) seq {
+			return func(yield func(string, error) bool) {
+				words := make(chan string)
+				go func() {
+					defer close(words)
+					for word := range strings.SplitAfterSeq(story, " ") {
+						words <- word
+					}
+				}()
+				for word := range words {
+					if !yield(word, nil) {
+						return
+					}
+				}
+			}
+		})
+	}, "YieldFalse", "left 10 goroutines"},
+	{"leaves a goroutine when its model fails", func() Engine {
+		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) seq {
+			return func(yield func(string, error) bool) {
+				end := make(chan error)
+				go func() { end <- errBackend }()
+				yield("", errBackend)
+			}
+		})}
+	}, "Failing", "left 10 goroutines"},
 	{"has no JSON response", func() Engine {
 		return engineThat(func(_ context.Context, req *botapi.ChatRequest) seq {
 			if !req.Stream {
