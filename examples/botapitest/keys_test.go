@@ -168,6 +168,15 @@ func TestBrokenKeys(t *testing.T) {
 		{"responds with 403 when its database is stopped", func() Keys { return Keys{Verifier: goodKeys, Failing: failingKeys(botapi.StatusError{Status: 403})} }, "Failing", "clients would ask their users for another key"},
 		{"accepts a key when its database is stopped", func() Keys { return Keys{Verifier: goodKeys, Failing: failingKeys(nil)} }, "Failing", "the client: 200"},
 		{"has no status when its database is stopped", func() Keys { return Keys{Verifier: goodKeys, Failing: failingKeys(botapi.StatusError{Status: 200})} }, "Failing", "a StatusError with the status 200"},
+		{"has one query at a time", func() Keys {
+			var mu sync.Mutex
+			return Keys{Verifier: goodKeys, Hanging: botapi.KeyVerifierFunc(func(ctx context.Context, _ string) (string, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				<-ctx.Done()
+				return "", ctx.Err()
+			})}
+		}, "Hanging", "a lock is held during a query"},
 		{"ignores cancellation of a query", func() Keys {
 			return Keys{Verifier: goodKeys, Hanging: botapi.KeyVerifierFunc(func(context.Context, string) (string, error) { select {} })}
 		}, "Hanging", "neither the context nor a deadline of its own"},

@@ -315,6 +315,14 @@ func TestBrokenStores(t *testing.T) {
 		{"ignores cancellation of a query", func() Store {
 			return Store{Bots: good, Hanging: patched{BotStore: locked{}, bots: func(context.Context) ([]botapi.Bot, error) { select {} }}}
 		}, "Hanging", "nothing within 1s"},
+		{"has one query at a time", func() Store {
+			var mu sync.Mutex
+			return Store{Bots: good, Hanging: patched{BotStore: locked{}, bots: func(ctx context.Context) ([]botapi.Bot, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				return locked{}.Bots(ctx)
+			}}}
+		}, "Hanging", "a lock is held during a query"},
 		{"finds nothing when a query is cancelled", func() Store {
 			return Store{Bots: good, Hanging: patched{BotStore: locked{}, byUID: func(ctx context.Context, uid string) (botapi.Bot, error) {
 				<-ctx.Done()
