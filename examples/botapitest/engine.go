@@ -84,6 +84,7 @@ const (
 	ruleSplit    rule = "Fragments may have any size, may be empty, and may end anywhere, even inside a UTF-8 character."
 	ruleEndsCtx  rule = "ctx is cancelled when the chat ends, for whatever reason."
 	ruleEnds     rule = "A non-nil error ends the answer: the text beside it is not sent, and what is yielded after it is ignored."
+	ruleQuotes   rule = "Logger gets what the client must not see, with the request id: the errors of the application, too, as they are, so these must not quote keys or texts."
 	ruleErrors   rule = "ErrBotNotFound a 404, ErrInvalidKey a 401"
 	rulePanics   rule = "A nil iterator, a panic and runtime.Goexit count as errors."
 	ruleYield    rule = "yield must not be called by several goroutines at the same time"
@@ -935,7 +936,26 @@ func (et *engineTest) failing() (found []problem) {
 	if found != nil {
 		return found
 	}
+	if found := et.quotes(); found != nil {
+		return found
+	}
 	return et.leaks(et.Failing, ruleEnds, "of Engine.Failing", func(*watch) {})
+}
+
+// quotes looks for the text of a chat in the error of a model that fails, since it is logged.
+func (et *engineTest) quotes() []problem {
+	const told = "botapitest-told-in-confidence"
+	w := et.watch(et.Failing, true)
+	w.change = func(c *Chat) {
+		earlier := []botapi.ChatMessage{message(botapi.RoleUser, told), message(botapi.RoleAssistant)}
+		c.Messages = append(earlier, c.Messages...)
+	}
+	et.send(w)
+	if _, failure := w.yielded(); failure == nil || !strings.Contains(failure.Error(), told) {
+		return nil
+	}
+	return []problem{w.problemThat(ruleQuotes, "of Engine.Failing", "an error with the text of a message", w.clientGot(),
+		"the body of the request to the model is put into the error, and so into the log")}
 }
 
 // blamesClient says what a client is told of itself by the error of a model that fails; "" if nothing.

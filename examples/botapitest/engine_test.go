@@ -483,6 +483,11 @@ var brokenEngines = []brokenEngine{
 	{"finds an invalid request without a problem", func() Engine {
 		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: failingEngine(botapi.HTTPValidationError{})}
 	}, "Failing", "is taken for a mistake of the client"},
+	{"quotes its request in an error", func() Engine {
+		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: botapi.ChatEngineFunc(func(_ context.Context, req *botapi.ChatRequest) seq {
+			return func(yield func(string, error) bool) { yield("", fmt.Errorf("POST %+v: %w", req.Messages, errBackend)) }
+		})}
+	}, "Failing", "an error with the text of a message"},
 	{"fails without a status", func() Engine {
 		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Failing: failingEngine(&botapi.StatusError{Detail: "The model is busy"})}
 	}, "Failing", "a StatusError with the status 0"},
