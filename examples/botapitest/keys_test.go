@@ -1,7 +1,9 @@
 package botapitest
 
 import (
+	"cmp"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"strings"
@@ -15,7 +17,9 @@ import (
 	"github.com/matryer/is"
 )
 
-var goodKeys = botapi.StaticKeys(map[string]string{"good-key": "acme"})
+const longKey = "sk-live-Zx81KqWmmP4tEr7u"
+
+var goodKeys = botapi.StaticKeys(map[string]string{"good-key": "acme", longKey: "acme"})
 
 // keysThat returns a verifier that calls f, which may call the good one.
 func keysThat(f func(ctx context.Context, key string) (string, error)) Keys {
@@ -166,6 +170,12 @@ func TestBrokenKeys(t *testing.T) {
 		}, "Failing", "of Keys.Failing, the second time"},
 		{"responds with 401 when its database is stopped", func() Keys { return Keys{Verifier: goodKeys, Failing: failingKeys(botapi.StatusError{Status: 401})} }, "Failing", "clients would ask their users for another key"},
 		{"responds with 403 when its database is stopped", func() Keys { return Keys{Verifier: goodKeys, Failing: failingKeys(botapi.StatusError{Status: 403})} }, "Failing", "clients would ask their users for another key"},
+		{"shortens a key in its error", func() Keys {
+			return Keys{Verifier: goodKeys, Good: longKey, Failing: failingKeys(fmt.Errorf("looking up %s...: %w", longKey[:len(longKey)-4], errBackend))}
+		}, "Failing", "an error with a part of Keys.Good"},
+		{"encodes a key in its error", func() Keys {
+			return Keys{Verifier: goodKeys, Failing: failingKeys(errors.New(base64.StdEncoding.EncodeToString([]byte("good-key"))))}
+		}, "Failing", "an error with a part of Keys.Good"},
 		{"accepts a key when its database is stopped", func() Keys { return Keys{Verifier: goodKeys, Failing: failingKeys(nil)} }, "Failing", "the client: 200"},
 		{"has no status when its database is stopped", func() Keys { return Keys{Verifier: goodKeys, Failing: failingKeys(botapi.StatusError{Status: 200})} }, "Failing", "a StatusError with the status 200"},
 		{"has one query at a time", func() Keys {
@@ -184,7 +194,7 @@ func TestBrokenKeys(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			k := c.broken()
-			k.Good, k.Account, k.Bad = "good-key", "acme", "bad-key"
+			k.Good, k.Account, k.Bad = cmp.Or(k.Good, "good-key"), "acme", "bad-key"
 			mustFail(t, keyChecks(k, brokenLimit), c.subtest, c.phrase)
 		})
 	}
@@ -271,11 +281,12 @@ func TestGoodKeys(t *testing.T) {
 		return account, err
 	})
 	for name, k := range map[string]Keys{
-		"StaticKeys":        {Verifier: goodKeys, Failing: failingKeys(errBackend), Hanging: hanging},
-		"CacheKeys":         {Verifier: botapi.CacheKeys(slow, time.Minute), Failing: botapi.CacheKeys(failingKeys(&botapi.StatusError{Status: 503}), time.Minute), Hanging: botapi.CacheKeys(hanging, time.Minute)},
-		"without a cache":   {Verifier: botapi.CacheKeys(slow, 0)},
-		"429 for bad keys":  {Verifier: throttled},
-		"context cancelled": {Verifier: slow},
+		"a key in an error that is not logged": {Verifier: goodKeys, Failing: failingKeys(errors.New("looking up good-key"))},
+		"StaticKeys":                           {Verifier: goodKeys, Failing: failingKeys(errBackend), Hanging: hanging},
+		"CacheKeys":                            {Verifier: botapi.CacheKeys(slow, time.Minute), Failing: botapi.CacheKeys(failingKeys(&botapi.StatusError{Status: 503}), time.Minute), Hanging: botapi.CacheKeys(hanging, time.Minute)},
+		"without a cache":                      {Verifier: botapi.CacheKeys(slow, 0)},
+		"429 for bad keys":                     {Verifier: throttled},
+		"context cancelled":                    {Verifier: slow},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k.Good, k.Account, k.Bad = "good-key", "acme", "bad-key"
