@@ -25,7 +25,8 @@ type KeyVerifier interface {
 	//
 	// It is called once for each request for a known path and method that carries a
 	// key, before the request body is read. The key is not empty, has no white space
-	// in it, and is at most 8 KiB long: a longer one is a 401 without a call.
+	// in it, and is at most 8 KiB long: a longer one is a 401 without a call. Keys are
+	// compared exactly.
 	//
 	// The context carries the request id ([RequestIDFrom]) and is cancelled when
 	// the client disconnects. On HTTP/1, net/http notices that only after the

@@ -67,6 +67,7 @@ const maxKey = 8 << 10
 const (
 	ruleGood     rule = "VerifyKey returns the account of a valid key."
 	ruleBad      rule = "is returned by a KeyVerifier, alone or wrapped, for a key that is not valid."
+	ruleExactly  rule = "Keys are compared exactly."
 	ruleKeyError rule = "err decides the response, as that of a store or an engine does"
 )
 
@@ -113,7 +114,7 @@ func (kt keyTest) verifyIn(ctx context.Context, verifier botapi.KeyVerifier, key
 // called describes a call. It shows nothing of the good key but its start, nor of the bad one,
 // which may have been good once.
 func (kt keyTest) called(key string) string {
-	if key != kt.Bad && !strings.Contains(key, kt.Good[:len(kt.Good)-1]) {
+	if key != kt.Bad && !strings.Contains(strings.ToLower(key), strings.ToLower(kt.Good[:len(kt.Good)-1])) {
 		return fmt.Sprintf("VerifyKey(ctx, %.60q), a key of %d bytes", key, len(key))
 	}
 	start := []rune(key)
@@ -168,6 +169,7 @@ func (kt keyTest) rejects(ctx context.Context) (found []problem) {
 	for _, key := range []string{
 		kt.Bad, good + "x", "x" + good, good[:len(good)-1], good + "%", good + "'--", strings.Repeat("k", maxKey),
 		"%", "_", "*", "'or'1'='1", `"\`, "../..", "null", "0", "Ω", "\xff\xfe", good + "\xff", "$2a$10$",
+		swapCase(good), strings.ToUpper(good), `"` + good + `"`, "'" + good + "'",
 	} {
 		if key == good || !canBeKey(key) {
 			continue
@@ -186,7 +188,11 @@ func (kt keyTest) mustReject(ctx context.Context, key string) []problem {
 	case got.returned() && (errors.Is(got.err, botapi.ErrInvalidKey) || isChosen && chosen.Status >= 400 && chosen.Status < 500):
 		return nil
 	case got.ok():
-		return []problem{kt.problem(ruleBad, kt.called(key)+", which is not valid", got, "keys are compared in part, or a lookup in a map whose second value was not checked")}
+		broken := ruleBad
+		if strings.EqualFold(strings.Trim(key, `"'`), kt.Good) {
+			broken = ruleExactly
+		}
+		return []problem{kt.problem(broken, kt.called(key)+", which is not valid", got, "keys are compared in part, without case or without quotes, or a lookup in a map whose second value was not checked")}
 	}
 	return []problem{kt.problem(ruleBad, kt.called(key)+", which is not valid", got, "the backend's own error was returned for a key that it does not know or cannot store")}
 }

@@ -48,6 +48,16 @@ func TestBrokenKeys(t *testing.T) {
 				return goodKeys.VerifyKey(ctx, key)
 			})
 		}, "Bad", "a key of 9 bytes"},
+		{"ignores case", func() Keys {
+			return keysThat(func(ctx context.Context, key string) (string, error) {
+				return goodKeys.VerifyKey(ctx, strings.ToLower(key))
+			})
+		}, "Bad", "Keys are compared exactly."},
+		{"takes quotes off", func() Keys {
+			return keysThat(func(ctx context.Context, key string) (string, error) {
+				return goodKeys.VerifyKey(ctx, strings.Trim(key, `"`))
+			})
+		}, "Bad", "Keys are compared exactly."},
 		{"returns the database's own error for an unknown key", func() Keys {
 			return keysThat(func(ctx context.Context, key string) (string, error) {
 				account, err := goodKeys.VerifyKey(ctx, key)
