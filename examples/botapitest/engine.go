@@ -807,7 +807,7 @@ func (et *engineTest) endless() []problem {
 	const situation = "of Engine.Endless, with a client that does not read"
 	switch {
 	case !isBlocked:
-		return []problem{w.problemThat(ruleAnswer, situation, "no fragment", w.clientGot(), "")}
+		return []problem{w.problemThat(ruleAnswer, situation, fmt.Sprintf("no fragment within %v", et.limit), w.clientGot(), "the engine collects the answer before it yields, so no client sees it grow")}
 	case isGrowing:
 		return []problem{w.problemThat(ruleBlocks, situation, fmt.Sprintf("%d KiB of memory while yield was blocked, and growing", grown>>10), "has not read any of it",
 			"a goroutine collects what the model generates, without a bound")}

@@ -522,6 +522,9 @@ var brokenEngines = []brokenEngine{
 			}
 		})}
 	}, "Endless", "a goroutine collects what the model generates"},
+	{"yields when it has the whole answer", func() Engine {
+		return Engine{Engine: botapi.ChatEngineFunc(tellStory), Endless: botapi.ChatEngineFunc(hangingEngine)}
+	}, "Endless", "the engine collects the answer before it yields"},
 	{"reports no tokens", func() Engine {
 		return counting(func(*tokens) {})
 	}, "Tokens", "no token counts"},

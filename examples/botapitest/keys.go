@@ -66,7 +66,7 @@ const maxKey = 8 << 10
 
 const (
 	ruleGood     rule = "VerifyKey returns the account of a valid key."
-	ruleBad      rule = "is returned by a KeyVerifier, alone or wrapped, for a key that is not valid."
+	ruleBad      rule = "ErrInvalidKey is returned by a KeyVerifier, alone or wrapped, for a key that is not valid."
 	ruleExactly  rule = "Keys are compared exactly."
 	ruleKeyError rule = "err decides the response, as that of a store or an engine does"
 )
@@ -194,7 +194,7 @@ func (kt keyTest) mustReject(ctx context.Context, key string) []problem {
 		}
 		return []problem{kt.problem(broken, kt.called(key)+", which is not valid", got, "keys are compared in part, without case or without quotes, or a lookup in a map whose second value was not checked")}
 	}
-	return []problem{kt.problem(ruleBad, kt.called(key)+", which is not valid", got, "the backend's own error was returned for a key that it does not know or cannot store")}
+	return []problem{kt.problem(ruleBad, kt.called(key)+", which is not valid", got, got.withoutResult("the backend's own error was returned for a key that it does not know or cannot store"))}
 }
 
 // cancellation cancels contexts before calls and during calls. Whether a call then succeeds

@@ -66,7 +66,7 @@ func TestBrokenKeys(t *testing.T) {
 				}
 				return account, err
 			})
-		}, "Bad", `the client: 500 {"detail":"Internal Server Error"}`},
+		}, "Bad", `the contract says: "ErrInvalidKey is returned by a KeyVerifier`},
 		{"fails for a key that is not UTF-8", func() Keys {
 			return keysThat(func(ctx context.Context, key string) (string, error) {
 				if !utf8.ValidString(key) {

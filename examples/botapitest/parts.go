@@ -257,6 +257,15 @@ const keptHint = "what a cancelled call has left is used again: a kept error, a 
 // returned reports whether the call has returned, with or without an error.
 func (r result[T]) returned() bool { return !r.late && !r.exited && r.panicked == nil }
 
+// withoutResult is the likely cause of a call that found nothing and did not say so: errorHint
+// if it returned an error.
+func (r result[T]) withoutResult(errorHint string) string {
+	if r.panicked != nil {
+		return "the code expects a result, or another form of name or key"
+	}
+	return errorHint
+}
+
 // ok reports whether the call has succeeded.
 func (r result[T]) ok() bool { return r.returned() && r.err == nil }
 

@@ -101,6 +101,25 @@ func TestBrokenStores(t *testing.T) {
 				return []botapi.Bot{twoBots[1], twoBots[0]}, nil
 			}}}
 		}, "Bots", `the order differs: Store.Published[0] is "helper"`},
+		{"changes the order now and then", func() Store {
+			var calls atomic.Int64
+			return Store{Bots: patched{BotStore: good, bots: func(ctx context.Context) ([]botapi.Bot, error) {
+				// calls of the subtest Bots are one by one
+				if ctx.Done() == nil && calls.Add(1) == 200 {
+					return []botapi.Bot{twoBots[1], twoBots[0]}, nil
+				}
+				return twoBots, nil
+			}}}
+		}, "Bots", "the order changes from call to call, as that of a map does"},
+		{"panics for an unknown slug", func() Store {
+			return Store{Bots: patched{BotStore: good, bySlug: func(ctx context.Context, slug string) (botapi.Bot, error) {
+				bot, err := good.BotBySlug(ctx, slug)
+				if err != nil {
+					panic("index out of range")
+				}
+				return bot, nil
+			}}}
+		}, "NotFound", "perhaps:    the code expects a result, or another form of name or key"},
 		{"lists too few", func() Store {
 			return Store{Bots: patched{BotStore: good, bots: func(context.Context) ([]botapi.Bot, error) { return twoBots[:1], nil }}}
 		}, "Bots", "Store.Published has 2 bots"},
@@ -144,7 +163,7 @@ func TestBrokenStores(t *testing.T) {
 				}
 				return bot, err
 			}}}
-		}, "NotFound", "the client: 500"},
+		}, "NotFound", `the contract says: "ErrBotNotFound is returned by a BotStore`},
 		{"ignores case", func() Store {
 			return Store{Bots: patched{BotStore: good, bySlug: func(ctx context.Context, slug string) (botapi.Bot, error) {
 				return good.BotBySlug(ctx, strings.ToLower(slug))
