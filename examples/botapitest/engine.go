@@ -31,7 +31,8 @@ type Engine struct {
 	// messages, it has the prompt "Hello"; without a bot, that of DefaultBot.
 	Request botapi.ChatRequest
 
-	// Answer is the text of the answer, if it is always the same; "" if it is not.
+	// Answer is the text of the answer, if it is always the same; "" if it is not. Without it, a
+	// U+FFFD in the answer counts as a character that the engine has split.
 	Answer string
 
 	// OneAtATime says that the model takes one chat at a time, so that each waits until the
@@ -501,7 +502,11 @@ func (et *engineTest) characters() []problem {
 	if utf8.ValidString(text) && (!strings.Contains(text, replaced) || strings.Contains(et.Answer, replaced)) {
 		return nil
 	}
-	return []problem{w.problem(ruleSplit, "each fragment is converted to valid UTF-8 by itself, or bytes are cut off: pass them on as they are, and the handler joins characters")}
+	hint := "each fragment is converted to valid UTF-8 by itself, or bytes are cut off: pass them on as they are, and the handler joins characters"
+	if et.Answer == "" && utf8.ValidString(text) {
+		hint += "; the answer has a U+FFFD: if it is a part of the answer, set Engine.Answer"
+	}
+	return []problem{w.problem(ruleSplit, hint)}
 }
 
 func (et *engineTest) yields() (found []problem) {

@@ -253,7 +253,7 @@ var brokenEngines = []brokenEngine{
 				}
 			}
 		})
-	}, "Characters", "even inside a UTF-8 character"},
+	}, "Characters", "if it is a part of the answer, set Engine.Answer"},
 	{"cuts a character off", func() Engine {
 		return engineThat(func(context.Context, *botapi.ChatRequest) seq {
 			return wordsOf(story[:len("Once upon a time, in Z\xc3")])
