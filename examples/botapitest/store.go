@@ -251,12 +251,24 @@ func (st storeTest) unknownNames(l lookup) []string {
 		name := l.name(bot)
 		names = append(names, strings.ToUpper(name), strings.ToLower(name), swapCase(name), name+"x", name+"%", name+"/", "x"+name,
 			name[:len(name)/2], bot.UID, bot.Slug, bot.Name)
+		names = append(names, otherForms(name)...)
 	}
 	return slices.DeleteFunc(names, func(name string) bool {
 		isTaken := slices.ContainsFunc(st.Published, func(b botapi.Bot) bool { return l.name(b) == name })
 		possible := botapi.Bot{UID: name, Slug: name, Name: "n", Model: "m"}
 		return isTaken || possible.Validate() != nil
 	})
+}
+
+// otherForms returns names that are the same for who parses numbers or UUIDs, or for a database
+// whose collation ignores more than case.
+func otherForms(name string) []string {
+	accented := strings.NewReplacer("e", "é", "E", "É", "a", "á", "A", "Á").Replace(name)
+	kelvin := strings.NewReplacer("k", "\u212a", "K", "\u212a").Replace(name) // which lower case makes a k
+	return []string{
+		"0" + name, "+" + name, "@" + name, "{" + name + "}", "urn:uuid:" + name, strings.ReplaceAll(name, "-", ""),
+		accented, kelvin, name + "\u200b",
+	}
 }
 
 func swapCase(text string) string {

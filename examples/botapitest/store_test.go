@@ -88,6 +88,15 @@ func (s zeroForUnknown) BotByUID(ctx context.Context, uid string) (botapi.Bot, e
 	return bot, err
 }
 
+// looksUp makes a store that looks up another slug than it was asked for.
+func looksUp(good botapi.BotStore, other func(slug string) string) func() Store {
+	return func() Store {
+		return Store{Bots: patched{BotStore: good, bySlug: func(ctx context.Context, slug string) (botapi.Bot, error) {
+			return good.BotBySlug(ctx, other(slug))
+		}}}
+	}
+}
+
 func TestBrokenStores(t *testing.T) {
 	t.Parallel()
 	good := storeOf(t, twoBots...)
@@ -169,6 +178,10 @@ func TestBrokenStores(t *testing.T) {
 				return good.BotBySlug(ctx, strings.ToLower(slug))
 			}}}
 		}, "NotFound", `BotBySlug(ctx, "HELPER")`},
+		{"takes an @ off", looksUp(good, func(slug string) string { return strings.TrimPrefix(slug, "@") }), "NotFound", `BotBySlug(ctx, "@helper")`},
+		{"takes braces off", looksUp(good, func(slug string) string { return strings.Trim(slug, "{}") }), "NotFound", `BotBySlug(ctx, "{helper}")`},
+		{"ignores accents", looksUp(good, strings.NewReplacer("é", "e", "á", "a").Replace), "NotFound", `BotBySlug(ctx, "hélpér")`},
+		{"ignores characters without a width", looksUp(good, func(slug string) string { return strings.ReplaceAll(slug, "\u200b", "") }), "NotFound", `BotBySlug(ctx, "helper\u200b")`},
 		{"takes an empty uid for the first bot", func() Store {
 			return Store{Bots: patched{BotStore: good, byUID: func(ctx context.Context, uid string) (botapi.Bot, error) {
 				if uid == "" {
