@@ -346,7 +346,7 @@ func TestBrokenStores(t *testing.T) {
 		{"has no status when its database is stopped", func() Store { return Store{Bots: good, Failing: stopped{&botapi.StatusError{Detail: "Try later"}}} }, "Failing", "a StatusError with the status 0"},
 		{"ignores cancellation of a query", func() Store {
 			return Store{Bots: good, Hanging: patched{BotStore: locked{}, bots: func(context.Context) ([]botapi.Bot, error) { select {} }}}
-		}, "Hanging", "nothing within 1s"},
+		}, "Hanging", "nothing within 2s"},
 		{"has one query at a time", func() Store {
 			var mu sync.Mutex
 			return Store{Bots: good, Hanging: patched{BotStore: locked{}, bots: func(ctx context.Context) ([]botapi.Bot, error) {
