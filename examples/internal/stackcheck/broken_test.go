@@ -131,6 +131,18 @@ var brokenStacks = []brokenStack{
 	{"compression without flush", func(api http.Handler) http.Handler { return compressing(api, false) }, checkCompressed, "compression does not flush"},
 	{"recovery without another panic", recovering(1, 2), checkFailure, "middleware recovers the panic with http.ErrAbortHandler"},
 	{"recovery without another panic on HTTP/2", recovering(2), checkFailure, "sent:    HTTP/2: ... on HTTP/1.1 it is right\n"},
+	{"a [DONE] after the error event", func(api http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			defer func() {
+				if v := recover(); v != nil {
+					_, _ = io.WriteString(w, "data: [DONE]\n\n")
+					_ = http.NewResponseController(w).Flush()
+					panic(v)
+				}
+			}()
+			api.ServeHTTP(w, r)
+		})
+	}, checkFailure, "appends the end of a complete answer, data: [DONE]"},
 	{"a proxy that hides the abort", func(api http.Handler) http.Handler { return &collecting{api: api, hides: true} }, checkFailure, "passes the end of an aborted response on as a normal one"},
 	{"a context that does not end", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

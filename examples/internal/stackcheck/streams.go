@@ -737,8 +737,8 @@ func (s *stack) checkFailure(ctx context.Context, r *Result) error {
 		p.whole(ctx)
 		f := Finding{Sent: "the engine yielded a fragment, and then failed", Arrived: p.show("Content-Encoding")}
 		switch {
-		case p.err == nil && strings.Contains(p.body, "[DONE]"):
-			f.Effect, f.Cause = incomplete, "a proxy or middleware appends the end of a complete answer"
+		case strings.Contains(p.body, "[DONE]"): // readers stop there, and do not see whether the connection is aborted
+			f.Effect, f.Cause = incomplete, "a proxy or middleware appends the end of a complete answer, data: [DONE], to an aborted one"
 		case p.err == nil:
 			f.Arrived += ", and the normal end of a response"
 			f.Effect = incomplete + ", unless they know the error event"
