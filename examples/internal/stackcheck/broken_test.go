@@ -104,14 +104,9 @@ var brokenStacks = []brokenStack{
 		})
 		return mux
 	}, checkTimeLimit, "POST /api/chat\narrived: a request whose context has a deadline"},
-	{"a lock around all requests", func(api http.Handler) http.Handler {
-		var mu sync.Mutex
-		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			mu.Lock()
-			defer mu.Unlock()
-			api.ServeHTTP(w, r)
-		})
-	}, checkSameTime, "serves one request at a time"},
+	{"a lock around all requests", locking(func(*http.Request) string { return "" }), checkSameTime, "serves one request at a time"},
+	{"a lock for each connection", locking(func(r *http.Request) string { return r.RemoteAddr }), checkSameTime,
+		"sent:    HTTP/2: a chat, while the engine of another was waiting, on the same connection ... on HTTP/1.1 it is right ... each r.RemoteAddr"},
 	{"a reverse proxy with four connections", func(api http.Handler) http.Handler {
 		return proxying(served(api), &http.Transport{MaxConnsPerHost: 4})
 	}, checkSameTime, "while the engines of 4 others were waiting ... MaxConnsPerHost: 4 in the http.Transport ... 2 checks not run"},
@@ -352,16 +347,30 @@ var brokenServices = []struct {
 	{brokenStack{"an abort that is hidden", recovering(1, 2), checkFailure,
 		"sent:    HTTP/2.0: ... on HTTP/1.1 it is the same\n ... cause:   middleware swallows http.ErrAbortHandler, as fiber's adaptor does, or a proxy speaks HTTP/1.0 to the service\n"}, secure},
 	{brokenStack{"chats of one key that wait for each other", func(api http.Handler) http.Handler {
-		var locks sync.Map
+		locked := locking(func(r *http.Request) string { return r.Header.Get("Authorization") })(api)
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.Method == http.MethodPost {
-				lock, _ := locks.LoadOrStore(r.Header.Get("Authorization"), new(sync.Mutex))
-				lock.(*sync.Mutex).Lock()
-				defer lock.(*sync.Mutex).Unlock()
+				locked.ServeHTTP(w, r)
+				return
 			}
 			api.ServeHTTP(w, r)
 		})
 	}, checkSameTime, "of all, or of each key or user"}, probed},
+	{brokenStack{"a lock for each connection", locking(func(r *http.Request) string { return r.RemoteAddr }), checkSameTime,
+		"sent:    HTTP/2.0: a chat, while the engine of another was waiting, on the same connection ... checks not run"}, secure},
+}
+
+// locking serves one request with a tag at a time.
+func locking(tag func(*http.Request) string) middleware {
+	return func(api http.Handler) http.Handler {
+		var locks sync.Map
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			lock, _ := locks.LoadOrStore(tag(r), new(sync.Mutex))
+			lock.(*sync.Mutex).Lock()
+			defer lock.(*sync.Mutex).Unlock()
+			api.ServeHTTP(w, r)
+		})
+	}
 }
 
 // limiting serves one request at a time, and lets others wait for three seconds: one that has ended

@@ -2,6 +2,7 @@ package stackcheck
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -17,7 +18,7 @@ var streamChecks = []check{
 	{name: checkWriter, needs: ready, within: true, run: (*stack).checkWriter, chats: 1},
 	{name: checkTimeLimit, needs: ready, within: true, run: (*stack).checkTimeLimit, chats: 1},
 	{name: checkAnswer, needs: ready, plain: true, run: (*stack).checkAnswer, chats: 2, tokens: 2},
-	{name: checkSameTime, needs: ready, probed: true, run: (*stack).checkSameTime, chats: sameTime, asks: 1 + sameTime},
+	{name: checkSameTime, needs: ready, probed: true, run: (*stack).checkSameTime, chats: sameTime + 2, asks: 1 + sameTime + 2},
 	{name: checkOneByOne, needs: append([]string{checkWriter, checkSameTime}, ready...), together: 3, probed: true, run: (*stack).checkOneByOne, chats: 5, asks: 14},
 	{name: checkStream, needs: ready, probed: true, run: (*stack).checkStream, chats: 1, rounds: rounds},
 	{name: checkCompressed, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), together: 3, probed: true, run: (*stack).checkCompressed, chats: 3, asks: 4},
@@ -132,13 +133,10 @@ const sameTime = 7
 func (s *stack) checkSameTime(ctx context.Context, r *Result) error {
 	begin := func() (p *play, end func()) {
 		alone := s.alone()
-		p = alone.play(ctx, true, request{timeout: 12 * patience},
-			probe.Step{Text: "x"}, probe.Step{Await: probe.AwaitGo, Millis: probe.In(4 * s.Patience)}, probe.Step{Text: "x"})
+		p = alone.waiting(ctx)
 		return p, func() { p.disconnect(); alone.close() }
 	}
-	hasBegun := func(p *play, most time.Duration) bool {
-		return p.wait(ctx, most, func() bool { return len(p.arrivals) > 0 })
-	}
+	hasBegun := func(p *play, most time.Duration) bool { return p.hasBegun(ctx, most) }
 	first, end := begin()
 	defer end()
 	run, err := s.see(ctx, first, probe.Begun, 0, 0)
@@ -181,7 +179,51 @@ func (s *stack) checkSameTime(ctx context.Context, r *Result) error {
 		if err := s.goOn(ctx, p); err != nil {
 			return err
 		}
+		p.whole(ctx) // so that there is room for two more
 	}
+	if first.proto != "HTTP/2.0" {
+		return nil
+	}
+	return s.checkOneConnection(ctx, r)
+}
+
+// waiting starts a stream whose engine waits after its first fragment.
+func (s *stack) waiting(ctx context.Context) *play {
+	return s.play(ctx, true, request{timeout: 12 * patience},
+		probe.Step{Text: "x"}, probe.Step{Await: probe.AwaitGo, Millis: probe.In(4 * s.Patience)}, probe.Step{Text: "x"})
+}
+
+func (p *play) hasBegun(ctx context.Context, most time.Duration) bool {
+	return p.wait(ctx, most, func() bool { return len(p.arrivals) > 0 })
+}
+
+// checkOneConnection opens two chats on one connection, which HTTP/2 shares and HTTP/1.1 does not.
+func (s *stack) checkOneConnection(ctx context.Context, r *Result) error {
+	s = s.alone()
+	defer s.close()
+	first := s.waiting(ctx)
+	defer first.disconnect()
+	if !first.hasBegun(ctx, 2*s.Patience) {
+		return fmt.Errorf("a chat did not begin after others: %s", first.show())
+	}
+	second := s.waiting(ctx)
+	defer second.disconnect()
+	if second.hasBegun(ctx, 2*s.Patience) {
+		return errors.Join(s.goOn(ctx, first), s.goOn(ctx, second))
+	}
+	if second.hasEnded() {
+		return s.foundRejection(r, second, 1)
+	}
+	if first.disconnect(); !second.hasBegun(ctx, 6*patience) {
+		return fmt.Errorf("a chat did not begin while another was open on its connection: %s", second.show())
+	}
+	r.found(Finding{
+		Sent:    "a chat, while the engine of another was waiting, on the same connection",
+		Arrived: fmt.Sprintf("nothing, until the other had ended; on a connection of its own, each of %d chats begins immediately", sameTime),
+		Effect:  "browsers and proxies send all requests on one connection of HTTP/2, where each chat waits for the one before",
+		Cause:   "middleware or a proxy serves one request of a connection at a time: a lock or a limit of each r.RemoteAddr, or of each client address and port",
+		aside:   s.kit != nil, // otherwise, orders share the connection of the chat that they are about
+	})
 	return nil
 }
 
