@@ -87,6 +87,8 @@ var brokenStacks = []brokenStack{
 	{"a wrapper without Flush and Unwrap", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &logging{w} }), checkWriter, "*stackcheck.logging has neither Flush nor Unwrap"},
 	{"a wrapper with Flush and without Unwrap", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &flushing{logging{w}} }), checkWriter, "*stackcheck.flushing has no Unwrap"},
 	{"a wrapper whose inner one is the culprit", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &unwrapping{&logging{w}} }), checkWriter, "*stackcheck.logging has neither Flush nor Unwrap"},
+	{"a wrapper whose deadlines do nothing", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &undying{unwrapping{w}} }), checkWriter,
+		"a response that was written after its deadline ... the SetWriteDeadline of *stackcheck.undying returns nil, and does nothing"},
 	{"timeout middleware", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			ctx, cancel := context.WithTimeout(r.Context(), time.Minute)
@@ -665,6 +667,12 @@ func (w *unwrapping) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 type unwrappingOnly struct{ logging }
 
 func (w *unwrappingOnly) Unwrap() http.ResponseWriter { return w.w }
+
+// undying has deadlines that do nothing.
+type undying struct{ unwrapping }
+
+func (w *undying) SetReadDeadline(time.Time) error  { return nil }
+func (w *undying) SetWriteDeadline(time.Time) error { return nil }
 
 // asserting flushes as chi's Compress does.
 type asserting struct{ unwrapping }

@@ -23,6 +23,7 @@ type writerChain struct {
 	hidden    string   // the first without a Flush of its own below one with a Flush, or ""
 	flushes   bool
 	deadlines bool
+	deadliner string // the one whose SetWriteDeadline is called, unless that is net/http's own
 }
 
 // chainOf looks at a writer as http.ResponseController does.
@@ -32,7 +33,8 @@ func chainOf(w http.ResponseWriter) writerChain {
 	c.deadlines = !errors.Is(control.SetReadDeadline(time.Time{}), errors.ErrUnsupported) && !errors.Is(control.SetWriteDeadline(time.Time{}), errors.ErrUnsupported)
 	for w != nil {
 		name := fmt.Sprintf("%T", w)
-		if name != "*http.response" && name != "*http.http2responseWriter" {
+		isOwn := name == "*http.response" || name == "*http.http2responseWriter"
+		if !isOwn {
 			c.types = append(c.types, name)
 		}
 		switch w.(type) {
@@ -42,6 +44,9 @@ func chainOf(w http.ResponseWriter) writerChain {
 			if c.flushes && c.hidden == "" {
 				c.hidden = name
 			}
+		}
+		if _, sets := w.(interface{ SetWriteDeadline(time.Time) error }); sets && c.deadliner == "" && !isOwn {
+			c.deadliner = name
 		}
 		unwrapper, wraps := w.(interface{ Unwrap() http.ResponseWriter })
 		if !wraps {
@@ -83,8 +88,10 @@ func (s *stack) checkWriter(ctx context.Context, r *Result) error {
 	w := visits[0].writer
 	f := Finding{Sent: "POST /v1/chat: a stream"}
 	switch {
-	case w.flushes && w.deadlines:
+	case w.flushes && w.deadlines && w.deadliner == "":
 		return nil
+	case w.flushes && w.deadlines:
+		return s.checkDeadline(ctx, r, w)
 	case len(w.types) == 0:
 		f.Arrived = "the server's own ResponseWriter cannot flush or set deadlines"
 		f.Cause = "an adaptor to another server serves the API"
@@ -107,6 +114,33 @@ func (s *stack) checkWriter(ctx context.Context, r *Result) error {
 		f.Effect = late + "; and a client that does not read keeps its connection and its slot"
 	}
 	r.found(f)
+	return nil
+}
+
+// lateText is written after a deadline. It is more than writers buffer.
+var lateText = strings.Repeat("data: too late\n\n", 8<<10)
+
+// writeLate replies in the API's place, after the deadline of its write. So nothing may arrive.
+func writeLate(w http.ResponseWriter) {
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(-time.Second))
+	w.Header().Set("Content-Type", "text/event-stream")
+	_, _ = w.Write([]byte(lateText))
+}
+
+// checkDeadline: that a deadline was set without an error does not say that there is one. The client
+// sees whether there is, whatever a wrapper makes of errors. A POST is not sent again.
+func (s *stack) checkDeadline(ctx context.Context, r *Result, w writerChain) error {
+	got := s.do(ctx, request{path: "/v1/chat", body: "{}", header: map[string]string{"Authorization": "Bearer " + s.kit.lateKey}})
+	if got.status != http.StatusOK || got.err != nil || got.body != lateText {
+		return nil
+	}
+	r.found(Finding{
+		Sent:    "POST /v1/chat: a response that was written after its deadline, of SetWriteDeadline",
+		Arrived: fmt.Sprintf("all of it, %d bytes%s", len(got.body), w.chain()),
+		Effect:  "a client that does not read keeps its connection and its slot, and http.Server.WriteTimeout ends answers that take longer",
+		Cause:   fmt.Sprintf("the SetWriteDeadline of %s returns nil, and does nothing: give it an Unwrap() http.ResponseWriter in place of methods for deadlines", w.deadliner),
+		aside:   true,
+	})
 	return nil
 }
 

@@ -53,6 +53,7 @@ func Inspect(ctx context.Context, m Mounting, report func(Result)) ([]Result, er
 // A kit has a handler for a mount, and sees what it gets.
 type kit struct {
 	secret, key, livelyKey string
+	lateKey                string // of a request whose response is written after its deadline
 	quiet, lively          http.Handler
 	log                    *Log
 	addresses              map[string]bool // of the kit's servers
@@ -82,6 +83,7 @@ func newKit(l *Log) *kit {
 		l = new(Log)
 	}
 	k := &kit{secret: rand.Text(), key: "botapitest-" + rand.Text(), livelyKey: "botapitest-" + rand.Text(), log: l, addresses: make(map[string]bool)}
+	k.lateKey = "botapitest-" + rand.Text()
 	l.watch(k.keys()...)
 	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "1", Slug: kitBot, Name: "Probe", Model: "none"})
 	if err != nil {
@@ -103,7 +105,7 @@ func newKit(l *Log) *kit {
 	return k
 }
 
-func (k *kit) keys() []string { return []string{k.key, k.livelyKey} }
+func (k *kit) keys() []string { return []string{k.key, k.livelyKey, k.lateKey} }
 
 // ServeHTTP is the API that is mounted.
 func (k *kit) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -121,11 +123,14 @@ func (k *kit) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	k.mu.Unlock()
 	defer k.count(func(a *aborts) { a.begun++ })
-	if botapi.BearerKey(r.Header) == k.livelyKey {
+	switch botapi.BearerKey(r.Header) {
+	case k.lateKey:
+		writeLate(w)
+	case k.livelyKey:
 		k.lively.ServeHTTP(w, r)
-		return
+	default:
+		k.quiet.ServeHTTP(w, r)
 	}
-	k.quiet.ServeHTTP(w, r)
 }
 
 // count is deferred: it counts a panic with http.ErrAbortHandler, and passes each panic on.
