@@ -72,6 +72,23 @@ var brokenStacks = []brokenStack{
 	{"pages in place of errors", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { api.ServeHTTP(&errorPages{ResponseWriter: w}, r) })
 	}, checkErrors, "replaces the API's errors"},
+	{"errors in an envelope", replacingErrors(func(w http.ResponseWriter, status int, body []byte) {
+		body = fmt.Appendf(nil, `{"error":%s}`, body)
+		replaceError(w, status, "application/json", body)
+	}), checkErrors, "GET /v1/chat: a wrong method ... 405 ... writes errors in a form of its own"},
+	{"a text in place of each 422", replacingErrors(func(w http.ResponseWriter, status int, body []byte) {
+		if status == http.StatusUnprocessableEntity {
+			replaceError(w, status, "text/plain", []byte("Unprocessable Entity"))
+			return
+		}
+		replaceError(w, status, "application/json", body)
+	}), checkErrors, "a body without its fields ... 422 ... replaces the API's errors with its own"},
+	{"a 400 in place of each 422", replacingErrors(func(w http.ResponseWriter, status int, body []byte) {
+		if status == http.StatusUnprocessableEntity {
+			status = http.StatusBadRequest
+		}
+		replaceError(w, status, "application/json", body)
+	}), checkErrors, "a body without its fields ... 400 ... changes the status of errors"},
 	{"a key that is removed", withRequest(func(r *http.Request) { r.Header.Del("Authorization") }), checkKey, "removes or uses up the Authorization header"},
 	{"a key that is replaced", withRequest(func(r *http.Request) { r.Header.Set("Authorization", "Bearer of-the-gateway") }), checkKey, "replaces the Authorization header"},
 	{"an Idempotency-Key that is removed", withRequest(func(r *http.Request) { r.Header.Del("Idempotency-Key") }), checkHeaders, "passes only the request headers on that it knows"},
@@ -948,6 +965,47 @@ func writeTimeout(wrap func(http.ResponseWriter) http.ResponseWriter) middleware
 		service.Start() // until the program ends
 		return proxying(service.Listener.Addr(), new(http.Transport))
 	}
+}
+
+// replacingErrors collects each error of the API that is no event, and has another one written.
+func replacingErrors(write func(w http.ResponseWriter, status int, body []byte)) middleware {
+	return func(api http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			e := &errorCollector{unwrapping: unwrapping{w}}
+			api.ServeHTTP(e, r)
+			if e.status != 0 {
+				write(w, e.status, e.body.Bytes())
+			}
+		})
+	}
+}
+
+func replaceError(w http.ResponseWriter, status int, contentType string, body []byte) {
+	w.Header().Set("Content-Type", contentType)
+	w.Header().Del("Content-Length")
+	w.WriteHeader(status)
+	_, _ = w.Write(body)
+}
+
+type errorCollector struct {
+	unwrapping
+	status int
+	body   bytes.Buffer
+}
+
+func (w *errorCollector) WriteHeader(status int) {
+	if status >= 400 {
+		w.status = status
+		return
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *errorCollector) Write(p []byte) (int, error) {
+	if w.status != 0 {
+		return w.body.Write(p)
+	}
+	return w.ResponseWriter.Write(p)
 }
 
 // errorPages writes a page in place of each error.

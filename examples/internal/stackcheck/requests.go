@@ -19,7 +19,7 @@ var requestChecks = []check{
 	{name: checkReach, run: (*stack).checkReach, chats: 1},
 	{name: checkKey, needs: []string{checkReach}, run: (*stack).checkKey, chats: 1},
 	{name: checkBody, needs: []string{checkReach, checkKey}, run: (*stack).checkBody, chats: 7 + 1, asks: 1},
-	{name: checkErrors, needs: []string{checkReach, checkKey}, run: (*stack).checkErrors, chats: 5},
+	{name: checkErrors, needs: []string{checkReach, checkKey}, run: (*stack).checkErrors, chats: 6},
 	{name: checkHeaders, needs: []string{checkReach, checkKey, checkBody}, probed: true, run: (*stack).checkHeaders, chats: 1, asks: 1},
 	{name: checkList, needs: []string{checkReach, checkKey}, run: (*stack).checkList},
 	{name: checkCORS, needs: []string{checkReach}, run: (*stack).checkCORS},
@@ -212,9 +212,13 @@ func (s *stack) checkBody(ctx context.Context, r *Result) error {
 	return s.checkPrompt(ctx, r)
 }
 
-// isFieldMissing reports whether the API has read the body of a bodyCase as it was sent.
+// isFieldMissing reports whether the API has read the body of a bodyCase as it was sent. The check of
+// errors says what is wrong with the form of the response, if anything is.
 func (a *answer) isFieldMissing() bool {
-	return a.status == http.StatusUnprocessableEntity && sameJSON(a.body, fieldMissing)
+	if a.status == http.StatusUnprocessableEntity && (sameJSON(a.body, fieldMissing) || !a.isJSON()) {
+		return true // the API itself replies JSON
+	}
+	return a.status >= 400 && strings.Contains(a.body, "field required") && strings.Contains(a.body, `"stream"`) && strings.Count(a.body, `"msg"`) == 1
 }
 
 // finding says why the response is not that of the API.
@@ -302,6 +306,18 @@ func sameJSON(a, b string) bool {
 	return fmt.Sprint(x) == fmt.Sprint(y)
 }
 
+const unknownPath = "an unknown path"
+
+// hasDetail reports whether a response is an error in the API's own form.
+func (a *answer) hasDetail() bool {
+	var e struct{ Detail any }
+	if json.Unmarshal([]byte(a.body), &e) != nil {
+		return false
+	}
+	problems, _ := e.Detail.([]any)
+	return a.detail() != "" || len(problems) > 0
+}
+
 func (s *stack) checkErrors(ctx context.Context, r *Result) error {
 	list := s.do(ctx, request{path: "/v1/bots"})
 	noBot := s.chat("This is a probe.", true, map[string]any{"bot_slug": "no-such-bot"})
@@ -311,17 +327,19 @@ func (s *stack) checkErrors(ctx context.Context, r *Result) error {
 		header string // that must be there
 		what   string
 	}{
-		{request{path: "/v1/no-such-path"}, http.StatusNotFound, "X-Request-Id", "an unknown path"},
-		{request{path: "/v1/chat/", body: "{}"}, http.StatusNotFound, "X-Request-Id", "a path with a slash too many"},
+		{request{path: "/v1/no-such-path"}, http.StatusNotFound, "X-Request-Id", unknownPath},
+		{request{path: "/v1/chat/", body: "{}"}, http.StatusNotFound, "X-Request-Id", unknownPath},
 		{request{path: "/v1/chat"}, http.StatusMethodNotAllowed, "Allow", "a wrong method"},
 		{request{path: "/v1/bots", body: "{}"}, http.StatusMethodNotAllowed, "Allow", "a wrong method"},
 		{request{path: "/v1/bots", header: map[string]string{"Authorization": ""}}, http.StatusUnauthorized, "WWW-Authenticate", "no key"},
 		{request{path: "/v1/chat", body: "{}", header: map[string]string{"Authorization": "Bearer no-such-key"}}, http.StatusUnauthorized, "WWW-Authenticate", "an unknown key"},
+		{request{path: "/v1/chat", body: "{}"}, http.StatusUnprocessableEntity, "X-Request-Id", "a body without its fields"},
 		{request{path: "/v1/chat", body: noBot}, http.StatusNotFound, "X-Request-Id", "an unknown bot"},
 	} {
 		mark := s.kit.mark()
 		got := s.do(ctx, c.req)
-		if got.status == c.status && got.isJSON() && got.header.Get(c.header) != "" || s.failed[checkBody] && c.req.body == noBot {
+		isFormed := got.isJSON() && got.hasDetail() || got.isJSON() && c.what == unknownPath // which may have the form of another protocol
+		if got.status == c.status && isFormed && got.header.Get(c.header) != "" || s.failed[checkBody] && c.req.body == noBot {
 			continue
 		}
 		f := Finding{
@@ -347,6 +365,9 @@ func (s *stack) checkErrors(ctx context.Context, r *Result) error {
 			}
 		case got.status != c.status && got.isJSON():
 			f.Cause = "middleware changes the status of errors, or answers before the API does"
+		case got.isJSON() && !isFormed:
+			f.Effect = `a client cannot read what is wrong: it expects JSON with a "detail"`
+			f.Cause = "middleware writes errors in a form of its own, such as an envelope: leave these paths out of it"
 		}
 		r.found(f)
 		return nil
