@@ -89,6 +89,17 @@ var brokenStacks = []brokenStack{
 		}
 		replaceError(w, status, "application/json", body)
 	}), checkErrors, "a body without its fields ... 400 ... changes the status of errors"},
+	{"a 403 in place of each 401", replacingErrors(func(w http.ResponseWriter, status int, body []byte) {
+		if status == http.StatusUnauthorized {
+			status = http.StatusForbidden
+		}
+		replaceError(w, status, "application/json", body)
+	}), checkErrors, "no key ... 403 ... changes the status of errors"},
+	{"errors in plain text", replacingErrors(func(w http.ResponseWriter, status int, _ []byte) {
+		http.Error(w, http.StatusText(status), status)
+	}), checkErrors, "404, Content-Type: text/plain; charset=utf-8 ... replaces the API's errors with its own"},
+	{"paths without their last slash", withRequest(func(r *http.Request) { r.URL.Path = strings.TrimRight(r.URL.Path, "/") }),
+		checkErrors, "the API was asked for \"/v1/chat\" ... StripSlashes"},
 	{"a key that is removed", withRequest(func(r *http.Request) { r.Header.Del("Authorization") }), checkKey, "removes or uses up the Authorization header"},
 	{"a key that is replaced", withRequest(func(r *http.Request) { r.Header.Set("Authorization", "Bearer of-the-gateway") }), checkKey, "replaces the Authorization header"},
 	{"an Idempotency-Key that is removed", withRequest(func(r *http.Request) { r.Header.Del("Idempotency-Key") }), checkHeaders, "passes only the request headers on that it knows"},
@@ -341,6 +352,14 @@ var brokenServices = []struct {
 	{brokenStack{"a WriteTimeout of which nothing is seen before the next fragment", writeTimeout(func(w http.ResponseWriter) http.ResponseWriter {
 		return &firstComment{unwrapping{&flushing{logging{w}}}, false}
 	}), checkSilence, "are aborted, not only those of models that think for long ... http.Server.WriteTimeout behind middleware that wraps the ResponseWriter without Unwrap"}, enduring},
+	{brokenStack{"paths without their last slash", withRequest(func(r *http.Request) { r.URL.Path = strings.TrimRight(r.URL.Path, "/") }),
+		checkErrors, "POST /v1/chat/ ... rewrites paths, since this is what the API replies at /v1/chat"}, plain},
+	{brokenStack{"a 403 in place of each 401", replacingErrors(func(w http.ResponseWriter, status int, body []byte) {
+		if status == http.StatusUnauthorized {
+			status = http.StatusForbidden
+		}
+		replaceError(w, status, "application/json", body)
+	}), checkErrors, "no key ... 403 ... changes the status of errors"}, plain},
 	{brokenStack{"no keep-alives", func(api http.Handler) http.Handler { return api }, checkSilence, "no byte of the response in ... KeepAlive is off"}, silent},
 	{brokenStack{"keep-alives that are removed", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &eventsOnly{unwrapping{w}} }),
 		checkSilence, "the head of the response after ... drops comments"}, probed},

@@ -72,6 +72,11 @@ type visit struct {
 	server string // the address where the request came in; "" if that is no server of net/http
 }
 
+// isAt reports whether the API was asked for a path, or for it without the prefix /v1, which is the same.
+func (v visit) isAt(path string) bool {
+	return v.path == path || v.path == strings.TrimPrefix(path, "/v1")
+}
+
 // aborts counts panics with http.ErrAbortHandler: those of the API, and those that have left
 // the application's handler.
 type aborts struct{ begun, left int }
@@ -175,9 +180,6 @@ func (k *kit) since(mark int) []visit {
 	n := min(k.seen-mark, len(k.visits))
 	return append([]visit(nil), k.visits[len(k.visits)-n:]...)
 }
-
-// sawSince reports whether there was a visit after a mark. Without a kit, nobody knows.
-func (k *kit) sawSince(mark int) bool { return len(k.since(mark)) > 0 }
 
 // isDirect reports whether the last request has reached the API in the server that the kit has
 // sent it to, so that there is middleware between and no proxy.

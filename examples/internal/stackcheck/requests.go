@@ -40,10 +40,8 @@ func (a *answer) replacedBy(cause string) string {
 }
 
 func (s *stack) checkReach(ctx context.Context, r *Result) error {
-	for _, req := range []request{
-		{path: "/v1/bots"},
-		{path: "/v1/chat", body: "{}", header: map[string]string{"Authorization": ""}},
-	} {
+	noKey := request{path: "/v1/chat", body: "{}", header: map[string]string{"Authorization": ""}}
+	for _, req := range []request{{path: "/v1/bots"}, noKey} {
 		mark := s.kit.mark()
 		got := s.do(ctx, req)
 		if got.status == 0 && s.kit == nil {
@@ -61,6 +59,8 @@ func (s *stack) checkReach(ctx context.Context, r *Result) error {
 			f.Cause = "a router or proxy redirects, to a path that it finds tidier or to https; mount a whole subtree, without a method, and give clients the address that needs no redirect"
 		case got.isJSON() && (got.status == http.StatusOK || got.status == http.StatusUnauthorized):
 			continue
+		case req.path == noKey.path && got.status >= 400 && (strings.Contains(got.body, "Not authenticated") || len(visits) > 0 && visits[0].isAt(req.path)):
+			continue // the API has replied; the check of errors says what came of that
 		case got.status == http.StatusUnauthorized || got.status == http.StatusForbidden:
 			f.Cause = "something in front of the API wants credentials of its own, or rejects these clients"
 		case len(visits) > 0 && visits[0].path != req.path:
@@ -338,6 +338,7 @@ func (s *stack) checkErrors(ctx context.Context, r *Result) error {
 	} {
 		mark := s.kit.mark()
 		got := s.do(ctx, c.req)
+		visits := s.kit.since(mark)
 		isFormed := got.isJSON() && got.hasDetail() || got.isJSON() && c.what == unknownPath // which may have the form of another protocol
 		if got.status == c.status && isFormed && got.header.Get(c.header) != "" || s.failed[checkBody] && c.req.body == noBot {
 			continue
@@ -352,7 +353,7 @@ func (s *stack) checkErrors(ctx context.Context, r *Result) error {
 		case got.isRedirect():
 			f.Effect = "clients that follow the redirect turn a POST into a GET"
 			f.Cause = "the router redirects paths that it finds untidy (RedirectTrailingSlash, StrictSlash); mount a whole subtree, without a method"
-		case s.kit != nil && got.header.Get("X-Request-Id") == "" && !s.kit.sawSince(mark) && (got.status == http.StatusNotFound || got.status == http.StatusMethodNotAllowed):
+		case s.kit != nil && got.header.Get("X-Request-Id") == "" && len(visits) == 0 && (got.status == http.StatusNotFound || got.status == http.StatusMethodNotAllowed):
 			f.Cause = "the router replies itself: its route has a method, or is a single path; mount a whole subtree, without a method"
 		case s.kit == nil && got.header.Get("X-Request-Id") == "" && got.status == c.status:
 			f.Cause += "; or the router replies itself, since its route has a method, or is a single path: mount a whole subtree, without a method"
@@ -363,6 +364,13 @@ func (s *stack) checkErrors(ctx context.Context, r *Result) error {
 			if f.aside = chat.status == http.StatusUnauthorized; f.aside {
 				f.Cause = "a cache that takes all clients for one answers (nginx's proxy_cache with proxy_ignore_headers, a rule of a CDN, a cache of the application's own): leave the list out of it"
 			}
+		case len(visits) > 0 && !visits[0].isAt(c.req.path):
+			f.Arrived += fmt.Sprintf("; the API was asked for %q", visits[0].path)
+			f.Effect = "clients with a wrong address get an answer, or an error about something else"
+			f.Cause = "middleware rewrites paths (chi's StripSlashes or CleanPath, path.Clean): leave these paths out of it"
+		case s.kit == nil && c.req.path == "/v1/chat/" && got.status == http.StatusUnprocessableEntity && got.hasDetail():
+			f.Effect = "clients with a wrong address get an error about something else"
+			f.Cause = "a proxy or middleware rewrites paths, since this is what the API replies at /v1/chat: it removes slashes or cleans paths; leave these paths out of it"
 		case got.status != c.status && got.isJSON():
 			f.Cause = "middleware changes the status of errors, or answers before the API does"
 		case got.isJSON() && !isFormed:
