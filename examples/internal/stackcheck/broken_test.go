@@ -109,6 +109,11 @@ var brokenStacks = []brokenStack{
 	{"a body of which an audit keeps 64 KiB", auditing(64 << 10), checkBody, "the body ends after 65536 bytes of 92 ... io.LimitReader"},
 	{"a body of which an audit keeps 16 KiB", auditing(16 << 10), checkBody, "the body ends after 16384 bytes of 32 ... io.LimitReader"},
 	{"a body that is decoded and encoded", encodingAgain, checkBody, "an integer of 30 digits as user_id ... str type expected ... decodes bodies and encodes them again"},
+	{"a body whose characters are repaired", withRequest(func(r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		body = bytes.ToValidUTF8(body, []byte("\uFFFD"))
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	}), checkBody, "a prompt in Latin-1 ... bytes.ToValidUTF8"},
 	{"a response with another X-Request-Id", wrapping(func(w http.ResponseWriter) http.ResponseWriter {
 		return &changed{ResponseWriter: w, change: func(h http.Header) { h.Set("X-Request-Id", rand.Text()) }}
 	}), checkHeaders, "the id of the request has arrived ... proxy_hide_header"},
@@ -517,7 +522,7 @@ func TestBrokenServices(t *testing.T) {
 // stopsNothing names the stacks whose finding says nothing about what the other checks look at.
 var stopsNothing = []string{
 	"a form that is parsed", "a body that is bounded", "a body of which an audit keeps 64 KiB", "a web application firewall",
-	"a body that is decoded and encoded", "a cache that does not know keys",
+	"a body that is decoded and encoded", "a body whose characters are repaired", "a cache that does not know keys",
 }
 
 // assert fails if another check has failed, or not this one, or with other words: of what it must

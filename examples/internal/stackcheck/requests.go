@@ -18,7 +18,7 @@ import (
 var requestChecks = []check{
 	{name: checkReach, run: (*stack).checkReach, chats: 1},
 	{name: checkKey, needs: []string{checkReach}, run: (*stack).checkKey, chats: 1},
-	{name: checkBody, needs: []string{checkReach, checkKey}, run: (*stack).checkBody, chats: 7 + 1, asks: 1},
+	{name: checkBody, needs: []string{checkReach, checkKey}, run: (*stack).checkBody, chats: 8 + 1, asks: 1},
 	{name: checkErrors, needs: []string{checkReach, checkKey}, run: (*stack).checkErrors, chats: 6},
 	{name: checkHeaders, needs: []string{checkReach, checkKey, checkBody}, probed: true, run: (*stack).checkHeaders, chats: 1, asks: 1},
 	{name: checkList, needs: []string{checkReach, checkKey}, run: (*stack).checkList},
@@ -206,10 +206,30 @@ func (s *stack) checkBody(ctx context.Context, r *Result) error {
 			return nil
 		}
 	}
+	if len(r.Findings) == 0 { // what decodes a body does both
+		s.checkUTF8(ctx, r)
+	}
 	if s.Secret == "" {
 		return nil
 	}
 	return s.checkPrompt(ctx, r)
+}
+
+// checkUTF8 sends a byte that no UTF-8 has, which the API rejects. Something in front may reject it,
+// too, but not make another text of it.
+func (s *stack) checkUTF8(ctx context.Context, r *Result) {
+	body := strings.Replace(unescaped(map[string]any{"bot_slug": s.bot, "prompt": "caf+"}), "caf+", "caf\xE9", 1) // é in Latin-1
+	got := s.do(ctx, request{path: "/v1/chat", body: body})
+	if got.status != http.StatusUnprocessableEntity || !sameJSON(got.body, fieldMissing) {
+		return
+	}
+	r.found(Finding{
+		Sent:    "POST /v1/chat, a prompt in Latin-1, which is not UTF-8, and no field stream",
+		Arrived: got.show("Content-Type") + "; so the API got a prompt in UTF-8",
+		Effect:  "the model gets � in place of letters, and no error says so to the client",
+		Cause:   "a proxy or middleware decodes bodies, or replaces what is no UTF-8 (bytes.ToValidUTF8, string functions of other languages): pass the bytes on as they are",
+		aside:   true,
+	})
 }
 
 // isFieldMissing reports whether the API has read the body of a bodyCase as it was sent. The check of
