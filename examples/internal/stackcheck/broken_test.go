@@ -207,6 +207,12 @@ var brokenStacks = []brokenStack{
 			api.ServeHTTP(&errorPages{ResponseWriter: w, from: 500}, r)
 		})
 	}, checkEarly, "pages of its own"},
+	{"a 500 in place of each 504", replacingErrors(func(w http.ResponseWriter, status int, body []byte) {
+		if status == http.StatusGatewayTimeout {
+			status = http.StatusInternalServerError
+		}
+		replaceError(w, status, "application/json", body)
+	}), checkEarly, "with 504 and a text ... arrived: 500 ... changes the status of errors"},
 	{"CORS on one route", func(api http.Handler) http.Handler {
 		mux := http.NewServeMux()
 		mux.Handle("/v1/bots", allowing(api))

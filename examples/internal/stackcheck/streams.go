@@ -25,7 +25,7 @@ var streamChecks = []check{
 	{name: checkSilence, once: true, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), together: 6, probed: true, run: (*stack).checkSilence, chats: 4, asks: 1},
 	{name: checkLongJSON, needs: ready, probed: true, run: (*stack).checkLongJSON, chats: 2},
 	{name: checkFailure, needs: ready, probed: true, run: (*stack).checkFailure, chats: 4, asks: 1, rounds: rounds},
-	{name: checkEarly, needs: append([]string{checkErrors}, ready...), probed: true, run: (*stack).checkEarlyFailure, chats: 3, rounds: rounds},
+	{name: checkEarly, needs: append([]string{checkErrors}, ready...), probed: true, run: (*stack).checkEarlyFailure, chats: 5, rounds: rounds},
 	{name: checkDisconnect, needs: append([]string{checkSameTime}, ready...), together: 5, probed: true, run: (*stack).checkDisconnect, chats: 3, asks: 6, rounds: rounds},
 	{name: checkSlowReader, once: true, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), together: 3, probed: true, run: (*stack).checkSlowReader, chats: 1, asks: 1},
 	{name: checkOnce, once: true, needs: ready, probed: true, run: (*stack).checkOnce, chats: 3 * (1 + replicas)},
@@ -829,25 +829,37 @@ func (s *stack) whoHidTheAbort(ctx context.Context, p *play, before aborts) stri
 // checkEarlyFailure: the engine fails before its first fragment. If the machine is busy, the
 // first keep-alive of a stream may be due before that, and the error is an event: one more try.
 func (s *stack) checkEarlyFailure(ctx context.Context, r *Result) error {
-	fail := probe.Step{Fail: &probe.Failure{Status: http.StatusServiceUnavailable, Detail: "The probe has failed", RetryAfter: 7}}
-	for _, stream := range []bool{true, false} {
-		p := s.play(ctx, stream, request{}, fail)
+	for _, c := range []struct {
+		status int
+		stream bool
+	}{
+		{http.StatusServiceUnavailable, true},
+		{http.StatusServiceUnavailable, false},
+		{http.StatusBadGateway, false},
+		{http.StatusGatewayTimeout, false},
+	} {
+		fail := probe.Step{Fail: &probe.Failure{Status: c.status, Detail: "The probe has failed", RetryAfter: 7}}
+		p := s.play(ctx, c.stream, request{}, fail)
 		p.whole(ctx)
 		if strings.Contains(p.body, failureEvent) {
-			p = s.play(ctx, stream, request{}, fail)
+			p = s.play(ctx, c.stream, request{}, fail)
 			p.whole(ctx)
 		}
-		isIntact := p.status == http.StatusServiceUnavailable && p.detail() == "The probe has failed" && p.err == nil
-		if isIntact && p.header.Get("Retry-After") == "7" {
+		hasText := p.detail() == "The probe has failed" && p.err == nil
+		if hasText && p.status == c.status && p.header.Get("Retry-After") == "7" {
 			continue
 		}
 		f := Finding{
-			Sent:    fmt.Sprintf("the engine failed before its first fragment, with 503 and a text (stream: %v)", stream),
+			Sent:    fmt.Sprintf("the engine failed before its first fragment, with %d and a text (stream: %v)", c.status, c.stream),
 			Arrived: p.show("Content-Type", "Retry-After"),
 			Effect:  "clients do not learn what is wrong, nor when to try again",
 			Cause:   "a proxy or middleware replaces 5xx responses with pages of its own, or tries again itself",
 		}
-		if isIntact {
+		switch {
+		case hasText && p.status != c.status:
+			f.Effect = "clients retry by the status: a 503 about five times, a 500 once or twice, a 504 once"
+			f.Cause = "a proxy or middleware changes the status of errors: leave it as it is"
+		case hasText:
 			f.Effect = "clients do not learn when to try again"
 			f.Cause = "a proxy or middleware removes Retry-After from responses, or sets it itself"
 		}
