@@ -199,6 +199,9 @@ var brokenStacks = []brokenStack{
 			}
 		})
 	}, checkStream, "bytes that are right: \"<!-- served by us -->\""},
+	{"a stream with a [DONE] in a text", replacingInStreams(`\u005b`, "["), checkStream, "readers stop at the first [DONE] ... encodes them again"},
+	{"a stream without double spaces", replacingInStreams("  ", " "), checkStream, "changes bodies"},
+	{"a stream without control characters", replacingInStreams(`\u0000`, ""), checkStream, "changes bodies"},
 	{"streams that are decoded in blocks", decodingBlocks("text/event-stream"), checkStream, "block by block"},
 	{"JSON that is decoded in blocks", decodingBlocks("application/json"), checkLongJSON, "block by block"},
 	{"keep-alives that are removed", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &eventsOnly{unwrapping{w}} }), checkSilence, "removes what is no event"},
@@ -807,6 +810,27 @@ func decodingBlocks(contentType string) middleware {
 	return wrapping(func(w http.ResponseWriter) http.ResponseWriter {
 		return &blocks{unwrapping{w}, contentType}
 	})
+}
+
+// replacingInStreams changes the text of streams.
+func replacingInStreams(old, replacement string) middleware {
+	return wrapping(func(w http.ResponseWriter) http.ResponseWriter {
+		return &replacing{unwrapping{w}, []byte(old), []byte(replacement)}
+	})
+}
+
+type replacing struct {
+	unwrapping
+	old, replacement []byte
+}
+
+func (w *replacing) Write(p []byte) (int, error) {
+	changed := p
+	if w.Header().Get("Content-Type") == "text/event-stream" {
+		changed = bytes.ReplaceAll(p, w.old, w.replacement)
+	}
+	_, err := w.ResponseWriter.Write(changed)
+	return len(p), err
 }
 
 type blocks struct {

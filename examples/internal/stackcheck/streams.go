@@ -60,10 +60,11 @@ func difference(got, want string) string {
 
 // fewFragments are fewEvents, without a wait.
 func fewFragments() []probe.Step {
-	return []probe.Step{{Text: "Good "}, {Text: "morning, "}, {Text: "Grüße"}, {Text: longFragment, Times: longFragments}}
+	return []probe.Step{{Text: "Good "}, {Text: "morning, "}, {Text: "Grüße"}, {Text: "a  b\t\x00 [DONE]"}, {Text: longFragment, Times: longFragments}}
 }
 
 var fewEvents = "data: {\"content\":\"Good \"}\n\ndata: {\"content\":\"morning, \"}\n\ndata: {\"content\":\"Grüße\"}\n\n" +
+	`data: {"content":"a  b\t\u0000 \u005bDONE]"}` + "\n\n" + // readers stop at the first [DONE]
 	strings.Repeat("data: {\"content\":\""+longFragment+"\"}\n\n", longFragments) + "data: [DONE]\n\n"
 
 const byBlocks = "a proxy or middleware decodes or rewrites the text block by block, and destroys the characters that are in two blocks: let it pass bytes on as they are, or keep the beginning of a character for the next block"
@@ -86,7 +87,7 @@ func (s *stack) checkStream(ctx context.Context, r *Result) error {
 	p := s.play(ctx, true, request{}, fewFragments()...)
 	p.whole(ctx)
 	r.note("the response is %s", p.proto)
-	f := Finding{Sent: "POST /v1/chat: a stream of some fragments, with long runs of characters of 2, 3 and 4 bytes"}
+	f := Finding{Sent: "POST /v1/chat: a stream of some fragments, with double spaces, a NUL, [DONE], and long runs of characters of 2, 3 and 4 bytes"}
 	switch {
 	case p.status != http.StatusOK || p.err != nil && p.status == 0:
 		f.Arrived, f.Effect = p.show("Content-Type"), "no stream arrives"
@@ -112,6 +113,9 @@ func (s *stack) checkStream(ctx context.Context, r *Result) error {
 	case destroyed(p.body) != "":
 		f.Arrived, f.Effect = destroyed(p.body), "users see � in the middle of words"
 		f.Cause = byBlocks
+	case strings.Count(p.body, "[DONE]") > 1:
+		f.Arrived, f.Effect = p.show()+difference(p.body, fewEvents), incomplete+": readers stop at the first [DONE]"
+		f.Cause = "a proxy or middleware decodes events and encodes them again: a [DONE] in a text was sent as \\u005bDONE], so pass the bytes on as they are"
 	case p.body != fewEvents:
 		f.Arrived, f.Effect = p.show()+difference(p.body, fewEvents), "clients cannot read the stream, or get another text"
 		f.Cause = "a proxy or middleware changes bodies, or writes to the response beside the API"
