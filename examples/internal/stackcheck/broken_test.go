@@ -158,7 +158,9 @@ var brokenStacks = []brokenStack{
 	{"echo's Timeout", func(api http.Handler) http.Handler {
 		return http.TimeoutHandler(wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &insisting{unwrapping{w}} })(api), time.Minute, "too late")
 	}, checkReach, "http.TimeoutHandler serves the API, and what wraps its ResponseWriter panics ... *stackcheck.insisting, which wraps *http.timeoutWriter"},
-	{"responses of 64 KiB at most", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &truncated{unwrapping: unwrapping{w}} }), checkLongJSON, "bounds responses"},
+	{"responses of 64 KiB at most", wrapping(func(w http.ResponseWriter) http.ResponseWriter {
+		return &truncated{unwrapping: unwrapping{w}, contentType: "application/json", most: 64 << 10}
+	}), checkLongJSON, "bounds responses"},
 	{"compression that swallows the abort", func(api http.Handler) http.Handler { return compressing(swallowing(api), true) }, checkFailure, "for a client with Accept-Encoding: gzip"},
 	{"compression without flush", func(api http.Handler) http.Handler { return compressing(api, false) }, checkCompressed, "compression does not flush"},
 	{"recovery without another panic", recovering(1, 2), checkFailure, "middleware recovers the panic with http.ErrAbortHandler"},
@@ -243,6 +245,9 @@ var brokenStacks = []brokenStack{
 		})
 	}, checkCORS, "Access-Control-Allow-Origin is there twice"},
 	{"a proxy with an endless buffer", func(api http.Handler) http.Handler { return &collecting{api: api, endless: true} }, checkSlowReader, "buffers responses without a bound"},
+	{"streams of 1 MiB at most", wrapping(func(w http.ResponseWriter) http.ResponseWriter {
+		return &truncated{unwrapping: unwrapping{w}, contentType: "text/event-stream", most: 1 << 20}
+	}), checkSlowReader, "it got 1024 KiB and the normal end ... bounds responses to about 1024 KiB"},
 	{"a proxy that collects what is to be JSON", func(api http.Handler) http.Handler {
 		collector := &collecting{api: api, size: 1 << 20}
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -782,10 +787,11 @@ func (w *insisting) Flush() {
 	}
 }
 
-// truncated writes at most 64 KiB of a response that is not a stream.
+// truncated drops the rest of a long response.
 type truncated struct {
 	unwrapping
-	written int
+	contentType   string
+	most, written int
 }
 
 func (w *truncated) WriteHeader(status int) {
@@ -797,8 +803,8 @@ func (w *truncated) WriteHeader(status int) {
 
 func (w *truncated) Write(p []byte) (int, error) {
 	rest := p
-	if w.Header().Get("Content-Type") == "application/json" {
-		rest = p[:min(len(p), 64<<10-w.written)]
+	if w.Header().Get("Content-Type") == w.contentType {
+		rest = p[:min(len(p), w.most-w.written)]
 		w.written += len(rest)
 	}
 	_, err := w.ResponseWriter.Write(rest)

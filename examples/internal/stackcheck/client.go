@@ -179,7 +179,8 @@ type answer struct {
 	proto    string
 	header   http.Header
 	reused   bool   // its connection was used before
-	body     string // decompressed
+	body     string // decompressed: its first MiB
+	bytes    int64  // of all of it
 	arrivals []time.Time
 	ended    bool
 	endedAt  time.Time
@@ -334,7 +335,7 @@ func (a *answer) read(ctx context.Context, res *http.Response, slow int, gate <-
 		if slow > 0 && read >= slow {
 			select {
 			case <-gate:
-				slow = 0
+				slow, buffer = 0, buffer[:cap(buffer)]
 			case <-ctx.Done():
 				return ctx.Err()
 			}
@@ -356,6 +357,7 @@ func (a *answer) read(ctx context.Context, res *http.Response, slow int, gate <-
 // add notes when each event has arrived.
 func (a *answer) add(text []byte) {
 	const most = 1 << 20
+	a.bytes += int64(len(text))
 	if len(a.body) < most {
 		a.body += string(text)
 	}

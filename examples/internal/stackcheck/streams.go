@@ -950,12 +950,18 @@ func (s *stack) checkSlowReader(ctx context.Context, r *Result) error {
 	if run.Ending != probe.Complete {
 		return nil
 	}
-	r.found(Finding{
+	f := Finding{
 		Sent:    "the engine yielded 48 MiB to a client that did not read",
 		Arrived: "all of it was taken from the engine",
 		Effect:  "answers of slow clients pile up in memory or on disk",
 		Cause:   "a proxy or middleware buffers responses without a bound, or on disk (nginx with proxy_ignore_headers X-Accel-Buffering)",
-	})
+	}
+	if p.resume(); p.wait(ctx, 4*patience, func() bool { return p.ended }) && p.err == nil && p.bytes < fragment*times {
+		f.Arrived += fmt.Sprintf("; once the client read, it got %s and the normal end of a response", bytesText(p.bytes))
+		f.Effect = "long answers are cut off, and clients that do not look for [DONE] take them for complete ones"
+		f.Cause = fmt.Sprintf("a proxy or middleware bounds responses to about %s, and drops the rest without an error: leave out text/event-stream", bytesText(p.bytes))
+	}
+	r.found(f)
 	return nil
 }
 
