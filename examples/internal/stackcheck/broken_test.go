@@ -102,6 +102,25 @@ var brokenStacks = []brokenStack{
 		checkErrors, "the API was asked for \"/v1/chat\" ... StripSlashes"},
 	{"a key that is removed", withRequest(func(r *http.Request) { r.Header.Del("Authorization") }), checkKey, "removes or uses up the Authorization header"},
 	{"a key that is replaced", withRequest(func(r *http.Request) { r.Header.Set("Authorization", "Bearer of-the-gateway") }), checkKey, "replaces the Authorization header"},
+	{"a scheme that must be Bearer as it is written", withRequest(func(r *http.Request) {
+		if !strings.HasPrefix(r.Header.Get("Authorization"), "Bearer ") {
+			r.Header.Del("Authorization")
+		}
+	}), checkKey, "Authorization: bearer in lower case ... it should be a 200 ... the scheme may have any case"},
+	{"the last of several keys", withRequest(func(r *http.Request) {
+		if keys := r.Header.Values("Authorization"); len(keys) > 0 {
+			r.Header.Set("Authorization", keys[len(keys)-1])
+		}
+	}), checkKey, "a second Authorization ... takes the last Authorization"},
+	{"headers of 4 KiB at most", func(api http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if len(r.Header.Get("Authorization")) > 4<<10 {
+				http.Error(w, "Too large", http.StatusRequestHeaderFieldsTooLarge)
+				return
+			}
+			api.ServeHTTP(w, r)
+		})
+	}, checkKey, "an unknown key of 5 KiB ... 431 ... it should be a 401"},
 	{"an Idempotency-Key that is removed", withRequest(func(r *http.Request) { r.Header.Del("Idempotency-Key") }), checkHeaders, "passes only the request headers on that it knows"},
 	{"a form that is parsed", withRequest(func(r *http.Request) { _ = r.ParseForm() }), checkBody, "middleware has read the body"},
 	{"a body that is logged and lost", withRequest(func(r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }), checkBody, "middleware has read the body"},
@@ -379,6 +398,11 @@ var brokenServices = []struct {
 		}
 		replaceError(w, status, "application/json", body)
 	}), checkErrors, "no key ... 403 ... changes the status of errors"}, plain},
+	{brokenStack{"a scheme that must be Bearer as it is written", withRequest(func(r *http.Request) {
+		if !strings.HasPrefix(r.Header.Get("Authorization"), "Bearer ") {
+			r.Header.Del("Authorization")
+		}
+	}), checkKey, "Authorization: bearer in lower case"}, plain},
 	{brokenStack{"no keep-alives", func(api http.Handler) http.Handler { return api }, checkSilence, "no byte of the response in ... KeepAlive is off"}, silent},
 	{brokenStack{"keep-alives that are removed", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &eventsOnly{unwrapping{w}} }),
 		checkSilence, "the head of the response after ... drops comments"}, probed},
@@ -535,6 +559,7 @@ func TestBrokenServices(t *testing.T) {
 
 // stopsNothing names the stacks whose finding says nothing about what the other checks look at.
 var stopsNothing = []string{
+	"a scheme that must be Bearer as it is written", "the last of several keys", "headers of 4 KiB at most",
 	"a form that is parsed", "a body that is bounded", "a body of which an audit keeps 64 KiB", "a web application firewall",
 	"a body that is decoded and encoded", "a body whose characters are repaired", "a cache that does not know keys",
 }

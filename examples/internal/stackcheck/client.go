@@ -163,7 +163,7 @@ type request struct {
 	path    string
 	body    string
 	chunked bool              // without a Content-Length
-	header  map[string]string // "" removes a header
+	header  map[string]string // "" removes a header; each line is one
 	slow    int               // read only so many bytes, until the answer's resume is called
 	timeout time.Duration     // for all; 0 means 30 s
 }
@@ -309,9 +309,11 @@ func (s *stack) request(ctx context.Context, r request) (*http.Request, error) {
 		req.Header.Set("Content-Type", "application/json")
 	}
 	for name, value := range r.header {
-		req.Header.Set(name, value)
-		if value == "" {
-			req.Header.Del(name)
+		req.Header.Del(name)
+		for line := range strings.SplitSeq(value, "\n") {
+			if line != "" {
+				req.Header.Add(name, line)
+			}
 		}
 	}
 	return req, nil

@@ -150,7 +150,44 @@ func (s *stack) checkKey(ctx context.Context, r *Result) error {
 		r.found(f)
 		return nil
 	}
+	s.checkAuthorization(ctx, r)
 	return nil
+}
+
+// checkAuthorization sends keys as few clients do, and as docs/wire.md says that they may. Some
+// proxies reject two headers, or long ones, so that only the kit sends these.
+func (s *stack) checkAuthorization(ctx context.Context, r *Result) {
+	for _, c := range []struct {
+		what, value string
+		status      int
+		within      bool
+		cause       string
+	}{
+		{"bearer in lower case, two spaces and a valid key", "bearer  " + s.Key, http.StatusOK, false,
+			"middleware looks for the prefix \"Bearer \" as it is written: the scheme may have any case, and more than one space may follow"},
+		{"Bearer and a valid key, and a second Authorization with another", "Bearer " + s.Key + "\nBearer another-key", http.StatusOK, true,
+			"middleware takes the last Authorization, or joins both: the first counts"},
+		{"Bearer and an unknown key of 5 KiB", "Bearer " + strings.Repeat("k", 5<<10), http.StatusUnauthorized, true,
+			"middleware bounds the length of headers or keys; keys that are signed tokens may have up to 8 KiB"},
+	} {
+		if c.within && s.kit == nil {
+			continue
+		}
+		got := s.do(ctx, request{path: "/v1/bots", header: map[string]string{"Authorization": c.value}})
+		isRejected := got.status >= 400 && got.status < 500 && got.status != http.StatusTooManyRequests
+		isRight := got.status == c.status || got.status == http.StatusForbidden && c.status == http.StatusUnauthorized // of which the check of errors says more
+		if isRight || !isRejected {
+			continue
+		}
+		r.found(Finding{
+			Sent:    "GET /v1/bots with Authorization: " + c.what,
+			Arrived: fmt.Sprintf("%s; it should be a %d", got.show("Content-Type"), c.status),
+			Effect:  "clients that write the header in this way are rejected, or do not learn that their key is wrong",
+			Cause:   c.cause,
+			aside:   true,
+		})
+		return
+	}
 }
 
 // attacks are what web application firewalls look for, and what people ask models about.
