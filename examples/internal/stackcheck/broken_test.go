@@ -137,6 +137,11 @@ var brokenStacks = []brokenStack{
 		return &changed{ResponseWriter: w, change: func(h http.Header) { h.Set("X-Request-Id", rand.Text()) }}
 	}), checkHeaders, "the id of the request has arrived ... proxy_hide_header"},
 	{"an ETag that is removed", withHeader("Etag", ""), checkList, "removes ETag"},
+	{"an If-None-Match that is compared as one text", withRequest(func(r *http.Request) {
+		if tags := r.Header.Get("If-None-Match"); strings.Contains(tags, ",") || strings.HasPrefix(tags, "W/") || tags == "*" {
+			r.Header.Del("If-None-Match")
+		}
+	}), checkList, "If-None-Match: \"another\", ... compares If-None-Match as one text"},
 	{"http.TimeoutHandler", func(api http.Handler) http.Handler { return http.TimeoutHandler(api, time.Minute, "too late") }, checkWriter, "http.TimeoutHandler serves the API"},
 	{"a wrapper without Flush and Unwrap", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &logging{w} }), checkWriter, "*stackcheck.logging has neither Flush nor Unwrap"},
 	{"a wrapper with Flush and without Unwrap", wrapping(func(w http.ResponseWriter) http.ResponseWriter { return &flushing{logging{w}} }), checkWriter, "*stackcheck.flushing has no Unwrap"},
@@ -559,6 +564,7 @@ func TestBrokenServices(t *testing.T) {
 
 // stopsNothing names the stacks whose finding says nothing about what the other checks look at.
 var stopsNothing = []string{
+	"an If-None-Match that is compared as one text",
 	"a scheme that must be Bearer as it is written", "the last of several keys", "headers of 4 KiB at most",
 	"a form that is parsed", "a body that is bounded", "a body of which an audit keeps 64 KiB", "a web application firewall",
 	"a body that is decoded and encoded", "a body whose characters are repaired", "a cache that does not know keys",

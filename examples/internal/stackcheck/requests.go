@@ -499,10 +499,34 @@ func (s *stack) checkList(ctx context.Context, r *Result) error {
 		f.Sent, f.Arrived, f.Effect = "HEAD /v1/bots", head.show(), "clients that ask by HEAD whether the list is there fail"
 		f.Cause = "the route allows GET only; mount a whole subtree, without a method"
 	default:
+		s.checkTags(ctx, r, tag)
 		return s.checkCaches(ctx, r, first)
 	}
 	r.found(f)
 	return nil
+}
+
+// checkTags sends If-None-Match in its other forms, which caches use. Proxies may answer them
+// themselves, so that only the kit does.
+func (s *stack) checkTags(ctx context.Context, r *Result, tag string) {
+	if s.kit == nil {
+		return
+	}
+	strong := strings.TrimPrefix(tag, "W/")
+	for _, value := range []string{`"another", ` + strong, "W/" + strong, "*"} {
+		got := s.do(ctx, request{path: "/v1/bots", header: map[string]string{"If-None-Match": value}})
+		if got.status == http.StatusNotModified {
+			continue
+		}
+		r.found(Finding{
+			Sent:    fmt.Sprintf("GET /v1/bots with If-None-Match: %s, where %s is the current one", value, tag),
+			Arrived: got.show("ETag"),
+			Effect:  "caches fetch the complete list each time: they send several tags, and weak ones of compressed responses",
+			Cause:   "middleware sets an ETag of its own, or compares If-None-Match as one text: leave both to the API",
+			aside:   true,
+		})
+		return
+	}
 }
 
 // checkCaches looks for a cache that keeps the list although it may not. The handler gives each
