@@ -211,6 +211,13 @@ var brokenStacks = []brokenStack{
 	{"a Connection header", withHeader("Connection", "keep-alive"), checkStream, "middleware sets Connection"},
 	{"a Content-Length", withHeader("Content-Length", "9999"), checkStream, "Content-Length"},
 	{"a Cache-Control for all responses", withHeader("Cache-Control", "public, max-age=60"), checkList, "rules for caches"},
+	{"a Cache-Control for streams", wrapping(func(w http.ResponseWriter) http.ResponseWriter {
+		return &changed{ResponseWriter: w, change: func(h http.Header) {
+			if h.Get("Content-Type") == "text/event-stream" {
+				h.Set("Cache-Control", "no-cache")
+			}
+		}}
+	}), checkStream, "200, Cache-Control: no-cache, ... without the no-transform"},
 	{"connections that are closed", func(api http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Connection", "close")

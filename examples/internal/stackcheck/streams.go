@@ -104,6 +104,9 @@ func (s *stack) checkStream(ctx context.Context, r *Result) error {
 	case !strings.Contains(p.header.Get("Cache-Control"), "no-cache") && !s.failed[checkList]:
 		f.Arrived, f.Effect = p.show("Cache-Control"), "a proxy or browser may keep, compress or change the stream"
 		f.Cause = "a proxy or middleware sets Cache-Control on all responses"
+	case s.kit != nil && !strings.Contains(p.header.Get("Cache-Control"), "no-transform") && !s.failed[checkList]:
+		f.Arrived, f.Effect = p.show("Cache-Control"), "a proxy or CDN may compress the stream, and collects it for that: "+late
+		f.Cause = "middleware sets Cache-Control on streams, without the no-transform of the handler"
 	case s.kit != nil && p.header.Get("Connection") != "" && !strings.EqualFold(p.header.Get("Connection"), "close"):
 		f.Arrived, f.Effect = p.show("Connection"), "proxies and clients may reject the response: the header belongs to net/http, and HTTP/2 forbids it"
 		f.Cause = "middleware sets Connection on streams, as old examples of server-sent events do"
