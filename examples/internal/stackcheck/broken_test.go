@@ -127,6 +127,15 @@ var brokenStacks = []brokenStack{
 	{"a body that is bounded", func(api http.Handler) http.Handler { return http.MaxBytesHandler(api, 64<<10) }, checkBody, "bounds the body below MaxBodyBytes"},
 	{"a body of which an audit keeps 64 KiB", auditing(64 << 10), checkBody, "the body ends after 65536 bytes of 92 ... io.LimitReader"},
 	{"a body of which an audit keeps 16 KiB", auditing(16 << 10), checkBody, "the body ends after 16384 bytes of 32 ... io.LimitReader"},
+	{"a 406 for clients of streams", func(api http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Accept") == "text/event-stream" {
+				http.Error(w, "JSON only", http.StatusNotAcceptable)
+				return
+			}
+			api.ServeHTTP(w, r)
+		})
+	}, checkBody, "with Accept: text/event-stream ... 406 ... decides by Accept"},
 	{"a body that is decoded and encoded", encodingAgain, checkBody, "an integer of 30 digits as user_id ... str type expected ... decodes bodies and encodes them again"},
 	{"a body whose characters are repaired", withRequest(func(r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -571,6 +580,7 @@ func TestBrokenServices(t *testing.T) {
 
 // stopsNothing names the stacks whose finding says nothing about what the other checks look at.
 var stopsNothing = []string{
+	"a 406 for clients of streams",
 	"an If-None-Match that is compared as one text",
 	"a scheme that must be Bearer as it is written", "the last of several keys", "headers of 4 KiB at most",
 	"a form that is parsed", "a body that is bounded", "a body of which an audit keeps 64 KiB", "a web application firewall",

@@ -18,7 +18,7 @@ import (
 var requestChecks = []check{
 	{name: checkReach, run: (*stack).checkReach, chats: 1},
 	{name: checkKey, needs: []string{checkReach}, run: (*stack).checkKey, chats: 1},
-	{name: checkBody, needs: []string{checkReach, checkKey}, run: (*stack).checkBody, chats: 8 + 1, asks: 1},
+	{name: checkBody, needs: []string{checkReach, checkKey}, run: (*stack).checkBody, chats: 9 + 1, asks: 1},
 	{name: checkErrors, needs: []string{checkReach, checkKey}, run: (*stack).checkErrors, chats: 6},
 	{name: checkHeaders, needs: []string{checkReach, checkKey, checkBody}, probed: true, run: (*stack).checkHeaders, chats: 1, asks: 1},
 	{name: checkList, needs: []string{checkReach, checkKey}, run: (*stack).checkList},
@@ -198,6 +198,7 @@ type bodyCase struct {
 	what, kind    string // kind is the Content-Type
 	body          string
 	chunked       bool
+	accept        string // "": no Accept
 	aside         bool   // no other check sends such a body
 	effect, cause string // of each response but that of the API; "": they depend on the response
 }
@@ -216,6 +217,9 @@ func (s *stack) bodies() []bodyCase {
 		{what: "a body of some bytes", kind: "application/json", body: prompt("Grüße")},
 		{what: "a body of some bytes, with the Content-Type that curl sends", kind: "application/x-www-form-urlencoded", body: prompt("Grüße"), aside: true},
 		{what: "a body without Content-Length", kind: "application/json", body: prompt("Grüße"), chunked: true, aside: true},
+		{what: "a body of some bytes, with Accept: text/event-stream", kind: "application/json", body: prompt("Grüße"), accept: "text/event-stream", aside: true,
+			effect: "clients of streams are rejected, or cannot read errors",
+			cause:  "middleware decides by Accept what may be sent (406): the API ignores it, and replies to these clients with JSON, too"},
 		{what: "a body with lines of attacks", kind: "application/json", body: prompt(attacks), aside: true,
 			effect: "chats about code, web pages or databases fail",
 			cause:  "a web application firewall takes the text of a prompt for an attack: leave the bodies of these paths out of its rules"},
@@ -231,7 +235,7 @@ func (s *stack) bodies() []bodyCase {
 // checkBody sends chats without the field stream: the response says what the API has read.
 func (s *stack) checkBody(ctx context.Context, r *Result) error {
 	for _, c := range s.bodies() {
-		got := s.do(ctx, request{path: "/v1/chat", body: c.body, chunked: c.chunked, header: map[string]string{"Content-Type": c.kind}})
+		got := s.do(ctx, request{path: "/v1/chat", body: c.body, chunked: c.chunked, header: map[string]string{"Content-Type": c.kind, "Accept": c.accept}})
 		if got.isFieldMissing() {
 			continue
 		}
