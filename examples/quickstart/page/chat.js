@@ -55,7 +55,7 @@ function askForKey(problem = "", isForgotten = false) {
   $("app").hidden = true;
   $("key-view").hidden = false;
   $("key").value = "";
-  $("key-elsewhere").hidden = isForgotten || problem !== "" || (location.hash === "" && store.conversations().length === 0);
+  $("key-elsewhere").hidden = store.isBlocked || isForgotten || problem !== "" || (location.hash === "" && store.conversations().length === 0);
   showKeyProblem(problem);
 }
 
@@ -76,7 +76,7 @@ $("key-form").addEventListener("submit", (event) => {
 
 // offerToKeep offers to keep the key in the browser. With the printed link, the
 // form that offers it is never shown.
-const offerToKeep = () => { $("keep-offer").hidden = store.keepsKey; };
+const offerToKeep = () => { $("keep-offer").hidden = store.keepsKey || store.isBlocked; };
 
 $("keep-now").addEventListener("click", () => {
   store.keepKey(store.key, true);
@@ -145,6 +145,7 @@ async function start() {
   noteOnBots();
   showFromAddress();
   resumeAll();
+  if (store.isBlocked) announce(hint);
 }
 
 // resumeAll continues the answers that were in progress when the page was closed.
@@ -447,11 +448,16 @@ function ended({ id, bot, turns }, { turn, error, stopped, isNew, fate }) {
   const trouble = error && troubleWith(turn, turn === turns.at(-1));
   const said = trouble ? `${trouble.title} ${trouble.advice}` : stopped ? "Stopped." : `${bot.name}: ${spoken(withoutThought(turn.answer))}`;
   announce(`${said} ${room[fate] ?? ""}`.trim());
-  $("composer-hint").classList.toggle("warning", fate !== "kept");
+  showRoom(fate);
+}
+
+// showRoom says below the composer what the browser does not keep. Otherwise, it has a hint there.
+function showRoom(fate) {
+  $("composer-hint").classList.toggle("warning", store.isBlocked || fate !== "kept");
   $("composer-hint").textContent = room[fate] ?? hint;
 }
 
-const hint = $("composer-hint").textContent;
+const hint = $(store.isBlocked ? "key-unstored" : "composer-hint").textContent;
 
 const room = {
   "no room": "This browser has no room left: it will forget this conversation.",
@@ -780,6 +786,9 @@ store.watch({
   themed: showTheme,
 });
 
+$("keep-choice").hidden = store.isBlocked;
+$("key-unstored").hidden = !store.isBlocked;
+showRoom("kept");
 showTheme();
 takeKeyFromAddress();
 start();

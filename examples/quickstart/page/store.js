@@ -1,7 +1,8 @@
 // Everything that the browser keeps. It keeps the key until the tab is closed or,
 // if the user wants that, until it is forgotten. It keeps conversations and drafts
 // until somebody deletes them; without room, the oldest conversations are deleted.
-// All tabs share the conversations.
+// All tabs share the conversations. If the browser stores nothing, all this lasts until
+// the page is closed.
 //
 // A conversation is {id, bot, name, slug, changed, title, settings, turns}, with the
 // bot's uid, its name and slug for when it is gone, and when the user last asked
@@ -27,6 +28,7 @@ const permanent = "localStorage";
 
 const keyName = "botapi.key";
 const forgottenName = "botapi.forgotten"; // is written only to tell other tabs
+const probeName = "botapi.probe"; // is written only to try a store
 const themeName = "botapi.theme"; // also in theme.js
 const placeName = "botapi.place";
 const chatPrefix = "botapi.chat.";
@@ -58,6 +60,11 @@ export const store = {
     write(passing, keyName, "");
     write(permanent, keyName, "");
     if (inAllTabs) ["yes", ""].forEach((text) => write(permanent, forgottenName, text));
+  },
+
+  // isBlocked reports whether the browser stores nothing.
+  get isBlocked() {
+    return !(stores[permanent] instanceof Storage);
   },
 
   // place is the hash of the chat page's address when this tab was there last.
@@ -270,13 +277,33 @@ function writeWithin(name, text) {
 
 // ---- The browser's stores ----
 
-// A browser may block storage, or have no room left: these functions do what they
-// can. They take the names of the storages, since even reading
-// window.localStorage may throw.
+// In memory, a text is kept as in a store of the browser: as a property with its name.
+const memory = {
+  getItem(name) { return this[name]; },
+  setItem(name, text) { this[name] = text; },
+  removeItem(name) { delete this[name]; },
+};
+
+const stores = Object.fromEntries([passing, permanent].map((storage) => [storage, storeOf(storage)]));
+
+// storeOf returns a store of the browser. If the browser blocks it, so that even reading
+// window.localStorage may throw, or has no room for anything, memory takes its place.
+function storeOf(storage) {
+  try {
+    const store = window[storage];
+    if (store.length === 0) store.setItem(probeName, "yes");
+    store.removeItem(probeName);
+    return store;
+  } catch {
+    return Object.create(memory);
+  }
+}
+
+// The browser may have no room left: these functions do what they can.
 
 function read(storage, name) {
   try {
-    return window[storage].getItem(name) ?? "";
+    return stores[storage].getItem(name) ?? "";
   } catch {
     return "";
   }
@@ -284,8 +311,8 @@ function read(storage, name) {
 
 function write(storage, name, text) {
   try {
-    if (text) window[storage].setItem(name, text);
-    else window[storage].removeItem(name);
+    if (text) stores[storage].setItem(name, text);
+    else stores[storage].removeItem(name);
     return true;
   } catch {
     return false;
@@ -294,7 +321,7 @@ function write(storage, name, text) {
 
 function namesWith(prefix) {
   try {
-    return Object.keys(window[permanent]).filter((name) => name.startsWith(prefix));
+    return Object.keys(stores[permanent]).filter((name) => name.startsWith(prefix));
   } catch {
     return [];
   }

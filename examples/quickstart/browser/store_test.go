@@ -1,0 +1,88 @@
+package browser
+
+import (
+	"testing"
+
+	"example.com/botapi"
+	"github.com/chromedp/cdproto/page"
+	"github.com/chromedp/chromedp"
+	"github.com/matryer/is"
+)
+
+const storesNothing = "This browser stores nothing: the key and your conversations are gone when you reload or close this page."
+
+// TestNothingIsStored blocks storage in the ways in which browsers do. The pages work as long as they are open, and say
+// what is gone after that.
+func TestNothingIsStored(t *testing.T) {
+	for name, block := range map[string]string{
+		"blocked":         `for (const name of ["localStorage", "sessionStorage"]) Object.defineProperty(window, name, { get() { throw new DOMException("denied", "SecurityError"); } })`,
+		"missing":         `for (const name of ["localStorage", "sessionStorage"]) Object.defineProperty(window, name, { value: null })`,
+		"without room":    `Storage.prototype.setItem = () => { throw new DOMException("full", "QuotaExceededError"); }`,
+		"without methods": `for (const name of ["getItem", "setItem", "removeItem"]) Storage.prototype[name] = () => { throw new DOMException("denied", "SecurityError"); }`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := is.New(t)
+			bot := new(moody)
+			address := startService(t, botapi.Options{Engine: bot}, nil).URL
+			tab := newTab(t)
+			_, err := chromedp.Call(tab.ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: block})
+			is.NoErr(err)
+			link := address + "/#key=" + key + "&bot=bo"
+			tab.open(link)
+			tab.wait(`document.querySelector("#announcement").textContent === ` + quoted(storesNothing))
+			is.Equal(tab.text("#composer-hint"), storesNothing)
+			is.True(evaluate[bool](tab, `document.querySelector("#keep-offer").hidden`))
+			is.Equal(tab.text("#chat-name"), "Bo")
+			tab.say("one")
+			tab.waitForAnswer()
+			is.Equal(tab.text("#announcement"), "Bo: Answer 1") // it says the other once
+			is.Equal(tab.text("#composer-hint"), storesNothing)
+			tab.newChat()
+			tab.write("a draft")
+			tab.click(".conversation-item a")
+			tab.wait(`document.activeElement?.id === "message" && document.querySelectorAll(".user").length === 1`)
+			tab.say("two")
+			tab.waitForAnswer()
+			is.Equal(bot.last(), []botapi.ChatMessage{user("one"), assistant("Answer 1"), user("two")})
+			tab.click("#new-chat")
+			tab.wait(`document.querySelector("#message").value === "a draft"`)
+			is.Equal(tab.titles(), []string{"one"})
+			tab.click("#theme")
+			is.Equal(evaluate[string](tab, "document.documentElement.dataset.theme"), "light")
+
+			tab.do(chromedp.Reload())
+			tab.see("#key")
+			is.Equal(tab.text("#key-unstored"), storesNothing)
+			is.True(!evaluate[bool](tab, `document.querySelector("#key-elsewhere").checkVisibility() || document.querySelector("#keep-key").checkVisibility()`))
+			tab.write("wrong")
+			tab.enter()
+			tab.wait(`document.querySelector("#key-problem").textContent === "The server did not accept this key."`)
+			tab.write(key)
+			tab.enter()
+			tab.see(".bot")
+			is.Equal(tab.titles(), []string{})
+			tab.click("#forget-key")
+			tab.click("#forget-now")
+			tab.see("#key")
+			tab.open(link) // on the same page
+			tab.see(".bot")
+			tab.do(chromedp.Reload())
+			tab.see("#key")
+			tab.open(link)
+			tab.see(".bot")
+
+			for _, path := range []string{"/docs", "/docs/operating.md"} {
+				tab.open(address + path)
+				tab.see("main h1")
+			}
+			tab.open(address + "/docs")
+			tab.see("#chat .trial-key")
+			tab.do(chromedp.Focus(chromedp.CSS("#chat .trial-key input")))
+			tab.write(key)
+			tab.enter()
+			tab.wait(`document.querySelector("#chat .trial-key").hidden`)
+			tab.click("#chat .send")
+			tab.wait(`document.querySelector("#chat .answer").textContent.includes("Answer 3")`)
+		})
+	}
+}
