@@ -86,3 +86,52 @@ func TestNothingIsStored(t *testing.T) {
 		})
 	}
 }
+
+// TestInstructionsBeforeTheFirstMessage reloads the page between the instructions and the first message. A change of
+// conversation keeps the instructions, too, and later conversations do not have them.
+func TestInstructionsBeforeTheFirstMessage(t *testing.T) {
+	is := is.New(t)
+	bot, tab := talkToMoody(t, botapi.Options{})
+	const isSet = `document.querySelector("#menu-button").matches(".set")`
+	instruct := func() {
+		tab.click("#menu-button")
+		tab.click("#set")
+		tab.write("Be brief.")
+		tab.click("#settings-dialog .primary")
+		tab.wait(isSet)
+	}
+	reload := func() {
+		tab.do(chromedp.Reload())
+		tab.wait(`document.activeElement?.id === "message"`)
+	}
+	instruct()
+	reload()
+	is.True(evaluate[bool](tab, isSet))
+	tab.say("one")
+	tab.waitForAnswer()
+	is.Equal(bot.last(), []botapi.ChatMessage{{Role: botapi.RoleSystem, Content: "Be brief."}, user("one")})
+
+	tab.newChat()
+	is.True(!evaluate[bool](tab, isSet))
+	instruct()
+	tab.click(`.bot[href="#bot=bo"]`)
+	tab.wait("!" + isSet)
+	tab.click(`.conversation-item a`)
+	tab.wait(`document.querySelectorAll(".user").length === 1`)
+	tab.say("two") // in another conversation with the same bot
+	tab.waitForAnswer()
+	tab.newChat()
+	tab.wait(isSet)
+	reload()
+	tab.say("three")
+	tab.waitForAnswer()
+	is.Equal(bot.last(), []botapi.ChatMessage{{Role: botapi.RoleSystem, Content: "Be brief."}, user("three")})
+
+	tab.clear()
+	reload()
+	is.True(evaluate[bool](tab, isSet))
+	tab.click("#delete-all")
+	tab.click("#delete-now")
+	tab.wait("!" + isSet)
+	is.Equal(evaluate[int](tab, "localStorage.length"), 0)
+}

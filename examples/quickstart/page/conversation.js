@@ -44,6 +44,7 @@ export class Conversation extends EventTarget {
     Object.assign(this, { bot, id, title, settings, turns });
     this.#service = service;
     this.#isStored = store.has(id);
+    if (this.isEmpty) this.settings = store.settings(bot.uid);
   }
 
   get answering() {
@@ -61,7 +62,8 @@ export class Conversation extends EventTarget {
   // set changes the title or the settings.
   set(changes) {
     Object.assign(this, changes);
-    store.rename(this);
+    if (this.isEmpty) store.keepSettings(this.bot.uid, this.settings);
+    else store.rename(this);
     this.#emit("change");
   }
 
@@ -296,7 +298,9 @@ export class Conversation extends EventTarget {
     this.#keepTurn(hasMore ? { ...turn, answer: text, state: "partial", stopped: false } : turn);
   }
 
+  // keepAll stores all turns. The settings of an empty conversation are those of the bot's next one.
   #keepAll(changed) {
+    if (this.isEmpty || !this.#isStored) store.keepSettings(this.bot.uid, this.isEmpty ? this.settings : {});
     this.#fate = store.keep(this, this.turns, changed);
     this.isDeleted = false;
     this.#isStored = store.has(this.id);

@@ -33,6 +33,7 @@ const themeName = "botapi.theme"; // also in theme.js
 const placeName = "botapi.place";
 const chatPrefix = "botapi.chat.";
 const draftPrefix = "botapi.draft.";
+const settingsPrefix = "botapi.settings.";
 const unseenName = "botapi.unseen"; // the ids, separated by spaces
 
 // Browsers have room for about five million characters per origin.
@@ -159,9 +160,13 @@ export const store = {
     write(permanent, draftPrefix + id, text);
   },
 
+  // settings returns the settings of a bot's conversation before its first message.
+  settings: (uid) => settingsOf(parse(read(permanent, settingsPrefix + uid)) ?? {}),
+  keepSettings: (uid, settings) => write(permanent, settingsPrefix + uid, Object.keys(settings).length > 0 ? JSON.stringify(settings) : ""),
+
   // deleteConversations deletes all conversations and drafts.
   deleteConversations() {
-    [chatPrefix, draftPrefix, unseenName].flatMap(namesWith).forEach(erase);
+    [chatPrefix, draftPrefix, settingsPrefix, unseenName].flatMap(namesWith).forEach(erase);
   },
 
   // watch calls changed with the id of each conversation that another tab has
