@@ -1,6 +1,7 @@
 package browser
 
 import (
+	"strings"
 	"testing"
 
 	"example.com/botapi"
@@ -134,4 +135,75 @@ func TestInstructionsBeforeTheFirstMessage(t *testing.T) {
 	tab.click("#delete-now")
 	tab.wait("!" + isSet)
 	is.Equal(evaluate[int](tab, "localStorage.length"), 0)
+}
+
+// TestEditSurvivesAReload reloads the page while a message is edited. The edit goes on where it was, beside the draft.
+func TestEditSurvivesAReload(t *testing.T) {
+	is := is.New(t)
+	bot, tab := talkToMoody(t, botapi.Options{})
+	tab.do(chromedp.EmulateViewport(1280, 500))
+	for _, message := range []string{"one", strings.Repeat("two\n", 60) + "two"} {
+		tab.wait(`document.activeElement?.id === "message"`)
+		tab.write(message)
+		tab.enter()
+		tab.see(".assistant:last-child .regenerate")
+	}
+	tab.write("a draft")
+	const value = `document.querySelector("#message").value`
+	evaluate[any](tab, `document.querySelector(".user .edit").click(); null`)
+	tab.wait(value + ` === "one"`)
+	tab.write(" and a half")
+	isEditing := func(text string) {
+		tab.wait(`!document.querySelector("#editing").hidden && ` + value + ` === ` + quoted(text))
+		is.Equal(tab.texts(".edited .text"), []string{"one"})
+		tab.wait(`document.querySelector(".edited").getBoundingClientRect().top >= document.querySelector("#scroller").getBoundingClientRect().top - 1`)
+	}
+	tab.do(chromedp.Reload())
+	tab.wait(`document.activeElement?.id === "message"`)
+	isEditing("one and a half")
+	tab.click(`.bot[href="#bot=bo"]`)
+	tab.wait(`document.querySelector("#chat-name").textContent === "Bo"`)
+	is.Equal(evaluate[string](tab, value), "")
+	tab.do(chromedp.Reload()) // while another conversation is on show
+	tab.click(`.conversation-item a`)
+	isEditing("one and a half")
+
+	tab.click(".conversation-item .delete")
+	tab.wait(value + ` === ""`)
+	is.True(!evaluate[bool](tab, `JSON.stringify(localStorage).includes("and a half")`))
+	tab.click(".deleted .restore")
+	isEditing("one and a half")
+	tab.do(chromedp.Reload())
+	isEditing("one and a half")
+
+	tab.click("#cancel-editing")
+	is.Equal(evaluate[string](tab, value), "a draft")
+	tab.do(chromedp.Reload())
+	tab.wait(value + ` === "a draft"`)
+	is.True(evaluate[bool](tab, `document.querySelector("#editing").hidden`))
+
+	evaluate[any](tab, `document.querySelector(".user .edit").click(); null`)
+	tab.wait(value + ` === "one"`)
+	tab.do(chromedp.Reload())
+	isEditing("one")
+	tab.wait(`document.activeElement?.id === "message"`)
+	tab.write("!")
+	tab.enter()
+	tab.see(".assistant:last-child .regenerate")
+	is.Equal(bot.last(), []botapi.ChatMessage{user("one!")})
+	tab.do(chromedp.Reload())
+	tab.wait(value + ` === "a draft"`)
+
+	evaluate[any](tab, `document.querySelector(".user .edit").click(); null`)
+	tab.wait(value + ` === "one!"`)
+	tab.do(chromedp.Reload())
+	tab.wait(`!document.querySelector("#editing")?.hidden && ` + value + ` === "one!"`)
+	second := tab.another()
+	second.open(evaluate[string](tab, "location.origin") + "/#key=" + key)
+	second.click("#delete-all")
+	second.click("#delete-now")
+	tab.see(".cleared")
+	tab.do(chromedp.Reload())
+	tab.wait(value + ` === "a draft"`)
+	is.Equal(evaluate[[]string](tab, "Object.keys(localStorage)"), []string{"botapi.draft." + ada.UID})
 }

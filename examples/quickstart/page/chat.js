@@ -345,7 +345,16 @@ function show(bot, id) {
   scroller.show(chat.view.element, chat.position);
   chat.conversation.resume();
   showProgress();
+  resumeEditing();
   focusChat();
+}
+
+// resumeEditing goes on with an edit that was in progress when the page was closed.
+function resumeEditing() {
+  const { id, turns } = chat.conversation;
+  const kept = store.edit(id);
+  const turn = turns.find((each) => each.id === kept?.turn);
+  if (turn && !chat.editing) edit(turn, kept.text);
 }
 
 // focusChat focuses the composer. On a narrow screen it focuses the bot's name
@@ -563,11 +572,11 @@ $("message").addEventListener("input", composed);
 
 // edit puts a message of the user back into the composer. Sending it replaces the
 // message and everything after it.
-function edit(turn) {
+function edit(turn, text = turn.question) {
   chat.editing ??= { turn, draft: "", before: $("message").value };
   chat.editing.turn = turn;
   chat.view.markEdited(turn);
-  compose(turn.question);
+  compose(text);
   $("editing").hidden = false;
   $("message").focus();
   announce("Editing your message. Escape cancels.");
@@ -578,6 +587,7 @@ function finishEditing() {
   compose(chat.editing.before);
   $("editing").hidden = true;
   chat.editing = null;
+  store.keepEdit(chat.conversation.id, "");
   chat.view.markEdited(null);
 }
 
@@ -586,11 +596,12 @@ $("cancel-editing").addEventListener("click", () => {
   $("message").focus();
 });
 
-// keepDraft stores the text of the composer until its conversation is on show
-// again.
+// keepDraft stores the text of the composer, also of an edit, until its conversation is on
+// show again.
 function keepDraft() {
   if (!chat) return;
   if (chat.editing) chat.editing.draft = $("message").value;
+  if (chat.editing && !chat.conversation.isEmpty) store.keepEdit(chat.conversation.id, { turn: chat.editing.turn.id, text: chat.editing.draft });
   store.keepDraft(draftName(), chat.editing ? chat.editing.before : $("message").value);
 }
 

@@ -34,6 +34,7 @@ const placeName = "botapi.place";
 const chatPrefix = "botapi.chat.";
 const draftPrefix = "botapi.draft.";
 const settingsPrefix = "botapi.settings.";
+const editPrefix = "botapi.edit.";
 const unseenName = "botapi.unseen"; // the ids, separated by spaces
 
 // Browsers have room for about five million characters per origin.
@@ -138,7 +139,7 @@ export const store = {
 
   // remove deletes a conversation, and returns a function that restores it.
   remove(id) {
-    const kept = [chatPrefix + id, draftPrefix + id].map((name) => [name, read(permanent, name)]);
+    const kept = [chatPrefix, draftPrefix, editPrefix].map((prefix) => prefix + id).map((name) => [name, read(permanent, name)]);
     const wasUnseen = this.unseen().includes(id);
     kept.forEach(([name]) => erase(name));
     this.see(id);
@@ -164,9 +165,13 @@ export const store = {
   settings: (uid) => settingsOf(parse(read(permanent, settingsPrefix + uid)) ?? {}),
   keepSettings: (uid, settings) => write(permanent, settingsPrefix + uid, Object.keys(settings).length > 0 ? JSON.stringify(settings) : ""),
 
+  // edit returns {turn, text}, the id of the turn that is being edited in a conversation, and its new text so far.
+  edit: (id) => parse(read(permanent, editPrefix + id)),
+  keepEdit: (id, edit) => write(permanent, editPrefix + id, edit && JSON.stringify(edit)),
+
   // deleteConversations deletes all conversations and drafts.
   deleteConversations() {
-    [chatPrefix, draftPrefix, settingsPrefix, unseenName].flatMap(namesWith).forEach(erase);
+    [chatPrefix, draftPrefix, settingsPrefix, editPrefix, unseenName].flatMap(namesWith).forEach(erase);
   },
 
   // watch calls changed with the id of each conversation that another tab has
