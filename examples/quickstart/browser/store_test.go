@@ -1,6 +1,7 @@
 package browser
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -206,4 +207,38 @@ func TestEditSurvivesAReload(t *testing.T) {
 	tab.do(chromedp.Reload())
 	tab.wait(value + ` === "a draft"`)
 	is.Equal(evaluate[[]string](tab, "Object.keys(localStorage)"), []string{"botapi.draft." + ada.UID})
+}
+
+// TestDeletedForRoom checks that conversations that are deleted for want of room leave the list, also if this tab has
+// shown them. The one on show and one that is being answered stay, although they are the oldest.
+func TestDeletedForRoom(t *testing.T) {
+	is := is.New(t)
+	bot, tab := talkToMoody(t, botapi.Options{})
+	tab.say("wait")
+	tab.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
+	evaluate[any](tab, fmt.Sprintf(`for (let i = 0; i < 10; i++) {
+		const answer = "x".repeat(i < 2 ? 10 : 499_000);
+		localStorage.setItem("botapi.chat.old" + i, JSON.stringify({ bot: %q, changed: Date.now() + i + 1, turns: [{ id: "t", question: "old " + i, answer, state: "whole" }] }));
+	}
+	dispatchEvent(new StorageEvent("storage", { key: null })); null`, bo.UID))
+	address := evaluate[string](tab, "location.origin") + "/#bot=bo&chat="
+	for _, id := range []string{"old1", "old0"} {
+		tab.open(address + id)
+		tab.wait(`document.querySelector(".user .text")?.textContent.replace(" ", "") === ` + quoted(id))
+	}
+	is.Equal(tab.titles(), []string{"wait", "old 9", "old 8", "old 7", "old 6", "old 5", "old 4", "old 3", "old 2", "old 1", "old 0"})
+	tab.importFile(fmt.Sprintf(`{"bot":{"uid":%q,"slug":"ada","name":"Ada"},"messages":[{"role":"user","content":"imported"},{"role":"assistant","content":%q,"complete":true}]}`, ada.UID, strings.Repeat("x ", 5000)))
+	tab.wait(`document.querySelector(".user .text")?.textContent === "imported"`)
+	is.Equal(tab.text("#announcement"), "This browser had no room left: your oldest conversations are deleted.")
+	is.Equal(tab.titles()[:2], []string{"imported", "wait"})
+	tab.click(`.bot[href="#bot=bo"]`) // which leads to the one that was on show
+	tab.wait(`document.querySelector(".user .text")?.textContent === "old 0"`)
+	is.Equal(tab.titles(), []string{"imported", "wait", "old 9", "old 8", "old 7", "old 6", "old 5", "old 4", "old 3", "old 0"})
+	tab.open(address + "old1")
+	tab.wait(`document.querySelectorAll(".user").length === 0`)
+	close(bot.gate)
+	tab.wait(`document.querySelector(".bot .state").textContent === "has a new answer"`)
+	tab.do(chromedp.Reload())
+	tab.see(".conversation-item")
+	is.Equal(tab.titles(), []string{"imported", "wait", "old 9", "old 8", "old 7", "old 6", "old 5", "old 4", "old 3", "old 0"})
 }

@@ -233,13 +233,18 @@ function deleteConversation({ id, bot, title, changed }, isByKey) {
   if (isOnShow) leave();
   deletions.set(id, { bot: uid, name, slug, title, changed, isOnShow, chat: kept, restore: store.remove(id) });
   if (deletions.size > mostDeletions) deletions.delete(deletions.keys().next().value);
-  chats.delete(id);
-  if (lastChat.get(uid) === id) lastChat.delete(uid);
+  dropChat(id);
   if (isOnShow) go(addressOf(bot));
   else drawList();
   announce("The conversation is deleted.");
   if (isByKey) focusItem(bot, id, ".restore");
   else if (chat) focusChat(); // what is typed next is a message
+}
+
+function dropChat(id) {
+  const uid = chats.get(id)?.conversation.bot.uid;
+  chats.delete(id);
+  if (lastChat.get(uid) === id) lastChat.delete(uid);
 }
 
 function restoreConversation({ id, bot }) {
@@ -795,6 +800,11 @@ store.watch({
     if (!$("app").hidden) drawList();
   },
   themed: showTheme,
+  isInUse: (id) => id === chat?.conversation.id || chats.get(id)?.conversation.answering,
+  evicted(id) {
+    dropChat(id);
+    drawList();
+  },
 });
 
 $("keep-choice").hidden = store.isBlocked;

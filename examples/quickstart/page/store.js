@@ -22,6 +22,7 @@
 // after, which may be missing, see versions.js.
 
 import { everyTurn } from "./versions.js";
+import { isFresh } from "./resuming.js";
 
 const passing = "sessionStorage";
 const permanent = "localStorage";
@@ -40,6 +41,8 @@ const unseenName = "botapi.unseen"; // the ids, separated by spaces
 // Browsers have room for about five million characters per origin.
 const mostConversations = 200;
 const mostCharacters = 4_000_000;
+
+const page = { isInUse: () => false, evicted: () => {} }; // see watch
 
 export const store = {
   get key() {
@@ -179,8 +182,11 @@ export const store = {
   // keeps a key for all tabs, or, with true, forgets the key. It calls drafted with the id
   // of a draft that another tab has changed, and with its text before and after that, and
   // missed when another tab has changed which conversations have unseen answers, and themed
-  // when it has chosen another theme.
-  watch({ changed, keyChanged, drafted, missed, themed }) {
+  // when it has chosen another theme. isInUse reports whether this tab shows or answers a
+  // conversation, which is then not deleted for want of room; evicted is called with the id of
+  // each that this tab deletes for that reason.
+  watch({ changed, keyChanged, drafted, missed, themed, isInUse, evicted }) {
+    Object.assign(page, { isInUse, evicted });
     addEventListener("storage", ({ key, oldValue, newValue }) => {
       if (newValue && removed.has(key) && removed.get(key) === firstTurn(newValue)) write(permanent, key, "");
       if (key === null) changed();
@@ -261,28 +267,30 @@ export function titleOf({ title }, turns) {
 }
 
 // writeWithin stores a conversation. To stay within the limits above and that of
-// the browser, it deletes the oldest ones.
+// the browser, it deletes the oldest ones that nobody needs now.
 function writeWithin(name, text) {
   if (text.length > mostCharacters) return "no room";
-  const others = store.conversations().map(({ id }) => id).filter((id) => chatPrefix + id !== name); // the oldest last
+  const others = store.conversations().filter(({ id }) => chatPrefix + id !== name);
+  const old = others.filter(({ id, pending }) => !page.isInUse(id) && !(pending && isFresh(pending))).map(({ id }) => id); // the oldest last
   const size = (id) => read(permanent, chatPrefix + id).length;
-  let rest = mostCharacters - text.length - others.reduce((sum, id) => sum + size(id), 0);
-  const restore = [];
+  let rest = mostCharacters - text.length - others.reduce((sum, { id }) => sum + size(id), 0);
+  const evicted = new Map(); // functions that restore conversations, by id
   const evict = () => {
-    const id = others.pop();
+    const id = old.pop();
     rest += size(id);
-    restore.push(store.remove(id));
+    evicted.set(id, store.remove(id));
   };
-  while (rest < 0 || others.length >= mostConversations) evict();
+  while (old.length > 0 && (rest < 0 || others.length - evicted.size >= mostConversations)) evict();
   const enough = rest + text.length;
-  while (!write(permanent, name, text)) { // the browser has less room than expected
-    if (rest >= enough || others.length === 0) {
-      restore.forEach((put) => put());
+  while (rest < 0 || !write(permanent, name, text)) { // the browser has less room than expected
+    if (rest >= enough || old.length === 0) {
+      evicted.forEach((restore) => restore());
       return "no room";
     }
     evict();
   }
-  return restore.length > 0 ? "made room" : "kept";
+  evicted.forEach((_, id) => page.evicted(id));
+  return evicted.size > 0 ? "made room" : "kept";
 }
 
 // ---- The browser's stores ----
