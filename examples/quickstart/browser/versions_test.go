@@ -159,6 +159,47 @@ func TestVersionsOfAQuestion(t *testing.T) {
 	is.Equal(tab.answers(), []string{"Answer 1", "Answer 2", "Answer 3"})
 }
 
+// TestVersionsOfBoth regenerates an earlier version of a question. A question keeps its number,
+// and the way back leads to the answer that was on show last.
+func TestVersionsOfBoth(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	tab.say("tired")
+	tab.seeLast("Answer 1")
+	tab.click(".user .edit")
+	evaluate[any](tab, `document.querySelector("#message").value = ""; null`)
+	tab.say("happy")
+	tab.seeLast("Answer 2")
+	tab.click(".user .earlier")
+	tab.seeLast("Answer 1")
+	tab.click(".message:last-child .regenerate")
+	tab.seeLast("Answer 3")
+	is.Equal(tab.versions(), []string{"1 / 2", "2 / 2"})
+	is.True(evaluate[bool](tab, `document.querySelector(".user .earlier").disabled`))
+
+	toHappyAndBack := func(answer string) {
+		tab.click(".user .later")
+		tab.seeLast("Answer 2")
+		is.Equal(tab.texts(".user .text"), []string{"happy"})
+		is.Equal(tab.versions(), []string{"2 / 2"})
+		tab.click(".user .earlier")
+		tab.seeLast(answer)
+		is.Equal(tab.texts(".user .text"), []string{"tired"})
+	}
+	toHappyAndBack("Answer 3")
+	tab.click(".assistant .earlier")
+	tab.seeLast("Answer 1")
+	is.Equal(tab.versions(), []string{"1 / 2", "1 / 2"})
+	toHappyAndBack("Answer 1")
+	tab.do(chromedp.Reload())
+	tab.seeLast("Answer 1")
+	toHappyAndBack("Answer 1")
+	tab.click(".assistant .later")
+	tab.seeLast("Answer 3")
+	is.Equal(tab.texts(".user .text"), []string{"tired"})
+	is.Equal(tab.versions(), []string{"1 / 2", "2 / 2"})
+}
+
 // TestVersionsInTwoTabs begins another version in one tab, and chooses one in another.
 func TestVersionsInTwoTabs(t *testing.T) {
 	is := is.New(t)
@@ -231,6 +272,8 @@ func TestVersionsInAFile(t *testing.T) {
 	tab.say("two")
 	tab.seeLast("Answer 3")
 	tab.click(".user .earlier")
+	tab.seeLast("Answer 2") // which was on show
+	tab.click(".assistant .earlier")
 	tab.seeLast("Answer 1")
 	saved := tab.saved("#save-json")
 	_, file, _ := strings.Cut(saved, " application/json ")

@@ -10,7 +10,7 @@
 // are {system, temperature, max_tokens}: a system message and parameters of each request,
 // if they are set. A turn is a question of the user and its answer:
 //
-//   {id, question, answer, state: "none" | "partial" | "whole", leftOut, stopped, failure, pending, before, after}
+//   {id, question, answer, state: "none" | "partial" | "whole", leftOut, stopped, failure, pending, before, after, seen}
 //
 // The state is "none" without an answer, "whole" for a complete one. A turn that is
 // left out is not sent any more. The failure is null or {title, advice, requestID,
@@ -18,8 +18,8 @@
 // before another attempt, and the time when they have passed. While the answer is
 // in progress, or if it may be continued after a failure, pending is {key, heard,
 // kept}: its Idempotency-Key, the time when something last arrived, and whether the
-// service has said that it keeps the answer (false: not yet). Otherwise it is null. For before and
-// after, which may be missing, see versions.js.
+// service has said that it keeps the answer (false: not yet). Otherwise it is null. For before,
+// after and seen, which may be missing, see versions.js.
 
 import { everyTurn } from "./versions.js";
 import { isFresh } from "./resuming.js";

@@ -1,6 +1,7 @@
 // The versions of a conversation. Where it branches, a turn has those that are not on
 // show: {before, after}, the older and the newer ones, each an array of that turn's
-// replacement and all that follows it.
+// replacement and all that follows it. A turn that has been replaced has seen: when it was
+// on show last.
 
 // everyTurn yields the turns of all versions.
 export function* everyTurn(turns) {
@@ -37,19 +38,22 @@ export function versionWith(turns, isWanted) {
 
 function versionsAt(turns, at) {
   const [{ before = [], after = [], ...turn }, ...rest] = turns.slice(at);
-  return [...before, [turn, ...rest], ...after];
+  return [...before, [{ ...turn, seen: Date.now() }, ...rest], ...after];
 }
 
 // choicesOf returns, for the question of a turn and for its answer, the indexes of all
-// versions to choose from and the place of the one on show among them.
+// versions to choose from and the place of the one on show among them. Of another question,
+// that is the version that was on show last.
 export function choicesOf({ question, before = [], after = [] }) {
-  const questions = [...before.map(([turn]) => turn.question), question, ...after.map(([turn]) => turn.question)];
-  const among = (isChoice) => {
-    const all = [...questions.keys()].filter((i) => i === before.length || isChoice(i));
-    return { all, shown: all.indexOf(before.length) };
-  };
+  const turns = [...before.map(([turn]) => turn), { question, seen: Infinity }, ...after.map(([turn]) => turn)];
+  const latest = new Map(); // by question, in the order in which they were asked first
+  turns.forEach((turn, i) => {
+    const seen = turns[latest.get(turn.question)]?.seen ?? 0;
+    if ((turn.seen ?? 0) >= seen) latest.set(turn.question, i);
+  });
+  const among = (all) => ({ all, shown: all.indexOf(before.length) });
   return {
-    question: among((i) => questions[i] !== question && questions.indexOf(questions[i]) === i),
-    answer: among((i) => questions[i] === question),
+    question: among([...latest.values()]),
+    answer: among([...turns.keys()].filter((i) => turns[i].question === question)),
   };
 }
