@@ -112,6 +112,56 @@ func TestSearch(t *testing.T) {
 	tab.wait(`document.querySelector("#not-found").hidden`)
 }
 
+// TestSearchWords finds conversations that have all the words, in any order and anywhere: in
+// their names and messages. Case and accents do not matter.
+func TestSearchWords(t *testing.T) {
+	is := is.New(t)
+	_, tab := talkToMoody(t, botapi.Options{})
+	tab.say("Bananas are yellow")
+	tab.seeLast("Answer 1")
+	tab.click(".message:last-child .regenerate")
+	tab.seeLast("Answer 2")
+	tab.say("Lemons are sour")
+	tab.seeLast("Answer 3")
+	tab.newChat()
+	tab.say("Apples are red")
+	tab.seeLast("Answer 4")
+	tab.rename("Ünïcode näme")
+	for words, titles := range map[string][]string{
+		"bananas yellow":       {"Bananas are yellow"},
+		"yellow  bananas":      {"Bananas are yellow"},
+		"sour YÉLLOW 3":        {"Bananas are yellow"},
+		"are":                  {"Ünïcode näme", "Bananas are yellow"},
+		"unicode name":         {"Ünïcode näme"},
+		"NÄME red":             {"Ünïcode näme"},
+		"U\u0308nicode apples": {"Ünïcode näme"},
+		"bananas red":          {},
+	} {
+		tab.search(words)
+		is.Equal(tab.titles(), titles)
+	}
+	tab.search("1 yellow")
+	tab.enter()
+	tab.seeLast("Answer 1") // the version with these words
+	tab.search("2 lemons")
+	tab.enter()
+	tab.seeLast("Answer 3")
+	is.Equal(tab.answers(), []string{"Answer 2", "Answer 3"})
+	tab.search("1 lemons") // which are in different versions
+	tab.enter()
+	tab.seeLast("Answer 3")
+}
+
+// rename names the conversation on show.
+func (tab *tab) rename(name string) {
+	tab.t.Helper()
+	tab.click("#menu-button")
+	tab.click("#rename")
+	tab.write(name)
+	tab.enter()
+	tab.wait(`!document.querySelector("#rename-dialog").open`)
+}
+
 func (tab *tab) search(words string) {
 	tab.t.Helper()
 	evaluate[any](tab, `document.querySelector("#search").focus(); document.querySelector("#search").select(); null`)

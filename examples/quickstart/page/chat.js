@@ -187,7 +187,7 @@ function noteOnBots() {
 function drawList() {
   const known = conversations();
   const words = $("search").value.trim();
-  const found = known.filter(({ id, title }) => !words || title.toLowerCase().includes(words.toLowerCase()) || store.includes(id, words));
+  const found = known.filter((each) => !words || store.includes(each, words));
   const listed = bots.filter(({ uid }) => !words || found.some(({ bot }) => bot.uid === uid));
   list.draw(listed, found, chat && { bot: chat.conversation.bot.uid, id: chat.conversation.id }, words !== "");
   $("search").hidden = known.length < 2 && !words;

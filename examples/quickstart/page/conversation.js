@@ -112,9 +112,11 @@ export class Conversation extends EventTarget {
     this.#replace(switchTo(this.turns, this.#placeOf(turn), index));
   }
 
-  // showWith shows a version that has a text, if there is one. An answer in progress stays.
+  // showWith shows a version that has all words of a text, if there is one. An answer in
+  // progress stays.
   showWith(text) {
-    const turns = this.answering ? null : versionWith(this.turns, includes(text));
+    const isFound = includes(text);
+    const turns = this.answering ? null : versionWith(this.turns, (turns) => isFound(turns, this.title));
     if (turns && turns !== this.turns) this.#replace(turns);
   }
 

@@ -109,9 +109,9 @@ export const store = {
   // changed returns when the user last asked something in a stored conversation.
   changed: (id) => summary(chatPrefix + id)?.changed,
 
-  // includes reports whether a text occurs in a conversation.
-  includes(id, text) {
-    return [...everyTurn(this.load(id).turns)].some(includes(text));
+  // includes reports whether a conversation has all words of a text.
+  includes({ id, title }, text) {
+    return includes(text)([...everyTurn(this.load(id).turns)], title);
   },
 
   // keep stores a conversation, or deletes it if it has no turns. It returns
@@ -200,10 +200,17 @@ export const store = {
   },
 };
 
-// includes returns a function that reports whether a text occurs in a turn.
+// includes returns a function that reports whether turns and their title have all words of a
+// text, in any order and without regard for case and accents.
 export function includes(text) {
-  return ({ question, answer }) => `${question}\n${answer}`.toLowerCase().includes(text.toLowerCase());
+  const words = plain(text).split(/\s+/);
+  return (turns, title) => {
+    const all = plain([title, ...turns.flatMap(({ question, answer }) => [question, answer])].join("\n"));
+    return words.every((word) => all.includes(word));
+  };
 }
+
+const plain = (text) => text.toLowerCase().normalize("NFD").replace(/[\u0300-\u036f]/g, "");
 
 // ---- Conversations ----
 

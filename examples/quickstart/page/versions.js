@@ -22,14 +22,14 @@ export function switchTo(turns, at, index, versions = versionsAt(turns, at)) {
   return [...turns.slice(0, at), { ...first, before: versions.slice(0, index), after: versions.slice(index + 1) }, ...rest];
 }
 
-// versionWith returns the turns of a version in which one of them is wanted, or null. If
-// there is one in the version on show, that is the version.
+// versionWith returns the turns of a version that is wanted, or null. If the version on
+// show is one, it is that.
 export function versionWith(turns, isWanted) {
-  if (turns.some(isWanted)) return turns;
+  if (isWanted(turns)) return turns;
   for (const [at, { before = [], after = [] }] of turns.entries()) {
     for (let index = 0; index <= before.length + after.length; index++) {
       const all = versionsAt(turns, at);
-      const found = index !== before.length && versionWith(all[index], isWanted);
+      const found = index !== before.length && versionWith(all[index], (rest) => isWanted([...turns.slice(0, at), ...rest]));
       if (found) return switchTo(turns, at, index, all.with(index, found));
     }
   }
