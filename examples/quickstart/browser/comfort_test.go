@@ -202,6 +202,46 @@ func TestEscape(t *testing.T) {
 	}
 }
 
+// TestSendTooEarly sends a message, and an edited one, while an answer arrives. Nothing is sent or
+// lost, and a note says why until the answer ends or another conversation is on show.
+func TestSendTooEarly(t *testing.T) {
+	is := is.New(t)
+	bot, tab := talkToMoody(t, botapi.Options{})
+	const note = "The answer is still arriving. You can send this when it has ended, or stop it."
+	tab.say("one")
+	tab.seeLast("Answer 1")
+	tab.say("wait")
+	tab.wait(`document.querySelector(".arriving .text")?.textContent === "Well,"`)
+	is.True(!evaluate[bool](tab, `document.querySelector("#too-early").checkVisibility()`))
+	tab.enter() // there is nothing to send
+	is.True(!evaluate[bool](tab, `document.querySelector("#too-early").checkVisibility()`))
+	tab.write("two")
+	tab.enter()
+	tab.see("#too-early")
+	is.Equal(tab.text("#too-early"), note)
+	is.Equal(tab.text("#announcement"), note)
+	is.Equal(evaluate[string](tab, `document.querySelector("#message").value`), "two")
+	tab.click("#new-chat")
+	tab.wait(`!document.querySelector("#too-early").checkVisibility()`)
+	tab.do(chromedp.NavigateBack())
+	tab.wait(`document.querySelector(".arriving .text")?.textContent === "Well," && document.activeElement.id === "message"`)
+	is.True(!evaluate[bool](tab, `document.querySelector("#too-early").checkVisibility()`))
+
+	tab.click(".user .edit")
+	tab.write(" and a half")
+	tab.enter()
+	tab.see("#too-early")
+	is.Equal(evaluate[string](tab, `document.querySelector("#message").value`), "one and a half")
+	is.Equal(bot.last(), []botapi.ChatMessage{user("one"), assistant("Answer 1"), user("wait")})
+	close(bot.gate)
+	tab.waitForAnswer()
+	tab.wait(`!document.querySelector("#too-early").checkVisibility()`)
+	tab.enter()
+	tab.seeLast("Answer 3")
+	is.Equal(bot.last(), []botapi.ChatMessage{user("one and a half")})
+	tab.wait(`document.querySelector("#message").value === "two"`)
+}
+
 // TestJumpToLatest checks that arriving text does not scroll a reader who has
 // scrolled back.
 func TestJumpToLatest(t *testing.T) {

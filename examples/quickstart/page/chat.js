@@ -347,6 +347,7 @@ function show(bot, id) {
   showBot(bot);
   compose(chat.editing ? chat.editing.draft : store.draft(draftName()));
   $("editing").hidden = !chat.editing;
+  $("too-early").hidden = true;
   scroller.show(chat.view.element, chat.position);
   chat.conversation.resume();
   showProgress();
@@ -490,6 +491,7 @@ function spoken(answer) {
 // the focus disappears, the focus moves to the other one or to the composer.
 function showProgress() {
   const { answering, isEmpty } = chat.conversation;
+  $("too-early").hidden ||= !answering;
   const focused = [$("send"), $("stop"), $("new-chat")].includes(document.activeElement);
   if ($("send").hidden === answering && $("new-chat").hidden === isEmpty) return;
   $("send").hidden = answering;
@@ -504,7 +506,11 @@ function showProgress() {
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = $("message").value.trim();
-  if (!text || chat.conversation.answering) return;
+  if (!text) return;
+  if (chat.conversation.answering) {
+    $("too-early").hidden = false;
+    return announce($("too-early").textContent);
+  }
   const inPlaceOf = chat.editing?.turn;
   if (inPlaceOf) finishEditing();
   else compose("");
