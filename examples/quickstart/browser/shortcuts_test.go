@@ -52,6 +52,33 @@ func TestShortcuts(t *testing.T) {
 	is.Equal(evaluate[string](tab, `document.activeElement.getAttribute("href")`), "#bot=ada")
 }
 
+// TestKeysThatSend checks that the page names the keys that send and that start a line, which are
+// others on a device without a mouse.
+func TestKeysThatSend(t *testing.T) {
+	is := is.New(t)
+	h := startService(t, botapi.Options{}, nil)
+	tab := newTab(t)
+	keys := `[...document.querySelectorAll("#help-dialog kbd")].slice(0, 2).map((each) => each.textContent)`
+	hint := `document.querySelector("#composer-hint").textContent`
+	tab.do(chromedp.EmulateViewport(1280, 800, chromedp.EmulateMobile, chromedp.EmulateTouch))
+	tab.open(h.URL + "/#key=" + key)
+	tab.see(".bot")
+	is.Equal(evaluate[[]string](tab, keys), []string{"Ctrl Enter", "Enter"})
+	is.Equal(evaluate[string](tab, hint), "Ctrl and Enter sends, Enter starts a line, Escape stops. Ctrl and / lists all shortcuts.")
+	tab.click("#message")
+	tab.write("one")
+	tab.enter()
+	tab.write("two")
+	tab.enter(kb.ModifierCtrl)
+	tab.wait(`document.querySelector(".user .text")?.textContent === "one\ntwo"`)
+	tab.waitForAnswer()
+	is.True(strings.HasPrefix(evaluate[string](tab, hint), "Ctrl and Enter sends"))
+
+	tab.do(chromedp.EmulateViewport(1280, 800)) // a mouse is connected
+	tab.wait(keys + `.join() === "Enter,Shift Enter"`)
+	is.Equal(evaluate[string](tab, hint), "Enter sends, Shift and Enter starts a line, Escape stops. Ctrl and / lists all shortcuts.")
+}
+
 // TestSkip skips the list with the first link.
 func TestSkip(t *testing.T) {
 	is := is.New(t)

@@ -472,7 +472,7 @@ function showRoom(fate) {
   $("composer-hint").textContent = room[fate] ?? hint;
 }
 
-const hint = $(store.isBlocked ? "key-unstored" : "composer-hint").textContent;
+let hint; // how to use the composer, or that nothing is kept: see nameKeys
 
 const room = {
   "no room": "This browser has no room left: it will forget this conversation.",
@@ -531,6 +531,18 @@ $("message").addEventListener("keydown", (event) => {
     edit(chat.conversation.turns.at(-1));
   }
 });
+
+// nameKeys says which keys send and start a line.
+function nameKeys() {
+  const [send, line] = touch.matches ? ["Ctrl Enter", "Enter"] : ["Enter", "Shift Enter"];
+  $("send-keys").textContent = send;
+  $("line-keys").textContent = line;
+  const keys = `${send} sends, ${line} starts a line, Escape stops. Ctrl / lists all shortcuts.`.replace(/(Ctrl|Shift) /g, "$1 and ");
+  hint = store.isBlocked ? $("key-unstored").textContent : keys;
+  if (!$("composer-hint").matches(".warning")) $("composer-hint").textContent = hint;
+}
+
+touch.addEventListener("change", nameKeys);
 
 // compose sets the text of the composer.
 function compose(text) {
@@ -815,6 +827,7 @@ store.watch({
 
 $("keep-choice").hidden = store.isBlocked;
 $("key-unstored").hidden = !store.isBlocked;
+nameKeys();
 showRoom("kept");
 showTheme();
 takeKeyFromAddress();
