@@ -14,7 +14,9 @@ import (
 	"testing"
 
 	"example.com/botapi"
+	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
 	"github.com/matryer/is"
 	"github.com/yuin/goldmark"
 	"github.com/yuin/goldmark/extension"
@@ -386,6 +388,46 @@ func TestFormulas(t *testing.T) {
 	tab.wait(`scroller.scrollHeight - scroller.clientHeight - scroller.scrollTop < 4`) // the end stays in view
 	is.True(strings.Contains(tab.text(".message:last-child .text"), "$\\oops{$"))      // as it was written
 	is.True(evaluate[float64](tab, `document.querySelector(".formula.display .katex-html").getBoundingClientRect().height`) > 30)
+}
+
+// TestCopiedFormulas copies a selection with formulas, which is as they were written, also
+// where only a part of a formula is selected.
+func TestCopiedFormulas(t *testing.T) {
+	is := is.New(t)
+	tab := newTab(t)
+	tab.open(startService(t, botapi.Options{}, nil).URL + "/#key=" + key)
+	const first, display, list = "The area is $\\pi r^2$, **and** $5.", "$$\n\\int_0^1 \\frac{x}{2}\n$$", "so \\(a_1\\)"
+	tab.say(first + "\n\n" + display + "\n\n- " + list)
+	tab.wait(`document.querySelectorAll(".assistant .formula .katex").length === 3`)
+	tab.waitForAnswer()
+	evaluate[any](tab, `addEventListener("copy", (event) => { window.copied = event.defaultPrevented ? event.clipboardData.getData("text/plain") : "as selected: " + getSelection(); }); null`)
+	copied := func(selection string) string {
+		evaluate[any](tab, `(() => {
+			const text = [...document.querySelectorAll(".assistant .text")].at(-1);
+			const [inline, display, last] = text.querySelectorAll(".formula");
+			`+selection+`
+			window.content = text.innerHTML;
+			return null;
+		})()`)
+		tab.command("copy")
+		is.True(evaluate[bool](tab, `[...document.querySelectorAll(".assistant .text")].at(-1).innerHTML === content`)) // nothing has changed
+		return evaluate[string](tab, "copied")
+	}
+	const firstShown = "The area is $\\pi r^2$, and $5."
+	is.Equal(copied(`getSelection().selectAllChildren(text);`), firstShown+"\n\n"+display+"\n\n"+list)
+	is.Equal(copied(`getSelection().selectAllChildren(text.querySelector("p"));`), firstShown)
+	is.Equal(copied(`getSelection().setBaseAndExtent(inline.querySelector(".katex-html .mord").firstChild, 0, inline.nextSibling, 1);`), "$\\pi r^2$,")
+	is.Equal(copied(`getSelection().setBaseAndExtent(text.querySelector("p").firstChild, 9, inline.querySelector(".katex-html .mord").firstChild, 1);`), "is $\\pi r^2$")
+	is.Equal(copied(`getSelection().setBaseAndExtent(last.querySelector(".katex-html .mord").firstChild, 0, last.querySelector(".katex-html .mord").firstChild, 1);`), "\\(a_1\\)")
+	is.Equal(copied(`getSelection().setBaseAndExtent(last.querySelector(".katex-html .mord").firstChild, 1, display.querySelector(".katex-html .mord").firstChild ?? display, 0);`), display+"\n\n"+list)
+	is.Equal(copied(`getSelection().selectAllChildren(text.querySelector("strong"));`), "as selected: and")
+}
+
+// command gives the browser an editing command, such as "copy", by a key that has it.
+func (tab *tab) command(name string) {
+	tab.t.Helper()
+	_, err := chromedp.Call(tab.ctx, input.DispatchKeyEvent, input.DispatchKeyEventParams{Type: kb.KeyDown, Commands: []string{name}})
+	is.New(tab.t).NoErr(err)
 }
 
 // TestStretchedSigns checks the signs of which KaTeX sets the width with a style attribute, which

@@ -73,3 +73,19 @@ const widths = new ResizeObserver((entries) => {
     }
   }
 });
+
+// What is copied has formulas as they were written: typeset, they are twice in it, in pieces.
+document.addEventListener("copy", (event) => {
+  const selection = getSelection();
+  const formulas = [...document.querySelectorAll(".formula:has(*)")].filter((each) => selection.containsNode(each, true));
+  if (selection.isCollapsed || formulas.length === 0) return;
+  const range = selection.getRangeAt(0);
+  const last = formulas.find((each) => each.contains(range.endContainer));
+  const typeset = formulas.map(({ childNodes }) => [...childNodes]);
+  formulas.forEach((each) => each.replaceChildren(each.dataset.formula));
+  if (last) range.setEndAfter(last);
+  event.clipboardData.setData("text/plain", String(selection));
+  event.clipboardData.setData("text/html", el("div", null, range.cloneContents()).innerHTML);
+  event.preventDefault();
+  formulas.forEach((each, i) => each.replaceChildren(...typeset[i]));
+});
