@@ -7,7 +7,8 @@ import { el } from "./elements.js";
 const budget = 3;
 
 const waiting = []; // elements
-let katex;
+let katex; // a promise
+let loaded; // its result
 let isWorking = false;
 
 // typeset shows the formulas in a block when it comes into view.
@@ -40,6 +41,7 @@ async function load() {
 }
 
 function work(katex) {
+  loaded = katex;
   const end = performance.now() + budget;
   while (waiting.length > 0 && performance.now() < end) show(katex, waiting.shift());
   isWorking = waiting.length > 0;
@@ -72,6 +74,10 @@ const widths = new ResizeObserver((entries) => {
       else target.removeAttribute(name);
     }
   }
+});
+
+addEventListener("beforeprint", () => {
+  if (loaded) document.querySelectorAll(".formula").forEach((each) => show(loaded, each));
 });
 
 // What is copied has formulas as they were written: typeset, they are twice in it, in pieces.
