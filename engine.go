@@ -62,10 +62,11 @@ type ChatEngine interface {
 	//
 	// yield blocks while the client does not read, so a slow client slows its engine
 	// down. Meanwhile, hold nothing that another chat waits for, such as a lock or the
-	// only connection, unless the model takes no more chats. yield returns false once the chat has ended; return then. After everything else
-	// is done, the handler waits for the engine for at most half a second. An engine that
-	// goes on keeps its goroutine, and its slot under MaxConcurrentChats and
-	// MaxChatsPerAccount, until it returns.
+	// only connection, unless the model takes no more chats. yield returns false once
+	// the chat has ended; return then. After everything else is done, the handler waits
+	// for the engine for at most half a second. An engine that goes on keeps its
+	// goroutine, and its slot under MaxConcurrentChats and MaxChatsPerAccount, until it
+	// returns.
 	//
 	// # Context
 	//
