@@ -87,6 +87,7 @@ func (s *stack) checkStream(ctx context.Context, r *Result) error {
 	p := s.play(ctx, true, request{}, fewFragments()...)
 	p.whole(ctx)
 	r.note("the response is %s", p.proto)
+	text := strings.ReplaceAll(p.body, keepAlive, "") // which a busy service may send between fragments
 	f := Finding{Sent: "POST /v1/chat: a stream of some fragments, with double spaces, a NUL, [DONE], and long runs of characters of 2, 3 and 4 bytes"}
 	switch {
 	case p.status != http.StatusOK || p.err != nil && p.status == 0:
@@ -113,14 +114,14 @@ func (s *stack) checkStream(ctx context.Context, r *Result) error {
 	case s.kit != nil && p.header.Get("X-Accel-Buffering") != "no":
 		f.Arrived, f.Effect = p.show("X-Accel-Buffering"), "nginx buffers the stream: "+late
 		f.Cause = "middleware removes response headers"
-	case destroyed(p.body) != "":
-		f.Arrived, f.Effect = destroyed(p.body), "users see � in the middle of words"
+	case destroyed(text) != "":
+		f.Arrived, f.Effect = destroyed(text), "users see � in the middle of words"
 		f.Cause = byBlocks
-	case strings.Count(p.body, "[DONE]") > 1:
-		f.Arrived, f.Effect = p.show()+difference(p.body, fewEvents), incomplete+": readers stop at the first [DONE]"
+	case strings.Count(text, "[DONE]") > 1:
+		f.Arrived, f.Effect = p.show()+difference(text, fewEvents), incomplete+": readers stop at the first [DONE]"
 		f.Cause = "a proxy or middleware decodes events and encodes them again: a [DONE] in a text was sent as \\u005bDONE], so pass the bytes on as they are"
-	case p.body != fewEvents:
-		f.Arrived, f.Effect = p.show()+difference(p.body, fewEvents), "clients cannot read the stream, or get another text"
+	case text != fewEvents:
+		f.Arrived, f.Effect = p.show()+difference(text, fewEvents), "clients cannot read the stream, or get another text"
 		f.Cause = "a proxy or middleware changes bodies, or writes to the response beside the API"
 	case p.err != nil:
 		f.Arrived, f.Effect = p.show(), "clients report a complete answer as failed"
@@ -834,7 +835,8 @@ func (s *stack) whoHidTheAbort(ctx context.Context, p *play, before aborts) stri
 }
 
 // checkEarlyFailure: the engine fails before its first fragment. If the machine is busy, the
-// first keep-alive of a stream may be due before that, and the error is an event: one more try.
+// first keep-alive of a stream may be due before that, and the error is an event: one more try,
+// and no judgement if that is so again.
 func (s *stack) checkEarlyFailure(ctx context.Context, r *Result) error {
 	for _, c := range []struct {
 		status int
@@ -851,6 +853,9 @@ func (s *stack) checkEarlyFailure(ctx context.Context, r *Result) error {
 		if strings.Contains(p.body, failureEvent) {
 			p = s.play(ctx, c.stream, request{}, fail)
 			p.whole(ctx)
+		}
+		if strings.HasPrefix(p.body, keepAlive) && strings.Contains(p.body, failureEvent) {
+			continue
 		}
 		hasText := p.detail() == "The probe has failed" && p.err == nil
 		if hasText && p.status == c.status && p.header.Get("Retry-After") == "7" {
