@@ -32,6 +32,7 @@ type stack struct {
 	sent     *counter
 	failed   map[string]bool // names of checks that have found something
 
+	faults  *faults
 	control *stack // gets the orders; nil: the stack itself
 	kit     *kit   // sees the handler from within; nil from outside
 }
@@ -93,7 +94,7 @@ func newStack(target Target) *stack {
 	if target.Transport == nil {
 		target.Transport = func() *http.Transport { return http.DefaultTransport.(*http.Transport).Clone() }
 	}
-	return &stack{Target: target, client: newClient(target), sent: new(counter)}
+	return &stack{Target: target, client: newClient(target), sent: new(counter), faults: new(faults)}
 }
 
 // newClient follows no redirects and decompresses nothing.
@@ -144,6 +145,9 @@ func (s *stack) begin(ctx context.Context) error {
 		return nil
 	}
 	if _, err := s.order(ctx, probe.Order{Chat: "none", Do: probe.See}); err != nil {
+		if s.faults.take() != nil {
+			return nil // the checks say what this is
+		}
 		return fmt.Errorf("does the service have Engine: botapitest.Probed(engine, secret), with this secret? %w", err)
 	}
 	for range discovery {
@@ -166,6 +170,7 @@ type request struct {
 	header  map[string]string // "" removes a header; each line is one
 	slow    int               // read only so many bytes, until the answer's resume is called
 	timeout time.Duration     // for all; 0 means 30 s
+	fails   bool              // the probe is to fail
 }
 
 // An answer arrives in its own time. Its fields may be read once it has ended, or in wait.
@@ -239,6 +244,9 @@ func (a *answer) follow(ctx context.Context, s *stack, r request, gate <-chan st
 	err = a.read(ctx, res, r.slow, gate)
 	if res.StatusCode == http.StatusTooManyRequests && ctx.Err() == nil { // otherwise the check has ended
 		s.sent.note(&s.sent.rejected, a.body)
+	}
+	if ctx.Err() == nil {
+		s.faults.note(s, r, a)
 	}
 	return err
 }
@@ -556,6 +564,7 @@ func (s *stack) play(ctx context.Context, stream bool, r request, steps ...probe
 	id := rand.Text()
 	order := probe.Order{Secret: s.Secret, Chat: id, Do: probe.Play, Steps: steps}
 	r.path, r.body = "/v1/chat", s.chat(probePrompt, stream, map[string]any{probe.Field: order})
+	r.fails = slices.ContainsFunc(steps, func(step probe.Step) bool { return step.Fail != nil })
 	return &play{answer: s.start(ctx, r), id: id}
 }
 

@@ -56,7 +56,8 @@ type Finding struct {
 	// check, the last has it.
 	NotRun int `json:"not_run,omitempty"`
 
-	aside bool // other checks can be made in spite of this
+	aside   bool // other checks can be made in spite of this
+	general bool // it has nothing to do with what the check looks at
 
 	// causeAlone is the cause if another version of HTTP is right.
 	causeAlone string
@@ -215,9 +216,9 @@ func (t Target) speaking(set func(*http.Protocols, bool)) Target {
 // report, if not nil, gets each result.
 func runChecks(ctx context.Context, stacks []*stack, report func(Result)) []Result {
 	var results []Result
-	failed := make(map[string]bool)
+	failed, faults := make(map[string]bool), new(faults)
 	for _, s := range stacks {
-		s.failed = failed
+		s.failed, s.faults = failed, faults
 	}
 	isFor := func(c check) bool { return c.isFor(stacks[0].Secret != "", stacks[0].kit != nil) }
 	for at, c := range checks {
@@ -253,6 +254,11 @@ func whySkipped(earlier []Result, cause string) string {
 // stopsOthers reports whether checks that need this one could say nothing new.
 func (r *Result) stopsOthers() bool {
 	return r.Problem != "" || slices.ContainsFunc(r.Findings, func(f Finding) bool { return !f.aside })
+}
+
+// isGeneral reports whether a finding has nothing to do with what the check looks at.
+func (r *Result) isGeneral() bool {
+	return slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.general })
 }
 
 // skippedFor is the first check of the table that has failed and that this one needs, or "". That
@@ -318,7 +324,7 @@ func (c check) runWith(ctx context.Context, s *stack, r *Result) {
 			sleep(ctx, longestPause) // so that a burst is possible again
 		}
 		c.runOnce(ctx, s, r)
-		if !c.isTimed() || s.sent.delayed.Load() == delayed {
+		if !c.isTimed() || s.sent.delayed.Load() == delayed || r.isGeneral() {
 			return
 		}
 	}
@@ -346,6 +352,9 @@ func (c check) runOnce(ctx context.Context, s *stack, r *Result) {
 	if page == nil && s.sent.rejected.Load() > rejected {
 		r.Findings, r.Problem = nil, fmt.Sprintf("a limit has rejected a request (429, %s): the checks need %s", s.sent.rejection(), limitsNeeded)
 	}
+	if own := s.faults.take(); own != nil && ctx.Err() == nil {
+		s.faults.tell(c.name, own, r)
+	}
 }
 
 // compare says of findings of one version of HTTP whether the others are right. The kit runs no
@@ -356,8 +365,15 @@ func (c check) compare(ctx context.Context, stacks []*stack, at int, r *Result) 
 		right = append(right, earlier.protocol)
 	}
 	var other Result
+	if r.isGeneral() {
+		return
+	}
 	if at == 0 && len(r.Findings) > 0 && stacks[0].kit == nil {
 		c.runWith(ctx, stacks[1], &other)
+		if other.isGeneral() {
+			r.Findings = other.Findings
+			return
+		}
 		if other.Problem != "" || ctx.Err() != nil {
 			return
 		}

@@ -25,7 +25,7 @@ var streamChecks = []check{
 	{name: checkSilence, once: true, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), together: 6, probed: true, run: (*stack).checkSilence, chats: 4, asks: 1},
 	{name: checkLongJSON, needs: ready, probed: true, run: (*stack).checkLongJSON, chats: 2},
 	{name: checkFailure, needs: ready, probed: true, run: (*stack).checkFailure, chats: 4, asks: 1, rounds: rounds},
-	{name: checkEarly, needs: append([]string{checkErrors}, ready...), probed: true, run: (*stack).checkEarlyFailure, chats: 5, rounds: rounds},
+	{name: checkEarly, needs: append([]string{checkErrors}, ready...), probed: true, run: (*stack).checkEarlyFailure, chats: 5, asks: 1, rounds: rounds},
 	{name: checkDisconnect, needs: append([]string{checkSameTime}, ready...), together: 5, probed: true, run: (*stack).checkDisconnect, chats: 3, asks: 6, rounds: rounds},
 	{name: checkSlowReader, once: true, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), together: 3, probed: true, run: (*stack).checkSlowReader, chats: 1, asks: 1},
 	{name: checkOnce, once: true, needs: ready, probed: true, run: (*stack).checkOnce, chats: 3 * (1 + replicas)},
@@ -860,6 +860,9 @@ func (s *stack) checkEarlyFailure(ctx context.Context, r *Result) error {
 		hasText := p.detail() == "The probe has failed" && p.err == nil
 		if hasText && p.status == c.status && p.header.Get("Retry-After") == "7" {
 			continue
+		}
+		if _, err := s.see(ctx, p, probe.Begun, 0, 0); err != nil { // the response is not about the engine
+			return fmt.Errorf("%w; the response was %s", err, p.show())
 		}
 		f := Finding{
 			Sent:    fmt.Sprintf("the engine failed before its first fragment, with %d and a text (stream: %v)", c.status, c.stream),

@@ -1,0 +1,188 @@
+package stackcheck
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"example.com/botapi"
+	"example.com/botapi/examples/internal/probe"
+	"github.com/matryer/is"
+)
+
+var (
+	errDown  = botapi.StatusError{Status: 503, RetryAfter: 5 * time.Second, Err: errors.New("the database is down")}
+	errQuery = errors.New("the column slug does not exist")
+)
+
+// A failingPart is a store or a verifier that asks before each call whether it fails.
+type failingPart struct {
+	botapi.BotStore
+	botapi.KeyVerifier
+	fails func() error
+}
+
+func (f failingPart) Bots(ctx context.Context) ([]botapi.Bot, error) {
+	bots, err := f.BotStore.Bots(ctx)
+	return bots, cmp.Or(f.fails(), err)
+}
+
+func (f failingPart) BotBySlug(ctx context.Context, slug string) (botapi.Bot, error) {
+	bot, err := f.BotStore.BotBySlug(ctx, slug)
+	return bot, cmp.Or(f.fails(), err)
+}
+
+func (f failingPart) VerifyKey(ctx context.Context, key string) (string, error) {
+	account, err := f.KeyVerifier.VerifyKey(ctx, key)
+	return account, cmp.Or(f.fails(), err)
+}
+
+// withoutList fails when it looks for a bot alone.
+type withoutList struct {
+	failingPart
+	list botapi.BotStore
+}
+
+func (w withoutList) Bots(ctx context.Context) ([]botapi.Bot, error) { return w.list.Bots(ctx) }
+
+type breaking func(o *botapi.Options, fails func() error)
+
+func breakStore(o *botapi.Options, fails func() error) {
+	o.Bots = failingPart{BotStore: o.Bots, fails: fails}
+}
+
+func breakLookups(o *botapi.Options, fails func() error) {
+	o.Bots = withoutList{failingPart{BotStore: o.Bots, fails: fails}, o.Bots}
+}
+
+func breakKeys(o *botapi.Options, fails func() error) {
+	o.Keys = failingPart{KeyVerifier: o.Keys, fails: fails}
+}
+
+// A service with a part that fails has one finding, which says so, whatever is checked.
+func TestFailingServices(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name  string
+		face  face
+		part  breaking
+		err   error
+		from  string // it fails from the first body on that has this text
+		check string
+		says  string
+	}{
+		{"a store that is down", probed, breakStore, errDown, "", checkReach, "GET /v1/bots\n ... 503 ... Retry-After: 5"},
+		{"a store whose query fails", plain, breakStore, errQuery, "", checkReach, "GET /v1/bots\n ... 500"},
+		{"a verifier that is down", plain, breakKeys, errDown, "", checkReach, "GET /v1/bots\n ... 503 ... Retry-After: 5"},
+		{"a store that finds no bot", plain, breakLookups, errQuery, "", checkErrors, "POST /v1/chat\n ... 500"},
+		{"a store that finds no bot for the probe", probed, breakLookups, errDown, "", checkBody, "POST /v1/chat\n ... 503"},
+		{"a verifier that stops while bodies are checked", plain, breakKeys, errDown, "UNION SELECT", checkBody, "POST /v1/chat\n ... 503"},
+		{"a store that stops while fragments are followed", probed, breakLookups, errDown, "fragment 0 ", checkOneByOne, "POST /v1/chat\n ... 503"},
+		{"a store that stops before an incomplete answer", probed, breakLookups, errDown, `"text":"Once"`, checkFailure, "POST /v1/chat\n ... 503"},
+		{"a store that stops before an engine's error", probed, breakLookups, errDown, `"fail":{"status":502`, checkEarly, "POST /v1/chat\n ... 503"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			is := is.New(t)
+			var isDown atomic.Bool
+			isDown.Store(c.from == "")
+			api := newFailingAPI(t, c.part, func() error {
+				if isDown.Load() {
+					return c.err
+				}
+				return nil
+			})
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				body, _ := io.ReadAll(r.Body)
+				r.Body = io.NopCloser(bytes.NewReader(body))
+				if c.from != "" && bytes.Contains(body, []byte(c.from)) {
+					isDown.Store(true)
+				}
+				api.ServeHTTP(w, r)
+			}))
+			t.Cleanup(server.Close)
+			target := Target{URL: server.URL, Key: faultKey, Patience: impatience}
+			if c.face == probed {
+				target.Secret = faultSecret
+			}
+			results, err := Diagnose(t.Context(), target)
+			is.NoErr(err)
+			assertOneFault(t, results, c.check, "sent:    "+c.says+" ... X-Request-Id: ... the service itself says 50 ... look in its log for the request id ")
+		})
+	}
+}
+
+const faultKey, faultSecret = "the-key-of-the-test", "the-secret-of-the-test"
+
+func newFailingAPI(t *testing.T, breakPart breaking, fails func() error) http.Handler {
+	t.Helper()
+	bots, err := botapi.NewMemoryStore(botapi.Bot{UID: "1", Slug: kitBot, Name: "Probe", Model: "none"})
+	is.New(t).NoErr(err)
+	model := botapi.ChatEngineFunc(func(context.Context, *botapi.ChatRequest) iter.Seq2[string, error] {
+		return func(yield func(string, error) bool) { yield("an answer", nil) }
+	})
+	o := botapi.Options{
+		Bots:      bots,
+		Keys:      botapi.StaticKeys(map[string]string{faultKey: "test"}),
+		Engine:    probe.NewEngine(model, faultSecret),
+		KeepAlive: time.Second,
+		Logger:    slog.New(slog.DiscardHandler),
+	}
+	breakPart(&o, fails)
+	return botapi.New(o)
+}
+
+// assertOneFault fails if there are other findings, or checks that could not be made for another reason.
+func assertOneFault(t *testing.T, results []Result, check, says string) {
+	t.Helper()
+	is := is.New(t)
+	var failed []string
+	var said strings.Builder
+	for _, r := range results {
+		is.True(r.Problem == "" || strings.HasPrefix(r.Problem, fmt.Sprintf("the service itself has failed again, as %q has found", check)))
+		for _, f := range r.Findings {
+			failed = append(failed, r.Check)
+			said.WriteString(f.String() + "\n")
+		}
+	}
+	t.Log(said.String())
+	is.Equal(failed, []string{check})
+	rest := said.String()
+	for part := range strings.SplitSeq(says, " ... ") {
+		_, after, isSaid := strings.Cut(rest, part)
+		if !isSaid {
+			t.Errorf("it does not say %q", part)
+		}
+		rest = after
+	}
+}
+
+// A limit of chats is no failure of a part.
+func TestLimitOfTheHandler(t *testing.T) {
+	t.Parallel()
+	is := is.New(t)
+	api := newFailingAPI(t, func(o *botapi.Options, _ func() error) { o.MaxConcurrentChats = 3 }, nil)
+	server := httptest.NewServer(api)
+	t.Cleanup(server.Close)
+	results, err := Diagnose(t.Context(), Target{URL: server.URL, Key: faultKey, Secret: faultSecret, Patience: impatience})
+	is.NoErr(err)
+	var problems strings.Builder
+	for _, r := range results {
+		is.Equal(len(r.Findings), 0)
+		problems.WriteString(r.Problem + "\n")
+	}
+	t.Log(problems.String())
+	is.True(strings.Contains(problems.String(), `503, "{\"detail\":\"Too many chats in progress\"}`))
+	is.True(!strings.Contains(problems.String(), "the service itself"))
+}
