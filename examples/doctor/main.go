@@ -62,7 +62,7 @@ func diagnose(ctx context.Context, target stackcheck.Target, asJSON bool, stdout
 	plan := stackcheck.PlanFor(target)
 	fmt.Fprintln(stderr, announcement(target, plan))
 	target.Delayed = func(says string) {
-		fmt.Fprintf(stderr, "A limit of requests per second makes the checks wait (429, %s): they may take a minute or two.\n", says)
+		fmt.Fprintf(stderr, "A limit of requests per second makes the checks wait (%s): they may take a minute or two.\n", says)
 	}
 	ctx, cancel := context.WithTimeout(ctx, mostDuration+2*target.Silence)
 	defer cancel()

@@ -341,7 +341,10 @@ var brokenStacks = []brokenStack{
 			}
 		})(compressing(api, true))
 	}, checkList, "for clients that have not asked for it"},
-	{"a web application firewall", firewall, checkBody, "takes the text of a prompt for an attack"},
+	{"a web application firewall", firewall(http.StatusForbidden), checkBody, "takes the text of a prompt for an attack"},
+	{"a web application firewall with a 503", firewall(http.StatusServiceUnavailable), checkBody, "takes the text of a prompt for an attack"},
+	{"middleware that limits a rate", limitingFrom("Grüße", 1, 1), checkBody, "sent:    POST /v1/chat\n ... so that this request was not the reason\n ... or middleware, limits"},
+	{"middleware that limits a rate on HTTP/2", limitingFrom("Grüße", 2, 1), checkBody, "sent:    POST /v1/chat\n ... so that this request was not the reason\n ... or middleware, limits"},
 	{"a proxy whose buffer is not always the same", func(api http.Handler) http.Handler {
 		small, large := &collecting{api: api, size: 2 << 10}, &collecting{api: api, size: 16 << 10}
 		var turn atomic.Int64
@@ -392,7 +395,8 @@ var brokenServices = []struct {
 	brokenStack
 	face face
 }{
-	{brokenStack{"a web application firewall", firewall, checkBody, "takes the text of a prompt for an attack"}, plain},
+	{brokenStack{"a web application firewall with a 503", firewall(http.StatusServiceUnavailable), checkBody, "takes the text of a prompt for an attack"}, plain},
+	{brokenStack{"a web application firewall", firewall(http.StatusForbidden), checkBody, "takes the text of a prompt for an attack"}, plain},
 	{brokenStack{"a limit for the beginning of a response", func(api http.Handler) http.Handler {
 		return proxying(served(api), &http.Transport{ResponseHeaderTimeout: 3 * time.Second})
 	}, checkSilence, "a time limit for the beginning of a response"}, silent},
@@ -583,8 +587,8 @@ var stopsNothing = []string{
 	"a 406 for clients of streams",
 	"an If-None-Match that is compared as one text",
 	"a scheme that must be Bearer as it is written", "the last of several keys", "headers of 4 KiB at most",
-	"a form that is parsed", "a body that is bounded", "a body of which an audit keeps 64 KiB", "a web application firewall",
-	"a body that is decoded and encoded", "a body whose characters are repaired", "a cache that does not know keys",
+	"a form that is parsed", "a body that is bounded", "a body of which an audit keeps 64 KiB", "a web application firewall", "a web application firewall with a 503",
+	"middleware that limits a rate", "middleware that limits a rate on HTTP/2", "a body that is decoded and encoded", "a body whose characters are repaired", "a cache that does not know keys",
 }
 
 // assert fails if another check has failed, or not this one, or with other words: of what it must
@@ -970,18 +974,20 @@ func (w *active) Write(p []byte) (int, error) {
 	return w.ResponseWriter.Write(p)
 }
 
-// firewall blocks what looks like an attack.
-func firewall(api http.Handler) http.Handler {
+// firewall blocks what looks like an attack, in the first bytes of a body.
+func firewall(status int) middleware {
 	attack := regexp.MustCompile(`(?i)<script>|union\s+select|\.\./\.\./etc/passwd|\$\{jndi:|;\s*drop\s+table`)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, _ := io.ReadAll(r.Body)
-		if attack.Match(body) {
-			http.Error(w, "<h1>Request blocked</h1>", http.StatusForbidden)
-			return
-		}
-		r.Body = io.NopCloser(bytes.NewReader(body))
-		api.ServeHTTP(w, r)
-	})
+	return func(api http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			if attack.Match(body[:min(len(body), 4<<10)]) {
+				http.Error(w, "<h1>Request blocked</h1>", status)
+				return
+			}
+			r.Body = io.NopCloser(bytes.NewReader(body))
+			api.ServeHTTP(w, r)
+		})
+	}
 }
 
 // sanitizing removes markup from bodies.

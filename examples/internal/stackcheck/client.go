@@ -47,11 +47,11 @@ type counter struct {
 	room     atomic.Int64 // for so many chats at the same time; 0: nothing is known of a limit
 
 	mu        sync.Mutex
-	reason    string          // of the last 429
+	reason    string          // of the last 429, or page: its status, and what it says
 	processes map[string]bool // that have answered orders
 }
 
-// note adds a 429 to one of the counters, and keeps what it says. It returns the count.
+// note adds a 429 to one of the counters, and keeps what it says, with the status. It returns the count.
 func (c *counter) note(count *atomic.Int64, body string) int64 {
 	reason := quoted(body)
 	if detail := detailOf(body); detail != "" {
@@ -60,12 +60,20 @@ func (c *counter) note(count *atomic.Int64, body string) int64 {
 		reason = "without a text"
 	}
 	c.mu.Lock()
-	c.reason = reason
+	c.reason = "429, " + reason
 	c.mu.Unlock()
 	return count.Add(1)
 }
 
-// rejection is what the last 429 has said.
+// notePage counts a request that was sent again because of a page.
+func (c *counter) notePage(page *answer) {
+	c.mu.Lock()
+	c.reason = fmt.Sprintf("%d, a page", page.status)
+	c.mu.Unlock()
+	c.delayed.Add(1)
+}
+
+// rejection is what the last 429 or page has said.
 func (c *counter) rejection() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -145,7 +153,8 @@ func (s *stack) begin(ctx context.Context) error {
 		return nil
 	}
 	if _, err := s.order(ctx, probe.Order{Chat: "none", Do: probe.See}); err != nil {
-		if s.faults.take() != nil {
+		var page *pageError
+		if own, _ := s.faults.take(); own != nil || errors.As(err, &page) {
 			return nil // the checks say what this is
 		}
 		return fmt.Errorf("does the service have Engine: botapitest.Probed(engine, secret), with this secret? %w", err)
@@ -171,6 +180,7 @@ type request struct {
 	slow    int               // read only so many bytes, until the answer's resume is called
 	timeout time.Duration     // for all; 0 means 30 s
 	fails   bool              // the probe is to fail
+	played  bool              // the probe answers
 }
 
 // An answer arrives in its own time. Its fields may be read once it has ended, or in wait.
@@ -184,6 +194,7 @@ type answer struct {
 	proto    string
 	header   http.Header
 	reused   bool   // its connection was used before
+	repeated bool   // a page was the response, too, before a pause
 	body     string // decompressed: its first MiB
 	bytes    int64  // of all of it
 	arrivals []time.Time
@@ -236,6 +247,9 @@ func (a *answer) follow(ctx context.Context, s *stack, r request, gate <-chan st
 		a.change(func() { a.reused = info.Reused })
 	}})
 	res, err := s.send(ctx, r, a)
+	if err == nil {
+		res, err = s.passRate(ctx, r, a, res)
+	}
 	if err != nil {
 		return err
 	}
@@ -272,7 +286,7 @@ func (s *stack) send(ctx context.Context, r request, a *answer) (*http.Response,
 			return res, nil
 		}
 		res.Body.Close()
-		if n := s.sent.note(&s.sent.delayed, string(body)); n == 1 && s.Delayed != nil {
+		if s.sent.note(&s.sent.delayed, string(body)); s.Delayed != nil && s.faults.isFirstDelay() {
 			s.Delayed(s.sent.rejection())
 		}
 		if sleep(ctx, pause); ctx.Err() != nil {
@@ -517,30 +531,6 @@ func detailOf(body string) string {
 	return detail
 }
 
-// isPage reports whether something in front has no room or no server for a request, and says so in
-// the API's place.
-func (a *answer) isPage() bool {
-	switch a.status {
-	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		return a.header.Get("X-Request-Id") == "" && !a.isJSON()
-	}
-	return false
-}
-
-// A pageError is an order that got a page in the API's place.
-type pageError struct{ got *answer }
-
-func (e *pageError) Error() string { return "an order to the probe: " + e.got.show() }
-
-func (e *pageError) finding() Finding {
-	return Finding{
-		Sent:    "a JSON chat, an order to the probe, while other requests may have been open",
-		Arrived: fmt.Sprintf("after %.1f s: %s", e.got.length().Seconds(), e.got.show("Content-Type", "Retry-After", "X-Request-Id")),
-		Effect:  "clients get a page that they cannot read, in place of an error that says when to try again",
-		Cause:   "something in front limits how many requests run at the same time, or their rate (HAProxy's maxconn, nginx's limit_conn and limit_req), has no server for this one, or has a short time limit: leave limits of chats to MaxConcurrentChats and MaxChatsPerAccount; those in front must be higher",
-	}
-}
-
 // A play is a chat that the probed engine answers.
 type play struct {
 	*answer
@@ -564,6 +554,7 @@ func (s *stack) play(ctx context.Context, stream bool, r request, steps ...probe
 	id := rand.Text()
 	order := probe.Order{Secret: s.Secret, Chat: id, Do: probe.Play, Steps: steps}
 	r.path, r.body = "/v1/chat", s.chat(probePrompt, stream, map[string]any{probe.Field: order})
+	r.played = true
 	r.fails = slices.ContainsFunc(steps, func(step probe.Step) bool { return step.Fail != nil })
 	return &play{answer: s.start(ctx, r), id: id}
 }
@@ -589,7 +580,7 @@ func (s *stack) order(ctx context.Context, o probe.Order) (probe.Seen, error) {
 			return seen, errors.New("an order to the probe: the chat was not answered by a probe")
 		}
 		if got.isPage() {
-			return seen, &pageError{got}
+			return seen, &pageError{got: got, sent: "a JSON chat, an order to the probe, while other requests may have been open"}
 		}
 		return seen, fmt.Errorf("an order to the probe: %s", got.show())
 	}

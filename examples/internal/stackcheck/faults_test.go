@@ -118,7 +118,7 @@ func TestFailingServices(t *testing.T) {
 			}
 			results, err := Diagnose(t.Context(), target)
 			is.NoErr(err)
-			assertOneFault(t, results, c.check, "sent:    "+c.says+" ... X-Request-Id: ... the service itself says 50 ... look in its log for the request id ")
+			assertOneFault(t, results, c.check, "the service itself has failed again", "sent:    "+c.says+" ... X-Request-Id: ... the service itself says 50 ... look in its log for the request id ")
 		})
 	}
 }
@@ -143,14 +143,72 @@ func newFailingAPI(t *testing.T, breakPart breaking, fails func() error) http.Ha
 	return botapi.New(o)
 }
 
+// limitingFrom rejects some requests, with pages, from the first body on that has a text.
+func limitingFrom(text string, version int, rejected int64) middleware {
+	return func(api http.Handler) http.Handler {
+		var has atomic.Bool
+		var left atomic.Int64
+		left.Store(rejected)
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			r.Body = io.NopCloser(bytes.NewReader(body))
+			if r.ProtoMajor == version && bytes.Contains(body, []byte(text)) {
+				has.Store(true)
+			}
+			if has.Load() && left.Add(-1) >= 0 {
+				http.Error(w, "<h1>Service Temporarily Unavailable</h1>", http.StatusServiceUnavailable)
+				return
+			}
+			api.ServeHTTP(w, r)
+		})
+	}
+}
+
+// A limit in front that rejects with pages has one finding, which says so.
+func TestLimitsInFront(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name     string
+		face     face
+		from     string
+		rejected int64
+		check    string
+		again    string // what later checks say that could not be made
+		says     string
+	}{
+		{"of a rate", plain, "UNION SELECT", 1, checkBody, "", "2 s later, the response was another"},
+		{"of a rate, for the probe", probed, "UNION SELECT", 1, checkBody, "", "2 s later, the response was another"},
+		{"of a rate, while fragments are followed", probed, "fragment 0 ", 1, checkOneByOne, "", "2 s later, the response was another"},
+		{"of a rate, for an incomplete answer", probed, `"text":"Once"`, 1, checkFailure, "", "whose engine was to fail"},
+		{"of a rate, for an engine's error", probed, `"fail":{"status":502`, 1, checkEarly, "", "whose engine was to fail"},
+		{"that lasts", plain, "UNION SELECT", 1 << 20, checkBody, limitedAgain, "sent: "},
+		{"that lasts, for the probe", probed, "fragment 0 ", 1 << 20, checkOneByOne, limitedAgain, "sent: "},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			is := is.New(t)
+			api := newFailingAPI(t, func(*botapi.Options, func() error) {}, nil)
+			server := httptest.NewServer(limitingFrom(c.from, 1, c.rejected)(api))
+			t.Cleanup(server.Close)
+			target := Target{URL: server.URL, Key: faultKey, Patience: impatience}
+			if c.face == probed {
+				target.Secret = faultSecret
+			}
+			results, err := Diagnose(t.Context(), target)
+			is.NoErr(err)
+			assertOneFault(t, results, c.check, c.again, c.says+" ... a page that they cannot read ... nginx's limit_conn and limit_req")
+		})
+	}
+}
+
 // assertOneFault fails if there are other findings, or checks that could not be made for another reason.
-func assertOneFault(t *testing.T, results []Result, check, says string) {
+func assertOneFault(t *testing.T, results []Result, check, again, says string) {
 	t.Helper()
 	is := is.New(t)
 	var failed []string
 	var said strings.Builder
 	for _, r := range results {
-		is.True(r.Problem == "" || strings.HasPrefix(r.Problem, fmt.Sprintf("the service itself has failed again, as %q has found", check)))
+		is.True(r.Problem == "" || again != "" && strings.HasPrefix(r.Problem, fmt.Sprintf("%s, as %q has found", again, check)))
 		for _, f := range r.Findings {
 			failed = append(failed, r.Check)
 			said.WriteString(f.String() + "\n")

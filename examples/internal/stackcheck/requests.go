@@ -34,7 +34,7 @@ func (a *answer) isRedirect() bool {
 func (a *answer) replacedBy(cause string) string {
 	switch a.status {
 	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		return cause + ", or the proxy cannot reach the service"
+		return cause + ", or the proxy cannot reach the service, or limits how many requests run at the same time, or their rate"
 	}
 	return cause
 }

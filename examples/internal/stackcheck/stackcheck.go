@@ -58,6 +58,7 @@ type Finding struct {
 
 	aside   bool // other checks can be made in spite of this
 	general bool // it has nothing to do with what the check looks at
+	isOwn   bool // a failure of the service itself
 
 	// causeAlone is the cause if another version of HTTP is right.
 	causeAlone string
@@ -216,7 +217,8 @@ func (t Target) speaking(set func(*http.Protocols, bool)) Target {
 // report, if not nil, gets each result.
 func runChecks(ctx context.Context, stacks []*stack, report func(Result)) []Result {
 	var results []Result
-	failed, faults := make(map[string]bool), new(faults)
+	failed, faults := make(map[string]bool), stacks[0].faults
+	faults.take() // what there was before the first check
 	for _, s := range stacks {
 		s.failed, s.faults = failed, faults
 	}
@@ -230,6 +232,7 @@ func runChecks(ctx context.Context, stacks []*stack, report func(Result)) []Resu
 			r.Skipped = whySkipped(results, cause)
 		} else {
 			c.runOn(ctx, stacks, &r)
+			c.addLimit(faults, &r)
 		}
 		if failed[c.name] = r.stopsOthers(); failed[c.name] {
 			r.countNotRun(slices.DeleteFunc(slices.Clone(checks[at+1:]), func(c check) bool { return !isFor(c) }), failed, stacks[0].sent.room.Load())
@@ -240,6 +243,17 @@ func runChecks(ctx context.Context, stacks []*stack, report func(Result)) []Resu
 		}
 	}
 	return results
+}
+
+// addLimit puts the finding about a limit first, whatever else the check has found: its requests have
+// arrived nevertheless.
+func (c check) addLimit(f *faults, r *Result) {
+	limit := f.takeLimit(c.name)
+	if limit == nil {
+		return
+	}
+	limit.Check, limit.Doc = c.name, c.doc()
+	r.Findings = append([]Finding{*limit}, r.Findings...)
 }
 
 // whySkipped says why a check is skipped that needs an earlier one.
@@ -328,7 +342,7 @@ func (c check) runWith(ctx context.Context, s *stack, r *Result) {
 			return
 		}
 	}
-	r.Findings, r.Problem = nil, fmt.Sprintf("a limit of requests per second has delayed it twice (429, %s): use a key with a higher one", s.sent.rejection())
+	r.Findings, r.Problem = nil, fmt.Sprintf("a limit of requests per second has delayed it twice (%s): raise it, or use a key with a higher one", s.sent.rejection())
 }
 
 func sleep(ctx context.Context, d time.Duration) {
@@ -345,16 +359,28 @@ func (c check) runOnce(ctx context.Context, s *stack, r *Result) {
 	switch isPage := errors.As(err, &page); {
 	case ctx.Err() != nil:
 	case isPage:
-		r.found(page.finding())
+		s.faults.tell(c.name, page.finding(), r)
 	case err != nil:
 		r.Problem = err.Error()
 	}
 	if page == nil && s.sent.rejected.Load() > rejected {
-		r.Findings, r.Problem = nil, fmt.Sprintf("a limit has rejected a request (429, %s): the checks need %s", s.sent.rejection(), limitsNeeded)
+		r.Findings, r.Problem = nil, fmt.Sprintf("a limit has rejected a request (%s): the checks need %s", s.sent.rejection(), limitsNeeded)
 	}
-	if own := s.faults.take(); own != nil && ctx.Err() == nil {
-		s.faults.tell(c.name, own, r)
+	if own, limit := s.faults.take(); ctx.Err() == nil && own != nil {
+		s.faults.tell(c.name, *own, r)
+	} else if ctx.Err() == nil && limit != nil && page == nil && c.isMisled(ctx, s, r, limit) {
+		s.faults.tell(c.name, limit.finding(), r)
 	}
+}
+
+// isMisled reports whether a page is the reason of what a check has found, and not the check's own
+// request: then another request gets one, too. Two checks look at pages themselves.
+func (c check) isMisled(ctx context.Context, s *stack, r *Result, page *pageError) bool {
+	if len(r.Findings) == 0 && r.Problem == "" || c.name == checkReach || c.name == checkSilence {
+		return false
+	}
+	defer s.faults.take() // the page of this request
+	return page.isSure || s.do(ctx, request{path: "/v1/bots"}).isPage()
 }
 
 // compare says of findings of one version of HTTP whether the others are right. The kit runs no

@@ -24,7 +24,7 @@ var streamChecks = []check{
 	{name: checkCompressed, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), together: 3, probed: true, run: (*stack).checkCompressed, chats: 3, asks: 4},
 	{name: checkSilence, once: true, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), together: 6, probed: true, run: (*stack).checkSilence, chats: 4, asks: 1},
 	{name: checkLongJSON, needs: ready, probed: true, run: (*stack).checkLongJSON, chats: 2},
-	{name: checkFailure, needs: ready, probed: true, run: (*stack).checkFailure, chats: 4, asks: 1, rounds: rounds},
+	{name: checkFailure, needs: ready, probed: true, run: (*stack).checkFailure, chats: 4, asks: 2, rounds: rounds},
 	{name: checkEarly, needs: append([]string{checkErrors}, ready...), probed: true, run: (*stack).checkEarlyFailure, chats: 5, asks: 1, rounds: rounds},
 	{name: checkDisconnect, needs: append([]string{checkSameTime}, ready...), together: 5, probed: true, run: (*stack).checkDisconnect, chats: 3, asks: 6, rounds: rounds},
 	{name: checkSlowReader, once: true, needs: append([]string{checkWriter, checkSameTime, checkOneByOne}, ready...), together: 3, probed: true, run: (*stack).checkSlowReader, chats: 1, asks: 1},
@@ -274,10 +274,7 @@ func (s *stack) foundLimit(r *Result, others int) {
 func (s *stack) foundRejection(r *Result, p *play, others int) error {
 	sent := fmt.Sprintf("a chat, while %d others were open", others)
 	if p.isPage() {
-		f := (&pageError{p.answer}).finding()
-		f.Sent = sent
-		r.found(f)
-		return nil
+		return &pageError{got: p.answer, sent: sent}
 	}
 	return fmt.Errorf("%s: %s; the checks need %s", sent, p.show(), limitsNeeded)
 }
@@ -785,6 +782,11 @@ func (s *stack) checkFailure(ctx context.Context, r *Result) error {
 			probe.Step{Await: probe.AwaitTime, Millis: 50}, // so that the fragment is on its way alone
 			probe.Step{Fail: &probe.Failure{Status: http.StatusServiceUnavailable, Detail: "The probe has failed", RetryAfter: 7}})
 		p.whole(ctx)
+		if p.isPage() {
+			if err := s.begun(ctx, p); err != nil {
+				return err
+			}
+		}
 		f := Finding{Sent: "the engine yielded a fragment, and then failed", Arrived: p.show("Content-Encoding")}
 		switch {
 		case strings.Contains(p.body, "[DONE]"): // readers stop there, and do not see whether the connection is aborted
@@ -834,6 +836,19 @@ func (s *stack) whoHidTheAbort(ctx context.Context, p *play, before aborts) stri
 	return "middleware swallows http.ErrAbortHandler, as fiber's adaptor does, or a proxy speaks HTTP/1.0 to the service"
 }
 
+// begun returns an error if a chat whose engine was to fail has not reached it, so that the response is
+// about something else.
+func (s *stack) begun(ctx context.Context, p *play) error {
+	_, err := s.see(ctx, p, probe.Begun, 0, 0)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, errNotBegun) && p.isPage():
+		return &pageError{got: p.answer, sent: "a chat whose engine was to fail, and did not begin"}
+	}
+	return fmt.Errorf("%w; the response was %s", err, p.show())
+}
+
 // checkEarlyFailure: the engine fails before its first fragment. If the machine is busy, the
 // first keep-alive of a stream may be due before that, and the error is an event: one more try,
 // and no judgement if that is so again.
@@ -861,8 +876,8 @@ func (s *stack) checkEarlyFailure(ctx context.Context, r *Result) error {
 		if hasText && p.status == c.status && p.header.Get("Retry-After") == "7" {
 			continue
 		}
-		if _, err := s.see(ctx, p, probe.Begun, 0, 0); err != nil { // the response is not about the engine
-			return fmt.Errorf("%w; the response was %s", err, p.show())
+		if err := s.begun(ctx, p); err != nil {
+			return err
 		}
 		f := Finding{
 			Sent:    fmt.Sprintf("the engine failed before its first fragment, with %d and a text (stream: %v)", c.status, c.stream),
