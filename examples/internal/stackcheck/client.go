@@ -41,18 +41,18 @@ type stack struct {
 type counter struct {
 	chats    atomic.Int64
 	bound    int64        // 0: none
-	rejected atomic.Int64 // requests that got a 429: the checks cause none themselves
+	rejected atomic.Int64 // requests that a limit of chats or requests has rejected: the checks cause none themselves
 	delayed  atomic.Int64 // requests that came too soon, and were sent again
 	rested   atomic.Int64 // of delayed, those after which there was a rest
 	room     atomic.Int64 // for so many chats at the same time; 0: nothing is known of a limit
 
 	mu        sync.Mutex
-	reason    string          // of the last 429, or page: its status, and what it says
+	reason    string          // of the last rejection, or page: its status, and what it says
 	processes map[string]bool // that have answered orders
 }
 
-// note adds a 429 to one of the counters, and keeps what it says, with the status. It returns the count.
-func (c *counter) note(count *atomic.Int64, body string) int64 {
+// note adds a rejection to one of the counters, and keeps what it says. It returns the count.
+func (c *counter) note(count *atomic.Int64, status int, body string) int64 {
 	reason := quoted(body)
 	if detail := detailOf(body); detail != "" {
 		reason = fmt.Sprintf("%q", detail)
@@ -60,7 +60,7 @@ func (c *counter) note(count *atomic.Int64, body string) int64 {
 		reason = "without a text"
 	}
 	c.mu.Lock()
-	c.reason = "429, " + reason
+	c.reason = fmt.Sprintf("%d, %s", status, reason)
 	c.mu.Unlock()
 	return count.Add(1)
 }
@@ -73,7 +73,7 @@ func (c *counter) notePage(page *answer) {
 	c.delayed.Add(1)
 }
 
-// rejection is what the last 429 or page has said.
+// rejection is what the last rejection or page has said.
 func (c *counter) rejection() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -237,8 +237,11 @@ const (
 	mostPauses   = 5
 )
 
-// ownLimit is what the handler says of chats at the same time: those of the check have the room.
-const ownLimit = "Too many chats in progress for this key"
+// What the handler says of chats at the same time, of all and of one key: those of the check have the room.
+const (
+	limitOfAll = "Too many chats in progress"
+	ownLimit   = "Too many chats in progress for this key"
+)
 
 func (r request) isChat() bool { return r.body != "" && strings.HasSuffix(r.path, "/chat") }
 
@@ -256,8 +259,9 @@ func (a *answer) follow(ctx context.Context, s *stack, r request, gate <-chan st
 	defer res.Body.Close()
 	a.change(func() { a.status, a.headAt, a.proto, a.header = res.StatusCode, time.Now(), res.Proto, res.Header })
 	err = a.read(ctx, res, r.slow, gate)
-	if res.StatusCode == http.StatusTooManyRequests && ctx.Err() == nil { // otherwise the check has ended
-		s.sent.note(&s.sent.rejected, a.body)
+	isRejected := res.StatusCode == http.StatusTooManyRequests || res.StatusCode == http.StatusServiceUnavailable && a.detail() == limitOfAll
+	if isRejected && ctx.Err() == nil { // otherwise the check has ended
+		s.sent.note(&s.sent.rejected, res.StatusCode, a.body)
 	}
 	if ctx.Err() == nil {
 		s.faults.note(s, r, a)
@@ -286,7 +290,7 @@ func (s *stack) send(ctx context.Context, r request, a *answer) (*http.Response,
 			return res, nil
 		}
 		res.Body.Close()
-		if s.sent.note(&s.sent.delayed, string(body)); s.Delayed != nil && s.faults.isFirstDelay() {
+		if s.sent.note(&s.sent.delayed, res.StatusCode, string(body)); s.Delayed != nil && s.faults.isFirstDelay() {
 			s.Delayed(s.sent.rejection())
 		}
 		if sleep(ctx, pause); ctx.Err() != nil {

@@ -102,7 +102,7 @@ func (r request) needsParts() bool {
 // middleware gives the request.
 var rejections = []string{
 	"Not Found", "Method Not Allowed", "Not authenticated", "Invalid API key", "Bot not found", "Request body too large",
-	"Too many chats in progress", ownLimit, "The answer took too long",
+	limitOfAll, ownLimit, "The answer took too long",
 }
 
 // isOwnFailure reports whether the service itself says that it has failed.
