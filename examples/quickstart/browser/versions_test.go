@@ -2,6 +2,7 @@ package browser
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"net/http"
@@ -198,6 +199,27 @@ func TestVersionsOfBoth(t *testing.T) {
 	tab.seeLast("Answer 3")
 	is.Equal(tab.texts(".user .text"), []string{"tired"})
 	is.Equal(tab.versions(), []string{"1 / 2", "2 / 2"})
+}
+
+// TestVersionsOfAFailedQuestion edits a message that got no answer: it is kept, too.
+func TestVersionsOfAFailedQuestion(t *testing.T) {
+	is := is.New(t)
+	tab := newTab(t)
+	tab.open(startService(t, botapi.Options{Engine: fails("", nil, errors.New("a failure"))}, nil).URL + "/#key=" + key)
+	tab.click("#message")
+	tab.say("a long question")
+	tab.see(".failure .change")
+	tab.click(".failure .again")
+	tab.see(".failure .change")
+	is.Equal(tab.versions(), []string{}) // the same question is asked again
+	tab.click(".failure .change")
+	evaluate[any](tab, `document.querySelector("#message").value = ""; null`)
+	tab.say("short")
+	tab.see(".failure .change")
+	is.Equal(tab.texts(".user .place"), []string{"2 / 2"})
+	tab.click(".user .earlier")
+	tab.wait(`document.querySelector(".user .text").textContent === "a long question"`)
+	tab.see(".failure .again")
 }
 
 // TestVersionsInTwoTabs begins another version in one tab, and chooses one in another.

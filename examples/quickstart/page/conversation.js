@@ -68,7 +68,8 @@ export class Conversation extends EventTarget {
   }
 
   // say adds a message of the user and asks for the bot's answer. With inPlaceOf, that
-  // begins another version of the conversation, or replaces a last turn without an answer.
+  // begins another version of the conversation, or asks again in place of a last turn without
+  // an answer.
   say(question, inPlaceOf) {
     this.stop();
     this.cleared = null;
@@ -76,7 +77,7 @@ export class Conversation extends EventTarget {
     const at = this.#placeOf(inPlaceOf);
     const old = this.turns[at];
     if (at < 0) this.turns = [...this.turns, turn];
-    else if (old.answer || at < this.turns.length - 1) this.turns = branch(this.turns, at, turn);
+    else if (old.answer || old.question !== question || at < this.turns.length - 1) this.turns = branch(this.turns, at, turn);
     else this.turns = [...this.turns.slice(0, at), Object.assign(turn, { before: old.before, after: old.after })];
     this.#keepAll();
     return this.ask(turn);
