@@ -1,4 +1,4 @@
-// Shows formulas with KaTeX, which is loaded when the first one appears.
+// Shows formulas with KaTeX, which is loaded for the first one of the page.
 
 import { el } from "./elements.js";
 
@@ -14,6 +14,8 @@ let isWorking = false;
 // typeset shows the formulas in a block when it comes into view.
 export function typeset(block) {
   if (!block.querySelector(".formula")) return;
+  katex ??= load();
+  katex.then((library) => { loaded = library; }, () => {}); // for printing, should none come into view
   views.unobserve(block); // so that the observer reports it again
   views.observe(block);
 }
@@ -28,7 +30,6 @@ const views = new IntersectionObserver((entries) => {
   }
   if (isWorking || waiting.length === 0) return;
   isWorking = true;
-  katex ??= load();
   katex.then(work, () => { waiting.length = 0; }); // without KaTeX, they stay as they were written
 });
 
@@ -41,7 +42,6 @@ async function load() {
 }
 
 function work(katex) {
-  loaded = katex;
   const end = performance.now() + budget;
   while (waiting.length > 0 && performance.now() < end) show(katex, waiting.shift());
   isWorking = waiting.length > 0;
