@@ -130,6 +130,7 @@ func TestSearchWords(t *testing.T) {
 	for words, titles := range map[string][]string{
 		"bananas yellow":       {"Bananas are yellow"},
 		"yellow  bananas":      {"Bananas are yellow"},
+		`"yellow bananas"`:     {"Bananas are yellow"},
 		"sour YÉLLOW 3":        {"Bananas are yellow"},
 		"are":                  {"Ünïcode näme", "Bananas are yellow"},
 		"unicode name":         {"Ünïcode näme"},

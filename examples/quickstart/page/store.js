@@ -201,9 +201,9 @@ export const store = {
 };
 
 // includes returns a function that reports whether turns and their title have all words of a
-// text, in any order and without regard for case and accents.
+// text, in any order and without regard for case, accents and quotation marks around words.
 export function includes(text) {
-  const words = plain(text).split(/\s+/);
+  const words = plain(text).split(/[\s"“”]+/);
   return (turns, title) => {
     const all = plain([title, ...turns.flatMap(({ question, answer }) => [question, answer])].join("\n"));
     return words.every((word) => all.includes(word));
