@@ -166,7 +166,7 @@ func (s *stack) checkAuthorization(ctx context.Context, r *Result) {
 		{"bearer in lower case, two spaces and a valid key", "bearer  " + s.Key, http.StatusOK, false,
 			"middleware looks for the prefix \"Bearer \" as it is written: the scheme may have any case, and more than one space may follow"},
 		{"Bearer and a valid key, and a second Authorization with another", "Bearer " + s.Key + "\nBearer another-key", http.StatusOK, true,
-			"middleware takes the last Authorization, or joins both: the first counts"},
+			"middleware takes the last Authorization (as fiber's adaptor does), or joins both: the first counts"},
 		{"Bearer and an unknown key of 5 KiB", "Bearer " + strings.Repeat("k", 5<<10), http.StatusUnauthorized, true,
 			"middleware bounds the length of headers or keys; keys that are signed tokens may have up to 8 KiB"},
 	} {
