@@ -51,8 +51,8 @@ type counter struct {
 	processes map[string]bool // that have answered orders
 }
 
-// note adds a rejection to one of the counters, and keeps what it says. It returns the count.
-func (c *counter) note(count *atomic.Int64, status int, body string) int64 {
+// note adds a rejection to one of the counters, and keeps what it says.
+func (c *counter) note(count *atomic.Int64, status int, body string) {
 	reason := quoted(body)
 	if detail := detailOf(body); detail != "" {
 		reason = fmt.Sprintf("%q", detail)
@@ -62,7 +62,7 @@ func (c *counter) note(count *atomic.Int64, status int, body string) int64 {
 	c.mu.Lock()
 	c.reason = fmt.Sprintf("%d, %s", status, reason)
 	c.mu.Unlock()
-	return count.Add(1)
+	count.Add(1)
 }
 
 // notePage counts a request that was sent again because of a page.
@@ -290,8 +290,8 @@ func (s *stack) send(ctx context.Context, r request, a *answer) (*http.Response,
 			return res, nil
 		}
 		res.Body.Close()
-		if s.sent.note(&s.sent.delayed, res.StatusCode, string(body)); s.Delayed != nil && s.faults.isFirstDelay() {
-			s.Delayed(s.sent.rejection())
+		if s.sent.note(&s.sent.delayed, res.StatusCode, string(body)); s.Delayed != nil {
+			s.faults.firstDelay.Do(func() { s.Delayed(s.sent.rejection()) })
 		}
 		if sleep(ctx, pause); ctx.Err() != nil {
 			return nil, ctx.Err()

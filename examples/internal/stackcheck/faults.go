@@ -15,14 +15,15 @@ import (
 // faults are responses whose reason is not what a check looks at, but would be found by it as
 // something else. All stacks of a diagnosis share them.
 type faults struct {
-	mu        sync.Mutex
-	own       *Finding   // the first failure of the service itself since take
-	page      *pageError // the first page since take
-	limit     *Finding   // the first page ever that was none after a pause
-	inVain    int        // pauses after which there was a page again
-	ownBy     string     // the check that has told of own
-	limitBy   string     // that has told of a page
-	isDelayed bool       // Target.Delayed was called
+	mu      sync.Mutex
+	own     *Finding   // the first failure of the service itself since take
+	page    *pageError // the first page since take
+	limit   *Finding   // the first page ever that was none after a pause
+	inVain  int        // pauses after which there was a page again
+	ownBy   string     // the check that has told of own
+	limitBy string     // that has told of a page
+
+	firstDelay sync.Once // calls Target.Delayed
 }
 
 // note looks at a response that was not due.
@@ -78,14 +79,6 @@ func (f *faults) tell(check string, reason Finding, r *Result) {
 	}
 	*by = check
 	r.found(reason)
-}
-
-func (f *faults) isFirstDelay() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	isFirst := !f.isDelayed
-	f.isDelayed = true
-	return isFirst
 }
 
 // needsParts reports whether the API asks a store, a verifier or an engine for its response.

@@ -94,7 +94,6 @@ func TestFailingServices(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			is := is.New(t)
 			var isDown atomic.Bool
 			isDown.Store(c.from == "")
 			api := newFailingAPI(t, c.part, func() error {
@@ -112,12 +111,7 @@ func TestFailingServices(t *testing.T) {
 				api.ServeHTTP(w, r)
 			}))
 			t.Cleanup(server.Close)
-			target := Target{URL: server.URL, Key: faultKey, Patience: impatience}
-			if c.face == probed {
-				target.Secret = faultSecret
-			}
-			results, err := Diagnose(t.Context(), target)
-			is.NoErr(err)
+			results := diagnose(t, server, c.face)
 			assertOneFault(t, results, c.check, "the service itself has failed again", "sent:    "+c.says+" ... X-Request-Id: ... the service itself says 50 ... look in its log for the request id ")
 		})
 	}
@@ -141,6 +135,18 @@ func newFailingAPI(t *testing.T, breakPart breaking, fails func() error) http.Ha
 	}
 	breakPart(&o, fails)
 	return botapi.New(o)
+}
+
+// diagnose returns what is found from outside, with the secret of the probe or without it.
+func diagnose(t *testing.T, server *httptest.Server, face face) []Result {
+	t.Helper()
+	target := Target{URL: server.URL, Key: faultKey, Patience: impatience}
+	if face == probed {
+		target.Secret = faultSecret
+	}
+	results, err := Diagnose(t.Context(), target)
+	is.New(t).NoErr(err)
+	return results
 }
 
 // limitingFrom rejects some requests, with pages, from the first body on that has a text.
@@ -186,16 +192,10 @@ func TestLimitsInFront(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			is := is.New(t)
 			api := newFailingAPI(t, func(*botapi.Options, func() error) {}, nil)
 			server := httptest.NewServer(limitingFrom(c.from, 1, c.rejected)(api))
 			t.Cleanup(server.Close)
-			target := Target{URL: server.URL, Key: faultKey, Patience: impatience}
-			if c.face == probed {
-				target.Secret = faultSecret
-			}
-			results, err := Diagnose(t.Context(), target)
-			is.NoErr(err)
+			results := diagnose(t, server, c.face)
 			assertOneFault(t, results, c.check, c.again, c.says+" ... a page that they cannot read ... nginx's limit_conn and limit_req")
 		})
 	}
@@ -233,8 +233,7 @@ func TestLimitOfTheHandler(t *testing.T) {
 	api := newFailingAPI(t, func(o *botapi.Options, _ func() error) { o.MaxConcurrentChats = 3 }, nil)
 	server := httptest.NewServer(api)
 	t.Cleanup(server.Close)
-	results, err := Diagnose(t.Context(), Target{URL: server.URL, Key: faultKey, Secret: faultSecret, Patience: impatience})
-	is.NoErr(err)
+	results := diagnose(t, server, probed)
 	var problems strings.Builder
 	for _, r := range results {
 		for _, f := range r.Findings {

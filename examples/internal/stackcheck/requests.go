@@ -268,7 +268,7 @@ func (s *stack) checkUTF8(ctx context.Context, r *Result) {
 		Sent:    "POST /v1/chat, a prompt in Latin-1, which is not UTF-8, and no field stream",
 		Arrived: got.show("Content-Type") + "; so the API got a prompt in UTF-8",
 		Effect:  "the model gets � in place of letters, and no error says so to the client",
-		Cause:   "a proxy or middleware decodes bodies, or replaces what is no UTF-8 (bytes.ToValidUTF8, string functions of other languages): pass the bytes on as they are",
+		Cause:   "a proxy or middleware decodes bodies, or replaces bytes that are not valid UTF-8 (bytes.ToValidUTF8, or a decoder of text): pass the bytes on as they are",
 		aside:   true,
 	})
 }

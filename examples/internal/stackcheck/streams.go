@@ -144,7 +144,6 @@ func (s *stack) checkSameTime(ctx context.Context, r *Result) error {
 		p = alone.waiting(ctx)
 		return p, func() { p.disconnect(); alone.close() }
 	}
-	hasBegun := func(p *play, most time.Duration) bool { return p.hasBegun(ctx, most) }
 	first, end := begin()
 	defer end()
 	run, err := s.see(ctx, first, probe.Begun, 0, 0)
@@ -155,14 +154,14 @@ func (s *stack) checkSameTime(ctx context.Context, r *Result) error {
 		s.foundLimit(r, 1)
 		return nil
 	}
-	if s.isDelayed() || !hasBegun(first, s.Patience) {
+	if s.isDelayed() || !first.hasBegun(ctx, s.Patience) {
 		return s.checkSecond(ctx, r, first) // clients do not see when a chat begins
 	}
 	open := []*play{first}
 	for len(open) < sameTime {
 		next, end := begin()
 		defer end()
-		if hasBegun(next, 2*s.Patience) {
+		if next.hasBegun(ctx, 2*s.Patience) {
 			open = append(open, next)
 			continue
 		}
@@ -171,7 +170,7 @@ func (s *stack) checkSameTime(ctx context.Context, r *Result) error {
 		}
 		// It waits for one of the others if it begins when one has ended.
 		first.disconnect()
-		if !hasBegun(next, 6*patience) {
+		if !next.hasBegun(ctx, 6*patience) {
 			return fmt.Errorf("a chat did not begin while %d others were open: %s", len(open), next.show())
 		}
 		s.foundLimit(r, len(open))
