@@ -14,8 +14,10 @@ let isWorking = false;
 // typeset shows the formulas in a block when it comes into view.
 export function typeset(block) {
   if (!block.querySelector(".formula")) return;
-  katex ??= load();
-  katex.then((library) => { loaded = library; }, () => {}); // for printing, should none come into view
+  if (!katex) {
+    katex = load();
+    katex.then((library) => { loaded = library; }, () => {}); // for printing, should none come into view
+  }
   views.unobserve(block); // so that the observer reports it again
   views.observe(block);
 }

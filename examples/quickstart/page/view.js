@@ -50,7 +50,7 @@ export class ConversationView {
     conversation.arrived = () => this.#drawSoon();
     conversation.addEventListener("tick", () => this.#shownTurn()?.tick(conversation.attempt));
     this.draw();
-    ready.then(() => this.#drawSoon());
+    if (!isReady()) ready.then(() => this.#drawSoon());
   }
 
   // open shows the buttons of the message in which something is, on a phone. It does so after a
